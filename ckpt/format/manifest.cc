@@ -1,0 +1,384 @@
+#include "ckpt/format/manifest.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "ckpt/format/checksum.h"
+
+namespace cairn::ckpt {
+namespace {
+
+using nlohmann::json;
+
+template <typename... Args>
+Error corrupt(fmt::format_string<Args...> format, Args&&... args) {
+  return Error{ErrorCode::kCorrupt, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+std::string header_line(std::string_view body) {
+  return fmt::format("{{\"format\":\"{}\",\"version\":{},\"body_bytes\":{},\"body_xxh3_64\":\"{}\"}}\n", kFormatName,
+                     kFormatVersion, body.size(), hash_to_hex(hash_bytes(body)));
+}
+
+// Brackets nested deeper than this would make recursive code (ours, other readers') run out of stack.
+Status check_depth(std::string_view text) {
+  int64_t depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kMaxJsonDepth) return corrupt("byte {}: JSON nested deeper than {}", i, kMaxJsonDepth);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return {};
+}
+
+std::string snippet(std::string_view text, size_t at) {
+  std::string out;
+  for (const char c : text.substr(std::min(at, text.size()), 24)) {
+    out += (c >= ' ' && c <= '~') ? std::string(1, c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  }
+  return out;
+}
+
+Result<json> parse_json(std::string_view text) {
+  RT_TRY(check_depth(text));
+  try {
+    return json::parse(text);
+  } catch (const json::parse_error& e) {
+    const size_t at = e.byte > 0 ? e.byte - 1 : 0;
+    return corrupt("byte {}: not JSON: found \"{}\" ({})", at, snippet(text, at), e.what());
+  } catch (const json::exception& e) {  // a number out of range
+    return corrupt("not JSON: {}", e.what());
+  }
+}
+
+// --- struct -> JSON ---------------------------------------------------------------------------------------------
+
+json to_json(const Manifest& m, json state) {
+  json tensors = json::array(), files = json::array(), shards = json::array();
+  for (const TensorEntry& t : m.tensors) {
+    tensors.push_back({{"name", t.name}, {"kind", t.kind}, {"dtype", dtype_name(t.dtype)}, {"shape", t.shape}});
+  }
+  for (const FileEntry& f : m.files) {
+    files.push_back({{"name", f.name}, {"size_bytes", f.size_bytes}, {"rest_xxh3_64", hash_to_hex(f.rest_hash)}});
+  }
+  for (const ShardEntry& s : m.shards) {
+    json hashes = json::array();
+    for (const uint64_t hash : s.hashes) hashes.push_back(hash_to_hex(hash));
+    shards.push_back({{"tensor", s.tensor},
+                      {"file", s.file},
+                      {"lo", s.box.lo},
+                      {"hi", s.box.hi},
+                      {"offset", s.offset},
+                      {"bytes", s.bytes},
+                      {"chunk_bytes", s.chunk_bytes},
+                      {"hashes", std::move(hashes)}});
+  }
+  return {{"step", m.step},
+          {"samples", m.samples},
+          {"tokens", m.tokens},
+          {"created_unix_ms", m.created_unix_ms},
+          {"run", {{"name", m.run.name}, {"id", m.run.id}, {"parents", m.run.parents}}},
+          {"recipe", m.recipe},
+          {"recipe_hash", m.recipe_hash},
+          {"mesh",
+           {{"tp", m.mesh.tp},
+            {"pp", m.mesh.pp},
+            {"dp", m.mesh.dp},
+            {"zero", m.mesh.zero},
+            {"world", m.mesh.world},
+            {"precision", m.mesh.precision}}},
+          {"state", std::move(state)},
+          {"tensors", std::move(tensors)},
+          {"files", std::move(files)},
+          {"shards", std::move(shards)}};
+}
+
+// --- JSON -> struct ---------------------------------------------------------------------------------------------
+
+const char* type_name(const json& j) {
+  if (j.is_number_float()) return "a fraction";
+  if (j.is_number_unsigned() && j.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return "a number above 2^63-1";
+  return j.type_name();
+}
+
+// An object with a closed set of keys, read key by key; `where` is its JSON path. A version 1 reader refuses keys it
+// does not know: whoever adds one raises the version.
+class ObjectReader {
+ public:
+  ObjectReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  Status expect_keys(size_t count) const {
+    if (!object_.is_object()) return corrupt("{}: found {}, expected an object", where_, type_name(object_));
+    if (object_.size() != count) return corrupt("{}: found {} keys, expected {}", where_, object_.size(), count);
+    return {};
+  }
+  Result<const json*> get(const char* key) const {
+    const auto it = object_.find(key);
+    if (it == object_.end()) return corrupt("{}: key \"{}\" is missing", where_, key);
+    return &*it;
+  }
+  Status read(const char* key, int64_t& out) const {
+    RT_TRY_SET(const json* j, get(key));
+    return read_int(*j, key, out);
+  }
+  Status read(const char* key, std::string& out) const {
+    RT_TRY_SET(const json* j, get(key));
+    if (!j->is_string()) return corrupt("{}.{}: found {}, expected a string", where_, key, type_name(*j));
+    out = j->get_ref<const std::string&>();
+    return {};
+  }
+  Status read(const char* key, std::vector<int64_t>& out, int64_t max_count) const {
+    RT_TRY_SET(const json* j, array(key, max_count));
+    for (const json& element : *j) {
+      int64_t value = 0;
+      RT_TRY(read_int(element, key, value));
+      out.push_back(value);
+    }
+    return {};
+  }
+  Status read_hash(const json& j, const char* key, uint64_t& out) const {
+    const auto hash = j.is_string() ? hash_from_hex(j.get_ref<const std::string&>()) : std::nullopt;
+    if (!hash) return corrupt("{}.{}: found {}, expected 16 lower-case hex digits", where_, key, short_dump(j));
+    out = *hash;
+    return {};
+  }
+  Result<const json*> array(const char* key, int64_t max_count) const {
+    RT_TRY_SET(const json* j, get(key));
+    if (!j->is_array()) return corrupt("{}.{}: found {}, expected an array", where_, key, type_name(*j));
+    if (static_cast<int64_t>(j->size()) > max_count)
+      return corrupt("{}.{}: found {} entries, expected at most {}", where_, key, j->size(), max_count);
+    return j;
+  }
+  const std::string& where() const { return where_; }
+
+ private:
+  static std::string short_dump(const json& j) {
+    return j.is_structured() ? j.type_name() : j.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 60);
+  }
+  Status read_int(const json& j, const char* key, int64_t& out) const {
+    if (!j.is_number_integer() || (j.is_number_unsigned() && j.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)))
+      return corrupt("{}.{}: found {}, expected a whole number below 2^63", where_, key, type_name(j));
+    out = j.get<int64_t>();
+    return {};
+  }
+
+  const json& object_;
+  std::string where_;
+};
+
+Status read_tensor(const ObjectReader& r, TensorEntry& t) {
+  RT_TRY(r.expect_keys(4));
+  RT_TRY(r.read("name", t.name));
+  RT_TRY(r.read("kind", t.kind));
+  std::string dtype;
+  RT_TRY(r.read("dtype", dtype));
+  Result<DType> parsed = parse_dtype(dtype);
+  if (!parsed.ok()) return corrupt("{}.dtype: {}", r.where(), parsed.error().message);
+  t.dtype = parsed.value();
+  return r.read("shape", t.shape, kMaxDims);
+}
+
+Status read_file_entry(const ObjectReader& r, FileEntry& f) {
+  RT_TRY(r.expect_keys(3));
+  RT_TRY(r.read("name", f.name));
+  RT_TRY(r.read("size_bytes", f.size_bytes));
+  RT_TRY_SET(const json* hash, r.get("rest_xxh3_64"));
+  return r.read_hash(*hash, "rest_xxh3_64", f.rest_hash);
+}
+
+Status read_shard_entry(const ObjectReader& r, ShardEntry& s) {
+  RT_TRY(r.expect_keys(8));
+  RT_TRY(r.read("tensor", s.tensor));
+  RT_TRY(r.read("file", s.file));
+  RT_TRY(r.read("lo", s.box.lo, kMaxDims));
+  RT_TRY(r.read("hi", s.box.hi, kMaxDims));
+  RT_TRY(r.read("offset", s.offset));
+  RT_TRY(r.read("bytes", s.bytes));
+  RT_TRY(r.read("chunk_bytes", s.chunk_bytes));
+  RT_TRY_SET(const json* hashes, r.array("hashes", kMaxManifestBytes));
+  s.hashes.reserve(hashes->size());
+  for (const json& hash : *hashes) {
+    uint64_t value = 0;
+    RT_TRY(r.read_hash(hash, "hashes", value));
+    s.hashes.push_back(value);
+  }
+  return {};
+}
+
+template <typename T, typename Read>
+Status read_entries(const ObjectReader& body, const char* key, int64_t max_count, std::vector<T>& out, Read read) {
+  RT_TRY_SET(const json* entries, body.array(key, max_count));
+  out.resize(entries->size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    const ObjectReader reader((*entries)[i], fmt::format("$.{}[{}]", key, i));
+    RT_TRY(read(reader, out[i]));
+  }
+  return {};
+}
+
+Status read_body(const json& j, Manifest& m) {
+  const ObjectReader body(j, "$");
+  RT_TRY(body.expect_keys(12));
+  RT_TRY(body.read("step", m.step));
+  RT_TRY(body.read("samples", m.samples));
+  RT_TRY(body.read("tokens", m.tokens));
+  RT_TRY(body.read("created_unix_ms", m.created_unix_ms));
+  RT_TRY(body.read("recipe", m.recipe));
+  RT_TRY(body.read("recipe_hash", m.recipe_hash));
+
+  RT_TRY_SET(const json* run_json, body.get("run"));
+  const ObjectReader run(*run_json, "$.run");
+  RT_TRY(run.expect_keys(3));
+  RT_TRY(run.read("name", m.run.name));
+  RT_TRY(run.read("id", m.run.id));
+  RT_TRY_SET(const json* parents, run.array("parents", 1 << 20));
+  for (const json& parent : *parents) {
+    if (!parent.is_string()) return corrupt("$.run.parents: found {}, expected strings", type_name(parent));
+    m.run.parents.push_back(parent.get<std::string>());
+  }
+
+  RT_TRY_SET(const json* mesh_json, body.get("mesh"));
+  const ObjectReader mesh(*mesh_json, "$.mesh");
+  RT_TRY(mesh.expect_keys(6));
+  RT_TRY(mesh.read("tp", m.mesh.tp));
+  RT_TRY(mesh.read("pp", m.mesh.pp));
+  RT_TRY(mesh.read("dp", m.mesh.dp));
+  RT_TRY(mesh.read("zero", m.mesh.zero));
+  RT_TRY(mesh.read("world", m.mesh.world));
+  RT_TRY(mesh.read("precision", m.mesh.precision));
+
+  RT_TRY_SET(const json* state, body.get("state"));
+  if (!state->is_object()) return corrupt("$.state: found {}, expected an object", type_name(*state));
+  m.state = state->dump();
+
+  RT_TRY(read_entries(body, "tensors", kMaxTensors, m.tensors, read_tensor));
+  RT_TRY(read_entries(body, "files", kMaxFiles, m.files, read_file_entry));
+  RT_TRY(read_entries(body, "shards", kMaxShards, m.shards, read_shard_entry));
+  return {};
+}
+
+// The header line, taken apart without a JSON parser: it is one fixed shape, so a flipped bit cannot hide in it.
+// Returns where the body begins and how long it is.
+struct HeaderInfo {
+  size_t body_at = 0;
+  size_t body_bytes = 0;
+};
+
+Result<HeaderInfo> read_header(std::string_view bytes) {
+  const std::string start = fmt::format("{{\"format\":\"{}\",\"version\":", kFormatName);
+  if (!bytes.starts_with(start)) {
+    const size_t at = static_cast<size_t>(
+        std::mismatch(bytes.begin(), bytes.begin() + static_cast<int64_t>(std::min(bytes.size(), start.size())),
+                      start.begin())
+            .first -
+        bytes.begin());
+    return corrupt("byte {}: found \"{}\", expected \"{}\": this is no {} manifest", at, snippet(bytes, at),
+                   std::string_view(start).substr(at), kFormatName);
+  }
+  size_t at = start.size();
+  const auto number = [&](int64_t& out) {
+    const size_t begin = at;
+    for (out = 0; at < bytes.size() && at - begin < 15 && bytes[at] >= '0' && bytes[at] <= '9'; ++at)
+      out = out * 10 + (bytes[at] - '0');
+    return at > begin;
+  };
+  int64_t version = 0, body_bytes = 0;
+  const size_t version_at = at;
+  if (!number(version)) return corrupt("byte {}: found \"{}\", expected the format version", at, snippet(bytes, at));
+  if (version != kFormatVersion) {
+    return Error{version > kFormatVersion ? ErrorCode::kUnsupported : ErrorCode::kCorrupt,
+                 fmt::format("byte {}: format version {}, this build reads 1 to {}; read it with a newer build",
+                             version_at, version, kFormatVersion)};
+  }
+  const std::string_view length_key = ",\"body_bytes\":";
+  if (!bytes.substr(at).starts_with(length_key))
+    return corrupt("byte {}: found \"{}\", expected \"{}\"", at, snippet(bytes, at), length_key);
+  at += length_key.size();
+  const size_t length_at = at;
+  if (!number(body_bytes)) return corrupt("byte {}: found \"{}\", expected the body's length", at, snippet(bytes, at));
+  const std::string_view hash_key = ",\"body_xxh3_64\":\"";
+  constexpr std::string_view kEnd = "\"}\n";
+  const std::string_view rest = bytes.substr(at);
+  const size_t header_tail = hash_key.size() + 16 + kEnd.size();
+  if (rest.size() < header_tail || !rest.starts_with(hash_key) ||
+      rest.substr(hash_key.size() + 16, kEnd.size()) != kEnd)
+    return corrupt("byte {}: found \"{}\", expected \"{}<16 hex digits>{}\" and a line end", at, snippet(bytes, at),
+                   hash_key, "\"}");
+  const size_t body_at = at + header_tail;
+  if (body_bytes > kMaxManifestBytes)
+    return corrupt("byte {}: a body of {} bytes, at most {} are read", length_at, body_bytes, kMaxManifestBytes);
+  if (bytes.size() - body_at != static_cast<size_t>(body_bytes)) {
+    return corrupt("byte {}: the body has {} bytes, the header says {}{}", length_at, bytes.size() - body_at,
+                   body_bytes, bytes.size() - body_at < static_cast<size_t>(body_bytes) ? " (file cut short?)" : "");
+  }
+  const std::string_view hex = rest.substr(hash_key.size(), 16);
+  const std::string computed = hash_to_hex(hash_bytes(bytes.substr(body_at)));
+  if (hex != computed)
+    return corrupt("byte {}: the header says checksum \"{}\", the body has \"{}\"", at + hash_key.size(),
+                   snippet(hex, 0), computed);
+  return HeaderInfo{body_at, static_cast<size_t>(body_bytes)};
+}
+
+}  // namespace
+
+Result<std::string> encode_manifest(const Manifest& manifest) {
+  const auto invalid = [](Error error) {
+    error.code = ErrorCode::kInvalidInput;
+    return std::move(error).with("manifest to write");
+  };
+  if (Status valid = validate_manifest(manifest); !valid.ok()) return invalid(std::move(valid).error());
+  Result<json> state = parse_json(manifest.state);
+  if (!state.ok()) return invalid(std::move(state).error().with("$.state"));
+  if (!state.value().is_object()) return invalid(corrupt("$.state: expected a JSON object"));
+  std::string body;
+  try {
+    body = to_json(manifest, std::move(state).value()).dump();
+  } catch (const json::exception& e) {  // a string that is no UTF-8
+    return invalid(corrupt("{}", e.what()));
+  }
+  if (Status depth = check_depth(body); !depth.ok()) return invalid(std::move(depth).error());
+  body += '\n';
+  if (static_cast<int64_t>(body.size()) > kMaxManifestBytes)
+    return invalid(corrupt("{} bytes, at most {}", body.size(), kMaxManifestBytes));
+  std::string out = header_line(body);
+  out += body;
+  return out;
+}
+
+Result<Manifest> decode_manifest(std::string_view bytes) {
+  RT_TRY_SET(const HeaderInfo header, read_header(bytes));
+  const std::string_view body = bytes.substr(header.body_at, header.body_bytes);
+  Result<json> parsed = parse_json(body);
+  if (!parsed.ok()) return std::move(parsed).error().with(fmt::format("body at byte {}", header.body_at));
+  const json& j = parsed.value();
+  Manifest manifest;
+  RT_TRY(read_body(j, manifest));
+  // One value has one spelling: double keys, spaces and other number formats would let two readers disagree.
+  const std::string canonical_body = j.dump() + '\n';
+  const std::string canonical = header_line(canonical_body) + canonical_body;
+  if (canonical != bytes) {
+    const size_t at = static_cast<size_t>(
+        std::mismatch(bytes.begin(), bytes.begin() + static_cast<int64_t>(std::min(bytes.size(), canonical.size())),
+                      canonical.begin())
+            .first -
+        bytes.begin());
+    return corrupt("byte {}: found \"{}\", canonical JSON has \"{}\"", at, snippet(bytes, at), snippet(canonical, at));
+  }
+  RT_TRY(validate_manifest(manifest));
+  return manifest;
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,82 @@
+#pragma once
+// The agent's side of checkpointing on one node in one object: snapshot memory (persister.h, open_run_memory), the
+// decision what ranks restore (restore.h), persisting and retention (persister.h), and a last save when ranks are gone.
+//
+// Threads: called from the agent's event loop; the persister has a thread of its own.
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/persister.h"
+#include "ckpt/plan/save_plan.h"
+#include "ckpt/restore.h"
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+
+namespace cairn::ckpt {
+
+struct NodeOptions {
+  std::filesystem::path checkpoints_dir;
+  RunText run;
+  std::optional<std::filesystem::path> init_from;  // checkpoint to start from when the run has none of its own
+  bool resume = true;                              // false: refuse a folder that already holds checkpoints
+  std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
+};
+
+class CheckpointNode {
+ public:
+  /// Cleans what dead saves left, takes over or saves the memory of a dead agent of this run, else makes new memory.
+  /// `notices` receives sentences for the person. Errors: kNoSpace saying how much shared memory is missing, and those
+  /// of reading the folder.
+  static Result<std::unique_ptr<CheckpointNode>> open(const Plan& plan, NodeOptions options,
+                                                      std::vector<std::string>* notices);
+  ~CheckpointNode();  // stops the thread; removes the arena unless keep_memory()
+
+  Arena& arena() { return arena_; }
+
+  /// While no rank runs: drops promises that no rank will keep, picks the newest whole state (at the first start the
+  /// higher step of memory and disk, memory when equal; later memory first) and writes the decision that all ranks
+  /// will read. A write that is under way goes on, and is waited for only when memory must be emptied.
+  Result<RestoreChoice> begin_incarnation();
+
+  /// Ranks save at the next step boundary and leave.
+  void request_stop();
+
+  /// A rank says its slot is complete: look now.
+  void notify();
+  std::vector<PersistEvent> take_events();
+
+  /// When no rank runs any more: ends what is promised, and saves the newest whole snapshot if the disk does not have
+  /// it. The last of these saves, or nullopt when there was none.
+  std::optional<PersistEvent> flush();
+
+  /// The arena outlives this object: the next start of the run takes it over.
+  void keep_memory() { keep_memory_ = true; }
+
+  int64_t newest_persisted_step() const { return newest_on_disk_.load(); }
+
+ private:
+  CheckpointNode(const Plan& plan, NodeOptions options, Arena arena);
+
+  const Plan& plan_;
+  NodeOptions options_;
+  Arena arena_;
+  std::atomic<int64_t> newest_on_disk_{0};
+  bool keep_memory_ = false;
+  std::unique_ptr<IoBackend> io_;  // of the event loop
+  std::unique_ptr<RestoreDecider> decider_;
+  std::mutex mutex_;
+  std::vector<PersistEvent> events_;
+  std::unique_ptr<NodePersister> persister_;  // last: its thread uses what is above
+};
+
+}  // namespace cairn::ckpt

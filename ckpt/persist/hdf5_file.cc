@@ -1,0 +1,240 @@
+#include "ckpt/persist/hdf5_file.h"
+
+#include <fmt/format.h>
+#include <hdf5.h>
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::ckpt {
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+// All identifiers close with H5Idec_ref, whatever they name. The holder has hdf5_mutex().
+struct H5Traits {
+  using Handle = hid_t;
+  static constexpr hid_t kInvalid = -1;
+  static void close(hid_t id) {
+    if (id >= 0) H5Idec_ref(id);
+  }
+};
+using H5Id = UniqueHandle<H5Traits>;
+
+herr_t innermost(unsigned, const H5E_error2_t* error, void* out) {
+  auto& text = *static_cast<std::string*>(out);
+  if (text.empty() && error->desc != nullptr) text = error->desc;
+  return 0;
+}
+
+Error hdf5_failed(std::string_view what, ErrorCode code = ErrorCode::kInternal) {
+  std::string why;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, innermost, &why);
+  return Error{code, fmt::format("HDF5: {}: {}", what, why.empty() ? "no reason given" : why)};
+}
+
+void quiet() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }  // errors are told once, by us
+
+// Little endian on every machine; bf16 has no HDF5 type that other tools know, so it is stored as its 16 bits.
+H5Id file_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return H5Id(H5Tcopy(H5T_IEEE_F32LE));
+    case DType::kF64:
+      return H5Id(H5Tcopy(H5T_IEEE_F64LE));
+    case DType::kF16: {
+      H5Id half(H5Tcopy(H5T_IEEE_F32LE));  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
+      if (H5Tset_fields(half.get(), 15, 10, 5, 0, 10) < 0 || H5Tset_size(half.get(), 2) < 0 ||
+          H5Tset_ebias(half.get(), 15) < 0)
+        return H5Id();
+      return half;
+    }
+    case DType::kBf16:
+    case DType::kU16:
+      return H5Id(H5Tcopy(H5T_STD_U16LE));
+    case DType::kU8:
+      return H5Id(H5Tcopy(H5T_STD_U8LE));
+    case DType::kU32:
+      return H5Id(H5Tcopy(H5T_STD_U32LE));
+    case DType::kI8:
+      return H5Id(H5Tcopy(H5T_STD_I8LE));
+    case DType::kI16:
+      return H5Id(H5Tcopy(H5T_STD_I16LE));
+    case DType::kI32:
+      return H5Id(H5Tcopy(H5T_STD_I32LE));
+    case DType::kI64:
+      return H5Id(H5Tcopy(H5T_STD_I64LE));
+  }
+  return H5Id();
+}
+
+H5Id simple_space(const std::vector<int64_t>& extents) {
+  if (extents.empty()) return H5Id(H5Screate(H5S_SCALAR));
+  const std::vector<hsize_t> dims(extents.begin(), extents.end());
+  return H5Id(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
+}
+
+Status write_array(hid_t object, const char* name, hid_t disk_type, hid_t memory_type, const void* values,
+                   size_t count) {
+  const hsize_t dims[] = {count};
+  const H5Id space(H5Screate_simple(1, dims, nullptr));
+  const H5Id attribute(H5Acreate2(object, name, disk_type, space.get(), H5P_DEFAULT, H5P_DEFAULT));
+  if (!attribute || H5Awrite(attribute.get(), memory_type, values) < 0)
+    return hdf5_failed(fmt::format("attribute {}", name));
+  return {};
+}
+
+Status write_ints(hid_t object, const char* name, const std::vector<int64_t>& values) {
+  const int64_t none = 0;
+  return write_array(object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, values.empty() ? &none : values.data(),
+                     values.size());
+}
+
+Status write_int(hid_t object, const char* name, int64_t value) {
+  const H5Id space(H5Screate(H5S_SCALAR));
+  const H5Id attribute(H5Acreate2(object, name, H5T_STD_I64LE, space.get(), H5P_DEFAULT, H5P_DEFAULT));
+  if (!attribute || H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value) < 0)
+    return hdf5_failed(fmt::format("attribute {}", name));
+  return {};
+}
+
+Status write_text(hid_t object, const char* name, std::string_view text) {
+  const H5Id space(H5Screate(H5S_SCALAR));
+  const H5Id type(H5Tcopy(H5T_C_S1));
+  H5Tset_size(type.get(), std::max<size_t>(1, text.size()));
+  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+  const H5Id attribute(H5Acreate2(object, name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT));
+  if (!attribute || H5Awrite(attribute.get(), type.get(), text.data()) < 0)
+    return hdf5_failed(fmt::format("attribute {}", name));
+  return {};
+}
+
+std::string box_name(const Box& box) { return box.lo.empty() ? "scalar" : fmt::format("{}", fmt::join(box.lo, "_")); }
+
+}  // namespace
+
+std::string dataset_path(const TensorEntry& tensor, const Box& box) {
+  return fmt::format("/{}/{}/{}", tensor.kind, tensor.name, box_name(box));
+}
+
+struct Hdf5Writer::Impl {
+  Hdf5Image image;
+  H5Id file, dataset_props, group_props;
+  std::vector<H5Id> datasets;
+  std::set<std::string> groups;
+
+  ~Impl() {
+    const Lock lock(hdf5_mutex());
+    close();
+  }
+  herr_t close() {
+    datasets.clear();
+    dataset_props.reset();
+    group_props.reset();
+    if (!file) return 0;
+    return H5Fclose(file.release());
+  }
+  Status ensure_group(const std::string& path) {
+    if (!groups.insert(path).second) return {};
+    const H5Id group(H5Gcreate2(file.get(), path.c_str(), H5P_DEFAULT, group_props.get(), H5P_DEFAULT));
+    if (!group) return hdf5_failed(fmt::format("group {}", path));
+    return {};
+  }
+};
+
+Hdf5Writer::Hdf5Writer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Hdf5Writer::~Hdf5Writer() = default;
+Hdf5Image& Hdf5Writer::image() { return impl_->image; }
+int64_t Hdf5Writer::size_bytes() const { return std::max(impl_->image.eoa, impl_->image.eof); }
+
+Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t shard_count) {
+  const Lock lock(hdf5_mutex());
+  quiet();
+  auto impl = std::make_unique<Impl>();
+  // A dataset with its attributes and groups takes 1 to 2 KiB; whole blocks keep metadata together and few in number.
+  const int64_t meta_block = std::clamp<int64_t>(shard_count * 2048 / kIoAlign * kIoAlign, 2 * kIoAlign, 256 << 10);
+  const H5Id access(make_image_access(impl->image, meta_block));
+  const H5Id create(H5Pcreate(H5P_FILE_CREATE));
+  impl->dataset_props = H5Id(H5Pcreate(H5P_DATASET_CREATE));
+  impl->group_props = H5Id(H5Pcreate(H5P_GROUP_CREATE));
+  // No time stamps: the same state gives the same bytes. Space now, never filled: payload is written past the library.
+  if (!access || !create || !impl->dataset_props || !impl->group_props ||
+      H5Pset_obj_track_times(create.get(), false) < 0 || H5Pset_obj_track_times(impl->dataset_props.get(), false) < 0 ||
+      H5Pset_obj_track_times(impl->group_props.get(), false) < 0 ||
+      H5Pset_layout(impl->dataset_props.get(), H5D_CONTIGUOUS) < 0 ||
+      H5Pset_alloc_time(impl->dataset_props.get(), H5D_ALLOC_TIME_EARLY) < 0 ||
+      H5Pset_fill_time(impl->dataset_props.get(), H5D_FILL_TIME_NEVER) < 0)
+    return hdf5_failed("property lists");
+  impl->file = H5Id(H5Fcreate("shard", H5F_ACC_TRUNC, create.get(), access.get()));
+  if (!impl->file) return hdf5_failed("create");
+  RT_TRY(write_text(impl->file.get(), "format", kFormatName));
+  RT_TRY(write_int(impl->file.get(), "version", kFormatVersion));
+  RT_TRY(write_int(impl->file.get(), "step", step));
+  return std::unique_ptr<Hdf5Writer>(new Hdf5Writer(std::move(impl)));
+}
+
+Result<int64_t> Hdf5Writer::place(const TensorEntry& tensor, const Box& box) {
+  const Lock lock(hdf5_mutex());
+  const std::string path = dataset_path(tensor, box);
+  RT_TRY(impl_->ensure_group("/" + tensor.kind));
+  RT_TRY(impl_->ensure_group("/" + tensor.kind + "/" + tensor.name));
+  const H5Id type = file_type(tensor.dtype);
+  const H5Id space = simple_space(box.extents());
+  if (!type || !space) return hdf5_failed(fmt::format("type and shape of {}", path));
+  H5Id dataset(H5Dcreate2(impl_->file.get(), path.c_str(), type.get(), space.get(), H5P_DEFAULT,
+                          impl_->dataset_props.get(), H5P_DEFAULT));
+  if (!dataset) return hdf5_failed(fmt::format("dataset {}", path));
+  RT_TRY(write_text(dataset.get(), "dtype", dtype_name(tensor.dtype)));
+  RT_TRY(write_ints(dataset.get(), "global_shape", tensor.shape));
+  RT_TRY(write_ints(dataset.get(), "lo", box.lo));
+  RT_TRY(write_ints(dataset.get(), "hi", box.hi));
+  const haddr_t offset = H5Dget_offset(dataset.get());
+  if (offset == HADDR_UNDEF) return hdf5_failed(fmt::format("offset of {}", path));
+  impl_->datasets.push_back(std::move(dataset));
+  return static_cast<int64_t>(offset);
+}
+
+Status Hdf5Writer::set_hashes(int64_t index, int64_t chunk_bytes, std::span<const uint64_t> hashes) {
+  const Lock lock(hdf5_mutex());
+  const hid_t dataset = impl_->datasets[static_cast<size_t>(index)].get();
+  RT_TRY(write_int(dataset, "chunk_bytes", chunk_bytes));
+  RT_TRY(write_array(dataset, "chunk_xxh3_64", H5T_STD_U64LE, H5T_NATIVE_UINT64, hashes.data(), hashes.size()));
+  // Not needed any more; thousands of open objects would make the close slow.
+  impl_->datasets[static_cast<size_t>(index)].reset();
+  return {};
+}
+
+Status Hdf5Writer::finish() {
+  const Lock lock(hdf5_mutex());
+  if (impl_->close() < 0) return hdf5_failed("close");
+  if (impl_->image.error) return *impl_->image.error;
+  return {};
+}
+
+Result<std::vector<Hdf5Dataset>> find_datasets(IoFile& file, std::span<const std::string> paths) {
+  const Lock lock(hdf5_mutex());
+  quiet();
+  RT_TRY_SET(const int64_t size, file.size());
+  Hdf5Image image(file, size);
+  const auto failed = [&](std::string_view what) -> Error {
+    if (image.error) return *image.error;
+    return hdf5_failed(what, ErrorCode::kCorrupt);
+  };
+  const H5Id access(make_image_access(image, 2 * kIoAlign));
+  if (!access) return hdf5_failed("property lists");
+  const H5Id h5(H5Fopen("shard", H5F_ACC_RDONLY, access.get()));
+  if (!h5) return failed("open");
+  std::vector<Hdf5Dataset> found;
+  for (const std::string& path : paths) {
+    const H5Id dataset(H5Dopen2(h5.get(), path.c_str(), H5P_DEFAULT));
+    if (!dataset) return failed(fmt::format("dataset {}", path));
+    const haddr_t offset = H5Dget_offset(dataset.get());
+    found.push_back({offset == HADDR_UNDEF ? -1 : static_cast<int64_t>(offset),
+                     static_cast<int64_t>(H5Dget_storage_size(dataset.get()))});
+  }
+  return found;
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,52 @@
+#pragma once
+// The HDF5 structure of a shard file: one contiguous dataset per shard at /<kind>/<tensor name>/<lo0_lo1...>.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/persist/vfd.h"
+
+namespace cairn::ckpt {
+
+/// "/weight/layers.0.attn.q.weight/0_64"; a tensor without dims has "scalar" as last part.
+std::string dataset_path(const TensorEntry& tensor, const Box& box);
+
+/// Lays out one file: construct, place() every shard, hand in its hashes, finish().
+class Hdf5Writer {
+ public:
+  /// `shard_count` sizes the metadata blocks.
+  static Result<std::unique_ptr<Hdf5Writer>> create(int64_t step, int64_t shard_count);
+  ~Hdf5Writer();
+
+  /// Makes the dataset and its attributes; returns the byte offset of its data. Datasets of 4096 bytes and more begin
+  /// at multiples of 4096.
+  Result<int64_t> place(const TensorEntry& tensor, const Box& box);
+  /// Bytes the file has so far: what to reserve on disk.
+  int64_t size_bytes() const;
+  /// Chunk hashes of the i-th placed shard, as attributes.
+  Status set_hashes(int64_t index, int64_t chunk_bytes, std::span<const uint64_t> hashes);
+  /// Closes the HDF5 file. Afterwards image() is final and image().eoa is the file's size.
+  Status finish();
+
+  Hdf5Image& image();
+
+ private:
+  struct Impl;
+  explicit Hdf5Writer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+struct Hdf5Dataset {
+  int64_t offset = -1, bytes = -1;
+};
+
+/// Looks up datasets by path in a file, through libhdf5. Give it only bytes whose checksum held: libhdf5 is not made
+/// for hostile files. Errors: kCorrupt when the file or a dataset does not open.
+Result<std::vector<Hdf5Dataset>> find_datasets(IoFile& file, std::span<const std::string> paths);
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,208 @@
+#include "ckpt/persist/read.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/format/names.h"
+#include "ckpt/persist/read_pipeline.h"
+
+namespace cairn::ckpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kMaxExtentBytes = int64_t{4} << 20;  // of merged small reads
+constexpr int64_t kInPlaceBytes = int64_t{64} << 10;   // below this a copy is cheaper than a request of its own
+
+// A part of a range, from one task.
+struct Piece {
+  int64_t task_offset = 0, task_bytes = 0;  // file bytes that must be read for it (the chunk, with verify)
+  int64_t file = 0, shard = 0, chunk = -1;
+  int64_t offset = 0, bytes = 0;  // file bytes that are wanted
+  std::byte* dst = nullptr;
+};
+
+bool same_task(const Piece& a, const Piece& b) {
+  return a.file == b.file && a.task_offset == b.task_offset && a.task_bytes == b.task_bytes;
+}
+
+}  // namespace
+
+std::string describe_chunk(const Manifest& m, const ShardEntry& shard, int64_t chunk) {
+  const int64_t begin = shard.offset + chunk * shard.chunk_bytes;
+  return fmt::format("{}: {}: chunk {} of {} (file bytes {}:{})", m.files[static_cast<size_t>(shard.file)].name,
+                     describe_shard(m, shard), chunk, shard.hashes.size(), begin,
+                     std::min(begin + shard.chunk_bytes, shard.offset + shard.bytes));
+}
+
+struct CheckpointReader::Impl {
+  IoBackend& io;
+  fs::path dir;
+  Manifest manifest;
+  ReadOptions options;
+  std::vector<std::unique_ptr<IoFile>> files;
+  std::vector<int64_t> by_extent;  // shards sorted by (file, offset)
+
+  Result<IoFile*> file(int64_t index) {
+    std::unique_ptr<IoFile>& slot = files[static_cast<size_t>(index)];
+    if (!slot) {
+      RT_TRY_SET(slot, io.open(dir / manifest.files[static_cast<size_t>(index)].name));
+    }
+    return slot.get();
+  }
+
+  Result<int64_t> shard_of(const ReadRange& range) const {
+    const auto after = [&](const ReadRange& r, int64_t s) {
+      const ShardEntry& shard = manifest.shards[static_cast<size_t>(s)];
+      return r.file != shard.file ? r.file < shard.file : r.offset < shard.offset;
+    };
+    const auto it = std::upper_bound(by_extent.begin(), by_extent.end(), range, after);
+    if (it != by_extent.begin() && range.bytes >= 0) {
+      const ShardEntry& shard = manifest.shards[static_cast<size_t>(*(it - 1))];
+      const int64_t within = range.offset - shard.offset;
+      if (shard.file == range.file && within <= shard.bytes && range.bytes <= shard.bytes - within) return *(it - 1);
+    }
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {} bytes at offset {} of file {} lie in no shard",
+                                                       dir.string(), range.bytes, range.offset, range.file)};
+  }
+
+  Status check_and_scatter(std::span<const Piece> pieces, int64_t extent_offset, std::span<const std::byte> bytes,
+                           bool in_place) const {
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const Piece& piece = pieces[i];
+      if (piece.chunk >= 0 && (i == 0 || !same_task(pieces[i - 1], piece))) {
+        const ShardEntry& shard = manifest.shards[static_cast<size_t>(piece.shard)];
+        const uint64_t expected = shard.hashes[static_cast<size_t>(piece.chunk)];
+        const uint64_t found = hash_bytes(bytes.subspan(static_cast<size_t>(piece.task_offset - extent_offset),
+                                                        static_cast<size_t>(piece.task_bytes)));
+        if (found != expected)
+          return Error{ErrorCode::kCorrupt, fmt::format("{}: checksum {}, the manifest has {}",
+                                                        (dir / describe_chunk(manifest, shard, piece.chunk)).string(),
+                                                        hash_to_hex(found), hash_to_hex(expected))};
+      }
+      if (!in_place)
+        std::memcpy(piece.dst, bytes.data() + (piece.offset - extent_offset), static_cast<size_t>(piece.bytes));
+    }
+    return {};
+  }
+};
+
+Result<Manifest> read_manifest(IoBackend& io, const fs::path& dir) {
+  const fs::path path = dir / kManifestName;
+  RT_TRY_SET(const std::string bytes, read_file(io, path, kMaxManifestBytes + 4096));
+  return decode_manifest(bytes).with(path.string());
+}
+
+CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
+CheckpointReader& CheckpointReader::operator=(CheckpointReader&&) noexcept = default;
+CheckpointReader::~CheckpointReader() = default;
+const Manifest& CheckpointReader::manifest() const { return impl_->manifest; }
+
+Result<CheckpointReader> CheckpointReader::open(IoBackend& io, const fs::path& dir, const ReadOptions& options) {
+  RT_TRY_SET(Manifest manifest, read_manifest(io, dir));
+  for (const FileEntry& file : manifest.files) {
+    const fs::path path = dir / file.name;
+    Result<FileStat> stat = io.stat(path);
+    if (!stat.ok()) {
+      Error error = std::move(stat).error();
+      if (is_not_found(error)) error.code = ErrorCode::kCorrupt;
+      return error;
+    }
+    if (stat.value().size_bytes != file.size_bytes)
+      return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes, the manifest has {}", path.string(),
+                                                    stat.value().size_bytes, file.size_bytes)};
+  }
+  auto impl = std::unique_ptr<Impl>(new Impl{io, dir, std::move(manifest), options, {}, {}});
+  impl->files.resize(impl->manifest.files.size());
+  impl->by_extent.resize(impl->manifest.shards.size());
+  for (size_t i = 0; i < impl->by_extent.size(); ++i) impl->by_extent[i] = static_cast<int64_t>(i);
+  const std::vector<ShardEntry>& shards = impl->manifest.shards;
+  std::sort(impl->by_extent.begin(), impl->by_extent.end(), [&](int64_t a, int64_t b) {
+    const ShardEntry &x = shards[static_cast<size_t>(a)], &y = shards[static_cast<size_t>(b)];
+    return x.file != y.file ? x.file < y.file : x.offset < y.offset;
+  });
+  return CheckpointReader(std::move(impl));
+}
+
+Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
+  const Manifest& m = impl_->manifest;
+  std::vector<Piece> pieces;
+  pieces.reserve(ranges.size());
+  for (const ReadRange& range : ranges) {
+    RT_TRY_SET(const int64_t s, impl_->shard_of(range));
+    if (range.bytes == 0) continue;
+    const ShardEntry& shard = m.shards[static_cast<size_t>(s)];
+    if (!impl_->options.verify) {
+      pieces.push_back({range.offset, range.bytes, range.file, s, -1, range.offset, range.bytes, range.dst});
+      continue;
+    }
+    const int64_t first = (range.offset - shard.offset) / shard.chunk_bytes;
+    const int64_t last = (range.offset + range.bytes - 1 - shard.offset) / shard.chunk_bytes;
+    for (int64_t chunk = first; chunk <= last; ++chunk) {
+      const int64_t chunk_begin = shard.offset + chunk * shard.chunk_bytes;
+      const int64_t chunk_bytes = std::min(shard.chunk_bytes, shard.offset + shard.bytes - chunk_begin);
+      const int64_t begin = std::max(range.offset, chunk_begin);
+      const int64_t end = std::min(range.offset + range.bytes, chunk_begin + chunk_bytes);
+      pieces.push_back(
+          {chunk_begin, chunk_bytes, range.file, s, chunk, begin, end - begin, range.dst + (begin - range.offset)});
+    }
+  }
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    if (a.file != b.file) return a.file < b.file;
+    if (a.task_offset != b.task_offset) return a.task_offset < b.task_offset;
+    return a.task_bytes != b.task_bytes ? a.task_bytes < b.task_bytes : a.offset < b.offset;
+  });
+
+  const auto alone_and_whole = [&](size_t i) {
+    const Piece& p = pieces[i];
+    return p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes && (i == 0 || !same_task(pieces[i - 1], p)) &&
+           (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
+  };
+  ReadPipeline pipeline(impl_->options.window_bytes);
+  for (size_t first = 0; first < pieces.size();) {
+    const Piece& head = pieces[first];
+    const bool in_place = alone_and_whole(first);
+    int64_t end = head.task_offset + head.task_bytes;
+    size_t next = first + 1;
+    // Several small reads that lie close together are one request.
+    while (!in_place && next < pieces.size() && pieces[next].file == head.file) {
+      const Piece& piece = pieces[next];
+      const int64_t new_end = std::max(end, piece.task_offset + piece.task_bytes);
+      const bool same = same_task(pieces[next - 1], piece);
+      if (!same && (alone_and_whole(next) || piece.task_offset > end + impl_->options.coalesce_gap_bytes ||
+                    new_end - head.task_offset > kMaxExtentBytes))
+        break;
+      end = new_end;
+      ++next;
+    }
+    RT_TRY_SET(IoFile * file, impl_->file(head.file));
+    const std::span<const Piece> group = std::span(pieces).subspan(first, next - first);
+    const int64_t offset = head.task_offset;
+    const auto done = [this, group, offset, in_place](Status read, std::span<const std::byte> bytes) -> Status {
+      RT_TRY(std::move(read));
+      return impl_->check_and_scatter(group, offset, bytes, in_place);
+    };
+    RT_TRY(pipeline.submit(*file, m.files[static_cast<size_t>(head.file)].size_bytes, offset, end - offset,
+                           in_place ? head.dst : nullptr, done));
+    first = next;
+  }
+  return pipeline.drain();
+}
+
+Status CheckpointReader::read_shard(int64_t shard, std::span<std::byte> dst) {
+  if (shard < 0 || shard >= static_cast<int64_t>(manifest().shards.size()))
+    return Error{ErrorCode::kInvalidInput, fmt::format("shard {} of {}", shard, manifest().shards.size())};
+  const ShardEntry& entry = manifest().shards[static_cast<size_t>(shard)];
+  if (static_cast<int64_t>(dst.size()) != entry.bytes)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("shard {}: room for {} bytes, it has {}", shard, dst.size(), entry.bytes)};
+  const ReadRange range{entry.file, entry.offset, entry.bytes, dst.data()};
+  return read_ranges(std::span(&range, 1));
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,65 @@
+#pragma once
+// Reading a committed checkpoint: manifest, then byte ranges. Offsets come from the manifest alone; HDF5 is not needed.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+/// Bytes [offset, offset + bytes) of a file, into dst. Must lie inside one shard of the manifest.
+struct ReadRange {
+  int64_t file = 0;  // index into Manifest::files
+  int64_t offset = 0, bytes = 0;
+  std::byte* dst = nullptr;
+};
+
+struct ReadOptions {
+  bool verify = true;                              // check each touched chunk's hash
+  int64_t window_bytes = int64_t{64} << 20;        // reads in flight, which is also the bounce memory
+  int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
+};
+
+/// Reads and checks `dir/manifest.json`. Errors name the path.
+Result<Manifest> read_manifest(IoBackend& io, const std::filesystem::path& dir);
+
+/// "shard-00000-of-00001.h5: weight w [0:4, 0:8]: chunk 2 of 9 (file bytes 8192:12288)": how errors name a chunk.
+std::string describe_chunk(const Manifest& manifest, const ShardEntry& shard, int64_t chunk);
+
+class CheckpointReader {
+ public:
+  /// Reads the manifest and checks that each file is there with its size. Files are opened when first read.
+  static Result<CheckpointReader> open(IoBackend& io, const std::filesystem::path& dir,
+                                       const ReadOptions& options = {});
+  CheckpointReader(CheckpointReader&&) noexcept;
+  CheckpointReader& operator=(CheckpointReader&&) noexcept;
+  ~CheckpointReader();
+
+  const Manifest& manifest() const;
+
+  /// Reads all ranges (any order, overlaps allowed). With verify, whole chunks are read and their checksums compared
+  /// even where a range wants a part of one, and each chunk is read once per call: give all ranges in one call. A range
+  /// that is a whole chunk with 4096-aligned dst is read in place, anything else through bounce memory.
+  /// On error the contents of all dst are unspecified.
+  /// Errors: kCorrupt names file, tensor, box, chunk and byte range with both checksums; kInvalidInput for a range
+  /// outside every shard.
+  Status read_ranges(std::span<const ReadRange> ranges);
+
+  /// One whole shard (index into Manifest::shards).
+  Status read_shard(int64_t shard, std::span<std::byte> dst);
+
+ private:
+  struct Impl;
+  explicit CheckpointReader(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn::ckpt

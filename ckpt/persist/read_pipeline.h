@@ -1,0 +1,57 @@
+#pragma once
+// Reads in flight in a fixed amount of memory: submit many, each is handed to its callback in order of submission,
+// while later ones are still on their way. Bounce buffers are 4096-aligned, reused, and cover whole pages where the
+// file allows it, so that small and ragged ranges go direct too.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+class ReadPipeline {
+ public:
+  /// Called once per read, with its bytes when `read` is ok. What it returns ends the pipeline when it is an error.
+  using Done = std::function<Status(Status read, std::span<const std::byte> bytes)>;
+
+  explicit ReadPipeline(int64_t window_bytes) : window_bytes_(window_bytes) {}
+  ~ReadPipeline();
+
+  /// Starts reading; may finish older reads first. `file` and `dst` must stay until drain(). With dst null the bytes
+  /// are in bounce memory and valid during the callback only. `file_bytes`: size of the file.
+  Status submit(IoFile& file, int64_t file_bytes, int64_t offset, int64_t bytes, std::byte* dst, Done done);
+  /// Finishes all reads.
+  Status drain();
+
+ private:
+  struct FreeDeleter {
+    void operator()(std::byte* memory) const;
+  };
+  struct Buffer {
+    std::unique_ptr<std::byte, FreeDeleter> memory;
+    int64_t capacity_bytes = 0;
+  };
+  struct Flight {
+    IoFile* file = nullptr;
+    IoTicket ticket = 0;
+    Buffer bounce;
+    std::span<const std::byte> bytes;
+    int64_t window_bytes = 0;
+    Done done;
+  };
+  Result<Buffer> take_buffer(int64_t bytes);
+  Status finish_oldest();
+
+  int64_t window_bytes_, used_bytes_ = 0;
+  std::deque<Flight> flights_;
+  std::vector<Buffer> free_;
+};
+
+}  // namespace cairn::ckpt

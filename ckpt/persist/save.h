@@ -1,0 +1,78 @@
+#pragma once
+// Saving a checkpoint: bytes in memory -> a committed directory. The caller gives boxes of tensors per file; who owns
+// which box is decided elsewhere.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/format/names.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+/// Puts bytes [offset, offset + target.size()) of a shard into `target`.
+using FillShard = std::function<Status(int64_t offset, std::span<std::byte> target)>;
+
+/// One box of a tensor, row-major and contiguous: in memory, or made on the way to the disk by `fill`. `data` stays
+/// untouched until save_checkpoint returns; 4096-aligned memory is written from where it lies, other memory is copied
+/// piecewise on the way.
+struct ShardData {
+  int64_t tensor = 0;  // index into Manifest::tensors
+  std::vector<int64_t> lo, hi;
+  const std::byte* data = nullptr;
+  int64_t bytes = 0;
+  std::vector<uint64_t> hashes;  // XXH3_64 per SaveOptions::chunk_bytes, when the snapshot has them; else empty
+  FillShard fill;                // when `data` is null; called once a chunk, shard after shard, offsets ascending
+};
+
+/// One HDF5 file. Shards are written in this order, so that `fill` can work ahead.
+struct WriterPart {
+  std::string file_name;  // shard_file_name(i, n)
+  std::vector<ShardData> shards;
+};
+
+struct SaveOptions {
+  int64_t chunk_bytes = int64_t{4} << 20;     // bytes per checksum and per write request; a multiple of 4096
+  int64_t fill_bytes = int64_t{64} << 20;     // memory for shards that are filled; at least two chunks are taken
+  int64_t max_bytes_per_s = 0;                // payload throttle; 0: as fast as it goes
+  bool replace_existing = true;               // false: a committed step of this number is an error
+  const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
+  std::optional<WriterId> writer;             // default: this process (this_writer())
+};
+
+struct SaveReport {
+  std::filesystem::path dir;  // the committed directory
+  Manifest manifest;          // as written
+  int64_t payload_bytes = 0, file_bytes = 0;
+  double seconds = 0, hash_seconds = 0, layout_seconds = 0, sync_seconds = 0;
+  bool replaced = false;  // a committed step of this number was there before
+  std::string leftover;   // name of a directory that could not be removed (the replaced one), else empty
+};
+
+/// This process: host name, pid, start time, and a number that counts up with each call.
+WriterId this_writer();
+
+/// Writes `step-N` below `checkpoints_dir` (made when missing).
+///
+/// `skeleton` has everything but files and shards, which are filled in here; `parts` together must tile every tensor of
+/// it. Steps of the commit, each checked: see the head of save.cc.
+/// On error nothing committed has changed, what was written so far is removed (or left under a name that begins with
+/// kTmpPrefix, and the error says so). One exception: when only the last step (sync of `checkpoints_dir`) fails, the
+/// new checkpoint is whole and visible but may be gone after a power loss; the error says that. A committed step of the
+/// same number is replaced by an atomic exchange of the two names, or refused (replace_existing = false): at no moment
+/// is there neither. An error of `fill` ends the save like one of the disk. Errors: kInvalidInput (skeleton or parts do
+/// not fit together), kNoSpace (noticed before writing where the file system tells), kIo, kStopped (cancel). Threads:
+/// HDF5 calls are serialised inside; the backend is used by this thread only.
+Result<SaveReport> save_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, Manifest skeleton,
+                                   std::span<const WriterPart> parts, const SaveOptions& options = {});
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,325 @@
+#include "ckpt/persister.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/position.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/snapshot/snapshot.h"
+#include "ckpt/verify/verify.h"
+
+namespace cairn::ckpt {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{20};
+
+void lower_priority() {
+  // Linux applies both to the calling thread alone. Best effort: a refusal costs only politeness.
+  const auto thread = static_cast<int>(syscall(SYS_gettid));
+  setpriority(PRIO_PROCESS, static_cast<id_t>(thread), 10);
+  constexpr int kWhoProcess = 1, kBestEffort = 2, kLowest = 7, kClassShift = 13;  // linux/ioprio.h
+  syscall(SYS_ioprio_set, kWhoProcess, thread, (kBestEffort << kClassShift) | kLowest);
+}
+
+/// Writes one whole slot. Returns what save_checkpoint reports.
+Result<SaveReport> persist_slot(const Arena& arena, IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                const CommonSnapshot& snapshot, SaveOptions options) {
+  RT_TRY_SET(Manifest manifest, decode_manifest(arena.directory()));
+  RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
+  std::vector<WriterPart> parts;
+  for (const FileEntry& file : manifest.files) parts.push_back({file.name, {}});
+  std::vector<int64_t> rank_of_file;
+  for (int64_t rank = 0; rank < arena.world(); ++rank) {
+    if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
+  }
+  if (rank_of_file.size() != parts.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
+  std::vector<size_t> next_hash(parts.size(), 0);
+  for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
+    const int64_t rank = rank_of_file[shard.file];
+    const auto payload = arena.payload(rank, snapshot.slot);
+    const std::vector<uint64_t>& hashes = snapshot.ranks[rank].hashes;
+    const size_t first = next_hash[shard.file];
+    next_hash[shard.file] += shard.hashes.size();
+    if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size()) || next_hash[shard.file] > hashes.size()) {
+      return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
+    }
+    parts[shard.file].shards.push_back(
+        {shard.tensor,
+         shard.box.lo,
+         shard.box.hi,
+         payload.data() + shard.offset,
+         shard.bytes,
+         {hashes.begin() + static_cast<int64_t>(first), hashes.begin() + static_cast<int64_t>(next_hash[shard.file])}});
+  }
+  manifest.files.clear();
+  manifest.shards.clear();
+  put_position(position, manifest);
+  manifest.created_unix_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  options.chunk_bytes = arena.chunk_bytes();
+  return save_checkpoint(io, checkpoints_dir, std::move(manifest), parts, options);
+}
+
+}  // namespace
+
+struct NodePersister::Impl {
+  Arena& arena;
+  std::unique_ptr<IoBackend> io;
+  std::filesystem::path dir;
+  PersistOptions options;
+
+  std::mutex mutex;  // guards what follows; never held while writing
+  std::condition_variable changed;
+  bool stopping = false, woken = false, flushing = false, flushed = false;
+  Status last_status;
+  std::thread thread;
+
+  bool write(int64_t slot, int64_t step);
+  bool write_promised();
+  void write_newest();
+  void loop();
+};
+
+bool NodePersister::Impl::write(int64_t slot, int64_t step) {
+  PersistEvent event{.step = step};
+  const auto begin = std::chrono::steady_clock::now();
+  const auto attempt = [&]() -> Status {
+    RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, true));
+    for (const RankSnapshot& rank : snapshot.ranks) {
+      event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.copy_ns) * 1e-6);
+    }
+    RT_TRY_SET(SaveReport report, persist_slot(arena, *io, dir, snapshot, options.save));
+    event.dir = report.dir;
+    event.bytes = report.payload_bytes;
+    if (!report.leftover.empty()) event.problems.push_back("could not remove " + report.leftover);
+    return {};
+  };
+  event.status = attempt();
+  event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (event.status.ok() && options.keep_last > 0) {
+    // The new one is kept by name: after going back in a run there may be higher steps of an older line.
+    Result<RetentionReport> kept = apply_retention(*io, dir, {.keep_last = options.keep_last, .keep_steps = {step}},
+                                                   options.save.writer.value_or(this_writer()));
+    if (kept.ok()) {
+      event.removed = kept.value().removed;
+      event.problems.insert(event.problems.end(), kept.value().problems.begin(), kept.value().problems.end());
+    } else {
+      event.problems.push_back(kept.error().message);
+    }
+  }
+  arena::Control& control = arena.control();
+  if (event.status.ok()) {
+    control.persisted_step.store(step, std::memory_order_release);
+  } else {
+    const std::string& text = event.status.error().message;
+    const size_t size = std::min(text.size(), static_cast<size_t>(arena::kMessageBytes - 1));
+    std::memcpy(control.failure, text.data(), size);
+    control.failure[size] = 0;
+    control.failed_code.store(static_cast<int32_t>(event.status.error().code), std::memory_order_relaxed);
+    control.failed_step.store(step, std::memory_order_release);
+  }
+  const bool ok = event.status.ok();
+  {
+    const std::lock_guard lock(mutex);
+    last_status = event.status;
+  }
+  if (options.on_event) options.on_event(event);
+  return ok;
+}
+
+bool NodePersister::Impl::write_promised() {
+  arena::Control& control = arena.control();
+  const std::vector<SlotView> views = arena.views();
+  int64_t slot = -1, step = 0;
+  for (int64_t k = 0; k < arena.slots(); ++k) {  // the older promise first
+    const int64_t reserved = control.reserved[k].load(std::memory_order_acquire);
+    if (reserved <= 0 || !views[k].whole || views[k].step != reserved) continue;
+    if (slot < 0 || reserved < step) {
+      slot = k;
+      step = reserved;
+    }
+  }
+  if (slot < 0) return false;
+  int64_t expected = step;
+  if (!control.reserved[slot].compare_exchange_strong(expected, -step)) return true;  // taken back; look again
+  // A slot that was whole before the exchange may have been ordered anew, taken back and promised again meanwhile.
+  if (const std::vector<SlotView> now = arena.views(); !now[slot].whole || now[slot].step != step) {
+    control.reserved[slot].store(step, std::memory_order_release);
+    return false;
+  }
+  write(slot, step);
+  control.reserved[slot].store(0, std::memory_order_release);
+  return true;
+}
+
+void NodePersister::Impl::write_newest() {
+  const std::optional<CommonSnapshot> newest = newest_verified(arena);
+  if (!newest || newest->step == 0) return;
+  if (arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
+  const Result<CheckpointInfo> on_disk = newest_complete(*io, dir);
+  if (on_disk.ok() && on_disk.value().step >= newest->step) {
+    // Its files have the right sizes; only its bytes are a reason to give up what memory holds.
+    const Result<VerifyReport> checked =
+        verify_checkpoint(*io, on_disk.value().dir, {.max_damages = 1, .structure = false});
+    if (checked.ok() && checked.value().whole()) return;
+  }
+  write(newest->slot, newest->step);
+}
+
+void NodePersister::Impl::loop() {
+  if (options.low_priority) lower_priority();
+  std::unique_lock lock(mutex);
+  while (!stopping) {
+    arena.control().beat.fetch_add(1, std::memory_order_relaxed);
+    lock.unlock();
+    bool more = false;
+    try {
+      more = write_promised();
+    } catch (const std::exception& error) {  // out of memory while planning the write: the promise stays
+      if (options.on_event) {
+        options.on_event({.step = 0, .status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()}});
+      }
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+    lock.lock();
+    if (more) continue;
+    if (flushing) {
+      lock.unlock();
+      try {
+        write_newest();
+      } catch (const std::exception& error) {  // out of memory; whoever flushes keeps the arena then
+        const std::lock_guard guard(mutex);
+        last_status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()};
+      }
+      lock.lock();
+      flushing = false;
+      flushed = true;
+      changed.notify_all();
+      continue;
+    }
+    changed.wait_for(lock, kLookEvery, [&] { return stopping || woken || flushing; });
+    woken = false;
+  }
+}
+
+NodePersister::NodePersister(Arena& arena, std::unique_ptr<IoBackend> io, std::filesystem::path checkpoints_dir,
+                             PersistOptions options)
+    : impl_(new Impl{arena, std::move(io), std::move(checkpoints_dir), std::move(options)}) {
+  ranks_gone();  // an adopted arena may hold promises that its ranks did not keep
+  impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
+}
+
+NodePersister::~NodePersister() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+  }
+  impl_->changed.notify_all();
+  impl_->thread.join();
+}
+
+void NodePersister::notify(const SnapshotNotice& notice) {
+  if (!notice.persist) return;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->woken = true;
+  }
+  impl_->changed.notify_all();
+}
+
+void NodePersister::ranks_gone() {
+  // Without the thread: it may be in the middle of a long write, and a restart must not wait for the disk. What it
+  // writes is marked negative and whole, and is left alone.
+  Arena& arena = impl_->arena;
+  for (int64_t k = 0; k < arena.slots(); ++k) {
+    int64_t reserved = arena.control().reserved[k].load(std::memory_order_acquire);
+    if (reserved <= 0) continue;
+    const std::vector<SlotView> views = arena.views();
+    if (views[k].whole && views[k].step == reserved) continue;
+    arena.control().reserved[k].compare_exchange_strong(reserved, 0);
+  }
+}
+
+Status NodePersister::flush() {
+  ranks_gone();
+  std::unique_lock lock(impl_->mutex);
+  impl_->last_status = {};
+  impl_->flushed = false;
+  impl_->flushing = true;
+  impl_->changed.notify_all();
+  impl_->changed.wait(lock, [&] { return impl_->flushed; });
+  return impl_->last_status;
+}
+
+Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
+  ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
+  spec.ranks = slot_layouts(plan);
+  spec.layout_hash = layout_hash(plan, spec.ranks);
+  RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));
+  return spec;
+}
+
+Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
+                              const std::function<std::unique_ptr<IoBackend>()>& make_io,
+                              std::vector<std::string>* report) {
+  const auto say = [&](std::string line) {
+    if (report != nullptr) report->push_back(std::move(line));
+  };
+  {
+    const std::unique_ptr<IoBackend> io = make_io();
+    RT_TRY(make_dirs(*io, checkpoints_dir));
+    RT_TRY_SET(const CleanReport cleaned, clean_leftovers(*io, checkpoints_dir));
+    for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a save that died", name));
+    for (const std::string& line : cleaned.left) say(fmt::format("left alone: {}", line));
+  }
+  const ReapReport reaped = reap_stale_arenas(run.run_id);
+  for (const std::string& name : reaped.removed) say(fmt::format("removed /dev/shm{} of a dead run", name));
+  RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run));
+  RT_TRY_SET(std::optional<Arena> left, Arena::adopt(run.run_id));
+  if (left) {
+    if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
+        left->directory() == spec.directory) {
+      say("took over the snapshot memory of this run's dead agent");
+      reap_stale_arenas();
+      return std::move(*left);
+    }
+    Status flushed;
+    {
+      NodePersister persister(*left, make_io(), checkpoints_dir,
+                              {.low_priority = false, .on_event = [&](const PersistEvent& event) {
+                                 say(event.status.ok() ? fmt::format("wrote step {} from the snapshot memory of this "
+                                                                     "run's dead agent, which had another layout or "
+                                                                     "recipe, to {}",
+                                                                     event.step, event.dir.string())
+                                                       : event.status.error().message);
+                               }});
+      flushed = persister.flush();
+    }
+    // Not removed unless its state is safe: the person can free the disk and try again.
+    if (!flushed.ok()) {
+      return std::move(flushed)
+          .with(fmt::format("writing the snapshot that this run's dead agent left (/dev/shm{})", left->name()))
+          .error();
+    }
+    RT_TRY(left->remove());
+    left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
+  }
+  reap_stale_arenas();
+  return Arena::create(spec);
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,77 @@
+#pragma once
+// The agent's side of checkpoints: owns the snapshot memory and writes what is promised from it to disk, in a
+// background thread with low CPU and I/O priority, straight from the arena, with the hashes the ranks computed.
+//
+// The thread looks at the arena itself (every 20 ms, and at once on notify()): a lost notice loses nothing. A slot is
+// written when it is reserved and whole on all ranks; its bytes are verified first (memory speed), so damage in memory
+// never becomes a checkpoint. Failures are reported and training goes on; the next save tries again.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/hook.h"
+#include "ckpt/persist/save.h"
+#include "ckpt/plan/save_plan.h"
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+
+namespace cairn::ckpt {
+
+struct PersistEvent {
+  int64_t step = 0;
+  Status status;
+  std::filesystem::path dir;          // when ok
+  int64_t bytes = 0;                  // payload
+  double seconds = 0;                 // from the start of the write to the committed name
+  double snapshot_ms = 0;             // the slowest rank's copy
+  std::vector<int64_t> removed;       // by retention
+  std::vector<std::string> problems;  // of retention: logged, tried again next time
+};
+
+struct PersistOptions {
+  int64_t keep_last = 0;  // 0: all
+  SaveOptions save;       // chunk_bytes is the arena's
+  bool low_priority = true;
+  std::function<void(const PersistEvent&)> on_event;  // on the persister's thread; may be empty
+};
+
+class NodePersister {
+ public:
+  /// `arena` outlives the persister; `io` is used by its thread only.
+  NodePersister(Arena& arena, std::unique_ptr<IoBackend> io, std::filesystem::path checkpoints_dir,
+                PersistOptions options);
+  ~NodePersister();  // finishes a write that has begun; promises that have not begun are dropped: call flush()
+
+  /// From a rank's message.
+  void notify(const SnapshotNotice& notice);
+
+  /// All ranks of this incarnation are dead and reaped: promises that no rank will complete are dropped. To be called
+  /// before RestoreDecider::next_incarnation().
+  void ranks_gone();
+
+  /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
+  /// whole snapshot, so that nothing is lost. Returns the error of the last write.
+  Status flush();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The snapshot memory of a run: the one that a dead agent of this run left when it has this layout and recipe, else a
+/// new one. What a left one of another layout or recipe holds is first written to `checkpoints_dir` if it is newer than
+/// what is there. Stale memory of other runs of this user is removed. `report` gets a line for each such event.
+Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
+                              const std::function<std::unique_ptr<IoBackend>()>& make_io,
+                              std::vector<std::string>* report = nullptr);
+
+/// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
+Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);
+
+}  // namespace cairn::ckpt

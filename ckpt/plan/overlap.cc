@@ -1,0 +1,74 @@
+#include "ckpt/plan/overlap.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace cairn::ckpt {
+
+bool inside(const Box& box, const Shape& shape) {
+  if (box.lo.size() != shape.size() || box.hi.size() != shape.size()) return false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (box.lo[d] < 0 || box.lo[d] > box.hi[d] || box.hi[d] > shape[d]) return false;
+  }
+  return true;
+}
+
+bool meet(const Box& a, const Box& b) {
+  for (size_t d = 0; d < a.lo.size(); ++d) {
+    if (std::max(a.lo[d], b.lo[d]) >= std::min(a.hi[d], b.hi[d])) return false;
+  }
+  return true;
+}
+
+Result<std::vector<CopyRun>> overlap_runs(const Box& saved, const Box& wanted, const Shape& global, DType dtype) {
+  for (const Box* box : {&saved, &wanted}) {
+    if (!inside(*box, global)) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{} box {} is not a box of a tensor of shape {}", box == &saved ? "saved" : "wanted",
+                               to_string(*box), to_string(global))};
+    }
+  }
+  std::vector<CopyRun> runs;
+  if (!meet(saved, wanted)) return runs;
+  const Box common = intersect(saved, wanted);
+  const int64_t dims = common.dims();
+
+  // The run covers dims [first, dims): the common box is whole, in both boxes, in all dims inside `first`.
+  int64_t first = dims;
+  int64_t run_elems = 1;
+  while (first > 0) {
+    --first;
+    run_elems *= common.extent(first);
+    if (common.extent(first) != saved.extent(first) || common.extent(first) != wanted.extent(first)) break;
+  }
+  std::vector<int64_t> source_stride(dims, 1), target_stride(dims, 1);
+  for (int64_t d = dims - 2; d >= 0; --d) {
+    source_stride[d] = source_stride[d + 1] * saved.extent(d + 1);
+    target_stride[d] = target_stride[d + 1] * wanted.extent(d + 1);
+  }
+  int64_t count = 1, source = 0, target = 0;
+  for (int64_t d = 0; d < dims; ++d) {
+    source += (common.lo[d] - saved.lo[d]) * source_stride[d];
+    target += (common.lo[d] - wanted.lo[d]) * target_stride[d];
+    if (d < first) count *= common.extent(d);
+  }
+  const int64_t size = dtype_size_bytes(dtype);
+  runs.reserve(count);
+  std::vector<int64_t> at(first, 0);
+  for (;;) {
+    runs.push_back({source * size, target * size, run_elems * size});
+    int64_t d = first - 1;
+    for (; d >= 0; --d) {  // the odometer over the outer dims
+      source += source_stride[d];
+      target += target_stride[d];
+      if (++at[d] < common.extent(d)) break;
+      source -= common.extent(d) * source_stride[d];
+      target -= common.extent(d) * target_stride[d];
+      at[d] = 0;
+    }
+    if (d < 0) return runs;
+  }
+}
+
+}  // namespace cairn::ckpt

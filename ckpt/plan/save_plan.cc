@@ -1,0 +1,116 @@
+#include "ckpt/plan/save_plan.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/format/names.h"
+
+namespace cairn::ckpt {
+namespace {
+
+constexpr int64_t kElemBytes = 4;  // all saved state is f32
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+class TextHash {
+ public:
+  void add(std::string_view text) { hash_.update(std::as_bytes(std::span(text))); }
+  void add(const std::vector<int64_t>& numbers) {
+    const auto count = static_cast<int64_t>(numbers.size());
+    hash_.update(std::as_bytes(std::span(&count, 1)));
+    hash_.update(std::as_bytes(std::span(numbers)));
+  }
+  uint64_t digest() const { return hash_.digest(); }
+
+ private:
+  StreamingHash hash_;
+};
+
+}  // namespace
+
+SlotLayout slot_layout(const Plan& plan, int64_t rank) {
+  const RankPlan mine = plan.rank(rank);
+  SlotLayout out;
+  for (int64_t kind = 0; kind < static_cast<int64_t>(kStateKinds.size()); ++kind) {
+    for (const StatePiece& piece : mine.pieces) {
+      if (!piece.primary) continue;
+      const int64_t bytes = piece.count_elems() * kElemBytes;
+      const int64_t align = bytes >= kPagedShardBytes ? kPageBytes : kPackedAlign;
+      const int64_t offset = round_up(out.bytes, align);
+      out.shards.push_back({kind, piece.tensor, piece.box, offset, bytes});
+      out.bytes = offset + bytes;
+    }
+  }
+  out.bytes = round_up(out.bytes, kPageBytes);
+  return out;
+}
+
+std::vector<SlotLayout> slot_layouts(const Plan& plan) {
+  std::vector<SlotLayout> out;
+  out.reserve(plan.mesh.world());
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) out.push_back(slot_layout(plan, rank));
+  return out;
+}
+
+std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors) {
+  std::vector<TensorEntry> out;
+  out.reserve(tensors.size() * kStateKinds.size());
+  for (const std::string_view kind : kStateKinds) {
+    for (const TensorSpec& spec : tensors) out.push_back({spec.name, std::string(kind), DType::kF32, spec.shape});
+  }
+  return out;
+}
+
+Manifest manifest_skeleton(const Plan& plan, const RunText& run) {
+  Manifest out;
+  out.run = {run.run_name, run.run_id, run.parents};
+  out.recipe = run.recipe_json;
+  out.recipe_hash = run.recipe_hash;
+  out.mesh = {.tp = plan.mesh.tp(),
+              .pp = plan.mesh.pp(),
+              .dp = plan.mesh.dp(),
+              .zero = plan.recipe.optimizer.zero,
+              .world = plan.mesh.world(),
+              .precision = plan.recipe.precision == Precision::kBf16 ? "bf16" : "fp32"};
+  out.tensors = state_tensors(plan.tensors);
+  return out;
+}
+
+Manifest slot_manifest(const Plan& plan, const std::vector<SlotLayout>& layouts, const RunText& run,
+                       int64_t chunk_bytes) {
+  Manifest out = manifest_skeleton(plan, run);
+  const auto world = static_cast<int64_t>(layouts.size());
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const SlotLayout& layout = layouts[rank];
+    if (layout.shards.empty()) continue;
+    const auto file = static_cast<int64_t>(out.files.size());
+    out.files.push_back({shard_file_name(rank, world), layout.bytes, 0});
+    for (const SlotShard& shard : layout.shards) {
+      out.shards.push_back({manifest_tensor(plan, shard.kind, shard.tensor), file, shard.box, shard.offset, shard.bytes,
+                            chunk_bytes, std::vector<uint64_t>((shard.bytes + chunk_bytes - 1) / chunk_bytes, 0)});
+    }
+  }
+  return out;
+}
+
+uint64_t layout_hash(const Plan& plan, const std::vector<SlotLayout>& layouts) {
+  TextHash hash;
+  hash.add(fmt::format("cairn slot layout 1, world {}\n", layouts.size()));
+  for (const TensorSpec& spec : plan.tensors) {
+    hash.add(spec.name);
+    hash.add(spec.shape);
+  }
+  for (const SlotLayout& layout : layouts) {
+    hash.add(std::vector<int64_t>{static_cast<int64_t>(layout.shards.size()), layout.bytes});
+    for (const SlotShard& shard : layout.shards) {
+      hash.add({shard.kind, shard.tensor, shard.offset, shard.bytes});
+      hash.add(shard.box.lo);
+      hash.add(shard.box.hi);
+    }
+  }
+  return hash.digest();
+}
+
+}  // namespace cairn::ckpt

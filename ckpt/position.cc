@@ -1,0 +1,107 @@
+#include "ckpt/position.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+namespace cairn::ckpt {
+namespace {
+
+using nlohmann::json;
+using trainer::TrainPosition;
+
+json number_or_null(double x) { return std::isfinite(x) ? json(x) : json(nullptr); }
+
+json state_of(const TrainPosition& position) {
+  json out;
+  out["lr"] = number_or_null(position.lr);
+  out["loss"] = number_or_null(position.loss);
+  out["seed"] = position.seed;
+  // As JSON where it is JSON, so that a person can read it in the manifest; any other text stays text.
+  json sampler = json::parse(position.sampler, nullptr, false);
+  out["sampler"] = sampler.is_object() ? std::move(sampler) : json(position.sampler);
+  return out;
+}
+
+Error wrong(const char* field, const json& found) {
+  return Error{ErrorCode::kCorrupt,
+               fmt::format("training position: {} is {}", field, found.is_null() ? "missing" : found.dump())};
+}
+
+Status read_double(const json& object, const char* field, double& out) {
+  const auto it = object.find(field);
+  if (it == object.end()) return {};
+  if (it->is_null()) {
+    out = std::numeric_limits<double>::quiet_NaN();
+  } else if (it->is_number()) {
+    out = it->get<double>();
+  } else {
+    return wrong(field, *it);
+  }
+  return {};
+}
+
+Status read_count(const json& object, const char* field, int64_t& out) {
+  const json found = object.value(field, json());
+  if (!found.is_number_integer() || found.get<int64_t>() < 0) return wrong(field, found);
+  out = found.get<int64_t>();
+  return {};
+}
+
+Status read_state(const json& object, TrainPosition& out) {
+  RT_TRY(read_double(object, "lr", out.lr));
+  RT_TRY(read_double(object, "loss", out.loss));
+  if (const auto it = object.find("seed"); it != object.end()) {
+    if (!it->is_number_unsigned()) return wrong("seed", *it);
+    out.seed = it->get<uint64_t>();
+  }
+  if (const auto it = object.find("sampler"); it != object.end()) {
+    if (!it->is_string() && !it->is_object()) return wrong("sampler", *it);
+    out.sampler = it->is_string() ? it->get<std::string>() : it->dump();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string encode_position(const TrainPosition& position) {
+  json out = state_of(position);
+  out["step"] = position.step;
+  out["samples"] = position.samples;
+  out["tokens"] = position.tokens;
+  if (json metrics = json::parse(position.metrics, nullptr, false); metrics.is_object()) {
+    out["metrics"] = std::move(metrics);
+  }
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<TrainPosition> decode_position(std::string_view text) {
+  const json object = json::parse(text, nullptr, false);
+  if (!object.is_object()) return Error{ErrorCode::kCorrupt, "training position: not a JSON object"};
+  TrainPosition out;
+  RT_TRY(read_count(object, "step", out.step));
+  RT_TRY(read_count(object, "samples", out.samples));
+  RT_TRY(read_count(object, "tokens", out.tokens));
+  RT_TRY(read_state(object, out));
+  if (const auto it = object.find("metrics"); it != object.end()) out.metrics = it->dump();
+  return out;
+}
+
+void put_position(const TrainPosition& position, Manifest& manifest) {
+  manifest.step = position.step;
+  manifest.samples = position.samples;
+  manifest.tokens = position.tokens;
+  manifest.state = state_of(position).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<TrainPosition> position_of(const Manifest& manifest) {
+  TrainPosition out{.step = manifest.step, .samples = manifest.samples, .tokens = manifest.tokens};
+  const json object = json::parse(manifest.state, nullptr, false);
+  if (!object.is_object()) return Error{ErrorCode::kCorrupt, "training position: the manifest's state is no object"};
+  RT_TRY(read_state(object, out));
+  return out;
+}
+
+}  // namespace cairn::ckpt

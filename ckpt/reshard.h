@@ -1,0 +1,59 @@
+#pragma once
+// Resharding offline: a committed checkpoint of one layout -> a committed checkpoint of another, in a fixed amount of
+// memory whatever the size of the state. Nothing is decided here: the target's boxes come from slot_layout, the reads
+// from LoadPlanner, the bytes through CheckpointReader (which verifies each chunk) and save_checkpoint (which commits).
+//
+//   1. Read the source's manifest; compare its tensors with the model of the target plan.
+//   2. Lay out the target: file r holds what rank r of the target plan would save.
+//   3. Fill the target's files in order. A window of consecutive target bytes is read at a time, so that a source chunk
+//      that feeds neighbouring targets is read and verified once for all of them.
+//   4. Commit, by save_checkpoint's protocol: on any error, or a kill at any instant, the source is untouched and the
+//      target folder has the old step or the new one, whole. Started again, it begins anew.
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/plan/save_plan.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+
+namespace cairn::ckpt {
+
+inline constexpr int64_t kMinReshardBytes = int64_t{8} << 20;
+
+struct ReshardOptions {
+  /// For payload on its way. The manifests, and shards below 32 KiB of the file being written, come on top.
+  int64_t memory_bytes = int64_t{256} << 20;
+  bool replace_existing = false;              // else a committed step of this number in the target is an error
+  const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true it ends with kStopped
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each chunk; may be empty
+};
+
+struct ReshardReport {
+  std::filesystem::path dir;  // the committed directory
+  Manifest manifest;          // as written
+  MeshInfo from;
+  int64_t payload_bytes = 0;
+  int64_t windows = 0;  // a source chunk that feeds several of them is read for each
+  double seconds = 0;
+};
+
+/// Writes the state in `source_step_dir` as `target_checkpoints_dir`/step-N, in the layout of `target`.
+///
+/// Carried over bit for bit: all stored numbers, step, samples, tokens, `state`, and tensors that are no state of the
+/// model (files kept by an import). Weights alone (no moments) stay weights alone. `run` gives name, recipe and its
+/// hash (those of the target plan) and the id of the new run, made here when empty; its parents are set here: those of
+/// the source, then the source. Errors: kInvalidInput when the tensors are not of the target's model (each one named),
+/// the target is the source, the step is there already, or memory_bytes is below kMinReshardBytes or too small for the
+/// source's chunks; kCorrupt naming the source's damaged chunk; kNoSpace before anything is written; kIo; kStopped.
+/// Threads: as the backend.
+Result<ReshardReport> reshard_checkpoint(IoBackend& io, const std::filesystem::path& source_step_dir,
+                                         const std::filesystem::path& target_checkpoints_dir, const Plan& target,
+                                         RunText run, const ReshardOptions& options = {});
+
+}  // namespace cairn::ckpt

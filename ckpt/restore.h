@@ -1,0 +1,89 @@
+#pragma once
+// Where a run continues from. One party decides, the agent, before any rank of an incarnation starts; it writes the
+// decision into the snapshot arena and ranks only carry it out. So ranks cannot disagree.
+//
+// Order of preference:
+//   1. the first time only: a checkpoint that a person named (`from`), of any layout (unless from_first is off)
+//   2. the newest snapshot in memory that is whole and verifies, or the newest checkpoint of the run that verifies:
+//      whichever has the higher step, memory when equal
+//   3. `from`, when the run has not saved anything (since)
+//   4. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
+// A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+#include "runtime/trainer/checkpoint_hook.h"
+
+namespace cairn::ckpt {
+
+struct RestoreChoice {
+  uint64_t incarnation = 0;  // of the ranks it is for
+  arena::Source source = arena::Source::kFresh;
+  int64_t step = 0;
+  int64_t slot = 0;                   // kMemory
+  std::filesystem::path dir;          // kDisk
+  std::string metrics;                // kMemory: TrainPosition::metrics of the snapshot
+  std::vector<std::string> warnings;  // what was passed over, and why
+  double seconds = 0;
+};
+
+struct RestoreRequest {
+  std::filesystem::path checkpoints_dir;
+  std::optional<std::filesystem::path> from;  // a checkpoint's directory
+  bool from_first = true;                     // false: only for a run that has no state of its own
+  /// Checkpoints up to this size are read and verified in full before ranks start; larger ones are verified by the
+  /// ranks as they read, and one of them that fails makes the next choice leave the checkpoint out.
+  int64_t verify_up_to_bytes = int64_t{8} << 30;
+};
+
+/// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.
+class RestoreDecider {
+ public:
+  RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request);
+
+  /// Begins a new incarnation and decides for it. No rank may be alive. Errors: kInvalidInput when the checkpoint is
+  /// not of this model, kCorrupt when checkpoints exist and none is usable; both list what was found.
+  Result<RestoreChoice> next_incarnation();
+
+ private:
+  Result<RestoreChoice> choose();
+  Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings);
+  Status usable(const std::filesystem::path& dir, bool weights_only_allowed);
+  void publish(const RestoreChoice& choice);
+
+  const Plan& plan_;
+  Arena& arena_;
+  IoBackend& io_;
+  RestoreRequest request_;
+  std::set<std::string> refused_;
+  std::map<int64_t, int64_t> before_;  // step -> time of creation, of what a person's `from` overruled
+  bool first_ = true;
+};
+
+/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`.
+/// Errors: kUnavailable when what was decided cannot be read after all (the agent then decides anew), kInternal
+/// without a decision.
+Result<std::optional<trainer::TrainPosition>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+                                                                 std::span<const trainer::StateTensor> state);
+
+/// Fills `state` from one slot of an arena of any layout. The slot has been verified.
+Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
+                        std::span<const trainer::StateTensor> state);
+
+/// Fills `state` from a checkpoint of any layout, verifying each chunk it touches. A checkpoint that has only weights
+/// gives moments of zero. Returns where training stood.
+Result<trainer::TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
+                                              std::span<const trainer::StateTensor> state);
+
+}  // namespace cairn::ckpt

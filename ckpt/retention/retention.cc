@@ -1,0 +1,113 @@
+#include "ckpt/retention/retention.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <optional>
+
+#include "ckpt/retention/catalog.h"
+
+namespace cairn::ckpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Field 22 of /proc/PID/stat, in clock ticks since boot; nothing when the process is gone or not ours to see.
+std::optional<int64_t> start_time(int64_t pid) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  const std::string text((std::istreambuf_iterator<char>(stat)), {});
+  size_t at = text.rfind(')');
+  if (at == std::string::npos) return std::nullopt;
+  ++at;
+  for (int field = 2; field < 22 && at != std::string::npos; ++field)
+    at = text.find_first_not_of(' ', text.find(' ', at));
+  if (at == std::string::npos) return std::nullopt;
+  return std::strtoll(text.c_str() + at, nullptr, 10);
+}
+
+}  // namespace
+
+bool may_be_alive(const WriterId& writer) {
+  char host[256] = {};
+  if (::gethostname(host, sizeof(host) - 1) != 0) return true;
+  // Compared as names spell it: both go through the same replacement of characters.
+  const std::optional<WorkDir> here =
+      parse_work_dir_name(kTmpPrefix, work_dir_name(kTmpPrefix, 0, WriterId{host, writer.pid, 0, 0}));
+  if (!here || here->writer.host != writer.host) return true;
+  if (::kill(static_cast<pid_t>(writer.pid), 0) != 0 && errno == ESRCH) return false;
+  const std::optional<int64_t> start = start_time(writer.pid);
+  return !start || *start == writer.start;
+}
+
+Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const WriterId& writer) {
+  const fs::path dir = checkpoints_dir / step_dir_name(step);
+  const fs::path trash = checkpoints_dir / work_dir_name(kTrashPrefix, step, writer);
+  RT_TRY(io.rename(dir, trash));
+  RT_TRY(io.sync_dir(checkpoints_dir));  // until here a crash may bring the checkpoint back, and it must be whole then
+  return remove_tree(io, trash);
+}
+
+Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
+                                        const WriterId& writer) {
+  if (policy.keep_last < 1)
+    return Error{ErrorCode::kInvalidInput, fmt::format("keep_last must be at least 1, got {}", policy.keep_last)};
+  RetentionReport report;
+  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  std::vector<int64_t> complete;
+  for (const CheckpointInfo& info : catalog.checkpoints) {
+    if (info.complete) complete.push_back(info.step);
+  }
+  if (complete.empty()) return report;
+  const int64_t oldest_kept =
+      complete[complete.size() - std::min(complete.size(), static_cast<size_t>(policy.keep_last))];
+  std::vector<int64_t> doomed;
+  for (const CheckpointInfo& info : catalog.checkpoints) {
+    const bool asked_for = std::count(policy.keep_steps.begin(), policy.keep_steps.end(), info.step) > 0;
+    if (info.step < oldest_kept && !asked_for) doomed.push_back(info.step);
+  }
+  if (doomed.empty()) return report;
+  // The names of those that stay must be durable before the first of the others goes.
+  RT_TRY(io.sync_dir(checkpoints_dir));
+  WriterId id = writer;
+  for (const int64_t step : doomed) {
+    Status removed = remove_checkpoint(io, checkpoints_dir, step, id);
+    if (removed.ok()) {
+      report.removed.push_back(step);
+    } else {
+      report.problems.push_back(fmt::format("step {}: {}", step, removed.error().message));
+    }
+  }
+  return report;
+}
+
+Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_dir,
+                                    const std::function<bool(const WriterId&)>& alive) {
+  CleanReport report;
+  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  if (catalog.leftovers.empty()) return report;
+  // A leftover may be what an exchange has replaced: the new name must be durable before the old data goes.
+  RT_TRY(io.sync_dir(checkpoints_dir));
+  for (const std::string& name : catalog.leftovers) {
+    std::optional<WorkDir> work = parse_work_dir_name(kTmpPrefix, name);
+    if (!work) work = parse_work_dir_name(kTrashPrefix, name);
+    if (!work) {
+      report.left.push_back(name + ": not a name that this program makes");
+    } else if (alive(work->writer)) {
+      report.left.push_back(
+          fmt::format("{}: process {} of {} may still be at work", name, work->writer.pid, work->writer.host));
+    } else if (Status removed = remove_tree(io, checkpoints_dir / name); !removed.ok()) {
+      report.left.push_back(fmt::format("{}: {}", name, removed.error().message));
+    } else {
+      report.removed.push_back(name);
+    }
+  }
+  return report;
+}
+
+}  // namespace cairn::ckpt

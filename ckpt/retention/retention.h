@@ -1,0 +1,50 @@
+#pragma once
+// Which checkpoints live, and crash-safe removal: first the name is taken away (rename to .trash-..., parent synced),
+// then the data. A crash in between leaves rubbish that is recognised by its name, never half a checkpoint.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ckpt/format/names.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+struct RetentionPolicy {
+  int64_t keep_last = 1;            // complete checkpoints, by step; at least 1
+  std::vector<int64_t> keep_steps;  // never removed: being read, or asked for by a person
+};
+
+struct RetentionReport {
+  std::vector<int64_t> removed;       // steps
+  std::vector<std::string> problems;  // what could not be removed and why; it is tried again next time
+};
+
+/// Removes complete checkpoints beyond the newest keep_last, and damaged ones older than all that are kept. Does
+/// nothing while no checkpoint is complete. `writer` names the trash; a failure to remove data is a problem in the
+/// report, a failure to read the folder or to sync it is an error.
+Result<RetentionReport> apply_retention(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                        const RetentionPolicy& policy, const WriterId& writer);
+
+/// Removes one checkpoint, complete or damaged.
+Status remove_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
+                         const WriterId& writer);
+
+struct CleanReport {
+  std::vector<std::string> removed;
+  std::vector<std::string> left;  // "name: why": its writer lives, is on another host, or it could not be removed
+};
+
+/// Whether the process that `writer` names may still be writing: true for a living process with the same start time on
+/// this host, and for every process of another host, which cannot be asked.
+bool may_be_alive(const WriterId& writer);
+
+/// Removes what dead saves and half-done removals have left. For the start of a run, before the first save.
+Result<CleanReport> clean_leftovers(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                    const std::function<bool(const WriterId&)>& alive = may_be_alive);
+
+}  // namespace cairn::ckpt

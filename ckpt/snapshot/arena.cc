@@ -1,0 +1,551 @@
+#include "ckpt/snapshot/arena.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <tuple>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/format/manifest.h"
+
+namespace cairn::ckpt {
+namespace {
+
+using arena::RankEntry;
+using arena::ShardExtent;
+using arena::SlotHeader;
+using arena::StaticHeader;
+
+constexpr const char* kShmDir = "/dev/shm/";
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; Debian 12's headers have it, older ones do not
+
+Error bad(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
+
+int64_t page_up(int64_t n) { return (n + kPageBytes - 1) / kPageBytes * kPageBytes; }
+int64_t chunks_of(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
+std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (int64_t{1} << 30)); }
+
+/// Where everything lies, from the spec alone.
+struct Geometry {
+  std::vector<RankEntry> ranks;
+  int64_t directory_offset = 0, static_bytes = 0, control_offset = 0, total_bytes = 0;
+};
+
+Geometry geometry_of(const ArenaSpec& spec) {
+  Geometry g;
+  g.ranks.resize(spec.ranks.size());
+  auto at = static_cast<int64_t>(sizeof(StaticHeader) + sizeof(RankEntry) * spec.ranks.size());
+  for (size_t r = 0; r < spec.ranks.size(); ++r) {
+    RankEntry& entry = g.ranks[r];
+    entry.shard_table_offset = at;
+    entry.shards = static_cast<int64_t>(spec.ranks[r].shards.size());
+    entry.payload_bytes = spec.ranks[r].bytes;
+    for (const SlotShard& shard : spec.ranks[r].shards) entry.chunks += chunks_of(shard.bytes, spec.chunk_bytes);
+    at += entry.shards * static_cast<int64_t>(sizeof(ShardExtent));
+  }
+  g.directory_offset = at;
+  g.static_bytes = at + static_cast<int64_t>(spec.directory.size());
+  g.control_offset = page_up(g.static_bytes);
+  at = page_up(g.control_offset + static_cast<int64_t>(sizeof(arena::Control)));
+  for (RankEntry& entry : g.ranks) {
+    for (int64_t slot = 0; slot < spec.slots; ++slot) {
+      entry.header_offset[slot] = at;
+      at = page_up(at + static_cast<int64_t>(sizeof(SlotHeader)) + kPositionCapacity +
+                   entry.chunks * static_cast<int64_t>(sizeof(uint64_t)));
+    }
+  }
+  for (RankEntry& entry : g.ranks) {
+    for (int64_t slot = 0; slot < spec.slots; ++slot) {
+      entry.payload_offset[slot] = at;
+      at = page_up(at + entry.payload_bytes);
+    }
+  }
+  g.total_bytes = at;
+  return g;
+}
+
+uint64_t hash_static(const std::byte* base, int64_t static_bytes) {
+  StreamingHash hash;
+  constexpr uint64_t kZero = 0;
+  const auto zero = std::as_bytes(std::span(&kZero, 1));
+  constexpr auto kMagicEnd = static_cast<int64_t>(sizeof(uint64_t));
+  constexpr auto kHashAt = static_cast<int64_t>(offsetof(StaticHeader, static_hash));
+  hash.update(zero);
+  hash.update({base + kMagicEnd, static_cast<size_t>(kHashAt - kMagicEnd)});
+  hash.update(zero);
+  hash.update({base + kHashAt + 8, static_cast<size_t>(static_bytes - kHashAt - 8)});
+  return hash.digest();
+}
+
+int64_t available_memory() {
+  std::ifstream in("/proc/meminfo");
+  std::string word;
+  int64_t kib = 0, sum = 0;
+  bool found = false;
+  while (in >> word) {
+    if ((word == "MemAvailable:" || word == "SwapFree:") && in >> kib) {
+      sum += kib << 10;
+      found = true;
+    }
+  }
+  return found ? sum : INT64_MAX;
+}
+
+bool huge_pages_allowed() {
+  std::ifstream in("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  return text.find("[advise]") != std::string::npos || text.find("[always]") != std::string::npos ||
+         text.find("[within_size]") != std::string::npos || text.find("[force]") != std::string::npos;
+}
+
+struct SegmentName {
+  int64_t uid = 0;
+  uint64_t run_hash = 0;
+  ProcessId agent;
+};
+
+std::string segment_name(std::string_view run_id, const ProcessId& agent) {
+  return fmt::format("/cairn-{}-{}-{}-{}", getuid(), hash_to_hex(hash_bytes(run_id)), agent.pid, agent.start);
+}
+
+std::optional<int64_t> parse_number(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || text.empty() || value < 0) return std::nullopt;
+  return value;
+}
+
+/// Reads a name without its slash; anything that is not exactly ours is somebody else's.
+std::optional<SegmentName> parse_segment_name(const std::string& name) {
+  std::vector<std::string> parts;
+  std::stringstream stream(name);
+  for (std::string part; std::getline(stream, part, '-');) parts.push_back(part);
+  if (parts.size() != 5 || parts[0] != "cairn") return std::nullopt;
+  const auto uid = parse_number(parts[1]);
+  const auto hash = hash_from_hex(parts[2]);
+  const auto pid = parse_number(parts[3]), start = parse_number(parts[4]);
+  if (!uid || !hash || !pid || !start) return std::nullopt;
+  return SegmentName{*uid, *hash, {*pid, *start}};
+}
+
+/// Names, with slash, of this user's segments whose agent is gone.
+std::vector<std::string> stale_names(std::optional<uint64_t> run_hash) {
+  std::vector<std::string> out;
+  DIR* dir = opendir(kShmDir);
+  if (dir == nullptr) return out;
+  while (const dirent* item = readdir(dir)) {
+    const auto name = parse_segment_name(item->d_name);
+    if (!name || name->uid != static_cast<int64_t>(getuid())) continue;
+    if (run_hash && name->run_hash != *run_hash) continue;
+    if (!is_alive(name->agent)) out.push_back(std::string("/") + item->d_name);
+  }
+  closedir(dir);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// The descriptor of a stale segment with its lock held; empty when somebody still holds it or it is not ours.
+Fd lock_segment(const std::string& name) {
+  Fd fd(shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  struct stat info {};
+  if (!fd || fstat(fd.get(), &info) != 0 || info.st_uid != getuid() || !S_ISREG(info.st_mode)) return Fd();
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return Fd();
+  return fd;
+}
+
+}  // namespace
+
+ProcessId this_process() {
+  ProcessId me{getpid(), 0};
+  std::ifstream in("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t close = text.rfind(')');  // the command's name may hold anything
+  if (close == std::string::npos) return me;
+  std::istringstream rest(text.substr(close + 1));
+  std::string field;
+  for (int k = 3; k <= 22 && rest >> field; ++k) {
+    if (k == 22) me.start = parse_number(field).value_or(0);
+  }
+  return me;
+}
+
+bool is_alive(const ProcessId& process) {
+  std::ifstream in(fmt::format("/proc/{}/stat", process.pid));
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t close = text.rfind(')');
+  if (close == std::string::npos) return false;
+  std::istringstream rest(text.substr(close + 1));
+  std::string field;
+  for (int k = 3; k <= 22 && rest >> field; ++k) {
+    if (k == 3 && (field == "Z" || field == "X")) return false;  // dead, only not yet waited for
+    if (k == 22) return parse_number(field).value_or(-1) == process.start;
+  }
+  return false;
+}
+
+int64_t Arena::total_bytes(const ArenaSpec& spec) { return geometry_of(spec).total_bytes; }
+
+Result<Arena> Arena::create(const ArenaSpec& spec) {
+  const auto world = static_cast<int64_t>(spec.ranks.size());
+  if (world < 1 || world > arena::kMaxWorld) return bad(fmt::format("a snapshot arena for {} ranks", world));
+  if (spec.slots < 2 || spec.slots > arena::kMaxSlots) {
+    return bad(fmt::format("{} snapshot slots; 2 to {} are possible", spec.slots, arena::kMaxSlots));
+  }
+  if (spec.chunk_bytes < kPageBytes || spec.chunk_bytes > kMaxChunkBytes || spec.chunk_bytes % kPageBytes != 0) {
+    return bad(fmt::format("snapshot chunks of {} bytes; a multiple of {} up to {} is needed", spec.chunk_bytes,
+                           kPageBytes, kMaxChunkBytes));
+  }
+  for (const std::string* text : {&spec.run_id, &spec.recipe_hash}) {
+    if (static_cast<int64_t>(text->size()) >= arena::kTextBytes || text->find('\0') != std::string::npos) {
+      return bad(fmt::format("run id or recipe hash \"{}\" is longer than {} bytes", *text, arena::kTextBytes - 1));
+    }
+  }
+  for (const SlotLayout& layout : spec.ranks) {
+    int64_t end = 0;
+    for (const SlotShard& shard : layout.shards) {
+      if (shard.offset < end || shard.bytes < 0 || shard.offset + shard.bytes > layout.bytes) {
+        return bad("the shards of a snapshot slot overlap or leave it");
+      }
+      end = shard.offset + shard.bytes;
+    }
+  }
+  const Geometry geometry = geometry_of(spec);
+
+  // Look before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
+  const bool named = spec.backing == ArenaBacking::kNamed;
+  struct statvfs space {};
+  if (named && statvfs(kShmDir, &space) == 0) {
+    const auto free = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize);
+    if (free < geometry.total_bytes) {
+      return Error{ErrorCode::kNoSpace,
+                   fmt::format("snapshots need {} in /dev/shm, {} are free: {} are missing; enlarge it (mount -o "
+                               "remount,size=... /dev/shm) or remove what fills it",
+                               gib(geometry.total_bytes), gib(free), gib(geometry.total_bytes - free)),
+                   ENOSPC};
+    }
+  }
+  if (const int64_t memory = available_memory(); memory < geometry.total_bytes) {
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("snapshots need {} of memory, {} are available: {} are missing", gib(geometry.total_bytes),
+                             gib(memory), gib(geometry.total_bytes - memory)),
+                 ENOMEM};
+  }
+
+  const std::string name = named ? segment_name(spec.run_id, this_process()) : "";
+  Fd fd(named ? shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)
+              : memfd_create("cairn-snapshots", MFD_CLOEXEC));
+  if (!fd) return os_error(errno, fmt::format("snapshot memory {}", named ? kShmDir + name.substr(1) : "(memfd)"));
+  const auto give_up = [&](Error error) {
+    if (named) shm_unlink(name.c_str());
+    return error;
+  };
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return give_up(os_error(errno, "flock of snapshot memory"));
+  if (ftruncate(fd.get(), geometry.total_bytes) != 0) return give_up(os_error(errno, "ftruncate of snapshot memory"));
+  void* base = mmap(nullptr, geometry.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) return give_up(os_error(errno, "mmap of snapshot memory"));
+
+  Arena out;
+  out.fd_ = std::move(fd);
+  out.name_ = name;
+  out.base_ = static_cast<std::byte*>(base);
+  out.bytes_ = geometry.total_bytes;
+  out.huge_pages_ = spec.huge_pages && huge_pages_allowed() && madvise(base, geometry.total_bytes, MADV_HUGEPAGE) == 0;
+  // Huge pages come from a fault with the advice, so populate first; what that cannot do, fallocate does or refuses.
+  madvise(base, geometry.total_bytes, kPopulateWrite);
+  if (const int error = posix_fallocate(out.fd_.get(), 0, geometry.total_bytes); error != 0) {
+    return give_up(os_error(error, fmt::format("reserving {} of snapshot memory", gib(geometry.total_bytes))));
+  }
+
+  auto& header = *reinterpret_cast<StaticHeader*>(out.base_);
+  header.version = arena::kVersion;
+  header.world = static_cast<uint32_t>(world);
+  header.slots = static_cast<uint32_t>(spec.slots);
+  header.static_bytes = geometry.static_bytes;
+  header.total_bytes = geometry.total_bytes;
+  header.control_offset = geometry.control_offset;
+  header.directory_offset = geometry.directory_offset;
+  header.directory_bytes = static_cast<int64_t>(spec.directory.size());
+  header.chunk_bytes = spec.chunk_bytes;
+  header.position_capacity = kPositionCapacity;
+  header.layout_hash = spec.layout_hash;
+  std::memcpy(header.run_id, spec.run_id.data(), spec.run_id.size());
+  std::memcpy(header.recipe_hash, spec.recipe_hash.data(), spec.recipe_hash.size());
+  std::memcpy(out.base_ + sizeof(StaticHeader), geometry.ranks.data(), sizeof(RankEntry) * geometry.ranks.size());
+  for (int64_t rank = 0; rank < world; ++rank) {
+    auto* table = reinterpret_cast<ShardExtent*>(out.base_ + geometry.ranks[rank].shard_table_offset);
+    for (const SlotShard& shard : spec.ranks[rank].shards) *table++ = {shard.offset, shard.bytes};
+  }
+  std::memcpy(out.base_ + geometry.directory_offset, spec.directory.data(), spec.directory.size());
+  header.static_hash = hash_static(out.base_, geometry.static_bytes);
+  const ProcessId me = this_process();
+  out.control().agent_pid = me.pid;
+  out.control().agent_start = me.start;
+  header.magic.store(arena::kMagic, std::memory_order_release);
+  return out;
+}
+
+Result<Arena> Arena::map(Fd fd, std::string name) {
+  struct stat info {};
+  if (fstat(fd.get(), &info) != 0) return os_error(errno, "fstat of snapshot memory");
+  if (info.st_size < static_cast<int64_t>(sizeof(StaticHeader))) {
+    return damaged(fmt::format("{} bytes are too few for a header", info.st_size));
+  }
+  void* base = mmap(nullptr, info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) return os_error(errno, "mmap of snapshot memory");
+  Arena out;
+  out.fd_ = std::move(fd);
+  out.name_ = std::move(name);
+  out.base_ = static_cast<std::byte*>(base);
+  out.bytes_ = info.st_size;
+  RT_TRY(out.validate());
+  out.huge_pages_ = huge_pages_allowed() && madvise(base, info.st_size, MADV_HUGEPAGE) == 0;
+  return out;
+}
+
+Status Arena::validate() const {
+  const StaticHeader& h = header();
+  if (h.magic.load(std::memory_order_acquire) != arena::kMagic) {
+    return damaged("no magic number: never finished, or not a snapshot segment");
+  }
+  if (h.version != arena::kVersion) {
+    return damaged(fmt::format("version {}, this build reads {}", h.version, arena::kVersion));
+  }
+  if (h.total_bytes != bytes_) return damaged(fmt::format("{} bytes long, its header says {}", bytes_, h.total_bytes));
+  if (h.world < 1 || h.world > arena::kMaxWorld || h.slots < 1 || h.slots > arena::kMaxSlots ||
+      h.chunk_bytes < kPageBytes || h.chunk_bytes > kMaxChunkBytes || h.position_capacity != kPositionCapacity ||
+      h.static_bytes < static_cast<int64_t>(sizeof(StaticHeader) + sizeof(RankEntry) * h.world) ||
+      h.static_bytes > bytes_) {
+    return damaged("numbers in the header are out of range");
+  }
+  if (const uint64_t hash = hash_static(base_, h.static_bytes); hash != h.static_hash) {
+    return damaged(fmt::format("header checksum {}, stored {}", hash_to_hex(hash), hash_to_hex(h.static_hash)));
+  }
+  const auto fits = [&](int64_t offset, int64_t size) {
+    return offset >= 0 && size >= 0 && offset <= bytes_ && size <= bytes_ - offset && offset % 8 == 0;
+  };
+  bool good = std::memchr(h.run_id, 0, arena::kTextBytes) != nullptr &&
+              std::memchr(h.recipe_hash, 0, arena::kTextBytes) != nullptr && h.directory_bytes >= 0 &&
+              h.directory_offset >= 0 && h.directory_offset <= bytes_ - h.directory_bytes &&
+              fits(h.control_offset, sizeof(arena::Control));
+  for (int64_t rank = 0; good && rank < world(); ++rank) {
+    const RankEntry& e = entry(rank);
+    good = e.shards >= 0 && e.shards <= bytes_ && fits(e.shard_table_offset, e.shards * 16) && e.chunks >= 0 &&
+           e.chunks <= bytes_ / 8;
+    for (int64_t slot = 0; good && slot < slots(); ++slot) {
+      good = fits(e.header_offset[slot], static_cast<int64_t>(sizeof(SlotHeader)) + kPositionCapacity + e.chunks * 8) &&
+             fits(e.payload_offset[slot], e.payload_bytes) && e.payload_offset[slot] % kPageBytes == 0;
+    }
+    int64_t chunks = 0, end = 0;
+    for (int64_t k = 0; good && k < e.shards; ++k) {
+      const ShardExtent& extent = shards(rank)[k];
+      good = extent.offset >= end && extent.bytes >= 0 && extent.offset <= e.payload_bytes - extent.bytes;
+      if (!good) break;  // the sums below could overflow
+      end = extent.offset + extent.bytes;
+      chunks += chunks_of(extent.bytes, h.chunk_bytes);
+    }
+    good = good && chunks == e.chunks;
+  }
+  if (!good) return damaged("the tables behind the header do not fit together");
+  return {};
+}
+
+Result<Arena> Arena::attach(const std::string& name) {
+  Fd fd(shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  if (!fd) {
+    Error error = os_error(errno, fmt::format("snapshot memory /dev/shm{}", name));
+    if (errno == ENOENT) error.code = ErrorCode::kUnavailable;
+    return error;
+  }
+  return map(std::move(fd), name).with(fmt::format("snapshot memory /dev/shm{}", name));
+}
+
+Result<Arena> Arena::attach_fd(int fd) {
+  Fd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy) return os_error(errno, fmt::format("snapshot memory, descriptor {}", fd));
+  return map(std::move(copy), "").with(fmt::format("snapshot memory, descriptor {}", fd));
+}
+
+Result<std::optional<Arena>> Arena::adopt(std::string_view run_id) {
+  std::optional<Arena> best;
+  std::tuple<bool, uint64_t, int64_t> best_worth;
+  for (const std::string& name : stale_names(hash_bytes(run_id))) {
+    Fd fd = lock_segment(name);
+    if (!fd) continue;
+    Result<Arena> found = map(std::move(fd), name);
+    if (!found.ok() || found.value().run_id() != run_id) continue;
+    const std::vector<SlotView> views = found.value().views();
+    const auto newest = newest_whole(views);
+    const auto worth = newest ? std::tuple(true, views[*newest].incarnation, views[*newest].step)
+                              : std::tuple(false, uint64_t{0}, int64_t{0});
+    if (best && worth <= best_worth) continue;
+    best = std::move(found).value();
+    best_worth = worth;
+  }
+  if (!best) return std::optional<Arena>();
+  const ProcessId me = this_process();
+  const std::string mine = segment_name(run_id, me);
+  // One rename wins among agents that compete; RENAME_NOREPLACE keeps a segment that this process already has.
+  if (renameat2(AT_FDCWD, (kShmDir + best->name_.substr(1)).c_str(), AT_FDCWD, (kShmDir + mine.substr(1)).c_str(),
+                RENAME_NOREPLACE) != 0) {
+    if (errno == ENOENT) return std::optional<Arena>();
+    return os_error(errno, fmt::format("taking over snapshot memory /dev/shm{}", best->name_));
+  }
+  best->name_ = mine;
+  best->control().agent_pid = me.pid;
+  best->control().agent_start = me.start;
+  best->control().stop = 0;
+  for (int64_t slot = 0; slot < best->slots(); ++slot) {  // what the dead agent was writing is still to be written
+    std::atomic<int64_t>& reserved = best->control().reserved[slot];
+    if (const int64_t seen = reserved.load(); seen < 0) reserved.store(seen == INT64_MIN ? 0 : -seen);
+  }
+  return std::optional<Arena>(std::move(best));
+}
+
+Arena::Arena(Arena&& other) noexcept { *this = std::move(other); }
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+  if (this == &other) return *this;
+  if (base_ != nullptr) munmap(base_, bytes_);
+  fd_ = std::move(other.fd_);
+  name_ = std::exchange(other.name_, {});
+  base_ = std::exchange(other.base_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  huge_pages_ = other.huge_pages_;
+  return *this;
+}
+
+Arena::~Arena() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+Status Arena::remove() {
+  if (name_.empty()) return {};
+  const std::string name = std::exchange(name_, {});
+  if (shm_unlink(name.c_str()) != 0 && errno != ENOENT) return os_error(errno, fmt::format("shm_unlink {}", name));
+  return {};
+}
+
+std::string_view Arena::directory() const {
+  return {reinterpret_cast<const char*>(base_ + header().directory_offset),
+          static_cast<size_t>(header().directory_bytes)};
+}
+
+arena::Control& Arena::control() const { return *reinterpret_cast<arena::Control*>(base_ + header().control_offset); }
+
+const RankEntry& Arena::entry(int64_t rank) const {
+  RT_CHECK(rank >= 0 && rank < world(), "rank {} of {}", rank, world());
+  return reinterpret_cast<const RankEntry*>(base_ + sizeof(StaticHeader))[rank];
+}
+
+std::span<const ShardExtent> Arena::shards(int64_t rank) const {
+  const RankEntry& e = entry(rank);
+  return {reinterpret_cast<const ShardExtent*>(base_ + e.shard_table_offset), static_cast<size_t>(e.shards)};
+}
+
+SlotHeader& Arena::slot_header(int64_t rank, int64_t slot) const {
+  RT_CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
+  return *reinterpret_cast<SlotHeader*>(base_ + entry(rank).header_offset[slot]);
+}
+
+std::span<char> Arena::position_area(int64_t rank, int64_t slot) const {
+  return {reinterpret_cast<char*>(&slot_header(rank, slot) + 1), static_cast<size_t>(kPositionCapacity)};
+}
+
+std::span<uint64_t> Arena::hash_area(int64_t rank, int64_t slot) const {
+  return {reinterpret_cast<uint64_t*>(position_area(rank, slot).data() + kPositionCapacity),
+          static_cast<size_t>(entry(rank).chunks)};
+}
+
+std::span<std::byte> Arena::payload(int64_t rank, int64_t slot) const {
+  RT_CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
+  const RankEntry& e = entry(rank);
+  return {base_ + e.payload_offset[slot], static_cast<size_t>(e.payload_bytes)};
+}
+
+SlotMark Arena::mark(int64_t rank, int64_t slot) const {
+  const SlotHeader& h = slot_header(rank, slot);
+  const uint64_t before = h.sequence.load(std::memory_order_acquire);
+  SlotMark mark{SlotPhase::kWriting, h.incarnation.load(std::memory_order_relaxed),
+                h.step.load(std::memory_order_relaxed)};
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const uint64_t after = h.sequence.load(std::memory_order_relaxed);
+  if (before == 0) return {};
+  if (before == after && before % 2 == 0) mark.phase = SlotPhase::kWhole;
+  return mark;
+}
+
+std::vector<SlotView> Arena::views() const {
+  std::vector<SlotView> out;
+  std::vector<SlotMark> marks(world());
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    for (int64_t rank = 0; rank < world(); ++rank) marks[rank] = mark(rank, slot);
+    out.push_back(view_of(marks, control().reserved[slot].load(std::memory_order_acquire) != 0));
+  }
+  return out;
+}
+
+Status Arena::invalidate_slots(double deadline_s) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(deadline_s);
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    std::atomic<int64_t>& reserved = control().reserved[slot];
+    for (int64_t seen = reserved.load(std::memory_order_acquire); seen != 0; seen = reserved.load()) {
+      if (seen > 0) {
+        reserved.compare_exchange_strong(seen, 0);
+        continue;
+      }
+      if (std::chrono::steady_clock::now() > deadline) {
+        return Error{ErrorCode::kTimeout, fmt::format("waiting for step {} to be written from snapshot memory", -seen)};
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  for (int64_t rank = 0; rank < world(); ++rank) {
+    for (int64_t slot = 0; slot < slots(); ++slot) {
+      slot_header(rank, slot).sequence.store(0, std::memory_order_release);
+    }
+  }
+  return {};
+}
+
+void Arena::populate(int64_t rank) const {
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    const auto area = payload(rank, slot);
+    if (area.empty() || madvise(area.data(), area.size(), kPopulateWrite) == 0) continue;
+    for (size_t at = 0; at < area.size(); at += kPageBytes) {
+      static_cast<void>(*reinterpret_cast<const volatile std::byte*>(area.data() + at));
+    }
+  }
+}
+
+ReapReport reap_stale_arenas(std::string_view keep_run_id) {
+  ReapReport report;
+  const uint64_t keep = hash_bytes(keep_run_id);
+  for (const std::string& name : stale_names(std::nullopt)) {
+    if (!keep_run_id.empty() && parse_segment_name(name.substr(1))->run_hash == keep) continue;
+    const Fd fd = lock_segment(name);
+    if (!fd) continue;
+    struct stat info {};
+    if (fstat(fd.get(), &info) != 0 || shm_unlink(name.c_str()) != 0) continue;
+    report.removed.push_back(name);
+    report.bytes += info.st_size;
+  }
+  return report;
+}
+
+}  // namespace cairn::ckpt

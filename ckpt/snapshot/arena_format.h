@@ -1,0 +1,97 @@
+#pragma once
+// What lies in a snapshot segment, byte by byte. All offsets count from the start of the segment; numbers are this
+// machine's (the segment never leaves it). The static part is written once by create() and covered by a hash; the rest
+// changes while ranks may be killed at any instruction, so nothing in it is believed without a check.
+//
+//   0        StaticHeader, then RankEntry[world], then per rank ShardExtent[shards], then the directory text
+//   control  Control
+//   then per rank and slot   SlotHeader, position text, uint64 hash per chunk
+//   then per rank and slot   payload
+// Parts begin at multiples of kPageBytes.
+
+#include <atomic>
+#include <cstdint>
+
+namespace cairn::ckpt::arena {
+
+inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
+inline constexpr uint32_t kVersion = 1;
+inline constexpr int64_t kMaxSlots = 4;
+inline constexpr int64_t kMaxWorld = 1 << 16;
+inline constexpr int64_t kTextBytes = 128;
+inline constexpr int64_t kPathBytes = 4096;
+inline constexpr int64_t kMessageBytes = 2048;
+
+struct StaticHeader {
+  std::atomic<uint64_t> magic;
+  uint32_t version;
+  uint32_t world;
+  uint32_t slots;
+  uint32_t unused;
+  int64_t static_bytes;  // covered by static_hash
+  int64_t total_bytes;
+  int64_t control_offset;
+  int64_t directory_offset, directory_bytes;
+  int64_t chunk_bytes;
+  int64_t position_capacity;
+  uint64_t layout_hash;
+  uint64_t static_hash;                              // XXH3_64 of [0, static_bytes) with magic and this field zero
+  char run_id[kTextBytes], recipe_hash[kTextBytes];  // zero-terminated
+};
+
+struct RankEntry {
+  int64_t shard_table_offset, shards;
+  int64_t chunks;  // of all shards
+  int64_t payload_bytes;
+  int64_t header_offset[kMaxSlots], payload_offset[kMaxSlots];
+};
+
+struct ShardExtent {
+  int64_t offset, bytes;  // in the slot
+};
+
+/// sequence: 0 empty, odd being written, even whole. Stored even, with release, after everything else.
+struct SlotHeader {
+  std::atomic<uint64_t> sequence;
+  std::atomic<uint64_t> incarnation;
+  std::atomic<int64_t> step;
+  int64_t position_bytes;
+  int64_t chunks;
+  int64_t copy_ns;
+  uint64_t head_hash;  // XXH3_64 over incarnation, step, position_bytes, chunks, position, chunk hashes
+};
+
+enum class Source : uint32_t { kNone, kFresh, kMemory, kDisk };
+
+/// Written by the agent while no rank runs, read by all ranks: why they cannot disagree.
+struct Decision {
+  std::atomic<uint64_t> incarnation;  // of the ranks it is for; stored last
+  Source source;
+  uint32_t slot;           // kMemory
+  int64_t step;            // of kMemory and kDisk
+  char place[kPathBytes];  // kDisk: the checkpoint's directory
+  int64_t position_bytes;
+  char position[16384];
+};
+
+struct Control {
+  std::atomic<uint64_t> incarnation;  // life of the ranks; 0: none yet
+  std::atomic<uint32_t> stop;         // the agent asks for a save at the next step boundary and an end
+  std::atomic<int64_t> agent_pid, agent_start;
+  // Step to be persisted from the slot; 0: free. Rank 0 sets it, the agent makes it negative when it starts to write
+  // and 0 when it is done; until it starts, rank 0 may take it back for a newer snapshot.
+  std::atomic<int64_t> reserved[kMaxSlots];
+  std::atomic<int64_t> persisted_step;  // newest step of this incarnation on disk
+  std::atomic<int64_t> failed_step;     // newest step whose persist failed
+  std::atomic<uint64_t> beat;           // counts up while the persister lives
+  std::atomic<int32_t> failed_code;     // ErrorCode of that failure
+  char failure[kMessageBytes];          // written before failed_step
+  // A rank that could not read what the decision names says so, for the next decision to leave it out.
+  std::atomic<uint64_t> refused;  // incarnation of the decision
+  Decision decision;
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
+              std::atomic<uint32_t>::is_always_lock_free);
+
+}  // namespace cairn::ckpt::arena

@@ -1,0 +1,43 @@
+#include "ckpt/snapshot/slot_rule.h"
+
+#include <tuple>
+
+namespace cairn::ckpt {
+
+SlotView view_of(std::span<const SlotMark> ranks, bool reserved) {
+  SlotView view{.whole = !ranks.empty(), .reserved = reserved};
+  for (const SlotMark& mark : ranks) view.whole = view.whole && mark.phase == SlotPhase::kWhole && mark == ranks[0];
+  if (view.whole) {
+    view.incarnation = ranks[0].incarnation;
+    view.step = ranks[0].step;
+  }
+  return view;
+}
+
+std::optional<int64_t> choose_slot(std::span<const SlotView> slots) {
+  int64_t whole = 0;
+  for (const SlotView& slot : slots) whole += slot.whole ? 1 : 0;
+  const auto worth = [](const SlotView& slot) { return std::tuple(slot.whole, slot.incarnation, slot.step); };
+  std::optional<int64_t> best;
+  for (int64_t k = 0; k < static_cast<int64_t>(slots.size()); ++k) {
+    const SlotView& slot = slots[k];
+    if (slot.reserved) continue;
+    if (whole - (slot.whole ? 1 : 0) == 0 && whole > 0) continue;  // it is the only whole one
+    if (!best || worth(slot) < worth(slots[*best])) best = k;
+  }
+  return best;
+}
+
+std::optional<int64_t> newest_whole(std::span<const SlotView> slots) {
+  std::optional<int64_t> best;
+  for (int64_t k = 0; k < static_cast<int64_t>(slots.size()); ++k) {
+    if (!slots[k].whole) continue;
+    if (!best ||
+        std::tuple(slots[*best].incarnation, slots[*best].step) < std::tuple(slots[k].incarnation, slots[k].step)) {
+      best = k;
+    }
+  }
+  return best;
+}
+
+}  // namespace cairn::ckpt

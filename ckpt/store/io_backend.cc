@@ -1,0 +1,78 @@
+#include "ckpt/store/io_backend.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+
+namespace cairn::ckpt {
+
+namespace fs = std::filesystem;
+
+Status IoFile::write(int64_t offset, std::span<const std::byte> data) {
+  RT_TRY_SET(const IoTicket ticket, submit_write(offset, data.data(), static_cast<int64_t>(data.size())));
+  return wait(ticket);
+}
+
+Status IoFile::read(int64_t offset, std::span<std::byte> data) {
+  RT_TRY_SET(const IoTicket ticket, submit_read(offset, data.data(), static_cast<int64_t>(data.size())));
+  return wait(ticket);
+}
+
+void IoBackend::register_memory(std::span<std::byte>) {}
+void IoBackend::forget_memory(std::span<std::byte>) {}
+
+bool is_not_found(const Error& error) { return error.os_errno == ENOENT; }
+
+Status make_dirs(IoBackend& io, const fs::path& path) {
+  if (path.empty()) return {};
+  Result<FileStat> there = io.stat(path);
+  if (there.ok()) {
+    if (there.value().is_dir) return {};
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a file, expected a directory", path.string()), ENOTDIR};
+  }
+  if (!is_not_found(there.error())) return std::move(there).error();
+  RT_TRY(make_dirs(io, path.parent_path()));
+  if (Status made = io.make_dir(path); !made.ok()) {
+    if (made.error().os_errno == EEXIST) return {};  // someone else was faster
+    return made;
+  }
+  return path.has_parent_path() ? io.sync_dir(path.parent_path()) : io.sync_dir(".");
+}
+
+Result<std::string> read_file(IoBackend& io, const fs::path& path, int64_t max_bytes) {
+  RT_TRY_SET(const std::unique_ptr<IoFile> file, io.open(path));
+  RT_TRY_SET(const int64_t size, file->size());
+  if (size > max_bytes)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: {} bytes, expected at most {}", path.string(), size, max_bytes)};
+  std::string bytes(static_cast<size_t>(size), '\0');
+  if (size > 0) RT_TRY(file->read(0, std::as_writable_bytes(std::span(bytes))));
+  return bytes;
+}
+
+Status write_file(IoBackend& io, const fs::path& path, std::string_view bytes) {
+  RT_TRY_SET(const std::unique_ptr<IoFile> file, io.create(path, static_cast<int64_t>(bytes.size())));
+  if (!bytes.empty()) RT_TRY(file->write(0, std::as_bytes(std::span(bytes))));
+  RT_TRY(file->sync());
+  return file->close();
+}
+
+Status remove_tree(IoBackend& io, const fs::path& path) {
+  Result<FileStat> there = io.stat(path);
+  if (!there.ok()) {
+    if (is_not_found(there.error())) return {};
+    return std::move(there).error();
+  }
+  if (!there.value().is_dir) return io.remove_file(path);
+  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(path));
+  for (const DirEntry& entry : entries) {
+    if (entry.is_dir) {
+      RT_TRY(remove_tree(io, path / entry.name));
+    } else {
+      RT_TRY(io.remove_file(path / entry.name));
+    }
+  }
+  return io.remove_dir(path);
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,108 @@
+#pragma once
+// The disk behind a seam: what saving, loading, verifying and deleting checkpoints need, and no more. Backends:
+// PosixBackend (buffered calls), UringBackend (O_DIRECT through io_uring), MemoryBackend (a disk in memory that can
+// lose power), FaultBackend (wraps another one and fails on purpose). All leave the same bytes in the same files.
+//
+// Rules for every backend:
+// - Offsets and sizes in bytes. Memory may have any alignment; 4096-aligned memory, offsets and sizes go fastest.
+// - Nothing is durable before sync() of the file AND sync_dir() of the directory that holds its name. After a failed
+//   sync() the file must be thrown away: the kernel may already call its lost pages clean.
+// - Errors say operation, path and the system's reason; os_errno is set when the system gave one (is_not_found).
+// - A backend outlives its files. Threads: one thread at a time per backend and its files.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+inline constexpr int64_t kIoAlign =
+    4096;  // what O_DIRECT wants on every file system we met; also a sector of a test disk
+
+struct FileStat {
+  int64_t size_bytes = 0;
+  bool is_dir = false;
+  int64_t modified_unix_ms = 0;
+};
+
+struct DirEntry {
+  std::string name;
+  bool is_dir = false;
+};
+
+/// An operation that submit_write or submit_read started.
+using IoTicket = int64_t;
+
+/// An open file. The destructor closes it and drops errors; call close() where they matter.
+class IoFile {
+ public:
+  virtual ~IoFile() = default;
+
+  /// Starts a write or a read of all `bytes` bytes; may block until the queue has room. The memory belongs to the
+  /// operation until wait(ticket) or finish() returned. Ranges of operations in flight must not overlap. A read that
+  /// meets the end of the file is an error.
+  virtual Result<IoTicket> submit_write(int64_t offset, const std::byte* data, int64_t bytes) = 0;
+  virtual Result<IoTicket> submit_read(int64_t offset, std::byte* data, int64_t bytes) = 0;
+  /// Waits for one operation and gives its result. Each ticket is waited for at most once.
+  virtual Status wait(IoTicket ticket) = 0;
+  /// Waits for all that is in flight; the first error among operations that were not waited for.
+  virtual Status finish() = 0;
+
+  virtual Status truncate(int64_t size_bytes) = 0;
+  virtual Result<int64_t> size() = 0;
+  virtual Status sync() = 0;
+  virtual Status close() = 0;
+
+  // One operation, done when it returns.
+  Status write(int64_t offset, std::span<const std::byte> data);
+  Status read(int64_t offset, std::span<std::byte> data);
+};
+
+class IoBackend {
+ public:
+  virtual ~IoBackend() = default;
+  virtual std::string_view name() const = 0;
+
+  /// Makes a new file of `size_bytes` bytes, space reserved where the file system can; its bytes read as zero.
+  /// An existing one is an error. kNoSpace when the disk cannot hold it.
+  virtual Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) = 0;
+  virtual Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) = 0;  // for reading
+
+  virtual Status make_dir(const std::filesystem::path& path) = 0;  // the parent exists; an existing one is an error
+  /// Atomic. A file is put in the place of a file, a directory in the place of nothing or of an empty directory.
+  virtual Status rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
+  /// Swaps two names, atomically. kUnsupported where the file system cannot.
+  virtual Status exchange(const std::filesystem::path& a, const std::filesystem::path& b) = 0;
+  virtual Status sync_dir(const std::filesystem::path& path) = 0;
+  virtual Status remove_file(const std::filesystem::path& path) = 0;
+  virtual Status remove_dir(const std::filesystem::path& path) = 0;  // an empty one
+
+  virtual Result<std::vector<DirEntry>> list(const std::filesystem::path& path) = 0;  // sorted by name
+  virtual Result<FileStat> stat(const std::filesystem::path& path) = 0;
+  virtual Result<int64_t> free_bytes(const std::filesystem::path& path) = 0;
+
+  /// A hint that I/O will come from or go to this memory again and again (a snapshot arena), until forget_memory or the
+  /// end of the backend. Backends that cannot use it do nothing; it never fails.
+  virtual void register_memory(std::span<std::byte> memory);
+  virtual void forget_memory(std::span<std::byte> memory);
+};
+
+bool is_not_found(const Error& error);  // ENOENT
+
+/// Makes `path` and its missing parents, and syncs the directories that got a new name.
+Status make_dirs(IoBackend& io, const std::filesystem::path& path);
+/// Whole file. kInvalidInput when it is larger than `max_bytes`.
+Result<std::string> read_file(IoBackend& io, const std::filesystem::path& path, int64_t max_bytes);
+/// A new file with these bytes, synced (its directory is not).
+Status write_file(IoBackend& io, const std::filesystem::path& path, std::string_view bytes);
+/// Removes a directory and what is in it. A path that is not there is fine.
+Status remove_tree(IoBackend& io, const std::filesystem::path& path);
+
+}  // namespace cairn::ckpt

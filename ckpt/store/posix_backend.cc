@@ -1,0 +1,192 @@
+#include "ckpt/store/posix_backend.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/fs.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace cairn::ckpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+Error failed(const char* operation, const std::string& path, int error = errno) {
+  return os_error(error, fmt::format("{}: {}", path, operation));
+}
+
+// One system call moves at most 2 GiB - 4 KiB; stay below with a round number.
+constexpr int64_t kMaxCallBytes = int64_t{1} << 30;
+
+template <typename Call>
+auto retry_on_signal(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+}  // namespace
+
+Result<IoTicket> PosixFile::submit_write(int64_t offset, const std::byte* data, int64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = retry_on_signal(
+        [&] { return ::pwrite(fd_.get(), data, static_cast<size_t>(std::min(bytes, kMaxCallBytes)), offset); });
+    if (n < 0) return failed("write", path_);
+    if (n == 0) return failed("write", path_, EIO);
+    data += n;
+    offset += n;
+    bytes -= n;
+  }
+  return IoTicket{0};
+}
+
+Result<IoTicket> PosixFile::submit_read(int64_t offset, std::byte* data, int64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = retry_on_signal(
+        [&] { return ::pread(fd_.get(), data, static_cast<size_t>(std::min(bytes, kMaxCallBytes)), offset); });
+    if (n < 0) return failed("read", path_);
+    if (n == 0)
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}: ends at byte {}, {} more bytes expected (file cut short?)", path_, offset, bytes)};
+    data += n;
+    offset += n;
+    bytes -= n;
+  }
+  return IoTicket{0};
+}
+
+Status PosixFile::truncate(int64_t size_bytes) {
+  if (retry_on_signal([&] { return ::ftruncate(fd_.get(), size_bytes); }) != 0) return failed("truncate", path_);
+  return {};
+}
+
+Result<int64_t> PosixFile::size() {
+  struct stat st {};
+  if (::fstat(fd_.get(), &st) != 0) return failed("stat", path_);
+  return static_cast<int64_t>(st.st_size);
+}
+
+Status PosixFile::sync() {
+  if (retry_on_signal([&] { return ::fsync(fd_.get()); }) != 0) return failed("fsync", path_);
+  return {};
+}
+
+Status PosixFile::close() {
+  if (!fd_) return {};
+  // After EINTR Linux has closed the descriptor already.
+  if (::close(fd_.release()) != 0 && errno != EINTR) return failed("close", path_);
+  return {};
+}
+
+Result<Fd> PosixBackend::create_fd(const fs::path& path, int64_t size_bytes) {
+  Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644); }));
+  if (!fd) return failed("create", path.string());
+  if (size_bytes == 0) return fd;
+  // Writes into holes make io_uring hand each write to a worker thread; reserved space does not (and ENOSPC comes now).
+  if (retry_on_signal([&] { return ::fallocate(fd.get(), 0, 0, size_bytes); }) == 0) return fd;
+  if (errno == EOPNOTSUPP && retry_on_signal([&] { return ::ftruncate(fd.get(), size_bytes); }) == 0) return fd;
+  Error error = failed("reserve space", path.string()).with(fmt::format("{} bytes", size_bytes));
+  ::unlink(path.c_str());
+  return error;
+}
+
+Result<Fd> PosixBackend::open_fd(const fs::path& path) {
+  Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  if (!fd) return failed("open", path.string());
+  struct stat st {};
+  if (::fstat(fd.get(), &st) != 0) return failed("stat", path.string());
+  if (!S_ISREG(st.st_mode))
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: is no regular file", path.string()), EISDIR};
+  return fd;
+}
+
+Result<std::unique_ptr<IoFile>> PosixBackend::create(const fs::path& path, int64_t size_bytes) {
+  RT_TRY_SET(Fd fd, create_fd(path, size_bytes));
+  return std::unique_ptr<IoFile>(std::make_unique<PosixFile>(std::move(fd), path.string()));
+}
+
+Result<std::unique_ptr<IoFile>> PosixBackend::open(const fs::path& path) {
+  RT_TRY_SET(Fd fd, open_fd(path));
+  return std::unique_ptr<IoFile>(std::make_unique<PosixFile>(std::move(fd), path.string()));
+}
+
+Status PosixBackend::make_dir(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0755) != 0) return failed("make directory", path.string());
+  return {};
+}
+
+Status PosixBackend::rename(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    return failed(fmt::format("rename to {}", to.string()).c_str(), from.string());
+  return {};
+}
+
+Status PosixBackend::exchange(const fs::path& a, const fs::path& b) {
+  if (::syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return {};
+  Error error = failed(fmt::format("exchange with {}", b.string()).c_str(), a.string());
+  if (error.os_errno == EINVAL || error.os_errno == ENOSYS) error.code = ErrorCode::kUnsupported;
+  return error;
+}
+
+Status PosixBackend::sync_dir(const fs::path& path) {
+  const Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (!fd) return failed("open directory", path.string());
+  if (retry_on_signal([&] { return ::fsync(fd.get()); }) != 0) return failed("fsync directory", path.string());
+  return {};
+}
+
+Status PosixBackend::remove_file(const fs::path& path) {
+  if (::unlink(path.c_str()) != 0) return failed("remove", path.string());
+  return {};
+}
+
+Status PosixBackend::remove_dir(const fs::path& path) {
+  if (::rmdir(path.c_str()) != 0) return failed("remove directory", path.string());
+  return {};
+}
+
+Result<std::vector<DirEntry>> PosixBackend::list(const fs::path& path) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  if (!dir) return failed("list", path.string());
+  std::vector<DirEntry> entries;
+  while (true) {
+    errno = 0;
+    const dirent* entry = ::readdir(dir.get());
+    if (entry == nullptr) {
+      if (errno != 0) return failed("list", path.string());
+      break;
+    }
+    const std::string name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    struct stat st {};  // d_type is not filled in by every file system
+    if (::fstatat(::dirfd(dir.get()), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;  // removed since
+      return failed("stat", (path / name).string());
+    }
+    entries.push_back({name, S_ISDIR(st.st_mode)});
+  }
+  std::sort(entries.begin(), entries.end(), [](const DirEntry& a, const DirEntry& b) { return a.name < b.name; });
+  return entries;
+}
+
+Result<FileStat> PosixBackend::stat(const fs::path& path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0) return failed("stat", path.string());
+  return FileStat{static_cast<int64_t>(st.st_size), S_ISDIR(st.st_mode),
+                  static_cast<int64_t>(st.st_mtim.tv_sec) * 1000 + st.st_mtim.tv_nsec / 1'000'000};
+}
+
+Result<int64_t> PosixBackend::free_bytes(const fs::path& path) {
+  struct statvfs st {};
+  if (::statvfs(path.c_str(), &st) != 0) return failed("free space", path.string());
+  return static_cast<int64_t>(st.f_bavail) * static_cast<int64_t>(st.f_frsize);
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,33 @@
+# Debian 12 packages only; README's table says what each is for. Libraries without a CMake package get a target here.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(OpenMP REQUIRED)
+
+function(_cairn_pkg name module)
+  pkg_check_modules(${name} REQUIRED IMPORTED_TARGET ${module})
+  add_library(cairn::${name} ALIAS PkgConfig::${name})
+endfunction()
+
+_cairn_pkg(lua lua5.4-c++)  # the C++-linked flavour: lua_error unwinds like an exception
+_cairn_pkg(hdf5 hdf5)
+_cairn_pkg(uring liburing)
+_cairn_pkg(zstd libzstd)
+_cairn_pkg(xxhash libxxhash)
+_cairn_pkg(sentencepiece sentencepiece)
+
+# Found by hand: the package's own CMake file insists on OpenCL's development files, which we do not use.
+find_path(DNNL_INCLUDE_DIR dnnl.hpp REQUIRED)
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+add_library(cairn::dnnl IMPORTED INTERFACE)
+target_include_directories(cairn::dnnl SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
+target_link_libraries(cairn::dnnl INTERFACE ${DNNL_LIBRARY})
+
+find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)
+find_library(GLOO_LIBRARY gloo REQUIRED)
+add_library(cairn::gloo IMPORTED INTERFACE)
+target_include_directories(cairn::gloo SYSTEM INTERFACE ${GLOO_INCLUDE_DIR})
+target_link_libraries(cairn::gloo INTERFACE ${GLOO_LIBRARY} Threads::Threads)

@@ -1,0 +1,381 @@
+#include "converters/export.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "converters/family.h"
+#include "converters/hf_folder.h"
+#include "converters/safetensors.h"
+#include "converters/strict_json.h"
+
+namespace cairn::convert {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kBlockElems = int64_t{1} << 20;      // converted and written at a time
+constexpr std::string_view kTestedVersion = "4.57.6";  // of transformers; with 5.23.0, docs/converters.md
+constexpr float kMaxF16 = 65504.0f;
+
+Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+/// One tensor of the folder and the logical tensors it is made of.
+struct Output {
+  std::string name;
+  Shape shape;
+  bool transpose = false;
+  std::vector<int64_t> parts;  // indices into the source's tensors, in order along the output dim
+};
+
+/// In the order in which shards are filled: embedding, layers by number, final norm, head.
+std::vector<Output> outputs_of(const Family& family, const WeightSource& source) {
+  const std::vector<Mapping> mappings = tensor_map(family, source.model());
+  std::vector<Output> out;
+  std::map<std::string, size_t> index;
+  for (size_t k = 0; k < mappings.size(); ++k) {
+    const Mapping& mapping = mappings[k];
+    const auto [at, is_new] = index.emplace(mapping.stored, out.size());
+    if (is_new) {
+      Output tensor{.name = mapping.stored, .shape = source.tensors()[k].shape, .transpose = mapping.transpose};
+      tensor.shape[0] *= mapping.parts;
+      if (mapping.transpose) std::swap(tensor.shape[0], tensor.shape[1]);
+      out.push_back(std::move(tensor));
+    }
+    Output& tensor = out[at->second];
+    RT_CHECK(static_cast<int64_t>(tensor.parts.size()) == mapping.part, "{} is out of order", mapping.logical);
+    tensor.parts.push_back(static_cast<int64_t>(k));
+  }
+  return out;
+}
+
+/// Converts floats to `dtype` block by block and hands them on.
+Status emit(const Output& tensor, DType dtype, std::span<const float> values, const ByteSink& sink) {
+  if (dtype == DType::kF32) return sink(reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
+  std::vector<uint16_t> block(std::min<int64_t>(kBlockElems, static_cast<int64_t>(values.size())));
+  for (size_t at = 0; at < values.size(); at += block.size()) {
+    const size_t count = std::min(block.size(), values.size() - at);
+    for (size_t k = 0; k < count; ++k) {
+      const float x = values[at + k];
+      if (dtype == DType::kBf16) {
+        block[k] = to_bf16(x).bits;
+        continue;
+      }
+      block[k] = f32_to_f16(x);
+      if ((block[k] & 0x7fff) == 0x7c00 && !std::isinf(x)) {
+        return Error{ErrorCode::kUnsupported,
+                     fmt::format("{}: holds {}, f16 ends at {}; export as bf16 or f32", tensor.name, x, kMaxF16)};
+      }
+    }
+    RT_TRY(sink(reinterpret_cast<const std::byte*>(block.data()), static_cast<int64_t>(count * 2)));
+  }
+  return {};
+}
+
+Status write_tensor(const WeightSource& source, const Output& tensor, DType dtype, const ByteSink& sink) {
+  if (!tensor.transpose) {
+    std::vector<float> rows;
+    for (const int64_t part : tensor.parts) {
+      const Shape& shape = source.tensors()[part].shape;
+      const int64_t columns = cairn::count_elems(shape) / shape[0];
+      const int64_t rows_a_block = std::max<int64_t>(1, 16 * kBlockElems / columns);
+      for (int64_t first = 0; first < shape[0]; first += rows_a_block) {
+        const int64_t end = std::min(shape[0], first + rows_a_block);
+        rows.resize((end - first) * columns);
+        RT_TRY(source.read_rows(part, first, end, rows));
+        RT_TRY(emit(tensor, dtype, rows, sink));
+      }
+    }
+    return {};
+  }
+  // [in, parts * out] from parts of [out, in].
+  std::vector<float> stored(cairn::count_elems(tensor.shape)), logical;
+  const int64_t inputs = tensor.shape[0], width = tensor.shape[1];
+  int64_t left = 0;
+  for (const int64_t part : tensor.parts) {
+    const int64_t outs = source.tensors()[part].shape[0];
+    logical.resize(outs * inputs);
+    RT_TRY(source.read(part, logical));
+    for (int64_t o = 0; o < outs; ++o) {
+      for (int64_t i = 0; i < inputs; ++i) stored[i * width + left + o] = logical[o * inputs + i];
+    }
+    left += outs;
+  }
+  return emit(tensor, dtype, stored, sink);
+}
+
+/// File name of each output.
+using Split = std::vector<std::string>;
+
+std::string shard_name(int64_t index, int64_t count) {
+  return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+/// transformers' algorithm: a tensor above the limit is a shard of its own at once; else a shard that would pass the
+/// limit is closed first.
+Split split_by_size(const std::vector<Output>& outputs, DType dtype, int64_t limit) {
+  std::vector<int64_t> shard(outputs.size());
+  int64_t count = 0, open_shard = -1, filled = 0;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    const int64_t bytes = cairn::count_elems(outputs[k].shape) * dtype_size_bytes(dtype);
+    if (bytes > limit) {
+      shard[k] = count++;
+      continue;
+    }
+    if (open_shard < 0 || filled + bytes > limit) {
+      open_shard = count++;
+      filled = 0;
+    }
+    shard[k] = open_shard;
+    filled += bytes;
+  }
+  Split out;
+  for (const int64_t s : shard) out.push_back(count == 1 ? std::string(kSingleFile) : shard_name(s, count));
+  return out;
+}
+
+/// The split of the folder that was imported, when its index names exactly these tensors and files of safe names.
+std::optional<Split> split_by_index(const std::vector<Output>& outputs, const std::string& index) {
+  const auto map = parse_index(index);
+  if (!map.ok() || map.value().size() != outputs.size()) return std::nullopt;
+  Split out;
+  for (const Output& output : outputs) {
+    const auto file = map.value().find(output.name);
+    if (file == map.value().end() || !file->second.starts_with("model") || !file->second.ends_with(".safetensors")) {
+      return std::nullopt;
+    }
+    out.push_back(file->second);
+  }
+  return out;
+}
+
+Status write_text(const fs::path& path, std::string_view text) {
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!fd) return os_error(errno, path.string());
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd.get(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(errno, path.string());
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+  if (::fsync(fd.get()) != 0) return os_error(errno, path.string());
+  return {};
+}
+
+Status sync_folder(const fs::path& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) return os_error(errno, "fsync of " + path.string());
+  return {};
+}
+
+/// Token ids of the original config: ints, a list of ints, or null; anything else is left out.
+void keep_token_ids(const std::string& original, nlohmann::ordered_json* config) {
+  const auto parsed = parse_json_strictly(original, "the kept config", 32);
+  if (!parsed.ok() || !parsed.value().is_object()) return;
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    const auto found = parsed.value().find(key);
+    if (found == parsed.value().end()) {
+      config->erase(key);  // absent there: the class default holds, as it did
+      continue;
+    }
+    const bool list = found->is_array() &&
+                      std::all_of(found->begin(), found->end(), [](const auto& id) { return id.is_number_integer(); });
+    if (found->is_number_integer() || found->is_null() || list) (*config)[key] = *found;
+  }
+}
+
+bool is_export_file(const std::string& name) {
+  if (name == kConfigFile || name == kIndexFile || name == kSingleFile) return true;
+  if (name.starts_with("model-") && name.ends_with(".safetensors")) return true;
+  return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
+}
+
+/// Moves what `from` holds into `to`, which has files already; config.json leaves first and comes last.
+Status replace_files(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  std::vector<std::string> old_names, new_names;
+  for (fs::directory_iterator it(to, error), end; !error && it != end; it.increment(error)) {
+    old_names.push_back(it->path().filename().string());
+  }
+  for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error)) {
+    new_names.push_back(it->path().filename().string());
+  }
+  if (error) return os_error(error.value(), to.string());
+  const auto config = [](const std::string& name) { return name == kConfigFile; };
+  std::stable_partition(old_names.begin(), old_names.end(), config);
+  std::stable_partition(new_names.begin(), new_names.end(), [&](const std::string& name) { return !config(name); });
+  for (const std::string& name : old_names) {
+    if (!is_export_file(name)) continue;
+    if (::unlink((to / name).c_str()) != 0) return os_error(errno, (to / name).string());
+    if (config(name)) RT_TRY(sync_folder(to));
+  }
+  for (const std::string& name : new_names) {
+    if (config(name)) RT_TRY(sync_folder(to));
+    if (::rename((from / name).c_str(), (to / name).c_str()) != 0) return os_error(errno, (to / name).string());
+  }
+  fs::remove(from, error);
+  return sync_folder(to);
+}
+
+class Exporter {
+ public:
+  Exporter(const CheckpointWeights& source, const ExportOptions& options, ExportReport& report)
+      : source_(source), options_(options), report_(report) {}
+
+  Status run(const fs::path& into) {
+    RT_TRY_SET(const Family family, family_for(source_.model()));
+    const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(DType::kF32));
+    report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
+    report_.model_type = family.model_type;
+    RT_TRY(gather_files());
+    RT_TRY(write_weights(family, into));
+    for (const auto& [name, text] : files_) {
+      if (name == kConfigFile || name == kIndexFile) continue;
+      RT_TRY(write_text(into / name, text));
+      ++report_.files_passed;
+    }
+    RT_TRY_SET(nlohmann::ordered_json config, config_from_model(source_.model(), report_.dtype));
+    if (const auto original = files_.find(std::string(kConfigFile)); original != files_.end()) {
+      keep_token_ids(original->second, &config);
+    }
+    config["transformers_version"] = kTestedVersion;
+    return write_text(into / kConfigFile, config.dump(2) + "\n");
+  }
+
+ private:
+  Status gather_files() {
+    const std::set<std::string_view> known(passed_files().begin(), passed_files().end());
+    for (const std::string& name : source_.files()) {
+      if (!known.contains(name) && name != kConfigFile && name != kIndexFile) continue;
+      RT_TRY_SET(files_[name], source_.file(name));
+    }
+    for (const std::string& name : source_.empty_files()) {
+      if (known.contains(name)) files_[name] = "";
+    }
+    const TokenizerConfig& tokenizer = source_.recipe().tokenizer;
+    if (tokenizer.kind == TokenizerConfig::Kind::kSentencePiece && !files_.contains("tokenizer.model")) {
+      Result<std::string> model = read_text_file(tokenizer.path, int64_t{256} << 20);
+      if (model.ok()) {
+        files_["tokenizer.model"] = std::move(model).value();
+      } else {
+        report_.warnings.push_back("the tokenizer is not exported: " + model.error().message);
+      }
+    }
+    return {};
+  }
+
+  Status write_weights(const Family& family, const fs::path& into) {
+    const std::vector<Output> outputs = outputs_of(family, source_);
+    std::optional<Split> kept;
+    const auto index = files_.find(std::string(kIndexFile));
+    if (options_.max_shard_bytes == 0 && index != files_.end()) kept = split_by_index(outputs, index->second);
+    const int64_t limit = options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes;
+    const Split split = kept ? *std::move(kept) : split_by_size(outputs, report_.dtype, limit);
+
+    std::map<std::string, std::vector<SafeTensor>> shards;
+    std::map<std::string_view, const Output*> by_name;
+    nlohmann::json weight_map = nlohmann::json::object();  // sorted keys
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      const Output& output = outputs[k];
+      by_name[output.name] = &output;
+      weight_map[output.name] = split[k];
+      const int64_t elems = cairn::count_elems(output.shape);
+      report_.parameters += elems;
+      report_.data_bytes += elems * dtype_size_bytes(report_.dtype);
+      shards[split[k]].push_back(
+          {.name = output.name, .dtype = std::string(safetensors_dtype_name(report_.dtype)), .shape = output.shape});
+    }
+    report_.tensors = static_cast<int64_t>(outputs.size());
+    report_.shards = static_cast<int64_t>(shards.size());
+    for (auto& [file, tensors] : shards) {
+      RT_TRY(write_safetensors(into / file, std::move(tensors), {{"format", "pt"}},
+                               [&](const SafeTensor& tensor, const ByteSink& sink) {
+                                 return write_tensor(source_, *by_name[tensor.name], report_.dtype, sink);
+                               }));
+    }
+    if (shards.size() == 1 && shards.contains(std::string(kSingleFile))) return {};
+    const nlohmann::json written = {
+        {"metadata", {{"total_parameters", report_.parameters}, {"total_size", report_.data_bytes}}},
+        {"weight_map", std::move(weight_map)}};
+    return write_text(into / kIndexFile, written.dump(2) + "\n");
+  }
+
+  const CheckpointWeights& source_;
+  const ExportOptions& options_;
+  ExportReport& report_;
+  std::map<std::string, std::string> files_;
+};
+
+}  // namespace
+
+Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_dir, const fs::path& hf_dir,
+                               const ExportOptions& options, const RecipeDecoder& decode) {
+  const auto start = std::chrono::steady_clock::now();
+  if (options.dtype && *options.dtype != DType::kF32 && *options.dtype != DType::kBf16 &&
+      *options.dtype != DType::kF16) {
+    return invalid(fmt::format("dtype {}: weights are exported as f32, bf16 or f16", dtype_name(*options.dtype)));
+  }
+  std::error_code error;
+  const fs::path target = (fs::absolute(hf_dir, error) / "").lexically_normal().parent_path();
+  const bool exists = fs::exists(target, error);
+  if (exists && !fs::is_directory(target, error)) return invalid(target.string() + ": is there and is no folder");
+  const bool empty = !exists || fs::is_empty(target, error);
+  if (error) return os_error(error.value(), target.string());
+  if (!empty && !options.overwrite) {
+    return invalid(fmt::format("{}: is not empty; name another folder, or give --overwrite to replace the model in it",
+                               target.string()));
+  }
+  RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source, CheckpointWeights::open(io, checkpoint_dir, decode));
+  fs::create_directories(target.parent_path(), error);
+  if (error) return os_error(error.value(), target.parent_path().string());
+  const fs::path work = target.parent_path() / fmt::format(".{}.tmp-{}", target.filename().string(), ::getpid());
+  fs::remove_all(work, error);
+  if (!fs::create_directory(work, error)) return os_error(error.value(), work.string());
+
+  ExportReport report;
+  const auto publish = [&]() -> Status {
+    RT_TRY(Exporter(*source, options, report).run(work));
+    RT_TRY(sync_folder(work));
+    if (!empty) return replace_files(work, target);
+    // A folder takes the name of an empty one, or of none, in one step.
+    if (::rename(work.c_str(), target.c_str()) != 0) return os_error(errno, target.string());
+    return sync_folder(target.parent_path());
+  };
+  Status done = publish();
+  if (!done.ok()) {
+    fs::remove_all(work, error);
+    return std::move(done).error();
+  }
+  report.dir = target;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+Result<int64_t> parse_size(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit = text.substr(error == std::errc() ? end - text.data() : 0);
+  int64_t factor = 0;
+  if (unit.empty() || unit == "B") factor = 1;
+  if (unit == "KB") factor = 1000;
+  if (unit == "MB") factor = 1000'000;
+  if (unit == "GB") factor = 1000'000'000;
+  if (unit == "TB") factor = 1000'000'000'000;
+  if (error != std::errc() || number < 1 || factor == 0 || __builtin_mul_overflow(number, factor, &number)) {
+    return invalid(fmt::format("\"{}\" is no size; expected a whole number and KB, MB, GB or TB, such as 5GB", text));
+  }
+  return number;
+}
+
+}  // namespace cairn::convert

@@ -1,0 +1,83 @@
+#pragma once
+// Where a model's float weights come from: a Hugging Face folder or a checkpoint. Export, generation and evaluation
+// read through this and cannot tell the two apart.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/plan/load_plan.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/config/recipe.h"
+#include "runtime/core/dtype.h"
+#include "runtime/core/result.h"
+#include "runtime/core/shape.h"
+#include "runtime/plan/model_tensors.h"
+
+namespace cairn::convert {
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  virtual const ModelConfig& model() const = 0;
+  /// model_tensors(model()): logical names and shapes, canonical order.
+  virtual const std::vector<TensorSpec>& tensors() const = 0;
+  /// Rows [first, end) of dim 0 of tensors()[tensor], row-major. `out` holds exactly as many floats.
+  virtual Status read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const = 0;
+
+  /// The whole tensor.
+  Status read(int64_t tensor, std::span<float> out) const {
+    return read_rows(tensor, 0, tensors()[tensor].shape[0], out);
+  }
+};
+
+/// Copies a box out of a dense row-major tensor of `shape` into dense memory of its own. At least one dim.
+void copy_box_out(const float* whole, const Shape& shape, const Box& box, float* dense);
+
+/// Files that a checkpoint keeps beside its weights (the tokenizer, the original config.json) are tensors of this kind:
+/// dtype u8, one dim, named as the file. So they are committed, checksummed and resharded with everything else.
+inline constexpr std::string_view kFileKind = "file";
+
+/// Turns the text in a manifest back into a recipe (dsl::decode_recipe).
+using RecipeDecoder = std::function<Result<Recipe>(std::string_view json)>;
+
+class CheckpointWeights final : public WeightSource {
+ public:
+  /// Errors: those of the reader and the decoder; kInvalidInput listing every weight that is missing or of another
+  /// shape than the recipe says. `io` must outlive the object.
+  static Result<std::unique_ptr<CheckpointWeights>> open(ckpt::IoBackend& io, const std::filesystem::path& dir,
+                                                         const RecipeDecoder& decode);
+
+  const ModelConfig& model() const override { return recipe_.model; }
+  const std::vector<TensorSpec>& tensors() const override { return tensors_; }
+  Status read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const override;
+
+  const Recipe& recipe() const { return recipe_; }
+  const ckpt::Manifest& manifest() const { return reader_->manifest(); }
+  /// Names of the kept files, and the bytes of one. Errors: kInvalidInput for one that is not there.
+  std::vector<std::string> files() const;
+  Result<std::string> file(std::string_view name) const;
+  /// Kept files of no bytes: a tensor has at least one element, so these stand in the manifest's state.
+  std::vector<std::string> empty_files() const;
+  /// The dtype of the weights in the folder that this checkpoint was imported from and has not left since (step 0);
+  /// nothing for any other checkpoint.
+  std::optional<DType> imported_dtype() const;
+
+ private:
+  CheckpointWeights() = default;
+  Status run(std::span<const ckpt::LoadRead> reads, std::byte* into) const;
+
+  std::unique_ptr<ckpt::CheckpointReader> reader_;
+  Recipe recipe_;
+  std::vector<TensorSpec> tensors_;
+  std::unique_ptr<ckpt::LoadPlanner> planner_;  // refers to the reader's manifest
+};
+
+}  // namespace cairn::convert

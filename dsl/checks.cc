@@ -1,0 +1,299 @@
+#include "dsl/checks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "runtime/mesh/mesh.h"
+
+namespace cairn::dsl {
+namespace {
+
+/// Divisors of `number` that are multiples of `of`, ascending.
+std::vector<int64_t> divisors(int64_t number, int64_t of = 1) {
+  std::vector<int64_t> low, high;
+  for (int64_t k = 1; k * k <= number; ++k) {
+    if (number % k != 0) continue;
+    if (k % of == 0) low.push_back(k);
+    if (k * k != number && (number / k) % of == 0) high.push_back(number / k);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+/// The nearest of sorted `values` below and above `wanted`, at most `count` in all: "48 or 64".
+std::string near_values(const std::vector<int64_t>& values, int64_t wanted, size_t count = 2) {
+  std::vector<int64_t> sorted = values;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](int64_t a, int64_t b) { return std::abs(a - wanted) < std::abs(b - wanted); });
+  const auto above = std::upper_bound(values.begin(), values.end(), wanted);
+  std::vector<int64_t> chosen;
+  if (count == 2) {  // one on each side says more than two on one
+    if (above != values.begin()) chosen.push_back(*(above - 1));
+    if (above != values.end()) chosen.push_back(*above);
+  } else {
+    chosen.assign(sorted.begin(), sorted.begin() + static_cast<int64_t>(std::min(count, sorted.size())));
+    std::sort(chosen.begin(), chosen.end());
+  }
+  std::string out;
+  for (size_t i = 0; i < chosen.size(); ++i)
+    out += fmt::format("{}{}", i == 0 ? "" : i + 1 == chosen.size() ? " or " : ", ", chosen[i]);
+  return out;
+}
+
+std::string near_multiples(int64_t of, int64_t wanted) {
+  std::vector<int64_t> values;
+  if (wanted / of > 0) values.push_back(wanted / of * of);
+  values.push_back((wanted / of + 1) * of);
+  return near_values(values, wanted);
+}
+
+std::string span_text(const Span& span) {
+  static constexpr const char* kUnits[] = {"steps", "samples", "tokens", "of the run"};
+  return fmt::format("{} {}", span.value, kUnits[static_cast<int>(span.unit)]);
+}
+
+}  // namespace
+
+bool CrossCheck::all_known(std::initializer_list<const char*> paths) const {
+  return std::all_of(paths.begin(), paths.end(), [&](const char* path) { return known(path); });
+}
+
+void CrossCheck::fail(const std::string& path, std::string message, std::string accepted, std::string detail) {
+  Diagnostic out;
+  out.path = path;
+  out.code = "cross_field";
+  out.message = std::move(message);
+  out.accepted = std::move(accepted);
+  out.detail = std::move(detail);
+  report(path, std::move(out));
+}
+
+void CrossCheck::run() {
+  name();
+  model();
+  mesh();
+  schedule();
+  data();
+}
+
+void CrossCheck::name() {
+  if (!known("name")) return;
+  const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; };
+  if (recipe.name.empty() || recipe.name.size() > 100 || recipe.name[0] == '.' || recipe.name[0] == '-' ||
+      !std::all_of(recipe.name.begin(), recipe.name.end(), plain))
+    fail("name", fmt::format("name = \"{}\" cannot be the name of a folder", recipe.name),
+         "1 to 100 letters, digits, - _ and dots, beginning with a letter, a digit or _");
+}
+
+void CrossCheck::model() {
+  const ModelConfig& m = recipe.model;
+  const int64_t tp = recipe.mesh.tp;
+  if (all_known({"model.width", "model.heads"}) && !is_set("model.head_dim") && m.width % m.heads != 0) {
+    std::vector<int64_t> fitting = divisors(m.width, tp);
+    if (fitting.empty()) fitting = divisors(m.width);
+    fail("model.heads",
+         fmt::format("model.heads = {} does not divide model.width = {}{}", m.heads, m.width,
+                     where("model.heads", "model.width")),
+         "heads " + near_values(fitting, m.heads));
+  }
+  if (known("model.heads") && m.heads % m.kv_heads != 0) {
+    fail("model.kv_heads",
+         fmt::format("model.kv_heads = {} does not divide model.heads = {}{}", m.kv_heads, m.heads,
+                     where("model.kv_heads", "model.heads")),
+         "kv_heads " + near_values(divisors(m.heads), m.kv_heads));
+  }
+  if (known("model.heads") && m.heads % tp != 0) {
+    fail("mesh.tp",
+         fmt::format("mesh.tp = {} does not divide model.heads = {}{}", tp, m.heads, where("mesh.tp", "model.heads")),
+         "tp " + near_values(divisors(std::gcd(m.heads, m.kv_heads)), tp));
+  } else if (known("model.heads") && m.kv_heads != m.heads && m.kv_heads % tp != 0) {
+    fail("mesh.tp",
+         fmt::format("mesh.tp = {} does not divide model.kv_heads = {}{}", tp, m.kv_heads,
+                     where("mesh.tp", "model.kv_heads")),
+         "tp " + near_values(divisors(std::gcd(m.heads, m.kv_heads)), tp));
+  }
+  if (known("model.ffn") && m.ffn % tp != 0 && (is_set("model.ffn") || m.heads % tp == 0)) {
+    const std::string at = is_set("model.ffn") ? "model.ffn" : "mesh.tp";
+    fail(at, fmt::format("model.ffn = {} is not divisible by mesh.tp = {}{}", m.ffn, tp, where(at, "mesh.tp")),
+         "ffn " + near_multiples(tp, m.ffn));
+  }
+  if (known("model.head_dim") && m.positions == Positions::kRotary && m.head_dim % 2 != 0 &&
+      (is_set("model.head_dim") || m.width % m.heads == 0)) {
+    fail(is_set("model.head_dim") ? "model.head_dim" : "model.heads",
+         fmt::format("model.head_dim = {} is odd, and rotary positions turn pairs of channels", m.head_dim),
+         "head_dim " + near_multiples(2, m.head_dim));
+  }
+}
+
+void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
+  if (!known("batch.samples")) return;
+  const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
+  const int64_t slice = micro * dp;
+  if (samples % slice == 0) return;
+  std::string accepted;
+  if (samples % dp == 0) accepted = "micro " + near_values(divisors(samples / dp), micro, 4) + "; or ";
+  std::vector<int64_t> near;
+  if (samples / slice > 0) near.push_back(samples / slice * slice);
+  near.push_back((samples / slice + 1) * slice);
+  accepted += fmt::format("samples {}", fmt::join(near, " or "));
+  fail("batch.samples",
+       fmt::format("batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it", samples, micro, dp,
+                   slice),
+       accepted, fmt::format("{};  nearest batches: {}", dp_is, fmt::join(near, ", ")));
+}
+
+void CrossCheck::mesh() {
+  const MeshConfig& mesh = recipe.mesh;
+  if (known("model.layers")) {
+    const int64_t layers = recipe.model.layers;
+    if (mesh.pp > layers)
+      fail("mesh.pp",
+           fmt::format("mesh.pp = {} is more stages than model.layers = {}{}: each stage needs a layer", mesh.pp,
+                       layers, where("mesh.pp", "model.layers")),
+           fmt::format("pp from 1 to {}", layers));
+    const int64_t sum = std::accumulate(mesh.stages.begin(), mesh.stages.end(), int64_t{0});
+    if (!mesh.stages.empty() && static_cast<int64_t>(mesh.stages.size()) != mesh.pp)
+      fail("mesh.stages",
+           fmt::format("mesh.stages has {} entries, but mesh.pp = {}{}", mesh.stages.size(), mesh.pp,
+                       where("mesh.stages", "mesh.pp")),
+           fmt::format("{} entries that sum to {}", mesh.pp, layers));
+    else if (!mesh.stages.empty() && sum != layers)
+      fail("mesh.stages",
+           fmt::format("mesh.stages = {{ {} }} sums to {}, but model.layers = {}{}", fmt::join(mesh.stages, ", "), sum,
+                       layers, where("mesh.stages", "model.layers")),
+           fmt::format("{} entries that sum to {}", mesh.pp, layers));
+  }
+  if (mesh.sequence_parallel && mesh.tp == 1)
+    fail("mesh.sequence_parallel", "mesh.sequence_parallel = true splits over tp, but mesh.tp = 1",
+         "mesh.tp > 1, or sequence_parallel = false");
+  if (mesh.sequence_parallel && known("model.context")) {
+    const int64_t tokens = recipe.batch.micro * recipe.model.context;
+    if (tokens % mesh.tp != 0)
+      fail("mesh.sequence_parallel",
+           fmt::format("mesh.sequence_parallel: batch.micro {} x model.context {} = {} tokens are not divisible by "
+                       "mesh.tp = {}",
+                       recipe.batch.micro, recipe.model.context, tokens, mesh.tp),
+           fmt::format("context {}", near_multiples(mesh.tp, recipe.model.context)));
+  }
+  const int64_t model_ranks = mesh.tp * mesh.pp;
+  if (world > 0) {
+    const Result<Mesh> made = Mesh::make(mesh, world);
+    if (!made.ok()) {
+      fail(mesh.dp != 0 ? "mesh.dp" : mesh.pp != 1 && mesh.tp == 1 ? "mesh.pp" : "mesh.tp", made.error().message);
+    } else {
+      batch(made.value().dp(),
+            fmt::format("dp = world {} / (tp {} x pp {}) = {}", world, mesh.tp, mesh.pp, world / model_ranks));
+    }
+  } else if (mesh.dp > 0) {
+    batch(mesh.dp, fmt::format("dp = {}, as mesh.dp says", mesh.dp));
+  } else if (known("batch.samples") && recipe.batch.samples % recipe.batch.micro != 0) {
+    // dp is not known, but no dp can help.
+    fail("batch.samples",
+         fmt::format("batch.samples = {} is not divisible by batch.micro = {}{}", recipe.batch.samples,
+                     recipe.batch.micro, where("batch.samples", "batch.micro")),
+         fmt::format("samples {}; micro {}", near_multiples(recipe.batch.micro, recipe.batch.samples),
+                     near_values(divisors(recipe.batch.samples), recipe.batch.micro)));
+  }
+}
+
+void CrossCheck::schedule() {
+  if (!known("stop")) return;
+  const Span& stop = recipe.stop;
+  if (!known("optimizer.lr")) return;
+  const std::vector<LrStage>& stages = recipe.optimizer.lr;
+  // Everything in samples, where the sizes are known; in the common unit otherwise.
+  const bool sizes = all_known({"batch.samples", "model.context"});
+  const auto samples = [&](const Span& span) -> std::optional<double> {
+    switch (span.unit) {
+      case Span::Unit::kSteps:
+        return span.value * static_cast<double>(recipe.batch.samples);
+      case Span::Unit::kSamples:
+        return span.value;
+      case Span::Unit::kTokens:
+        return span.value / static_cast<double>(recipe.model.context);
+      case Span::Unit::kFraction:
+        break;
+    }
+    return std::nullopt;
+  };
+  if (!sizes) return;
+  const double whole = *samples(stop);
+  double used = 0;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const LrStage& stage = stages[i];
+    const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
+    if (i > 0 && stage.kind == LrStage::Kind::kWarmup)
+      fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path));
+    if (stage.over.value == 0) {
+      if (i + 1 != stages.size())
+        fail(path,
+             fmt::format("{} has no `over`, so it lasts until the end of the run and stage {} would never begin", path,
+                         i + 2),
+             "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
+      else if (used >= whole * (1 + 1e-9) || (whole - used) < 1e-9 * whole)
+        fail(path, fmt::format("{} has no time left: the stages before it take all of stop = {}{}", path,
+                               span_text(stop), where(path, "stop")));
+      return;
+    }
+    used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
+  }
+  if (used > whole * (1 + 1e-9)) {
+    const double steps = static_cast<double>(recipe.batch.samples);
+    fail("optimizer.lr",
+         fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g} (stop = {}{})",
+                     used / steps, whole / steps, span_text(stop), where("optimizer.lr", "stop")),
+         "stages that sum to at most stop; leave out `over` of the last one to fill the rest");
+  }
+}
+
+void CrossCheck::data() {
+  if (!known("data")) return;
+  std::vector<std::string> names;
+  for (const DataSource& source : recipe.data.sources) {
+    if (std::find(names.begin(), names.end(), source.name) != names.end())
+      fail("data",
+           fmt::format("data: two sources are called \"{}\"; their losses could not be told apart", source.name),
+           "name = \"...\" in one of them");
+    names.push_back(source.name);
+  }
+  if (recipe.eval.every_steps == 0) return;
+  const bool valid = std::any_of(recipe.data.sources.begin(), recipe.data.sources.end(), [](const DataSource& source) {
+    if (source.kind == DataSource::Kind::kTokenFile) return !source.valid_path.empty();
+    return source.split.size() > 1 && source.split[1] > 0;
+  });
+  if (!valid)
+    fail("eval.at",
+         fmt::format("eval.at asks for evaluation, but data{} has no validation part", where("eval.at", "data")),
+         "split = { 95, 5 } in T.megatron, or valid = \"file\" in T.token_files");
+}
+
+std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world) {
+  std::vector<Diagnostic> out;
+  // The checks divide by these values: each must have passed its own check first.
+  if (const Result<Recipe> valid = decode_recipe(encode_recipe(recipe)); !valid.ok()) {
+    Diagnostic bad;
+    bad.code = "out_of_range";
+    bad.message = valid.error().message;
+    out.push_back(std::move(bad));
+    return out;
+  }
+  const auto yes = [](const std::string&) { return true; };
+  const auto head_dim_free = [&](const std::string& path) {
+    return path != "model.head_dim" || recipe.model.heads * recipe.model.head_dim != recipe.model.width;
+  };
+  CrossCheck check{recipe,
+                   world,
+                   yes,
+                   head_dim_free,
+                   [](const std::string&, const std::string&) { return std::string(); },
+                   [&](const std::string&, Diagnostic diagnostic) { out.push_back(std::move(diagnostic)); }};
+  check.run();
+  return out;
+}
+
+}  // namespace cairn::dsl

@@ -1,0 +1,111 @@
+// Recipe <-> canonical JSON, by the schema. Keys are sorted (std::map), numbers are printed shortest, integers stay
+// integers and doubles keep a point, so that equal recipes give equal bytes on every machine.
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include "dsl/dsl.h"
+#include "dsl/schema.h"
+
+namespace cairn::dsl {
+namespace {
+
+Json encode_block(const Block& block, void* object) {
+  Json out = Json::object();
+  for (const Field& field : block.fields) {
+    if (field.member) {
+      out[field.key] = encode_block(*field.block, field.member(object));
+    } else if (field.element) {
+      Json list = Json::array();
+      for (int64_t i = 0; i < field.size(object); ++i)
+        list.push_back(encode_block(*field.block, field.element(object, i)));
+      out[field.key] = std::move(list);
+    } else if (field.load) {
+      out[field.key] = field.load(object);
+    }
+  }
+  return out;
+}
+
+Error bad(const std::string& path, const std::string& message) {
+  return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: {}{}", path.empty() ? "the recipe" : path, message)};
+}
+
+/// Integers where the struct holds doubles become doubles: 1 and 1.0 are the same rate.
+Json widened(const Field& field, Json value) {
+  if (field.type == Type::kNumber && value.is_number_integer()) return value.get<double>();
+  if (field.type == Type::kSpan && value.is_object() && value.contains("value") && value["value"].is_number_integer())
+    value["value"] = value["value"].get<double>();
+  if (field.type == Type::kNumberList && value.is_array())
+    for (Json& element : value)
+      if (element.is_number_integer()) element = element.get<double>();
+  return value;
+}
+
+Status decode_block(const Block& block, void* object, const Json& json, const std::string& prefix) {
+  const auto path_of = [&](const std::string& key) { return prefix.empty() ? key : prefix + "." + key; };
+  if (!json.is_object()) return bad(prefix, " must be an object, got " + lua_text(json));
+  for (const auto& [key, value] : json.items()) {
+    if (block.find_key(key) != nullptr) continue;
+    std::vector<std::string> keys;
+    for (const Field& field : block.fields)
+      if (field.stored()) keys.push_back(field.key);
+    const std::string near = nearest(key, keys);
+    return bad(path_of(key), fmt::format(": no such field{}", near.empty() ? "" : "; did you mean " + near + "?"));
+  }
+  for (const Field& field : block.fields) {
+    if (!field.stored()) continue;
+    const std::string path = path_of(field.key);
+    const auto found = json.find(field.key);
+    if (found == json.end()) return bad(path, " is missing");
+    if (field.member) {
+      RT_TRY(decode_block(*field.block, field.member(object), *found, path));
+    } else if (field.element) {
+      if (!found->is_array()) return bad(path, " must be a list, got " + lua_text(*found));
+      field.resize(object, static_cast<int64_t>(found->size()));
+      for (size_t i = 0; i < found->size(); ++i)
+        RT_TRY(decode_block(*field.block, field.element(object, static_cast<int64_t>(i)), (*found)[i],
+                            fmt::format("{}[{}]", path, i + 1)));
+    } else {
+      const Json value = widened(field, *found);
+      Field plain = field;
+      plain.form = Form::kPlain;  // messages speak of the JSON value, not of how a recipe writes it
+      if (const auto wrong = check_value(plain, value)) {
+        const bool joined = wrong->message[0] == ':' || wrong->message[0] == '[';
+        return bad(path, (joined ? "" : " ") + wrong->message);
+      }
+      field.store(object, value);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string encode_recipe(const Recipe& recipe) {
+  Recipe copy = recipe;  // the accessors are for writing as well
+  return encode_block(recipe_block(), &copy).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Result<Recipe> decode_recipe(std::string_view json) {
+  Json parsed;
+  try {
+    parsed = Json::parse(json);
+  } catch (const Json::parse_error& error) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: byte {}: {}", error.byte, error.what())};
+  } catch (const Json::exception& error) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: {}", error.what())};
+  }
+  Recipe out;
+  RT_TRY(decode_block(recipe_block(), &out, parsed, ""));
+  return out;
+}
+
+std::string recipe_hash(std::string_view json) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(json.data(), json.size()));
+  std::string out;
+  for (const unsigned char byte : canonical.digest) out += fmt::format("{:02x}", byte);
+  return out;
+}
+
+}  // namespace cairn::dsl

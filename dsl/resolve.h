@@ -1,0 +1,80 @@
+#pragma once
+// From layers of Nodes to one Recipe. Layers are applied in order, each field checked as it comes: a value that fails
+// its own check leaves the one before it in place, so that later checks speak of real values. Then references and
+// derived defaults are resolved, the struct is filled, and the checks across fields run.
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dsl/dsl.h"
+#include "dsl/locate.h"
+#include "dsl/node.h"
+#include "dsl/schema.h"
+
+namespace cairn::dsl {
+
+class Resolver {
+ public:
+  /// `files`: name and text of everything read, to find lines in.
+  explicit Resolver(const std::vector<std::pair<std::string, std::string>>& files) : files_(files) {}
+
+  void apply(const Layer& layer);
+  Recipe resolve(int64_t world);
+
+  std::vector<Diagnostic>& diagnostics() { return diagnostics_; }
+  std::vector<Origin> origins();
+
+ private:
+  struct Setting {
+    NodePtr value;
+    Place place;
+  };
+  enum class Pass { kApply, kFinal };  // in kApply a T.ref has no value yet
+
+  // resolve.cc: layers, references, defaults
+  void apply_entries(const Block& block, const std::string& path, const std::vector<Entry>& entries);
+  void apply_field(const std::string& path, const Field& field, const NodePtr& value, const Place& place);
+  void apply_block(const std::string& path, const Field& field, const NodePtr& value, const Place& place);
+  void apply_data(const std::string& path, const Field& field, const NodePtr& value, const Place& place);
+  void clear(const std::string& path);
+  void unknown_field(const Block& block, const std::string& path, const Entry& entry);
+  void complain(const std::string& path, const Place& place, const Complaint& complaint);
+  void complain_type(const std::string& path, const Place& place, const Field& field, const Node& value);
+  std::optional<Json> get(const std::string& path);
+  std::optional<Json> fallback(const std::string& path, const Field& field);
+  std::pair<std::string, int> locate(const Place& place);
+  std::string source_line(const std::string& file, int line) const;
+  Place place_of(const std::string& path) const;
+  void fill(const Block& block, const std::string& path, void* object);
+
+  // convert.cc: one value. nullopt: reported; null Json: fine, but its number is not known before the final pass
+  std::optional<Json> convert(const std::string& path, const Field& field, const Node& value, const Place& place,
+                              Pass pass);
+  std::optional<Json> convert_plain(const std::string& path, const Field& field, const Node& value, const Place& place,
+                                    Pass pass);
+  std::optional<Json> convert_ref(const std::string& path, const Field& field, const Node& value, const Place& place,
+                                  Pass pass);
+  std::optional<Json> convert_span(const std::string& path, const Field& field, const Node& value, const Place& place);
+  std::optional<Json> convert_every(const std::string& path, const Node& value, const Place& place);
+  std::optional<Json> convert_stages(const std::string& path, const Field& field, const Node& value, const Place& place,
+                                     Pass pass);
+  std::optional<Json> convert_data(const std::string& path, const Field& field, const Node& value, const Place& place,
+                                   Pass pass);
+  std::optional<Json> convert_source(const std::string& path, const Node& value, Pass pass);
+  std::optional<Json> convert_fields(const std::string& path, const Block& block, const Node& value, Pass pass);
+  std::optional<Json> evaluate(const std::string& path, const Node& value, Pass pass);
+
+  const std::vector<std::pair<std::string, std::string>>& files_;
+  std::map<std::string, TableMap> maps_;
+  std::map<std::string, Setting> settings_;                      // by field path
+  std::map<std::string, std::pair<std::string, Place>> blocks_;  // by path: its constructor ("" for a table), its place
+  std::set<std::string> reported_;                               // fields with a mistake: not called missing as well
+  std::map<std::string, std::optional<Json>> resolved_;
+  std::vector<std::string> resolving_;
+  std::vector<Diagnostic> diagnostics_;
+};
+
+}  // namespace cairn::dsl

@@ -1,0 +1,771 @@
+#include "dsl/schema.h"
+
+#include <map>
+#include <type_traits>
+
+#include "runtime/core/check.h"
+
+namespace cairn::dsl {
+namespace {
+
+// --- binding: one overload set from C++ member types to schema types and JSON
+// -----------------------------------------
+
+const std::vector<std::string> kSpanUnits = {"steps", "samples", "tokens", "fraction"};
+
+template <class M>
+Json to_value(const M& member, const std::vector<std::string>& choices) {
+  if constexpr (std::is_same_v<M, Span>) {
+    return Json{{"unit", kSpanUnits.at(static_cast<size_t>(member.unit))}, {"value", member.value}};
+  } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
+    Json out = Json::array();
+    for (const MeshAxis axis : member) out.push_back(choices.at(static_cast<size_t>(axis)));
+    return out;
+  } else if constexpr (std::is_enum_v<M>) {
+    return choices.at(static_cast<size_t>(member));
+  } else {
+    return member;
+  }
+}
+
+size_t choice_index(const std::vector<std::string>& choices, const Json& value) {
+  for (size_t i = 0; i < choices.size(); ++i)
+    if (choices[i] == value.get_ref<const std::string&>()) return i;
+  RT_CHECK(false, "an unchecked choice reached the struct: {}", value.dump());
+}
+
+template <class M>
+void from_value(M& member, const std::vector<std::string>& choices, const Json& value) {
+  if constexpr (std::is_same_v<M, Span>) {
+    member = Span{static_cast<Span::Unit>(choice_index(kSpanUnits, value.at("unit"))), value.at("value").get<double>()};
+  } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
+    member.clear();
+    for (const Json& name : value) member.push_back(static_cast<MeshAxis>(choice_index(choices, name)));
+  } else if constexpr (std::is_enum_v<M>) {
+    member = static_cast<M>(choice_index(choices, value));
+  } else {
+    member = value.get<M>();
+  }
+}
+
+template <class M>
+constexpr Type type_of() {
+  if constexpr (std::is_same_v<M, int64_t> || std::is_same_v<M, int>) return Type::kInt;
+  if constexpr (std::is_same_v<M, uint64_t>) return Type::kSeed;
+  if constexpr (std::is_same_v<M, double>) return Type::kNumber;
+  if constexpr (std::is_same_v<M, bool>) return Type::kBool;
+  if constexpr (std::is_same_v<M, std::string>) return Type::kString;
+  if constexpr (std::is_enum_v<M>) return Type::kEnum;
+  if constexpr (std::is_same_v<M, Span>) return Type::kSpan;
+  if constexpr (std::is_same_v<M, std::vector<int64_t>>) return Type::kIntList;
+  if constexpr (std::is_same_v<M, std::vector<double>>) return Type::kNumberList;
+  if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) return Type::kEnumList;
+}
+
+// --- a small vocabulary to write the table in
+// -------------------------------------------------------------------------
+
+struct Def : Field {
+  Def& range(double low, double high) { return lo = low, hi = high, *this; }
+  Def& at_least(double low) { return lo = low, *this; }
+  Def& above(double low) { return lo = low, lo_open = true, *this; }
+  Def& under(double high) { return hi = high, hi_open = true, *this; }
+  Def& below_or_at(double high) { return hi = high, *this; }
+  Def& needed() { return required = true, *this; }
+  Def& otherwise(Json value) { return fallback = std::move(value), *this; }
+  Def& in_llama(Json value) { return llama = std::move(value), *this; }
+  Def& derived(std::string words) { return rule = std::move(words), *this; }
+  Def& one_of(std::vector<std::string> names) { return choices = std::move(names), *this; }
+  Def& in(Unit value) { return unit = value, *this; }
+  Def& written(Form value, std::vector<const Block*> constructors = {}) {
+    return form = value, accepts = std::move(constructors), *this;
+  }
+  Def& says(std::string line, std::string longer = "") {
+    return doc = std::move(line), more = std::move(longer), *this;
+  }
+  Def& like(std::string text) { return example = std::move(text), *this; }
+};
+
+/// A field with no member of its own.
+Def written_only(std::string name, Type type, std::string key = "") {
+  Def out;
+  out.key = key.empty() ? name : std::move(key);
+  out.name = std::move(name);
+  out.type = type;
+  return out;
+}
+
+template <class S, class M>
+Def make_field(std::string name, M S::*member, std::string key, std::vector<std::string> choices) {
+  Def out = written_only(std::move(name), type_of<M>(), std::move(key));
+  out.load = [member, choices](const void* object) {
+    return to_value(static_cast<const S*>(object)->*member, choices);
+  };
+  out.store = [member, choices](void* object, const Json& value) {
+    from_value(static_cast<S*>(object)->*member, choices, value);
+  };
+  out.choices = std::move(choices);
+  return out;
+}
+
+template <class S, class M>
+Def bound(std::string name, M S::*member, std::string key = "") {
+  static_assert(!std::is_enum_v<M>, "an enum needs its names: chosen()");
+  return make_field(std::move(name), member, std::move(key), {});
+}
+
+/// `names` in the order of the enum.
+template <class S, class M>
+Def chosen(std::string name, M S::*member, std::vector<std::string> names) {
+  return make_field(std::move(name), member, "", std::move(names));
+}
+
+template <class S, class M>
+Def block(std::string name, M S::*member, const Block& of) {
+  Def out = written_only(std::move(name), Type::kBlock);
+  out.block = &of;
+  out.accepts = {&of};
+  out.member = [member](void* object) -> void* { return &(static_cast<S*>(object)->*member); };
+  return out;
+}
+
+template <class S, class M>
+Def items(std::string name, std::vector<M> S::*member, const Block& of) {
+  Def out = written_only(std::move(name), Type::kItems);
+  out.block = &of;
+  out.size = [member](const void* object) {
+    return static_cast<int64_t>((static_cast<const S*>(object)->*member).size());
+  };
+  out.element = [member](void* object, int64_t index) -> void* {
+    return &(static_cast<S*>(object)->*member)[static_cast<size_t>(index)];
+  };
+  out.resize = [member](void* object, int64_t size) {
+    (static_cast<S*>(object)->*member).assign(static_cast<size_t>(size), M{});
+  };
+  return out;
+}
+
+constexpr double kMany = 1e9;  // above any size that fits a machine, far below overflow of products in int64
+
+// --- the table
+// --------------------------------------------------------------------------------------------------------
+
+const Block& rotary_block() {
+  static const Block out{
+      .name = "rotary",
+      .constructors = {"rotary"},
+      .doc = "Rotary positions; sets model.positions and model.rope_theta.",
+      .fields = {written_only("theta", Type::kNumber).above(0).otherwise(10000.0).says("base of the rotation angles")}};
+  return out;
+}
+
+const Block& vocab_block() {
+  static const Block out{.name = "vocab",
+                         .constructors = {"vocab"},
+                         .doc = "The vocabulary. Padding to a multiple of tp is added at run time and never stored.",
+                         .fields = {written_only("size", Type::kInt)
+                                        .range(1, kMany)
+                                        .needed()
+                                        .in(Unit::kCount)
+                                        .says("tokens of the tokenizer, special ones included")}};
+  return out;
+}
+
+const Block& model_block() {
+  static const Block out{
+      .name = "model",
+      .constructors = {"gpt", "llama"},
+      .doc = "The decoder. T.gpt has GPT-2's defaults, T.llama has Llama's: rmsnorm, rotary, swiglu, no bias, untied.",
+      .fields = {
+          bound("layers", &ModelConfig::layers).range(1, 100000).needed().says("decoder blocks").like("12"),
+          bound("width", &ModelConfig::width)
+              .range(1, 1 << 20)
+              .needed()
+              .says("channels of the residual stream", "Must be divisible by model.heads unless model.head_dim is set.")
+              .like("768"),
+          bound("heads", &ModelConfig::heads)
+              .range(1, 1 << 16)
+              .needed()
+              .says("query heads", "Must divide model.width and be divisible by mesh.tp.")
+              .like("12"),
+          bound("kv_heads", &ModelConfig::kv_heads)
+              .range(1, 1 << 16)
+              .derived("model.heads")
+              .says("key and value heads",
+                    "Fewer than model.heads is grouped-query attention: must divide it, and be divisible by mesh.tp."),
+          bound("head_dim", &ModelConfig::head_dim)
+              .range(1, 1 << 16)
+              .derived("model.width / model.heads")
+              .says("channels of one head", "Must be even with rotary positions."),
+          bound("ffn", &ModelConfig::ffn)
+              .range(1, 1 << 22)
+              .derived("4 * model.width; T.llama: 8/3 * model.width, rounded up to a multiple of 64")
+              .says("hidden units of the MLP", "Must be divisible by mesh.tp."),
+          bound("context", &ModelConfig::context)
+              .range(1, 1 << 24)
+              .needed()
+              .in(Unit::kCount)
+              .says("tokens of one sample")
+              .like("1024"),
+          bound("vocab", &ModelConfig::vocab)
+              .range(1, kMany)
+              .needed()
+              .in(Unit::kCount)
+              .written(Form::kVocab, {&vocab_block()})
+              .says("tokens in the vocabulary",
+                    "The logical size. Rows are padded to a multiple of mesh.tp at run time, so every size fits; the "
+                    "padding is never stored.")
+              .like("50257"),
+          chosen("positions", &ModelConfig::positions, {"none", "learned", "rotary"})
+              .otherwise("learned")
+              .in_llama("rotary")
+              .written(Form::kPositions, {&rotary_block()})
+              .says("how a token knows its place", "`T.rotary { theta = 500000 }` sets model.rope_theta as well.")
+              .like("T.rotary { theta = 10000 }"),
+          bound("rope_theta", &ModelConfig::rope_theta)
+              .above(0)
+              .otherwise(10000.0)
+              .says("base of the rotary angles", "Read only with rotary positions."),
+          chosen("norm", &ModelConfig::norm, {"layernorm", "rmsnorm"})
+              .otherwise("layernorm")
+              .in_llama("rmsnorm")
+              .says("normalisation before attention, MLP and head"),
+          bound("norm_eps", &ModelConfig::norm_eps)
+              .above(0)
+              .below_or_at(1)
+              .otherwise(1e-5)
+              .says("added to the variance"),
+          chosen("activation", &ModelConfig::activation, {"gelu_tanh", "gelu", "relu", "swiglu"})
+              .otherwise("gelu_tanh")
+              .in_llama("swiglu")
+              .says("of the MLP",
+                    "gelu_tanh is GPT-2's approximation, gelu the exact one; swiglu adds a gate projection."),
+          bound("bias", &ModelConfig::bias)
+              .otherwise(true)
+              .in_llama(false)
+              .says("a bias on every projection (q, k, v, o, MLP)"),
+          bound("tied_embeddings", &ModelConfig::tied_embeddings)
+              .otherwise(true)
+              .in_llama(false)
+              .says("the output head is the token embedding"),
+          bound("init_std", &ModelConfig::init_std)
+              .above(0)
+              .below_or_at(10)
+              .otherwise(0.02)
+              .says("standard deviation of the initial weights",
+                    "The outputs of attention and MLP start with this over sqrt(2 * layers)."),
+      }};
+  return out;
+}
+
+const Block& sentencepiece_block() {
+  static const Block out{.name = "sentencepiece",
+                         .constructors = {"sentencepiece"},
+                         .positional = true,
+                         .doc = "A SentencePiece model file: T.sentencepiece \"tokenizer.model\".",
+                         .fields = {written_only("path", Type::kString).needed().says("the model file")}};
+  return out;
+}
+
+const Block& bytes_block() {
+  static const Block out{.name = "bytes",
+                         .constructors = {"bytes"},
+                         .constant = true,
+                         .doc = "Each byte of the text is a token (0 to 255). No file."};
+  return out;
+}
+
+const Block& tokenizer_block() {
+  static const Block out{
+      .name = "tokenizer",
+      .doc = "How text becomes tokens, for `cairn data tokenize`, `cairn generate` and export.",
+      .fields = {chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece"})
+                     .otherwise("none")
+                     .says("which tokenizer"),
+                 bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model file")}};
+  return out;
+}
+
+Def weight_field() {
+  return written_only("weight", Type::kNumber)
+      .above(0)
+      .otherwise(1.0)
+      .says("share in a blend", "Weights are normalised to a sum of 1.");
+}
+
+Def source_name_field() {
+  return written_only("name", Type::kString)
+      .derived("the last part of the path, without extension")
+      .says("what metrics call this source");
+}
+
+const Block& megatron_block() {
+  static const Block out{
+      .name = "megatron",
+      .constructors = {"megatron"},
+      .doc = "A Megatron dataset: PREFIX.bin and PREFIX.idx, as `cairn data tokenize` writes them.",
+      .fields = {written_only("prefix", Type::kString, "path")
+                     .needed()
+                     .says("path without .bin and .idx", "Relative to the working directory."),
+                 written_only("split", Type::kNumberList)
+                     .at_least(0)
+                     .otherwise(Json::array({1.0}))
+                     .says("parts for training, validation and test",
+                           "Up to three numbers, normalised; by documents, or by tokens when there is one document.")
+                     .like("{ 95, 5 }"),
+                 weight_field(), source_name_field()}};
+  return out;
+}
+
+const Block& token_files_block() {
+  static const Block out{
+      .name = "token_files",
+      .constructors = {"token_files"},
+      .doc = "Plain little-endian token files with no header, as nanoGPT and llm.c keep them.",
+      .fields = {written_only("train", Type::kString, "path")
+                     .needed()
+                     .says("the training tokens", "Relative to the working directory."),
+                 written_only("valid", Type::kString, "valid_path").otherwise("").says("the validation tokens"),
+                 written_only("dtype", Type::kEnum)
+                     .one_of({"uint16", "uint32"})
+                     .otherwise("uint16")
+                     .says("how a token is stored"),
+                 weight_field(), source_name_field()}};
+  return out;
+}
+
+const Block& source_block() {
+  static const Block out{
+      .name = "source",
+      .doc = "One stream of tokens.",
+      .fields = {chosen("kind", &DataSource::kind, {"megatron", "token_files"}), bound("name", &DataSource::name),
+                 bound("path", &DataSource::path), bound("valid_path", &DataSource::valid_path),
+                 bound("dtype", &DataSource::dtype), bound("weight", &DataSource::weight).above(0),
+                 bound("split", &DataSource::split).at_least(0)}};
+  return out;
+}
+
+Def data_seed_field(Def field) {
+  return field.otherwise(0).says("of the order of samples", "0: the recipe's own seed.");
+}
+
+const Block& blend_block() {
+  static const Block out{.name = "blend",
+                         .constructors = {"blend"},
+                         .doc = "Several sources, drawn from by weight.",
+                         .fields = {written_only("sources", Type::kItems)
+                                        .needed()
+                                        .written(Form::kPlain, {&megatron_block(), &token_files_block()})
+                                        .says("the streams of tokens"),
+                                    data_seed_field(written_only("seed", Type::kSeed))}};
+  return out;
+}
+
+const Block& data_block() {
+  static const Block out{
+      .name = "data",
+      .doc = "What is trained on.",
+      .fields = {items("sources", &DataConfig::sources, source_block()).says("the streams of tokens"),
+                 data_seed_field(bound("seed", &DataConfig::seed))}};
+  return out;
+}
+
+const Block& batch_block() {
+  static const Block out{
+      .name = "batch",
+      .constructors = {"batch"},
+      .doc = "The global batch is fixed; accumulation follows from the mesh: samples = micro * accumulate * dp.",
+      .fields = {bound("samples", &BatchConfig::samples)
+                     .range(1, kMany)
+                     .needed()
+                     .in(Unit::kCount)
+                     .says("sequences a step, over all ranks", "Must be divisible by batch.micro * dp.")
+                     .like("32"),
+                 bound("micro", &BatchConfig::micro)
+                     .range(1, kMany)
+                     .otherwise(1)
+                     .says("sequences of one micro-batch on one data-parallel rank")
+                     .like("4")}};
+  return out;
+}
+
+Def over_field(bool needed) {
+  Def out = written_only("over", Type::kSpan)
+                .above(0)
+                .says("how long", "T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x) of the recipe's stop.");
+  if (needed) return out.needed();
+  return out.derived("until the end of the run");
+}
+
+const Block& warmup_block() {
+  static const Block out{.name = "warmup",
+                         .constructors = {"warmup"},
+                         .doc = "From 0 to optimizer.peak_lr, in a straight line.",
+                         .fields = {over_field(true)}};
+  return out;
+}
+
+Def to_field() {
+  return written_only("to", Type::kNumber).at_least(0).needed().says("the rate at the end of the stage");
+}
+
+const Block& cosine_block() {
+  static const Block out{.name = "cosine",
+                         .constructors = {"cosine"},
+                         .doc = "Half a cosine from the rate so far down to `to`.",
+                         .fields = {to_field(), over_field(false)}};
+  return out;
+}
+
+const Block& linear_block() {
+  static const Block out{.name = "linear",
+                         .constructors = {"linear"},
+                         .doc = "A straight line from the rate so far to `to`.",
+                         .fields = {to_field(), over_field(false)}};
+  return out;
+}
+
+const Block& hold_block() {
+  static const Block out{
+      .name = "hold", .constructors = {"hold"}, .doc = "The rate so far, unchanged.", .fields = {over_field(false)}};
+  return out;
+}
+
+const Block& schedule_block() {
+  static const Block out{.name = "schedule",
+                         .constructors = {"schedule"},
+                         .list = true,
+                         .doc = "Stages of the learning rate, one after the other."};
+  return out;
+}
+
+const Block& stage_block() {
+  static const Block out{.name = "stage",
+                         .doc = "One stage of the learning rate.",
+                         .fields = {chosen("kind", &LrStage::kind, {"warmup", "cosine", "linear", "hold"}),
+                                    bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
+  return out;
+}
+
+const Block& optimizer_block() {
+  static const Block out{
+      .name = "adamw",
+      .constructors = {"adamw"},
+      .doc = "AdamW with decoupled weight decay.",
+      .fields = {
+          bound("peak_lr", &OptimizerConfig::peak_lr)
+              .above(0)
+              .needed()
+              .says("the highest learning rate", "What T.warmup climbs to; the rate itself without a schedule.")
+              .like("6e-4"),
+          items("lr", &OptimizerConfig::lr, stage_block())
+              .otherwise(Json::array())
+              .written(Form::kStages,
+                       {&schedule_block(), &warmup_block(), &cosine_block(), &linear_block(), &hold_block()})
+              .says("the learning rate over the run", "Without it the rate is optimizer.peak_lr throughout.")
+              .like("T.schedule { T.warmup { over = T.steps(100) }, T.cosine { to = T.ref \"optimizer.peak_lr\" * "
+                    "0.1 } }"),
+          written_only("betas", Type::kNumberList)
+              .range(0, 1)
+              .written(Form::kBetas)
+              .says("both decay rates at once: sets beta1 and beta2")
+              .like("{ 0.9, 0.95 }"),
+          bound("beta1", &OptimizerConfig::beta1).at_least(0).under(1).otherwise(0.9).says("decay of the first moment"),
+          bound("beta2", &OptimizerConfig::beta2)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.95)
+              .says("decay of the second moment"),
+          bound("eps", &OptimizerConfig::eps)
+              .above(0)
+              .below_or_at(1)
+              .otherwise(1e-8)
+              .says("added to the root of the second moment"),
+          bound("weight_decay", &OptimizerConfig::weight_decay)
+              .range(0, 10)
+              .otherwise(0.0)
+              .says("on matrices alone", "Biases and norm weights are never decayed."),
+          bound("clip", &OptimizerConfig::clip)
+              .range(0, kMany)
+              .otherwise(0.0)
+              .says("largest global gradient norm", "Over the whole mesh; 0 turns clipping off."),
+          bound("zero", &OptimizerConfig::zero)
+              .range(0, 1)
+              .otherwise(0)
+              .says("1: optimizer states are split over dp (ZeRO-1)"),
+      }};
+  return out;
+}
+
+const Block& mesh_block() {
+  static const Block out{
+      .name = "mesh",
+      .constructors = {"mesh"},
+      .doc = "How the ranks are arranged: world = tp * pp * dp.",
+      .fields = {
+          bound("tp", &MeshConfig::tp).range(1, 1 << 16).otherwise(1).says("tensor-parallel ranks"),
+          bound("pp", &MeshConfig::pp).range(1, 1 << 16).otherwise(1).says("pipeline stages"),
+          bound("dp", &MeshConfig::dp)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .says("data-parallel replicas", "0: what remains of the world, world / (tp * pp)."),
+          chosen("order", &MeshConfig::order, {"tp", "dp", "pp"})
+              .otherwise(Json::array({"tp", "dp", "pp"}))
+              .says("which axis neighbouring ranks share, fastest first"),
+          bound("sequence_parallel", &MeshConfig::sequence_parallel)
+              .otherwise(false)
+              .says("norms and residuals are split over tp along the sequence",
+                    "Needs tp > 1, and batch.micro * model.context divisible by tp."),
+          bound("stages", &MeshConfig::stages)
+              .at_least(1)
+              .otherwise(Json::array())
+              .says("layers of each pipeline stage", "Must have pp entries that sum to model.layers; empty: balanced.")
+              .like("{ 3, 4, 4, 3 }"),
+      }};
+  return out;
+}
+
+const Block& every_block() {
+  static const Block out{
+      .name = "every",
+      .constructors = {"every"},
+      .doc = "A rhythm: one of steps, seconds, minutes or hours.",
+      .fields = {
+          written_only("steps", Type::kInt).range(1, kMany).derived("not by steps").says("optimizer steps"),
+          written_only("seconds", Type::kNumber).above(0).derived("not by time").in(Unit::kSeconds).says("wall time"),
+          written_only("minutes", Type::kNumber).above(0).derived("not by time").says("wall time"),
+          written_only("hours", Type::kNumber).above(0).derived("not by time").says("wall time")}};
+  return out;
+}
+
+const Block& every_stored_block() {
+  static const Block out{
+      .name = "every",
+      .doc = "A rhythm.",
+      .fields = {bound("steps", &Every::steps).range(0, kMany), bound("seconds", &Every::seconds).range(0, kMany)}};
+  return out;
+}
+
+const Block& last_block() {
+  static const Block out{.name = "last",
+                         .constructors = {"last"},
+                         .positional = true,
+                         .doc = "The newest n: T.last(3).",
+                         .fields = {written_only("count", Type::kInt).range(1, kMany).needed().says("how many")}};
+  return out;
+}
+
+const Block& checkpoint_block() {
+  static const Block out{
+      .name = "checkpoint",
+      .constructors = {"checkpoint"},
+      .doc = "When the state is kept. The end of the run and a signal always save.",
+      .fields = {
+          items("save", &CheckpointConfig::save, every_stored_block())
+              .otherwise(Json::array())
+              .written(Form::kEveryList, {&every_block()})
+              .says("when to write to disk", "Any rhythm that is due saves. Empty: at the end and on a signal alone.")
+              .like("{ T.every { steps = 100 }, T.every { minutes = 10 } }"),
+          bound("snapshot", &CheckpointConfig::snapshot_steps, "snapshot_steps")
+              .range(0, kMany)
+              .otherwise(0)
+              .written(Form::kEveryStep, {&every_block()})
+              .says("when to copy the state to shared memory",
+                    "What a killed rank restarts from. Default: when saving.")
+              .like("T.every { steps = 1 }"),
+          bound("keep", &CheckpointConfig::keep_last, "keep_last")
+              .range(0, kMany)
+              .otherwise(0)
+              .written(Form::kKeep, {&last_block()})
+              .says("which complete checkpoints stay", "Default: all of them.")
+              .like("{ T.last(3) }"),
+          bound("direct_io", &CheckpointConfig::direct_io)
+              .otherwise(true)
+              .says("O_DIRECT through io_uring", "Where the system refuses it, plain writes of the same bytes."),
+      }};
+  return out;
+}
+
+const Block& eval_block() {
+  static const Block out{.name = "eval",
+                         .constructors = {"eval"},
+                         .doc = "Loss on validation data during the run.",
+                         .fields = {bound("at", &EvalConfig::every_steps, "every_steps")
+                                        .range(0, kMany)
+                                        .otherwise(0)
+                                        .written(Form::kEveryStep, {&every_block()})
+                                        .says("when", "Default: never.")
+                                        .like("T.every { steps = 50 }"),
+                                    bound("steps", &EvalConfig::steps)
+                                        .range(1, kMany)
+                                        .otherwise(10)
+                                        .says("validation batches of batch.samples each")}};
+  return out;
+}
+
+const Block& log_block() {
+  static const Block out{
+      .name = "log",
+      .constructors = {"log"},
+      .doc = "What is written down while training.",
+      .fields = {
+          bound("at", &LogConfig::every_steps, "every_steps")
+              .range(1, kMany)
+              .otherwise(1)
+              .written(Form::kEveryStep, {&every_block()})
+              .says("how often a plain progress line is printed; at most about 40 in a run")
+              .like("T.every { steps = 10 }"),
+          bound("tensorboard", &LogConfig::tensorboard).otherwise(true).says("also write TensorBoard event files")}};
+  return out;
+}
+
+const Block& restart_block() {
+  static const Block out{
+      .name = "restart",
+      .constructors = {"restart"},
+      .doc = "What happens when a rank dies or hangs.",
+      .fields = {bound("max_restarts", &RestartConfig::max_restarts)
+                     .range(0, kMany)
+                     .otherwise(3)
+                     .says("tries in a row", "Counted anew after each completed checkpoint or 100 steps."),
+                 bound("backoff", &RestartConfig::backoff_s, "backoff_s")
+                     .range(0, 86400)
+                     .otherwise(0.0)
+                     .in(Unit::kSeconds)
+                     .says("wait before the second restart in a row", "Doubles each time.")
+                     .like("\"5s\""),
+                 bound("deadline", &RestartConfig::deadline_s, "deadline_s")
+                     .above(0)
+                     .below_or_at(86400 * 7)
+                     .otherwise(60.0)
+                     .in(Unit::kSeconds)
+                     .says("longest wait of any rank for another", "A rank that waits longer gives up with a report.")
+                     .like("\"2min\"")}};
+  return out;
+}
+
+}  // namespace
+
+const Block& recipe_block() {
+  static const Block out{
+      .name = "recipe",
+      .constructors = {"recipe"},
+      .doc = "A whole recipe; what the file returns.",
+      .fields = {
+          bound("name", &Recipe::name)
+              .needed()
+              .says("of the run and its folder", "Letters, digits, - _ and dots.")
+              .like("\"tiny\""),
+          bound("seed", &Recipe::seed).otherwise(0).says("of initial weights and the order of samples"),
+          bound("stop", &Recipe::stop)
+              .above(0)
+              .needed()
+              .one_of({"steps", "samples", "tokens"})
+              .says("how long to train")
+              .like("T.steps(2000)"),
+          block("model", &Recipe::model, model_block()).needed().says("the network"),
+          block("tokenizer", &Recipe::tokenizer, tokenizer_block())
+              .written(Form::kTokenizer, {&bytes_block(), &sentencepiece_block()})
+              .says("how text becomes tokens",
+                    "Not needed to train on tokens; `cairn data tokenize` and `cairn generate` use it.")
+              .like("T.bytes"),
+          block("data", &Recipe::data, data_block())
+              .needed()
+              .written(Form::kData, {&megatron_block(), &token_files_block(), &blend_block()})
+              .says("what to train on", "Paths are relative to the working directory.")
+              .like("T.megatron { prefix = \"data/text_document\", split = { 95, 5 } }"),
+          block("batch", &Recipe::batch, batch_block()).needed().says("how many samples a step takes"),
+          block("optimizer", &Recipe::optimizer, optimizer_block()).needed().says("how the weights move"),
+          chosen("precision", &Recipe::precision, {"fp32", "bf16"})
+              .otherwise("fp32")
+              .says("of the arithmetic", "bf16 keeps fp32 master weights and accumulates gradients in fp32."),
+          block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
+          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b"})
+              .otherwise("1f1b")
+              .says("order of micro-batches in the pipeline", "Read only with mesh.pp > 1."),
+          block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
+          block("eval", &Recipe::eval, eval_block()).says("loss on validation data"),
+          block("log", &Recipe::log, log_block()).says("what is written down"),
+          block("restart", &Recipe::restart, restart_block()).says("what happens when a rank dies"),
+      }};
+  return out;
+}
+
+const Field* Block::find(std::string_view wanted) const {
+  for (const Field& field : fields)
+    if (field.name == wanted) return &field;
+  return nullptr;
+}
+
+const Field* Block::find_key(std::string_view wanted) const {
+  for (const Field& field : fields)
+    if (field.stored() && field.key == wanted) return &field;
+  return nullptr;
+}
+
+const std::vector<std::pair<std::string, const Block*>>& constructors() {
+  static const auto out = [] {
+    std::map<std::string, const Block*> found;
+    const std::function<void(const Block&)> add = [&](const Block& from) {
+      for (const std::string& name : from.constructors) found[name] = &from;
+      for (const Field& field : from.fields) {
+        if (field.block != nullptr) add(*field.block);
+        for (const Block* accepted : field.accepts)
+          if (accepted != field.block) add(*accepted);
+      }
+    };
+    add(recipe_block());
+    return std::vector<std::pair<std::string, const Block*>>(found.begin(), found.end());
+  }();
+  return out;
+}
+
+const Block* find_constructor(std::string_view name) {
+  for (const auto& [known, block] : constructors())
+    if (known == name) return block;
+  return nullptr;
+}
+
+void visit_fields(const std::function<void(const std::string&, const Field&)>& visit) {
+  const std::function<void(const std::string&, const Block&)> walk = [&](const std::string& prefix, const Block& in) {
+    for (const Field& field : in.fields) {
+      const std::string path = prefix.empty() ? field.name : prefix + "." + field.name;
+      visit(path, field);
+      if (field.type == Type::kBlock && field.form == Form::kPlain) walk(path, *field.block);
+    }
+  };
+  walk("", recipe_block());
+}
+
+const Field* find_field(std::string_view path) {
+  const Block* in = &recipe_block();
+  while (true) {
+    const size_t dot = path.find('.');
+    const Field* field = in->find(path.substr(0, dot));
+    if (field == nullptr || dot == std::string_view::npos) return field;
+    if (field->type != Type::kBlock || field->form != Form::kPlain) return nullptr;
+    in = field->block;
+    path.remove_prefix(dot + 1);
+  }
+}
+
+std::optional<Json> derived_default(const std::string& path, bool llama,
+                                    const std::function<std::optional<Json>(const std::string&)>& get) {
+  const auto integer = [&](const char* of) -> std::optional<int64_t> {
+    const std::optional<Json> value = get(of);
+    if (!value || !value->is_number_integer()) return std::nullopt;
+    return value->get<int64_t>();
+  };
+  if (path == "model.kv_heads") {
+    if (const auto heads = integer("model.heads")) return Json(*heads);
+  } else if (path == "model.head_dim") {
+    const auto width = integer("model.width"), heads = integer("model.heads");
+    if (width && heads && *heads > 0 && *width / *heads > 0) return Json(*width / *heads);
+  } else if (path == "model.ffn") {
+    const auto width = integer("model.width");
+    if (width) return Json(llama ? ((8 * *width + 2) / 3 + 63) / 64 * 64 : 4 * *width);
+  }
+  return std::nullopt;
+}
+
+}  // namespace cairn::dsl

@@ -1,0 +1,62 @@
+#pragma once
+// One child of the supervisor: started with exec, watched through a pidfd, killed and reaped through it, so a recycled
+// process number can never be hit. A child dies with the supervisor (PR_SET_PDEATHSIG), even if that one is SIGKILLed.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::agent {
+
+struct ChildSpec {
+  std::vector<std::string> argv;                         // argv[0] is a path; PATH is not searched
+  std::vector<std::pair<std::string, std::string>> env;  // added to the supervisor's environment, replacing equal names
+  std::vector<int> inherit_fds;  // stay open in the child under the same numbers; all others above 2 are closed
+  std::string log_path;          // stdout and stderr are appended to it; empty: the supervisor's own
+};
+
+/// How a child ended: one of the two is set.
+struct ExitStatus {
+  int exit_code = 0;
+  int signal = 0;  // 0 unless a signal killed it
+  bool ok() const { return exit_code == 0 && signal == 0; }
+};
+
+struct ChildProcess {
+  pid_t pid = -1;
+  Fd pidfd;   // readable once the child has ended
+  Fd events;  // read end of its event pipe, non-blocking
+  std::string log_path;
+  int64_t log_start_bytes = 0;  // size of the log when the child started
+};
+
+/// Starts a child: stdin is /dev/null, `ignored_signals` are ignored in it (what the terminal or the scheduler sends to
+/// the whole group is the supervisor's to answer), other signals are at their defaults and none is blocked.
+///
+/// The child is tied to the calling *thread*: the kernel kills it when that thread ends.
+/// Errors: kInvalidInput for a program or log that cannot be opened, kUnsupported without pidfd (Linux < 5.3).
+Result<ChildProcess> start_child(const ChildSpec& spec, const std::vector<int>& ignored_signals);
+
+/// SIGKILL; a child that has ended already is no error.
+void kill_child(const ChildProcess& child);
+
+/// The status of a child that has ended, after which it is gone; nullopt while it runs.
+Result<std::optional<ExitStatus>> reap_child(const ChildProcess& child);
+
+/// The last lines, at most `max_lines`, that this child (not an earlier one) wrote to its log.
+std::vector<std::string> log_tail(const ChildProcess& child, int64_t max_lines);
+
+/// The state letter of /proc/PID/stat: R, S, D, T (stopped), Z ...; '?' when unknown.
+char process_state(pid_t pid);
+
+/// "exited with code 70", "was killed by signal 9 (Killed)".
+std::string describe(const ExitStatus& status);
+
+}  // namespace cairn::agent

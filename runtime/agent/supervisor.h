@@ -1,0 +1,206 @@
+#pragma once
+// Starts a generation of N children, watches them, and starts the next generation when one of them dies. It knows
+// nothing of training or checkpoints: the client says what to run and what progress is.
+//
+// Life of a run, all on the thread that calls run():
+//   1. prepare_generation(g)          the client's specs, one a rank; state of generation g - 1 is gone by now
+//   2. children start                 then on_generation_started(g)
+//   3. on_event, on_child_exit, on_tick, watched descriptors ... until one of:
+//      a. every child exited 0                    -> run() returns kFinished
+//      b. a child failed, or hangs, or restart()  -> all others get SIGKILL at once (their collectives cannot finish),
+//         all are reaped, on_failure; then 1 with g + 1 after the back-off, or run() returns kFailed
+//      c. a stop signal                           -> on_stop_requested, children go on: the client tells them to save
+//         a second one                            -> SIGKILL all, run() returns kLeftBySignal with 128 + signal
+//
+// Who is blamed. The first child that failed, by time. A child that exits with 69 or 75 only says that a peer or the
+// run went away, so it is blamed only if nobody else fails within `cause_grace_ms`; an `error` event counts as a
+// failure from its arrival, since the others may fall before its sender has finished leaving.
+//
+// What is restarted. Killed by a signal, exit 1, 69, 75 and unknown codes: yes. 2, 65, 70, 74, 76 (refused, corrupt,
+// our own mistake, disk full, stopped by a guard): never, the next try would end the same way.
+//
+// Nothing here polls: pidfds, pipes, a signalfd and one timeout are one epoll set, so from a SIGKILL to the new
+// generation pass as many milliseconds as the kernel needs to tear the processes down.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/agent/child_process.h"
+#include "runtime/core/clock.h"
+#include "runtime/core/result.h"
+
+namespace cairn::agent {
+
+struct RestartPolicy {
+  int64_t max_restarts = 3;  // in a row without note_progress(); 0: never
+  double backoff_s = 0;      // before the 2nd restart in a row; doubles each time, up to kMaxBackoffS
+};
+constexpr double kMaxBackoffS = 600;
+
+struct SupervisorOptions {
+  RestartPolicy restart;
+  std::vector<int> stop_signals;     // empty: SIGTERM and SIGINT. Ignored in the children.
+  int64_t tick_ms = 1000;            // between on_tick calls; 0: none
+  int64_t hang_deadline_ms = 0;      // a child that shows no sign of life for so long hangs; 0: never
+  int64_t cause_grace_ms = 250;      // how long to wait for the cause behind an exit of 69 or 75
+  int64_t stuck_report_ms = 10'000;  // a killed child that does not go away is reported so often
+};
+
+/// Why a generation ended.
+struct Failure {
+  int64_t generation = 0;
+  int64_t rank = -1;  // -1: the client asked for it
+  ExitStatus status;  // of that child; code 69 for a hang
+  bool hang = false;
+  std::string message;  // "rank 3 (pid 812) was killed by signal 9 (Killed): <last error event or log lines>"
+  /// Exit status of the whole run if this is its end (docs/operations.md, "Exit codes").
+  int exit_code() const { return status.signal != 0 ? 128 + status.signal : status.exit_code; }
+};
+
+struct RestartInfo {
+  const Failure& failure;
+  int64_t restarts_in_a_row = 0;  // before this one
+  bool stop_requested = false;
+};
+
+/// One restart on the clock, nanoseconds of the supervisor's Clock.
+struct Recovery {
+  int64_t generation = 0;  // the new one
+  int64_t failed_rank = -1;
+  std::string cause;
+  int64_t detected_ns = 0, killed_ns = 0, reaped_ns = 0, prepared_ns = 0, spawned_ns = 0;
+};
+
+/// A child that has not moved.
+struct Silence {
+  int64_t rank = 0;
+  pid_t pid = 0;
+  int64_t silent_ms = 0;
+  char state = '?';   // of the process: R, S, D, T (stopped)
+  std::string place;  // the client's words
+};
+
+/// What the supervisor asks and tells; every call comes on the thread of run(), none may block for long.
+class SupervisorClient {
+ public:
+  virtual ~SupervisorClient() = default;
+
+  /// What to start, one spec a rank. An error ends the run.
+  virtual Result<std::vector<ChildSpec>> prepare_generation(int64_t generation) = 0;
+  /// All are running. `recovery` is null for the first generation.
+  virtual void on_generation_started(int64_t /*generation*/, const Recovery* /*recovery*/) {}
+  virtual void on_event(int64_t rank, const nlohmann::json& event) = 0;
+  /// Every exit, also of children that were killed for another's failure (`killed`).
+  virtual void on_child_exit(int64_t /*rank*/, const ExitStatus& /*status*/, bool /*killed*/) {}
+  /// Asked only when the policy would restart.
+  virtual bool should_restart(const RestartInfo& info) { return !info.stop_requested; }
+  /// All children of the generation are gone. `backoff_s` is the wait before the next one.
+  virtual void on_failure(const RestartInfo& /*info*/, bool /*restarting*/, double /*backoff_s*/) {}
+  /// The first stop signal.
+  virtual void on_stop_requested(int /*signal*/) {}
+  virtual void on_tick() {}
+  /// A line for the log: dropped events, children that do not die.
+  virtual void on_notice(const std::string& /*text*/) {}
+
+  /// A number that changes while this child works, e.g. a phase word in shared memory; events count as movement anyway.
+  virtual uint64_t heartbeat(int64_t /*rank*/) { return 0; }
+  /// Where the child is, for reports: "step 12 forward". Empty: unknown.
+  virtual std::string place(int64_t /*rank*/) { return {}; }
+  /// Sorted by suspicion: stopped processes first, then the longest silence. True ends the generation, blaming the
+  /// first; false gives all of them another deadline.
+  virtual bool on_hang(const std::vector<Silence>& /*silent*/) { return true; }
+};
+
+enum class EndKind { kFinished, kFailed, kLeftBySignal };
+
+struct Outcome {
+  EndKind kind = EndKind::kFinished;
+  int exit_code = 0;
+  int stop_signal = 0;             // the first stop signal that came, 0 when none did
+  std::string message;             // empty when finished
+  std::optional<Failure> failure;  // kFailed
+  std::vector<Recovery> recoveries;
+};
+
+class Supervisor {
+ public:
+  /// Blocks the stop signals in the calling thread, so call it before any other thread starts; they inherit the mask.
+  /// A signal whose disposition is "ignore" (SIGINT of a shell's background job) stays ignored.
+  static Result<std::unique_ptr<Supervisor>> make(SupervisorOptions options, SupervisorClient& client,
+                                                  const Clock& clock);
+  ~Supervisor();  // kills and reaps what still runs
+
+  /// The whole run. Once. An Error is the supervisor's own (cannot start a program, out of descriptors) or the one
+  /// prepare_generation returned; no child runs then.
+  Result<Outcome> run();
+
+  // --- From callbacks, on the thread of run()
+  // -------------------------------------------------------------------------
+  /// The run got somewhere (a checkpoint completed, enough steps passed): restarts in a row count from 0 again.
+  void note_progress() { restarts_in_a_row_ = 0; }
+  /// Ends the generation as if a child had failed so; the restart policy applies.
+  void restart(std::string reason, int exit_code);
+  /// Calls `ready` whenever `fd` is readable; it must consume what made it so. Borrowed until unwatch.
+  Status watch(int fd, std::function<void()> ready);
+  void unwatch(int fd);
+  int64_t generation() const { return generation_; }
+
+  // --- From any thread
+  // --------------------------------------------------------------------------------------------------
+  /// on_tick soon.
+  void wake();
+
+ private:
+  struct Child;
+  struct Watch;
+  struct Cause;
+
+  Supervisor(SupervisorOptions options, SupervisorClient& client, const Clock& clock);
+  Status open_descriptors();
+  Status add_to_epoll(int fd, uint64_t key);
+
+  Status start_generation();
+  Status supervise();  // until the generation has ended one way or another
+  Status dispatch_events(int64_t timeout_ms);
+  int64_t next_timeout_ms() const;
+  void run_timers();
+
+  void read_events(Child& child);
+  void take_event(Child& child, std::string_view line);
+  Status reap(Child& child);
+  void read_signals();
+  void check_hangs();
+  void judge();
+  void blame(const Child& child, bool hang, std::string detail);
+  std::string failure_detail(const Child& child) const;
+  void kill_all();
+  Status reap_all(int64_t limit_ms);
+  Status wait_backoff(double seconds);
+  bool restartable(const Failure& failure) const;
+
+  SupervisorOptions options_;
+  SupervisorClient& client_;
+  const Clock& clock_;
+  Fd epoll_, signals_, wake_;
+  std::vector<std::unique_ptr<Child>> children_;
+  std::vector<std::unique_ptr<Watch>> watches_;
+  std::optional<Failure> failure_;  // of the current generation
+  Recovery recovery_;
+  Outcome outcome_;
+  int64_t generation_ = 0;
+  int64_t running_ = 0;
+  int64_t failure_order_ = 0;
+  int64_t cause_deadline_ns_ = 0;  // 0: not waiting for a cause
+  int64_t next_tick_ns_ = 0, next_hang_check_ns_ = 0;
+  int64_t restarts_in_a_row_ = 0;
+  int leave_signal_ = 0;  // the second stop signal
+  bool killing_ = false;
+};
+
+}  // namespace cairn::agent

@@ -1,0 +1,80 @@
+#pragma once
+// Communication among ranks: one interface, several engines (threads of one process, processes of one host through
+// shared memory, processes of several hosts through Gloo). One conformance suite, tests/runtime/comm, runs over all.
+//
+// Every operation has a name and a deadline. When a peer dies, or the run is aborted, every rank that waits gets an
+// Error (kPeerLost, kTimeout, kStopped) which says rank, group, operation; nothing waits for ever.
+// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 payloads, so
+// every member gets the same bits and a rerun gets them again.
+// A Comm is driven by one thread at a time; different Comms of a rank may be driven by different threads. Members call
+// the same collectives in the same order.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/dtype.h"
+#include "runtime/core/result.h"
+
+namespace cairn::comm {
+
+enum class ReduceOp { kSum, kMax };
+
+/// A group of ranks. Ranks below are group ranks, 0..size()-1.
+class Comm {
+ public:
+  virtual ~Comm() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t size() const = 0;
+  virtual const std::string& name() const = 0;  // "tp[0,1]"
+
+  /// In place. `count` elements of `dtype` (f32, bf16, f64, i64).
+  virtual Status all_reduce(void* data, int64_t count, DType dtype, ReduceOp op, std::string_view what) = 0;
+  /// `input` holds size() chunks of `count_per_rank`; chunk rank() of the sum goes to `output`, which may be that very
+  /// chunk of `input` (in place) and otherwise must not overlap it.
+  virtual Status reduce_scatter(const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
+                                std::string_view what) = 0;
+  /// `output` receives size() chunks; `input` may be chunk rank() of it (in place). Moves bytes: any dtype.
+  virtual Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) = 0;
+  virtual Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) = 0;
+  virtual Status barrier(std::string_view what) = 0;
+
+  /// Point to point, ordered per (source, destination). isend takes the bytes or remembers the buffer, which must stay
+  /// untouched until wait_sends(); it never blocks on the receiver. recv blocks until the message is there; the sizes
+  /// must agree (kInternal otherwise). Any blocking call of this Comm also moves pending sends along.
+  virtual Status isend(const void* data, int64_t bytes, int64_t dst, std::string_view what) = 0;
+  virtual Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) = 0;
+  virtual Status wait_sends(std::string_view what) = 0;
+
+  /// Payload bytes this rank has put into each kind of operation since creation: the plan predicts them. That is the
+  /// whole data of an all_reduce, all size() chunks of a reduce_scatter's input, the own chunk of an all_gather, the
+  /// data of a broadcast at its root (0 elsewhere) and each message sent. `calls` counts every call. A group of one
+  /// rank moves nothing and counts nothing.
+  struct Traffic {
+    int64_t all_reduce_bytes = 0, reduce_scatter_bytes = 0, all_gather_bytes = 0, broadcast_bytes = 0, p2p_bytes = 0;
+    int64_t calls = 0;
+  };
+  virtual Traffic traffic() const = 0;
+};
+
+/// One per rank: makes the groups this rank belongs to. Members of a group call group() with equal arguments, and all
+/// ranks create the groups they share in the same order.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual int64_t world_rank() const = 0;
+  virtual int64_t world_size() const = 0;
+  virtual Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) = 0;
+  /// Wakes every rank that waits, here and elsewhere, with `kStopped` and this reason. Safe from any thread.
+  virtual void abort(std::string_view reason) = 0;
+};
+
+struct Options {
+  int64_t deadline_ms = 60000;  // of each wait
+};
+
+}  // namespace cairn::comm

@@ -1,0 +1,705 @@
+#include "runtime/comm/gloo_engine.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "runtime/comm/call.h"
+#include "runtime/comm/group.h"
+#include "runtime/comm/linked_engine.h"
+#include "runtime/comm/reduce.h"
+#include "runtime/comm/rendezvous.h"
+#include "runtime/core/random.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::comm {
+namespace {
+
+using gloo::transport::UnboundBuffer;
+
+// Up to here an all_reduce sends everything to everybody: one exchange instead of two.
+constexpr int64_t kDirectBytes = 16 << 10;
+// Of a reduction's exchange with one peer; bounds the memory for what the others send.
+constexpr int64_t kPieceBytes = 4 << 20;
+
+constexpr std::string_view kAbortKey = "abort";
+
+// How often a rank looks for failures that break none of its connections: in the directory, in the linked engine.
+constexpr std::chrono::milliseconds kTick(250), kLinkedTick(5);
+
+/// Carries an Error through Gloo's code.
+struct StoreFailure : std::runtime_error {
+  explicit StoreFailure(Error e) : std::runtime_error(e.message), error(std::move(e)) {}
+  Error error;
+};
+
+/// What the engine and its groups share.
+class GlooState {
+ public:
+  GlooState(const GlooConfig& config, Rendezvous rendezvous, std::shared_ptr<gloo::transport::Device> device,
+            const std::shared_ptr<LinkedEngine>& other)
+      : config_(config), rendezvous_(std::move(rendezvous)), device_(std::move(device)), other_(other) {}
+
+  const GlooConfig& config() const { return config_; }
+  const Rendezvous& rendezvous() const { return rendezvous_; }
+  std::shared_ptr<gloo::transport::Device>& device() { return device_; }
+  std::chrono::milliseconds deadline() const { return std::chrono::milliseconds(config_.options.deadline_ms); }
+
+  void add(const std::shared_ptr<gloo::Context>& context) {
+    const std::lock_guard lock(mutex_);
+    contexts_.push_back(context);
+  }
+
+  /// Gives up: the others find the reason, and their connections broken.
+  Error fail(Error error) {
+    give_up(error.code, fmt::format("rank {}: {}", config_.rank, error.message));
+    return error;
+  }
+  void give_up(ErrorCode code, const std::string& reason) {
+    if (dead(false)) return;
+    ignore_result(rendezvous_.publish(std::string(kAbortKey), fmt::format("{} {}", static_cast<int>(code), reason)));
+    shut(Error{code, reason});
+  }
+
+  /// The reason why this engine is dead, or nothing. `look` also reads what others left.
+  std::optional<Error> dead(bool look) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (reason_) return reason_;
+    }
+    if (!look) return std::nullopt;
+    const auto text = rendezvous_.look(std::string(kAbortKey));
+    if (!text) return std::nullopt;
+    const size_t space = text->find(' ');
+    Error reason{static_cast<ErrorCode>(std::atoi(text->c_str())), text->substr(std::min(space, text->size() - 1) + 1)};
+    shut(reason);
+    return reason;
+  }
+
+  Error aborted_error(const Site& site, Error reason) const {
+    if (reason.code != ErrorCode::kStopped) reason.code = ErrorCode::kPeerLost;
+    return std::move(reason).with(site.text());
+  }
+
+  /// "rank 3 (host-b pid 77)"
+  std::string describe(int64_t world_rank) const {
+    return fmt::format("rank {} ({})", world_rank,
+                       rendezvous_.look(fmt::format("rank-{}", world_rank)).value_or("not started yet"));
+  }
+
+  /// Waits for a send or a receive of `buffer` to end. `peer` is the world rank at the other side.
+  Status wait(const Site& site, UnboundBuffer& buffer, bool receive, int64_t peer) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (reason_) return aborted_error(site, *reason_);
+      waiting_.insert(&buffer);
+    }
+    std::string failure;
+    try {
+      if (!(receive ? buffer.waitRecv(deadline()) : buffer.waitSend(deadline()))) failure = "interrupted";
+    } catch (const std::exception& e) {
+      failure = e.what();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.erase(&buffer);
+    }
+    if (failure.empty()) return {};
+    return lost(site, peer, failure);
+  }
+
+  /// For the watcher: takes notice of a failure elsewhere. `look` also reads what others left.
+  void watch(bool look) {
+    if (const auto other = other_.lock()) {
+      if (const auto reason = other->dead()) return give_up(reason->code, reason->message);
+    }
+    dead(look);
+  }
+  bool linked() const { return !other_.expired(); }
+
+  /// The error for a failed operation with `peer`.
+  Error lost(const Site& site, int64_t peer, const std::string& failure) {
+    if (const auto reason = dead(true)) return aborted_error(site, *reason);
+    if (failure.find("Timed out") != std::string::npos) {
+      return fail({ErrorCode::kTimeout, fmt::format("{}: {} did not answer within {} ms", site.text(), describe(peer),
+                                                    config_.options.deadline_ms)});
+    }
+    return fail(
+        {ErrorCode::kPeerLost, fmt::format("{}: {} is lost: {}", site.text(), describe(peer), without_place(failure))});
+  }
+
+ private:
+  // Gloo puts "[file:line] " of its own sources in front.
+  static std::string without_place(const std::string& text) {
+    const size_t end = text.find("] ");
+    return text.starts_with("[") && end != std::string::npos ? text.substr(end + 2) : text;
+  }
+  static void ignore_result(const Result<bool>&) {}  // who cannot publish still breaks its connections
+
+  void shut(const Error& reason) {
+    std::vector<std::shared_ptr<gloo::Context>> contexts;
+    {
+      const std::lock_guard lock(mutex_);
+      if (reason_) return;
+      reason_ = reason;
+      for (UnboundBuffer* buffer : waiting_) {
+        buffer->abortWaitRecv();
+        buffer->abortWaitSend();
+      }
+      for (const auto& context : contexts_) {
+        if (auto alive = context.lock()) contexts.push_back(std::move(alive));
+      }
+    }
+    if (const auto other = other_.lock()) other->give_up(reason.code, reason.message);
+    for (const auto& context : contexts) {
+      try {
+        context->closeConnections();
+      } catch (const std::exception&) {  // closed by the other side already
+      }
+    }
+  }
+
+  const GlooConfig config_;
+  const Rendezvous rendezvous_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  const std::weak_ptr<LinkedEngine> other_;
+  std::mutex mutex_;
+  std::optional<Error> reason_;
+  std::set<UnboundBuffer*> waiting_;
+  std::vector<std::weak_ptr<gloo::Context>> contexts_;
+};
+
+/// Gloo's view of the rendezvous directory, for one group.
+class GroupStore final : public gloo::rendezvous::Store {
+ public:
+  GroupStore(GlooState& state, std::string prefix, Site site)
+      : state_(state),
+        prefix_(std::move(prefix)),
+        site_(site),
+        deadline_(std::chrono::steady_clock::now() + state.deadline()) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    auto made = state_.rendezvous().publish(prefix_ + key, std::string(data.begin(), data.end()));
+    if (!made.ok()) throw StoreFailure(std::move(made).error());
+    if (!made.value()) {
+      throw StoreFailure({ErrorCode::kInvalidInput, fmt::format("{}: made before under this run id", site_.text())});
+    }
+  }
+
+  std::vector<char> get(const std::string& key) override {
+    for (;;) {
+      if (const auto value = state_.rendezvous().look(prefix_ + key)) return {value->begin(), value->end()};
+      if (const auto reason = state_.dead(true)) throw StoreFailure(state_.aborted_error(site_, *reason));
+      if (std::chrono::steady_clock::now() > deadline_) {
+        throw StoreFailure(
+            {ErrorCode::kTimeout, fmt::format("{}: group rank {} did not come within {} ms", site_.text(),
+                                              key.substr(key.find('_') + 1), state_.deadline().count())});
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) get(key);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
+
+ private:
+  GlooState& state_;
+  const std::string prefix_;
+  const Site site_;
+  const std::chrono::steady_clock::time_point deadline_;
+};
+
+class GlooComm final : public Comm {
+ public:
+  GlooComm(std::shared_ptr<GlooState> state, std::shared_ptr<gloo::Context> context, std::string name,
+           std::vector<int64_t> world_ranks)
+      : state_(std::move(state)),
+        context_(std::move(context)),
+        name_(std::move(name)),
+        world_ranks_(std::move(world_ranks)),
+        sent_(world_ranks_.size()),
+        received_(world_ranks_.size()) {}
+
+  int64_t rank() const override { return context_->rank; }
+  int64_t size() const override { return context_->size; }
+  const std::string& name() const override { return name_; }
+  Traffic traffic() const override { return traffic_; }
+
+  Status all_reduce(void* data, int64_t count, DType dtype, ReduceOp op, std::string_view what) override {
+    const Site site{name_, "all_reduce", what};
+    RT_TRY(check_elems(site, count, dtype));
+    const int64_t elem = dtype_size_bytes(dtype);
+    const Call call{.kind = CallKind::kAllReduce, .dtype = dtype, .op = op, .bytes = count * elem};
+    traffic_.all_reduce_bytes += call.bytes;
+    RT_TRY(begin(site));
+    auto* bytes = static_cast<char*>(data);
+    if (call.bytes <= kDirectBytes) {
+      scratch_.resize(static_cast<size_t>(size() * call.bytes));
+      char* all = scratch_.data();
+      RT_TRY(exchange(
+          site, &call,
+          [&](int64_t) {
+            return Span{bytes, call.bytes};
+          },
+          [&](int64_t r) {
+            return Span{all + r * call.bytes, call.bytes};
+          }));
+      reduce(all, call.bytes, bytes, bytes, call.bytes, dtype, op);
+      return {};
+    }
+    // Member r sums slice r in pieces, then everybody gathers the slices.
+    auto slice = [&](int64_t r) { return count * r / size() * elem; };
+    const int64_t longest = (count / size() + 1) * elem;
+    RT_TRY(reduce_slices(site, call, bytes, slice, longest, bytes + slice(rank())));
+    return exchange(
+        site, nullptr,
+        [&](int64_t) {
+          return Span{bytes + slice(rank()), slice(rank() + 1) - slice(rank())};
+        },
+        [&](int64_t r) {
+          return Span{bytes + slice(r), slice(r + 1) - slice(r)};
+        });
+  }
+
+  Status reduce_scatter(const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
+                        std::string_view what) override {
+    const Site site{name_, "reduce_scatter", what};
+    RT_TRY(check_elems(site, count_per_rank, dtype));
+    const int64_t part = count_per_rank * dtype_size_bytes(dtype);
+    const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
+    traffic_.reduce_scatter_bytes += call.bytes;
+    RT_TRY(begin(site));
+    auto slice = [&](int64_t r) { return r * part; };
+    return reduce_slices(site, call, static_cast<const char*>(input), slice, part, static_cast<char*>(output));
+  }
+
+  Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
+    const Site site{name_, "all_gather", what};
+    RT_TRY(check_bytes(site, bytes_per_rank));
+    const Call call{.kind = CallKind::kAllGather, .bytes = bytes_per_rank};
+    traffic_.all_gather_bytes += bytes_per_rank;
+    RT_TRY(begin(site));
+    const auto* in = static_cast<const char*>(input);
+    auto* out = static_cast<char*>(output);
+    RT_TRY(exchange(
+        site, &call,
+        [&](int64_t) {
+          return Span{in, bytes_per_rank};
+        },
+        [&](int64_t r) {
+          return Span{out + r * bytes_per_rank, bytes_per_rank};
+        }));
+    if (char* own = out + rank() * bytes_per_rank; own != in && bytes_per_rank > 0) {
+      std::memcpy(own, in, static_cast<size_t>(bytes_per_rank));
+    }
+    return {};
+  }
+
+  Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) override {
+    const Site site{name_, "broadcast", what};
+    RT_TRY(check_bytes(site, bytes));
+    RT_TRY(check_peer(site, "root", root, size()));
+    const Call call{.kind = CallKind::kBroadcast, .root = root, .bytes = bytes};
+    if (root == rank()) traffic_.broadcast_bytes += bytes;
+    RT_TRY(begin(site));
+    const Span all{static_cast<char*>(data), bytes}, none{};
+    return exchange(
+        site, &call, [&](int64_t) { return root == rank() ? all : none; },
+        [&](int64_t r) { return r == root ? all : none; });
+  }
+
+  Status barrier(std::string_view what) override {
+    const Site site{name_, "barrier", what};
+    const Call call{.kind = CallKind::kBarrier};
+    RT_TRY(begin(site));
+    return exchange(
+        site, &call, [](int64_t) { return Span{}; }, [](int64_t) { return Span{}; });
+  }
+
+  Status isend(const void* data, int64_t bytes, int64_t dst, std::string_view what) override {
+    const Site site{name_, "isend", what};
+    RT_TRY(check_bytes(site, bytes));
+    RT_TRY(check_peer(site, "destination", dst, size()));
+    traffic_.p2p_bytes += bytes;
+    RT_TRY(begin(site));
+    const auto* from = static_cast<const char*>(data);
+    if (dst == rank()) {
+      to_self_.emplace_back(from, from + bytes);
+      return {};
+    }
+    const uint64_t sequence = sent_[dst]++;
+    Sending& sending = sending_.emplace_back();
+    sending.peer = dst;
+    sending.header = std::make_unique<MessageHeader>(MessageHeader::make(bytes, sequence, what));
+    RT_TRY(send(site, {reinterpret_cast<char*>(sending.header.get()), sizeof(MessageHeader)}, dst,
+                message_slot(sequence, 0), &sending.header_buffer));
+    if (bytes > 0) RT_TRY(send(site, {from, bytes}, dst, message_slot(sequence, 1), &sending.payload_buffer));
+    return {};
+  }
+
+  Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) override {
+    const Site site{name_, "recv", what};
+    RT_TRY(check_bytes(site, bytes));
+    RT_TRY(check_peer(site, "source", src, size()));
+    RT_TRY(begin(site));
+    if (src == rank()) return recv_from_self(site, static_cast<char*>(data), bytes);
+    const uint64_t sequence = received_[src]++;
+    MessageHeader header = {};
+    Buffer buffer;
+    RT_TRY(post(site, {reinterpret_cast<char*>(&header), sizeof(header)}, src, message_slot(sequence, 0), &buffer));
+    RT_TRY(state_->wait(site, *buffer, true, world_ranks_[src]));
+    header.what[sizeof(header.what) - 1] = '\0';
+    if (header.bytes != static_cast<uint64_t>(bytes) || header.sequence != sequence) {
+      return state_->fail(
+          {ErrorCode::kInternal,
+           fmt::format("{}: rank {} sent {} bytes as message {} ('{}'), this rank expects {} bytes as message {}",
+                       site.text(), world_ranks_[src], header.bytes, header.sequence, header.what, bytes, sequence)});
+    }
+    if (bytes == 0) return {};
+    RT_TRY(post(site, {static_cast<char*>(data), bytes}, src, message_slot(sequence, 1), &buffer));
+    return state_->wait(site, *buffer, true, world_ranks_[src]);
+  }
+
+  Status wait_sends(std::string_view what) override {
+    const Site site{name_, "wait_sends", what};
+    RT_TRY(begin(site));
+    while (!sending_.empty()) {
+      Sending& first = sending_.front();
+      RT_TRY(state_->wait(site, *first.header_buffer, false, world_ranks_[first.peer]));
+      if (first.payload_buffer) RT_TRY(state_->wait(site, *first.payload_buffer, false, world_ranks_[first.peer]));
+      sending_.pop_front();
+    }
+    return {};
+  }
+
+ private:
+  using Buffer = std::unique_ptr<UnboundBuffer>;
+  struct Span {
+    const char* data = nullptr;
+    int64_t bytes = 0;
+  };
+  struct Sending {
+    int64_t peer = 0;
+    std::unique_ptr<MessageHeader> header;
+    Buffer header_buffer, payload_buffer;
+  };
+  struct Announcement {
+    uint64_t call, bytes;
+  };
+
+  // A slot pairs one send with one receive: never used twice between two ranks of a context.
+  static uint64_t message_slot(uint64_t sequence, uint64_t part) { return uint64_t{1} << 63 | sequence << 1 | part; }
+
+  Status begin(const Site& site) {
+    ++traffic_.calls;
+    if (const auto reason = state_->dead(false)) return state_->aborted_error(site, *reason);
+    return {};
+  }
+
+  Status send(const Site& site, Span span, int64_t peer, uint64_t slot, Buffer* buffer) {
+    try {
+      *buffer = context_->createUnboundBuffer(const_cast<char*>(span.data), static_cast<size_t>(span.bytes));
+      (*buffer)->send(static_cast<int>(peer), slot);
+      return {};
+    } catch (const std::exception& e) {
+      return state_->lost(site, world_ranks_[peer], e.what());
+    }
+  }
+  Status post(const Site& site, Span span, int64_t peer, uint64_t slot, Buffer* buffer) {
+    try {
+      *buffer = context_->createUnboundBuffer(const_cast<char*>(span.data), static_cast<size_t>(span.bytes));
+      (*buffer)->recv(static_cast<int>(peer), slot);
+      return {};
+    } catch (const std::exception& e) {
+      return state_->lost(site, world_ranks_[peer], e.what());
+    }
+  }
+
+  /// Sends `outgoing(r)` to each other member r and receives `incoming(r)` from it; an empty span moves nothing. With a
+  /// `call`, members first make sure that they agree on it: only then do they trust each other's sizes.
+  template <typename Outgoing, typename Incoming>
+  Status exchange(const Site& site, const Call* call, const Outgoing& outgoing, const Incoming& incoming) {
+    const auto n = static_cast<size_t>(size());
+    const uint64_t slot = 2 * exchanges_++;
+    std::vector<Announcement> theirs(n);
+    Announcement mine = {};
+    std::vector<Buffer> sends, announced(n), received(n);
+    std::vector<int64_t> send_peers;
+    auto for_peers = [&](auto&& f) -> Status {  // each starts with the member after it: no member is everyone's first
+      for (int64_t i = 1; i < size(); ++i) RT_TRY(f((rank() + i) % size()));
+      return {};
+    };
+    auto send_to = [&](Span span, int64_t r, uint64_t s) -> Status {
+      send_peers.push_back(r);
+      return send(site, span, r, s, &sends.emplace_back());
+    };
+    if (call) {
+      mine = {call->word(), static_cast<uint64_t>(call->bytes)};
+      RT_TRY(for_peers([&](int64_t r) {
+        return post(site, {reinterpret_cast<char*>(&theirs[r]), sizeof(Announcement)}, r, slot, &announced[r]);
+      }));
+      RT_TRY(for_peers([&](int64_t r) -> Status {
+        return send_to({reinterpret_cast<char*>(&mine), sizeof(mine)}, r, slot);
+      }));
+    }
+    RT_TRY(for_peers([&](int64_t r) -> Status {
+      const Span span = outgoing(r);
+      return span.bytes > 0 ? send_to(span, r, slot + 1) : Status();
+    }));
+    if (call) {
+      RT_TRY(for_peers([&](int64_t r) -> Status {
+        RT_TRY(state_->wait(site, *announced[r], true, world_ranks_[r]));
+        if (theirs[r].call == mine.call && theirs[r].bytes == mine.bytes) return {};
+        return state_->fail(
+            {ErrorCode::kInternal, fmt::format("{}: rank {} calls {}, this rank (rank {}) calls {}", site.text(),
+                                               world_ranks_[r], describe_call(theirs[r].call, theirs[r].bytes),
+                                               world_ranks_[rank()], describe_call(mine.call, mine.bytes))});
+      }));
+    }
+    RT_TRY(for_peers([&](int64_t r) -> Status {
+      const Span span = incoming(r);
+      return span.bytes > 0 ? post(site, span, r, slot + 1, &received[r]) : Status();
+    }));
+    RT_TRY(for_peers([&](int64_t r) -> Status {
+      return received[r] ? state_->wait(site, *received[r], true, world_ranks_[r]) : Status();
+    }));
+    for (size_t i = 0; i < sends.size(); ++i) {
+      RT_TRY(state_->wait(site, *sends[i], false, world_ranks_[send_peers[i]]));
+    }
+    return {};
+  }
+
+  /// Sums slice [slice(rank()), slice(rank() + 1)) of everybody's `input` into `output`, which may be the own slice.
+  /// Slices differ by an element at most; `longest` bounds their bytes, so that all members take equally many pieces.
+  template <typename Slice>
+  Status reduce_slices(const Site& site, const Call& call, const char* input, const Slice& slice, int64_t longest,
+                       char* output) {
+    const int64_t piece = std::clamp<int64_t>(longest, 1, kPieceBytes);  // not 0: nothing takes one exchange, too
+    scratch_.resize(static_cast<size_t>(size() * piece));
+    auto part = [&](int64_t r, int64_t at) { return std::clamp<int64_t>(slice(r + 1) - slice(r) - at, 0, piece); };
+    for (int64_t at = 0; at == 0 || at < longest; at += piece) {
+      const int64_t own = part(rank(), at);
+      RT_TRY(exchange(
+          site, at == 0 ? &call : nullptr,
+          [&](int64_t r) {
+            return Span{input + slice(r) + at, part(r, at)};
+          },
+          [&](int64_t r) {
+            return Span{scratch_.data() + r * piece, own};
+          }));
+      reduce(scratch_.data(), piece, input + slice(rank()) + at, output + at, own, call.dtype, call.op);
+    }
+    return {};
+  }
+
+  /// Folds the members' contributions, which lie `stride` bytes apart in `all`; this rank's is `own`.
+  void reduce(const char* all, int64_t stride, const char* own, char* out, int64_t bytes, DType dtype, ReduceOp op) {
+    std::vector<const void*> inputs;
+    for (int64_t r = 0; r < size(); ++r) inputs.push_back(r == rank() ? own : all + r * stride);
+    reduce_ordered(out, inputs.data(), size(), bytes / dtype_size_bytes(dtype), dtype, op);
+  }
+
+  Status recv_from_self(const Site& site, char* data, int64_t bytes) {
+    if (to_self_.empty()) {
+      return state_->fail(
+          {ErrorCode::kInternal,
+           fmt::format("{}: this rank waits for a message that it has not sent to itself", site.text())});
+    }
+    const std::vector<char> message = std::move(to_self_.front());
+    to_self_.pop_front();
+    if (static_cast<int64_t>(message.size()) != bytes) {
+      return state_->fail({ErrorCode::kInternal, fmt::format("{}: the message has {} bytes, this rank expects {}",
+                                                             site.text(), message.size(), bytes)});
+    }
+    std::copy(message.begin(), message.end(), data);
+    return {};
+  }
+
+  const std::shared_ptr<GlooState> state_;
+  const std::shared_ptr<gloo::Context> context_;
+  const std::string name_;
+  const std::vector<int64_t> world_ranks_;
+  uint64_t exchanges_ = 0;
+  std::vector<uint64_t> sent_, received_;  // messages, by peer
+  std::deque<Sending> sending_;
+  std::deque<std::vector<char>> to_self_;
+  std::vector<char> scratch_;
+  Traffic traffic_;
+};
+
+class GlooEngine final : public LinkedEngine {
+ public:
+  explicit GlooEngine(std::shared_ptr<GlooState> state)
+      : state_(std::move(state)), watcher_([this](const std::stop_token& stop) { watch(stop); }) {}
+  int64_t world_rank() const override { return state_->config().rank; }
+  int64_t world_size() const override { return state_->config().world_size; }
+
+  Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
+    RT_TRY(check_group(axis, world_ranks, world_size(), world_rank()));
+    std::string name = group_name(axis, world_ranks);
+    if (world_ranks.size() == 1) return make_single_comm(std::move(name));
+    const Site site{name, "group", "connect"};
+    if (const auto reason = state_->dead(true)) return state_->aborted_error(site, *reason);
+    const std::string members = fmt::format("{}", fmt::join(world_ranks, ","));
+    const int64_t instance = instances_[fmt::format("{}[{}]", axis, members)]++;
+    // File names are short: the members are hashed.
+    const std::string prefix =
+        fmt::format("{}-{}-{:016x}-{}/", axis, world_ranks.size(), stream_key(0, members), instance);
+    const auto self = std::ranges::find(world_ranks, world_rank()) - world_ranks.begin();
+    auto context =
+        std::make_shared<gloo::rendezvous::Context>(static_cast<int>(self), static_cast<int>(world_ranks.size()));
+    context->setTimeout(state_->deadline());
+    GroupStore store(*state_, prefix, site);
+    try {
+      context->connectFullMesh(store, state_->device());
+    } catch (const StoreFailure& failure) {
+      return state_->fail(failure.error);
+    } catch (const std::exception& e) {
+      if (const auto reason = state_->dead(true)) return state_->aborted_error(site, *reason);
+      const bool slow = std::string_view(e.what()).find("imed out") != std::string_view::npos;
+      return state_->fail({slow ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
+                           fmt::format("{}: cannot connect to its members: {}", site.text(), e.what())});
+    }
+    state_->add(context);
+    return std::unique_ptr<Comm>(std::make_unique<GlooComm>(state_, std::move(context), std::move(name), world_ranks));
+  }
+
+  void abort(std::string_view reason) override {
+    give_up(ErrorCode::kStopped, fmt::format("rank {}: {}", world_rank(), reason));
+  }
+  void give_up(ErrorCode code, std::string_view reason) override { state_->give_up(code, std::string(reason)); }
+  std::optional<Error> dead() override { return state_->dead(false); }
+
+ private:
+  // A rank that waits for a healthy peer sees no broken connection when a third one gives up: look for the reason that
+  // the third one leaves, and at the linked engine.
+  void watch(const std::stop_token& stop) {
+    const auto tick = state_->linked() ? kLinkedTick : kTick;
+    std::mutex mutex;
+    std::condition_variable_any woken;
+    std::unique_lock lock(mutex);
+    for (auto since = tick; !stop.stop_requested(); since += tick) {
+      woken.wait_for(lock, stop, tick, [] { return false; });
+      if (stop.stop_requested() || state_->dead(false)) return;
+      const bool look = since >= kTick;
+      state_->watch(look);
+      if (look) since = std::chrono::milliseconds(0);
+    }
+  }
+
+  const std::shared_ptr<GlooState> state_;
+  std::map<std::string, int64_t> instances_;
+  std::jthread watcher_;  // last: it uses the state
+};
+
+/// The addresses of this host, for messages.
+std::string own_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return "unknown";
+  std::vector<std::string> found;
+  for (const ifaddrs* it = list; it; it = it->ifa_next) {
+    if (!it->ifa_addr || (it->ifa_addr->sa_family != AF_INET && it->ifa_addr->sa_family != AF_INET6)) continue;
+    const auto size =
+        static_cast<socklen_t>(it->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    char text[NI_MAXHOST];
+    if (::getnameinfo(it->ifa_addr, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0)
+      found.emplace_back(text);
+  }
+  ::freeifaddrs(list);
+  return fmt::format("{}", fmt::join(found, ", "));
+}
+
+/// That sockets can be bound to `address`. Gloo would check it too, with a message of its own and a leak.
+Status check_address(const std::string& address) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int rc = ::getaddrinfo(address.c_str(), nullptr, &hints, &found);
+  if (rc != 0 || address.empty()) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("interface address '{}': {}; this host has {}", address,
+                                                       rc ? ::gai_strerror(rc) : "is empty", own_addresses())};
+  }
+  bool bound = false;
+  for (const addrinfo* it = found; it && !bound; it = it->ai_next) {
+    const Fd fd(::socket(it->ai_family, it->ai_socktype | SOCK_CLOEXEC, it->ai_protocol));
+    bound = fd && ::bind(fd.get(), it->ai_addr, it->ai_addrlen) == 0;
+  }
+  ::freeaddrinfo(found);
+  if (bound) return {};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("interface address '{}' is none of this host's, which has {}", address, own_addresses())};
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_gloo_engine(const GlooConfig& config) {
+  RT_TRY_SET(auto engine, make_linked_gloo_engine(config, nullptr));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+Result<std::unique_ptr<LinkedEngine>> make_linked_gloo_engine(const GlooConfig& config,
+                                                              const std::shared_ptr<LinkedEngine>& other) {
+  if (config.world_size < 1 || config.rank < 0 || config.rank >= config.world_size) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("rank must be 0 to {}, got {}", config.world_size - 1, config.rank)};
+  }
+  if (config.run_id.empty() || config.run_id.find('/') != std::string::npos) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("run id must be a file name, got '{}'", config.run_id)};
+  }
+  RT_TRY(check_address(config.interface_address));
+  RT_TRY_SET(Rendezvous rendezvous, Rendezvous::open(config.rendezvous_dir + "/" + config.run_id));
+  RT_TRY_SET(const bool fresh, rendezvous.publish(fmt::format("rank-{}", config.rank),
+                                                  fmt::format("{} pid {}", host_name(), ::getpid())));
+  if (!fresh) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("rank {} of run id {} has started before ({}); each start of a world needs a run id of its "
+                    "own",
+                    config.rank, config.run_id,
+                    rendezvous.look(fmt::format("rank-{}", config.rank)).value_or("unknown"))};
+  }
+  // Gloo writes to its sockets without MSG_NOSIGNAL: a lost peer would kill this process instead of being an error.
+  struct sigaction on_pipe = {};
+  if (::sigaction(SIGPIPE, nullptr, &on_pipe) == 0 && on_pipe.sa_handler == SIG_DFL) {
+    on_pipe.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &on_pipe, nullptr);
+  }
+  std::shared_ptr<gloo::transport::Device> device;
+  try {
+    device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(config.interface_address.c_str()));
+  } catch (const std::exception& e) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("interface address '{}' cannot be used: {}", config.interface_address, e.what())};
+  }
+  return std::unique_ptr<LinkedEngine>(std::make_unique<GlooEngine>(
+      std::make_shared<GlooState>(config, std::move(rendezvous), std::move(device), other)));
+}
+
+}  // namespace cairn::comm

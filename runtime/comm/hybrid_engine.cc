@@ -1,0 +1,133 @@
+#include "runtime/comm/hybrid_engine.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "runtime/comm/group.h"
+#include "runtime/comm/linked_engine.h"
+#include "runtime/comm/shm_world.h"
+
+namespace cairn::comm {
+namespace {
+
+/// The two engines of one rank; also held by its groups.
+struct Pair {
+  std::shared_ptr<LinkedEngine> local, remote;
+};
+
+/// A group of one engine, which dies with the other engine too.
+class HybridComm final : public Comm {
+ public:
+  HybridComm(std::shared_ptr<LinkedEngine> mine, std::shared_ptr<LinkedEngine> other, std::unique_ptr<Comm> comm)
+      : mine_(std::move(mine)), other_(std::move(other)), comm_(std::move(comm)) {}
+
+  int64_t rank() const override { return comm_->rank(); }
+  int64_t size() const override { return comm_->size(); }
+  const std::string& name() const override { return comm_->name(); }
+  Traffic traffic() const override { return comm_->traffic(); }
+
+  Status all_reduce(void* data, int64_t count, DType dtype, ReduceOp op, std::string_view what) override {
+    return run("all_reduce", what, [&] { return comm_->all_reduce(data, count, dtype, op, what); });
+  }
+  Status reduce_scatter(const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
+                        std::string_view what) override {
+    return run("reduce_scatter", what,
+               [&] { return comm_->reduce_scatter(input, output, count_per_rank, dtype, op, what); });
+  }
+  Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
+    return run("all_gather", what, [&] { return comm_->all_gather(input, output, bytes_per_rank, what); });
+  }
+  Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) override {
+    return run("broadcast", what, [&] { return comm_->broadcast(data, bytes, root, what); });
+  }
+  Status barrier(std::string_view what) override {
+    return run("barrier", what, [&] { return comm_->barrier(what); });
+  }
+  Status isend(const void* data, int64_t bytes, int64_t dst, std::string_view what) override {
+    return run("isend", what, [&] { return comm_->isend(data, bytes, dst, what); });
+  }
+  Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) override {
+    return run("recv", what, [&] { return comm_->recv(data, bytes, src, what); });
+  }
+  Status wait_sends(std::string_view what) override {
+    return run("wait_sends", what, [&] { return comm_->wait_sends(what); });
+  }
+
+ private:
+  template <typename Call>
+  Status run(std::string_view op, std::string_view what, const Call& call) {
+    if (auto reason = other_->dead()) {
+      mine_->give_up(reason->code, reason->message);
+      if (reason->code != ErrorCode::kStopped) reason->code = ErrorCode::kPeerLost;
+      return std::move(*reason).with(Site{comm_->name(), op, what}.text());
+    }
+    Status status = call();
+    if (!status.ok()) {  // a refused argument leaves the engine alive
+      if (const auto reason = mine_->dead()) other_->give_up(reason->code, reason->message);
+    }
+    return status;
+  }
+
+  const std::shared_ptr<LinkedEngine> mine_, other_;
+  const std::unique_ptr<Comm> comm_;
+};
+
+class HybridEngine final : public Engine {
+ public:
+  HybridEngine(Pair pair, std::vector<int64_t> host_of_rank)
+      : pair_(std::move(pair)), host_of_rank_(std::move(host_of_rank)) {}
+
+  int64_t world_rank() const override { return pair_.remote->world_rank(); }
+  int64_t world_size() const override { return pair_.remote->world_size(); }
+
+  Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
+    RT_TRY(check_group(axis, world_ranks, world_size(), world_rank()));
+    if (world_ranks.size() == 1) return make_single_comm(group_name(axis, world_ranks));
+    const int64_t host = host_of(world_rank());
+    bool together = true;
+    for (const int64_t rank : world_ranks) together = together && host_of(rank) == host;
+    const auto& mine = together ? pair_.local : pair_.remote;
+    const auto& other = together ? pair_.remote : pair_.local;
+    auto made = mine->group(axis, world_ranks);
+    if (!made.ok()) {
+      if (const auto reason = mine->dead()) other->give_up(reason->code, reason->message);
+      return std::move(made).error();
+    }
+    return std::unique_ptr<Comm>(std::make_unique<HybridComm>(mine, other, std::move(made).value()));
+  }
+
+  void abort(std::string_view reason) override {
+    pair_.remote->abort(reason);
+    pair_.local->abort(reason);
+  }
+
+ private:
+  int64_t host_of(int64_t rank) const { return host_of_rank_[static_cast<size_t>(rank)]; }
+
+  const Pair pair_;
+  const std::vector<int64_t> host_of_rank_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_hybrid_engine(const HybridConfig& config) {
+  const auto hosts = static_cast<int64_t>(config.host_of_rank.size());
+  if (hosts != config.gloo.world_size) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("hosts are given for {} ranks, the world has {}", hosts, config.gloo.world_size)};
+  }
+  RT_TRY_SET(auto local, attach_linked_shm_engine(config.shm_fd, config.gloo.rank, config.gloo.options));
+  if (local->world_size() != hosts) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("the shared memory of this host is for a world of {} ranks, this one has {}",
+                             local->world_size(), hosts)};
+  }
+  Pair pair;
+  pair.local = std::move(local);
+  RT_TRY_SET(auto remote, make_linked_gloo_engine(config.gloo, pair.local));
+  pair.remote = std::move(remote);
+  return std::unique_ptr<Engine>(std::make_unique<HybridEngine>(std::move(pair), config.host_of_rank));
+}
+
+}  // namespace cairn::comm

@@ -1,0 +1,27 @@
+#pragma once
+// Several ranks on each of several hosts: groups whose members share a host go through its shared memory, all others
+// over TCP. What kills one kills both, so a rank that dies on one host ends the waits on every other.
+//
+// Each host has its own shared-memory world, made with the whole world's size (so that ranks keep their numbers in
+// groups and messages) and `local_ranks` set to how many of them live there.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/comm/comm.h"
+#include "runtime/comm/gloo_engine.h"
+#include "runtime/core/result.h"
+
+namespace cairn::comm {
+
+struct HybridConfig {
+  GlooConfig gloo;                    // this rank, the world, and the way between the hosts
+  std::vector<int64_t> host_of_rank;  // world_size entries; equal numbers mean the same host
+  int shm_fd = -1;                    // of this host's ShmWorld
+};
+
+/// Errors: those of attach_shm_engine and make_gloo_engine; kInvalidInput when the sizes disagree.
+Result<std::unique_ptr<Engine>> make_hybrid_engine(const HybridConfig& config);
+
+}  // namespace cairn::comm

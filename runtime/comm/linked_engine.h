@@ -1,0 +1,30 @@
+#pragma once
+// Engines that fail together: what the hybrid engine needs of the two that it joins.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "runtime/comm/comm.h"
+#include "runtime/comm/gloo_engine.h"
+#include "runtime/core/error.h"
+#include "runtime/core/result.h"
+
+namespace cairn::comm {
+
+class LinkedEngine : public Engine {
+ public:
+  /// Like abort(), with any code; the reason is taken as it stands. Safe from any thread.
+  virtual void give_up(ErrorCode code, std::string_view reason) = 0;
+  /// Why this engine is dead; nothing while it lives. Cheap; safe from any thread.
+  virtual std::optional<Error> dead() = 0;
+};
+
+/// attach_shm_engine() and make_gloo_engine() by their inner type. `other` dies with the Gloo engine, and it with
+/// `other`.
+Result<std::unique_ptr<LinkedEngine>> attach_linked_shm_engine(int fd, int64_t rank, Options options);
+Result<std::unique_ptr<LinkedEngine>> make_linked_gloo_engine(const GlooConfig& config,
+                                                              const std::shared_ptr<LinkedEngine>& other);
+
+}  // namespace cairn::comm

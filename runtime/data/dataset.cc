@@ -1,0 +1,132 @@
+#include "runtime/data/dataset.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "runtime/data/split.h"
+
+namespace cairn::data {
+namespace {
+
+Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab) {
+  Dataset::Source source;
+  source.name = config.name.empty() ? std::filesystem::path(config.path).stem().string() : config.name;
+  source.weight = config.weight;
+  const OpenOptions options{vocab};
+  std::shared_ptr<const TokenSource> whole;
+  if (config.kind == DataSource::Kind::kMegatron) {
+    RT_TRY_SET(whole, open_megatron(config.path, options));
+  } else {
+    RT_TRY_SET(whole, open_token_file(config.path, config.dtype, options));
+  }
+  if (!config.valid_path.empty()) {
+    if (!config.split.empty())
+      return Error{ErrorCode::kInvalidInput, "a validation file and a split are both given; choose one"};
+    RT_TRY_SET(source.valid, open_token_file(config.valid_path, config.dtype, options));
+  }
+  RT_TRY_SET(auto parts, split_source(std::move(whole), config.split));
+  source.train = std::move(parts[static_cast<size_t>(Part::kTrain)]);
+  if (!source.valid) source.valid = std::move(parts[static_cast<size_t>(Part::kValid)]);
+  return source;
+}
+
+}  // namespace
+
+Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab) {
+  Dataset dataset;
+  for (const DataSource& one : config.sources) {
+    auto source = open_source(one, vocab);
+    if (!source.ok())
+      return std::move(source).error().with(fmt::format("data source {}", one.name.empty() ? one.path : one.name));
+    for (const Dataset::Source& other : dataset.sources)
+      if (other.name == source.value().name)
+        return Error{ErrorCode::kInvalidInput,
+                     fmt::format("two data sources are named \"{}\" ({}, {}); give one a name of its own", other.name,
+                                 other.train->name(), source.value().train->name())};
+    dataset.sources.push_back(std::move(source).value());
+  }
+  return dataset;
+}
+
+Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len) {
+  Sampler::Spec spec;
+  spec.seed = config.seed != 0 ? config.seed : recipe_seed;
+  spec.seq_len = seq_len;
+  for (const Dataset::Source& source : dataset.sources)
+    spec.sources.push_back({source.name, source.train->token_count(), source.train->fingerprint(), source.weight});
+  return spec;
+}
+
+Status load_samples(const Dataset& dataset, DataPart part, std::span<const SampleRef> samples, int64_t seq_len,
+                    MicroBatch* out) {
+  out->samples = static_cast<int64_t>(samples.size());
+  out->seq_len = seq_len;
+  const auto total = static_cast<size_t>(out->samples * seq_len);
+  out->inputs.resize(total);
+  out->targets.resize(total);
+  out->sources.resize(samples.size());
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const SampleRef& sample = samples[i];
+    const Dataset::Source& source = dataset.sources.at(static_cast<size_t>(sample.source));
+    const TokenSource* tokens = part == DataPart::kTrain ? source.train.get() : source.valid.get();
+    RT_CHECK(tokens != nullptr, "source {} has no such part", source.name);
+    // Inputs and targets overlap but for one token at either end: read L for the inputs, shift, read the last one.
+    int32_t* inputs = out->inputs.data() + static_cast<int64_t>(i) * seq_len;
+    int32_t* targets = out->targets.data() + static_cast<int64_t>(i) * seq_len;
+    RT_TRY(tokens->read(sample.start + 1, seq_len, targets));
+    RT_TRY(tokens->read(sample.start, 1, inputs));
+    std::memcpy(inputs + 1, targets, static_cast<size_t>(seq_len - 1) * sizeof(int32_t));
+    out->sources[i] = sample.source;
+  }
+  return {};
+}
+
+Result<ValidationSet> ValidationSet::make(const Dataset& dataset, int64_t seq_len, int64_t batch_samples,
+                                          int64_t max_batches) {
+  RT_CHECK(seq_len >= 1 && batch_samples >= 1 && max_batches >= 0, "{} {} {}", seq_len, batch_samples, max_batches);
+  std::vector<int32_t> index;  // of the sources that have a validation part
+  std::vector<double> weights;
+  std::vector<int64_t> taken, left;
+  double sum = 0;
+  int64_t windows = 0;
+  for (size_t i = 0; i < dataset.sources.size(); ++i) {
+    const Dataset::Source& source = dataset.sources[i];
+    const int64_t n = source.valid ? window_count(source.valid->token_count(), seq_len) : 0;
+    if (n == 0) continue;
+    index.push_back(static_cast<int32_t>(i));
+    weights.push_back(source.weight);
+    sum += source.weight;
+    left.push_back(n);
+    windows += n;
+  }
+  for (double& weight : weights) weight /= sum;
+  taken.assign(index.size(), 0);
+  if (max_batches > 0 && windows < batch_samples)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("the validation parts hold {} windows of {} tokens, one batch needs {}; give the split a "
+                             "greater second part, name a validation file, or take a smaller batch",
+                             windows, seq_len + 1, batch_samples)};
+  ValidationSet set;
+  set.batch_samples_ = batch_samples;
+  const int64_t total = std::min(max_batches, windows / batch_samples) * batch_samples;
+  set.samples_.reserve(static_cast<size_t>(total));
+  for (int64_t position = 0; position < total; ++position) {
+    const int64_t draw = blend_next(weights, taken, position, left);
+    const auto s = static_cast<size_t>(draw);
+    set.samples_.push_back({position, index[s], taken[s], taken[s] * seq_len});
+    ++taken[s];
+    --left[s];
+  }
+  return set;
+}
+
+std::span<const SampleRef> ValidationSet::batch(int64_t index) const {
+  RT_CHECK(index >= 0 && index < batches(), "validation batch {} of {}", index, batches());
+  return std::span(samples_).subspan(static_cast<size_t>(index * batch_samples_), static_cast<size_t>(batch_samples_));
+}
+
+}  // namespace cairn::data

@@ -1,0 +1,71 @@
+#pragma once
+// The recipe's data as it is used in a run: sources opened and split, micro-batches as int32 tensors, and the fixed
+// validation batches. Opening reads headers and samples of the content, no tokens in bulk.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/config/recipe.h"
+#include "runtime/core/result.h"
+#include "runtime/data/sampler.h"
+#include "runtime/data/token_file.h"
+
+namespace cairn::data {
+
+struct Dataset {
+  struct Source {
+    std::string name;  // unique within the set
+    double weight = 1.0;
+    std::unique_ptr<TokenSource> train;
+    std::unique_ptr<TokenSource> valid;  // null: none
+  };
+  std::vector<Source> sources;
+};
+
+/// Opens every source and cuts train and validation parts (split.h); a token file with a valid_path has that as its
+/// validation part and no other. `vocab`: tokens beyond it are errors when read.
+/// Errors: those of open_megatron, open_token_file and split_source, in front of them the source's name; kInvalidInput
+/// for two sources of one name.
+Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab);
+
+/// What Sampler::make and resume need. `recipe_seed` is used where config.seed is 0.
+Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len);
+
+/// m samples of L tokens, row-major: inputs [m, L], targets [m, L] (targets[i][j] = inputs[i][j + 1], and the token
+/// after the window at the end), sources [m].
+struct MicroBatch {
+  int64_t samples = 0;  // m
+  int64_t seq_len = 0;  // L
+  std::vector<int32_t> inputs, targets;
+  std::vector<int32_t> sources;
+};
+
+enum class DataPart { kTrain, kValid };
+
+/// Reads the samples' tokens. `out` is reused: no allocation once it has its size. Errors: as TokenSource::read.
+Status load_samples(const Dataset& dataset, DataPart part, std::span<const SampleRef> samples, int64_t seq_len,
+                    MicroBatch* out);
+
+/// The validation batches: for ever the same windows, so that losses of different steps, layouts and runs compare.
+/// Windows of L + 1 tokens in file order from the start of each source's validation part; sources are blended by
+/// weight with the training rule, and one that has no windows left leaves the contest. No window comes twice.
+class ValidationSet {
+ public:
+  /// At most `max_batches` whole batches of `batch_samples`. Errors: kInvalidInput when no source has a validation
+  /// part, or all windows together do not fill one batch.
+  static Result<ValidationSet> make(const Dataset& dataset, int64_t seq_len, int64_t batch_samples,
+                                    int64_t max_batches);
+
+  int64_t batches() const { return static_cast<int64_t>(samples_.size()) / batch_samples_; }
+  /// SampleRef::start counts from the start of the validation part; load with DataPart::kValid.
+  std::span<const SampleRef> batch(int64_t index) const;
+
+ private:
+  std::vector<SampleRef> samples_;
+  int64_t batch_samples_ = 1;
+};
+
+}  // namespace cairn::data

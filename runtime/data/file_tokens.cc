@@ -1,0 +1,135 @@
+#include "runtime/data/file_tokens.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "runtime/data/file_io.h"
+
+namespace cairn::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and read as they stand");
+
+constexpr int64_t kStagingBytes = 32 << 10;  // on the stack; a window of 2048 uint32 tokens fits twice
+constexpr int64_t kSampledBlocks = 64;
+constexpr int64_t kSampledBlockBytes = 4096;
+
+// Converts n stored tokens, returns the index of the first one outside [0, limit) or -1. The check is a running
+// maximum of the value as unsigned, so that the loop stays a vector loop; the culprit is searched only if there is one.
+template <typename T>
+int64_t convert(const unsigned char* bytes, int64_t n, uint64_t limit, int32_t* out) {
+  using U = std::make_unsigned_t<T>;
+  const auto load = [bytes](int64_t i) {
+    T value;
+    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  };
+  U greatest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = load(i);
+    greatest = std::max(greatest, static_cast<U>(value));
+    out[i] = static_cast<int32_t>(value);
+  }
+  if (static_cast<uint64_t>(greatest) < limit && (!std::is_signed_v<T> || static_cast<T>(greatest) >= 0)) return -1;
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = load(i);
+    if (std::is_signed_v<T> && value < T{0}) return i;
+    if (static_cast<uint64_t>(static_cast<U>(value)) >= limit) return i;
+  }
+  return -1;
+}
+
+int64_t convert_any(DType dtype, const unsigned char* bytes, int64_t n, uint64_t limit, int32_t* out) {
+  switch (dtype) {
+    case DType::kU8:
+      return convert<uint8_t>(bytes, n, limit, out);
+    case DType::kU16:
+      return convert<uint16_t>(bytes, n, limit, out);
+    case DType::kU32:
+      return convert<uint32_t>(bytes, n, limit, out);
+    case DType::kI16:
+      return convert<int16_t>(bytes, n, limit, out);
+    case DType::kI32:
+      return convert<int32_t>(bytes, n, limit, out);
+    case DType::kI64:
+      return convert<int64_t>(bytes, n, limit, out);
+    default:
+      RT_CHECK(false, "no token type: {}", dtype_name(dtype));
+  }
+}
+
+std::string stored_value(DType dtype, const unsigned char* bytes, int64_t index) {
+  const int64_t size = dtype_size_bytes(dtype);
+  uint64_t raw = 0;
+  std::memcpy(&raw, bytes + index * size, static_cast<size_t>(size));
+  const bool is_signed = dtype == DType::kI16 || dtype == DType::kI32 || dtype == DType::kI64;
+  if (!is_signed) return fmt::format("{}", raw);
+  const int shift = static_cast<int>(64 - 8 * size);
+  return fmt::format("{}", static_cast<int64_t>(raw << shift) >> shift);
+}
+
+}  // namespace
+
+Result<int64_t> TokenSource::sequence_start(int64_t index) const {
+  RT_CHECK(index >= 0 && index <= sequence_count(), "sequence {} of {}", index, sequence_count());
+  return index == 0 ? 0 : token_count();
+}
+
+Status FileTokens::read(int64_t start, int64_t count, int32_t* out) const {
+  RT_CHECK(start >= 0 && count >= 0 && start <= region_.count - count, "{}: tokens [{}, {} + {}) of {}", region_.path,
+           start, start, count, region_.count);
+  const int64_t size = dtype_size_bytes(region_.dtype);
+  const uint64_t limit = region_.vocab > 0 ? static_cast<uint64_t>(region_.vocab)
+                                           : static_cast<uint64_t>(std::numeric_limits<int32_t>::max()) + 1;
+  alignas(64) std::array<unsigned char, kStagingBytes> staging;
+  while (count > 0) {
+    const int64_t n = std::min(count, kStagingBytes / size);
+    const int64_t offset = region_.offset_bytes + start * size;
+    RT_TRY(read_exact(region_.fd.get(), region_.path, offset, staging.data(), n * size));
+    const int64_t bad = convert_any(region_.dtype, staging.data(), n, limit, out);
+    if (bad >= 0)
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}: token {} (byte {}) is {}, expected 0 to {}{}", region_.path, start + bad,
+                               offset + bad * size, stored_value(region_.dtype, staging.data(), bad), limit - 1,
+                               region_.vocab > 0 ? "; was the file made with another tokenizer than the recipe's?"
+                                                 : ", what a token can be")};
+    start += n;
+    count -= n;
+    out += n;
+  }
+  return {};
+}
+
+Status FileTokens::compute_fingerprint(uint64_t salt) {
+  const uint64_t seed = hash_words({static_cast<uint64_t>(region_.dtype), static_cast<uint64_t>(region_.count), salt});
+  RT_TRY_SET(fingerprint_, hash_sampled_blocks(region_.fd.get(), region_.path, region_.offset_bytes,
+                                               region_.count * dtype_size_bytes(region_.dtype), seed));
+  return {};
+}
+
+Result<uint64_t> hash_sampled_blocks(int fd, const std::string& path, int64_t offset, int64_t size, uint64_t seed) {
+  std::array<unsigned char, kSampledBlockBytes> block;
+  uint64_t hash = hash_words({seed, static_cast<uint64_t>(size)});
+  const int64_t whole = (size + kSampledBlockBytes - 1) / kSampledBlockBytes;  // blocks, the last may be short
+  const int64_t sampled = std::min(whole, kSampledBlocks);
+  for (int64_t i = 0; i < sampled; ++i) {
+    // Spread over the whole file; the division keeps i * (whole - 1) far below 2^63 for any real file.
+    const int64_t index = sampled == 1 ? 0 : i * (whole - 1) / (sampled - 1);
+    const int64_t begin = index * kSampledBlockBytes;
+    const int64_t length = std::min(kSampledBlockBytes, size - begin);
+    RT_TRY(read_exact(fd, path, offset + begin, block.data(), length));
+    hash = XXH3_64bits_withSeed(block.data(), static_cast<size_t>(length), hash);
+  }
+  return hash;
+}
+
+uint64_t hash_words(std::initializer_list<uint64_t> words) {
+  return XXH3_64bits(words.begin(), words.size() * sizeof(uint64_t));
+}
+
+}  // namespace cairn::data

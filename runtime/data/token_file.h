@@ -1,0 +1,73 @@
+#pragma once
+// Token stores on disk, read-only: Megatron pairs (.bin/.idx), raw little-endian token files (nanoGPT), llm.c shards.
+// Each becomes a TokenSource: one logical stream of n tokens with random access.
+//
+// Files are read with pread, not mapped: a file that somebody cuts while we read it, or a disk that fails, is then an
+// Error with path and offset where a mapping would be SIGBUS in the middle of a step. Sizes are checked against the
+// headers at open, so a wrong file is found before the run starts. The page cache serves repeated reads either way.
+//
+// Threads: a TokenSource is immutable; any number of threads may read from it.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/core/dtype.h"
+#include "runtime/core/result.h"
+
+namespace cairn::data {
+
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+
+  /// Path (and range, for a slice), for messages.
+  virtual const std::string& name() const = 0;
+  virtual int64_t token_count() const = 0;
+
+  /// Tokens [start, start + count) as int32 into `out`. Errors: kCorrupt, naming file, token and byte, when a token
+  /// is negative, does not fit int32, or is >= the vocabulary given at open; kCorrupt or kIo when the file no longer
+  /// delivers. RT_CHECKs that the range is inside the source.
+  virtual Status read(int64_t start, int64_t count, int32_t* out) const = 0;
+
+  /// A cheap identity of the content, the same on every machine and for every path. XXH3-64 over: kind, element type,
+  /// token count; for a Megatron pair the .idx header and 64 sampled blocks of the rest of the .idx; and 64 blocks of
+  /// 4096 bytes of the tokens, evenly spaced, the first and the last included. A change of size is always seen; a
+  /// change of same-size content between the sampled blocks is not (files up to 256 KiB are covered whole).
+  virtual uint64_t fingerprint() const = 0;
+
+  /// The places where a split may cut: sequences of a Megatron set (a document each, by custom); 1 for plain files.
+  virtual int64_t sequence_count() const { return 1; }
+
+  /// First token of sequence `index`, 0 <= index <= sequence_count(). The last value is token_count().
+  virtual Result<int64_t> sequence_start(int64_t index) const;
+};
+
+struct OpenOptions {
+  int64_t vocab = 0;  // tokens >= vocab are errors when read; 0: not checked
+};
+
+/// `prefix`.bin and `prefix`.idx. Reads dtype codes 1, 3, 4, 5, 8 (uint8, int16, int32, int64, uint16). The whole .idx
+/// is checked against itself and the size of the .bin, streaming, in O(1) memory.
+/// Errors: kCorrupt (path, byte offset, value stored, value expected); kUnsupported for codes 6 and 7 (float32 and
+/// float64 to one writer, the reverse to another), code 2, multimodal sets and the legacy TNTIDX format; kInvalidInput
+/// when a file is missing.
+Result<std::unique_ptr<TokenSource>> open_megatron(const std::string& prefix, const OpenOptions& options = {});
+
+/// A raw token file of `dtype` "uint16" or "uint32", or an llm.c shard, which is recognised by its 1024-byte header
+/// (then `dtype` must agree or be empty). `path` may be a glob pattern (`*`, `?`, `[`), as llm.c's own: the matches, in
+/// byte order of their names, form one stream. A path that exists as it stands is never taken for a pattern.
+/// Errors: kInvalidInput (no file, no tokens, unknown or missing dtype, dtype against a header), kCorrupt (size that
+/// is no whole number of tokens or contradicts the header), kUnsupported (llm.c evaluation files).
+Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path, const std::string& dtype,
+                                                     const OpenOptions& options = {});
+
+/// Tokens [begin, end) of `base` as a source of its own; its fingerprint covers base and range. 0 <= begin <= end <=
+/// base->token_count() is RT_CHECKed.
+std::unique_ptr<TokenSource> slice_tokens(std::shared_ptr<const TokenSource> base, int64_t begin, int64_t end);
+
+/// The sources one after the other as one stream; a sequence border at each joint. At least one source.
+std::unique_ptr<TokenSource> concat_tokens(std::vector<std::shared_ptr<const TokenSource>> parts);
+
+}  // namespace cairn::data

@@ -1,0 +1,56 @@
+#pragma once
+// Text files -> a Megatron pair, streaming: what `cairn data tokenize` does.
+//
+// Memory stays below some tens of MiB for any input. Bytes are encoded as they come. For SentencePiece a document
+// longer than kPieceBytes is encoded in pieces, cut after the last line end in the piece (else at a character border);
+// a piece begins for the model as a line of its own would (its dummy prefix stands there).
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/config/recipe.h"
+#include "runtime/core/dtype.h"
+#include "runtime/core/result.h"
+
+namespace cairn::data {
+
+/// What ends a document. The separator itself (the line end; the blank lines) is not part of any document; documents
+/// of nothing but separators are dropped and counted. A file's end always ends its document.
+enum class DocumentSeparator {
+  kWholeFile,
+  kLine,       // one document a line; LF or CRLF
+  kBlankLine,  // set apart by lines of nothing but spaces and tabs; blanks at a document's end are dropped too
+};
+
+struct TokenizeProgress {
+  int64_t bytes_done = 0, bytes_total = 0;
+  int64_t documents = 0, tokens = 0;
+};
+
+struct TokenizeArgs {
+  std::vector<std::string> inputs;  // in the order in which they are to stand in the set
+  std::string output_prefix;        // <prefix>.bin, <prefix>.idx
+  TokenizerConfig tokenizer;
+  DocumentSeparator separator = DocumentSeparator::kWholeFile;
+  bool append_eod = false;  // the tokenizer's end-of-document id after each document
+  bool overwrite = false;
+  std::function<bool(const TokenizeProgress&)> progress;  // about once per MiB; false stops with kStopped. May be null.
+};
+
+struct TokenizeReport {
+  int64_t bytes = 0;            // read
+  int64_t documents = 0;        // written
+  int64_t empty_documents = 0;  // dropped
+  int64_t tokens = 0;           // written, end-of-document ids included
+  int64_t vocab = 0;
+  DType dtype = DType::kU16;
+};
+
+/// Errors: kInvalidInput (no inputs, a missing file, text that is not UTF-8 for SentencePiece with path and byte, a
+/// NUL byte when it would be mistaken for the bytes tokenizer's end of document, an output that exists), kStopped,
+/// kNoSpace, kIo. On any error no pair is written and an old one stands.
+Result<TokenizeReport> tokenize_file(const TokenizeArgs& args);
+
+}  // namespace cairn::data

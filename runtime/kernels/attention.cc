@@ -1,0 +1,395 @@
+#include "runtime/kernels/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "runtime/core/check.h"
+#include "runtime/core/dtype.h"
+#include "runtime/kernels/parallel.h"
+#include "runtime/kernels/scratch.h"
+#include "runtime/kernels/simd.h"
+#include "runtime/kernels/tile_gemm.h"
+
+// After FlashAttention (Dao et al. 2022): queries and keys are visited in tiles, a running maximum and sum per query
+// make the softmax exact, and the backward pass recomputes the probabilities from the saved logsumexp.
+//
+// All tile arithmetic is in float; inputs are converted once per tile into scratch whose rows are padded with zeros to
+// Dp, head_dim rounded up to 16. One thread works on one (sample, head) in the forward pass and on one (sample,
+// key/value head) in the backward pass, so no two threads add to one element and the bits do not depend on their
+// number.
+
+namespace cairn::kernels {
+namespace {
+
+constexpr int64_t kQueries = 64;  // queries a tile
+constexpr int64_t kKeys = 64;     // keys a tile
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+/// A thread's tiles.
+float* workspace(int64_t elems) {
+  thread_local Scratch scratch;
+  return scratch.floats(elems);
+}
+
+// --- leaves ----------------------------------------------------------------------------------------------------------
+
+/// to[r, 0:Dp] = from[r, 0:D] * factor, zero beyond D and beyond `rows` up to `tile_rows`.
+template <typename T>
+RT_CLONES void pack_rows(const T* from, int64_t stride, int64_t rows, int64_t tile_rows, int64_t head_dim,
+                         int64_t padded, float factor, float* to) {
+  for (int64_t r = 0; r < tile_rows; ++r) {
+    float* out = to + r * padded;
+    const int64_t n = r < rows ? head_dim : 0;
+    const T* in = from + r * stride;
+    for (int64_t c = 0; c < n; ++c) out[c] = load_f32(in[c]) * factor;
+    for (int64_t c = n; c < padded; ++c) out[c] = 0.0f;
+  }
+}
+
+/// to[d, 0:kKeys] = from[0:rows, d], zero beyond `rows`.
+template <typename T>
+RT_CLONES void pack_transposed(const T* from, int64_t stride, int64_t rows, int64_t head_dim, float* to) {
+  constexpr int64_t kBlock = 16;  // a cache line of floats
+  for (int64_t d0 = 0; d0 < head_dim; d0 += kBlock) {
+    const int64_t dn = std::min(kBlock, head_dim - d0);
+    for (int64_t r = 0; r < kKeys; ++r) {
+      for (int64_t d = 0; d < dn; ++d) to[(d0 + d) * kKeys + r] = r < rows ? load_f32(from[r * stride + d0 + d]) : 0.0f;
+    }
+  }
+}
+
+template <typename T>
+RT_CLONES void unpack_rows(const float* from, int64_t padded, int64_t rows, int64_t head_dim, T* to, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < head_dim; ++c) store_f32(&to[r * stride + c], from[r * padded + c]);
+  }
+}
+
+/// One tile's step of the online softmax. scores [rows, kKeys] become probabilities relative to the new maximum; max,
+/// sum and the rows of out [rows, padded] are rescaled. Query r of the tile sees keys [0, first_visible + r].
+RT_CLONES void online_softmax(float* scores, int64_t rows, int64_t first_visible, float* max, float* sum, float* out,
+                              int64_t padded) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* s = scores + r * kKeys;
+    const int64_t visible = std::min(kKeys, first_visible + r + 1);
+    for (int64_t c = visible; c < kKeys; ++c) s[c] = -kInf;
+    float tile_max = -kInf;
+#pragma omp simd reduction(max : tile_max)
+    for (int64_t c = 0; c < kKeys; ++c) tile_max = s[c] > tile_max ? s[c] : tile_max;
+    const float new_max = tile_max > max[r] ? tile_max : max[r];
+    float tile_sum = 0;
+#pragma omp simd reduction(+ : tile_sum)
+    for (int64_t c = 0; c < kKeys; ++c) {
+      const float p = exp_f32(s[c] - new_max);
+      s[c] = p;
+      tile_sum += p;
+    }
+    if (new_max != max[r]) {
+      const float shrink = exp_f32(max[r] - new_max);
+      sum[r] = sum[r] * shrink;
+      for (int64_t c = 0; c < padded; ++c) out[r * padded + c] *= shrink;
+      max[r] = new_max;
+    }
+    sum[r] += tile_sum;
+  }
+}
+
+RT_CLONES void scale_rows(float* x, const float* sum, int64_t rows, int64_t padded) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float factor = 1.0f / sum[r];
+    for (int64_t c = 0; c < padded; ++c) x[r * padded + c] *= factor;
+  }
+}
+
+/// p = exp(scores - logsumexp), 0 where the query does not see the key.
+RT_CLONES void probabilities(float* scores, int64_t rows, int64_t first_visible, const float* logsumexp) {
+  for (int64_t r = 0; r < rows; ++r) {
+    float* s = scores + r * kKeys;
+    const float shift = logsumexp[r];
+    for (int64_t c = 0; c < kKeys; ++c) s[c] = exp_f32(s[c] - shift);
+    for (int64_t c = std::min(kKeys, first_visible + r + 1); c < kKeys; ++c) s[c] = 0.0f;
+  }
+}
+
+/// dp becomes d(loss)/d(scores before scaling): p * (dp - delta) * scale.
+RT_CLONES void score_gradients(const float* p, float* dp, int64_t rows, const float* delta, float scale) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < kKeys; ++c) {
+      dp[r * kKeys + c] = p[r * kKeys + c] * (dp[r * kKeys + c] - delta[r]) * scale;
+    }
+  }
+}
+
+template <typename T>
+RT_CLONES float dot(const T* a, const T* b, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += load_f32(a[i]) * load_f32(b[i]);
+  return sum;
+}
+
+template <typename T>
+RT_CLONES void add_scaled(float* sum, float factor, const T* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += factor * load_f32(x[i]);
+}
+
+void check_dims(const AttentionDims& d) {
+  RT_CHECK(d.batch >= 0 && d.tokens >= 0 && d.heads > 0 && d.kv_heads > 0 && d.head_dim > 0,
+           "attention: batch {}, tokens {}, heads {}, kv_heads {}, head_dim {}", d.batch, d.tokens, d.heads, d.kv_heads,
+           d.head_dim);
+  RT_CHECK(d.heads % d.kv_heads == 0, "attention: {} heads over {} key/value heads", d.heads, d.kv_heads);
+}
+
+void check_strides(const AttentionDims& d) {
+  RT_CHECK(d.q_stride >= d.heads * d.head_dim && d.out_stride >= d.heads * d.head_dim &&
+               d.kv_stride >= d.kv_heads * d.head_dim,
+           "attention: strides q {}, kv {}, out {} are below a row", d.q_stride, d.kv_stride, d.out_stride);
+}
+
+/// Work of one (sample, head) in the units of parallel_ranges: a causal pair costs about D multiply-adds, 16 at a time.
+int64_t head_work(const AttentionDims& d) { return std::max<int64_t>(1, d.tokens * d.tokens * d.head_dim / 16); }
+
+}  // namespace
+
+template <typename T>
+void attention_forward(const AttentionDims& dims, const T* q, const T* k, const T* v, T* out, float* logsumexp) {
+  check_dims(dims);
+  check_strides(dims);
+  const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
+  const int64_t group = dims.heads / dims.kv_heads;
+  const int64_t key_tiles = (tokens + kKeys - 1) / kKeys;
+  const int64_t packed_elems = key_tiles * kKeys * padded;
+
+  parallel_ranges(dims.batch * dims.heads, 1, head_work(dims), [&](int64_t begin, int64_t end) {
+    float* const keys_t = workspace(2 * packed_elems + kQueries * (2 * padded + kKeys));  // [tile][Dp, kKeys]
+    float* const values = keys_t + packed_elems;                                          // [tile][kKeys, Dp]
+    float* const queries = values + packed_elems;                                         // [kQueries, Dp]
+    float* const sums = queries + kQueries * padded;                                      // [kQueries, Dp]
+    float* const scores = sums + kQueries * padded;                                       // [kQueries, kKeys]
+    float max[kQueries], sum[kQueries];
+    int64_t packed_head = -1;  // heads of one group are neighbours: their keys and values are packed once
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t sample = unit / dims.heads, head = unit % dims.heads;
+      const int64_t kv_head = head / group;
+      const T* q_head = q + sample * tokens * dims.q_stride + head * head_dim;
+      if (sample * dims.kv_heads + kv_head != packed_head) {
+        packed_head = sample * dims.kv_heads + kv_head;
+        const int64_t offset = sample * tokens * dims.kv_stride + kv_head * head_dim;
+        for (int64_t t = 0; t < key_tiles; ++t) {
+          const int64_t first = t * kKeys, rows = std::min(kKeys, tokens - first);
+          pack_transposed(k + offset + first * dims.kv_stride, dims.kv_stride, rows, head_dim,
+                          keys_t + t * kKeys * padded);
+          pack_rows(v + offset + first * dims.kv_stride, dims.kv_stride, rows, kKeys, head_dim, padded, 1.0f,
+                    values + t * kKeys * padded);
+        }
+      }
+      for (int64_t first = 0; first < tokens; first += kQueries) {
+        const int64_t rows = std::min(kQueries, tokens - first);
+        pack_rows(q_head + first * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
+        std::fill_n(max, rows, -kInf);
+        std::fill_n(sum, rows, 0.0f);
+        std::fill_n(sums, rows * padded, 0.0f);
+        for (int64_t t = 0; t * kKeys < first + rows; ++t) {
+          tile_gemm({.m = rows,
+                     .n = kKeys,
+                     .k = head_dim,
+                     .a = queries,
+                     .a_row = padded,
+                     .a_col = 1,
+                     .b = keys_t + t * kKeys * padded,
+                     .b_row = kKeys,
+                     .c = scores,
+                     .c_row = kKeys});
+          online_softmax(scores, rows, first - t * kKeys, max, sum, sums, padded);
+          const int64_t seen = std::min(kKeys, first + rows - t * kKeys);
+          tile_gemm({.m = rows,
+                     .n = padded,
+                     .k = seen,
+                     .a = scores,
+                     .a_row = kKeys,
+                     .a_col = 1,
+                     .b = values + t * kKeys * padded,
+                     .b_row = padded,
+                     .c = sums,
+                     .c_row = padded,
+                     .accumulate = true});
+        }
+        scale_rows(sums, sum, rows, padded);
+        unpack_rows(sums, padded, rows, head_dim, out + (sample * tokens + first) * dims.out_stride + head * head_dim,
+                    dims.out_stride);
+        float* lse = logsumexp + unit * tokens + first;
+        for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
+      }
+    }
+  });
+}
+
+// scratch: [B, N, S] delta = sum over d of dout * out, then [B, N, S, Dp] sums of dq.
+int64_t attention_backward_scratch_elems(const AttentionDims& dims) {
+  return dims.batch * dims.heads * dims.tokens * (1 + padded_dim(dims.head_dim));
+}
+
+template <typename T>
+void attention_backward(const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
+                        const float* logsumexp, const T* dout, T* dq, T* dk, T* dv, float* scratch) {
+  check_dims(dims);
+  check_strides(dims);
+  const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
+  const int64_t group = dims.heads / dims.kv_heads;
+  float* const deltas = scratch;
+  float* const dq_sums = scratch + dims.batch * dims.heads * tokens;
+
+  parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
+    constexpr int64_t kTile = kKeys;
+    static_assert(kQueries == kKeys);
+    float* const keys = workspace(kTile * (8 * padded + 2 * kKeys));  // [kKeys, Dp]
+    float* const keys_t = keys + kTile * padded;                      // [Dp, kKeys]
+    float* const values_t = keys_t + kTile * padded;                  // [Dp, kKeys]
+    float* const dkeys = values_t + kTile * padded;                   // [kKeys, Dp]
+    float* const dvalues = dkeys + kTile * padded;                    // [kKeys, Dp]
+    float* const queries = dvalues + kTile * padded;                  // [kQueries, Dp]
+    float* const douts = queries + kTile * padded;                    // [kQueries, Dp]
+    float* const p = douts + kTile * padded;                          // [kQueries, kKeys]
+    float* const dp = p + kTile * kKeys;                              // [kQueries, kKeys]
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
+      const int64_t row0 = sample * tokens;
+      const int64_t first_head = kv_head * group;
+      for (int64_t head = first_head; head < first_head + group; ++head) {
+        float* delta = deltas + (sample * dims.heads + head) * tokens;
+        for (int64_t t = 0; t < tokens; ++t) {
+          const int64_t at = (row0 + t) * dims.out_stride + head * head_dim;
+          delta[t] = dot(dout + at, out + at, head_dim);
+        }
+      }
+      std::fill_n(dq_sums + (sample * dims.heads + first_head) * tokens * padded, group * tokens * padded, 0.0f);
+      for (int64_t key0 = 0; key0 < tokens; key0 += kKeys) {
+        const int64_t key_rows = std::min(kKeys, tokens - key0);
+        const int64_t kv_at = (row0 + key0) * dims.kv_stride + kv_head * head_dim;
+        pack_rows(k + kv_at, dims.kv_stride, key_rows, kKeys, head_dim, padded, 1.0f, keys);
+        pack_transposed(k + kv_at, dims.kv_stride, key_rows, head_dim, keys_t);
+        pack_transposed(v + kv_at, dims.kv_stride, key_rows, head_dim, values_t);
+        std::fill_n(dkeys, kKeys * padded, 0.0f);
+        std::fill_n(dvalues, kKeys * padded, 0.0f);
+        for (int64_t head = first_head; head < first_head + group; ++head) {
+          const int64_t head_row0 = (sample * dims.heads + head) * tokens;
+          for (int64_t query0 = key0; query0 < tokens; query0 += kQueries) {
+            const int64_t rows = std::min(kQueries, tokens - query0);
+            pack_rows(q + (row0 + query0) * dims.q_stride + head * head_dim, dims.q_stride, rows, rows, head_dim,
+                      padded, 1.0f, queries);
+            pack_rows(dout + (row0 + query0) * dims.out_stride + head * head_dim, dims.out_stride, rows, rows, head_dim,
+                      padded, 1.0f, douts);
+            tile_gemm({.m = rows,
+                       .n = kKeys,
+                       .k = head_dim,
+                       .a = queries,
+                       .a_row = padded,
+                       .a_col = 1,
+                       .b = keys_t,
+                       .b_row = kKeys,
+                       .c = p,
+                       .c_row = kKeys,
+                       .alpha = dims.scale});
+            probabilities(p, rows, query0 - key0, logsumexp + head_row0 + query0);
+            tile_gemm({.m = rows,
+                       .n = kKeys,
+                       .k = head_dim,
+                       .a = douts,
+                       .a_row = padded,
+                       .a_col = 1,
+                       .b = values_t,
+                       .b_row = kKeys,
+                       .c = dp,
+                       .c_row = kKeys});
+            score_gradients(p, dp, rows, deltas + head_row0 + query0, dims.scale);
+            tile_gemm({.m = key_rows,
+                       .n = padded,
+                       .k = rows,
+                       .a = p,
+                       .a_row = 1,
+                       .a_col = kKeys,
+                       .b = douts,
+                       .b_row = padded,
+                       .c = dvalues,
+                       .c_row = padded,
+                       .accumulate = true});
+            tile_gemm({.m = key_rows,
+                       .n = padded,
+                       .k = rows,
+                       .a = dp,
+                       .a_row = 1,
+                       .a_col = kKeys,
+                       .b = queries,
+                       .b_row = padded,
+                       .c = dkeys,
+                       .c_row = padded,
+                       .accumulate = true});
+            tile_gemm({.m = rows,
+                       .n = padded,
+                       .k = key_rows,
+                       .a = dp,
+                       .a_row = kKeys,
+                       .a_col = 1,
+                       .b = keys,
+                       .b_row = padded,
+                       .c = dq_sums + (head_row0 + query0) * padded,
+                       .c_row = padded,
+                       .accumulate = true});
+          }
+        }
+        unpack_rows(dkeys, padded, key_rows, head_dim, dk + kv_at, dims.kv_stride);
+        unpack_rows(dvalues, padded, key_rows, head_dim, dv + kv_at, dims.kv_stride);
+      }
+      for (int64_t head = first_head; head < first_head + group; ++head) {
+        unpack_rows(dq_sums + (sample * dims.heads + head) * tokens * padded, padded, tokens, head_dim,
+                    dq + row0 * dims.q_stride + head * head_dim, dims.q_stride);
+      }
+    }
+  });
+}
+
+template <typename T>
+void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity, const T* q, const T* k_cache,
+                      const T* v_cache, T* out) {
+  check_dims(dims);
+  RT_CHECK(past >= 0 && past < capacity, "attention_decode: {} past tokens in a cache of {}", past, capacity);
+  const int64_t head_dim = dims.head_dim, group = dims.heads / dims.kv_heads;
+  const int64_t kv_row = dims.kv_heads * head_dim;
+  parallel_ranges(dims.batch * dims.heads, 1, 2 * (past + 1) * head_dim, [&](int64_t begin, int64_t end) {
+    float* const sums = workspace(head_dim);
+    float p[kKeys];
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t sample = unit / dims.heads, head = unit % dims.heads;
+      const int64_t offset = sample * capacity * kv_row + head / group * head_dim;
+      float max = -kInf, sum = 0;
+      std::fill_n(sums, head_dim, 0.0f);
+      for (int64_t first = 0; first <= past; first += kKeys) {
+        const int64_t keys = std::min(kKeys, past + 1 - first);
+        for (int64_t j = 0; j < kKeys; ++j) {
+          p[j] = j < keys ? dims.scale * dot(q + unit * head_dim, k_cache + offset + (first + j) * kv_row, head_dim)
+                          : -kInf;
+        }
+        online_softmax(p, 1, kKeys - 1, &max, &sum, sums, head_dim);
+        for (int64_t j = 0; j < keys; ++j) {
+          add_scaled(sums, p[j], v_cache + offset + (first + j) * kv_row, head_dim);
+        }
+      }
+      scale_rows(sums, &sum, 1, head_dim);
+      unpack_rows(sums, head_dim, 1, head_dim, out + unit * head_dim, head_dim);
+    }
+  });
+}
+
+#define RT_INSTANTIATE(T)                                                                                         \
+  template void attention_forward<T>(const AttentionDims&, const T*, const T*, const T*, T*, float*);             \
+  template void attention_backward<T>(const AttentionDims&, const T*, const T*, const T*, const T*, const float*, \
+                                      const T*, T*, T*, T*, float*);                                              \
+  template void attention_decode<T>(const AttentionDims&, int64_t, int64_t, const T*, const T*, const T*, T*)
+RT_INSTANTIATE(float);
+RT_INSTANTIATE(bf16);
+#undef RT_INSTANTIATE
+
+}  // namespace cairn::kernels

@@ -1,0 +1,103 @@
+#include "runtime/kernels/cross_entropy.h"
+
+#include <cstring>
+#include <limits>
+
+#include "runtime/core/dtype.h"
+#include "runtime/kernels/parallel.h"
+#include "runtime/kernels/simd.h"
+
+namespace cairn::kernels {
+namespace {
+
+// A NaN logit is skipped here and shows in sum_exp.
+template <typename T>
+RT_CLONES float row_max_leaf(const T* logits, int64_t n) {
+  float max = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : max)
+  for (int64_t c = 0; c < n; ++c) {
+    const float v = load_f32(logits[c]);
+    max = v > max ? v : max;
+  }
+  return max;
+}
+
+// Blocks are joined in double: a float sum over 50,000 columns would lose digits.
+template <typename T>
+RT_CLONES float sum_exp_leaf(const T* logits, int64_t n, float max) {
+  float block[kMapBlock];
+  double sum = 0;
+  for (int64_t begin = 0; begin < n; begin += kMapBlock) {
+    const int64_t m = n - begin < kMapBlock ? n - begin : kMapBlock;
+    const float* const x = as_floats(logits + begin, block, m);
+    float part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t c = 0; c < m; ++c) part += exp_f32(x[c] - max);
+    sum += part;
+  }
+  return static_cast<float>(sum);
+}
+
+struct ScaledExp {
+  float max, factor;
+  RT_INLINE float operator()(float x) const { return exp_f32(x - max) * factor; }
+};
+
+template <typename T>
+RT_CLONES void softmax_scaled_leaf(T* logits, int64_t n, float max, float factor) {
+  map_array(logits, logits, n, ScaledExp{max, factor});
+}
+
+}  // namespace
+
+template <typename T>
+void row_max(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, float* max) {
+  parallel_ranges(rows, 1, valid_cols, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) max[r] = row_max_leaf(logits + r * cols, valid_cols);
+  });
+}
+
+template <typename T>
+void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
+                    const int32_t* targets, const float* max, float* sum_exp, float* target_logit) {
+  parallel_ranges(rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      sum_exp[r] = sum_exp_leaf(logits + r * cols, valid_cols, max[r]);
+      const int64_t target = targets[r] - first;
+      target_logit[r] = target >= 0 && target < valid_cols ? load_f32(logits[r * cols + target]) : 0.0f;
+    }
+  });
+}
+
+template <typename T>
+void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
+                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale) {
+  parallel_ranges(rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      T* row = logits + r * cols;
+      if (scale[r] == 0.0f) {
+        std::memset(static_cast<void*>(row), 0, static_cast<size_t>(cols) * sizeof(T));
+        continue;
+      }
+      const int64_t target = targets[r] - first;
+      const bool here = target >= 0 && target < valid_cols;
+      const float target_logit = here ? load_f32(row[target]) : 0.0f;
+      softmax_scaled_leaf(row, valid_cols, max[r], scale[r] / sum_exp[r]);
+      // From the float logit again: subtracting from the rounded probability would round twice.
+      if (here) store_f32(&row[target], (exp_f32(target_logit - max[r]) / sum_exp[r] - 1.0f) * scale[r]);
+      std::memset(static_cast<void*>(row + valid_cols), 0, static_cast<size_t>(cols - valid_cols) * sizeof(T));
+    }
+  });
+}
+
+#define RT_INSTANTIATE(T)                                                                                             \
+  template void row_max<T>(const T*, int64_t, int64_t, int64_t, float*);                                              \
+  template void sum_exp_target<T>(const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*, float*, \
+                                  float*);                                                                            \
+  template void cross_entropy_backward<T>(T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*,       \
+                                          const float*, const float*)
+RT_INSTANTIATE(float);
+RT_INSTANTIATE(bf16);
+#undef RT_INSTANTIATE
+
+}  // namespace cairn::kernels

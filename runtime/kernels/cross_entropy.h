@@ -1,0 +1,27 @@
+#pragma once
+// Softmax cross-entropy in pieces, so that a vocabulary cut over ranks exchanges [rows] floats and never logits.
+//   1. row_max         per rank, then all-reduce max
+//   2. sum_exp_target  per rank, then all-reduce sum of both
+//   3. loss[r] = log(sum_exp[r]) + max[r] - target[r]
+//   4. cross_entropy_backward per rank
+// Columns >= valid_cols are vocabulary padding: they count as minus infinity and get gradient 0.
+
+#include <cstdint>
+
+namespace cairn::kernels {
+
+template <typename T>
+void row_max(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, float* max);
+
+/// sum_exp[r] = sum of exp(logit - max[r]); target_logit[r] = the logit of targets[r] if it is one of the columns
+/// [first, first + valid_cols), else 0.
+template <typename T>
+void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
+                    const int32_t* targets, const float* max, float* sum_exp, float* target_logit);
+
+/// Overwrites logits with d(loss)/d(logits): (softmax - onehot) * scale[r]. scale[r] 0 masks a row.
+template <typename T>
+void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
+                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale);
+
+}  // namespace cairn::kernels

@@ -1,0 +1,36 @@
+#pragma once
+// Matrix product through oneDNN (AMX / AVX-512 bf16 where the machine has it), the one place that calls it.
+// Primitives are created once per shape and kept; nothing is allocated after the first call of a shape.
+
+#include <cstdint>
+
+#include "runtime/core/dtype.h"
+#include "runtime/core/result.h"
+
+namespace cairn::kernels {
+
+/// C[M,N] = op(A)[M,K] * op(B)[K,N] (+ C when accumulate) (+ bias[N] broadcast over rows).
+/// Row-major; `trans_a` means A is stored [K,M], `trans_b` that B is stored [N,K]. Leading dims are in elements.
+/// A and B are f32 or bf16, the same; C is that dtype or f32; accumulation is in f32 always. bias has A's dtype.
+struct MatmulArgs {
+  int64_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  int64_t lda = 0;
+  bool trans_a = false;
+  const void* b = nullptr;
+  int64_t ldb = 0;
+  bool trans_b = false;
+  void* c = nullptr;
+  int64_t ldc = 0;
+  DType ab_dtype = DType::kF32;
+  DType c_dtype = DType::kF32;
+  bool accumulate = false;
+  const void* bias = nullptr;
+};
+
+/// Where the processor multiplies bf16 slower than f32 or not at all, or leading dims make cache sets collide, blocks
+/// of A and B are converted or copied to f32 scratch first (at most 28 MiB a thread, kept); the choice is fixed per
+/// machine. Errors: kUnsupported when oneDNN refuses the shape or dtype on this machine; the text names all sizes.
+Status matmul(const MatmulArgs& args);
+
+}  // namespace cairn::kernels

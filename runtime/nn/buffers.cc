@@ -1,0 +1,37 @@
+#include "runtime/nn/buffers.h"
+
+#include <fmt/format.h>
+
+namespace cairn::nn {
+
+Result<Buffers> Buffers::lay_out(const Plan& plan, const RankPlan& rank, std::span<std::byte> memory) {
+  Buffers out;
+  out.slots_ = rank.in_flight;
+  for (BufferSpec& spec : stage_buffers(plan, rank)) {
+    std::byte* start = memory.data() + out.size_bytes_;
+    out.size_bytes_ += spec.bytes() * (spec.per_slot ? out.slots_ : 1);
+    out.placed_.push_back({std::move(spec), start});
+  }
+  if (static_cast<int64_t>(memory.size()) != out.size_bytes_) {
+    return Error{ErrorCode::kInternal, fmt::format("the activations of rank {} take {} bytes, the memory given has {}",
+                                                   rank.rank, out.size_bytes_, memory.size())};
+  }
+  if (reinterpret_cast<uintptr_t>(memory.data()) % kBufferAlignBytes != 0) {
+    return Error{ErrorCode::kInternal,
+                 fmt::format("the memory for activations is not aligned to {} bytes", kBufferAlignBytes)};
+  }
+  return out;
+}
+
+std::byte* Buffers::find(std::string_view name, DType dtype, int64_t slot) const {
+  for (const Placed& placed : placed_) {
+    if (placed.spec.name != name) continue;
+    RT_CHECK(placed.spec.dtype == dtype, "buffer {} is {}, asked for {}", name, dtype_name(placed.spec.dtype),
+             dtype_name(dtype));
+    RT_CHECK(slot >= 0 && slot < (placed.spec.per_slot ? slots_ : 1), "buffer {} has no slot {}", name, slot);
+    return placed.start + slot * placed.spec.bytes();
+  }
+  RT_CHECK(false, "no buffer {} in the plan", name);
+}
+
+}  // namespace cairn::nn

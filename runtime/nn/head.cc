@@ -1,0 +1,112 @@
+#include "runtime/nn/head.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/kernels/cross_entropy.h"
+
+namespace cairn::nn {
+
+template <typename Real>
+Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
+                 const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
+    : dims_(dims),
+      norm_(parameters, "final_norm", model),
+      // On the last stage of several a tied model has its own copy of the embedding, by the same name.
+      projection_{parameters.get(model.tied_embeddings ? "embed.tokens" : "head.weight"), {}, dims.vocab, model.width},
+      tp_(tp),
+      scratch_(scratch),
+      logits_(buffers.get<Real>("head.logits")),
+      local_max_(tp.comm().size() > 1 ? buffers.get<float>("head.local_max") : nullptr),
+      scale_(buffers.get<float>("head.scale")) {}
+
+template <typename Real>
+Status Head<Real>::normed_rows(const SavedHead<Real>& saved) const {
+  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, dims_.local_rows);
+  return tp_.gather(scratch_.rows_TH, "head.in");
+}
+
+template <typename Real>
+Status Head<Real>::compute_logits(int64_t begin, int64_t count) const {
+  return projection_.forward(scratch_.rows_TH + begin * dims_.width, logits_, dims_.vocab, count);
+}
+
+template <typename Real>
+Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_T) {
+  const StageDims& d = dims_;
+  const Parameter<Real>& vocab = projection_.weight;
+  float* local_max_T = local_max_ != nullptr ? local_max_ : saved.max_T;
+  float* target_T = saved.loss_T;
+  held_ = nullptr;
+  RT_TRY(normed_rows(saved));
+  for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
+    const int64_t count = std::min(d.logit_rows, d.rows - begin);
+    RT_TRY(compute_logits(begin, count));
+    kernels::row_max(logits_, count, d.vocab, vocab.valid_rows, local_max_T + begin);
+    kernels::sum_exp_target(logits_, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
+                            local_max_T + begin, saved.sum_exp_T + begin, target_T + begin);
+  }
+  if (d.logit_rows == d.rows) held_ = saved.input_RH;
+
+  // The sums were taken against this rank's own maximum, so one pass over the logits was enough.
+  if (local_max_ != nullptr) {
+    std::copy_n(local_max_T, d.rows, saved.max_T);
+    RT_TRY(tp_.comm().all_reduce(saved.max_T, d.rows, DType::kF32, comm::ReduceOp::kMax, "head.max"));
+    for (int64_t r = 0; r < d.rows; ++r) {
+      // A rank that holds padding only has no maximum and no sum.
+      saved.sum_exp_T[r] = vocab.valid_rows > 0 ? saved.sum_exp_T[r] * std::exp(local_max_T[r] - saved.max_T[r]) : 0;
+    }
+    RT_TRY(tp_.comm().all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, comm::ReduceOp::kSum, "head.sums"));
+  }
+  for (int64_t r = 0; r < d.rows; ++r) {
+    saved.loss_T[r] = std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
+  }
+  return {};
+}
+
+template <typename Real>
+Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets_T, float loss_scale) {
+  const StageDims& d = dims_;
+  const Parameter<Real>& vocab = projection_.weight;
+  std::fill_n(scale_, d.rows, loss_scale);
+  const bool held = held_ == saved.input_RH;
+  held_ = nullptr;  // overwritten below
+  RT_TRY(normed_rows(saved));
+  for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
+    const int64_t count = std::min(d.logit_rows, d.rows - begin);
+    if (!held) RT_TRY(compute_logits(begin, count));
+    Real* dlogits = logits_;
+    kernels::cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
+                                    saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin);
+    RT_TRY(projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.width, count));
+    RT_TRY(projection_.backward_input(dlogits, d.vocab, scratch_.partial_TH + begin * d.width, false, count));
+  }
+  RT_TRY(tp_.reduce(scratch_.partial_TH, "head.din"));
+  norm_.backward(tp_.local(scratch_.partial_TH), saved.input_RH, scratch_.stats, scratch_.dresidual_RH, d.local_rows);
+  return {};
+}
+
+template <typename Real>
+Status Head<Real>::logits(const SavedHead<Real>& saved, std::span<float> out) {
+  const StageDims& d = dims_;
+  const int64_t vocab = projection_.weight.valid_rows;
+  const bool held = held_ == saved.input_RH;
+  if (!held) RT_TRY(normed_rows(saved));
+  for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
+    const int64_t count = std::min(d.logit_rows, d.rows - begin);
+    if (!held) {
+      held_ = nullptr;
+      RT_TRY(compute_logits(begin, count));
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      const Real* row = logits_ + r * d.vocab;
+      std::transform(row, row + vocab, out.data() + (begin + r) * vocab, [](Real x) { return to_f32(x); });
+    }
+  }
+  return {};
+}
+
+template class Head<float>;
+template class Head<bf16>;
+
+}  // namespace cairn::nn

@@ -1,0 +1,115 @@
+#include "runtime/nn/linear.h"
+
+#include <algorithm>
+
+#include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/matmul.h"
+
+namespace cairn::nn {
+
+template <typename Real>
+Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows) const {
+  constexpr DType dtype = DTypeOf<Real>::value;
+  return kernels::matmul({.m = rows,
+                          .n = out,
+                          .k = in,
+                          .a = x,
+                          .lda = in,
+                          .b = weight.weight,
+                          .ldb = in,
+                          .trans_b = true,
+                          .c = y,
+                          .ldc = y_stride,
+                          .ab_dtype = dtype,
+                          .c_dtype = dtype,
+                          .bias = bias.weight});
+}
+
+template <typename Real>
+Status Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const {
+  constexpr DType dtype = DTypeOf<Real>::value;
+  return kernels::matmul({.m = rows,
+                          .n = in,
+                          .k = out,
+                          .a = dy,
+                          .lda = dy_stride,
+                          .b = weight.weight,
+                          .ldb = in,
+                          .c = dx,
+                          .ldc = in,
+                          .ab_dtype = dtype,
+                          .c_dtype = dtype,
+                          .accumulate = accumulate});
+}
+
+template <typename Real>
+Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
+  return kernels::matmul({.m = out,
+                          .n = in,
+                          .k = rows,
+                          .a = dy,
+                          .lda = dy_stride,
+                          .trans_a = true,
+                          .b = x,
+                          .ldb = in,
+                          .c = weight.grad,
+                          .ldc = in,
+                          .ab_dtype = DTypeOf<Real>::value,
+                          .c_dtype = DType::kF32,
+                          .accumulate = true});
+}
+
+template <typename Real>
+ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts) {
+  for (const Linear<Real>& part : parts) {
+    out_ += part.out;
+    if (!parts_.empty()) {
+      Linear<Real>& last = parts_.back();
+      // Gradients have the same offsets as weights, so they touch when the weights do.
+      const bool touching = last.weight.weight + last.out * last.in == part.weight.weight &&
+                            (!part.bias || last.bias.weight + last.out == part.bias.weight);
+      if (touching) {
+        last.out += part.out;
+        continue;
+      }
+    }
+    parts_.push_back(part);
+  }
+}
+
+template <typename Real>
+Status ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
+  for (const Linear<Real>& part : parts_) {
+    RT_TRY(part.forward(x, y, out_, rows));
+    y += part.out;
+  }
+  return {};
+}
+
+template <typename Real>
+Status ColumnGroup<Real>::backward(const Real* dy, const Real* x, Real* dx, float* dbias_scratch, int64_t rows) const {
+  const Real* dy_part = dy;
+  bool accumulate = false;
+  for (const Linear<Real>& part : parts_) {
+    RT_TRY(part.backward_weight(dy_part, out_, x, rows));
+    RT_TRY(part.backward_input(dy_part, out_, dx, accumulate, rows));
+    dy_part += part.out;
+    accumulate = true;
+  }
+  if (!parts_.front().bias) return {};
+  std::fill_n(dbias_scratch, out_, 0.0f);  // the sums run over whole rows: one pass for all parts
+  kernels::bias_backward(dy, dbias_scratch, rows, out_);
+  const float* dbias = dbias_scratch;
+  for (const Linear<Real>& part : parts_) {
+    kernels::add_to(part.bias.grad, dbias, part.out);
+    dbias += part.out;
+  }
+  return {};
+}
+
+template struct Linear<float>;
+template struct Linear<bf16>;
+template class ColumnGroup<float>;
+template class ColumnGroup<bf16>;
+
+}  // namespace cairn::nn

@@ -1,0 +1,44 @@
+#pragma once
+// Linear projections with weights [out, in], and groups of them that read the same input.
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/nn/parameters.h"
+
+namespace cairn::nn {
+
+/// y [rows, out] = x [rows, in] W^T (+ bias). Row strides in elements.
+template <typename Real>
+struct Linear {
+  Parameter<Real> weight;
+  Parameter<Real> bias;  // may be absent
+  int64_t out = 0, in = 0;
+
+  Status forward(const Real* x, Real* y, int64_t y_stride, int64_t rows) const;
+  /// dx (+)= dy W.
+  Status backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
+  /// dW += dy^T x.
+  Status backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
+};
+
+/// Column-cut projections of one input whose outputs lie side by side in one row: q, k, v and gate, up. Neighbours
+/// whose parameters touch in memory become one product.
+template <typename Real>
+class ColumnGroup {
+ public:
+  explicit ColumnGroup(const std::vector<Linear<Real>>& parts);
+
+  int64_t out() const { return out_; }
+
+  Status forward(const Real* x, Real* y, int64_t rows) const;
+  /// dx is overwritten; gradients are added to. dbias_scratch [out] float; may be null without biases.
+  Status backward(const Real* dy, const Real* x, Real* dx, float* dbias_scratch, int64_t rows) const;
+
+ private:
+  std::vector<Linear<Real>> parts_;
+  int64_t out_ = 0;
+};
+
+}  // namespace cairn::nn

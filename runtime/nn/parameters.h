@@ -1,0 +1,51 @@
+#pragma once
+// Where a rank's parameters lie: views into the flat ranges of weights and gradients, by logical name.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "runtime/plan/plan.h"
+
+namespace cairn::nn {
+
+/// One tensor; `grad` is null in a model that only runs forward. Both null: the model has no such tensor.
+template <typename Real>
+struct Parameter {
+  const Real* weight = nullptr;
+  float* grad = nullptr;
+  int64_t rows = 0;        // first dim in memory
+  int64_t first_row = 0;   // logical index of row 0
+  int64_t valid_rows = 0;  // without vocabulary padding; may be 0
+
+  explicit operator bool() const { return weight != nullptr; }
+};
+
+template <typename Real>
+class Parameters {
+ public:
+  Parameters(const Plan& plan, const RankPlan& rank, const Real* weights, float* grads)
+      : plan_(plan), rank_(rank), weights_(weights), grads_(grads) {}
+
+  /// The tensor must live on this rank.
+  Parameter<Real> get(std::string_view name) const {
+    Parameter<Real> found = get_optional(name);
+    RT_CHECK(found, "rank {} holds no tensor {}", rank_.rank, name);
+    return found;
+  }
+
+  Parameter<Real> get_optional(std::string_view name) const {
+    const LocalTensor* local = rank_.find(plan_.tensors, name);
+    if (local == nullptr) return {};
+    return {weights_ + local->offset, grads_ == nullptr ? nullptr : grads_ + local->offset, local->shape[0],
+            local->box.lo[0], local->box.extent(0)};
+  }
+
+ private:
+  const Plan& plan_;
+  const RankPlan& rank_;
+  const Real* weights_;
+  float* grads_;
+};
+
+}  // namespace cairn::nn

@@ -1,0 +1,53 @@
+#pragma once
+// One pipeline stage of the decoder on one rank: explicit forward and backward, every tensor-parallel collective
+// visible at its place. Owns no memory: weights, gradients and activations are ranges the caller allocated from the
+// plan.
+//
+// Legend: B samples of a micro-batch, S tokens a sample, T = B * S rows, H width, V vocabulary rows of this rank.
+// Rows at a stage boundary and in the residual stream: R = T, or T / tp with sequence parallel (rank r holds rows
+// [r * R, (r + 1) * R) of the flat token order).
+//
+// What is left to the caller after the last micro-batch: gradients of tensors with LocalTensor::sum_over_tp are partial
+// (each tp rank saw its own rows) and want a sum over tp; a tied embedding's gradient is in two parts, on the first and
+// the last stage, and wants their sum over Mesh::embedding_group(). All other gradients are whole for this micro-batch.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "runtime/comm/comm.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+
+namespace cairn::nn {
+
+class StageModel {
+ public:
+  /// weights: flat_elems of the compute dtype; grads: flat_elems float, or null for a model that only runs forward;
+  /// activations: as long as stage_buffers_bytes() of runtime/plan/activations.h. All outlive the model.
+  static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, comm::Comm& tp, void* weights,
+                                                  float* grads, std::span<std::byte> activations);
+  virtual ~StageModel() = default;
+
+  /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
+  /// tokens, targets [T]: needed on the first / last stage, may be null elsewhere. input [R, H] null on the first
+  /// stage, output [R, H] null on the last. Both in the compute dtype.
+  virtual Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
+                         void* output) = 0;
+
+  /// Backward of the micro-batch in `slot`; adds to grads. Every token's loss has weight `loss_scale` (1 / tokens of
+  /// the global batch). doutput null on the last stage, dinput null on the first. tokens as in forward.
+  virtual Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput,
+                          void* dinput, float loss_scale) = 0;
+
+  /// Last stage, after forward(slot): the loss of each token [T] in nats; every tp rank has all of them.
+  virtual std::span<const float> token_losses(int64_t slot) const = 0;
+
+  /// Last stage, tp 1: logits [T, vocab] of the last forward, as float. For evaluation, generation, converters' proofs.
+  virtual Status logits(int64_t slot, std::span<float> out) = 0;
+
+  virtual int64_t boundary_bytes() const = 0;  // of one [R, H] boundary tensor
+};
+
+}  // namespace cairn::nn

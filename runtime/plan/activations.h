@@ -1,0 +1,63 @@
+#pragma once
+// Every activation and scratch buffer of a pipeline stage, as data: nn/ takes its memory from this list and the plan
+// adds it up, so what `cairn plan` says is what a rank allocates.
+//
+// What a layer saves for its backward pass (legend below, c = bytes of the compute type): the input of its attention
+// norm and of its MLP norm [R, H], q, k, v after rotary [T, QKV], the attention's output [T, N D] and log-sum-exp
+// [B, N, S] float, the MLP before its activation [T, F_in]:
+//   bytes a layer and micro-batch = c (2 R H + T (QKV + N D + F_in)) + 4 T N
+// Backward computes the norms' and the activation's outputs again; that costs a pass over memory, no matrix product
+// (with sequence parallelism also one all-gather per norm).
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/plan/plan.h"
+
+namespace cairn {
+
+/// Sizes of one rank's part of the model.
+struct StageDims {
+  int64_t samples = 0;     // B, of a micro-batch
+  int64_t tokens = 0;      // S, of a sample
+  int64_t rows = 0;        // T = B S
+  int64_t local_rows = 0;  // R = T, or T / tp with sequence parallelism
+  int64_t width = 0;       // H
+  int64_t heads = 0;       // N, this rank's
+  int64_t kv_heads = 0;    // K, this rank's
+  int64_t head_dim = 0;    // D
+  int64_t qkv = 0;         // QKV = (N + 2 K) D
+  int64_t ffn = 0;         // F, this rank's
+  int64_t ffn_in = 0;      // F_in = F, or 2 F with a gate
+  int64_t vocab = 0;       // V, this rank's rows, padding included
+  int64_t logit_rows = 0;  // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
+};
+StageDims stage_dims(const Plan& plan, const RankPlan& rank);
+
+/// Floats that kernels::attention_backward() wants; the plan knows no kernels, so nn/ checks that the two agree. For
+/// each row and head: a dot product, and the sums of dq with the head dim padded to a multiple of 16.
+int64_t attention_scratch_elems(const StageDims& dims);
+
+/// Above this the head works on a part of the rows at a time and backward computes the logits again.
+constexpr int64_t kLogitsBytes = int64_t{512} << 20;
+
+struct BufferSpec {
+  std::string name;  // "layers.3.attn.out"
+  DType dtype = DType::kF32;
+  int64_t elems = 0;
+  bool per_slot = false;  // one for each micro-batch in flight; else one scratch buffer of the stage
+
+  /// Of one copy, rounded up to the alignment, kBufferAlignBytes.
+  int64_t bytes() const;
+};
+constexpr int64_t kBufferAlignBytes = 64;
+
+/// In the order nn/ lays them out, each start rounded up to 64 bytes; the copies of a per-slot buffer follow each
+/// other.
+std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank);
+
+/// Bytes of all of them, per_slot ones times in_flight.
+int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank);
+
+}  // namespace cairn

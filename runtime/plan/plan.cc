@@ -1,0 +1,219 @@
+#include "runtime/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace cairn {
+namespace {
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+Error refuse(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+Status divides(std::string_view what, int64_t value, std::string_view by_what, int64_t by) {
+  if (value % by == 0) return {};
+  const int64_t below = value / by * by;
+  return refuse(fmt::format("{} = {} cannot be cut by {} = {}; nearest: {}{}", what, value, by_what, by,
+                            below > 0 ? fmt::format("{}, ", below) : "", below + by));
+}
+
+}  // namespace
+
+Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
+  const int64_t pp = mesh.pp;
+  std::vector<int64_t> counts = mesh.stages;
+  if (counts.empty()) {
+    if (model.layers < pp) {
+      return refuse(
+          fmt::format("model.layers = {} is less than mesh.pp = {}: a stage would be empty", model.layers, pp));
+    }
+    counts.assign(pp, model.layers / pp);
+    // The remainder goes to the middle stages first, outwards.
+    std::vector<int64_t> order(pp);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return std::abs(2 * a - (pp - 1)) < std::abs(2 * b - (pp - 1)); });
+    for (int64_t k = 0; k < model.layers % pp; ++k) ++counts[order[k]];
+  }
+  if (static_cast<int64_t>(counts.size()) != pp) {
+    return refuse(fmt::format("mesh.stages lists {} stages, mesh.pp = {}", counts.size(), pp));
+  }
+  std::vector<Stage> stages;
+  int64_t layer = 0;
+  for (int64_t s = 0; s < pp; ++s) {
+    if (counts[s] < 1)
+      return refuse(fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer", s + 1, counts[s]));
+    stages.push_back({layer, layer + counts[s], s == 0, s == pp - 1});
+    layer += counts[s];
+  }
+  if (layer != model.layers) {
+    return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}", layer, model.layers));
+  }
+  return stages;
+}
+
+int64_t in_flight_micro_batches(PipelineKind kind, int64_t stage, int64_t pp, int64_t micro_batches) {
+  return kind == PipelineKind::kGpipe ? micro_batches : std::min(pp - stage, micro_batches);
+}
+
+int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps) {
+  const auto samples = static_cast<double>(recipe.batch.samples);
+  switch (span.unit) {
+    case Span::Unit::kSteps:
+      return static_cast<int64_t>(std::ceil(span.value));
+    case Span::Unit::kSamples:
+      return static_cast<int64_t>(std::ceil(span.value / samples));
+    case Span::Unit::kTokens:
+      return static_cast<int64_t>(std::ceil(span.value / (samples * static_cast<double>(recipe.model.context))));
+    case Span::Unit::kFraction:
+      return static_cast<int64_t>(std::llround(span.value * static_cast<double>(stop_steps)));
+  }
+  return 0;
+}
+
+Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
+  const ModelConfig& m = recipe.model;
+  const MeshConfig& mesh = recipe.mesh;
+  RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
+  RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
+  RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
+  RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
+  RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
+  if (mesh.sequence_parallel) {
+    RT_TRY(divides("batch.micro x model.context", recipe.batch.micro * m.context, "mesh.tp", mesh.tp));
+  }
+  const int64_t slice = recipe.batch.micro * made.dp();
+  if (recipe.batch.samples < 1 || recipe.batch.samples % slice != 0) {
+    const int64_t below = recipe.batch.samples / slice * slice;
+    return refuse(
+        fmt::format("batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: {}{}",
+                    recipe.batch.samples, recipe.batch.micro, made.dp(), slice,
+                    below > 0 ? fmt::format("{}, ", below) : "", below + slice));
+  }
+  RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
+
+  Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
+  plan.padded_vocab = padded_vocab(m.vocab, mesh.tp);
+  plan.micro_batches = recipe.batch.samples / slice;
+  plan.tokens_per_step = recipe.batch.samples * m.context;
+  plan.steps = span_in_steps(recipe.stop, recipe, 0);
+  for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
+  plan.checkpoint_bytes = plan.parameters * 3 * 4;
+  return plan;
+}
+
+RankPlan Plan::rank(int64_t rank) const {
+  RankPlan out;
+  out.rank = rank;
+  out.at = mesh.coords(rank);
+  out.stage = stages[out.at.pp];
+  out.in_flight = in_flight_micro_batches(recipe.schedule, out.at.pp, mesh.pp(), micro_batches);
+  const int64_t tp = mesh.tp(), dp = mesh.dp();
+
+  const auto hold = [&](int64_t index, bool tied_copy) {
+    const TensorSpec& spec = tensors[index];
+    LocalTensor local{.tensor = index, .shape = spec.shape, .box = Box::whole(spec.shape), .offset = out.flat_elems};
+    if (spec.cut == TensorCut::kReplicated) {
+      local.primary = out.at.tp == 0;
+      local.sum_over_tp = recipe.mesh.sequence_parallel && tp > 1;
+    } else {
+      const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
+      const int64_t rows = (spec.vocab_rows ? padded_vocab : spec.shape[dim]) / tp;
+      local.shape[dim] = rows;
+      local.box.lo[dim] = std::min(out.at.tp * rows, spec.shape[dim]);
+      local.box.hi[dim] = std::min((out.at.tp + 1) * rows, spec.shape[dim]);
+    }
+    if (tied_copy) {
+      local.tied_copy = true;
+      local.primary = false;
+    }
+    // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
+    // partial.
+    out.flat_elems = round_up(local.offset + cairn::count_elems(local.shape), kAlignElems);
+    out.tensors.push_back(std::move(local));
+  };
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    const TensorSpec& spec = tensors[index];
+    const bool here = spec.layer == kEmbeddingLayer ? out.stage.embedding
+                      : spec.layer == kHeadLayer
+                          ? out.stage.head
+                          : spec.layer >= out.stage.first_layer && spec.layer < out.stage.end_layer;
+    if (here) hold(static_cast<int64_t>(index), false);
+  }
+  if (out.stage.head && !out.stage.embedding && recipe.model.tied_embeddings) hold(0, true);  // embed.tokens is first
+
+  out.flat_elems = round_up(out.flat_elems, dp * kAlignElems);
+  for (int64_t begin = 0; begin < out.flat_elems;) {
+    const int64_t size = std::min(round_up(kBucketElems, dp * kAlignElems), out.flat_elems - begin);
+    out.buckets.push_back({begin, begin + size});
+    out.share.push_back({begin + size / dp * out.at.dp, begin + size / dp * (out.at.dp + 1)});
+    out.share_elems += size / dp;
+    begin += size;
+  }
+  out.state_elems = recipe.optimizer.zero >= 1 ? out.share_elems : out.flat_elems;
+
+  for (const FlatRange& share : out.share) {
+    for (const LocalTensor& local : out.tensors) {
+      const int64_t begin = std::max(share.begin, local.offset);
+      const int64_t end = std::min(share.end, local.offset + local.box.count_elems());
+      if (begin >= end) continue;
+      int64_t flat = begin;
+      for (Box& box : boxes_of_flat_range(local.box.extents(), begin - local.offset, end - local.offset)) {
+        for (size_t d = 0; d < box.lo.size(); ++d) {
+          box.lo[d] += local.box.lo[d];
+          box.hi[d] += local.box.lo[d];
+        }
+        const int64_t count = box.count_elems();
+        out.pieces.push_back({local.tensor, std::move(box), flat, out.state_offset_of(flat), local.primary});
+        flat += count;
+      }
+    }
+  }
+  out.weight_bytes = out.flat_elems * dtype_size_bytes(compute_dtype());
+  out.grad_bytes = out.flat_elems * 4;
+  out.optimizer_bytes = out.state_elems * 4 * (recipe.precision == Precision::kBf16 ? 3 : 2);
+  return out;
+}
+
+int64_t RankPlan::state_offset_of(int64_t flat) const {
+  if (state_elems == flat_elems) return flat;
+  int64_t before = 0;
+  for (const FlatRange& range : share) {
+    if (flat >= range.begin && flat < range.end) return before + flat - range.begin;
+    before += range.size();
+  }
+  RT_CHECK(false, "flat position {} is outside this rank's share", flat);
+}
+
+const LocalTensor* RankPlan::find(const std::vector<TensorSpec>& specs, std::string_view name) const {
+  for (const LocalTensor& local : tensors) {
+    if (specs[local.tensor].name == name) return &local;
+  }
+  return nullptr;
+}
+
+int64_t Plan::boundary_bytes() const {
+  const int64_t rows = recipe.batch.micro * recipe.model.context / (recipe.mesh.sequence_parallel ? mesh.tp() : 1);
+  return rows * recipe.model.width * dtype_size_bytes(compute_dtype());
+}
+
+double Plan::bubble() const {
+  const auto p = static_cast<double>(mesh.pp());
+  return (p - 1) / (static_cast<double>(micro_batches) + p - 1);
+}
+
+double Plan::flops_per_token() const {
+  const ModelConfig& m = recipe.model;
+  double matrices = 0;
+  for (const TensorSpec& tensor : tensors) {
+    if (tensor.shape.size() == 2 && tensor.layer != kEmbeddingLayer)
+      matrices += static_cast<double>(count_elems(tensor.shape));
+  }
+  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * m.width);
+  return 6 * matrices + 6.0 * static_cast<double>(m.layers * m.context * m.heads * m.head_dim);
+}
+
+}  // namespace cairn

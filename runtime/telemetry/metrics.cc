@@ -1,0 +1,132 @@
+#include "runtime/telemetry/metrics.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace cairn::telemetry {
+namespace {
+
+using nlohmann::json;
+
+json finite(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
+
+}  // namespace
+
+json to_json(const StepMetrics& m) {
+  json sources = json::object();
+  for (const auto& [name, loss] : m.source_loss) sources[name] = finite(loss);
+  json out = {{"step", m.step},
+              {"samples", m.samples},
+              {"tokens", m.tokens},
+              {"time", m.time},
+              {"loss", finite(m.loss)},
+              {"source_loss", std::move(sources)},
+              {"grad_norm", finite(m.grad_norm)},
+              {"lr", m.lr},
+              {"tokens_per_s", finite(m.tokens_per_s)},
+              {"step_ms", finite(m.step_ms)},
+              {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
+  if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
+  return out;
+}
+
+Result<StepMetrics> step_metrics_from_json(const json& in) {
+  StepMetrics out;
+  std::string wrong;
+  const auto number = [&](const char* name, auto& into) {
+    const auto it = in.find(name);
+    if (it == in.end() || !(it->is_number() || it->is_null())) {
+      if (wrong.empty()) wrong = name;
+    } else {
+      into = it->is_null() ? static_cast<std::decay_t<decltype(into)>>(NAN) : it->get<std::decay_t<decltype(into)>>();
+    }
+  };
+  if (!in.is_object()) return Error{ErrorCode::kCorrupt, "a metrics record is no object"};
+  for (const char* whole : {"step", "samples", "tokens"}) {
+    if (!in.contains(whole) || !in[whole].is_number_integer()) wrong = whole;
+  }
+  if (wrong.empty()) {
+    number("step", out.step);
+    number("samples", out.samples);
+    number("tokens", out.tokens);
+  }
+  number("time", out.time);
+  number("loss", out.loss);
+  number("grad_norm", out.grad_norm);
+  number("lr", out.lr);
+  number("tokens_per_s", out.tokens_per_s);
+  number("step_ms", out.step_ms);
+  number("checkpoint_lost_ms", out.checkpoint_lost_ms);
+  if (!wrong.empty())
+    return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
+  if (in.contains("valid_loss")) {
+    double loss = 0;
+    number("valid_loss", loss);
+    out.valid_loss = loss;
+  }
+  if (in.contains("source_loss") && in["source_loss"].is_object()) {
+    for (const auto& [name, loss] : in["source_loss"].items()) {
+      if (loss.is_number()) out.source_loss.emplace_back(name, loss.get<double>());
+    }
+  }
+  return out;
+}
+
+Result<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path, const std::string& run,
+                                          int64_t resumed_at) {
+  MetricsWriter out;
+  out.path_ = path;
+  out.fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!out.fd_) return os_error(errno, path.string());
+  struct stat info {};
+  if (::fstat(out.fd_.get(), &info) != 0) return os_error(errno, path.string());
+  if (info.st_size == 0) {
+    RT_TRY(out.line({{"schema", 1}, {"run", run}}));
+  } else {
+    // The last writer may have been killed in the middle of a line: end it, readers drop what is no JSON.
+    if (::write(out.fd_.get(), "\n", 1) != 1) return os_error(errno, path.string());
+    RT_TRY(out.resumed(resumed_at));
+  }
+  return out;
+}
+
+Status MetricsWriter::line(const json& record) {
+  const std::string text = record.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  const ssize_t n = ::write(fd_.get(), text.data(), text.size());
+  if (n != static_cast<ssize_t>(text.size())) return os_error(n < 0 ? errno : ENOSPC, path_.string());
+  return {};
+}
+
+Status MetricsWriter::write(const StepMetrics& metrics) { return line(to_json(metrics)); }
+Status MetricsWriter::resumed(int64_t step) { return line({{"resumed_at", step}}); }
+
+Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  if (!in) return os_error(errno != 0 ? errno : ENOENT, path.string());
+  std::map<int64_t, StepMetrics> steps;
+  int64_t number = 0;
+  for (std::string text; std::getline(in, text);) {
+    ++number;
+    const json record = json::parse(text, nullptr, false);
+    if (record.is_discarded() || !record.is_object()) continue;  // torn by a kill, or the empty line that ended it
+    if (record.contains("resumed_at") && record["resumed_at"].is_number_integer()) {
+      steps.erase(steps.upper_bound(record["resumed_at"].get<int64_t>()), steps.end());
+    } else if (record.contains("step")) {
+      Result<StepMetrics> step = step_metrics_from_json(record);
+      if (!step.ok()) return std::move(step).error().with(fmt::format("{}:{}", path.string(), number));
+      steps[step.value().step] = std::move(step).value();
+    }
+  }
+  std::vector<StepMetrics> out;
+  for (auto& [step, metrics] : steps) out.push_back(std::move(metrics));
+  return out;
+}
+
+}  // namespace cairn::telemetry

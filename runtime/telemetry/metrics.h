@@ -1,0 +1,51 @@
+#pragma once
+// One record a step, and metrics.jsonl: JSON lines, appended whole, so a kill tears at most the last line and a resumed
+// run goes on in the same file. First line {"schema":1,"run":ID}; {"resumed_at":S} marks that steps after S follow
+// again: of two lines of one step the later one counts.
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::telemetry {
+
+struct StepMetrics {
+  int64_t step = 0, samples = 0, tokens = 0;  // after this step, since the beginning of training
+  double time = 0;                            // unix seconds
+  double loss = 0;                            // nats a token, mean over the global batch
+  std::vector<std::pair<std::string, double>> source_loss;
+  double grad_norm = 0, lr = 0;
+  double tokens_per_s = 0, step_ms = 0;
+  double checkpoint_lost_ms = 0;  // the rank stood still for a snapshot
+  std::optional<double> valid_loss;
+};
+
+nlohmann::json to_json(const StepMetrics& metrics);
+/// Errors: kCorrupt naming the field that is missing or ill-typed.
+Result<StepMetrics> step_metrics_from_json(const nlohmann::json& json);
+
+class MetricsWriter {
+ public:
+  /// Opens for appending, writes the schema line into an empty file, else the mark for `resumed_at`.
+  static Result<MetricsWriter> open(const std::filesystem::path& path, const std::string& run, int64_t resumed_at);
+  Status write(const StepMetrics& metrics);
+  /// {"resumed_at": step}: later lines begin after this step.
+  Status resumed(int64_t step);
+
+ private:
+  Status line(const nlohmann::json& json);
+  std::filesystem::path path_;
+  Fd fd_;
+};
+
+/// All steps of a metrics.jsonl, ascending, each once (the last line of a step counts); a torn last line is dropped.
+Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path);
+
+}  // namespace cairn::telemetry

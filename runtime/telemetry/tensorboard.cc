@@ -1,0 +1,159 @@
+#include "runtime/telemetry/tensorboard.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+namespace cairn::telemetry {
+namespace {
+
+constexpr std::array<uint32_t, 256> make_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t n = 0; n < 256; ++n) {
+    uint32_t c = n;
+    for (int k = 0; k < 8; ++k) c = (c & 1) ? (c >> 1) ^ 0x82F63B78u : c >> 1;  // Castagnoli, reflected
+    table[n] = c;
+  }
+  return table;
+}
+constexpr std::array<uint32_t, 256> kTable = make_table();
+
+uint32_t masked(std::string_view bytes) {
+  const uint32_t c = crc32c(bytes);
+  return ((c >> 15) | (c << 17)) + 0xA282EAD8u;
+}
+
+template <typename T>
+void put(std::string& out, T value) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  out.append(bytes, sizeof(T));
+}
+
+void put_varint(std::string& out, uint64_t value) {
+  while (value >= 0x80) {
+    out.push_back(static_cast<char>(value | 0x80));
+    value >>= 7;
+  }
+  out.push_back(static_cast<char>(value));
+}
+
+// Protobuf wire types: 0 varint, 1 fixed 64, 2 length-delimited.
+void put_key(std::string& out, int field, int wire) { put_varint(out, static_cast<uint64_t>(field << 3 | wire)); }
+void put_bytes(std::string& out, int field, std::string_view bytes) {
+  put_key(out, field, 2);
+  put_varint(out, bytes.size());
+  out.append(bytes);
+}
+void put_int(std::string& out, int field, uint64_t value) {
+  put_key(out, field, 0);
+  put_varint(out, value);
+}
+
+std::string event(double wall_time, int64_t step) {
+  std::string out;
+  put_key(out, 1, 1);
+  put(out, wall_time);
+  if (step != 0) put_int(out, 2, static_cast<uint64_t>(step));
+  return out;
+}
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+  uint32_t c = 0xFFFFFFFFu;
+  for (const char byte : bytes) c = kTable[(c ^ static_cast<unsigned char>(byte)) & 0xFF] ^ (c >> 8);
+  return c ^ 0xFFFFFFFFu;
+}
+
+std::string tensorboard_record(std::string_view payload) {
+  std::string out;
+  put<uint64_t>(out, payload.size());
+  put(out, masked(std::string_view(out.data(), 8)));
+  out.append(payload);
+  put(out, masked(payload));
+  return out;
+}
+
+std::string version_event(double wall_time) {
+  std::string out = event(wall_time, 0);
+  put_bytes(out, 3, "brain.Event:2");
+  return out;
+}
+
+std::string session_start_event(double wall_time, int64_t step) {
+  std::string session;
+  put_int(session, 1, 1);  // START
+  std::string out = event(wall_time, step);
+  put_bytes(out, 7, session);
+  return out;
+}
+
+std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value) {
+  std::string packed;
+  put(packed, value);
+  std::string tensor;
+  put_int(tensor, 1, 1);     // DT_FLOAT
+  put_bytes(tensor, 2, "");  // shape []: present and empty
+  put_bytes(tensor, 5, packed);
+  std::string plugin;
+  put_bytes(plugin, 1, "scalars");
+  std::string metadata;
+  put_bytes(metadata, 1, plugin);
+  put_int(metadata, 4, 1);  // DATA_CLASS_SCALAR
+  std::string entry;
+  put_bytes(entry, 1, tag);
+  put_bytes(entry, 9, metadata);
+  put_bytes(entry, 8, tensor);
+  std::string summary;
+  put_bytes(summary, 1, entry);
+  std::string out = event(wall_time, step);
+  put_bytes(out, 5, summary);
+  return out;
+}
+
+Result<TensorBoardWriter> TensorBoardWriter::open(const std::filesystem::path& dir, double wall_time,
+                                                  int64_t first_step) {
+  char host[HOST_NAME_MAX + 1] = "localhost";
+  ::gethostname(host, sizeof(host) - 1);
+  TensorBoardWriter out;
+  // O_EXCL: two starts in one second get two files.
+  for (int64_t uid = 0; !out.fd_; ++uid) {
+    out.path_ = dir / fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(wall_time), host,
+                                  ::getpid(), uid);
+    out.fd_.reset(::open(out.path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644));
+    if (!out.fd_ && errno != EEXIST) return os_error(errno, out.path_.string());
+  }
+  RT_TRY(out.append(tensorboard_record(version_event(wall_time))));
+  RT_TRY(out.append(tensorboard_record(session_start_event(wall_time, first_step))));
+  return out;
+}
+
+Status TensorBoardWriter::append(std::string_view record) {
+  const ssize_t n = ::write(fd_.get(), record.data(), record.size());
+  if (n != static_cast<ssize_t>(record.size())) return os_error(n < 0 ? errno : ENOSPC, path_.string());
+  return {};
+}
+
+Status TensorBoardWriter::write(const StepMetrics& m) {
+  std::string records;
+  const auto scalar = [&](std::string_view tag, double value) {
+    records += tensorboard_record(scalar_event(m.time, m.step, tag, static_cast<float>(value)));
+  };
+  scalar("train/loss", m.loss);
+  for (const auto& [name, loss] : m.source_loss) {
+    if (m.source_loss.size() > 1) scalar("train/loss/" + name, loss);
+  }
+  scalar("train/grad_norm", m.grad_norm);
+  scalar("train/lr", m.lr);
+  scalar("speed/tokens_per_s", m.tokens_per_s);
+  scalar("speed/checkpoint_lost_ms", m.checkpoint_lost_ms);
+  if (m.valid_loss) scalar("valid/loss", *m.valid_loss);
+  return append(records);
+}
+
+}  // namespace cairn::telemetry

@@ -1,0 +1,311 @@
+#include "runtime/trainer/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/log.h"
+#include "runtime/data/dataset.h"
+#include "runtime/nn/stage_model.h"
+#include "runtime/optim/lr_schedule.h"
+#include "runtime/optim/sharded_optimizer.h"
+#include "runtime/pipeline/executor.h"
+#include "runtime/trainer/state.h"
+
+namespace cairn::trainer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// The groups of one rank, created in the same order everywhere.
+struct Groups {
+  std::unique_ptr<comm::Comm> tp, dp, pp, embedding, world;
+
+  static Result<Groups> make(const Mesh& mesh, int64_t rank, comm::Engine& engine) {
+    Groups out;
+    RT_TRY_SET(out.tp, engine.group("tp", mesh.group(MeshAxis::kTp, rank)));
+    RT_TRY_SET(out.dp, engine.group("dp", mesh.group(MeshAxis::kDp, rank)));
+    RT_TRY_SET(out.pp, engine.group("pp", mesh.group(MeshAxis::kPp, rank)));
+    const std::vector<int64_t> ends = mesh.embedding_group(rank);
+    if (ends.size() > 1 && std::find(ends.begin(), ends.end(), rank) != ends.end()) {
+      RT_TRY_SET(out.embedding, engine.group("embedding", ends));
+    }
+    std::vector<int64_t> all(mesh.world());
+    for (int64_t r = 0; r < mesh.world(); ++r) all[r] = r;
+    RT_TRY_SET(out.world, engine.group("world", all));
+    return out;
+  }
+};
+
+/// Sums of token losses, by source; what the ranks add up over the world.
+struct LossSums {
+  explicit LossSums(int64_t sources) : sums(2 * sources, 0.0) {}
+  void add(int64_t source, std::span<const float> losses) {
+    for (const float loss : losses) sums[2 * source] += loss;
+    sums[2 * source + 1] += static_cast<double>(losses.size());
+  }
+  std::vector<double> sums;  // loss, tokens of each source
+};
+
+class Run {
+ public:
+  Run(const Environment& env, RankPlan rank, Groups groups, TrainState state, data::Dataset dataset,
+      data::Sampler sampler, std::optional<data::ValidationSet> validation)
+      : env_(env),
+        plan_(env.plan),
+        rank_(std::move(rank)),
+        groups_(std::move(groups)),
+        state_(std::move(state)),
+        dataset_(std::move(dataset)),
+        sampler_(std::move(sampler)),
+        validation_(std::move(validation)),
+        optimizer_(plan_, rank_,
+                   {groups_.tp.get(), groups_.dp.get(),
+                    plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr},
+                   state_.arrays()) {}
+
+  Result<Outcome> loop();
+
+ private:
+  Status start();
+  Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
+  Status step(int64_t number);
+  Result<double> evaluate();
+  Result<StepOrder> agree_on_order(bool last);
+  void phase(int64_t step, const char* what) {
+    if (env_.on_phase) env_.on_phase(step, what);
+  }
+  /// Adds the parts of all ranks; the same bits everywhere.
+  Status add_over_world(std::vector<double>& values, std::string_view what) {
+    return groups_.world->all_reduce(values.data(), static_cast<int64_t>(values.size()), DType::kF64,
+                                     comm::ReduceOp::kSum, what);
+  }
+  bool counts_losses() const { return rank_.stage.head && rank_.at.tp == 0; }
+
+  const Environment& env_;
+  const Plan& plan_;
+  RankPlan rank_;
+  Groups groups_;
+  TrainState state_;
+  data::Dataset dataset_;
+  data::Sampler sampler_;
+  std::optional<data::ValidationSet> validation_;
+  optim::ShardedOptimizer optimizer_;
+  std::unique_ptr<nn::StageModel> model_;
+  std::unique_ptr<pipeline::Executor> executor_;
+  std::vector<StateTensor> saved_;
+  TrainPosition position_;
+  telemetry::StepMetrics metrics_;
+
+  std::vector<data::MicroBatch> loaded_;       // all micro-batches of this rank's step
+  std::vector<pipeline::MicroBatch> batches_;  // views of them
+};
+
+Status Run::start() {
+  const Recipe& recipe = plan_.recipe;
+  RT_TRY_SET(model_, nn::StageModel::make(plan_, rank_, *groups_.tp, state_.arrays().weights, state_.arrays().grads,
+                                          state_.activations()));
+  executor_ = std::make_unique<pipeline::Executor>(*model_, *groups_.pp, state_.boundary());
+  RT_CHECK(model_->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model_->boundary_bytes(),
+           plan_.boundary_bytes());
+  saved_ = state_.tensors(rank_);
+
+  RT_TRY_SET(std::optional<TrainPosition> found, env_.hook.restore(saved_));
+  if (found) {
+    position_ = *found;
+    if (!position_.sampler.empty()) {  // empty: imported weights, no data seen yet
+      RT_TRY_SET(const data::SamplerState saved, data::sampler_state_from_json(position_.sampler));
+      RT_TRY_SET(sampler_, data::Sampler::resume(
+                               data::sampler_spec(dataset_, recipe.data, recipe.seed, recipe.model.context), saved));
+    } else {
+      position_.seed = recipe.seed;
+    }
+  } else {
+    position_ = TrainPosition{.seed = recipe.seed};
+    state_.initialize(plan_, rank_);
+  }
+  position_.sampler = data::to_json(sampler_.state());
+  if (position_.sampler.size() > 12 << 10) {  // it grows by digits only; a snapshot's position holds 16 KiB
+    return Error{ErrorCode::kInvalidInput, fmt::format("{} data sources are too many for a snapshot's position; blend "
+                                                       "at most about 100",
+                                                       recipe.data.sources.size())};
+  }
+  loaded_.resize(plan_.micro_batches);
+  batches_.resize(plan_.micro_batches);
+  return optimizer_.spread_share();
+}
+
+Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
+  const Recipe& recipe = plan_.recipe;
+  for (int64_t k = 0; k < plan_.micro_batches; ++k) {
+    const auto mine = data::micro_batch_samples(samples, plan_.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
+    if (rank_.stage.embedding || rank_.stage.head) {
+      RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded_[k]));
+    }
+    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data()};
+  }
+  return {};
+}
+
+Status Run::step(int64_t number) {
+  const Clock::time_point begin = Clock::now();
+  const Recipe& recipe = plan_.recipe;
+  const int64_t context = recipe.model.context;
+
+  phase(number, "data");
+  RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
+
+  phase(number, "forward and backward");
+  const auto sources = static_cast<int64_t>(recipe.data.sources.size());
+  LossSums losses(sources);
+  std::fill_n(state_.arrays().grads, rank_.flat_elems, 0.0f);
+  const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
+    if (!counts_losses()) return;
+    for (int64_t m = 0; m < recipe.batch.micro; ++m) {
+      losses.add(loaded_[micro_batch].sources[m], token_losses.subspan(m * context, context));
+    }
+  };
+  const float loss_scale = 1.0f / static_cast<float>(plan_.tokens_per_step);
+  RT_TRY(executor_->train(recipe.schedule, batches_, loss_scale, on_losses));
+
+  phase(number, "gradients");
+  RT_TRY(optimizer_.reduce_gradients());
+  std::vector<double> sums = std::move(losses.sums);
+  sums.push_back(optimizer_.squared_norm_part());
+  RT_TRY(add_over_world(sums, "losses and gradient norm"));
+  const double norm = std::sqrt(sums.back());
+  double loss = 0;
+  metrics_ = {};
+  for (int64_t s = 0; s < sources; ++s) {
+    loss += sums[2 * s];
+    if (sums[2 * s + 1] > 0)
+      metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sums[2 * s] / sums[2 * s + 1]);
+  }
+  loss /= static_cast<double>(plan_.tokens_per_step);
+  if (!std::isfinite(norm) || !std::isfinite(loss)) {
+    return Error{ErrorCode::kGuard,
+                 fmt::format("step {}: loss {} and gradient norm {} are not finite; stopped before the update, so step "
+                             "{} is the last good state",
+                             number, loss, norm, number - 1)};
+  }
+
+  phase(number, "optimizer");
+  const double lr = optim::learning_rate(recipe, number, plan_.steps);
+  const double clip = recipe.optimizer.clip;
+  const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
+  RT_TRY(optimizer_.update(number, lr, static_cast<float>(scale)));
+
+  position_.step = number;
+  position_.samples += recipe.batch.samples;
+  position_.tokens += plan_.tokens_per_step;
+  position_.lr = lr;
+  position_.loss = loss;
+  sampler_.advance(recipe.batch.samples);
+  position_.sampler = data::to_json(sampler_.state());
+
+  metrics_.step = number;
+  metrics_.samples = position_.samples;
+  metrics_.tokens = position_.tokens;
+  metrics_.loss = loss;
+  metrics_.grad_norm = norm;
+  metrics_.lr = lr;
+  metrics_.step_ms = ms_since(begin);
+  metrics_.tokens_per_s = static_cast<double>(plan_.tokens_per_step) / (metrics_.step_ms / 1000);
+  return {};
+}
+
+Result<double> Run::evaluate() {
+  std::vector<double> sums(2, 0.0);
+  for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
+    RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
+    RT_TRY(executor_->evaluate(batches_, [&](int64_t, std::span<const float> losses) {
+      if (!counts_losses()) return;
+      for (const float loss : losses) sums[0] += loss;
+      sums[1] += static_cast<double>(losses.size());
+    }));
+  }
+  RT_TRY(add_over_world(sums, "validation loss"));
+  return sums[0] / sums[1];
+}
+
+Result<StepOrder> Run::agree_on_order(bool last) {
+  StepOrder order;
+  std::array<int64_t, 2> wire = {0, 0};  // flags or -1, slot
+  Status refused;
+  if (groups_.world->rank() == 0) {
+    Result<StepOrder> decided = env_.hook.decide(position_, last);
+    if (decided.ok()) {
+      const StepOrder& o = decided.value();
+      wire = {(o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0), o.slot};
+    } else {
+      wire[0] = -1;
+      refused = std::move(decided).error();
+    }
+  }
+  RT_TRY(groups_.world->broadcast(wire.data(), sizeof(wire), 0, "step order"));
+  if (!refused.ok()) return std::move(refused).error();
+  if (wire[0] < 0) return Error{ErrorCode::kStopped, "rank 0 could not decide on the checkpoint"};
+  return StepOrder{(wire[0] & 1) != 0, (wire[0] & 2) != 0, (wire[0] & 4) != 0, wire[1]};
+}
+
+Result<Outcome> Run::loop() {
+  RT_TRY(start());
+  const EvalConfig& eval = plan_.recipe.eval;
+  bool stopped = false;
+  while (position_.step < plan_.steps && !stopped) {
+    const int64_t number = position_.step + 1;
+    RT_TRY(step(number));
+    const bool last = number == plan_.steps;
+    if (validation_ && (number % eval.every_steps == 0 || last)) {
+      phase(number, "validation");
+      RT_TRY_SET(metrics_.valid_loss, evaluate());
+    }
+    telemetry::StepMetrics told = metrics_;
+    told.step_ms = told.tokens_per_s = 0;  // differ from rank to rank
+    position_.metrics = telemetry::to_json(told).dump();
+    RT_TRY_SET(const StepOrder order, agree_on_order(last));
+    if (order.snapshot) {
+      phase(number, "snapshot");
+      const Clock::time_point begin = Clock::now();
+      RT_TRY(env_.hook.snapshot(order, position_, saved_));
+      metrics_.checkpoint_lost_ms = ms_since(begin);
+    }
+    stopped = order.stop;
+    if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
+  }
+  phase(position_.step, "finish");
+  RT_TRY(env_.hook.finish());
+  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes()};
+}
+
+}  // namespace
+
+Result<Outcome> run(const Environment& env) {
+  const Recipe& recipe = env.plan.recipe;
+  const int64_t context = recipe.model.context;
+  RankPlan rank = env.plan.rank(env.rank);
+  RT_TRY_SET(data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab));
+  RT_TRY_SET(data::Sampler sampler,
+             data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
+  std::optional<data::ValidationSet> validation;
+  if (recipe.eval.every_steps > 0) {
+    RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, recipe.batch.samples, recipe.eval.steps));
+  }
+  RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank));
+  RT_TRY_SET(Groups groups, Groups::make(env.plan.mesh, env.rank, env.engine));
+  Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
+               std::move(validation));
+  return training.loop();
+}
+
+}  // namespace cairn::trainer

@@ -1,0 +1,35 @@
+#pragma once
+// The training loop of one rank: sampler -> pipeline of micro-batches -> gradient reduction -> clip -> optimizer ->
+// checkpoint hook. The same code runs for ranks that are processes and ranks that are threads of a test.
+
+#include <cstdint>
+#include <functional>
+
+#include "runtime/comm/comm.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+#include "runtime/telemetry/metrics.h"
+#include "runtime/trainer/checkpoint_hook.h"
+
+namespace cairn::trainer {
+
+struct Environment {
+  const Plan& plan;
+  int64_t rank = 0;
+  comm::Engine& engine;
+  CheckpointHook& hook;
+  /// World rank 0, after each step (metrics complete: loss averaged over the batch, per source, norm, lr, times).
+  std::function<void(const telemetry::StepMetrics&)> on_step;
+  /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
+  std::function<void(int64_t step, const char* phase)> on_phase;
+};
+
+struct Outcome {
+  TrainPosition position;
+  bool stopped_early = false;   // an order said stop before the last step
+  int64_t allocated_bytes = 0;  // by this rank, equal to the plan's figure
+};
+
+Result<Outcome> run(const Environment& environment);
+
+}  // namespace cairn::trainer

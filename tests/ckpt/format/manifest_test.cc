@@ -1,0 +1,360 @@
+#include "ckpt/format/manifest.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/format/checksum.h"
+#include "runtime/core/random.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using nlohmann::json;
+
+namespace {
+
+Manifest small() {
+  Manifest m;
+  m.step = 1200;
+  m.samples = 9600;
+  m.tokens = 1228800;
+  m.created_unix_ms = 1760000000000;
+  m.run = {"tiny", "r-1", {"r-0"}};
+  m.recipe = R"({"model":{"layers":2}})";
+  m.recipe_hash = "0123";
+  m.mesh = {2, 2, 2, 1, 8, "bf16"};
+  m.state = R"({"loss":2.25,"lr":0.0003,"sampler":{"epoch":0,"position":9600},"seed":42})";
+  m.tensors = {
+      {"w", "weight", DType::kBf16, {4, 6}}, {"w", "exp_avg", DType::kF32, {4, 6}}, {"s", "weight", DType::kF32, {}}};
+  m.files = {{"shard-00000-of-00002.h5", 20000, 0x1122334455667788}, {"shard-00001-of-00002.h5", 9000, 1}};
+  m.shards = {{0, 0, Box{{0, 0}, {4, 3}}, 4096, 24, 4096, {1}},
+              {0, 1, Box{{0, 3}, {4, 6}}, 4096, 24, 4096, {2}},
+              {1, 0, Box{{0, 0}, {4, 6}}, 8192, 96, 4096, {3}},
+              {2, 0, Box{{}, {}}, 8288, 4, 4096, {4}}};
+  return m;
+}
+
+// Bytes with a header that fits the body, so that a test reaches what lies behind the checksum.
+std::string sealed(std::string body) {
+  return fmt::format("{{\"format\":\"cairn-checkpoint\",\"version\":1,\"body_bytes\":{},\"body_xxh3_64\":\"{}\"}}\n{}",
+                     body.size(), hash_to_hex(hash_bytes(body)), body);
+}
+
+std::string body_of(const std::string& bytes) { return bytes.substr(bytes.find('\n') + 1); }
+
+void expect_error(const std::string& bytes, ErrorCode code, const std::string& words) {
+  const Result<Manifest> decoded = decode_manifest(bytes);
+  REQUIRE_MESSAGE(!decoded.ok(), words);
+  CHECK(decoded.error().code == code);
+  CHECK_MESSAGE(decoded.error().message.find(words) != std::string::npos,
+                "\"" << decoded.error().message << "\" should say \"" << words << "\"");
+}
+
+class Rng {
+ public:
+  explicit Rng(uint64_t seed) : key_(mix64(seed)) {}
+  uint64_t below(uint64_t n) { return mix64(key_ ^ mix64(counter_++)) % n; }
+
+ private:
+  uint64_t key_, counter_ = 0;
+};
+
+}  // namespace
+
+TEST_SUITE("ckpt/format/manifest") {
+  TEST_CASE("a manifest goes to bytes and back, and its bytes are canonical") {
+    const Manifest m = small();
+    const Result<std::string> bytes = encode_manifest(m);
+    REQUIRE_MESSAGE(bytes.ok(), bytes.error().message);
+    CHECK(bytes.value().starts_with(R"({"format":"cairn-checkpoint","version":1,"body_bytes":)"));
+    const Result<Manifest> back = decode_manifest(bytes.value());
+    REQUIRE_MESSAGE(back.ok(), back.error().message);
+    CHECK(back.value() == m);
+    CHECK(encode_manifest(back.value()).value() == bytes.value());
+    CHECK(describe_shard(m, m.shards[1]) == "weight w [0:4, 3:6]");
+    CHECK(payload_bytes(m) == 148);
+  }
+
+  TEST_CASE("every cut and every flipped bit of a manifest is an error") {
+    const std::string bytes = encode_manifest(small()).value();
+    for (size_t n = 0; n < bytes.size(); ++n) REQUIRE_FALSE(decode_manifest(std::string_view(bytes).substr(0, n)).ok());
+    REQUIRE_FALSE(decode_manifest(bytes + "\n").ok());
+    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+      std::string wrong = bytes;
+      wrong[bit / 8] = static_cast<char>(wrong[bit / 8] ^ (1 << bit % 8));
+      CAPTURE(bit);
+      REQUIRE_FALSE(decode_manifest(wrong).ok());
+    }
+  }
+
+  TEST_CASE("errors say place, found and expected") {
+    const std::string bytes = encode_manifest(small()).value();
+    const auto header_with = [&](const std::string& from, const std::string& to) {
+      std::string changed = bytes;
+      changed.replace(changed.find(from), from.size(), to);
+      return changed;
+    };
+    expect_error("", ErrorCode::kCorrupt, "byte 0: found \"\"");
+    expect_error("hello", ErrorCode::kCorrupt, "byte 0: found \"hello\"");
+    expect_error(header_with("\"version\":1", "\"version\":7"), ErrorCode::kUnsupported,
+                 "byte 39: format version 7, this build reads 1 to 1");
+    expect_error(header_with("\"version\":1", "\"version\":0"), ErrorCode::kCorrupt, "format version 0");
+    expect_error(header_with("\"step\":1200", "\"step\":1201"), ErrorCode::kCorrupt, "the body has");
+    expect_error(bytes.substr(0, bytes.size() - 10), ErrorCode::kCorrupt, "file cut short?");
+    expect_error(sealed("{]\n"), ErrorCode::kCorrupt, "not JSON: found \"]");
+    expect_error(sealed("[]\n"), ErrorCode::kCorrupt, "$: found array, expected an object");
+    expect_error(sealed(std::string(100000, '[')), ErrorCode::kCorrupt, "nested deeper than 64");
+    expect_error(sealed(std::string(64, '[')), ErrorCode::kCorrupt, "not JSON");
+  }
+
+  TEST_CASE("each field is checked: type, range, and against its neighbours") {
+    const json good = json::parse(body_of(encode_manifest(small()).value()));
+    const auto with = [&](const std::string& pointer, const json& value) {
+      json changed = good;
+      changed[json::json_pointer(pointer)] = value;
+      return sealed(changed.dump() + "\n");
+    };
+    REQUIRE(decode_manifest(with("/step", 5)).ok());
+    struct Case {
+      const char* pointer;
+      json value;
+      const char* words;
+    };
+    const Case cases[] = {
+        {"/step", -1, "$.step: found -1, expected at least 0"},
+        {"/step", "12", "$.step: found string, expected a whole number"},
+        {"/step", 1.5, "$.step: found a fraction"},
+        {"/samples", 18446744073709551615ull, "$.samples: found a number above 2^63-1"},
+        {"/state", json::array(), "$.state: found array, expected an object"},
+        {"/mesh/tp", 0, "$.mesh.tp: found 0, expected at least 1"},
+        {"/mesh/extra", 0, "$.mesh: found 7 keys, expected 6"},
+        {"/run/parents", {1}, "$.run.parents: found number, expected strings"},
+        {"/surprise", 1, "$: found 13 keys, expected 12"},
+        {"/tensors/0/dtype", "f12", "$.tensors[0].dtype"},
+        {"/tensors/0/name", "a/b", "$.tensors[0].name: found \"a/b\""},
+        {"/tensors/0/name", "..", "$.tensors[0].name"},
+        {"/tensors/0/kind", "", "$.tensors[0].kind"},
+        {"/tensors/1/kind", "weight", "$.tensors[1]: weight \"w\" is there twice"},
+        {"/tensors/0/shape", {4, 0}, "$.tensors[0].shape[1]: found 0, expected at least 1"},
+        {"/tensors/0/shape", {1ll << 40, 1ll << 40}, "is more than"},
+        {"/tensors/0/shape", {1, 1, 1, 1, 1, 1, 1, 1, 1}, "$.tensors[0].shape: found 9 entries, expected at most 8"},
+        {"/tensors/0/shape", {4, 7}, "do not tile its shape [4, 7]: they hold 24 of 28 elements"},
+        {"/files/0/name", "../../etc/passwd.h5", "$.files[0].name"},
+        {"/files/0/name", ".hidden.h5", "$.files[0].name"},
+        {"/files/1/name", "shard-00000-of-00002.h5", "is there twice"},
+        {"/files/0/size_bytes", 8200, "leave file \"shard-00000-of-00002.h5\" of 8200 bytes"},
+        {"/files/0/rest_xxh3_64", "xyz", "$.files[0].rest_xxh3_64: found \"xyz\", expected 16 lower-case hex digits"},
+        {"/shards/0/tensor", 3, "$.shards[0].tensor: found 3, expected 0 to 2"},
+        {"/shards/0/file", -1, "$.shards[0].file: found -1, expected 0 to 1"},
+        {"/shards/0/hi", {4, 7}, "$.shards[0]: dim 1 is 0:7, expected a part of 0:6"},
+        {"/shards/0/hi", {4}, "$.shards[0]: lo has 2 dims and hi 1, expected 2"},
+        {"/shards/0/bytes", 25, "$.shards[0].bytes: found 25, expected 24"},
+        {"/shards/0/offset", -4, "$.shards[0]: 24 bytes at offset -4"},
+        {"/shards/0/offset", 8190, "overlap in file"},
+        {"/shards/0/offset", 9223372036854775807ll, "leave file"},
+        {"/shards/0/chunk_bytes", 100, "$.shards[0].chunk_bytes: found 100"},
+        {"/shards/0/hashes", json::array(), "$.shards[0].hashes: found 0, expected 1"},
+        {"/shards/0/hashes", {7}, "$.shards[0].hashes: found 7, expected 16 lower-case hex digits"},
+        {"/shards/1/lo", {0, 2}, "$.shards[1].bytes: found 24, expected 32"},
+        {"/recipe", nullptr, "$.recipe: found null, expected a string"},
+    };
+    for (const Case& c : cases) {
+      CAPTURE(c.pointer);
+      expect_error(with(c.pointer, c.value), ErrorCode::kCorrupt, c.words);
+    }
+    json overlapping = good;  // same volume, but not a tiling
+    overlapping["shards"][1]["lo"] = {0, 2};
+    overlapping["shards"][1]["hi"] = {4, 5};
+    expect_error(sealed(overlapping.dump() + "\n"), ErrorCode::kCorrupt,
+                 "they hold 24 of 24 elements, first gap or overlap");
+    std::string doubled = body_of(encode_manifest(small()).value());
+    doubled.replace(doubled.find("\"step\":1200"), 11, "\"step\":1,\"step\":1200");
+    expect_error(sealed(doubled), ErrorCode::kCorrupt, "canonical JSON has");
+    expect_error(sealed(good.dump(1) + "\n"), ErrorCode::kCorrupt, "canonical JSON has");
+  }
+
+  TEST_CASE("what cannot be read is not written") {
+    Manifest m = small();
+    m.state = "[1]";
+    CHECK(encode_manifest(m).error().code == ErrorCode::kInvalidInput);
+    m.state = "{\"a\":}";
+    CHECK_FALSE(encode_manifest(m).ok());
+    m.state = "{\"a\":" + std::string(70, '[') + std::string(70, ']') + "}";
+    CHECK_FALSE(encode_manifest(m).ok());
+    m = small();
+    m.run.name = "\xff\xfe";
+    CHECK_FALSE(encode_manifest(m).ok());
+    m = small();
+    m.shards.pop_back();
+    CHECK_FALSE(encode_manifest(m).ok());
+    m = small();
+    m.state = "{ \"b\" : 1, \"a\" : 0.1 }";
+    CHECK(decode_manifest(encode_manifest(m).value()).value().state == R"({"a":0.1,"b":1})");
+  }
+
+  TEST_CASE("the tiling check agrees with counting every element") {
+    Rng rng(7);
+    int64_t tilings = 0, others = 0;
+    for (int round = 0; round < 3000; ++round) {
+      Manifest m = small();
+      const size_t dims = rng.below(4);
+      Shape shape;
+      for (size_t d = 0; d < dims; ++d) shape.push_back(static_cast<int64_t>(1 + rng.below(4)));
+      m.tensors = {{"t", "weight", DType::kU8, shape}};
+      m.files = {{"f.h5", 1 << 20, 0}};
+      // Cut the whole at random, then sometimes move, drop, double or shift a piece.
+      std::vector<Box> boxes = {Box::whole(shape)};
+      for (uint64_t cuts = rng.below(6); cuts > 0 && dims > 0; --cuts) {
+        const size_t which = rng.below(boxes.size()), d = rng.below(dims);
+        const int64_t extent = boxes[which].extent(static_cast<int64_t>(d));
+        if (extent < 2) continue;
+        Box upper = boxes[which];
+        const int64_t at = upper.lo[d] + 1 + static_cast<int64_t>(rng.below(static_cast<uint64_t>(extent - 1)));
+        boxes[which].hi[d] = at;
+        upper.lo[d] = at;
+        boxes.push_back(upper);
+      }
+      const uint64_t damage = rng.below(5);
+      Box& victim = boxes[rng.below(boxes.size())];
+      if (damage == 0) boxes.push_back(Box(victim));
+      if (damage == 1 && boxes.size() > 1) boxes.pop_back();
+      if (damage == 2 && dims > 0) {
+        const size_t d = rng.below(dims);
+        if (victim.hi[d] < shape[d]) ++victim.lo[d], ++victim.hi[d];
+      }
+      if (damage == 3 && dims > 0) {
+        const size_t d = rng.below(dims);
+        if (victim.hi[d] < shape[d]) ++victim.hi[d];
+      }
+      std::vector<int> counts(static_cast<size_t>(count_elems(shape)));
+      int64_t offset = 0;
+      m.shards.clear();
+      for (const Box& box : boxes) {
+        m.shards.push_back({0, 0, box, offset, box.count_elems(), 4096, {0}});
+        offset += box.count_elems();
+        std::vector<int64_t> at = box.lo;
+        for (int64_t i = 0; i < box.count_elems(); ++i) {
+          ++counts[static_cast<size_t>(flat_offset(shape, at))];
+          for (size_t d = dims; d-- > 0;) {
+            if (++at[d] < box.hi[d]) break;
+            at[d] = box.lo[d];
+          }
+        }
+      }
+      const bool exact = std::all_of(counts.begin(), counts.end(), [](int n) { return n == 1; });
+      REQUIRE(validate_manifest(m).ok() == exact);
+      ++(exact ? tilings : others);
+    }
+    CHECK(tilings > 500);
+    CHECK(others > 500);
+  }
+
+  TEST_CASE("100k shards are checked in well under a second") {
+    Manifest m = small();
+    const int64_t n = 100'000;
+    m.tensors = {{"w", "weight", DType::kF32, {n / 100, 100 * 8}}};
+    m.files = {{"f.h5", n * 32, 0}};
+    m.shards.clear();
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = i / 100, col = i % 100 * 8;
+      m.shards.push_back({0, 0, Box{{row, col}, {row + 1, col + 8}}, i * 32, 32, 4096, {static_cast<uint64_t>(i)}});
+    }
+    const auto start = std::chrono::steady_clock::now();
+    CHECK(validate_manifest(m).ok());
+    const double validate_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    MESSAGE("validate: " << validate_s << " s");
+    CHECK(validate_s < 5.0);                      // far above what it takes, for sanitizers and busy machines
+    std::swap(m.shards[5].box, m.shards[6].box);  // still a tiling
+    CHECK(validate_manifest(m).ok());
+    m.shards[7].box = m.shards[8].box;
+    CHECK_FALSE(validate_manifest(m).ok());
+    m.shards[7].box = Box{{0, 56}, {1, 64}};
+    CHECK(decode_manifest(encode_manifest(m).value()).ok());
+  }
+
+  TEST_CASE("random damage behind a fitting checksum never crashes, and what is accepted is canonical") {
+    const std::string bytes = encode_manifest(small()).value();
+    const std::string body = body_of(bytes);
+    Rng rng(11);
+    int64_t accepted = 0;
+    const auto check = [&](const std::string& candidate) {
+      const Result<Manifest> decoded = decode_manifest(candidate);
+      if (!decoded.ok()) {
+        REQUIRE(!decoded.error().message.empty());
+        return;
+      }
+      ++accepted;
+      REQUIRE(encode_manifest(decoded.value()).value() == candidate);
+    };
+    for (int round = 0; round < 20000; ++round) {
+      std::string text = body;
+      for (uint64_t edits = 1 + rng.below(4); edits > 0; --edits) {
+        const size_t at = rng.below(text.size());
+        switch (rng.below(5)) {
+          case 0:
+            text[at] = static_cast<char>(rng.below(256));
+            break;
+          case 1:
+            text.erase(at, 1 + rng.below(20));
+            break;
+          case 2:
+            text.insert(at, text.substr(rng.below(text.size()), rng.below(40)));
+            break;
+          case 3:
+            text.insert(at, 1, "{}[]\",:0-9e.\\\n"[rng.below(15)]);
+            break;
+          case 4:
+            text[at] = "0123456789-"[rng.below(11)];
+            break;
+        }
+        if (text.empty()) text = "x";
+      }
+      check(sealed(text));
+    }
+    // Whole values replaced: valid JSON with wrong contents.
+    const json good = json::parse(body);
+    std::vector<json::json_pointer> places;
+    const std::function<void(const json&, const json::json_pointer&)> walk = [&](const json& j,
+                                                                                 const json::json_pointer& at) {
+      places.push_back(at);
+      if (j.is_object()) {
+        for (const auto& [key, value] : j.items()) walk(value, at / key);
+      } else if (j.is_array()) {
+        for (size_t i = 0; i < j.size(); ++i) walk(j[i], at / i);
+      }
+    };
+    walk(good, json::json_pointer());
+    const json values[] = {0,
+                           1,
+                           -1,
+                           4096,
+                           INT64_MAX,
+                           INT64_MIN,
+                           UINT64_MAX,
+                           1e300,
+                           0.5,
+                           "",
+                           "x",
+                           "0000000000000001",
+                           nullptr,
+                           true,
+                           json::array(),
+                           json::object(),
+                           {1, 2},
+                           {0},
+                           {{"a", 1}}};
+    for (int round = 0; round < 20000; ++round) {
+      json changed = good;
+      for (uint64_t edits = 1 + rng.below(2); edits > 0; --edits) {
+        const json::json_pointer& at = places[rng.below(places.size())];
+        if (!changed.contains(at)) continue;
+        changed[at] = values[rng.below(std::size(values))];
+      }
+      check(sealed(changed.dump() + "\n"));
+    }
+    CHECK(accepted > 100);  // the mutations reach the inside
+  }
+}

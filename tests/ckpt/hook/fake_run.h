@@ -1,0 +1,200 @@
+#pragma once
+// An agent and a trainer reduced to what checkpoints see: ranks as threads, whose state at step s is a function of s,
+// kind, tensor and element, so that any rank of any layout can tell whether what it restored is right.
+
+#include <doctest/doctest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <barrier>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ckpt/hook.h"
+#include "ckpt/persister.h"
+#include "ckpt/restore.h"
+#include "ckpt/store/posix_backend.h"
+#include "runtime/core/random.h"
+#include "tests/ckpt/plan/layouts.h"
+
+namespace cairn::ckpt::testing {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "cairn-hook-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string fresh_run_id() {
+  static int count = 0;
+  return "hook-test-" + std::to_string(getpid()) + "-" + std::to_string(++count);
+}
+
+inline uint32_t bits_at(int64_t step, int64_t kind, int64_t tensor, int64_t flat) {
+  return static_cast<uint32_t>(mix64(mix64(mix64(step * 3 + kind) + tensor) + flat));
+}
+
+/// One rank's state, as the trainer lays it out.
+class FakeState {
+ public:
+  FakeState(const Plan& plan, int64_t rank) : plan_(plan) {
+    const RankPlan mine = plan.rank(rank);
+    for (int64_t kind = 0; kind < 3; ++kind) {
+      memory_.emplace_back(mine.flat_elems, 0);
+      for (const StatePiece& piece : mine.pieces) {
+        tensors_.push_back({static_cast<trainer::StateKind>(kind), piece.tensor, piece.box,
+                            reinterpret_cast<std::byte*>(memory_[kind].data() + piece.flat_offset),
+                            piece.count_elems() * 4, piece.primary});
+      }
+    }
+  }
+  std::span<const trainer::StateTensor> tensors() const { return tensors_; }
+
+  void advance_to(int64_t step) {
+    each([&](uint32_t& bits, int64_t kind, int64_t tensor, int64_t flat) { bits = bits_at(step, kind, tensor, flat); });
+  }
+  int64_t wrong_elements(int64_t step) {
+    int64_t wrong = 0;
+    each([&](uint32_t& bits, int64_t kind, int64_t tensor, int64_t flat) {
+      wrong += bits == bits_at(step, kind, tensor, flat) ? 0 : 1;
+    });
+    return wrong;
+  }
+
+ private:
+  template <typename Visit>
+  void each(Visit&& visit) {
+    for (const trainer::StateTensor& item : tensors_) {
+      auto* bits = reinterpret_cast<uint32_t*>(item.data);
+      walk(item.box, plan_.tensors[item.tensor].shape,
+           [&](int64_t k, int64_t flat) { visit(bits[k], static_cast<int64_t>(item.kind), item.tensor, flat); });
+    }
+  }
+  const Plan& plan_;
+  std::vector<std::vector<uint32_t>> memory_;
+  std::vector<trainer::StateTensor> tensors_;
+};
+
+inline trainer::TrainPosition position_at(int64_t step) {
+  return {.step = step,
+          .samples = step * 24,
+          .tokens = step * 24 * 8,
+          .lr = 1e-3 / static_cast<double>(step),
+          .loss = 4.2,
+          .seed = 0xfedcba9876543210ull,
+          .sampler = R"({"epoch":0,"next":)" + std::to_string(step * 24) + "}"};
+}
+
+/// The ranks of one incarnation. They die after `die_at`, all but the first `snapshots_at_death` of them before they
+/// made the snapshot of that step, if one was ordered.
+struct Life {
+  int64_t steps = 0;
+  int64_t die_at = 0;
+  int64_t snapshots_at_death = 0;
+};
+
+struct LifeReport {
+  std::optional<trainer::TrainPosition> restored;  // the same on all ranks, or the test has failed
+  int64_t last_step = 0;
+  std::vector<Status> finished;  // by rank
+  SnapshotStats stats;           // of rank 0
+};
+
+inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodePersister* persister,
+                   LifeReport& report) {
+  const int64_t world = plan.mesh.world();
+  std::barrier sync(world);
+  std::mutex mutex;
+  std::vector<std::optional<trainer::TrainPosition>> restored(world);
+  std::vector<Status> restore_status(world);
+  report.finished.assign(world, {});
+  trainer::StepOrder order;
+  const SystemClock clock;
+  int64_t wrong = 0;
+  Status decided;
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      PosixBackend io;
+      FakeState state(plan, rank);
+      HookOptions options{.finish_deadline_s = 20};
+      if (persister != nullptr) {
+        options.notify = [&](const SnapshotNotice& notice) {
+          persister->notify(notice);
+          return Status();
+        };
+      }
+      auto made = SharedMemoryHook::make(plan, rank, arena, io, clock, options);
+      RT_CHECK(made.ok(), "{}", made.error().message);
+      SharedMemoryHook& hook = *made.value();
+      auto found = hook.restore(state.tensors());
+      if (found.ok()) {
+        restored[rank] = found.value();
+      } else {
+        restore_status[rank] = found.error();
+      }
+      sync.arrive_and_wait();
+      for (const Status& status : restore_status) {
+        if (!status.ok()) return;
+      }
+      int64_t step = restored[rank] ? restored[rank]->step : 0;
+      if (step > 0) {
+        const std::lock_guard lock(mutex);
+        wrong += state.wrong_elements(step);
+      }
+      bool stop = false;
+      while (step < life.steps && !stop) {
+        state.advance_to(++step);
+        if (rank == 0) {
+          auto asked = hook.decide(position_at(step), step == life.steps);
+          if (asked.ok()) {
+            order = asked.value();
+          } else {
+            decided = asked.error();
+            order = {.stop = true};
+          }
+        }
+        sync.arrive_and_wait();
+        const bool dies = step == life.die_at;
+        if (order.snapshot && !(dies && rank >= life.snapshots_at_death)) {
+          const Status copied = hook.snapshot(order, position_at(step), state.tensors());
+          RT_CHECK(copied.ok(), "{}", copied.error().message);
+        }
+        stop = order.stop;
+        if (dies) return;
+        sync.arrive_and_wait();
+      }
+      report.finished[rank] = hook.finish();
+      if (rank == 0) {
+        report.last_step = step;
+        report.stats = hook.stats();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : restore_status) RT_TRY(status);
+  RT_TRY(decided);
+  CHECK(wrong == 0);
+  for (int64_t rank = 1; rank < world; ++rank) {
+    REQUIRE(restored[rank].has_value() == restored[0].has_value());
+    if (restored[0]) REQUIRE(restored[rank]->step == restored[0]->step);
+  }
+  report.restored = restored[0];
+  return {};
+}
+
+}  // namespace cairn::ckpt::testing

@@ -1,0 +1,345 @@
+#include "ckpt/hook.h"
+
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+
+#include <fstream>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/plan/load_plan.h"
+#include "ckpt/position.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/snapshot/snapshot.h"
+#include "ckpt/store/fault_backend.h"
+#include "ckpt/store/memory_backend.h"
+#include "tests/ckpt/hook/fake_run.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+
+namespace {
+
+Plan plan_saving(const Layout& layout, CheckpointConfig config, bool tied = true) {
+  Plan plan = plan_of(layout, tied);
+  plan.recipe.checkpoint = std::move(config);
+  return plan;
+}
+
+/// Agent side of one run, as `cairn train` wires it.
+struct Agent {
+  Agent(const Plan& plan, const std::string& run_id, const std::filesystem::path& dir,
+        std::optional<std::filesystem::path> from = {}, int64_t keep_last = 0)
+      : plan(plan) {
+    const RunText run{.run_name = "fake", .run_id = run_id, .recipe_json = "{}", .recipe_hash = "r1"};
+    auto opened = open_run_memory(
+        plan, run, dir, [] { return std::make_unique<PosixBackend>(); }, &report);
+    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    arena = std::make_unique<Arena>(std::move(opened).value());
+    persister = std::make_unique<NodePersister>(
+        *arena, std::make_unique<PosixBackend>(), dir,
+        PersistOptions{.keep_last = keep_last, .on_event = [this](const PersistEvent& event) {
+                         const std::lock_guard lock(mutex);
+                         events.push_back(event);
+                       }});
+    decider = std::make_unique<RestoreDecider>(plan, *arena, io, RestoreRequest{dir, std::move(from)});
+  }
+  ~Agent() {
+    persister.reset();
+    ignore(arena->remove(), "end of the test");
+  }
+  Result<RestoreChoice> begin() {
+    persister->ranks_gone();
+    return decider->next_incarnation();
+  }
+  LifeReport run(const Life& life) {
+    LifeReport out;
+    const Status lived = live(plan, *arena, life, persister.get(), out);
+    REQUIRE_MESSAGE(lived.ok(), (lived.ok() ? "" : lived.error().message));
+    return out;
+  }
+
+  const Plan& plan;
+  PosixBackend io;
+  std::vector<std::string> report;
+  std::unique_ptr<Arena> arena;
+  std::mutex mutex;
+  std::vector<PersistEvent> events;
+  std::unique_ptr<NodePersister> persister;
+  std::unique_ptr<RestoreDecider> decider;
+};
+
+std::vector<int64_t> steps_on_disk(const std::filesystem::path& dir) {
+  PosixBackend io;
+  std::vector<int64_t> out;
+  const auto catalog = list_checkpoints(io, dir);
+  REQUIRE(catalog.ok());
+  for (const CheckpointInfo& info : catalog.value().checkpoints) {
+    if (info.complete) out.push_back(info.step);
+  }
+  return out;
+}
+
+void flip_byte(const std::filesystem::path& dir) {
+  PosixBackend io;
+  const Manifest manifest = read_manifest(io, dir).value();
+  const ShardEntry& shard = manifest.shards[manifest.shards.size() / 2];
+  std::fstream file(dir / manifest.files[shard.file].name, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(shard.offset);
+  const char byte = static_cast<char>(file.get() ^ 0x10);
+  file.seekp(shard.offset);
+  file.put(byte);
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/hook") {
+  TEST_CASE("ranks killed in the middle of a snapshot go on from the one before, and end on disk") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 2, 2}, {.save = {{.steps = 6}}, .snapshot_steps = 2});
+    Agent agent(plan, fresh_run_id(), dir.path());
+    CHECK(agent.begin().value().source == arena::Source::kFresh);
+    const LifeReport first = agent.run({.steps = 20, .die_at = 8, .snapshots_at_death = 5});
+    CHECK_FALSE(first.restored.has_value());
+
+    const RestoreChoice again = agent.begin().value();
+    CHECK(again.source == arena::Source::kMemory);
+    CHECK(again.step == 6);  // step 8 is whole on five of eight ranks
+    const LifeReport second = agent.run({.steps = 20, .die_at = 9});
+    REQUIRE(second.restored.has_value());
+    CHECK(second.restored->sampler == position_at(6).sampler);
+    CHECK(second.restored->seed == position_at(6).seed);
+    CHECK(second.restored->lr == position_at(6).lr);
+    CHECK(second.restored->tokens == position_at(6).tokens);
+
+    CHECK(agent.begin().value().step == 8);
+    const LifeReport third = agent.run({.steps = 20});
+    CHECK(third.last_step == 20);
+    for (const Status& status : third.finished) CHECK(status.ok());
+    const std::vector<int64_t> steps = steps_on_disk(dir.path());
+    CHECK(std::count(steps.begin(), steps.end(), 6) == 1);
+    CHECK(std::count(steps.begin(), steps.end(), 20) == 1);
+    CHECK(third.stats.last_ms > 0);
+  }
+
+  TEST_CASE("a new agent takes over the memory of a dead one, or its disk when the memory is gone") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 1, 2}, {.save = {{.steps = 4}}, .snapshot_steps = 1});
+    const std::string run_id = fresh_run_id();
+    {
+      Agent agent(plan, run_id, dir.path());
+      REQUIRE(agent.begin().ok());
+      agent.run({.steps = 20, .die_at = 6, .snapshots_at_death = 4});
+      REQUIRE(agent.persister->flush().ok());  // step 6 was promised to nobody and is written all the same
+      CHECK(steps_on_disk(dir.path()) == std::vector<int64_t>{4, 6});
+    }
+    Agent agent(plan, run_id, dir.path());
+    const RestoreChoice choice = agent.begin().value();
+    CHECK(choice.source == arena::Source::kDisk);
+    CHECK(choice.step == 6);
+    const LifeReport report = agent.run({.steps = 7});
+    REQUIRE(report.restored.has_value());
+    CHECK(report.restored->sampler == position_at(6).sampler);
+  }
+
+  TEST_CASE("a run goes on in another layout from its checkpoint") {
+    const TempDir dir;
+    for (const Layout& layout : {Layout{2, 2, 1}, Layout{1, 1, 3}, Layout{4, 1, 1}, Layout{1, 4, 1}, Layout{1, 1, 1}}) {
+      const Plan plan = plan_saving(layout, {.save = {{.steps = 2}}});
+      Agent agent(plan, fresh_run_id(), dir.path());
+      const std::vector<int64_t> steps = steps_on_disk(dir.path());
+      const int64_t from = steps.empty() ? 0 : steps.back();
+      CHECK(agent.begin().value().step == from);
+      const LifeReport report = agent.run({.steps = from + 3});
+      CHECK(report.restored.has_value() == (from > 0));
+      CHECK(report.finished[0].ok());
+    }
+  }
+
+  TEST_CASE("a damaged checkpoint is named and the one before is taken; if all are damaged nothing starts") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 1, 1}, {.save = {{.steps = 2}}});
+    {
+      Agent agent(plan, fresh_run_id(), dir.path());
+      REQUIRE(agent.begin().ok());
+      for (int64_t steps : {2, 4, 6}) {
+        agent.run({.steps = steps});
+        REQUIRE(agent.begin().ok());
+      }
+    }
+    REQUIRE(steps_on_disk(dir.path()) == std::vector<int64_t>{2, 4, 6});
+    flip_byte(dir.path() / "step-00000006");
+    {
+      Agent agent(plan, fresh_run_id(), dir.path());
+      const RestoreChoice choice = agent.begin().value();
+      CHECK(choice.step == 4);
+      REQUIRE(choice.warnings.size() == 1);
+      CHECK(choice.warnings[0].find("step-00000006") != std::string::npos);
+      CHECK(choice.warnings[0].find("chunk") != std::string::npos);
+      // A rank that meets damage which the agent did not look for makes the next decision leave it out.
+      agent.decider = std::make_unique<RestoreDecider>(
+          plan, *agent.arena, agent.io, RestoreRequest{.checkpoints_dir = dir.path(), .verify_up_to_bytes = 0});
+      CHECK(agent.begin().value().step == 6);
+      LifeReport report;
+      const Status lived = live(plan, *agent.arena, {.steps = 8}, nullptr, report);
+      REQUIRE_FALSE(lived.ok());
+      CHECK(lived.error().code == ErrorCode::kUnavailable);
+      CHECK(lived.error().message.find("step-00000006") != std::string::npos);
+      CHECK(agent.begin().value().step == 4);
+    }
+    flip_byte(dir.path() / "step-00000004");
+    std::filesystem::resize_file(dir.path() / "step-00000002" / "manifest.json", 100);
+    Agent agent(plan, fresh_run_id(), dir.path());
+    const auto choice = agent.begin();
+    REQUIRE_FALSE(choice.ok());
+    CHECK(choice.error().code == ErrorCode::kCorrupt);
+    for (const char* name : {"step-00000002", "step-00000004", "step-00000006"}) {
+      CHECK(choice.error().message.find(name) != std::string::npos);
+    }
+  }
+
+  TEST_CASE("a checkpoint of another model is refused with every difference") {
+    const TempDir dir;
+    const Plan tied = plan_saving({1, 1, 1}, {});
+    {
+      Agent agent(tied, fresh_run_id(), dir.path());
+      REQUIRE(agent.begin().ok());
+      agent.run({.steps = 1});
+    }
+    const Plan untied = plan_saving({1, 1, 1}, {}, false);
+    Agent agent(untied, fresh_run_id(), dir.path());
+    const auto choice = agent.begin();
+    REQUIRE_FALSE(choice.ok());
+    CHECK(choice.error().code == ErrorCode::kInvalidInput);
+    CHECK(choice.error().message.find("missing: exp_avg head.weight f32 [65, 24]") != std::string::npos);
+  }
+
+  TEST_CASE("a checkpoint that a person names wins the first time, and again until the run has state of its own") {
+    const TempDir old_run, new_run;
+    const Plan plan = plan_saving({2, 1, 1}, {.snapshot_steps = 2});
+    {
+      Agent agent(plan, fresh_run_id(), old_run.path());
+      REQUIRE(agent.begin().ok());
+      agent.run({.steps = 5});
+    }
+    Agent agent(plan, fresh_run_id(), new_run.path(), old_run.path() / "step-00000005");
+    CHECK(agent.begin().value().step == 5);
+    agent.run({.steps = 20, .die_at = 6});
+    const RestoreChoice again = agent.begin().value();
+    CHECK(again.source == arena::Source::kDisk);
+    CHECK(again.step == 5);
+    agent.run({.steps = 20, .die_at = 9});
+    const RestoreChoice third = agent.begin().value();
+    CHECK(third.source == arena::Source::kMemory);
+    CHECK(third.step == 8);
+  }
+
+  TEST_CASE("a full disk fails the save by name, frees the slot, and the next save succeeds") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 1, 1}, {.save = {{.steps = 2}}});
+    auto arena = Arena::create(arena_spec(plan, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
+    PosixBackend real;
+    std::vector<PersistEvent> events;
+    const auto life = [&](const FaultPlan& faults, int64_t steps) {
+      auto fault = std::make_unique<FaultBackend>(real, faults);
+      NodePersister persister(arena, std::move(fault), dir.path(),
+                              {.on_event = [&](const PersistEvent& event) { events.push_back(event); }});
+      PosixBackend io;
+      RestoreDecider decider(plan, arena, io, {dir.path()});
+      REQUIRE(decider.next_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, arena, {.steps = steps}, &persister, report).ok());
+      return report;
+    };
+    FaultPlan full = FaultPlan::fail_from(0, ENOSPC);
+    full.only = IoOp::kCreate;
+    const LifeReport failed = life(full, 2);
+    REQUIRE_FALSE(failed.finished[1].ok());
+    CHECK(failed.finished[1].error().code == ErrorCode::kNoSpace);
+    CHECK(failed.finished[1].error().message.find("the checkpoint of step 2 could not be written") == 0);
+    REQUIRE(events.size() == 1);
+    CHECK_FALSE(events[0].status.ok());
+    CHECK(steps_on_disk(dir.path()).empty());
+    const LifeReport later = life({}, 4);  // restored from memory, where step 2 still is
+    REQUIRE(later.restored.has_value());
+    CHECK(later.restored->step == 2);
+    CHECK(later.finished[0].ok());
+    CHECK(steps_on_disk(dir.path()) == std::vector<int64_t>{4});
+    ignore(arena.remove(), "end of the test");
+  }
+
+  TEST_CASE("a save while both slots are promised waits; the last step takes back what has not begun") {
+    const Plan plan = plan_saving({1, 1, 1}, {.save = {{.steps = 1}}});
+    auto arena = Arena::create(arena_spec(plan, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
+    const TempDir dir;
+    PosixBackend io;
+    const SystemClock clock;
+    RestoreDecider decider(plan, arena, io, {dir.path()});
+    REQUIRE(decider.next_incarnation().ok());
+    auto hook = SharedMemoryHook::make(plan, 0, arena, io, clock).value();  // no persister: promises stay
+    FakeState state(plan, 0);
+    const auto step = [&](int64_t number, bool last) {
+      const trainer::StepOrder order = hook->decide(position_at(number), last).value();
+      if (order.snapshot) {
+        state.advance_to(number);
+        REQUIRE(hook->snapshot(order, position_at(number), state.tensors()).ok());
+      }
+      return order;
+    };
+    CHECK(step(1, false).slot == 0);
+    CHECK(step(2, false).slot == 1);
+    const trainer::StepOrder third = step(3, false);
+    CHECK_FALSE(third.snapshot);
+    CHECK(hook->stats().put_off == 1);
+    arena.control().reserved[0] = -1;  // the agent begins to write step 1
+    const trainer::StepOrder last = step(4, true);
+    CHECK(last.persist);
+    CHECK(last.slot == 1);
+    CHECK(arena.control().reserved[1] == 4);
+    arena.control().reserved[0] = 0;
+    arena.control().stop = 1;
+    const trainer::StepOrder stopped = step(5, false);
+    CHECK(stopped.stop);
+    CHECK(stopped.persist);
+    CHECK(stopped.slot == 0);
+    ignore(arena.remove(), "end of the test");
+  }
+
+  TEST_CASE("what any layout saved to disk, any layout loads from disk, bit for bit") {
+    const auto all = layouts();
+    for (const bool tied : {true, false}) {
+      for (const Layout& source : all) {
+        const Plan from = plan_of(source, tied);
+        auto memory = std::make_unique<MemoryBackend>();
+        MemoryBackend& disk = *memory;
+        auto arena = Arena::create(arena_spec(from, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
+        for (int64_t rank = 0; rank < from.mesh.world(); ++rank) {
+          FakeState state(from, rank);
+          state.advance_to(7);
+          std::vector<std::span<const std::byte>> sources;
+          for (const trainer::StateTensor& item : state.tensors()) {
+            if (item.primary) sources.emplace_back(item.data, item.bytes);
+          }
+          REQUIRE(SnapshotWriter(arena, rank).write(0, 1, 7, encode_position(position_at(7)), sources).ok());
+        }
+        NodePersister persister(arena, std::move(memory), "/run", {.low_priority = false});
+        const Status flushed = persister.flush();
+        REQUIRE_MESSAGE(flushed.ok(), (flushed.ok() ? "" : flushed.error().message));
+        for (const Layout& target : all) {
+          const Plan to = plan_of(target, tied);
+          for (int64_t rank = 0; rank < to.mesh.world(); ++rank) {
+            FakeState disk_state(to, rank), memory_state(to, rank);
+            const auto position = load_from_disk(to, disk, "/run/step-00000007", disk_state.tensors());
+            REQUIRE_MESSAGE(position.ok(), (position.ok() ? "" : position.error().message));
+            REQUIRE(position.value().sampler == position_at(7).sampler);
+            REQUIRE(disk_state.wrong_elements(7) == 0);
+            REQUIRE(load_from_memory(to, arena, 0, memory_state.tensors()).ok());
+            REQUIRE(memory_state.wrong_elements(7) == 0);
+          }
+        }
+        ignore(arena.remove(), "end of the test");
+      }
+    }
+  }
+}

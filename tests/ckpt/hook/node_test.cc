@@ -1,0 +1,142 @@
+#include "ckpt/node.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "ckpt/retention/catalog.h"
+#include "tests/ckpt/hook/fake_run.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+
+namespace {
+
+Plan saving(const Layout& layout, CheckpointConfig config) {
+  Plan plan = plan_of(layout, true);
+  config.direct_io = false;
+  plan.recipe.checkpoint = std::move(config);
+  return plan;
+}
+
+NodeOptions options_for(const std::string& run_id, const std::filesystem::path& dir) {
+  return {.checkpoints_dir = dir / "checkpoints",
+          .run = {.run_name = "fake", .run_id = run_id, .recipe_json = "{}", .recipe_hash = "r"}};
+}
+
+/// An agent with its ranks in a process of its own, which gets SIGKILL after `die_at`'s snapshot.
+void run_and_kill(const Plan& plan, const NodeOptions& options, const Life& life) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::vector<std::string> notices;
+    auto node = CheckpointNode::open(plan, options, &notices);
+    RT_CHECK(node.ok(), "{}", node.error().message);
+    RT_CHECK(node.value()->begin_incarnation().ok());
+    LifeReport report;
+    RT_CHECK(live(plan, node.value()->arena(), life, nullptr, report).ok());
+    kill(getpid(), SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  REQUIRE(WTERMSIG(status) == SIGKILL);
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/node") {
+  TEST_CASE("an agent killed with everything loses nothing: the next one goes on from its memory") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 2}, {.snapshot_steps = 1});
+    const NodeOptions options = options_for(fresh_run_id(), dir.path());
+    run_and_kill(plan, options, {.steps = 20, .die_at = 7, .snapshots_at_death = 4});
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options, &notices);
+    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    CheckpointNode& node = *opened.value();
+    const RestoreChoice choice = node.begin_incarnation().value();
+    CHECK(choice.source == arena::Source::kMemory);
+    CHECK(choice.step == 7);
+    CHECK(choice.incarnation == 2);
+    LifeReport report;
+    REQUIRE(live(plan, node.arena(), {.steps = 9}, nullptr, report).ok());
+    CHECK(report.restored.value().step == 7);
+    CHECK(report.finished[0].ok());
+    CHECK(node.newest_persisted_step() == 9);
+    REQUIRE(node.take_events().size() == 1);
+    CHECK_FALSE(node.flush().has_value());
+  }
+
+  TEST_CASE("memory of another layout is written to disk first, and the new layout starts from there") {
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    run_and_kill(saving({2, 2, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path()),
+                 {.steps = 20, .die_at = 5, .snapshots_at_death = 4});
+    const Plan plan = saving({1, 1, 3}, {.snapshot_steps = 1});
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options_for(run_id, dir.path()), &notices);
+    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    const RestoreChoice choice = opened.value()->begin_incarnation().value();
+    CHECK(choice.source == arena::Source::kDisk);
+    CHECK(choice.step == 5);
+    LifeReport report;
+    REQUIRE(
+        live(plan, opened.value()->arena(), {.steps = 20, .die_at = 8, .snapshots_at_death = 3}, nullptr, report).ok());
+    CHECK(report.restored.value().step == 5);
+    const auto flushed = opened.value()->flush();  // the ranks are gone: step 8 is only in memory
+    REQUIRE(flushed.has_value());
+    CHECK(flushed->step == 8);
+    CHECK(flushed->status.ok());
+    CHECK_FALSE(opened.value()->flush().has_value());
+  }
+
+  TEST_CASE("memory that cannot be written to disk is kept, and the error says where it is") {
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    run_and_kill(saving({2, 1, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path()),
+                 {.steps = 20, .die_at = 3, .snapshots_at_death = 2});
+    const Plan plan = saving({1, 1, 2}, {});
+    NodeOptions blocked = options_for(run_id, dir.path());
+    std::filesystem::remove_all(blocked.checkpoints_dir);
+    std::filesystem::create_symlink("/proc/self/fdinfo", blocked.checkpoints_dir);  // a folder nobody can write to
+    std::vector<std::string> notices;
+    const auto refused = CheckpointNode::open(plan, blocked, &notices);
+    CHECK_FALSE(refused.ok());
+    std::filesystem::remove(blocked.checkpoints_dir);
+    int64_t kept = 0;  // under this process's name, until it ends
+    for (const auto& item : std::filesystem::directory_iterator("/dev/shm")) {
+      const std::string name = item.path().filename().string();
+      const std::string mine = "-" + std::to_string(getpid()) + "-" + std::to_string(this_process().start);
+      if (name.starts_with("cairn-") && name.ends_with(mine)) {
+        auto arena = Arena::attach("/" + name);
+        REQUIRE(arena.ok());
+        CHECK(newest_whole(arena.value().views()).has_value());
+        CHECK(arena.value().remove().ok());
+        ++kept;
+      }
+    }
+    CHECK(kept == 1);
+  }
+
+  TEST_CASE("a folder with checkpoints is refused when a fresh start is asked for") {
+    const TempDir dir;
+    const Plan plan = saving({1, 1, 1}, {});
+    std::vector<std::string> notices;
+    {
+      auto node = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path()), &notices).value();
+      REQUIRE(node->begin_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, node->arena(), {.steps = 2}, nullptr, report).ok());
+    }
+    NodeOptions options = options_for(fresh_run_id(), dir.path());
+    options.resume = false;
+    const auto refused = CheckpointNode::open(plan, options, &notices);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("already holds checkpoints up to step 2") != std::string::npos);
+    options.resume = true;
+    CHECK(CheckpointNode::open(plan, options, &notices).value()->begin_incarnation().value().step == 2);
+  }
+}

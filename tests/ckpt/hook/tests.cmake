@@ -1,0 +1,1 @@
+cairn_tests(ckpt/hook LINK ckpt TIMEOUT 120)

@@ -1,0 +1,138 @@
+#include "ckpt/persist/read.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ckpt/store/fault_backend.h"
+#include "ckpt/store/memory_backend.h"
+#include "ckpt/store/uring_backend.h"
+#include "tests/ckpt/persist/test_state.h"
+#include "tests/support/temp_dir.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<TensorSpec> specs() {
+  return {{"a", "weight", DType::kF32, {300, 257}, 3},
+          {"b", "weight", DType::kBf16, {17}, 1},
+          {"c", "weight", DType::kU8, {1'000'003}, 2},
+          {"d", "weight", DType::kF32, {}, 1}};
+}
+
+// Reads random ranges of random shards and compares each with the file's own bytes.
+void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& options, uint64_t seed) {
+  Result<CheckpointReader> opened = CheckpointReader::open(io, dir, options);
+  REQUIRE_MESSAGE(opened.ok(), opened.error().message);
+  CheckpointReader& reader = opened.value();
+  const Manifest& m = reader.manifest();
+  std::vector<std::string> files;
+  for (const FileEntry& file : m.files) files.push_back(read_file(io, dir / file.name, int64_t{1} << 30).value());
+  std::vector<std::vector<std::byte>> buffers;
+  std::vector<ReadRange> ranges;
+  for (int i = 0; i < 300; ++i) {
+    const auto draw = [&](uint64_t n) { return static_cast<int64_t>(mix64(++seed) % n); };
+    const ShardEntry& shard = m.shards[static_cast<size_t>(draw(m.shards.size()))];
+    ReadRange range;
+    range.file = shard.file;
+    const int64_t from = draw(static_cast<uint64_t>(shard.bytes));
+    range.bytes = i % 5 == 0 ? shard.bytes - from : std::min<int64_t>(shard.bytes - from, draw(3000));
+    if (i % 7 == 0) range.bytes = shard.bytes;
+    range.offset = shard.offset + (range.bytes == shard.bytes ? 0 : from);
+    buffers.emplace_back(static_cast<size_t>(range.bytes) + 1, std::byte{0xEE});
+    ranges.push_back(range);
+  }
+  for (size_t i = 0; i < ranges.size(); ++i) ranges[i].dst = buffers[i].data();
+  const Status read = reader.read_ranges(ranges);
+  REQUIRE_MESSAGE(read.ok(), read.error().message);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const std::string& file = files[static_cast<size_t>(ranges[i].file)];
+    REQUIRE(std::memcmp(buffers[i].data(), file.data() + ranges[i].offset, static_cast<size_t>(ranges[i].bytes)) == 0);
+    REQUIRE(buffers[i].back() == std::byte{0xEE});
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/persist/read") {
+  TEST_CASE("ranges of any size come back right, verified or not, in small and large windows") {
+    const TestState state = make_state(12, 3, 2, specs());
+    MemoryBackend memory;
+    SaveOptions options = small_options();
+    options.chunk_bytes = 64 << 10;
+    REQUIRE(save(memory, "/ck", state, options).ok());
+    const std::unique_ptr<IoBackend> disk = make_best_backend({.request_bytes = 64 << 10, .depth = 8});
+    const cairn::testing::TempDir dir("read");
+    REQUIRE(save(*disk, dir.path, state, options).ok());
+    uint64_t seed = 1;
+    for (const bool verify : {true, false}) {
+      for (const int64_t window : {1 << 10, 1 << 20, 64 << 20}) {
+        ReadOptions read;
+        read.verify = verify;
+        read.window_bytes = window;
+        read_at_random(memory, "/ck/step-00000012", read, seed++ << 32);
+        read_at_random(*disk, dir.path / "step-00000012", read, seed++ << 32);
+        CHECK(compare(*disk, dir.path / "step-00000012", state, read) == "");
+      }
+    }
+  }
+
+  TEST_CASE("each chunk is read once and small neighbours together") {
+    const TestState state = make_state(12, 3, 1, small_specs());
+    MemoryBackend memory;
+    REQUIRE(save(memory, "/ck", state).ok());
+    FaultPlan count;
+    count.only = IoOp::kRead;
+    FaultBackend io(memory, count);
+    Result<CheckpointReader> reader = CheckpointReader::open(io, "/ck/step-00000012");
+    REQUIRE(reader.ok());
+    const int64_t before = io.calls();
+    const Manifest& m = reader.value().manifest();
+    std::vector<std::byte> all(static_cast<size_t>(payload_bytes(m)));
+    std::vector<ReadRange> ranges;
+    int64_t at = 0;
+    for (const ShardEntry& shard : m.shards) {  // 100-byte slices: many per chunk
+      for (int64_t from = 0; from < shard.bytes; from += 100) {
+        const int64_t n = std::min<int64_t>(100, shard.bytes - from);
+        ranges.push_back({shard.file, shard.offset + from, n, all.data() + at});
+        at += n;
+      }
+    }
+    std::reverse(ranges.begin(), ranges.end());
+    REQUIRE(reader.value().read_ranges(ranges).ok());
+    CHECK(ranges.size() > 300);
+    CHECK(io.calls() - before <= 2);  // the whole payload is one neighbourhood
+  }
+
+  TEST_CASE("a range outside every shard is refused, whatever its numbers") {
+    MemoryBackend memory;
+    REQUIRE(save(memory, "/ck", make_state(12, 1)).ok());
+    Result<CheckpointReader> reader = CheckpointReader::open(memory, "/ck/step-00000012");
+    REQUIRE(reader.ok());
+    const ShardEntry shard = reader.value().manifest().shards[0];
+    std::vector<std::byte> dst(1 << 20);
+    for (const auto& [file, offset, bytes] : {std::tuple<int64_t, int64_t, int64_t>{0, 0, 8},
+                                              {0, shard.offset, shard.bytes + 1},
+                                              {7, shard.offset, 8},
+                                              {-1, shard.offset, 8},
+                                              {0, -8, 8},
+                                              {0, INT64_MAX, 8},
+                                              {0, shard.offset + 8, INT64_MAX},
+                                              {0, shard.offset, -1}}) {
+      const ReadRange range{file, offset, bytes, dst.data()};
+      const Status read = reader.value().read_ranges(std::span(&range, 1));
+      REQUIRE_FALSE(read.ok());
+      CHECK(read.error().code == ErrorCode::kInvalidInput);
+    }
+    CHECK_FALSE(reader.value().read_shard(99, dst).ok());
+    CHECK_FALSE(reader.value().read_shard(0, std::span(dst).first(3)).ok());
+    const ReadRange nothing{0, shard.offset, 0, nullptr};
+    CHECK(reader.value().read_ranges(std::span(&nothing, 1)).ok());
+    CHECK(CheckpointReader::open(memory, "/ck/step-00000099").error().code == ErrorCode::kInvalidInput);
+  }
+}

@@ -1,0 +1,216 @@
+#include "ckpt/persist/save.h"
+
+#include <doctest/doctest.h>
+
+#include <cerrno>
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/fault_backend.h"
+#include "ckpt/store/memory_backend.h"
+#include "ckpt/store/posix_backend.h"
+#include "ckpt/store/uring_backend.h"
+#include "ckpt/verify/verify.h"
+#include "tests/ckpt/persist/test_state.h"
+#include "tests/support/temp_dir.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::map<std::string, std::string> files_of(IoBackend& io, const fs::path& dir) {
+  std::map<std::string, std::string> out;
+  const std::vector<DirEntry> entries = io.list(dir).value();
+  for (const DirEntry& entry : entries) out[entry.name] = read_file(io, dir / entry.name, int64_t{1} << 30).value();
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/persist/save") {
+  TEST_CASE("a saved checkpoint reads back, with the same bytes in every file on every backend") {
+    std::vector<TensorSpec> large = small_specs();  // and shards that are written from where they lie
+    large.push_back({"large", "weight", DType::kF32, {1000, 333}, 3});
+    large.push_back({"bytes", "weight", DType::kU8, {100'001}, 2});
+    for (const auto& specs : {small_specs(), large}) {
+      const TestState state = make_state(12, 1, 2, specs);
+      MemoryBackend memory;
+      const Result<SaveReport> saved = save(memory, "/ck", state);
+      REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+      CHECK(saved.value().dir == fs::path("/ck/step-00000012"));
+      CHECK(compare(memory, "/ck/step-00000012", state) == "");
+      const auto expected = files_of(memory, "/ck/step-00000012");
+      CHECK(expected.size() == 3);
+
+      std::vector<std::unique_ptr<IoBackend>> backends;
+      backends.push_back(std::make_unique<PosixBackend>());
+      for (const bool direct : {true, false}) {
+        Result<std::unique_ptr<IoBackend>> uring = make_uring_backend({.depth = 4, .direct = direct});
+        if (uring.ok()) backends.push_back(std::move(uring).value());
+      }
+      for (const auto& io : backends) {
+        CAPTURE(io->name());
+        const cairn::testing::TempDir dir("save-" + std::string(io->name()));
+        REQUIRE(save(*io, dir.path / "ck", state).ok());
+        CHECK(compare(*io, dir.path / "ck" / "step-00000012", state) == "");
+        CHECK((files_of(*io, dir.path / "ck" / "step-00000012") == expected));
+      }
+    }
+  }
+
+  TEST_CASE("a step that is there is refused, or replaced when that is allowed") {
+    MemoryBackend disk;
+    const TestState first = make_state(12, 1), second = make_state(12, 2);
+    REQUIRE(save(disk, "/ck", first).ok());
+    SaveOptions options = small_options();
+    options.replace_existing = false;
+    const Result<SaveReport> refused = save(disk, "/ck", second, options);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kInvalidInput);
+    CHECK(refused.error().message.find("step 12 is there already") != std::string::npos);
+    CHECK(compare(disk, "/ck/step-00000012", first) == "");
+    const Result<SaveReport> replaced = save(disk, "/ck", second);
+    REQUIRE_MESSAGE(replaced.ok(), replaced.error().message);
+    CHECK(replaced.value().replaced);
+    CHECK(compare(disk, "/ck/step-00000012", second) == "");
+    CHECK(list_checkpoints(disk, "/ck").value().leftovers.empty());
+
+    const cairn::testing::TempDir dir("save-replace");  // and on a real file system
+    const std::unique_ptr<IoBackend> io = make_best_backend();
+    REQUIRE(save(*io, dir.path, first).ok());
+    REQUIRE(save(*io, dir.path, second).ok());
+    CHECK(compare(*io, dir.path / "step-00000012", second) == "");
+    CHECK(io->list(dir.path).value().size() == 1);
+  }
+
+  TEST_CASE("parts that do not fit the tensors are refused before anything is written") {
+    MemoryBackend disk;
+    const auto refused = [&](const TestState& state, const std::string& words, SaveOptions options = small_options()) {
+      const Result<SaveReport> saved = save(disk, "/ck", state, options);
+      REQUIRE_FALSE(saved.ok());
+      CHECK(saved.error().code == ErrorCode::kInvalidInput);
+      CHECK_MESSAGE(saved.error().message.find(words) != std::string::npos, saved.error().message);
+      CHECK(is_not_found(disk.stat("/ck").error()));
+    };
+    TestState state = make_state(12, 1);
+    state.parts[0].shards.pop_back();
+    refused(state, "do not tile");
+    state = make_state(12, 1);
+    state.parts[1].file_name = state.parts[0].file_name;
+    refused(state, "there twice");
+    state = make_state(12, 1);
+    state.parts[1].file_name = "../escape.h5";
+    refused(state, "$.files[1].name");
+    state = make_state(12, 1);
+    state.parts[0].shards[0].bytes -= 4;
+    refused(state, "$.shards[0].bytes");
+    state = make_state(12, 1);
+    state.parts[0].shards[0].hashes = {1, 2, 3, 4, 5};
+    refused(state, "comes with 5 hashes");
+    state = make_state(12, 1);
+    state.skeleton.tensors[0].name = "a/b";
+    refused(state, "$.tensors[0].name");
+    SaveOptions options = small_options();
+    options.chunk_bytes = 5000;
+    refused(make_state(12, 1), "chunk_bytes", options);
+    options.chunk_bytes = 0;
+    refused(make_state(12, 1), "chunks of 0", options);
+  }
+
+  TEST_CASE("a writer with nothing to write still makes its file, and a state may be empty") {
+    MemoryBackend disk;
+    TestState state = make_state(12, 1);
+    state.parts.push_back({"shard-00009-of-00010.h5", {}});
+    const Result<SaveReport> saved = save(disk, "/ck", state);
+    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    CHECK(compare(disk, "/ck/step-00000012", state) == "");
+    CHECK(verify_checkpoint(disk, "/ck/step-00000012").value().whole());
+    state = make_state(13, 1, 0, {});
+    REQUIRE(save(disk, "/ck", state).ok());
+    CHECK(newest_complete(disk, "/ck").value().step == 13);
+  }
+
+  TEST_CASE("a full disk is noticed before writing") {
+    MemoryBackend disk(1 << 20);
+    const Result<SaveReport> saved = save(disk, "/ck", make_state(12, 1));
+    REQUIRE_FALSE(saved.ok());
+    CHECK(saved.error().code == ErrorCode::kNoSpace);
+    CHECK(disk.list("/ck").value().empty());
+  }
+
+  TEST_CASE("hashes that come with the data are used, and a wrong one is found when reading") {
+    MemoryBackend disk;
+    TestState state = make_state(12, 1);
+    for (WriterPart& part : state.parts) {
+      for (ShardData& shard : part.shards) {
+        for (int64_t at = 0; at < shard.bytes; at += 4096) {
+          const int64_t n = std::min<int64_t>(4096, shard.bytes - at);
+          shard.hashes.push_back(hash_bytes(std::span(shard.data + at, static_cast<size_t>(n))));
+        }
+      }
+    }
+    const Result<SaveReport> saved = save(disk, "/ck", state);
+    REQUIRE(saved.ok());
+    CHECK(saved.value().hash_seconds == 0);
+    CHECK(compare(disk, "/ck/step-00000012", state) == "");
+    state.parts[0].shards[1].hashes[0] ^= 1;
+    REQUIRE(save(disk, "/ck", state).ok());
+    CHECK(compare(disk, "/ck/step-00000012", state).find("checksum") != std::string::npos);
+  }
+
+  TEST_CASE("a save can be cancelled and throttled") {
+    MemoryBackend disk;
+    const TestState state = make_state(12, 1);
+    std::atomic<bool> cancel{true};
+    SaveOptions options = small_options();
+    options.cancel = &cancel;
+    const Result<SaveReport> cancelled = save(disk, "/ck", state, options);
+    REQUIRE_FALSE(cancelled.ok());
+    CHECK(cancelled.error().code == ErrorCode::kStopped);
+    CHECK(disk.list("/ck").value().empty());
+    cancel = false;
+    options.max_bytes_per_s = 200'000;  // 40 kB and more take 0.2 s
+    const auto start = std::chrono::steady_clock::now();
+    REQUIRE(save(disk, "/ck", state, options).ok());
+    CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > 0.1);
+  }
+
+  TEST_CASE("two saves in two threads do not disturb each other") {
+    // HDF5 is not thread safe; its calls are serialised inside.
+    MemoryBackend disks[2];
+    std::string problems[2];
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; ++t) {
+      threads.emplace_back([&, t] {
+        for (int64_t step = 1; step <= 10 && problems[t].empty(); ++step) {
+          const TestState state = make_state(step, static_cast<uint64_t>(step + 100 * t));
+          const Result<SaveReport> saved = save(disks[t], "/ck", state);
+          problems[t] = saved.ok() ? compare(disks[t], saved.value().dir, state) : saved.error().message;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(problems[0] == "");
+    CHECK(problems[1] == "");
+  }
+
+  TEST_CASE("a shard of 10000 chunks, whose hashes are too many for an object header, and 600 tensors") {
+    MemoryBackend disk;
+    std::vector<TensorSpec> specs = {{"big", "weight", DType::kF32, {10'000, 1024}, 1}};
+    for (int i = 0; i < 600; ++i) specs.push_back({"t" + std::to_string(i), "weight", DType::kBf16, {i + 1, 3}, 1});
+    const TestState state = make_state(12, 1, 1, specs);
+    const Result<SaveReport> saved = save(disk, "/ck", state);
+    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    CHECK(compare(disk, "/ck/step-00000012", state) == "");
+    const VerifyReport report = verify_checkpoint(disk, "/ck/step-00000012").value();
+    for (const Damage& damage : report.damages) MESSAGE(damage.message);
+    CHECK(report.whole());
+    MESSAGE("metadata: " << saved.value().file_bytes - saved.value().payload_bytes << " bytes for 601 shards");
+  }
+}

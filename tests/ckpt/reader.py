@@ -1,0 +1,186 @@
+#!/usr/bin/python3
+"""An independent reader of Cairn checkpoints, written from docs/format.md alone: h5py, numpy, json and XXH3.
+
+  reader.py STEP_DIR [--expect DIR]     reads everything, checks every checksum, assembles whole tensors; with --expect
+                                        compares them with DIR/<kind>.<name>.bin
+  reader.py --make PROGRAM [--damage N] lets PROGRAM (make_checkpoint) write a checkpoint, reads it, then flips N bytes,
+                                        one at a time, and demands that each is noticed
+
+Exit 0: all holds. 1: it does not. 77: h5py is missing, nothing was checked.
+"""
+import argparse
+import ctypes
+import json
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+try:
+    import h5py
+    import numpy as np
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+
+try:
+    import xxhash
+
+    def xxh3(data):
+        return xxhash.xxh3_64_hexdigest(data)
+except ImportError:
+    _lib = ctypes.CDLL("libxxhash.so.0")
+    _lib.XXH3_64bits.restype = ctypes.c_uint64
+    _lib.XXH3_64bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+
+    def xxh3(data):
+        return f"{_lib.XXH3_64bits(bytes(data), len(data)):016x}"
+
+
+class Damaged(Exception):
+    pass
+
+
+def demand(condition, message):
+    if not condition:
+        raise Damaged(message)
+
+
+ITEM_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "u8": 1, "u16": 2, "u32": 4, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+STORED_AS = {"f32": "<f4", "f64": "<f8", "bf16": "<u2", "f16": "<f2", "u8": "u1", "u16": "<u2", "u32": "<u4",
+             "i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8"}
+HEADER = re.compile(rb'\{"format":"cairn-checkpoint","version":(\d+),"body_bytes":(\d+),"body_xxh3_64":"([0-9a-f]{16})"\}\n')
+
+
+def read_manifest(step_dir):
+    raw = (step_dir / "manifest.json").read_bytes()
+    header = HEADER.match(raw)
+    demand(header, "manifest.json: the first line is no header")
+    demand(int(header[1]) == 1, f"manifest.json: version {int(header[1])}, this reader knows 1")
+    body = raw[header.end():]
+    demand(len(body) == int(header[2]), f"manifest.json: body of {len(body)} bytes, header says {int(header[2])}")
+    demand(xxh3(body) == header[3].decode(), "manifest.json: checksum of the body")
+    return json.loads(body)
+
+
+def read_checkpoint(step_dir):
+    """{(kind, name): array} with every checksum checked; bf16 stays as uint16."""
+    manifest = read_manifest(step_dir)
+    tensors = manifest["tensors"]
+    whole = {}
+    covered = {}
+    for tensor in tensors:
+        key = (tensor["kind"], tensor["name"])
+        demand(key not in whole, f"{key} is there twice")
+        whole[key] = np.zeros(tensor["shape"], STORED_AS[tensor["dtype"]])
+        covered[key] = np.zeros(tensor["shape"], np.int32)
+
+    for file_index, entry in enumerate(manifest["files"]):
+        path = step_dir / entry["name"]
+        demand(path.is_file(), f"{entry['name']} is missing")
+        data = path.read_bytes()
+        demand(len(data) == entry["size_bytes"], f"{entry['name']}: size")
+        shards = sorted((s for s in manifest["shards"] if s["file"] == file_index), key=lambda s: s["offset"])
+        rest, at = bytearray(), 0
+        for shard in shards:
+            demand(shard["offset"] >= at, f"{entry['name']}: shards overlap")
+            rest += data[at:shard["offset"]]
+            at = shard["offset"] + shard["bytes"]
+        rest += data[at:]
+        demand(xxh3(bytes(rest)) == entry["rest_xxh3_64"], f"{entry['name']}: checksum of what is not payload")
+
+        with h5py.File(path, "r") as h5:
+            demand(h5.attrs["format"] == b"cairn-checkpoint" and h5.attrs["version"] == 1, "root attributes")
+            demand(h5.attrs["step"] == manifest["step"], "root attribute step")
+            for shard in shards:
+                tensor = tensors[shard["tensor"]]
+                lo, hi, dtype = shard["lo"], shard["hi"], tensor["dtype"]
+                name = f"/{tensor['kind']}/{tensor['name']}/{'_'.join(map(str, lo)) if lo else 'scalar'}"
+                extents = tuple(b - a for a, b in zip(lo, hi))
+                payload = data[shard["offset"]:shard["offset"] + shard["bytes"]]
+                demand(shard["bytes"] == ITEM_BYTES[dtype] * int(np.prod(extents, dtype=np.int64)), f"{name}: bytes")
+                step = shard["chunk_bytes"]
+                demand(len(shard["hashes"]) == -(-len(payload) // step), f"{name}: number of chunks")
+                for chunk, expected in enumerate(shard["hashes"]):
+                    demand(xxh3(payload[chunk * step:(chunk + 1) * step]) == expected, f"{name}: chunk {chunk}")
+                dataset = h5[name]
+                demand(dataset.shape == extents and dataset.chunks is None, f"{name}: shape or layout")
+                demand(dataset.id.get_offset() == shard["offset"], f"{name}: offset")
+                demand(dataset.dtype == np.dtype(STORED_AS[dtype]), f"{name}: type {dataset.dtype}")
+                demand(dataset.attrs["dtype"] == dtype.encode(), f"{name}: attribute dtype")
+                for attribute, value in (("global_shape", tensor["shape"]), ("lo", lo), ("hi", hi)):
+                    demand(list(dataset.attrs[attribute]) == value, f"{name}: attribute {attribute}")
+                demand(dataset.attrs["chunk_bytes"] == step, f"{name}: attribute chunk_bytes")
+                demand([f"{h:016x}" for h in dataset.attrs["chunk_xxh3_64"]] == shard["hashes"], f"{name}: attribute hashes")
+                demand(dataset[()].tobytes() == payload, f"{name}: h5py reads other bytes")
+                box = tuple(slice(a, b) for a, b in zip(lo, hi))
+                key = (tensor["kind"], tensor["name"])
+                whole[key][box] = np.frombuffer(payload, STORED_AS[dtype]).reshape(extents)
+                covered[key][box] += 1
+    for key, counts in covered.items():
+        demand(bool(np.all(counts == 1)), f"{key}: shards do not tile the tensor")
+    return manifest, whole
+
+
+def check(step_dir, expect=None):
+    manifest, tensors = read_checkpoint(step_dir)
+    if expect:
+        files = sorted(p.name for p in expect.iterdir())
+        demand(files == sorted(f"{kind}.{name}.bin" for kind, name in tensors), "other tensors than expected")
+        for (kind, name), array in tensors.items():
+            demand((expect / f"{kind}.{name}.bin").read_bytes() == array.tobytes(), f"{kind} {name}: other contents")
+    print(f"{step_dir.name}: step {manifest['step']}, {len(tensors)} tensors, {len(manifest['shards'])} shards in "
+          f"{len(manifest['files'])} files: all checksums hold" + (", contents as expected" if expect else ""))
+
+
+def check_damage(step_dir, rounds):
+    """Every byte of a checkpoint is under a checksum, so any flipped byte must be noticed."""
+    draw = random.Random(1)
+    files = sorted(step_dir.iterdir())
+    for _ in range(rounds):
+        path = draw.choice(files)
+        good = path.read_bytes()
+        at = draw.randrange(len(good))
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << draw.randrange(8))]) + good[at + 1:])
+        try:
+            read_checkpoint(step_dir)
+        except Damaged:
+            pass
+        else:
+            raise Damaged(f"{path.name}: a flipped bit in byte {at} was not noticed")
+        finally:
+            path.write_bytes(good)
+    print(f"{rounds} flipped bits, each noticed")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step_dir", nargs="?", type=pathlib.Path)
+    parser.add_argument("--expect", type=pathlib.Path)
+    parser.add_argument("--make")
+    parser.add_argument("--damage", type=int, default=0)
+    args = parser.parse_args()
+    try:
+        if args.make:
+            work = pathlib.Path(tempfile.mkdtemp(prefix="cairn-reader-"))
+            try:
+                made = subprocess.run([args.make, work / "ck", work / "expect"], check=True, capture_output=True, text=True)
+                step_dir = pathlib.Path(made.stdout.strip())
+                check(step_dir, work / "expect")
+                check_damage(step_dir, args.damage)
+            finally:
+                shutil.rmtree(work)
+        elif args.step_dir:
+            check(args.step_dir, args.expect)
+        else:
+            parser.error("a directory or --make is needed")
+    except Damaged as error:
+        print(f"damaged: {error}")
+        return 1
+    return 0
+
+
+sys.exit(main())

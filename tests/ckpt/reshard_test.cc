@@ -1,0 +1,350 @@
+// Every layout into every other, damage and kills on the way, and the memory it takes.
+#include "ckpt/reshard.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <malloc.h>
+
+#include <cerrno>
+#include <fstream>
+#include <memory>
+
+#include "ckpt/format/names.h"
+#include "ckpt/persist/read.h"
+#include "ckpt/persist/save.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/fault_backend.h"
+#include "ckpt/store/memory_backend.h"
+#include "ckpt/store/uring_backend.h"
+#include "ckpt/verify/verify.h"
+#include "runtime/core/random.h"
+#include "tests/ckpt/plan/layouts.h"
+#include "tests/support/temp_dir.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using cairn::ckpt::testing::box_values;
+using cairn::ckpt::testing::Layout;
+using cairn::ckpt::testing::plan_of;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kSource = "/source/checkpoints", kTarget = "/target/checkpoints";
+constexpr int64_t kStep = 7;
+
+fs::path step_dir(const fs::path& checkpoints) { return checkpoints / step_dir_name(kStep); }
+
+/// What the ranks of `plan` would save; `kinds` 1: weights alone, with a file that an import kept.
+Result<SaveReport> save_state(IoBackend& io, const fs::path& dir, const Plan& plan, size_t kinds = 3) {
+  Manifest skeleton = manifest_skeleton(plan, {"name", "run-b", {"run-a"}, R"({"mesh":1})", "hash-1"});
+  skeleton.step = kStep;
+  skeleton.samples = 7 * 24;
+  skeleton.tokens = 7 * 24 * 8;
+  skeleton.state = R"({"loss":2.5,"sampler":{"position":168}})";
+  skeleton.tensors.resize(plan.tensors.size() * kinds);
+  std::vector<SlotLayout> layouts = slot_layouts(plan);
+  std::vector<std::vector<std::byte>> slots;
+  std::vector<WriterPart> parts;
+  const std::string kept = "kept by an import";
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+    slots.push_back(ckpt::testing::slot_bytes(plan, layouts[rank]));
+    WriterPart part{shard_file_name(rank, plan.mesh.world()), {}};
+    for (const SlotShard& shard : layouts[rank].shards) {
+      if (shard.kind >= static_cast<int64_t>(kinds)) continue;
+      part.shards.push_back({.tensor = manifest_tensor(plan, shard.kind, shard.tensor),
+                             .lo = shard.box.lo,
+                             .hi = shard.box.hi,
+                             .data = slots.back().data() + shard.offset,
+                             .bytes = shard.bytes});
+    }
+    if (rank == 0 && kinds == 1) {
+      skeleton.tensors.push_back({"tokenizer.model", "file", DType::kBf16, {4}});
+      part.shards.push_back({.tensor = static_cast<int64_t>(skeleton.tensors.size()) - 1,
+                             .lo = {0},
+                             .hi = {4},
+                             .data = reinterpret_cast<const std::byte*>(kept.data()),
+                             .bytes = 8});
+    }
+    if (!part.shards.empty()) parts.push_back(std::move(part));
+  }
+  return save_checkpoint(io, dir, std::move(skeleton), parts);
+}
+
+RunText new_run() { return {"name", "run-c", {}, R"({"mesh":2})", "hash-2"}; }
+
+Result<ReshardReport> reshard(IoBackend& io, const Plan& target, const ReshardOptions& options = {}) {
+  return reshard_checkpoint(io, step_dir(kSource), kTarget, target, new_run(), options);
+}
+
+/// Empty when the step is laid out as `plan` does it and every number is where its value says, else what differs.
+std::string compare(IoBackend& io, const fs::path& dir, const Plan& plan, size_t kinds = 3) {
+  Result<CheckpointReader> reader = CheckpointReader::open(io, dir);
+  if (!reader.ok()) return reader.error().message;
+  const Manifest& m = reader.value().manifest();
+  size_t next = 0;
+  const auto per_kind = static_cast<int64_t>(plan.tensors.size());
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+    for (const SlotShard& slot : slot_layout(plan, rank).shards) {
+      if (slot.kind >= static_cast<int64_t>(kinds)) continue;
+      while (next < m.shards.size() && m.tensors[m.shards[next].tensor].kind == "file") ++next;
+      if (next == m.shards.size()) return "shards are missing";
+      const ShardEntry& shard = m.shards[next];
+      if (shard.tensor != slot.kind * per_kind + slot.tensor || shard.box != slot.box ||
+          m.files[shard.file].name != shard_file_name(rank, plan.mesh.world()))
+        return "laid out otherwise: " + describe_shard(m, shard);
+      std::vector<std::byte> bytes(shard.bytes);
+      if (Status read = reader.value().read_shard(static_cast<int64_t>(next), bytes); !read.ok())
+        return read.error().message;
+      const std::vector<float> expected = box_values(plan, slot.kind, slot.tensor, slot.box);
+      if (std::memcmp(bytes.data(), expected.data(), bytes.size()) != 0) return describe_shard(m, shard) + " differs";
+      ++next;
+    }
+  }
+  return {};
+}
+
+std::vector<Layout> eight_layouts() {
+  return {{1, 1, 1, 0},
+          {2, 1, 1},
+          {4, 1, 1},
+          {1, 4, 1},
+          {1, 1, 3},
+          {2, 2, 2},
+          {2, 2, 2, 0, {MeshAxis::kPp, MeshAxis::kDp, MeshAxis::kTp}},
+          {2, 2, 1, 1, {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp}, {1, 3}}};
+}
+
+int64_t status_kib(const std::string& field) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(field)) return std::stoll(line.substr(field.size() + 1));
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/reshard") {
+  TEST_CASE("any layout becomes any other, element for element, and back again bit for bit") {
+    for (const bool tied : {true, false}) {
+      for (const Layout& from_layout : eight_layouts()) {
+        if (!tied && from_layout.pp == 1) continue;  // where tying matters
+        const Plan from = plan_of(from_layout, tied);
+        MemoryBackend start;
+        const Result<SaveReport> saved = save_state(start, kSource, from);
+        REQUIRE(saved.ok());
+        for (const Layout& to_layout : eight_layouts()) {
+          CAPTURE(from.mesh.describe());
+          const Plan to = plan_of(to_layout, tied);
+          CAPTURE(to.mesh.describe());
+          const auto disk = start.clone();
+          const Result<ReshardReport> report = reshard(*disk, to);
+          REQUIRE_MESSAGE(report.ok(), report.error().message);
+          REQUIRE(compare(*disk, report.value().dir, to) == "");
+          const Manifest& m = report.value().manifest;
+          REQUIRE((m.step == kStep && m.samples == 7 * 24 && m.tokens == 7 * 24 * 8));
+          REQUIRE(m.state == saved.value().manifest.state);
+          REQUIRE(m.run.id == "run-c");
+          REQUIRE(m.run.parents == std::vector<std::string>{"run-a", "run-b"});
+          REQUIRE((m.recipe == R"({"mesh":2})" && m.recipe_hash == "hash-2"));
+          REQUIRE((m.mesh.tp == to_layout.tp && m.mesh.pp == to_layout.pp && m.mesh.dp == to_layout.dp &&
+                   m.mesh.zero == to_layout.zero));
+          REQUIRE(report.value().payload_bytes == payload_bytes(saved.value().manifest));
+
+          const Result<ReshardReport> back =
+              reshard_checkpoint(*disk, report.value().dir, "/back/checkpoints", from, new_run());
+          REQUIRE_MESSAGE(back.ok(), back.error().message);
+          REQUIRE(back.value().manifest.shards == saved.value().manifest.shards);  // offsets, sizes, hashes
+          REQUIRE(back.value().manifest.files == saved.value().manifest.files);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("weights alone stay weights alone, and what is no state of the model comes along") {
+    const Plan from = plan_of({2, 2, 1}, true), to = plan_of({1, 1, 3}, true);
+    MemoryBackend disk;
+    REQUIRE(save_state(disk, kSource, from, 1).ok());
+    const Result<ReshardReport> report = reshard(disk, to);
+    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    CHECK(compare(disk, report.value().dir, to, 1) == "");
+    CHECK(report.value().manifest.tensors.size() == to.tensors.size() + 1);
+    Result<CheckpointReader> reader = CheckpointReader::open(disk, report.value().dir);
+    REQUIRE(reader.ok());
+    for (size_t s = 0; s < reader.value().manifest().shards.size(); ++s) {
+      const ShardEntry& shard = reader.value().manifest().shards[s];
+      if (reader.value().manifest().tensors[shard.tensor].kind != "file") continue;
+      std::vector<std::byte> bytes(shard.bytes);
+      REQUIRE(reader.value().read_shard(static_cast<int64_t>(s), bytes).ok());
+      CHECK(std::memcmp(bytes.data(), "kept by ", 8) == 0);
+    }
+  }
+
+  TEST_CASE("what cannot be done is said before anything is written") {
+    const Plan from = plan_of({2, 1, 1}, true), to = plan_of({1, 2, 1}, true);
+    MemoryBackend disk;
+    REQUIRE(save_state(disk, kSource, from).ok());
+    const auto refused = [&](const Result<ReshardReport>& report, const char* words) {
+      REQUIRE_FALSE(report.ok());
+      CHECK(report.error().code == ErrorCode::kInvalidInput);
+      CHECK_MESSAGE(report.error().message.find(words) != std::string::npos, report.error().message);
+    };
+    refused(reshard(disk, plan_of({1, 2, 1}, false)), "missing: weight head.weight");
+    refused(reshard(disk, to, {.memory_bytes = 1 << 20}), "at least");
+    refused(reshard_checkpoint(disk, step_dir(kSource), kSource, to, new_run()), "the source would be replaced");
+    refused(reshard_checkpoint(disk, step_dir(kSource) / "", kSource / ".", to, new_run()), "would be replaced");
+    CHECK(list_checkpoints(disk, kTarget).value().checkpoints.empty());
+    REQUIRE(reshard(disk, to).ok());
+    refused(reshard(disk, from), "is there already");
+    CHECK(compare(disk, step_dir(kTarget), to) == "");
+    REQUIRE(reshard(disk, from, {.replace_existing = true}).ok());
+    CHECK(compare(disk, step_dir(kTarget), from) == "");
+  }
+
+  TEST_CASE("damage in the source is named, and nothing is committed") {
+    const Plan from = plan_of({2, 1, 1}, true), to = plan_of({1, 2, 1}, true);
+    MemoryBackend disk;
+    const Result<SaveReport> saved = save_state(disk, kSource, from);
+    REQUIRE(saved.ok());
+    for (size_t s = 0; s < saved.value().manifest.shards.size(); s += 17) {
+      const ShardEntry& shard = saved.value().manifest.shards[s];
+      std::byte& victim = disk.bytes_of(step_dir(kSource) /
+                                        saved.value().manifest.files[shard.file].name)[shard.offset + shard.bytes / 2];
+      victim ^= std::byte{4};
+      const Result<ReshardReport> report = reshard(disk, to);
+      victim ^= std::byte{4};
+      REQUIRE_FALSE(report.ok());
+      CHECK(report.error().code == ErrorCode::kCorrupt);
+      CHECK_MESSAGE(report.error().message.find(describe_chunk(saved.value().manifest, shard, 0)) != std::string::npos,
+                    report.error().message);
+      const Catalog after = list_checkpoints(disk, kTarget).value();
+      CHECK((after.checkpoints.empty() && after.leftovers.empty()));
+    }
+    const std::atomic<bool> cancel{true};
+    const Result<ReshardReport> stopped = reshard(disk, to, {.cancel = &cancel});
+    REQUIRE_FALSE(stopped.ok());
+    CHECK(stopped.error().code == ErrorCode::kStopped);
+    CHECK(list_checkpoints(disk, kTarget).value().leftovers.empty());
+  }
+
+  TEST_CASE("cut off or failing at any I/O call: the source is untouched, the target has the old step or the new one") {
+    const Plan from = plan_of({2, 1, 1}, true), old_plan = plan_of({1, 1, 2}, true), to = plan_of({1, 2, 1}, true);
+    MemoryBackend start;
+    REQUIRE(save_state(start, kSource, from).ok());
+    REQUIRE(reshard(start, old_plan).ok());
+    int64_t kept_old = 0, got_new = 0, failed = 0;
+    for (const bool killed : {true, false}) {
+      bool fired = true;
+      for (int64_t n = 0; fired; ++n) {
+        CAPTURE(killed);
+        CAPTURE(n);
+        const auto disk = start.clone();
+        FaultBackend io(*disk, killed ? FaultPlan::stop_at_call(n, static_cast<uint64_t>(n))
+                                      : FaultPlan::fail_call(n, n % 2 == 0 ? EIO : ENOSPC));
+        const Result<ReshardReport> report = reshard(io, to, {.replace_existing = true});
+        fired = io.fired();
+        failed += report.ok() ? 0 : 1;
+        if (!killed && fired && report.ok()) CHECK(compare(*disk, step_dir(kTarget), to) == "");
+        for (uint64_t seed = 0; seed < (killed ? 4 : 1); ++seed) {
+          const auto after = disk->clone();
+          if (killed) after->power_cycle(seed);
+          REQUIRE(compare(*after, step_dir(kSource), from) == "");
+          const Result<CheckpointInfo> found = newest_complete(*after, kTarget);
+          REQUIRE_MESSAGE(found.ok(), found.error().message);
+          if (compare(*after, found.value().dir, to).empty()) {
+            ++got_new;
+          } else {
+            REQUIRE_FALSE(report.ok());
+            REQUIRE(compare(*after, found.value().dir, old_plan) == "");
+            ++kept_old;
+          }
+        }
+      }
+    }
+    MESSAGE(failed << " interrupted; " << kept_old << " times the old step, " << got_new << " the new one");
+    CHECK(failed > 40);
+    CHECK(kept_old > 100);
+    CHECK(got_new >= 5);
+  }
+
+  TEST_CASE("a state several times the memory budget stays within it") {
+    const auto plan_for = [](int64_t tp, int64_t pp, int64_t dp) {
+      Recipe r;
+      r.name = "large";
+      r.stop = {Span::Unit::kSteps, 10};
+      r.model = {.layers = 2, .width = 256, .heads = 4, .kv_heads = 4, .head_dim = 64, .ffn = 1024, .context = 8};
+      r.model.vocab = 30000;
+      r.batch = {.samples = 24, .micro = 1};
+      r.mesh = {.tp = tp, .pp = pp};
+      return make_plan(r, tp * pp * dp).value();
+    };
+    const auto value = [](int64_t tensor, int64_t flat) {
+      return static_cast<uint32_t>(mix64(static_cast<uint64_t>(tensor << 40 | flat)));
+    };
+    const Plan from = plan_for(4, 1, 1), to = plan_for(1, 2, 3);
+    const cairn::testing::TempDir temp("reshard");
+    const fs::path& folder = temp.path;
+    const std::unique_ptr<IoBackend> io = make_best_backend();
+    Manifest skeleton = manifest_skeleton(from, new_run());
+    skeleton.step = kStep;
+    std::vector<WriterPart> parts;
+    for (int64_t rank = 0; rank < from.mesh.world(); ++rank) {
+      WriterPart part{shard_file_name(rank, from.mesh.world()), {}};
+      for (const SlotShard& slot : slot_layout(from, rank).shards) {
+        const int64_t tensor = manifest_tensor(from, slot.kind, slot.tensor);
+        ShardData shard{.tensor = tensor, .lo = slot.box.lo, .hi = slot.box.hi, .bytes = slot.bytes};
+        shard.fill = [&from, &value, slot, tensor](int64_t offset, std::span<std::byte> out) -> Status {
+          const Shape& shape = from.tensors[slot.tensor].shape;
+          auto* words = reinterpret_cast<uint32_t*>(out.data());
+          for (Box& box : boxes_of_flat_range(slot.box.extents(), offset / 4, (offset + std::ssize(out)) / 4)) {
+            for (size_t d = 0; d < box.lo.size(); ++d) {
+              box.lo[d] += slot.box.lo[d];
+              box.hi[d] += slot.box.lo[d];
+            }
+            ckpt::testing::walk(box, shape, [&](int64_t, int64_t flat) { *words++ = value(tensor, flat); });
+          }
+          return {};
+        };
+        part.shards.push_back(std::move(shard));
+      }
+      parts.push_back(std::move(part));
+    }
+    const Result<SaveReport> saved = save_checkpoint(*io, folder / "source", skeleton, parts);
+    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    const int64_t state_kib = saved.value().payload_bytes >> 10;
+
+    const auto peak_kib = [&](int64_t memory_bytes, const char* name) -> int64_t {
+      malloc_trim(0);
+      std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+      const int64_t before = status_kib("VmRSS:");
+      const Result<ReshardReport> report =
+          reshard_checkpoint(*io, saved.value().dir, folder / name, to, new_run(), {.memory_bytes = memory_bytes});
+      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      if (memory_bytes < saved.value().payload_bytes) CHECK(report.value().windows > 3);
+      return status_kib("VmHWM:") - before;
+    };
+    constexpr int64_t kBudget = int64_t{16} << 20;
+    const int64_t narrow = peak_kib(kBudget, "narrow");
+    const int64_t wide = peak_kib(int64_t{256} << 20, "wide");
+    MESSAGE("state " << state_kib << " KiB; budget " << (kBudget >> 10) << " KiB: peak " << narrow
+                     << " KiB; budget 262144 KiB: peak " << wide << " KiB");
+    CHECK(state_kib > 5 * (kBudget >> 10));
+#ifndef CAIRN_SANITIZED
+    CHECK(narrow < (kBudget >> 10) + (8 << 10));  // manifests, HDF5's own pages
+    CHECK(wide > state_kib * 9 / 10);             // the measure sees what it should
+#endif
+
+    Result<CheckpointReader> reader = CheckpointReader::open(*io, folder / "narrow" / step_dir_name(kStep));
+    REQUIRE(reader.ok());
+    int64_t wrong = 0;
+    for (size_t s = 0; s < reader.value().manifest().shards.size(); ++s) {
+      const ShardEntry& shard = reader.value().manifest().shards[s];
+      std::vector<uint32_t> words(shard.bytes / 4);
+      REQUIRE(reader.value().read_shard(static_cast<int64_t>(s), std::as_writable_bytes(std::span(words))).ok());
+      ckpt::testing::walk(shard.box, reader.value().manifest().tensors[shard.tensor].shape,
+                          [&](int64_t k, int64_t flat) { wrong += words[k] != value(shard.tensor, flat); });
+    }
+    CHECK(wrong == 0);
+  }
+}

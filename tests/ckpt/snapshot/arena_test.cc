@@ -1,0 +1,352 @@
+// The snapshot memory: its life, kills at any instant, and damage.
+#include "ckpt/snapshot/arena.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/snapshot/snapshot.h"
+#include "runtime/core/random.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+
+namespace {
+
+std::string run_id(const char* what) { return fmt::format("snapshot-test-{}-{}", what, ::getpid()); }
+
+ArenaSpec small_spec(const std::string& id, ArenaBacking backing = ArenaBacking::kMemfd) {
+  ArenaSpec spec{.run_id = id, .recipe_hash = "hash", .layout_hash = 77};
+  for (const int64_t scale : {int64_t{1}, int64_t{2}}) {
+    SlotLayout layout;
+    for (const int64_t bytes : {int64_t{200}, 70000 * scale, int64_t{64}}) {
+      const int64_t offset = (layout.bytes + 4095) / 4096 * 4096;
+      layout.shards.push_back({0, 0, {}, offset, bytes});
+      layout.bytes = offset + bytes;
+    }
+    layout.bytes = (layout.bytes + 4095) / 4096 * 4096;
+    spec.ranks.push_back(layout);
+  }
+  spec.directory = "what lies here";
+  spec.chunk_bytes = 16 << 10;
+  spec.backing = backing;
+  return spec;
+}
+
+std::vector<std::byte> content(int64_t rank, int64_t shard, int64_t step, int64_t bytes) {
+  std::vector<std::byte> out(bytes);
+  const uint64_t key = mix64(static_cast<uint64_t>(step * 1000 + rank * 10 + shard));
+  for (int64_t i = 0; i < bytes; i += 8) {
+    const uint64_t word = key + static_cast<uint64_t>(i);
+    std::memcpy(out.data() + i, &word, std::min<int64_t>(8, bytes - i));
+  }
+  return out;
+}
+
+Status write_step(const Arena& arena, int64_t rank, int64_t slot, uint64_t incarnation, int64_t step) {
+  std::vector<std::vector<std::byte>> memory;
+  for (const arena::ShardExtent& extent : arena.shards(rank))
+    memory.push_back(content(rank, std::ssize(memory), step, extent.bytes));
+  const std::vector<std::span<const std::byte>> sources(memory.begin(), memory.end());
+  RT_TRY(SnapshotWriter(arena, rank).write(slot, incarnation, step, fmt::format("position {}", step), sources));
+  return {};
+}
+
+/// Whether the snapshot's bytes are those of its step, on all ranks.
+bool holds(const Arena& arena, const CommonSnapshot& snapshot) {
+  if (snapshot.position != fmt::format("position {}", snapshot.step)) return false;
+  for (int64_t rank = 0; rank < arena.world(); ++rank) {
+    int64_t shard = 0;
+    for (const arena::ShardExtent& extent : arena.shards(rank)) {
+      const auto expected = content(rank, shard++, snapshot.step, extent.bytes);
+      if (std::memcmp(arena.payload(rank, snapshot.slot).data() + extent.offset, expected.data(), expected.size()) != 0)
+        return false;
+    }
+  }
+  return true;
+}
+
+/// Runs `body` in a child and waits; its exit status.
+int in_child(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool exists(const std::string& name) { return ::access(("/dev/shm" + name).c_str(), F_OK) == 0; }
+
+/// The segment's bytes in a segment of their own, of another length when asked.
+Fd copy_of(std::span<const std::byte> bytes, int64_t length = -1) {
+  Fd fd(memfd_create("copy", MFD_CLOEXEC));
+  REQUIRE(ftruncate(fd.get(), length < 0 ? static_cast<int64_t>(bytes.size()) : length) == 0);
+  const auto size = static_cast<size_t>(length < 0 ? bytes.size() : std::min<int64_t>(length, std::ssize(bytes)));
+  REQUIRE(::pwrite(fd.get(), bytes.data(), size, 0) == static_cast<ssize_t>(size));
+  return fd;
+}
+
+std::vector<std::byte> bytes_of(const Arena& arena) {
+  std::vector<std::byte> out(arena.bytes());
+  REQUIRE(::pread(arena.fd(), out.data(), out.size(), 0) == std::ssize(out));
+  return out;
+}
+
+/// The header's own checksum, made good again after a change.
+void rehash(std::vector<std::byte>& bytes) {
+  auto* header = reinterpret_cast<arena::StaticHeader*>(bytes.data());
+  if (header->static_bytes < static_cast<int64_t>(sizeof(arena::StaticHeader)) ||
+      header->static_bytes > std::ssize(bytes))
+    return;
+  std::vector<std::byte> part(bytes.begin(), bytes.begin() + header->static_bytes);
+  std::memset(part.data(), 0, 8);
+  std::memset(part.data() + offsetof(arena::StaticHeader, static_hash), 0, 8);
+  header->static_hash = hash_bytes(part);
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/snapshot/arena") {
+  TEST_CASE("what one process writes, another one reads, by name and by descriptor") {
+    Result<Arena> made = Arena::create(small_spec(run_id("share"), ArenaBacking::kNamed));
+    REQUIRE_MESSAGE(made.ok(), made.error().message);
+    Arena& arena = made.value();
+    CHECK(arena.bytes() == Arena::total_bytes(small_spec(run_id("share"))));
+    CHECK(exists(arena.name()));
+    CHECK_FALSE(newest_verified(arena).has_value());
+    CHECK(in_child([&] {
+            const Result<Arena> mine = Arena::attach(arena.name());
+            if (!mine.ok() || mine.value().directory() != "what lies here" || mine.value().layout_hash() != 77)
+              return 1;
+            if (mine.value().run_id() != arena.run_id()) return 2;
+            return write_step(mine.value(), 0, 1, 3, 9).ok() ? 0 : 3;
+          }) == 0);
+    CHECK_FALSE(newest_verified(arena).has_value());  // rank 1 has not written
+    const Result<Arena> second = Arena::attach_fd(arena.fd());
+    REQUIRE(second.ok());
+    REQUIRE(write_step(second.value(), 1, 1, 3, 9).ok());
+    const auto found = newest_verified(arena);
+    REQUIRE(found.has_value());
+    CHECK((found->slot == 1 && found->incarnation == 3 && found->step == 9));
+    CHECK(holds(arena, *found));
+
+    const Result<Arena> twice = Arena::create(small_spec(run_id("share"), ArenaBacking::kNamed));
+    CHECK_FALSE(twice.ok());
+    const std::string name = arena.name();
+    CHECK(arena.remove().ok());
+    CHECK_FALSE(exists(name));
+    const Result<Arena> gone = Arena::attach(name);
+    REQUIRE_FALSE(gone.ok());
+    CHECK(gone.error().code == ErrorCode::kUnavailable);
+    CHECK(newest_verified(arena).has_value());  // who has it mapped keeps it
+  }
+
+  TEST_CASE("a segment is taken over or reaped when its agent is dead, and only then") {
+    const std::string dead_run = run_id("dead"), other_run = run_id("other"), live_run = run_id("live");
+    const auto leave_behind = [](const std::string& id) {
+      return in_child([&] {
+        const Result<Arena> made = Arena::create(small_spec(id, ArenaBacking::kNamed));
+        if (!made.ok()) return 1;
+        for (const int64_t rank : {0, 1}) {
+          if (!write_step(made.value(), rank, 0, 1, 5).ok()) return 2;
+        }
+        return 0;
+      });
+    };
+    REQUIRE(leave_behind(dead_run) == 0);
+    REQUIRE(leave_behind(other_run) == 0);
+    Result<Arena> live = Arena::create(small_spec(live_run, ArenaBacking::kNamed));
+    REQUIRE(live.ok());
+
+    // From another process, the live one's agent is alive and holds the lock.
+    CHECK(in_child([&] {
+            const auto taken = Arena::adopt(live_run);
+            return taken.ok() && !taken.value().has_value() ? 0 : 1;
+          }) == 0);
+    Result<std::optional<Arena>> taken = Arena::adopt(dead_run);
+    REQUIRE_MESSAGE(taken.ok(), taken.error().message);
+    REQUIRE(taken.value().has_value());
+    const auto found = newest_verified(*taken.value());
+    REQUIRE(found.has_value());
+    CHECK(found->step == 5);
+    CHECK(holds(*taken.value(), *found));
+
+    const ReapReport kept = reap_stale_arenas(other_run);
+    const auto names = [](const ReapReport& report) { return fmt::format("{}", fmt::join(report.removed, " ")); };
+    const std::string other_hash = hash_to_hex(hash_bytes(other_run)), live_hash = hash_to_hex(hash_bytes(live_run)),
+                      dead_hash = hash_to_hex(hash_bytes(dead_run));
+    CHECK(names(kept).find(other_hash) == std::string::npos);
+    const ReapReport reaped = reap_stale_arenas();
+    CHECK(names(reaped).find(other_hash) != std::string::npos);
+    for (const std::string& removed : {names(kept), names(reaped)}) {
+      CHECK(removed.find(live_hash) == std::string::npos);  // this process lives
+      CHECK(removed.find(dead_hash) == std::string::npos);  // and has taken this one over
+    }
+    CHECK(exists(live.value().name()));
+    CHECK(exists(taken.value()->name()));
+    CHECK(live.value().remove().ok());
+    CHECK(taken.value()->remove().ok());
+  }
+
+  TEST_CASE("a spec that does not fit, and memory that is not there, are refused in words") {
+    ArenaSpec spec = small_spec(run_id("bad"), ArenaBacking::kNamed);
+    const auto refused = [](const ArenaSpec& bad, ErrorCode code, const char* words) {
+      const Result<Arena> made = Arena::create(bad);
+      REQUIRE_FALSE(made.ok());
+      CHECK(made.error().code == code);
+      CHECK_MESSAGE(made.error().message.find(words) != std::string::npos, made.error().message);
+    };
+    ArenaSpec bad = spec;
+    bad.slots = 1;
+    refused(bad, ErrorCode::kInvalidInput, "slots");
+    bad = spec;
+    bad.chunk_bytes = 1000;
+    refused(bad, ErrorCode::kInvalidInput, "chunks");
+    bad = spec;
+    bad.chunk_bytes = int64_t{1} << 40;
+    refused(bad, ErrorCode::kInvalidInput, "chunks");
+    bad = spec;
+    bad.ranks[1].shards[1].offset = 100;
+    refused(bad, ErrorCode::kInvalidInput, "overlap");
+    bad = spec;
+    bad.ranks.clear();
+    refused(bad, ErrorCode::kInvalidInput, "0 ranks");
+    bad = spec;
+    bad.run_id.assign(200, 'x');
+    refused(bad, ErrorCode::kInvalidInput, "longer");
+    bad = spec;
+    bad.ranks[0].bytes = int64_t{1} << 50;  // a petabyte
+    refused(bad, ErrorCode::kNoSpace, "are missing");
+    bad.backing = ArenaBacking::kMemfd;
+    refused(bad, ErrorCode::kNoSpace, "are missing");
+    const ReapReport reaped = reap_stale_arenas();
+    for (const std::string& name : reaped.removed)
+      CHECK(name.find(hash_to_hex(hash_bytes(spec.run_id))) == std::string::npos);
+  }
+
+  // Goes on past 200 kills until enough of them fell inside a copy: how often they do depends on the machine.
+  TEST_CASE("ranks killed at 200 random instants never lose the newest whole snapshot") {
+    Result<Arena> made = Arena::create(small_spec(run_id("kill")));
+    REQUIRE(made.ok());
+    Arena& arena = made.value();
+    int64_t last_step = 0, half_written = 0, advanced = 0;
+    for (uint64_t kill = 0; kill < 200 || (kill < 5000 && (half_written <= 20 || advanced <= 20)); ++kill) {
+      const uint64_t incarnation = kill + 1;
+      const pid_t child = fork();
+      if (child == 0) {
+        for (int64_t step = last_step + 1;; ++step) {
+          const auto slot = choose_slot(arena.views());
+          if (!slot) continue;
+          for (const int64_t rank : {0, 1}) ignore(write_step(arena, rank, *slot, incarnation, step), "killed soon");
+        }
+      }
+      ::usleep(static_cast<useconds_t>(mix64(kill) % 4000));
+      ::kill(child, SIGKILL);
+      int status = 0;
+      waitpid(child, &status, 0);
+      for (const int64_t slot : {0, 1}) {
+        for (const int64_t rank : {0, 1}) half_written += arena.mark(rank, slot).phase == SlotPhase::kWriting ? 1 : 0;
+      }
+      CAPTURE(kill);
+      std::vector<std::string> problems;
+      const auto found = newest_verified(arena, &problems);
+      REQUIRE(problems.empty());  // what says it is whole is whole
+      if (last_step > 0) REQUIRE(found.has_value());
+      if (!found) continue;
+      REQUIRE(found->step >= last_step);
+      REQUIRE(holds(arena, *found));
+      advanced += found->step > last_step ? 1 : 0;
+      last_step = found->step;
+    }
+    MESSAGE("step " << last_step << " reached; " << advanced << " lives got further, " << half_written
+                    << " slots were found half written");
+    CHECK(advanced > 20);
+    CHECK(half_written > 20);
+  }
+
+  TEST_CASE("damage in slots is noticed, and the snapshot before is found instead") {
+    Result<Arena> made = Arena::create(small_spec(run_id("damage")));
+    REQUIRE(made.ok());
+    const Arena& arena = made.value();
+    for (const int64_t rank : {0, 1}) {
+      REQUIRE(write_step(arena, rank, 0, 1, 5).ok());
+      REQUIRE(write_step(arena, rank, 1, 1, 6).ok());
+    }
+    const std::vector<std::byte> good = bytes_of(arena);
+    int64_t fell_back = 0;
+    for (uint64_t n = 0; n < 400; ++n) {
+      const int64_t rank = static_cast<int64_t>(mix64(n) % 2);
+      // Header, position, hashes and payload of slot 1, as bytes.
+      std::byte* begin = reinterpret_cast<std::byte*>(&arena.slot_header(rank, 1));
+      const auto hashes = arena.hash_area(rank, 1);
+      const int64_t head = reinterpret_cast<std::byte*>(hashes.data() + hashes.size()) - begin;
+      const auto payload = arena.payload(rank, 1);
+      const uint64_t where = mix64(n + 1000);
+      std::byte* victim = n % 4 == 0   ? begin + where % sizeof(arena::SlotHeader)
+                          : n % 4 == 1 ? begin + where % static_cast<uint64_t>(head)
+                                       : payload.data() + where % payload.size();
+      const std::byte before = *victim;
+      *victim ^= static_cast<std::byte>(1u << (mix64(n + 5000) % 8));
+      const auto found = newest_verified(arena);
+      if (found) {
+        REQUIRE(holds(arena, *found));
+        fell_back += found->slot == 0 ? 1 : 0;
+      }
+      REQUIRE(found.has_value());                                                           // slot 0 is untouched
+      for (const int64_t slot : {0, 1}) static_cast<void>(read_common(arena, slot, true));  // any answer will do
+      *victim = before;
+    }
+    CHECK(fell_back > 150);  // the other bytes were padding
+    CHECK(bytes_of(arena) == good);
+  }
+
+  TEST_CASE("damaged segments of any kind attach with an error or not at all, and never crash") {
+    Result<Arena> made = Arena::create(small_spec(run_id("fuzz")));
+    REQUIRE(made.ok());
+    for (const int64_t rank : {0, 1}) REQUIRE(write_step(made.value(), rank, 0, 1, 5).ok());
+    const std::vector<std::byte> good = bytes_of(made.value());
+    const int64_t static_bytes = reinterpret_cast<const arena::StaticHeader*>(good.data())->static_bytes;
+    const auto look = [](const Fd& fd) {
+      const Result<Arena> arena = Arena::attach_fd(fd.get());
+      if (!arena.ok()) {
+        CHECK(arena.error().code == ErrorCode::kCorrupt);
+        return false;
+      }
+      static_cast<void>(newest_verified(arena.value()));
+      for (int64_t slot = 0; slot < arena.value().slots(); ++slot)
+        static_cast<void>(read_common(arena.value(), slot, true));
+      return true;
+    };
+    REQUIRE(look(copy_of(good)));
+    for (uint64_t n = 0; n < 60; ++n) CHECK_FALSE(look(copy_of(good, static_cast<int64_t>(mix64(n) % good.size()))));
+    int64_t refused = 0, accepted = 0;
+    for (uint64_t n = 0; n < 300; ++n) {
+      std::vector<std::byte> bytes = good;
+      // A field of the header or the tables takes a value meant to hurt, and the checksum agrees.
+      const uint64_t words = static_cast<uint64_t>(static_bytes) / 8;
+      const uint64_t at = n < words ? n : mix64(n) % words;
+      constexpr int64_t kValues[] = {0, -1, INT64_MAX, INT64_MIN, 1, int64_t{1} << 40, 4097, -4096};
+      int64_t value = kValues[mix64(n + 7) % std::size(kValues)];
+      if (n % 3 == 0) {
+        std::memcpy(&value, good.data() + at * 8, 8);
+        value ^= int64_t{1} << (mix64(n + 9) % 63);
+      }
+      std::memcpy(bytes.data() + at * 8, &value, 8);
+      rehash(bytes);
+      (look(copy_of(bytes)) ? accepted : refused) += 1;
+    }
+    CHECK(refused > 100);
+    CHECK(accepted > 0);  // a run id is free text
+  }
+}

@@ -1,0 +1,1 @@
+cairn_tests(ckpt/store LINK runtime/core TIMEOUT 120)

@@ -1,0 +1,278 @@
+// What a folder can have wrong, and that all of it is told at once.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "tests/converters/fixtures.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+/// A copy of a fixture that may be changed.
+struct Copy {
+  TempDir temp;
+  fs::path dir = temp / "model";
+  explicit Copy(const std::string& name) { fs::copy(golden(name), dir); }
+
+  void edit_config(const std::function<void(nlohmann::json&)>& change) {
+    auto config = nlohmann::json::parse(slurp(dir / "config.json"));
+    change(config);
+    spit(dir / "config.json", config.dump());
+  }
+
+  struct Tensor {
+    std::string dtype;
+    Shape shape;
+    std::string bytes;
+  };
+  /// Rewrites a safetensors file of the folder.
+  void edit_tensors(const std::function<void(std::map<std::string, Tensor>&)>& change,
+                    const std::string& file = "model.safetensors") {
+    std::map<std::string, Tensor> tensors;
+    auto opened = SafetensorsFile::open(dir / file);
+    REQUIRE(opened.ok());
+    for (const SafeTensor& t : opened.value().header().tensors) {
+      Tensor tensor{t.dtype, t.shape, std::string(t.end - t.begin, '\0')};
+      REQUIRE(opened.value().read(t, 0, t.end - t.begin, reinterpret_cast<std::byte*>(tensor.bytes.data())).ok());
+      tensors[t.name] = tensor;
+    }
+    change(tensors);
+    std::vector<SafeTensor> list;
+    for (const auto& [name, t] : tensors) list.push_back({.name = name, .dtype = t.dtype, .shape = t.shape});
+    REQUIRE(write_safetensors(dir / file, list, {{"format", "pt"}}, [&](const SafeTensor& t, const ByteSink& sink) {
+              const std::string& bytes = tensors[t.name].bytes;
+              return sink(reinterpret_cast<const std::byte*>(bytes.data()), static_cast<int64_t>(bytes.size()));
+            }).ok());
+  }
+
+  Result<std::unique_ptr<HfFolder>> open(const HfOptions& options = {}) const { return HfFolder::open(dir, options); }
+  std::string refusal() const {
+    const auto opened = open();
+    return opened.ok() ? "accepted" : opened.error().message;
+  }
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_SUITE("converters/hf_folder") {
+  TEST_CASE("missing, unexpected, doubled, oddly shaped and oddly typed tensors are listed together") {
+    Copy copy("hf-gpt2-tied");
+    copy.edit_tensors([](auto& tensors) {
+      tensors.erase("transformer.h.1.mlp.c_fc.weight");
+      tensors["transformer.h.7.ln_1.weight"] = {"F32", {2}, std::string(8, 'x')};
+      tensors["ln_f.bias"] = tensors["transformer.ln_f.bias"];
+      std::swap(tensors["transformer.h.0.mlp.c_fc.weight"].shape[0],
+                tensors["transformer.h.0.mlp.c_fc.weight"].shape[1]);
+      tensors["transformer.h.2.ln_2.bias"] = {"I8", {36}, std::string(36, 'x')};
+    });
+    const std::string message = copy.refusal();
+    CAPTURE(message);
+    CHECK(has(message, copy.dir.string()));
+    CHECK(has(message, "transformer.h.1.mlp.c_fc.weight: missing, expected [36, 44]"));
+    CHECK(has(message, "transformer.h.7.ln_1.weight: unexpected, F32 [2]"));
+    CHECK(has(message, "transformer.ln_f.bias: there twice"));
+    CHECK(has(message, "transformer.h.0.mlp.c_fc.weight: shape [44, 36], expected [36, 44]"));
+    CHECK(has(message, "transformer.h.2.ln_2.bias: dtype I8"));
+  }
+
+  TEST_CASE("the backbone's prefix may be missing, and old buffers are skipped by their whole name") {
+    const Reference reference = reference_of("hf-gpt2-tied");
+    Copy copy("hf-gpt2-tied");
+    copy.edit_tensors([](auto& tensors) {
+      std::map<std::string, Copy::Tensor> bare;
+      for (auto& [name, tensor] : tensors) bare[name.substr(std::string("transformer.").size())] = tensor;
+      bare["h.0.attn.bias"] = {"U8", {1, 1, 2, 2}, std::string(4, '\1')};
+      bare["h.2.attn.masked_bias"] = {"F32", {}, std::string(4, '\0')};
+      tensors = bare;
+    });
+    const auto folder = copy.open();
+    REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+    CHECK(logit_difference(folder.value()->model(), weights_of(*folder.value()), reference) <= kLogitGate);
+    copy.edit_tensors([](auto& tensors) { tensors["h.0.crossattention.biases"] = {"U8", {1}, "x"}; });
+    CHECK(has(copy.refusal(), "h.0.crossattention.biases: unexpected"));
+  }
+
+  TEST_CASE("tied embeddings: each of the cases has its answer") {
+    const std::string embedding = "transformer.wte.weight", head = "lm_head.weight";
+    SUBCASE("the head alone stands for both") {
+      Copy copy("hf-gpt2-tied");
+      copy.edit_tensors([&](auto& tensors) {
+        tensors[head] = tensors[embedding];
+        tensors.erase(embedding);
+      });
+      const auto folder = copy.open();
+      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      CHECK(logit_difference(folder.value()->model(), weights_of(*folder.value()), reference_of("hf-gpt2-tied")) <=
+            kLogitGate);
+    }
+    SUBCASE("two equal copies are one") {
+      Copy copy("hf-gpt2-tied");
+      copy.edit_tensors([&](auto& tensors) { tensors[head] = tensors[embedding]; });
+      const auto folder = copy.open();
+      REQUIRE(folder.ok());
+      CHECK(folder.value()->model().tied_embeddings);
+    }
+    SUBCASE("two different ones are refused, or kept when told to") {
+      Copy copy("hf-gpt2-tied");
+      copy.edit_tensors([&](auto& tensors) {
+        tensors[head] = tensors[embedding];
+        tensors[head].bytes[400] ^= 1;
+      });
+      CHECK(has(copy.refusal(), "transformer.wte.weight and lm_head.weight differ (first at element 100 of 4716)"));
+      const auto folder = copy.open({.untie = true});
+      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      CHECK(!folder.value()->model().tied_embeddings);
+      CHECK(folder.value()->warnings().size() == 1);
+    }
+    SUBCASE("untied without a head is refused: none is invented") {
+      Copy copy("hf-gpt2-tied");
+      copy.edit_config([](auto& config) { config["tie_word_embeddings"] = false; });
+      const std::string message = copy.refusal();
+      CHECK(has(message, "lm_head.weight: missing, expected [131, 36]"));
+      CHECK(has(message, "tie_word_embeddings is false"));
+    }
+    SUBCASE("untied and equal stays untied") {
+      Copy copy("hf-gpt2-erf-untied");
+      copy.edit_tensors([&](auto& tensors) { tensors[head] = tensors[embedding]; });
+      const auto folder = copy.open();
+      REQUIRE(folder.ok());
+      CHECK(!folder.value()->model().tied_embeddings);
+    }
+  }
+
+  TEST_CASE("an index must fit its files") {
+    const std::string index = "model.safetensors.index.json", second = "model-00002-of-00003.safetensors";
+    const auto edit = [&](Copy& copy, const std::function<void(nlohmann::json&)>& change) {
+      auto json = nlohmann::json::parse(slurp(copy.dir / index));
+      change(json);
+      spit(copy.dir / index, json.dump());
+    };
+    Copy copy("hf-llama-gqa-sharded");
+    SUBCASE("a missing file") {
+      fs::remove(copy.dir / second);
+      CHECK(has(copy.refusal(), second + ": the file is missing"));
+    }
+    SUBCASE("a tensor in another file than it says, one that is nowhere, one that it does not list") {
+      edit(copy, [&](auto& json) {
+        json["weight_map"]["model.norm.weight"] = second;
+        json["weight_map"]["nowhere"] = second;
+        json["weight_map"].erase("lm_head.weight");
+      });
+      const std::string message = copy.refusal();
+      CAPTURE(message);
+      CHECK(has(message, "model.norm.weight: is in model-00003-of-00003.safetensors, the index says " + second));
+      CHECK(has(message, "nowhere: is not in " + second));
+      CHECK(has(message, "lm_head.weight: is in model-00003-of-00003.safetensors, the index does not list it"));
+    }
+    SUBCASE("names that leave the folder") {
+      for (const char* name : {"../model.safetensors", "/etc/passwd", "", ".."}) {
+        edit(copy, [&](auto& json) { json["weight_map"]["model.norm.weight"] = name; });
+        CHECK(has(copy.refusal(), "must be the name of a file in this folder"));
+      }
+    }
+    SUBCASE("a wrong total and stray files are warnings") {
+      edit(copy, [&](auto& json) { json["metadata"]["total_size"] = 5; });
+      fs::copy(copy.dir / second, copy.dir / "model-00009-of-00009.safetensors");
+      const auto folder = copy.open();
+      REQUIRE(folder.ok());
+      CHECK(folder.value()->warnings().size() == 2);
+    }
+    SUBCASE("a single file beside it wins") {
+      fs::copy(golden("hf-gpt2-tied") / "model.safetensors", copy.dir / "model.safetensors");
+      CHECK(has(copy.refusal(), "transformer.wte.weight: unexpected"));
+    }
+  }
+
+  TEST_CASE("pickles, other families and switches that are not computed are refused in a sentence") {
+    Copy copy("hf-llama-tied-bias");
+    const auto with = [&](const std::string& key, const nlohmann::json& value) {
+      Copy other("hf-llama-tied-bias");
+      other.edit_config([&](auto& config) { config[key] = value; });
+      return other.refusal();
+    };
+    CHECK(has(with("model_type", "mamba"), "model_type \"mamba\" is not known; known: gpt2, llama"));
+    CHECK(has(with("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}), "rope scaling is not supported"));
+    CHECK(has(with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5.0}}), "disagree"));
+    CHECK(has(with("hidden_act", "gelu"), "hidden_act \"gelu\": known is silu"));
+    CHECK(has(with("num_key_value_heads", 5), "5 key/value heads do not divide 6 heads"));
+    CHECK(has(with("rms_norm_eps", "small"), "rms_norm_eps must be a number, got \"small\""));
+    CHECK(has(with("quantization_config", {{"bits", 4}}), "quantised"));
+    CHECK(has(with("hidden_size", 1e300), "hidden_size must be a whole number"));
+    CHECK(has(with("num_hidden_layers", -1), "out of range"));
+    fs::remove(copy.dir / "model.safetensors");
+    CHECK(has(copy.refusal(), "has neither model.safetensors nor"));
+    spit(copy.dir / "pytorch_model.bin", "PK");
+    CHECK(has(copy.refusal(), "convert them to safetensors first"));
+    fs::remove(copy.dir / "config.json");
+    CHECK(has(copy.refusal(), "has no config.json"));
+    CHECK(has(HfFolder::open(copy.dir / "none").error().message, "is no folder"));
+  }
+
+  TEST_CASE("absent keys take the class default, not a derived value") {
+    const auto model = [](const char* text) { return model_from_config(nlohmann::json::parse(text)); };
+    const auto llama = model(R"({"model_type": "llama"})");
+    REQUIRE(llama.ok());
+    CHECK(llama.value().vocab == 32000);
+    CHECK(llama.value().kv_heads == 32);
+    CHECK(llama.value().head_dim == 128);
+    CHECK(llama.value().norm_eps == 1e-6);
+    CHECK(llama.value().rope_theta == 10000);
+    CHECK(!llama.value().tied_embeddings);
+    CHECK(!llama.value().bias);
+    const auto gpt2 = model(R"({"model_type": "gpt2", "n_inner": null, "hidden_size": 96})");
+    REQUIRE(gpt2.ok());
+    CHECK(gpt2.value().ffn == 384);
+    CHECK(gpt2.value().norm_eps == 1e-5);
+    CHECK(gpt2.value().tied_embeddings);
+    CHECK(gpt2.value().activation == Activation::kGeluTanh);
+  }
+
+  TEST_CASE("4.x and 5.x forms of one config are one model") {
+    const char* old_form =
+        R"({"model_type": "llama", "rope_theta": 370.0, "rope_scaling": null, "torch_dtype": "float32"})";
+    const char* new_form =
+        R"({"model_type": "llama", "rope_parameters": {"rope_theta": 370.0, "rope_type": "default"}, "dtype": "float32"})";
+    for (const char* text : {old_form, new_form}) {
+      const auto model = model_from_config(nlohmann::json::parse(text));
+      REQUIRE(model.ok());
+      CHECK(model.value().rope_theta == 370.0);
+      const auto written = config_from_model(model.value(), DType::kBf16);
+      REQUIRE(written.ok());
+      CHECK(written.value()["rope_theta"] == 370.0);
+      CHECK(written.value()["torch_dtype"] == "bfloat16");
+      CHECK(!written.value().contains("rope_parameters"));
+    }
+  }
+
+  TEST_CASE("no truncation or damage of a folder's files crashes; almost all of it is refused") {
+    for (const std::string file : {"config.json", "model.safetensors.index.json", "model-00003-of-00003.safetensors"}) {
+      Copy copy("hf-llama-gqa-sharded");
+      const std::string whole = slurp(copy.dir / file);
+      size_t reach = whole.size();  // of a weight file, its header: any weight is a valid weight
+      if (file.ends_with(".safetensors")) reach = SafetensorsFile::open(copy.dir / file).value().header().data_offset;
+      std::mt19937 random(3);
+      int accepted = 0, tried = 0;
+      for (int k = 0; k < 300; ++k, ++tried) {
+        std::string damaged = whole;
+        if (k % 2 == 0) {
+          damaged.resize(random() % whole.size());
+        } else {
+          for (uint32_t n = 0; n <= random() % 3; ++n) damaged[random() % reach] = static_cast<char>(random());
+        }
+        spit(copy.dir / file, damaged);
+        const auto opened = copy.open();
+        accepted += opened.ok();
+        if (!opened.ok()) CHECK(!opened.error().message.empty());
+      }
+      CAPTURE(file);
+      CHECK(accepted < tried / 4);  // a changed byte inside a token id or a value may leave a valid file
+    }
+  }
+}

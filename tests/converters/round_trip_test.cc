@@ -1,0 +1,216 @@
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/converters/fixtures.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+struct Layout {
+  int64_t tp, pp, dp;
+};
+
+fs::path imported(const TempDir& temp, const std::string& fixture, Layout layout, const std::string& name = "run") {
+  ckpt::PosixBackend io;
+  ImportOptions options;
+  options.mesh = {.tp = layout.tp, .pp = layout.pp, .dp = layout.dp};
+  auto report = import_hf(io, golden(fixture), temp / name, options, encode);
+  REQUIRE_MESSAGE(report.ok(), report.error().message);
+  return report.value().dir;
+}
+
+Result<ExportReport> exported(const fs::path& checkpoint, const fs::path& to, const ExportOptions& options = {}) {
+  ckpt::PosixBackend io;
+  return export_hf(io, checkpoint, to, options, decode);
+}
+
+std::vector<std::string> names_in(const fs::path& dir) {
+  std::vector<std::string> out;
+  for (const auto& entry : fs::directory_iterator(dir)) out.push_back(entry.path().filename().string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// Every tensor's bytes by name, over all safetensors files of a folder but the reference.
+std::map<std::string, std::string> tensors_in(const fs::path& dir) {
+  std::map<std::string, std::string> out;
+  for (const std::string& name : names_in(dir)) {
+    if (!name.starts_with("model") || !name.ends_with(".safetensors")) continue;
+    auto file = SafetensorsFile::open(dir / name);
+    REQUIRE(file.ok());
+    for (const SafeTensor& tensor : file.value().header().tensors) {
+      std::string bytes(tensor.end - tensor.begin, '\0');
+      REQUIRE(file.value().read(tensor, 0, bytes.size(), reinterpret_cast<std::byte*>(bytes.data())).ok());
+      REQUIRE(out.emplace(tensor.name, tensor.dtype + to_string(tensor.shape) + bytes).second);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("converters/round_trip") {
+  TEST_CASE("import into any layout, then export, gives every file of the source byte for byte") {
+    for (const std::string& name : fixture_names()) {
+      std::vector<Layout> layouts = {{1, 1, 1}, {2, 2, 1}, {1, 3, 2}, {2, 1, 3}};
+      if (name != "hf-llama-tied-bias") layouts.push_back({4, 3, 2});  // 2 key/value heads there
+      for (const Layout& layout : layouts) {
+        CAPTURE(name);
+        CAPTURE(layout.tp);
+        CAPTURE(layout.pp);
+        CAPTURE(layout.dp);
+        TempDir temp;
+        auto report = exported(imported(temp, name, layout), temp / "out");
+        REQUIRE_MESSAGE(report.ok(), report.error().message);
+        CHECK(report.value().warnings.empty());
+        std::vector<std::string> expected = names_in(golden(name));
+        std::erase(expected, "reference.safetensors");
+        CHECK(names_in(temp / "out") == expected);
+        for (const std::string& file : expected) {
+          if (file == "config.json") continue;  // ours, in the form that 4.x and 5.x read
+          CAPTURE(file);
+          CHECK(slurp(temp / "out" / file) == slurp(golden(name) / file));
+        }
+        CHECK(fs::exists(temp / "run" / "step-00000000" / "manifest.json"));
+      }
+    }
+  }
+
+  TEST_CASE("what was exported opens again as the same model, and gives the reference logits") {
+    for (const std::string& name : fixture_names()) {
+      TempDir temp;
+      REQUIRE(exported(imported(temp, name, {2, 3, 1}), temp / "out").ok());
+      auto again = HfFolder::open(temp / "out");
+      REQUIRE_MESSAGE(again.ok(), again.error().message);
+      CHECK(logit_difference(again.value()->model(), weights_of(*again.value()), reference_of(name)) <= kLogitGate);
+      const auto before = nlohmann::json::parse(slurp(golden(name) / "config.json"));
+      const auto after = nlohmann::json::parse(slurp(temp / "out" / "config.json"));
+      for (const auto& [key, value] : after.items()) {
+        if (!before.contains(key) || key == "transformers_version") continue;
+        CAPTURE(key);
+        CHECK(value == before[key]);
+        CHECK(value.type_name() == before[key].type_name());
+      }
+    }
+  }
+
+  TEST_CASE("checkpoints of all layouts hold the same weights, readable by any rows") {
+    TempDir temp;
+    ckpt::PosixBackend io;
+    auto one = CheckpointWeights::open(io, imported(temp, "hf-gpt2-erf-untied", {1, 1, 1}, "one"), decode);
+    auto many = CheckpointWeights::open(io, imported(temp, "hf-gpt2-erf-untied", {4, 3, 2}, "many"), decode);
+    REQUIRE(one.ok());
+    REQUIRE(many.ok());
+    const Weights weights = weights_of(*one.value());
+    CHECK(weights == weights_of(*many.value()));
+    for (size_t k = 0; k < weights.size(); ++k) {
+      const Shape& shape = one.value()->tensors()[k].shape;
+      const int64_t columns = count_elems(shape) / shape[0], first = shape[0] / 3, end = shape[0] - 1;
+      std::vector<float> part((end - first) * columns);
+      REQUIRE(many.value()->read_rows(static_cast<int64_t>(k), first, end, part).ok());
+      CHECK(std::equal(part.begin(), part.end(), weights[k].begin() + first * columns));
+    }
+    CHECK(many.value()->imported_dtype() == DType::kF32);
+  }
+
+  TEST_CASE("rows of a folder's tensors are the rows of the whole, transposed or not") {
+    for (const std::string& name : fixture_names()) {
+      auto folder = HfFolder::open(golden(name));
+      REQUIRE(folder.ok());
+      const Weights weights = weights_of(*folder.value());
+      for (size_t k = 0; k < weights.size(); ++k) {
+        const Shape& shape = folder.value()->tensors()[k].shape;
+        const int64_t columns = count_elems(shape) / shape[0], first = 1, end = shape[0] - 2;
+        std::vector<float> part((end - first) * columns);
+        REQUIRE(folder.value()->read_rows(static_cast<int64_t>(k), first, end, part).ok());
+        CHECK(std::equal(part.begin(), part.end(), weights[k].begin() + first * columns));
+      }
+    }
+  }
+
+  TEST_CASE("another dtype and another split keep every value that the dtype can hold") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-llama-gqa-sharded", {2, 2, 1});
+    auto report = exported(checkpoint, temp / "bf16", {.dtype = DType::kBf16, .max_shard_bytes = 20000});
+    REQUIRE(report.ok());
+    CHECK(report.value().shards > 3);
+    REQUIRE(exported(checkpoint, temp / "one", {.max_shard_bytes = kDefaultShardBytes}).ok());
+    CHECK(fs::exists(temp / "one" / "model.safetensors"));
+    CHECK(!fs::exists(temp / "one" / "model.safetensors.index.json"));
+    CHECK(tensors_in(temp / "one") == tensors_in(golden("hf-llama-gqa-sharded")));
+    auto source = HfFolder::open(golden("hf-llama-gqa-sharded"));
+    auto rounded = HfFolder::open(temp / "bf16");
+    REQUIRE_MESSAGE(rounded.ok(), rounded.error().message);
+    CHECK(rounded.value()->dtype() == DType::kBf16);
+    const Weights exact = weights_of(*source.value()), half = weights_of(*rounded.value());
+    for (size_t k = 0; k < exact.size(); ++k) {
+      for (size_t n = 0; n < exact[k].size(); ++n) REQUIRE(half[k][n] == to_f32(to_bf16(exact[k][n])));
+    }
+    // And bf16 in, bf16 out: the default is what was imported.
+    ckpt::PosixBackend io;
+    ImportOptions options;
+    options.mesh = {.tp = 4, .pp = 1, .dp = 2};
+    auto again = import_hf(io, temp / "bf16", temp / "again", options, encode);
+    REQUIRE(again.ok());
+    REQUIRE(exported(again.value().dir, temp / "bf16-again").ok());
+    CHECK(tensors_in(temp / "bf16-again") == tensors_in(temp / "bf16"));
+  }
+
+  TEST_CASE("a target that is not empty is refused, and replaced without touching other files when told to") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-gpt2-tied", {1, 1, 1});
+    fs::create_directory(temp / "out");
+    REQUIRE(exported(checkpoint, temp / "out").ok());  // an empty folder is fine
+    spit(temp / "out" / "README.md", "mine");
+    spit(temp / "out" / "model-00001-of-00002.safetensors", "an older shard");
+    const auto refused = exported(checkpoint, temp / "out");
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().code == ErrorCode::kInvalidInput);
+    CHECK(refused.error().message.find("is not empty") != std::string::npos);
+    REQUIRE(exported(checkpoint, temp / "out", {.dtype = DType::kBf16, .overwrite = true}).ok());
+    CHECK(slurp(temp / "out" / "README.md") == "mine");
+    CHECK(!fs::exists(temp / "out" / "model-00001-of-00002.safetensors"));
+    auto opened = HfFolder::open(temp / "out");
+    REQUIRE(opened.ok());
+    CHECK(opened.value()->dtype() == DType::kBf16);
+    CHECK(names_in(temp.path()) == std::vector<std::string>{"out", "run"});  // nothing temporary is left
+  }
+
+  TEST_CASE("an export that fails leaves the target as it was and nothing beside it") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-gpt2-tied", {1, 1, 1});
+    std::string shard = slurp(checkpoint / "shard-00000-of-00001.h5");
+    ckpt::PosixBackend io;
+    const auto manifest = ckpt::read_manifest(io, checkpoint);
+    REQUIRE(manifest.ok());
+    shard[manifest.value().shards[3].offset + 5] ^= 0x10;  // one bit of one weight
+    spit(checkpoint / "shard-00000-of-00001.h5", shard);
+    const auto failed = exported(checkpoint, temp / "out");
+    REQUIRE(!failed.ok());
+    CHECK(failed.error().code == ErrorCode::kCorrupt);
+    CHECK(failed.error().message.find("layers.0.attn_norm.bias") != std::string::npos);
+    CHECK(names_in(temp.path()) == std::vector<std::string>{"run"});
+  }
+
+  TEST_CASE("a layout that does not fit the model is refused before anything is written") {
+    TempDir temp;
+    ckpt::PosixBackend io;
+    ImportOptions options;
+    options.mesh = {.tp = 3, .pp = 1, .dp = 1};
+    const auto refused = import_hf(io, golden("hf-llama-gqa-sharded"), temp / "run", options, encode);
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().message.find("kv_heads") != std::string::npos);
+    CHECK(!fs::exists(temp / "run"));
+  }
+
+  TEST_CASE("sizes are decimal") {
+    CHECK(parse_size("5GB").value() == 5'000'000'000);
+    CHECK(parse_size("60KB").value() == 60'000);
+    CHECK(parse_size("17").value() == 17);
+    for (const char* wrong : {"", "GB", "0GB", "-1", "5 GB", "5GiB", "99999999999TB"}) CHECK(!parse_size(wrong).ok());
+  }
+}

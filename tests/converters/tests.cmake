@@ -1,0 +1,1 @@
+cairn_tests(converters LINK runtime/core runtime/plan runtime/inference ckpt/store ckpt/persist dsl TIMEOUT 300)

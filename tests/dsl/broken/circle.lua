@@ -1,0 +1,1 @@
+return require "broken.circle_b"

@@ -1,0 +1,2 @@
+local base = require "broken.circle"
+return base

@@ -1,0 +1,6 @@
+local T = require "cairn"
+
+return T.recipe {
+  name = "tiny"
+  seed = 1,
+}

@@ -1,0 +1,4 @@
+return {
+  mesh = { tp = 3 },
+  modell = {},
+}

@@ -1,0 +1,187 @@
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dsl/schema.h"
+#include "tests/dsl/recipe_text.h"
+
+using namespace cairn;
+using namespace cairn::dsl;
+
+namespace {
+
+/// A recipe in which every member differs from Recipe{}'s. A new member without a line here fails the test below only
+/// if it is in the schema; one that is in neither is caught by the sizes.
+Recipe everything_changed() {
+  Recipe r;
+  r.name = "n";
+  r.seed = 18446744073709551615ull;
+  r.stop = {Span::Unit::kTokens, 5};
+  r.model = {.layers = 1,
+             .width = 2,
+             .heads = 3,
+             .kv_heads = 4,
+             .head_dim = 5,
+             .ffn = 6,
+             .context = 7,
+             .vocab = 8,
+             .positions = Positions::kRotary,
+             .rope_theta = 9,
+             .norm = NormKind::kRmsNorm,
+             .norm_eps = 0.5,
+             .activation = Activation::kSwiGlu,
+             .bias = false,
+             .tied_embeddings = false,
+             .init_std = 0.125};
+  r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
+  r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
+  r.data.seed = 3;
+  r.batch = {4, 5};
+  r.optimizer = {.peak_lr = 0.1,
+                 .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
+                 .beta1 = 0.5,
+                 .beta2 = 0.25,
+                 .eps = 0.125,
+                 .weight_decay = 0.75,
+                 .clip = 3,
+                 .zero = 1};
+  r.precision = Precision::kBf16;
+  r.mesh = {.tp = 2,
+            .pp = 3,
+            .dp = 4,
+            .order = {MeshAxis::kDp, MeshAxis::kPp, MeshAxis::kTp},
+            .sequence_parallel = true,
+            .stages = {1, 2, 3}};
+  r.schedule = PipelineKind::kGpipe;
+  r.checkpoint = {.save = {{7, 0.5}}, .snapshot_steps = 8, .keep_last = 9, .direct_io = false};
+  r.eval = {10, 11};
+  r.log = {12, false};
+  r.restart = {13, 14.5, 15.5};
+  return r;
+}
+
+void leaves(const nlohmann::json& json, const std::string& path, std::map<std::string, std::string>& out) {
+  if (json.is_structured() && !json.empty()) {
+    for (const auto& [key, value] : json.items()) leaves(value, path + "." + key, out);
+  } else {
+    out[path] = json.dump();
+  }
+}
+
+std::string error_of(const nlohmann::json& json) {
+  const Result<Recipe> result = decode_recipe(json.dump());
+  return result.ok() ? "" : result.error().message;
+}
+
+}  // namespace
+
+TEST_SUITE("dsl/codec") {
+  TEST_CASE("every member of the Recipe struct is in the JSON") {
+    std::map<std::string, std::string> plain, changed;
+    leaves(nlohmann::json::parse(encode_recipe(Recipe{})), "", plain);
+    leaves(nlohmann::json::parse(encode_recipe(everything_changed())), "", changed);
+    for (const auto& [path, value] : plain) {
+      CAPTURE(path);
+      if (changed.count(path) != 0) CHECK(changed[path] != value);
+    }
+    CHECK(changed.size() == 68);
+    // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
+    CHECK(sizeof(ModelConfig) == 112);
+    CHECK(sizeof(DataSource) == 168);
+    CHECK(sizeof(OptimizerConfig) == 80);
+    CHECK(sizeof(MeshConfig) == 80);
+    CHECK(sizeof(CheckpointConfig) == 48);
+    CHECK(sizeof(RestartConfig) == 24);
+    CHECK(sizeof(EvalConfig) == 16);
+    CHECK(sizeof(LogConfig) == 16);
+  }
+
+  TEST_CASE("decode gives back what was encoded, every member of it") {
+    const std::string json = encode_recipe(everything_changed());
+    const Result<Recipe> back = decode_recipe(json);
+    INFO((back.ok() ? "" : back.error().message));
+    REQUIRE(back.ok());
+    CHECK(encode_recipe(back.value()) == json);
+    CHECK(back.value().seed == 18446744073709551615ull);
+    CHECK(back.value().mesh.order[0] == MeshAxis::kDp);
+    CHECK(back.value().optimizer.lr[0].over.unit == Span::Unit::kSamples);
+    const LoadResult loaded = load_text(kBase);
+    CHECK(encode_recipe(decode_recipe(loaded.loaded.canonical_json).value()) == loaded.loaded.canonical_json);
+  }
+
+  TEST_CASE("the JSON is canonical: sorted keys, no spaces, doubles with a point, shortest digits") {
+    Recipe r = everything_changed();
+    r.optimizer.peak_lr = 0.1 + 0.2;
+    const std::string json = encode_recipe(r);
+    CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
+    CHECK(json.find("\"clip\":3.0") != std::string::npos);
+    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"direct_io\":false,\"keep_last\":9,") ==
+          0);
+    CHECK(json.find_first_of(" \n") == std::string::npos);
+  }
+
+  TEST_CASE("the hash is XXH3-128 of the text") {
+    // xxhash 0.8: printf '' | xxh128sum
+    CHECK(recipe_hash("") == "99aa06d3014798d86001c324468d497f");
+    CHECK(recipe_hash("a") != recipe_hash("b"));
+  }
+
+  TEST_CASE("decode is strict and names the path") {
+    const nlohmann::json good = nlohmann::json::parse(encode_recipe(load_good(kBase)));
+    REQUIRE(error_of(good).empty());
+    // Each leaf and each block, missing or of another type.
+    int64_t tried = 0;
+    const std::function<void(const nlohmann::json::json_pointer&, const nlohmann::json&)> walk =
+        [&](const nlohmann::json::json_pointer& at, const nlohmann::json& value) {
+          if (value.is_object()) {
+            for (const auto& [key, inner] : value.items()) {
+              nlohmann::json missing = good;
+              (at.empty() ? missing : missing[at]).erase(key);
+              CAPTURE((at / key).to_string());
+              // A span is one value: its parts are told by its own name.
+              const bool part = !at.empty() && (at.back() == "stop" || at.back() == "over");
+              CHECK(error_of(missing).find(part ? at.back() : key) != std::string::npos);
+              nlohmann::json other = good;
+              other[at / key] = nlohmann::json{{"a", nullptr}};
+              CHECK(error_of(other).find("recipe JSON: ") == 0);
+              nlohmann::json more = good;
+              (at.empty() ? more : more[at])["extra_" + key] = 1;
+              CHECK(error_of(more).find("extra_" + key) != std::string::npos);
+              walk(at / key, inner);
+              ++tried;
+            }
+          }
+        };
+    walk(nlohmann::json::json_pointer(), good);
+    CHECK(tried > 60);
+    nlohmann::json bad = good;
+    bad["model"]["layers"] = 2.5;
+    CHECK(error_of(bad) == "recipe JSON: model.layers must be an integer from 1 to 100000, got 2.5");
+    bad["model"]["layers"] = "2";
+    CHECK(error_of(bad) == "recipe JSON: model.layers must be an integer from 1 to 100000, got \"2\"");
+    bad = good;
+    bad["data"]["sources"][0]["weight"] = 0;
+    CHECK(error_of(bad) == "recipe JSON: data.sources[1].weight must be a number > 0, got 0");
+    bad = good;
+    bad["optimizer"]["lr"][0]["kind"] = "cosin";
+    CHECK(error_of(bad).find("optimizer.lr[1].kind: \"cosin\" is not one of") != std::string::npos);
+    bad = good;
+    bad["modle"] = bad["model"];
+    CHECK(error_of(bad) == "recipe JSON: modle: no such field; did you mean model?");
+  }
+
+  TEST_CASE("bytes that are no recipe give an error, never a crash") {
+    const std::string good = encode_recipe(load_good(kBase));
+    for (size_t length = 0; length < good.size(); ++length) CHECK(!decode_recipe(good.substr(0, length)).ok());
+    for (const char* text : {"null", "[]", "3", "\"x\"", "{}", "{\"name\":1e999}", "\xff\xfe", "[[[[[[[["})
+      CHECK(!decode_recipe(text).ok());
+    uint64_t state = 1;
+    for (int i = 0; i < 3000; ++i) {  // one byte changed: either refused or a valid recipe, which encodes again
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      std::string text = good;
+      text[(state >> 33) % text.size()] = static_cast<char>(state >> 24);
+      const Result<Recipe> result = decode_recipe(text);
+      if (result.ok()) CHECK(decode_recipe(encode_recipe(result.value())).ok());
+    }
+  }
+}

@@ -1,0 +1,328 @@
+#include <doctest/doctest.h>
+
+#include "tests/dsl/recipe_text.h"
+
+using namespace cairn;
+using namespace cairn::dsl;
+
+TEST_SUITE("dsl/recipe") {
+  TEST_CASE("a recipe fills the struct, defaults and derived values included") {
+    const Recipe r = load_good(kBase);
+    CHECK(r.name == "base");
+    CHECK(r.seed == 7);
+    CHECK(r.stop.unit == Span::Unit::kSteps);
+    CHECK(r.stop.value == 1000);
+    CHECK(r.model.layers == 4);
+    CHECK(r.model.kv_heads == 4);
+    CHECK(r.model.head_dim == 16);
+    CHECK(r.model.ffn == 256);
+    CHECK(r.model.vocab == 257);
+    CHECK(r.model.positions == Positions::kLearned);
+    CHECK(r.model.bias);
+    CHECK(r.model.tied_embeddings);
+    REQUIRE(r.data.sources.size() == 1);
+    CHECK(r.data.sources[0].path == "data/text_document");
+    CHECK(r.data.sources[0].name == "text_document");
+    CHECK(r.data.sources[0].split == std::vector<double>{95, 5});
+    REQUIRE(r.optimizer.lr.size() == 2);
+    CHECK(r.optimizer.lr[0].kind == LrStage::Kind::kWarmup);
+    CHECK(r.optimizer.lr[0].over.value == 10);
+    CHECK(r.optimizer.lr[1].over.value == 0);
+    CHECK(r.optimizer.lr[1].to == doctest::Approx(1e-4));
+    CHECK(r.optimizer.beta2 == 0.95);
+    REQUIRE(r.checkpoint.save.size() == 2);
+    CHECK(r.checkpoint.save[0].steps == 5);
+    CHECK(r.checkpoint.save[1].seconds == 600);
+    CHECK(r.checkpoint.keep_last == 3);
+    CHECK(r.log.every_steps == 1);
+    CHECK(r.restart.deadline_s == 60);
+    CHECK(r.precision == Precision::kF32);
+    CHECK(r.schedule == PipelineKind::k1F1B);
+  }
+
+  TEST_CASE("the shipped recipes load, and fit the worlds that they are meant for") {
+    const auto before = std::filesystem::current_path();
+    std::filesystem::current_path(CAIRN_SOURCE_DIR);
+    LoadOptions eight;
+    eight.world = 8;
+    const LoadResult quick = load_recipe("recipes/quickstart.lua", eight);
+    INFO(to_text(quick.diagnostics));
+    CHECK(quick.ok());
+    CHECK(quick.loaded.recipe.mesh.sequence_parallel);
+    LoadOptions one;
+    one.world = 1;
+    for (const auto& entry : std::filesystem::directory_iterator("recipes")) {
+      if (entry.path().extension() != ".lua" || entry.path().stem() == "quickstart") continue;
+      const LoadResult result = load_recipe(entry.path().string(), one);
+      INFO(to_text(result.diagnostics));
+      CHECK(result.ok());
+    }
+    std::filesystem::current_path(before);
+  }
+
+  TEST_CASE("T.llama has Llama's defaults, and replaces a T.gpt as a whole") {
+    const Recipe r = load_good(
+        with("model = T.llama { layers = 2, width = 96, heads = 6, kv_heads = 2, context = 16, vocab = \"32K\" }"));
+    CHECK(r.model.positions == Positions::kRotary);
+    CHECK(r.model.norm == NormKind::kRmsNorm);
+    CHECK(r.model.activation == Activation::kSwiGlu);
+    CHECK(!r.model.bias);
+    CHECK(!r.model.tied_embeddings);
+    CHECK(r.model.kv_heads == 2);
+    CHECK(r.model.ffn == 256);  // 8/3 * 96 = 256, a multiple of 64
+    CHECK(r.model.vocab == 32000);
+    const LoadResult partial = load_text(with("model = T.llama { layers = 2 }"));
+    CHECK(partial.diagnostics.size() == 4);  // width, heads, context and vocab of the T.gpt are gone
+  }
+
+  TEST_CASE("with merges blocks, replaces lists, and T.replace and T.unset do what they say") {
+    const Recipe merged =
+        load_good(with("model = { layers = 8 }, checkpoint = { keep = { T.last(1) } }, mesh = { tp = 2 }"));
+    CHECK(merged.model.layers == 8);
+    CHECK(merged.model.width == 64);
+    CHECK(merged.checkpoint.keep_last == 1);
+    CHECK(merged.checkpoint.save.size() == 2);
+    const Recipe list = load_good(with("checkpoint = { save = { T.every { steps = 1 } } }"));
+    CHECK(list.checkpoint.save.size() == 1);
+    const Recipe replaced = load_good(with("checkpoint = T.replace { direct_io = false }"));
+    CHECK(replaced.checkpoint.save.empty());
+    CHECK(replaced.checkpoint.keep_last == 0);
+    CHECK(!replaced.checkpoint.direct_io);
+    const Recipe unset = load_good(with("checkpoint = T.unset, seed = T.unset"));
+    CHECK(unset.checkpoint.save.empty());
+    CHECK(unset.seed == 0);
+    const Recipe data = load_good(with("data = { prefix = \"other/text\" }"));
+    CHECK(data.data.sources[0].path == "other/text");
+    CHECK(data.data.sources[0].split == std::vector<double>{95, 5});
+    CHECK(load_good(with("model = { positions = T.rotary { theta = 5e5 } }")).model.rope_theta == 5e5);
+    const Recipe same = load_good(with("optimizer = T.adamw { clip = 2 }"));
+    CHECK(same.optimizer.clip == 2);
+    CHECK(same.optimizer.peak_lr == 1e-3);
+    CHECK(only_mistake(with("name = T.unset")) == "base.lua:2: name is missing; it must be a string");
+  }
+
+  TEST_CASE("who wins: default < recipe < with < --with < --set") {
+    const RecipeFolder folder;
+    folder.write("base.lua", kBase);
+    folder.write("main.lua", with("seed = 8, batch = { samples = 32 }, eval = { steps = 3 }"));
+    folder.write("a.lua", "return { seed = 9, eval = { steps = 4 } }");
+    folder.write("b.lua", "return { seed = 10 }");
+    LoadOptions options;
+    CHECK(load_recipe("main.lua", options).loaded.recipe.seed == 8);
+    options.with_files = {"a.lua", "b.lua"};
+    CHECK(load_recipe("main.lua", options).loaded.recipe.seed == 10);
+    options.sets = {"seed=11", "seed=12"};
+    const LoadResult result = load_recipe("main.lua", options);
+    REQUIRE(result.ok());
+    CHECK(result.loaded.recipe.seed == 12);
+    CHECK(result.loaded.recipe.eval.steps == 4);
+    CHECK(result.loaded.recipe.batch.samples == 32);
+    std::vector<std::string> names;
+    for (const auto& [name, text] : result.loaded.sources) names.push_back(name);
+    CHECK(names == std::vector<std::string>{"main.lua", "base.lua", "a.lua", "b.lua"});
+  }
+
+  TEST_CASE("references follow overrides") {
+    LoadOptions options;
+    options.sets = {"optimizer.peak_lr=5e-3"};
+    CHECK(load_good(kBase, options).optimizer.lr[1].to == doctest::Approx(5e-4));
+    const Recipe chain =
+        load_good(with("model = { width = T.ref \"model.heads\" * 32, ffn = T.ref \"model.width\" * 2 },"
+                       "optimizer = { eps = (1 - T.ref \"optimizer.peak_lr\" ^ 2) / 1e6, clip = -T.ref "
+                       "\"optimizer.zero\" + 3 // 2 }"));
+    CHECK(chain.model.width == 128);
+    CHECK(chain.model.ffn == 256);
+    CHECK(chain.optimizer.eps == doctest::Approx(1e-6));
+    CHECK(chain.optimizer.clip == 1);
+    CHECK(load_good(with("model = { ffn = T.ref \"model.head_dim\" * 8 }")).model.ffn == 128);  // a derived default
+    CHECK(only_mistake(with("model = { ffn = T.ref \"model.width\" / 7 }"))
+              .find("main.lua:3: model.ffn must be an integer") == 0);
+    CHECK(only_mistake(with("model = { ffn = T.ref \"model.ffn\" * 2 }")) ==
+          "main.lua:3: model.ffn: T.ref goes in a circle: model.ffn -> model.ffn");
+  }
+
+  TEST_CASE("--set is typed by the field") {
+    LoadOptions options;
+    options.sets = {"precision=bf16",
+                    "schedule=gpipe",
+                    "restart.deadline=2min",
+                    "mesh.order={\"pp\", \"tp\", \"dp\"}",
+                    "mesh.sequence_parallel=false",
+                    "optimizer.betas={ 0.8, 0.9 }",
+                    "stop=T.tokens \"1M\"",
+                    "checkpoint.save={ T.every { minutes = 1 } }",
+                    "name=12",
+                    "data.prefix=other/path_document",
+                    "model.layers=2*3",
+                    "tokenizer=T.bytes"};
+    const Recipe r = load_good(kBase, options);
+    CHECK(r.precision == Precision::kBf16);
+    CHECK(r.schedule == PipelineKind::kGpipe);
+    CHECK(r.restart.deadline_s == 120);
+    CHECK(r.mesh.order == std::vector<MeshAxis>{MeshAxis::kPp, MeshAxis::kTp, MeshAxis::kDp});
+    CHECK(r.optimizer.beta1 == 0.8);
+    CHECK(r.optimizer.beta2 == 0.9);
+    CHECK(r.stop.unit == Span::Unit::kTokens);
+    CHECK(r.stop.value == 1e6);
+    CHECK(r.checkpoint.save[0].seconds == 60);
+    CHECK(r.name == "12");
+    CHECK(r.data.sources[0].path == "other/path_document");
+    CHECK(r.model.layers == 6);
+    CHECK(r.tokenizer.kind == TokenizerConfig::Kind::kBytes);
+    options.sets = {"seed-", "checkpoint.save-"};
+    CHECK(load_good(kBase, options).seed == 0);
+    CHECK(load_good(kBase, options).checkpoint.save.empty());
+  }
+
+  TEST_CASE("--param reaches what T.params declares, typed by its default") {
+    const std::string text = R"(local T = require "cairn"
+local p = T.params {
+  seed = T.param { 1, min = 0 }, root = T.param { "data" }, deep = T.param { false }, lr = T.param { 1e-3 },
+}
+return require "base":with {
+  seed = p.seed, data = { prefix = p.root .. "/x" }, model = { layers = p.deep and 8 or 4 }, optimizer = { peak_lr = p.lr },
+})";
+    LoadOptions options;
+    CHECK(load_good(text).seed == 1);
+    options.params = {"seed=2K", "root=/lustre=a", "deep=true", "lr=2e-4"};
+    const Recipe r = load_good(text, options);
+    CHECK(r.seed == 2000);
+    CHECK(r.data.sources[0].path == "/lustre=a/x");
+    CHECK(r.model.layers == 8);
+    CHECK(r.optimizer.peak_lr == 2e-4);
+    options.params = {"seed=-1"};
+    CHECK(only_mistake(text, options) == "--param seed=-1: seed must be >= 0, got -1");
+    CHECK(only_mistake("local T = require 'cairn'\nlocal p = T.params { a = T.param { 1 } }\nreturn p.b") ==
+          "main.lua:3: no parameter `b` is declared in this T.params");
+  }
+
+  TEST_CASE("lines are those of the field, whatever stands around it") {
+    CHECK(only_mistake(with("  -- layers = 3,\n  model = { --[[ layers ]] width = 64,\n\n    [\"layers\"] =\n 0 },"))
+              .find("main.lua:6: model.layers must be") == 0);
+    CHECK(only_mistake(with("eval = {\n  at =\n    T.every {\n      stps = 3 } }"))
+              .find("main.lua:6: eval.at.stps: no such") == 0);
+    // A constructor in a tail call, in a function, in another file.
+    CHECK(
+        only_mistake("local T = require 'cairn'\nlocal function make(n)\n  return T.adamw {\n    clip = n,\n  }\nend\n"
+                     "return require 'base':with { optimizer = make(-1) }")
+            .find("main.lua:4: optimizer.clip must be") == 0);
+    // A value that comes from a local variable is told at the field that takes it.
+    CHECK(only_mistake(
+              "local T = require 'cairn'\nlocal m = { layers = 0 }\nreturn require 'base':with {\n  model = m,\n}")
+              .find("main.lua:4: model.layers must be") == 0);
+    CHECK(
+        only_mistake(
+            with(
+                "optimizer = { lr = T.schedule {\n T.warmup { over = T.steps(5) },\n T.hold { over = T.steps(0) } } }"))
+            .find("main.lua:5: optimizer.lr[2].over must be") == 0);
+  }
+
+  TEST_CASE("a value that fails its own check leaves the old one to the checks across fields") {
+    // heads = 0 is refused; width 64 is then checked against the base's 4 heads, not against 0.
+    const LoadResult result = load_text(with("model = { heads = 0, width = 66 }"));
+    REQUIRE(result.diagnostics.size() == 2);
+    CHECK(result.diagnostics[1].message == "model.heads must be an integer from 1 to 65536, got 0");
+    CHECK(result.diagnostics[0].message == "model.heads = 4 does not divide model.width = 66 (main.lua:3)");
+  }
+
+  TEST_CASE("the stages of the learning rate fit the run") {
+    const auto lr = [](const std::string& stages) {
+      return only_mistake(with("optimizer = { lr = T.schedule { " + stages + " } }"));
+    };
+    CHECK(lr("T.hold {}, T.linear { to = 0 }").find("optimizer.lr[1] has no `over`, so it lasts until the end") !=
+          std::string::npos);
+    CHECK(lr("T.hold { over = T.steps(5) }, T.warmup { over = T.steps(5) }").find("only be the first stage") !=
+          std::string::npos);
+    CHECK(lr("T.warmup { over = T.fraction(1) }, T.hold {}").find("optimizer.lr[2] has no time left") !=
+          std::string::npos);
+    CHECK(lr("T.warmup { over = T.fraction(0.5) }, T.hold { over = T.samples(8001) }")
+              .find("stages take 1000.0625 steps") != std::string::npos);
+    load_good(with(
+        "optimizer = { lr = T.schedule { T.warmup { over = T.fraction(0.5) }, T.hold { over = T.samples(8000) } } }"));
+    load_good(with("optimizer = { lr = T.cosine { to = 0, over = T.tokens(512) } }"));
+  }
+
+  TEST_CASE("checks across fields and against the world") {
+    LoadOptions eight;
+    eight.world = 8;
+    load_good(with("mesh = { tp = 2, pp = 2 }"), eight);
+    CHECK(only_mistake(with("mesh = { tp = 3 }")).find("main.lua:3: mesh.tp = 3 does not divide model.heads = 4") == 0);
+    CHECK(only_mistake(with("mesh = { sequence_parallel = true }")).find("but mesh.tp = 1") != std::string::npos);
+    CHECK(only_mistake(with("mesh = { pp = 2, stages = { 1, 2 } }")).find("sums to 3, but model.layers = 4") !=
+          std::string::npos);
+    load_good(with("mesh = { pp = 2, stages = { 1, 3 } }"));
+    CHECK(only_mistake(with("mesh = { dp = 3 }"), eight).find("needs 3 ranks, but 8 were asked for") !=
+          std::string::npos);
+    CHECK(only_mistake(with("batch = { micro = 3 }")).find("batch.samples = 16 is not divisible by batch.micro = 3") !=
+          std::string::npos);
+    CHECK(only_mistake(with("batch = { samples = 24 }, mesh = { tp = 2 }"), LoadOptions{{}, {}, {}, 10})
+              .find("batch.samples = 24 cannot be cut: micro 2 x dp 5 = 10 does not divide it") != std::string::npos);
+    CHECK(only_mistake(with("data = { split = { 1 } }, eval = { at = T.every { steps = 5 } }"))
+              .find("has no validation part") != std::string::npos);
+    CHECK(only_mistake(with("name = \"a/b\"")).find("cannot be the name of a folder") != std::string::npos);
+  }
+
+  TEST_CASE("check_recipe says the same of a recipe that comes from JSON") {
+    Recipe r = load_good(kBase);
+    CHECK(check_recipe(r, 4).empty());
+    r.mesh.tp = 3;
+    REQUIRE(check_recipe(r, 0).size() == 2);  // heads and ffn
+    r.model.heads = 0;                        // would be divided by
+    REQUIRE(check_recipe(r, 0).size() == 1);
+    CHECK(check_recipe(r, 0)[0].message.find("model.heads must be") != std::string::npos);
+  }
+
+  TEST_CASE("a blend and read_json") {
+    const RecipeFolder folder;
+    folder.write("recipes/base.lua", kBase);
+    folder.write("data/ratios.json", R"([{"path": "a/web", "weight": 3}, {"path": "b/books", "weight": 1.5}])");
+    folder.write("recipes/main.lua", R"(local T = require "cairn"
+local ratios = T.read_json "data/ratios.json"
+return require "recipes.base":with {
+  data = T.blend { seed = 3, sources = T.map(ratios, function(r, i)
+    return T.megatron { prefix = r.path, weight = r.weight * i }
+  end) },
+})");
+    const LoadResult result = load_recipe("recipes/main.lua");
+    INFO(to_text(result.diagnostics));
+    REQUIRE(result.ok());
+    const DataConfig& data = result.loaded.recipe.data;
+    REQUIRE(data.sources.size() == 2);
+    CHECK(data.seed == 3);
+    CHECK(data.sources[1].name == "books");
+    CHECK(data.sources[1].weight == 3.0);
+    CHECK(data.sources[0].split == std::vector<double>{1});
+    REQUIRE(result.loaded.sources.size() == 3);
+    CHECK(result.loaded.sources[1].first == "data/ratios.json");
+  }
+
+  TEST_CASE("explain tells who set a value and where") {
+    LoadOptions options;
+    options.sets = {"batch.micro=4"};
+    const LoadResult result = load_text(with("model = {\n  layers = 8 }"), options);
+    REQUIRE(result.ok());
+    const auto line = [&](const char* field) {
+      const std::string text = explain_text(result.loaded, field).value();
+      return text.substr(0, text.find('\n'));
+    };
+    CHECK(line("model.layers").find("main.lua:4") != std::string::npos);
+    CHECK(line("model.width").find("base.lua:4") != std::string::npos);
+    CHECK(line("model.ffn").find("derived") != std::string::npos);
+    CHECK(line("batch.micro").find("--set batch.micro=4") != std::string::npos);
+    CHECK(line("mesh.tp").find("default") != std::string::npos);
+    CHECK(explain_text(result.loaded, "optimizer.lr").value().find("optimizer.lr[2] = T.cosine { to = 0.0001 }") !=
+          std::string::npos);
+    CHECK(line("data").find("data = T.megatron { prefix = \"data/text_document\", split = { 95, 5 } }") == 0);
+    CHECK(line("tokenizer").find("tokenizer = none") == 0);
+    CHECK(explain_text(result.loaded, "optimizer.lrr").error().message.find("did you mean optimizer.lr") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("two loads give the same bytes and the same hash") {
+    const LoadResult a = load_text(with("model = { layers = 8 }")), b = load_text(with("model = { layers = 8 }"));
+    CHECK(a.loaded.canonical_json == b.loaded.canonical_json);
+    CHECK(a.loaded.hash_hex == b.loaded.hash_hex);
+    CHECK(a.loaded.hash_hex.size() == 32);
+    CHECK(load_text(kBase).loaded.hash_hex != a.loaded.hash_hex);
+  }
+}

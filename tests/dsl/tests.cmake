@@ -1,0 +1,1 @@
+cairn_tests(dsl LINK runtime/core LABELS unit TIMEOUT 120)

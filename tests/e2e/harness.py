@@ -1,0 +1,239 @@
+"""Real runs of the built program for the tests of this folder: tiny recipes, real processes, real signals.
+
+The program's path is the first argument of each test. Everything a test makes lies in a folder of its own below the
+build tree (a real disk), and no test looks at processes or shared memory that its own runs did not make.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PATIENCE_S = 120  # of any wait; far beyond what a loaded machine needs, so that a hang fails instead of stalling CI
+
+
+def write_tokens(prefix, count, seed=7):
+    """A Megatron .bin/.idx pair of one-byte words with some order in them, so that there is something to learn."""
+    draw = random.Random(seed)
+    words = [bytes(draw.randrange(97, 123) for _ in range(draw.randrange(2, 7))) for _ in range(40)]
+    text = bytearray()
+    while len(text) < count:
+        text += draw.choice(words) + b" "
+    tokens = struct.pack(f"<{count}H", *text[:count])
+    pathlib.Path(f"{prefix}.bin").write_bytes(tokens)
+    # magic, version, dtype code 8 (uint16), sequences, documents; then lengths, byte offsets, document starts
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 1, 2)
+    index += struct.pack("<i", count) + struct.pack("<q", 0) + struct.pack("<2q", 0, 1)
+    pathlib.Path(f"{prefix}.idx").write_bytes(index)
+
+
+RECIPE = """
+local T = require "cairn"
+return T.recipe {{
+  name = "{name}", seed = 11, stop = T.steps({steps}), precision = "{precision}",
+  model = T.gpt {{ layers = 2, width = 32, heads = 4, context = 32, vocab = 257 }},
+  tokenizer = T.bytes,
+  data = T.megatron {{ prefix = "{prefix}", split = {{ 90, 10 }} }},
+  batch = {{ samples = 8, micro = 1 }},
+  optimizer = T.adamw {{ peak_lr = 1e-2, lr = T.schedule {{ T.warmup {{ over = T.steps(4) }}, T.cosine {{ to = 1e-3 }} }},
+                        weight_decay = 0.1, clip = 1.0, zero = {zero} }},
+  mesh = T.mesh {{ tp = {tp}, pp = {pp}, dp = {dp}, sequence_parallel = {sp} }},
+  schedule = "1f1b",
+  checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = {save} }} }}, keep = {{ T.last({keep}) }},
+                              snapshot = T.every {{ steps = 1 }} }},
+}}
+"""
+
+
+class Job:
+    """One `cairn train` in a process group of its own."""
+
+    def __init__(self, program, args, log, cwd):
+        self.log_path = log
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen([program, *map(str, args)], stdout=out, stderr=subprocess.STDOUT, cwd=cwd,
+                                            stdin=subprocess.DEVNULL, start_new_session=True)
+        self.pid = self.process.pid
+
+    def children(self):
+        """{rank: pid} of the living rank processes."""
+        out = {}
+        try:
+            pids = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        except OSError:
+            return out
+        for pid in pids:
+            try:
+                words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"--rank" in words:
+                out[int(words[words.index(b"--rank") + 1])] = int(pid)
+        return out
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill_group(self):
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+
+    def wait(self):
+        return self.process.wait(PATIENCE_S)
+
+    def output(self):
+        return pathlib.Path(self.log_path).read_text(errors="replace")
+
+
+class RunTest(unittest.TestCase):
+    program = None
+
+    def setUp(self):
+        root = pathlib.Path(self.program).parent / "test-tmp"
+        root.mkdir(exist_ok=True)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=root))
+        self.jobs = []
+        self.addCleanup(self.clean_up)
+        write_tokens(self.folder / "tokens", 6000)
+
+    def clean_up(self):
+        for job in self.jobs:
+            if job.process.poll() is None:
+                job.kill_group()
+        for name in self.memory_left(self.folder):
+            os.unlink(f"/dev/shm/{name}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- starting
+
+    def recipe(self, name="small", steps=30, precision="fp32", tp=2, pp=2, dp=2, zero=1, sp="true", save=5, keep=3,
+               prefix=None):
+        path = self.folder / f"{name}.lua"
+        path.write_text(RECIPE.format(name=name, steps=steps, precision=precision, tp=tp, pp=pp, dp=dp, zero=zero, sp=sp,
+                                      save=save, keep=keep, prefix=prefix or self.folder / "tokens"))
+        return path
+
+    def start(self, recipe, run, *extra):
+        job = Job(self.program, ["train", recipe, "--run", self.folder / run, "--threads", 1, *extra],
+                  self.folder / f"{run}.out", self.folder)
+        self.jobs.append(job)
+        return job
+
+    def train(self, recipe, run, *extra, code=0):
+        job = self.start(recipe, run, *extra)
+        self.finish(job, code)
+        return job
+
+    def finish(self, job, code=0):
+        got = job.wait()
+        self.assertEqual(got, code, f"exit code {got}, expected {code}\n{job.output()}")
+
+    def until(self, condition, what, job=None):
+        """Waits for `condition()` to become true and returns it."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            value = condition()
+            if value:
+                return value
+            if job is not None and job.process.poll() is not None:
+                value = condition()
+                if value:
+                    return value
+                self.fail(f"the run ended ({job.process.returncode}) before {what}\n{job.output()}")
+            time.sleep(0.002)
+        self.fail(f"waited {PATIENCE_S} s for {what}\n{job.output() if job else ''}")
+
+    def until_step(self, run, step, job):
+        return self.until(lambda: self.last_step(run) >= step and self.last_step(run), f"step {step}", job)
+
+    # --- reading
+
+    def last_step(self, run):
+        steps = self.metrics(run)
+        return max(steps) if steps else 0
+
+    def metrics_lines(self, run):
+        """All complete lines, as they stand. Empty ones close a line that a kill may have torn."""
+        try:
+            text = (self.folder / run / "metrics.jsonl").read_text()
+        except OSError:
+            return []
+        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+    def metrics(self, run):
+        """{step: line}: of two lines of one step the later one counts."""
+        return {line["step"]: line for line in self.metrics_lines(run) if "step" in line}
+
+    def events(self, run, kind=None):
+        try:
+            text = (self.folder / run / "events.jsonl").read_text()
+        except OSError:
+            return []
+        events = [json.loads(line) for line in text.split("\n")[:-1]]
+        return [e for e in events if kind is None or e["event"] == kind]
+
+    def checkpoints(self, run):
+        folder = self.folder / run / "checkpoints"
+        return sorted(int(p.name[5:]) for p in folder.glob("step-*")) if folder.is_dir() else []
+
+    def checkpoint(self, run, step):
+        return self.folder / run / "checkpoints" / f"step-{step:08d}"
+
+    def manifest(self, run, step):
+        head, body = (self.checkpoint(run, step) / "manifest.json").read_bytes().split(b"\n", 1)
+        self.assertEqual(json.loads(head)["body_bytes"], len(body))
+        return json.loads(body)
+
+    def run_id(self, run):
+        return json.loads((self.folder / run / "run.json").read_text())["id"]
+
+    def memory_left(self, folder):
+        """Names in /dev/shm that belong to runs below `folder`: a segment holds its run's id in its first page."""
+        ids = [json.loads(p.read_text())["id"].encode() for p in pathlib.Path(folder).glob("*/run.json")]
+        out = []
+        for path in pathlib.Path("/dev/shm").glob("cairn-*"):
+            try:
+                with open(path, "rb") as f:
+                    head = f.read(4096)
+            except OSError:
+                continue
+            if any(name in head for name in ids):
+                out.append(path.name)
+        return out
+
+    # --- comparing
+
+    def contents(self, run, step):
+        """What a checkpoint holds, without what may differ between two runs: names, ids and times."""
+        manifest = self.manifest(run, step)
+        for key in ("created_unix_ms", "run"):
+            del manifest[key]
+        manifest["state"].pop("metrics", None)  # has times in it
+        files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in self.checkpoint(run, step).glob("*.h5")}
+        self.assertEqual(sorted(files), sorted(f["name"] for f in manifest["files"]))
+        return manifest, files
+
+    def assert_same_training(self, run, reference, steps):
+        """Every step once and with the same bits; the same state, sampler and stored bytes at the end."""
+        got, wanted = self.metrics(run), self.metrics(reference)
+        self.assertEqual(sorted(got), list(range(1, steps + 1)), f"{run}: a step is missing from metrics.jsonl")
+        for step in range(1, steps + 1):
+            for key in ("loss", "grad_norm", "lr", "samples", "tokens", "source_loss"):
+                self.assertEqual(got[step].get(key), wanted[step].get(key), f"{run}: step {step}: {key}")
+        mine, other = self.contents(run, steps), self.contents(reference, steps)
+        self.assertEqual(mine[0]["state"], other[0]["state"])
+        self.assertEqual(mine, other)
+
+
+def main():
+    RunTest.program = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)

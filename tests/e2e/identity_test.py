@@ -1,0 +1,85 @@
+"""A run that was killed and went on is the run that was never killed, bit for bit: losses, weights, moments, sampler."""
+
+import signal
+
+from harness import RunTest, main
+
+LAYOUTS = [
+    dict(name="tp2pp2dp2", tp=2, pp=2, dp=2, zero=1, sp="true", precision="fp32"),
+    dict(name="tp2pp2dp2-bf16", tp=2, pp=2, dp=2, zero=1, sp="true", precision="bf16"),
+    dict(name="dp4-zero0", tp=1, pp=1, dp=4, zero=0, sp="false", precision="fp32"),
+    dict(name="dp4-zero0-bf16", tp=1, pp=1, dp=4, zero=0, sp="false", precision="bf16"),
+]
+STEPS = 100
+
+
+class Identity(RunTest):
+    def test_a_job_killed_whole_goes_on_as_if_never_killed(self):
+        for layout in LAYOUTS:
+            with self.subTest(layout=layout["name"]):
+                recipe = self.recipe(steps=STEPS, **layout)
+                whole, cut = layout["name"] + "-whole", layout["name"] + "-cut"
+                self.train(recipe, whole)
+                job = self.start(recipe, cut)
+                self.until_step(cut, 9, job)
+                job.kill_group()
+                self.assertLess(self.last_step(cut), STEPS, "killed too late to prove anything")
+                self.train(recipe, cut)
+                self.assert_same_training(cut, whole, STEPS)
+                self.assertEqual(self.memory_left(self.folder), [])
+
+    def test_killed_ranks_are_recovered_from_shared_memory(self):
+        recipe = self.recipe(steps=STEPS, save=1000)  # nothing on disk to fall back to
+        self.train(recipe, "whole")
+        for kills in (["5@3", "2@11"], ["0@7"], ["7@1", "0@2"]):
+            with self.subTest(kills=kills):
+                run = "cut-" + kills[0].replace("@", "-")
+                self.train(recipe, run, *[word for kill in kills for word in ("--kill", kill)])
+                self.assert_same_training(run, "whole", STEPS)
+                starts = self.events(run, "start")
+                self.assertEqual(len(starts), len(kills) + 1)
+                for start, kill in zip(starts[1:], kills):
+                    # The kill may hit the snapshot of its own step half written; the one before is whole then.
+                    killed_after = int(kill.split("@")[1])
+                    self.assertGreaterEqual(start["step"], killed_after - 1)
+                    if killed_after > 1:
+                        self.assertIn("shared memory", start["from"])
+                recovered = self.events(run, "recovered")
+                self.assertEqual(len(recovered), len(kills))
+                for event in recovered:
+                    beyond = event["seconds"] - event["step_seconds"]
+                    print(f"{run}: {event['seconds']:.3f} s from SIGKILL to the next new step, "
+                          f"{event['step_seconds']:.3f} s of it the step")
+                    # The promise is 0.5 s on a machine of one's own; six times that for one that is shared.
+                    self.assertLess(beyond, 3.0)
+
+    def test_ranks_die_with_their_agent_and_the_next_start_saves_what_memory_holds(self):
+        recipe = self.recipe(steps=STEPS, save=1000)
+        self.train(recipe, "whole")
+        job = self.start(recipe, "cut")
+        self.until_step("cut", 6, job)
+        ranks = job.children()
+        self.assertEqual(sorted(ranks), list(range(8)))
+        job.signal(signal.SIGKILL)
+        job.wait()
+        self.until(lambda: all(not _runs(pid) for pid in ranks.values()), "the ranks to die with the agent")
+        reached = self.last_step("cut")
+        self.assertEqual(self.checkpoints("cut"), [])
+        self.assertEqual(len(self.memory_left(self.folder)), 1)
+        second = self.train(recipe, "cut")
+        self.assertIn("took over the snapshot memory of this run's dead agent", second.output())
+        self.assertGreaterEqual(self.events("cut", "start")[-1]["step"], reached)
+        self.assert_same_training("cut", "whole", STEPS)
+        self.assertEqual(self.memory_left(self.folder), [])
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

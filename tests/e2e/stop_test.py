@@ -1,0 +1,105 @@
+"""Stopping on request, refusing a second agent, and the exit codes that schedulers read."""
+
+import os
+import signal
+import subprocess
+
+from harness import PATIENCE_S, RunTest, main
+
+STEPS = 150
+
+
+class Stop(RunTest):
+    def test_a_signal_saves_at_the_next_step_and_the_next_start_goes_on(self):
+        recipe = self.recipe(steps=STEPS, save=1000)
+        self.train(recipe, "whole")
+        for number, word in ((signal.SIGTERM, "asked to stop"), (signal.SIGINT, "interrupted")):
+            with self.subTest(signal=number.name):
+                run = f"cut-{number.name}"
+                job = self.start(recipe, run)
+                self.until_step(run, 5, job)
+                job.signal(number)
+                self.finish(job, 0)
+                reached = self.last_step(run)
+                self.assertLess(reached, STEPS, "stopped too late to prove anything")
+                self.assertIn(word, job.output())
+                self.assertIn(f"stopped after step {reached} of {STEPS}", job.output())
+                self.assertEqual(self.checkpoints(run), [reached])
+                self.assertEqual(self.memory_left(self.folder), [])
+                self.train(recipe, run)
+                self.assertEqual(self.events(run, "start")[-1]["step"], reached)
+                self.assert_same_training(run, "whole", STEPS)
+
+    def test_a_second_signal_leaves_at_once_and_memory_keeps_the_steps(self):
+        recipe = self.recipe(steps=STEPS, save=1000)
+        self.train(recipe, "whole")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with self.subTest(signal=number.name):
+                run = f"cut-{number.name}"
+                job = self.start(recipe, run)
+                self.until_step(run, 5, job)
+                # A stopped rank cannot reach the next step boundary: the first signal alone would wait.
+                for pid in job.children().values():
+                    os.kill(pid, signal.SIGSTOP)
+                job.signal(number)
+                self.until(lambda: self.events(run, "stop_requested"), "the first signal", job)
+                job.signal(number)
+                self.finish(job, 128 + number)
+                self.assertIn("left at once", job.output())
+                self.assertEqual(self.checkpoints(run), [])
+                self.assertEqual(len(self.memory_left(self.folder)), 1)
+                second = self.train(recipe, run)
+                self.assertIn("took over the snapshot memory of this run", second.output())
+                self.assert_same_training(run, "whole", STEPS)
+                self.assertEqual(self.memory_left(self.folder), [])
+
+    def test_one_run_folder_has_one_agent(self):
+        recipe = self.recipe(steps=100000, save=1000)
+        job = self.start(recipe, "run")
+        self.until_step("run", 2, job)
+        second = subprocess.run([self.program, "train", recipe, "--run", self.folder / "run"], timeout=PATIENCE_S,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(second.returncode, 69, second.stdout)
+        self.assertIn(f"is in use by another cairn (pid {job.pid})", second.stdout)
+        before = self.last_step("run")
+        self.until_step("run", before + 3, job)  # the first one did not notice
+        job.signal(signal.SIGTERM)
+        self.finish(job, 0)
+
+    def test_two_runs_side_by_side_leave_each_other_alone_and_reap_the_dead(self):
+        recipe = self.recipe(name="long", steps=100000, tp=1, pp=1, dp=2, sp="false", save=100000)
+        dead = self.start(recipe, "dead")
+        self.until_step("dead", 2, dead)
+        dead.kill_group()
+        self.assertEqual(len(self.memory_left(self.folder)), 1)
+        live = self.start(recipe, "live")
+        self.until_step("live", 2, live)
+        self.assertIn("of a dead run", live.output())
+        mine = self.memory_left(self.folder)
+        self.assertEqual(len(mine), 1)  # that of "live"
+        short = self.recipe(name="short", steps=10, tp=1, pp=1, dp=2, sp="false")
+        self.train(short, "other")
+        self.assertEqual(self.memory_left(self.folder), mine)
+        rank = live.children()[1]
+        os.kill(rank, signal.SIGKILL)  # its memory must still be good for a recovery
+        self.until(lambda: self.events("live", "recovered"), "the recovery", live)
+        self.assertIn("shared memory", self.events("live", "start")[-1]["from"])
+        live.signal(signal.SIGTERM)
+        self.finish(live, 0)
+        self.assertEqual(self.memory_left(self.folder), [])
+
+    def test_refusals_have_their_codes(self):
+        recipe = self.recipe(steps=10)
+        self.train(recipe, "run", "--set", "batch.samples=7", code=2)
+        self.train(recipe, "run", "--kill", "9@1", code=2)
+        self.assertFalse((self.folder / "run" / "checkpoints").exists() and self.checkpoints("run"))
+        self.train(recipe, "run")
+        self.train(recipe, "run", "--fresh", code=2)
+        again = self.train(recipe, "run")
+        self.assertIn("nothing to do", again.output())
+        missing = self.recipe(name="missing", prefix=self.folder / "nowhere")
+        self.assertIn("nowhere", self.train(missing, "missing", code=2).output())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Every #include of a project header must follow an edge that CMakeLists.txt declares. Prints each that does not."""
+import json
+import pathlib
+import re
+import sys
+
+root, layers = pathlib.Path(sys.argv[1]), json.load(open(sys.argv[2]))
+include = re.compile(r'^\s*#include\s+"([^"]+)"')
+bad = checked = 0
+for folder, allowed in layers.items():
+    for source in sorted(p for p in (root / folder).glob("*") if p.suffix in (".h", ".cc", ".cu")):
+        for number, line in enumerate(source.read_text().splitlines(), 1):
+            match = include.match(line)
+            if not match:
+                continue
+            target = match.group(1)
+            checked += 1
+            where = f"{source.relative_to(root)}:{number}"
+            if not (root / target).is_file():
+                print(f"{where}: \"{target}\" is not a file below the repository root")
+                bad += 1
+            elif (parent := str(pathlib.PurePosixPath(target).parent)) not in (folder, *allowed):
+                print(f"{where}: {folder} may not include {parent} (CMakeLists.txt declares: {', '.join(allowed)})")
+                bad += 1
+print(f"{checked} includes in {len(layers)} folders, {bad} against the layering")
+sys.exit(1 if bad or not checked else 0)

@@ -1,0 +1,668 @@
+#include "runtime/agent/supervisor.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/agent/event_pipe.h"
+
+namespace fs = std::filesystem;
+using namespace cairn;
+using namespace cairn::agent;
+
+namespace {
+
+// --- The child: this same program, which leaves before doctest's main when CAIRN_TEST_ROLE is set
+// ----------------------
+
+int64_t env_int(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? -1 : std::atoll(text);
+}
+
+void send(const nlohmann::json& event) {
+  static Result<EventWriter> writer = EventWriter::from_environment();
+  if (!writer.ok() || !writer.value().send(event).ok()) _exit(99);
+}
+
+[[noreturn]] void sleep_for_ever() {
+  while (true) pause();
+}
+
+[[noreturn]] void play_agent();
+
+[[noreturn]] void play(const std::string& role) {
+  const int64_t generation = env_int("TEST_GENERATION");
+  if (role == "sleep") sleep_for_ever();
+  if (role == "agent") play_agent();
+  if (role.rfind("exit ", 0) == 0) _exit(std::atoi(role.c_str() + 5));
+  if (role == "kill once") {
+    if (generation == 0) raise(SIGKILL);
+    _exit(0);
+  }
+  if (role == "kill always") raise(SIGKILL);
+  if (role == "log and fail") {
+    std::printf("printed to stdout\n");
+    std::fflush(stdout);
+    for (int i = 0; i < 8; ++i) std::fprintf(stderr, "line %d\n", i);
+    _exit(1);
+  }
+  if (role == "torn") {
+    send({{"event", "whole"}});
+    const int fd = static_cast<int>(env_int("TEST_EVENT_FD"));
+    (void)!write(fd, "{\"event\": \"to", 13);
+    raise(SIGKILL);
+  }
+  if (role == "garbage") {
+    const int fd = static_cast<int>(env_int("TEST_EVENT_FD"));
+    (void)!write(fd, "not json\n[1]\n\n", 14);
+    send({{"event", "after"}});
+    _exit(0);
+  }
+  if (role == "burst") {
+    for (int i = 0; i < 5000; ++i) send({{"event", "n"}, {"n", i}, {"pad", std::string(200, 'x')}});
+    _exit(0);
+  }
+  if (role == "blame peer") _exit(69);
+  if (role == "late cause") {  // its peers notice first; it says so before it leaves
+    usleep(30'000);
+    send({{"event", "error"}, {"exit_code", 65}, {"message", "shard 3 is damaged"}});
+    usleep(50'000);
+    _exit(65);
+  }
+  // Asks for a stop, then ends when told through descriptor 200.
+  if (role == "signal parent" || role == "signal parent and die") {
+    kill(getppid(), SIGTERM);
+    uint64_t count = 0;
+    (void)!read(200, &count, sizeof count);
+    if (role == "signal parent and die") raise(SIGKILL);
+    _exit(0);
+  }
+  if (role == "signal parent twice") {
+    kill(getppid(), SIGTERM);
+    usleep(30'000);  // equal pending signals merge into one
+    kill(getppid(), SIGINT);
+    sleep_for_ever();
+  }
+  if (role == "survive signals") {
+    raise(SIGTERM);
+    raise(SIGINT);
+    sigset_t mask;
+    sigprocmask(SIG_BLOCK, nullptr, &mask);
+    _exit(sigismember(&mask, SIGTERM) || sigismember(&mask, SIGUSR1) ? 97 : 0);
+  }
+  if (role == "list fds") {
+    nlohmann::json open = nlohmann::json::array();
+    for (int fd = 0; fd < 256; ++fd) {
+      if (fcntl(fd, F_GETFD) >= 0 && fd != static_cast<int>(env_int("TEST_EVENT_FD"))) open.push_back(fd);
+    }
+    send({{"event", "fds"}, {"open", open}});
+    _exit(0);
+  }
+  if (role == "stop self") {
+    if (generation > 0) _exit(0);
+    raise(SIGSTOP);
+  }
+  if (role == "beat") {  // alive for longer than the hang deadline
+    for (int i = 0; i < 30; ++i) {
+      send({{"event", "beat"}});
+      usleep(10'000);
+    }
+    _exit(0);
+  }
+  _exit(96);
+}
+
+struct RoleDispatcher {
+  RoleDispatcher() {
+    const char* role = std::getenv("CAIRN_TEST_ROLE");
+    if (role == nullptr) return;
+    // The tests address the pipe raw as well; EventWriter must not have closed it.
+    if (const char* fd = std::getenv(kEventFdEnv)) setenv("TEST_EVENT_FD", fd, 1);
+    play(role);
+  }
+};
+const RoleDispatcher dispatcher;
+
+// --- The client ----------------------------------------------------------------------------------------------------
+
+ChildSpec spec_for(const std::string& role, int64_t generation) {
+  ChildSpec spec;
+  spec.argv = {"/proc/self/exe"};
+  spec.env = {{"CAIRN_TEST_ROLE", role}, {"TEST_GENERATION", std::to_string(generation)}};
+  return spec;
+}
+
+struct Recorder : SupervisorClient {
+  std::vector<std::string> roles;  // by rank
+  std::vector<int> inherit;
+  std::string log_path;
+  std::function<void(int64_t, const nlohmann::json&)> event_hook;
+  std::function<void(int)> stop_hook;
+  std::function<void()> tick_hook;
+  std::function<void(int64_t)> started_hook;
+  std::function<void(const RestartInfo&, bool)> failure_hook;
+  bool allow_restart = true;
+
+  int64_t generations = 0;
+  std::vector<std::pair<int64_t, nlohmann::json>> events;
+  std::vector<std::string> notices;
+  std::vector<Silence> silent;
+  std::vector<double> backoffs;
+  std::map<int64_t, ExitStatus> exits;
+  int stop_signal = 0;
+
+  Result<std::vector<ChildSpec>> prepare_generation(int64_t generation) override {
+    ++generations;
+    std::vector<ChildSpec> specs;
+    for (const std::string& role : roles) {
+      specs.push_back(spec_for(role, generation));
+      specs.back().inherit_fds = inherit;
+      specs.back().log_path = log_path;
+    }
+    return specs;
+  }
+  void on_generation_started(int64_t generation, const Recovery*) override {
+    if (started_hook) started_hook(generation);
+  }
+  void on_event(int64_t rank, const nlohmann::json& event) override {
+    events.emplace_back(rank, event);
+    if (event_hook) event_hook(rank, event);
+  }
+  void on_child_exit(int64_t rank, const ExitStatus& status, bool) override { exits[rank] = status; }
+  bool should_restart(const RestartInfo& info) override {
+    return allow_restart && SupervisorClient::should_restart(info);
+  }
+  void on_failure(const RestartInfo& info, bool restarting, double backoff_s) override {
+    backoffs.push_back(backoff_s);
+    if (failure_hook) failure_hook(info, restarting);
+  }
+  void on_stop_requested(int signal) override {
+    stop_signal = signal;
+    if (stop_hook) stop_hook(signal);
+  }
+  void on_tick() override {
+    if (tick_hook) tick_hook();
+  }
+  void on_notice(const std::string& text) override { notices.push_back(text); }
+  bool on_hang(const std::vector<Silence>& found) override {
+    silent = found;
+    return true;
+  }
+  std::string place(int64_t rank) override { return "step 7 forward of rank " + std::to_string(rank); }
+};
+
+const SystemClock system_clock;
+
+Result<Outcome> run_supervisor(Recorder& client, SupervisorOptions options = {}) {
+  Result<std::unique_ptr<Supervisor>> made = Supervisor::make(std::move(options), client, system_clock);
+  REQUIRE(made.ok());
+  return made.value()->run();
+}
+
+Outcome run_all(Recorder& client, SupervisorOptions options = {}) {
+  Result<Outcome> outcome = run_supervisor(client, std::move(options));
+  REQUIRE_MESSAGE(outcome.ok(), (outcome.ok() ? "" : outcome.error().message));
+  // Nothing of ours is left, dead or alive.
+  CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+  CHECK(errno == ECHILD);
+  return std::move(outcome).value();
+}
+
+int64_t count_open_fds() {
+  int64_t n = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd")) ++n;
+  return n;
+}
+
+struct TempDir {
+  fs::path path;
+  TempDir() {
+    std::string name = (fs::temp_directory_path() / "cairn-agent-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  ~TempDir() { fs::remove_all(path); }
+};
+
+std::string contents(const fs::path& path) {
+  std::ostringstream out;
+  out << std::ifstream(path).rdbuf();
+  return out.str();
+}
+
+/// An agent in a process of its own, with two sleeping ranks, which tells their process numbers on descriptor 200.
+[[noreturn]] void play_agent() {
+  Recorder client;
+  client.roles = {"sleep", "sleep"};
+  Result<std::unique_ptr<Supervisor>> made = Supervisor::make({}, client, system_clock);
+  if (!made.ok()) _exit(95);
+  client.started_hook = [&](int64_t) {
+    std::ifstream tasks("/proc/self/task/" + std::to_string(getpid()) + "/children");
+    std::string line;
+    std::getline(tasks, line);
+    line += "\n";
+    (void)!write(200, line.data(), line.size());
+  };
+  if (!made.value()->run().ok()) _exit(92);
+  _exit(94);
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/agent/supervisor") {
+  TEST_CASE("a generation whose children all exit 0 is the whole run") {
+    Recorder client;
+    client.roles = {"exit 0", "exit 0", "exit 0"};
+    const Outcome outcome = run_all(client);
+    CHECK(outcome.kind == EndKind::kFinished);
+    CHECK(outcome.exit_code == 0);
+    CHECK(outcome.message.empty());
+    CHECK(outcome.recoveries.empty());
+    CHECK(client.generations == 1);
+    CHECK(client.exits.size() == 3);
+  }
+
+  TEST_CASE("a killed rank takes its generation with it and the next one starts within milliseconds") {
+    Recorder client;
+    client.roles = {"sleep", "kill once", "sleep"};
+    client.started_hook = [&](int64_t generation) {
+      if (generation == 0) client.roles = {"exit 0", "exit 0", "exit 0"};
+    };
+    const Outcome outcome = run_all(client);
+    CHECK(outcome.kind == EndKind::kFinished);
+    CHECK(client.generations == 2);
+    REQUIRE(outcome.recoveries.size() == 1);
+    const Recovery& recovery = outcome.recoveries[0];
+    CHECK(recovery.generation == 1);
+    CHECK(recovery.failed_rank == 1);
+    CHECK(recovery.cause.find("was killed by signal 9") != std::string::npos);
+    CHECK(recovery.detected_ns <= recovery.killed_ns);
+    CHECK(recovery.killed_ns <= recovery.reaped_ns);
+    CHECK(recovery.reaped_ns <= recovery.prepared_ns);
+    CHECK(recovery.prepared_ns <= recovery.spawned_ns);
+    // Generous for a loaded machine and sanitizers; a polling sleep anywhere would still be seen.
+    CHECK((recovery.spawned_ns - recovery.detected_ns) / 1'000'000 < 500);
+    MESSAGE("detected -> spawned: ", (recovery.spawned_ns - recovery.detected_ns) / 1000, " us");
+  }
+
+  TEST_CASE("restarts in a row are limited, and wait longer each time") {
+    Recorder client;
+    client.roles = {"kill always"};
+    SupervisorOptions options;
+    options.restart = {.max_restarts = 3, .backoff_s = 0.01};
+    const Outcome outcome = run_all(client, options);
+    CHECK(outcome.kind == EndKind::kFailed);
+    CHECK(outcome.exit_code == 128 + SIGKILL);
+    CHECK(client.generations == 4);
+    CHECK(client.backoffs == std::vector<double>{0, 0.01, 0.02, 0});
+    CHECK(outcome.message.find("rank 0") == 0);
+    CHECK(outcome.message.find("given up after 3 restarts in a row without progress") != std::string::npos);
+    REQUIRE(outcome.failure);
+    CHECK(outcome.failure->generation == 3);
+    REQUIRE(outcome.recoveries.size() == 3);
+    CHECK(outcome.recoveries[1].spawned_ns - outcome.recoveries[1].reaped_ns >= 10'000'000);
+    CHECK(outcome.recoveries[2].spawned_ns - outcome.recoveries[2].reaped_ns >= 20'000'000);
+  }
+
+  TEST_CASE("progress makes the count of restarts start again") {
+    Recorder client;
+    client.roles = {"kill always"};
+    SupervisorOptions options;
+    options.restart = {.max_restarts = 1};
+    Result<std::unique_ptr<Supervisor>> made = Supervisor::make(options, client, system_clock);
+    REQUIRE(made.ok());
+    client.started_hook = [&](int64_t generation) {
+      if (generation < 5) made.value()->note_progress();
+    };
+    const Result<Outcome> outcome = made.value()->run();
+    REQUIRE(outcome.ok());
+    CHECK(client.generations == 6);
+    CHECK(outcome.value().kind == EndKind::kFailed);
+  }
+
+  TEST_CASE("refusals and damage are never restarted, other codes are") {
+    for (const int code : {2, 65, 70, 74, 76}) {
+      CAPTURE(code);
+      Recorder client;
+      client.roles = {"exit " + std::to_string(code), "sleep"};
+      const Outcome outcome = run_all(client);
+      CHECK(outcome.kind == EndKind::kFailed);
+      CHECK(outcome.exit_code == code);
+      CHECK(client.generations == 1);
+      CHECK(client.exits[1].signal == SIGKILL);
+    }
+    for (const int code : {1, 69, 75, 3}) {
+      CAPTURE(code);
+      Recorder client;
+      client.roles = {"exit " + std::to_string(code)};
+      SupervisorOptions options;
+      options.restart.max_restarts = 1;
+      CHECK(run_all(client, options).exit_code == code);
+      CHECK(client.generations == 2);
+    }
+  }
+
+  TEST_CASE("a client may refuse a restart") {
+    Recorder client;
+    client.roles = {"kill always"};
+    client.allow_restart = false;
+    CHECK(run_all(client).exit_code == 137);
+    CHECK(client.generations == 1);
+  }
+
+  TEST_CASE("the first error wins over those who only lost a peer") {
+    Recorder client;
+    client.roles = {"blame peer", "late cause", "blame peer"};
+    const Outcome outcome = run_all(client);
+    CHECK(outcome.exit_code == 65);
+    REQUIRE(outcome.failure);
+    CHECK(outcome.failure->rank == 1);
+    CHECK(outcome.message.find("shard 3 is damaged") != std::string::npos);
+    CHECK(client.generations == 1);
+  }
+
+  TEST_CASE("when all only lost a peer, the first of them is named after the grace") {
+    Recorder client;
+    client.roles = {"sleep", "blame peer"};
+    SupervisorOptions options;
+    options.restart.max_restarts = 0;
+    options.cause_grace_ms = 20;
+    const Outcome outcome = run_all(client, options);
+    CHECK(outcome.exit_code == 69);
+    CHECK(outcome.failure->rank == 1);
+  }
+
+  TEST_CASE("output goes to the log and its end into the message") {
+    const TempDir dir;
+    Recorder client;
+    client.roles = {"log and fail"};
+    client.log_path = (dir.path / "rank-0.log").string();
+    std::ofstream(client.log_path) << "of an earlier run\n";
+    SupervisorOptions options;
+    options.restart.max_restarts = 0;
+    const Outcome outcome = run_all(client, options);
+    CHECK(contents(client.log_path) ==
+          "of an earlier run\nprinted to stdout\nline 0\nline 1\nline 2\nline 3\nline 4\nline 5\nline 6\nline 7\n");
+    CHECK(outcome.message.find("exited with code 1; the end of " + client.log_path) != std::string::npos);
+    CHECK(outcome.message.find("\n    line 3\n    line 4\n    line 5\n    line 6\n    line 7") != std::string::npos);
+    CHECK(outcome.message.find("line 2") == std::string::npos);
+    CHECK(outcome.message.find("earlier run") == std::string::npos);
+  }
+
+  TEST_CASE("an event torn by a kill is dropped, those before it arrive") {
+    Recorder client;
+    client.roles = {"torn"};
+    SupervisorOptions options;
+    options.restart.max_restarts = 0;
+    run_all(client, options);
+    REQUIRE(client.events.size() == 1);
+    CHECK(client.events[0].second["event"] == "whole");
+    REQUIRE(client.notices.size() == 1);
+    CHECK(client.notices[0].find("cut off") != std::string::npos);
+  }
+
+  TEST_CASE("lines that are no events are told, not fatal") {
+    Recorder client;
+    client.roles = {"garbage"};
+    CHECK(run_all(client).kind == EndKind::kFinished);
+    REQUIRE(client.events.size() == 1);
+    CHECK(client.notices.size() == 2);
+  }
+
+  TEST_CASE("a burst larger than the pipe arrives whole and in order") {
+    Recorder client;
+    client.roles = {"burst", "burst"};
+    CHECK(run_all(client).kind == EndKind::kFinished);
+    REQUIRE(client.events.size() == 10000);
+    std::map<int64_t, int> next;
+    for (const auto& [rank, event] : client.events) CHECK(event["n"] == next[rank]++);
+  }
+
+  TEST_CASE("the first signal asks, and children that leave with 0 finish the run") {
+    Fd told(eventfd(0, EFD_CLOEXEC));
+    REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
+    const Fd at_200(200);
+    Recorder client;
+    client.roles = {"signal parent"};
+    client.inherit = {200};
+    client.stop_hook = [&](int) {
+      const uint64_t one = 1;
+      (void)!write(told.get(), &one, sizeof one);
+    };
+    const Outcome outcome = run_all(client);
+    CHECK(client.stop_signal == SIGTERM);
+    CHECK(outcome.stop_signal == SIGTERM);
+    CHECK(outcome.kind == EndKind::kFinished);
+    CHECK(outcome.exit_code == 0);
+  }
+
+  TEST_CASE("the second signal leaves at once") {
+    Recorder client;
+    client.roles = {"signal parent twice", "sleep"};
+    const Outcome outcome = run_all(client);
+    CHECK(outcome.kind == EndKind::kLeftBySignal);
+    CHECK(outcome.exit_code == 128 + SIGINT);
+    CHECK(outcome.stop_signal == SIGTERM);
+    CHECK(client.generations == 1);
+  }
+
+  TEST_CASE("a signal during the back-off ends the run") {
+    Recorder client;
+    client.roles = {"kill always"};
+    client.failure_hook = [](const RestartInfo& info, bool restarting) {
+      if (restarting && info.restarts_in_a_row == 1) kill(getpid(), SIGTERM);
+    };
+    SupervisorOptions options;
+    options.restart.backoff_s = 60;
+    const Outcome outcome = run_all(client, options);
+    CHECK(outcome.kind == EndKind::kFailed);
+    CHECK(outcome.stop_signal == SIGTERM);
+    CHECK(outcome.exit_code == 137);
+    CHECK(outcome.message.find("asked to stop while waiting") != std::string::npos);
+  }
+
+  TEST_CASE("a child that dies after a stop was asked for is not restarted") {
+    const Fd told(eventfd(0, EFD_CLOEXEC));
+    REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
+    const Fd at_200(200);
+    Recorder client;
+    client.roles = {"signal parent and die"};
+    client.inherit = {200};
+    client.stop_hook = [&](int) {
+      const uint64_t one = 1;
+      (void)!write(told.get(), &one, sizeof one);
+    };
+    const Outcome outcome = run_all(client);
+    CHECK(client.generations == 1);
+    CHECK(outcome.stop_signal == SIGTERM);
+    CHECK(outcome.kind == EndKind::kFailed);
+    CHECK(outcome.exit_code == 137);
+  }
+
+  TEST_CASE("children neither die of the group's signals nor inherit a signal mask") {
+    Recorder client;
+    client.roles = {"survive signals"};
+    sigset_t usr1;
+    sigset_t before;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &usr1, &before);
+    CHECK(run_all(client).exit_code == 0);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  TEST_CASE("a child has stdin, stdout, stderr, its events and what was inherited, nothing else") {
+    const Fd leaky(dup(STDERR_FILENO));  // without O_CLOEXEC, as careless libraries do
+    REQUIRE(dup2(STDERR_FILENO, 201) == 201);
+    const Fd at_201(201);
+    Recorder client;
+    client.roles = {"list fds"};
+    client.inherit = {201};
+    run_all(client);
+    REQUIRE(client.events.size() == 1);
+    CHECK(client.events[0].second["open"] == nlohmann::json({0, 1, 2, 201}));
+  }
+
+  TEST_CASE("children die with a supervisor that is SIGKILLed") {
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    const Fd read_end(ends[0]);
+    const pid_t agent = fork();
+    if (agent == 0) {
+      dup2(ends[1], 200);
+      setenv("CAIRN_TEST_ROLE", "agent", 1);
+      execl("/proc/self/exe", "agent", nullptr);
+      _exit(93);
+    }
+    close(ends[1]);
+    char text[256] = {};
+    REQUIRE(read(read_end.get(), text, sizeof text - 1) > 0);
+    std::istringstream pids(text);
+    std::vector<pid_t> children;
+    for (pid_t pid = 0; pids >> pid;) children.push_back(pid);
+    REQUIRE(children.size() == 2);
+    for (const pid_t pid : children) REQUIRE(kill(pid, 0) == 0);
+    kill(agent, SIGKILL);
+    waitpid(agent, nullptr, 0);
+    for (const pid_t pid : children) {
+      bool gone = false;
+      for (int i = 0; i < 500 && !gone; ++i) {
+        const char state = process_state(pid);
+        gone = state == '?' || state == 'Z' || state == 'X';
+        if (!gone) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      CHECK(gone);
+    }
+  }
+
+  TEST_CASE("a stopped child is found, named and replaced") {
+    Recorder client;
+    client.roles = {"sleep", "stop self"};
+    client.started_hook = [&](int64_t generation) {
+      if (generation == 0) client.roles = {"exit 0", "stop self"};
+    };
+    SupervisorOptions options;
+    options.hang_deadline_ms = 100;
+    const Outcome outcome = run_all(client, options);
+    CHECK(outcome.kind == EndKind::kFinished);
+    REQUIRE(client.silent.size() == 2);
+    CHECK(client.silent[0].rank == 1);
+    CHECK(client.silent[0].state == 'T');
+    CHECK(client.silent[0].silent_ms >= 100);
+    REQUIRE(outcome.recoveries.size() == 1);
+    CHECK(outcome.recoveries[0].failed_rank == 1);
+    CHECK(outcome.recoveries[0].cause.find("stopped (state T); last at step 7 forward of rank 1; 1 others wait") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("a child that sends events does not hang") {
+    Recorder client;
+    client.roles = {"beat"};
+    SupervisorOptions options;
+    options.hang_deadline_ms = 150;
+    CHECK(run_all(client, options).kind == EndKind::kFinished);
+    CHECK(client.silent.empty());
+  }
+
+  TEST_CASE("a client can end a generation, watch a descriptor and be woken") {
+    Recorder client;
+    client.roles = {"sleep"};
+    SupervisorOptions options;
+    options.tick_ms = 0;
+    options.restart.max_restarts = 1;
+    Result<std::unique_ptr<Supervisor>> made = Supervisor::make(options, client, system_clock);
+    REQUIRE(made.ok());
+    Supervisor& supervisor = *made.value();
+    const Fd counter(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    int64_t seen = 0;
+    REQUIRE(supervisor
+                .watch(counter.get(),
+                       [&] {
+                         uint64_t n = 0;
+                         (void)!read(counter.get(), &n, sizeof n);
+                         seen += static_cast<int64_t>(n);
+                         supervisor.unwatch(counter.get());
+                         supervisor.restart("guard: loss is nan", 1);
+                       })
+                .ok());
+    client.tick_hook = [&] {
+      const uint64_t five = 5;
+      (void)!write(counter.get(), &five, sizeof five);
+    };
+    client.started_hook = [&](int64_t generation) {
+      if (generation == 1) client.roles = {"exit 0"};
+    };
+    client.failure_hook = [&](const RestartInfo&, bool) { client.roles = {"exit 0"}; };
+    std::thread waker([&] { supervisor.wake(); });
+    const Result<Outcome> outcome = supervisor.run();
+    waker.join();
+    REQUIRE(outcome.ok());
+    CHECK(seen == 5);
+    CHECK(client.generations == 2);
+    REQUIRE(outcome.value().recoveries.size() == 1);
+    CHECK(outcome.value().recoveries[0].cause == "guard: loss is nan");
+    CHECK(outcome.value().recoveries[0].failed_rank == -1);
+  }
+
+  TEST_CASE("a program or log that cannot be opened is an error that names it, and nothing is left running") {
+    struct Wrong : Recorder {
+      ChildSpec second;
+      Result<std::vector<ChildSpec>> prepare_generation(int64_t) override {
+        return std::vector<ChildSpec>{spec_for("sleep", 0), second};
+      }
+    };
+    Wrong client;
+    client.second.argv = {"/no/such/program"};
+    Result<Outcome> outcome = run_supervisor(client);
+    REQUIRE_FALSE(outcome.ok());
+    CHECK(outcome.error().code == ErrorCode::kInvalidInput);
+    CHECK(outcome.error().message == "rank 1: cannot start /no/such/program: exec: No such file or directory");
+    CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+
+    client.second = spec_for("sleep", 0);
+    client.second.log_path = "/no/such/folder/rank-1.log";
+    outcome = run_supervisor(client);
+    REQUIRE_FALSE(outcome.ok());
+    CHECK(outcome.error().message == "rank 1: /no/such/folder/rank-1.log: No such file or directory");
+    CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+  }
+
+  TEST_CASE("a hundred fast restarts leak no descriptor and no process") {
+    const int64_t before = count_open_fds();
+    {
+      Recorder client;
+      client.roles = {"kill always", "sleep"};
+      SupervisorOptions options;
+      options.restart.max_restarts = 100;
+      int64_t first = 0;
+      int64_t last = 0;
+      client.started_hook = [&](int64_t generation) { (generation == 0 ? first : last) = count_open_fds(); };
+      const Outcome outcome = run_all(client, options);
+      CHECK(client.generations == 101);
+      CHECK(outcome.recoveries.size() == 100);
+      CHECK(first == last);
+      int64_t total_ns = 0;
+      for (const Recovery& r : outcome.recoveries) total_ns += r.spawned_ns - r.detected_ns;
+      MESSAGE("mean detected -> spawned: ", total_ns / 100'000, " us");
+    }
+    CHECK(count_open_fds() == before);
+  }
+}

@@ -1,0 +1,457 @@
+// What comm.h promises, over every engine. Expected values come from a fold written down here, bit for bit.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "runtime/core/random.h"
+#include "tests/runtime/comm/fabric.h"
+
+using namespace cairn;
+using namespace cairn::comm;
+using namespace cairn::comm::testing;
+
+namespace {
+
+using Bytes = std::vector<char>;
+
+// Values whose sums depend on the order of addition: magnitudes differ, mantissas are full.
+double value_at(uint64_t key, int64_t i) {
+  constexpr double kScales[] = {1, 10, 100, 1000, 10000};
+  return (uniform_at(key, static_cast<uint64_t>(i)) - 0.5) * kScales[(key + static_cast<uint64_t>(i)) % 5];
+}
+
+template <typename T>
+void put(Bytes& out, int64_t i, T x) {
+  std::memcpy(out.data() + i * static_cast<int64_t>(sizeof(T)), &x, sizeof(T));
+}
+template <typename T>
+T get(const Bytes& in, int64_t i) {
+  T x;
+  std::memcpy(&x, in.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  return x;
+}
+
+Bytes payload(DType dtype, int64_t rank, int64_t count) {
+  Bytes out(static_cast<size_t>(count * dtype_size_bytes(dtype)));
+  const uint64_t key = stream_key(7, fmt::format("rank {}", rank));
+  for (int64_t i = 0; i < count; ++i) {
+    const double v = value_at(key, i);
+    if (dtype == DType::kF32) put(out, i, static_cast<float>(v));
+    if (dtype == DType::kBf16) put(out, i, to_bf16(static_cast<float>(v)));
+    if (dtype == DType::kF64) put(out, i, v);
+    if (dtype == DType::kI64) put(out, i, static_cast<int64_t>(v * 1000));
+  }
+  return out;
+}
+
+template <typename T, typename Acc>
+Bytes fold(const std::vector<Bytes>& inputs, ReduceOp op, Acc (*widen)(T), T (*narrow)(Acc)) {
+  Bytes out(inputs[0].size());
+  for (int64_t i = 0; i < static_cast<int64_t>(out.size() / sizeof(T)); ++i) {
+    Acc acc = widen(get<T>(inputs[0], i));
+    for (size_t r = 1; r < inputs.size(); ++r) {
+      const Acc x = widen(get<T>(inputs[r], i));
+      acc = op == ReduceOp::kSum ? acc + x : std::max(acc, x);
+    }
+    put(out, i, narrow(acc));
+  }
+  return out;
+}
+
+Bytes expected_reduce(const std::vector<Bytes>& inputs, DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::kF32:
+      return fold<float, float>(
+          inputs, op, [](float x) { return x; }, [](float x) { return x; });
+    case DType::kBf16:
+      return fold<bf16, float>(
+          inputs, op, [](bf16 x) { return to_f32(x); }, [](float x) { return to_bf16(x); });
+    case DType::kF64:
+      return fold<double, double>(
+          inputs, op, [](double x) { return x; }, [](double x) { return x; });
+    default:
+      return fold<int64_t, int64_t>(
+          inputs, op, [](int64_t x) { return x; }, [](int64_t x) { return x; });
+  }
+}
+
+std::vector<Bytes> payloads(DType dtype, int64_t ranks, int64_t count) {
+  std::vector<Bytes> out;
+  for (int64_t r = 0; r < ranks; ++r) out.push_back(payload(dtype, r, count));
+  return out;
+}
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF64, DType::kI64};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax};
+
+// Small staging sends even small payloads through many chunks.
+constexpr int64_t kTinyStaging = 3 * 1024;
+
+void run_all(const WorldSpec& spec, const Body& body) {
+  for (const Fabric& fabric : fabrics()) {
+    if (spec.staging_bytes == kTinyStaging && !fabric.staged) continue;  // nothing that the other sizes do not cover
+    const std::vector<std::string> results = fabric.run(spec, body);
+    REQUIRE(results.size() == static_cast<size_t>(spec.size));
+    for (size_t r = 0; r < results.size(); ++r) {
+      CAPTURE(fabric.name);
+      CAPTURE(spec.size);
+      CAPTURE(r);
+      CHECK(results[r] == "");
+    }
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/comm/conformance") {
+  TEST_CASE("all_reduce gives every rank the ordered fold, for any count, dtype, operation and staging") {
+    for (const int64_t n : {2, 3, 4, 8}) {
+      for (const int64_t staging : {kTinyStaging, int64_t{768} << 10}) {
+        run_all({.size = n, .staging_bytes = staging}, [&](Engine& engine) -> std::string {
+          EXPECT_SET(auto comm, engine.group("tp", all_ranks(n)));
+          for (const int64_t count : {0, 1, 7, 1000, 33001}) {
+            for (const DType dtype : kDTypes) {
+              for (const ReduceOp op : kOps) {
+                if (count > 10000 && (dtype == DType::kF64 || op == ReduceOp::kMax)) continue;
+                Bytes data = payload(dtype, engine.world_rank(), count);
+                EXPECT_OK(comm->all_reduce(data.data(), count, dtype, op, "x"));
+                EXPECT(data == expected_reduce(payloads(dtype, n, count), dtype, op));
+              }
+            }
+          }
+          return "";
+        });
+      }
+    }
+  }
+
+  TEST_CASE("a large all_reduce, many chunks of full staging") {
+    run_all({.size = 3, .staging_bytes = 96 << 10}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("dp", {2, 0, 1}));  // group order is not world order
+      const int64_t count = 250'003;
+      Bytes data = payload(DType::kF32, engine.world_rank(), count);
+      EXPECT_OK(comm->all_reduce(data.data(), count, DType::kF32, ReduceOp::kSum, "gradients"));
+      const std::vector<Bytes> ordered = {payload(DType::kF32, 2, count), payload(DType::kF32, 0, count),
+                                          payload(DType::kF32, 1, count)};
+      EXPECT(data == expected_reduce(ordered, DType::kF32, ReduceOp::kSum));
+      return "";
+    });
+  }
+
+  TEST_CASE("bf16 is added in float32 and rounded once") {
+    run_all({.size = 4}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("tp", all_ranks(4)));
+      // 256 + 1 is not a bf16: adding 1 three times in bf16 would stay at 256, in float32 it makes 259 -> 260.
+      bf16 x = to_bf16(engine.world_rank() == 0 ? 256.0f : 1.0f);
+      EXPECT_OK(comm->all_reduce(&x, 1, DType::kBf16, ReduceOp::kSum, "x"));
+      EXPECT(to_f32(x) == 260.0f);
+      return "";
+    });
+  }
+
+  TEST_CASE("a maximum hands a NaN on, wherever it comes from") {
+    for (int64_t from = 0; from < 3; ++from) {
+      run_all({.size = 3}, [&](Engine& engine) -> std::string {
+        EXPECT_SET(auto comm, engine.group("dp", all_ranks(3)));
+        float x = engine.world_rank() == from ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+        EXPECT_OK(comm->all_reduce(&x, 1, DType::kF32, ReduceOp::kMax, "spike guard"));
+        EXPECT(std::isnan(x));
+        return "";
+      });
+    }
+  }
+
+  TEST_CASE("reduce_scatter gives each rank its chunk, in place and out of place") {
+    for (const int64_t n : {2, 3, 8}) {
+      for (const int64_t staging : {kTinyStaging, int64_t{768} << 10}) {
+        run_all({.size = n, .staging_bytes = staging}, [&](Engine& engine) -> std::string {
+          EXPECT_SET(auto comm, engine.group("dp", all_ranks(n)));
+          for (const int64_t count : {0, 1, 5, 1001, 9000}) {
+            for (const DType dtype : {DType::kF32, DType::kBf16}) {
+              const int64_t part = count * dtype_size_bytes(dtype);
+              const Bytes input = payload(dtype, engine.world_rank(), n * count);
+              const Bytes sum = expected_reduce(payloads(dtype, n, n * count), dtype, ReduceOp::kSum);
+              const Bytes want(sum.begin() + comm->rank() * part, sum.begin() + (comm->rank() + 1) * part);
+              Bytes out(static_cast<size_t>(part));
+              EXPECT_OK(comm->reduce_scatter(input.data(), out.data(), count, dtype, ReduceOp::kSum, "out of place"));
+              EXPECT(out == want);
+              Bytes both = input;
+              char* mine = both.data() + comm->rank() * part;
+              EXPECT_OK(comm->reduce_scatter(both.data(), mine, count, dtype, ReduceOp::kSum, "in place"));
+              EXPECT(Bytes(mine, mine + part) == want);
+            }
+          }
+          return "";
+        });
+      }
+    }
+  }
+
+  TEST_CASE("all_gather and broadcast move any bytes, in place and out of place, from every root") {
+    for (const int64_t n : {2, 3, 8}) {
+      for (const int64_t staging : {kTinyStaging, int64_t{768} << 10}) {
+        run_all({.size = n, .staging_bytes = staging}, [&](Engine& engine) -> std::string {
+          EXPECT_SET(auto comm, engine.group("dp", all_ranks(n)));
+          for (const int64_t count : {0, 1, 13, 4099}) {
+            Bytes want;
+            for (int64_t r = 0; r < n; ++r) {
+              const Bytes part = payload(DType::kBf16, r, count);
+              want.insert(want.end(), part.begin(), part.end());
+            }
+            const Bytes mine = payload(DType::kBf16, engine.world_rank(), count);
+            const int64_t bytes = 2 * count;
+            Bytes out(static_cast<size_t>(n * bytes));
+            EXPECT_OK(comm->all_gather(mine.data(), out.data(), bytes, "out of place"));
+            EXPECT(out == want);
+            Bytes both(static_cast<size_t>(n * bytes));
+            char* chunk = both.data() + comm->rank() * bytes;
+            std::copy(mine.begin(), mine.end(), chunk);
+            EXPECT_OK(comm->all_gather(chunk, both.data(), bytes, "in place"));
+            EXPECT(both == want);
+            for (int64_t root = 0; root < n; ++root) {
+              Bytes data = mine;
+              EXPECT_OK(comm->broadcast(data.data(), bytes, root, "from each"));
+              EXPECT(data == payload(DType::kBf16, root, count));
+            }
+          }
+          return "";
+        });
+      }
+    }
+  }
+
+  TEST_CASE("collectives of changing kind and size in a row, with ranks out of step, stay whole") {
+    for (const Fabric& fabric : fabrics()) {
+      for (const int64_t n : {2, 4, 8}) {
+        const int64_t rounds = 1000 / fabric.scale;
+        const auto results = fabric.run({.size = n, .staging_bytes = 6 << 10}, [&](Engine& engine) -> std::string {
+          EXPECT_SET(auto comm, engine.group("tp", all_ranks(n)));
+          const uint64_t key = stream_key(3, fmt::format("skew {}", engine.world_rank()));
+          for (int64_t i = 0; i < rounds; ++i) {
+            if (uniform_at(key, static_cast<uint64_t>(i)) < 0.02)
+              std::this_thread::sleep_for(std::chrono::microseconds(200));
+            const int64_t count = 1 + i % 700;
+            std::vector<int64_t> data(static_cast<size_t>(count));
+            for (int64_t k = 0; k < count; ++k) data[static_cast<size_t>(k)] = (engine.world_rank() + 1) * (i + k);
+            EXPECT_OK(comm->all_reduce(data.data(), count, DType::kI64, ReduceOp::kSum, "round"));
+            for (int64_t k = 0; k < count; ++k) EXPECT(data[static_cast<size_t>(k)] == n * (n + 1) / 2 * (i + k));
+            if (i % 3 == 0) {
+              std::vector<int64_t> all(static_cast<size_t>(n));
+              const int64_t mine = i * 100 + engine.world_rank();
+              EXPECT_OK(comm->all_gather(&mine, all.data(), 8, "round"));
+              for (int64_t r = 0; r < n; ++r) EXPECT(all[static_cast<size_t>(r)] == i * 100 + r);
+            }
+            if (i % 7 == 0) EXPECT_OK(comm->barrier("round"));
+          }
+          return "";
+        });
+        for (const std::string& result : results) {
+          CAPTURE(fabric.name);
+          CAPTURE(n);
+          CHECK(result == "");
+        }
+      }
+    }
+  }
+
+  TEST_CASE("messages arrive in order, both ways at once, larger than the ring, empty, and to oneself") {
+    for (const int64_t n : {2, 3}) {
+      run_all({.size = n, .channel_bytes = 4096}, [&](Engine& engine) -> std::string {
+        EXPECT_SET(auto comm, engine.group("pp", all_ranks(n)));
+        const int64_t next = (comm->rank() + 1) % n, previous = (comm->rank() + n - 1) % n;
+        for (int64_t round = 0; round < 5; ++round) {
+          std::vector<Bytes> to_next, to_previous;
+          for (const int64_t count : {0, 1, 50, 30000, 3}) {
+            to_next.push_back(payload(DType::kF32, comm->rank() * 10 + round, count));
+            to_previous.push_back(payload(DType::kBf16, comm->rank() * 10 + round, count));
+          }
+          for (size_t i = 0; i < to_next.size(); ++i) {
+            EXPECT_OK(comm->isend(to_next[i].data(), static_cast<int64_t>(to_next[i].size()), next, "forward"));
+            if (n > 2) {
+              EXPECT_OK(
+                  comm->isend(to_previous[i].data(), static_cast<int64_t>(to_previous[i].size()), previous, "back"));
+            }
+          }
+          for (const int64_t count : {0, 1, 50, 30000, 3}) {
+            Bytes got(static_cast<size_t>(count * 4));
+            EXPECT_OK(comm->recv(got.data(), count * 4, previous, "forward"));
+            EXPECT(got == payload(DType::kF32, previous * 10 + round, count));
+          }
+          if (n > 2) {
+            for (const int64_t count : {0, 1, 50, 30000, 3}) {
+              Bytes got(static_cast<size_t>(count * 2));
+              EXPECT_OK(comm->recv(got.data(), count * 2, next, "back"));
+              EXPECT(got == payload(DType::kBf16, next * 10 + round, count));
+            }
+          }
+          EXPECT_OK(comm->wait_sends("all"));
+          const int64_t sent = 42 + round;
+          int64_t kept = 0;
+          EXPECT_OK(comm->isend(&sent, 8, comm->rank(), "self"));
+          EXPECT_OK(comm->recv(&kept, 8, comm->rank(), "self"));
+          EXPECT(kept == 42 + round);
+          EXPECT_OK(comm->wait_sends("self"));
+        }
+        return "";
+      });
+    }
+  }
+
+  TEST_CASE("a pending send moves on while its rank waits in a collective of another group") {
+    run_all({.size = 2, .channel_bytes = 1024}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto pp, engine.group("pp", {0, 1}));
+      EXPECT_SET(auto dp, engine.group("dp", {0, 1}));
+      const Bytes big = payload(DType::kF32, 0, 20000);
+      if (engine.world_rank() == 0) {
+        EXPECT_OK(pp->isend(big.data(), static_cast<int64_t>(big.size()), 1, "activations"));
+        EXPECT_OK(dp->barrier("after"));
+        EXPECT_OK(pp->wait_sends("activations"));
+      } else {
+        Bytes got(big.size());
+        EXPECT_OK(pp->recv(got.data(), static_cast<int64_t>(got.size()), 0, "activations"));
+        EXPECT(got == big);
+        EXPECT_OK(dp->barrier("after"));
+      }
+      return "";
+    });
+  }
+
+  TEST_CASE("a mesh of 2 x 2 x 2 ranks: all groups at once, each with its own members and order") {
+    run_all({.size = 8}, [&](Engine& engine) -> std::string {
+      const int64_t rank = engine.world_rank();
+      const int64_t tp = rank % 2, dp = rank / 2 % 2, pp = rank / 4;
+      const int64_t line = rank - tp, column = rank - 2 * dp, stage = rank - 4 * pp;
+      EXPECT_SET(auto tp_comm, engine.group("tp", {line, line + 1}));
+      EXPECT_SET(auto dp_comm, engine.group("dp", {column, column + 2}));
+      EXPECT_SET(auto pp_comm, engine.group("pp", {stage, stage + 4}));
+      EXPECT_SET(auto world, engine.group("world", all_ranks(8)));
+      EXPECT_SET(auto again, engine.group("world", all_ranks(8)));  // a second one with the same members
+      EXPECT(tp_comm->name() == fmt::format("tp[{},{}]", line, line + 1));
+      EXPECT((tp_comm->rank() == tp && dp_comm->rank() == dp && pp_comm->rank() == pp && world->rank() == rank));
+      for (int64_t i = 0; i < 20; ++i) {
+        int64_t x = rank + i, y = rank, z = rank, w = 1;
+        const int64_t sent = rank * 1000 + i;
+        EXPECT_OK(pp_comm->isend(&sent, 8, 1 - pp, "stage"));
+        EXPECT_OK(tp_comm->all_reduce(&x, 1, DType::kI64, ReduceOp::kSum, "x"));
+        EXPECT(x == line + line + 1 + 2 * i);
+        EXPECT_OK(dp_comm->all_reduce(&y, 1, DType::kI64, ReduceOp::kSum, "y"));
+        EXPECT(y == 2 * column + 2);
+        EXPECT_OK(world->all_reduce(&z, 1, DType::kI64, ReduceOp::kMax, "z"));
+        EXPECT(z == 7);
+        EXPECT_OK(again->all_reduce(&w, 1, DType::kI64, ReduceOp::kSum, "w"));
+        EXPECT(w == 8);
+        int64_t got = 0;
+        EXPECT_OK(pp_comm->recv(&got, 8, 1 - pp, "stage"));
+        EXPECT(got == (stage + 4 * (1 - pp)) * 1000 + i);
+        EXPECT_OK(pp_comm->wait_sends("stage"));
+      }
+      return "";
+    });
+  }
+
+  TEST_CASE("two groups of a rank may be driven by two threads at once") {
+    for (const Fabric& fabric : fabrics()) {
+      const int64_t rounds = 400 / fabric.scale;
+      const auto results = fabric.run({.size = 3, .channel_bytes = 2048}, [&](Engine& engine) -> std::string {
+        EXPECT_SET(auto dp, engine.group("dp", all_ranks(3)));
+        EXPECT_SET(auto pp, engine.group("pp", all_ranks(3)));
+        const int64_t rank = engine.world_rank();
+        auto reduce = [&]() -> std::string {
+          for (int64_t i = 0; i < rounds; ++i) {
+            int64_t x = rank + i;
+            EXPECT_OK(dp->all_reduce(&x, 1, DType::kI64, ReduceOp::kSum, "gradients"));
+            EXPECT(x == 3 + 3 * i);
+          }
+          return "";
+        };
+        auto pass_on = [&]() -> std::string {
+          for (int64_t i = 0; i < rounds; ++i) {
+            const std::vector<int64_t> sent(500, rank * 1000 + i);
+            std::vector<int64_t> got(500);
+            EXPECT_OK(pp->isend(sent.data(), 4000, (rank + 1) % 3, "activations"));
+            EXPECT_OK(pp->recv(got.data(), 4000, (rank + 2) % 3, "activations"));
+            EXPECT(got == std::vector<int64_t>(500, (rank + 2) % 3 * 1000 + i));
+            EXPECT_OK(pp->wait_sends("activations"));
+          }
+          return "";
+        };
+        std::string reduced;
+        std::thread background([&] { reduced = reduce(); });
+        const std::string passed = pass_on();
+        background.join();
+        return reduced + passed;
+      });
+      CAPTURE(fabric.name);
+      CHECK(results == std::vector<std::string>(3, ""));
+    }
+  }
+
+  TEST_CASE("a group of one copies and counts nothing") {
+    run_all({.size = 2}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("tp", {engine.world_rank()}));
+      EXPECT((comm->size() == 1 && comm->rank() == 0));
+      std::vector<float> in = {1, 2, 3}, out(3);
+      EXPECT_OK(comm->all_reduce(in.data(), 3, DType::kF32, ReduceOp::kSum, "x"));
+      EXPECT((in == std::vector<float>{1, 2, 3}));
+      EXPECT_OK(comm->reduce_scatter(in.data(), out.data(), 3, DType::kF32, ReduceOp::kSum, "x"));
+      EXPECT(out == in);
+      std::fill(out.begin(), out.end(), 0.0f);
+      EXPECT_OK(comm->all_gather(in.data(), out.data(), 12, "x"));
+      EXPECT(out == in);
+      EXPECT_OK(comm->all_gather(in.data(), in.data(), 12, "in place"));
+      EXPECT_OK(comm->broadcast(in.data(), 12, 0, "x"));
+      EXPECT_OK(comm->barrier("x"));
+      EXPECT((comm->traffic().calls == 0 && comm->traffic().all_reduce_bytes == 0));
+      return "";
+    });
+  }
+
+  TEST_CASE("traffic counts what this rank put in") {
+    run_all({.size = 3}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("dp", all_ranks(3)));
+      std::vector<float> data(30);
+      EXPECT_OK(comm->all_reduce(data.data(), 30, DType::kF32, ReduceOp::kSum, "x"));
+      EXPECT_OK(comm->all_reduce(data.data(), 10, DType::kBf16, ReduceOp::kSum, "x"));
+      EXPECT_OK(
+          comm->reduce_scatter(data.data(), data.data() + 10 * comm->rank(), 10, DType::kF32, ReduceOp::kSum, "x"));
+      EXPECT_OK(comm->all_gather(data.data() + 10 * comm->rank(), data.data(), 40, "x"));
+      EXPECT_OK(comm->broadcast(data.data(), 8, 1, "x"));
+      EXPECT_OK(comm->barrier("x"));
+      EXPECT_OK(comm->isend(data.data(), 12, (comm->rank() + 1) % 3, "x"));
+      EXPECT_OK(comm->recv(data.data(), 12, (comm->rank() + 2) % 3, "x"));
+      EXPECT_OK(comm->wait_sends("x"));
+      const Comm::Traffic t = comm->traffic();
+      EXPECT(t.all_reduce_bytes == 30 * 4 + 10 * 2);
+      EXPECT(t.reduce_scatter_bytes == 3 * 10 * 4);
+      EXPECT(t.all_gather_bytes == 40);
+      EXPECT(t.broadcast_bytes == (comm->rank() == 1 ? 8 : 0));
+      EXPECT(t.p2p_bytes == 12);
+      EXPECT(t.calls == 9);
+      return "";
+    });
+  }
+
+  TEST_CASE("arguments that cannot be are refused before anything moves") {
+    run_all({.size = 2}, [&](Engine& engine) -> std::string {
+      EXPECT(engine.group("tp", {}).error().code == ErrorCode::kInvalidInput);
+      EXPECT(engine.group("tp", {0, 2}).error().code == ErrorCode::kInvalidInput);
+      EXPECT(engine.group("tp", {0, 0, 1}).error().code == ErrorCode::kInvalidInput);
+      EXPECT(engine.group("tp", {1 - engine.world_rank()}).error().code == ErrorCode::kInvalidInput);
+      EXPECT_SET(auto comm, engine.group("tp", {0, 1}));
+      float x = 1;
+      EXPECT(comm->all_reduce(&x, 1, DType::kU8, ReduceOp::kSum, "x").error().message ==
+             "tp[0,1].all_reduce(x): collectives reduce f32, bf16, f64 and i64, got u8");
+      EXPECT(comm->all_reduce(&x, -1, DType::kF32, ReduceOp::kSum, "x").error().code == ErrorCode::kInvalidInput);
+      EXPECT(comm->broadcast(&x, 4, 2, "x").error().code == ErrorCode::kInvalidInput);
+      EXPECT(comm->isend(&x, 4, -1, "x").error().code == ErrorCode::kInvalidInput);
+      EXPECT_OK(comm->all_reduce(&x, 1, DType::kF32, ReduceOp::kSum, "the group still works"));
+      EXPECT(x == 2);
+      return "";
+    });
+  }
+}

@@ -1,0 +1,237 @@
+#pragma once
+// Runs one body on every rank of a small world, over each engine: threads, forked processes in shared memory, forked
+// processes over loopback TCP. A body returns what went wrong, or "": assertions of the test framework do not cross a
+// process boundary.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/comm/gloo_engine.h"
+#include "runtime/comm/hybrid_engine.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/comm/thread_world.h"
+
+namespace cairn::comm::testing {
+
+struct WorldSpec {
+  int64_t size = 2;
+  int64_t staging_bytes = 768 << 10;
+  int64_t channel_bytes = 1 << 20;
+  int64_t deadline_ms = 20000;
+};
+
+using Body = std::function<std::string(Engine&)>;
+
+#define EXPECT(...)                                                                \
+  do {                                                                             \
+    if (!(__VA_ARGS__)) return fmt::format("line {}: {}", __LINE__, #__VA_ARGS__); \
+  } while (false)
+#define EXPECT_OK(...)                                                                                   \
+  do {                                                                                                   \
+    const auto expect_status = (__VA_ARGS__);                                                            \
+    if (!expect_status.ok()) return fmt::format("line {}: {}", __LINE__, expect_status.error().message); \
+  } while (false)
+#define EXPECT_SET(declaration, ...) EXPECT_SET_INNER(RT_CONCAT(expect_result_, __LINE__), declaration, __VA_ARGS__)
+#define EXPECT_SET_INNER(name, declaration, ...)                                     \
+  auto name = (__VA_ARGS__);                                                         \
+  if (!name.ok()) return fmt::format("line {}: {}", __LINE__, name.error().message); \
+  declaration = std::move(name).value()
+
+inline ShmWorldConfig world_config(const WorldSpec& spec) {
+  return {.world_size = spec.size, .channel_bytes = spec.channel_bytes, .staging_bytes = spec.staging_bytes};
+}
+
+inline std::vector<std::string> run_threads(const WorldSpec& spec, const Body& body) {
+  ThreadWorld world(world_config(spec), {.deadline_ms = spec.deadline_ms});
+  std::vector<std::string> results(static_cast<size_t>(spec.size));
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < spec.size; ++r) {
+    threads.emplace_back([&, r] {
+      const auto engine = world.engine(r);
+      results[static_cast<size_t>(r)] = body(*engine);
+    });
+  }
+  for (auto& t : threads) t.join();
+  return results;
+}
+
+/// Forks a process for each rank; `make_engine` runs in it. The caller has no other threads.
+class Processes {
+ public:
+  using MakeEngine = std::function<Result<std::unique_ptr<Engine>>(int64_t rank)>;
+
+  Processes(int64_t size, const MakeEngine& make_engine, const Body& body) {
+    for (int64_t r = 0; r < size; ++r) {
+      int ends[2];
+      if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
+      const pid_t pid = ::fork();
+      if (pid == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        ::close(ends[0]);
+        const std::string text = [&]() -> std::string {
+          auto engine = make_engine(r);
+          if (!engine.ok()) return engine.error().message;
+          return body(*engine.value());
+        }();
+        if (::write(ends[1], text.data(), text.size()) < 0) ::_exit(3);
+        ::_exit(0);
+      }
+      ::close(ends[1]);
+      pids_.push_back(pid);
+      pipes_.push_back(ends[0]);
+    }
+  }
+  ~Processes() {
+    for (size_t r = 0; r < pids_.size(); ++r) {
+      if (pids_[r] > 0) {
+        ::kill(pids_[r], SIGKILL);
+        ::waitpid(pids_[r], nullptr, 0);
+      }
+      ::close(pipes_[r]);
+    }
+  }
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  pid_t pid(int64_t rank) const { return pids_[static_cast<size_t>(rank)]; }
+  void send_signal(int64_t rank, int signal) const { ::kill(pid(rank), signal); }
+
+  /// What the rank returned, or "signal N".
+  std::string join(int64_t rank) {
+    const auto r = static_cast<size_t>(rank);
+    std::string text;
+    char buffer[4096];
+    for (;;) {
+      const ssize_t n = ::read(pipes_[r], buffer, sizeof(buffer));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) break;
+      text.append(buffer, static_cast<size_t>(n));
+    }
+    int status = 0;
+    ::waitpid(pids_[r], &status, 0);
+    pids_[r] = -1;
+    if (WIFSIGNALED(status)) return fmt::format("signal {}", WTERMSIG(status));
+    if (WEXITSTATUS(status) != 0) return fmt::format("exit status {}: {}", WEXITSTATUS(status), text);
+    return text;
+  }
+
+ private:
+  std::vector<pid_t> pids_;
+  std::vector<int> pipes_;
+};
+
+inline std::vector<std::string> run_shm(const WorldSpec& spec, const Body& body) {
+  const auto world = ShmWorld::create(world_config(spec));
+  if (!world.ok()) return {world.error().message};
+  Processes ranks(
+      spec.size,
+      [&](int64_t rank) { return attach_shm_engine(world.value().fd(), rank, {.deadline_ms = spec.deadline_ms}); },
+      body);
+  std::vector<std::string> results;
+  for (int64_t r = 0; r < spec.size; ++r) results.push_back(ranks.join(r));
+  return results;
+}
+
+/// A directory of its own below the system's for temporary files, removed at the end.
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "cairn-comm-XXXXXX").string();
+    if (!::mkdtemp(pattern.data())) std::abort();
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline GlooConfig loopback_config(const WorldSpec& spec, const TempDir& dir, int64_t rank) {
+  return {.rank = rank,
+          .world_size = spec.size,
+          .interface_address = "127.0.0.1",
+          .rendezvous_dir = dir.path(),
+          .run_id = "run",
+          .options = {.deadline_ms = spec.deadline_ms}};
+}
+
+inline Result<std::unique_ptr<Engine>> make_loopback_engine(const WorldSpec& spec, const TempDir& dir, int64_t rank) {
+  return make_gloo_engine(loopback_config(spec, dir, rank));
+}
+
+inline std::vector<std::string> run_gloo(const WorldSpec& spec, const Body& body) {
+  const TempDir dir;
+  Processes ranks(
+      spec.size, [&](int64_t rank) { return make_loopback_engine(spec, dir, rank); }, body);
+  std::vector<std::string> results;
+  for (int64_t r = 0; r < spec.size; ++r) results.push_back(ranks.join(r));
+  return results;
+}
+
+/// Two hosts with half of the ranks each, as far as the engine can tell.
+inline std::vector<std::string> run_hybrid(const WorldSpec& spec, const Body& body) {
+  const TempDir dir;
+  std::vector<int64_t> hosts;
+  for (int64_t r = 0; r < spec.size; ++r) hosts.push_back(r * 2 / spec.size);
+  ShmWorldConfig config = world_config(spec);
+  config.local_ranks = (spec.size + 1) / 2;
+  const std::array<Result<ShmWorld>, 2> memory = {ShmWorld::create(config), ShmWorld::create(config)};
+  Processes ranks(
+      spec.size,
+      [&](int64_t rank) {
+        const int64_t host = hosts[static_cast<size_t>(rank)];
+        return make_hybrid_engine({.gloo = loopback_config(spec, dir, rank),
+                                   .host_of_rank = hosts,
+                                   .shm_fd = memory[static_cast<size_t>(host)].value().fd()});
+      },
+      body);
+  std::vector<std::string> results;
+  for (int64_t r = 0; r < spec.size; ++r) results.push_back(ranks.join(r));
+  return results;
+}
+
+struct Fabric {
+  std::string name;
+  std::function<std::vector<std::string>(const WorldSpec&, const Body&)> run;
+  int64_t scale = 1;   // divides repetition counts: how much slower an operation is
+  bool staged = true;  // groups of all ranks go through staging memory
+};
+
+inline std::vector<Fabric> fabrics() {
+  return {{"threads", run_threads, 1},
+          {"shm", run_shm, 1},
+          {"gloo", run_gloo, 20, false},
+          {"hybrid", run_hybrid, 20, false}};
+}
+
+inline double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline std::vector<int64_t> all_ranks(int64_t n) {
+  std::vector<int64_t> ranks;
+  for (int64_t r = 0; r < n; ++r) ranks.push_back(r);
+  return ranks;
+}
+
+}  // namespace cairn::comm::testing

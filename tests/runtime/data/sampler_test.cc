@@ -1,0 +1,251 @@
+#include "runtime/data/sampler.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "tests/runtime/data/scratch.h"
+
+using namespace cairn;
+using namespace cairn::data;
+
+namespace {
+
+Sampler::Spec spec_of(int64_t sources) {
+  Sampler::Spec spec;
+  spec.seed = 99;
+  spec.seq_len = 8;
+  for (int64_t i = 0; i < sources; ++i)
+    spec.sources.push_back({"s" + std::to_string(i), 100 + 37 * i, 1000 + static_cast<uint64_t>(i), 1.0 + 0.5 * i});
+  return spec;
+}
+
+Sampler sampler_of(int64_t sources) {
+  auto made = Sampler::make(spec_of(sources));
+  REQUIRE(made.ok());
+  return std::move(made).value();
+}
+
+// One step as dp ranks with micro-batches of m see it, put together again in order of (micro-step, rank).
+std::vector<SampleRef> step_as_seen(std::span<const SampleRef> step, int64_t dp, int64_t micro) {
+  std::vector<SampleRef> seen;
+  for (int64_t a = 0; a < static_cast<int64_t>(step.size()) / (dp * micro); ++a)
+    for (int64_t r = 0; r < dp; ++r)
+      for (const SampleRef& sample : micro_batch_samples(step, dp, r, micro, a)) seen.push_back(sample);
+  return seen;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/data/sampler") {
+  TEST_CASE("dp 1, 2, 3, 4, 6, 12 give the same samples in the same order for a batch of 12") {
+    Sampler sampler = sampler_of(3);
+    for (int64_t step = 0; step < 50; ++step) {
+      const auto samples = sampler.peek(12);
+      for (const int64_t dp : {1, 2, 3, 4, 6, 12})
+        for (int64_t micro = 1; micro * dp <= 12; ++micro)
+          if (12 % (micro * dp) == 0) CHECK(step_as_seen(samples, dp, micro) == samples);
+      for (size_t i = 0; i < samples.size(); ++i) CHECK(samples[i].position == step * 12 + static_cast<int64_t>(i));
+      sampler.advance(12);
+    }
+  }
+
+  TEST_CASE("rank r of micro-step a reads P + a m dp + r m") {
+    const Sampler sampler = sampler_of(1);
+    const auto step = sampler.peek(12);
+    CHECK(micro_batch_samples(step, 3, 2, 2, 1)[0].position == 1 * 2 * 3 + 2 * 2);
+    CHECK(micro_batch_samples(step, 3, 2, 2, 1)[1].position == 1 * 2 * 3 + 2 * 2 + 1);
+  }
+
+  TEST_CASE("stop after any step and resume: no gap, no repeat, at another batch size too") {
+    Sampler straight = sampler_of(3);
+    const auto all = straight.peek(600);
+    for (int64_t stop = 0; stop <= 40; ++stop) {
+      Sampler before = sampler_of(3);
+      std::vector<SampleRef> seen;
+      for (int64_t step = 0; step < stop; ++step) {
+        const auto samples = before.peek(12);
+        seen.insert(seen.end(), samples.begin(), samples.end());
+        before.advance(12);
+      }
+      auto saved = sampler_state_from_json(to_json(before.state()));
+      REQUIRE(saved.ok());
+      CHECK(saved.value() == before.state());
+      auto resumed = Sampler::resume(spec_of(3), saved.value());
+      REQUIRE(resumed.ok());
+      Sampler after = std::move(resumed).value();
+      while (static_cast<int64_t>(seen.size()) + 8 <= 600) {
+        const auto samples = after.peek(8);
+        seen.insert(seen.end(), samples.begin(), samples.end());
+        after.advance(8);
+      }
+      CHECK(std::equal(seen.begin(), seen.end(), all.begin()));
+    }
+  }
+
+  TEST_CASE("a longer run changes nothing before the old end") {
+    const Sampler sampler = sampler_of(2);
+    const auto shorter = sampler.peek(100), longer = sampler.peek(1000);
+    CHECK(std::equal(shorter.begin(), shorter.end(), longer.begin()));
+  }
+
+  TEST_CASE("a crash between reading ahead and the step loses nothing") {
+    Sampler sampler = sampler_of(2);
+    sampler.advance(24);
+    const SamplerState saved = sampler.state();
+    const auto read_ahead = sampler.peek(64);
+    CHECK(sampler.state() == saved);  // looking moves nothing
+    auto resumed = Sampler::resume(spec_of(2), saved);
+    REQUIRE(resumed.ok());
+    CHECK(resumed.value().peek(64) == read_ahead);
+  }
+
+  TEST_CASE("each epoch of a source visits every window once, epochs differ") {
+    Sampler sampler = sampler_of(1);
+    const int64_t windows = window_count(100, 8);
+    REQUIRE(windows == 12);
+    std::vector<int64_t> previous;
+    for (int64_t epoch = 0; epoch < 5; ++epoch) {
+      std::vector<int64_t> starts;
+      for (const SampleRef& sample : sampler.peek(windows)) starts.push_back(sample.start);
+      CHECK(starts != previous);
+      previous = starts;
+      std::sort(starts.begin(), starts.end());
+      for (int64_t i = 0; i < windows; ++i) CHECK(starts[static_cast<size_t>(i)] == i * 8);
+      sampler.advance(windows);
+      CHECK(sampler.epochs(0) == doctest::Approx(epoch + 1.0));
+    }
+  }
+
+  TEST_CASE("the last window's target is the last token it may need") {
+    // 2 windows of 8 need 17 tokens; with 16 there is one.
+    CHECK(window_count(17, 8) == 2);
+    CHECK(window_count(16, 8) == 1);
+    CHECK(window_count(0, 8) == 0);
+  }
+
+  TEST_CASE("a blend draws sources by weight and counts them") {
+    Sampler sampler = sampler_of(3);  // weights 1, 1.5, 2
+    std::map<int32_t, int64_t> counts;
+    for (const SampleRef& sample : sampler.peek(900)) {
+      CHECK(sample.k == counts[sample.source]);
+      ++counts[sample.source];
+    }
+    CHECK(counts[0] == 200);
+    CHECK(counts[1] == 300);
+    CHECK(counts[2] == 400);
+    sampler.advance(900);
+    CHECK(sampler.state().taken == std::vector<int64_t>{200, 300, 400});
+  }
+
+  TEST_CASE("weights count relative to each other, seeds and source order matter") {
+    Sampler::Spec doubled = spec_of(3);
+    for (auto& source : doubled.sources) source.weight *= 2;
+    CHECK(Sampler::make(doubled).value().state() == sampler_of(3).state());
+    Sampler::Spec seeded = spec_of(3);
+    seeded.seed = 100;
+    CHECK(Sampler::make(seeded).value().peek(20) != sampler_of(3).peek(20));
+  }
+
+  TEST_CASE("a changed field refuses to resume and is named with old and new value") {
+    Sampler sampler = sampler_of(2);
+    sampler.advance(10);
+    const auto refused = [](Sampler::Spec spec, const SamplerState& state) {
+      auto resumed = Sampler::resume(spec, state);
+      REQUIRE(!resumed.ok());
+      CHECK(resumed.error().code == ErrorCode::kInvalidInput);
+      return resumed.error().message;
+    };
+    Sampler::Spec spec = spec_of(2);
+    spec.seed = 7;
+    CHECK(says(refused(spec, sampler.state()), {"the seed was 99", "is 7 now"}));
+    spec = spec_of(2);
+    spec.seq_len = 16;
+    CHECK(says(refused(spec, sampler.state()), {"sequence length was 8", "is 16 now"}));
+    spec = spec_of(2);
+    spec.sources[1].fingerprint = 0xabc;
+    CHECK(
+        says(refused(spec, sampler.state()), {"fingerprint of source 1 (s1)", "00000000000003e9", "0000000000000abc"}));
+    spec = spec_of(2);
+    spec.sources[0].weight = 4.5;
+    CHECK(says(refused(spec, sampler.state()), {"weight of source 0 (s0)", "was 0.4", "is 0.75"}));
+    CHECK(says(refused(spec_of(3), sampler.state()), {"number of sources was 2", "is 3"}));
+    SamplerState other = sampler.state();
+    other.order_version = 2;
+    CHECK(says(refused(spec_of(2), other), {"order version was 2", "is 1 now"}));
+    spec = spec_of(2);
+    std::swap(spec.sources[0], spec.sources[1]);
+    CHECK(says(refused(spec, sampler.state()), {"source 0"}));
+  }
+
+  TEST_CASE("a state that contradicts itself is corrupt") {
+    Sampler sampler = sampler_of(2);
+    sampler.advance(10);
+    for (int mistake = 0; mistake < 4; ++mistake) {
+      SamplerState state = sampler.state();
+      if (mistake == 0) state.position = 11;
+      if (mistake == 1) state.taken[0] = -1;
+      if (mistake == 2) state.taken.push_back(0);
+      if (mistake == 3) state.taken = {INT64_MAX, INT64_MAX};
+      auto resumed = Sampler::resume(spec_of(2), state);
+      REQUIRE(!resumed.ok());
+      CHECK(resumed.error().code == ErrorCode::kCorrupt);
+    }
+  }
+
+  TEST_CASE("specs that cannot be sampled are refused with the source's name") {
+    const auto refused = [](const Sampler::Spec& spec) {
+      auto made = Sampler::make(spec);
+      REQUIRE(!made.ok());
+      return made.error().message;
+    };
+    Sampler::Spec spec = spec_of(2);
+    spec.sources[1].tokens = 8;
+    CHECK(says(refused(spec), {"s1", "8 tokens", "needs 9"}));
+    spec = spec_of(2);
+    spec.sources[0].weight = 0;
+    CHECK(says(refused(spec), {"s0", "weight is 0"}));
+    CHECK(says(refused({}), {"no data sources"}));
+  }
+
+  TEST_CASE("the state's JSON reads back bit for bit and nothing else passes") {
+    SamplerState state;
+    state.position = 3;
+    state.taken = {1, 2};
+    state.seed = UINT64_MAX;
+    state.fingerprints = {0, UINT64_MAX};
+    state.seq_len = 1024;
+    state.weights = {1.0 / 3, 2.0 / 3};
+    const std::string text = to_json(state);
+    CHECK(
+        text ==
+        R"({"position":3,"taken":[1,2],"seed":18446744073709551615,"fingerprints":["0000000000000000","ffffffffffffffff"],)"
+        R"("seq_len":1024,"weights":[0.3333333333333333,0.6666666666666666],"order_version":1})");
+    auto back = sampler_state_from_json(text);
+    REQUIRE(back.ok());
+    CHECK(back.value() == state);
+
+    const auto refused = [&text](std::string_view from, std::string_view to) {
+      std::string changed = text;
+      const size_t at = changed.find(from);
+      REQUIRE(at != std::string::npos);
+      changed.replace(at, from.size(), to);
+      auto read = sampler_state_from_json(changed);
+      REQUIRE(!read.ok());
+      CHECK(read.error().code == ErrorCode::kCorrupt);
+      return read.error().message;
+    };
+    CHECK(says(refused("\"position\":3", "\"position\":3.0"), {"position", "3.0", "integer"}));
+    CHECK(says(refused("\"position\":3,", ""), {"position", "missing"}));
+    CHECK(says(refused("\"position\":3", "\"position\":-3"), {"position", "-3"}));
+    CHECK(says(refused("18446744073709551615", "1.8446744073709552e19"), {"seed"}));
+    CHECK(says(refused("ffffffffffffffff", "fffffffffffffff"), {"fingerprints"}));
+    CHECK(says(refused("ffffffffffffffff", "fffffffffffffffg"), {"fingerprints"}));
+    CHECK(says(refused("[1,2]", "[1,\"2\"]"), {"taken"}));
+    CHECK(says(refused("\"seed\"", "\"extra\":1,\"seed\""), {"unknown field \"extra\""}));
+    CHECK(says(refused("1024", "0"), {"seq_len"}));
+    CHECK(says(refused("{", "["), {"not a JSON object"}));
+    for (size_t cut = 0; cut < text.size(); ++cut) CHECK(!sampler_state_from_json(text.substr(0, cut)).ok());
+  }
+}

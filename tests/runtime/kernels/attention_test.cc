@@ -1,0 +1,265 @@
+#include "runtime/kernels/attention.h"
+
+#include <limits>
+
+#include "kernel_testing.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+using kernels::AttentionDims;
+
+namespace {
+
+/// q, k, v side by side in rows of (N + 2K) D, and what belongs to them.
+struct Shape {
+  int64_t batch, tokens, heads, kv_heads, head_dim;
+  int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
+  int64_t rows() const { return batch * tokens; }
+  int64_t k_at() const { return heads * head_dim; }
+  int64_t v_at() const { return (heads + kv_heads) * head_dim; }
+  int64_t out_row() const { return heads * head_dim; }
+  AttentionDims dims() const {
+    return {.batch = batch,
+            .tokens = tokens,
+            .heads = heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .q_stride = row(),
+            .kv_stride = row(),
+            .out_stride = out_row(),
+            .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+  }
+};
+
+struct Reference {
+  std::vector<double> out, logsumexp, probabilities;  // [T, N*D], [B, N, S], [B, N, S, S]
+};
+
+Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
+  const double scale = s.dims().scale;
+  Reference ref;
+  ref.out.assign(s.rows() * s.out_row(), 0.0);
+  ref.logsumexp.resize(s.batch * s.heads * s.tokens);
+  ref.probabilities.assign(s.batch * s.heads * s.tokens * s.tokens, 0.0);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t kv = h * s.kv_heads / s.heads;
+      for (int64_t i = 0; i < s.tokens; ++i) {
+        double* p = &ref.probabilities[((b * s.heads + h) * s.tokens + i) * s.tokens];
+        const double* q = &qkv[(b * s.tokens + i) * s.row() + h * s.head_dim];
+        double max = -INFINITY, sum = 0;
+        for (int64_t j = 0; j <= i; ++j) {
+          const double* k = &qkv[(b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim];
+          double score = 0;
+          for (int64_t d = 0; d < s.head_dim; ++d) score += q[d] * k[d];
+          p[j] = score * scale;
+          max = std::max(max, p[j]);
+        }
+        for (int64_t j = 0; j <= i; ++j) sum += p[j] = std::exp(p[j] - max);
+        ref.logsumexp[(b * s.heads + h) * s.tokens + i] = max + std::log(sum);
+        double* out = &ref.out[(b * s.tokens + i) * s.out_row() + h * s.head_dim];
+        for (int64_t j = 0; j <= i; ++j) {
+          p[j] /= sum;
+          const double* v = &qkv[(b * s.tokens + j) * s.row() + s.v_at() + kv * s.head_dim];
+          for (int64_t d = 0; d < s.head_dim; ++d) out[d] += p[j] * v[d];
+        }
+      }
+    }
+  }
+  return ref;
+}
+
+/// d(dot(dout, out))/d(qkv) with the whole score matrix at hand; checked against finite differences below.
+std::vector<double> naive_backward(const Shape& s, const std::vector<double>& qkv, const std::vector<double>& dout) {
+  const double scale = s.dims().scale;
+  const Reference ref = naive_forward(s, qkv);
+  std::vector<double> grad(qkv.size(), 0.0);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t kv = h * s.kv_heads / s.heads;
+      for (int64_t i = 0; i < s.tokens; ++i) {
+        const double* p = &ref.probabilities[((b * s.heads + h) * s.tokens + i) * s.tokens];
+        const double* g = &dout[(b * s.tokens + i) * s.out_row() + h * s.head_dim];
+        const int64_t q_at = (b * s.tokens + i) * s.row() + h * s.head_dim;
+        std::vector<double> dp(i + 1, 0.0);
+        double mean = 0;
+        for (int64_t j = 0; j <= i; ++j) {
+          const int64_t v_at = (b * s.tokens + j) * s.row() + s.v_at() + kv * s.head_dim;
+          for (int64_t d = 0; d < s.head_dim; ++d) {
+            dp[j] += g[d] * qkv[v_at + d];
+            grad[v_at + d] += p[j] * g[d];
+          }
+          mean += p[j] * dp[j];
+        }
+        for (int64_t j = 0; j <= i; ++j) {
+          const int64_t k_at = (b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim;
+          const double ds = p[j] * (dp[j] - mean) * scale;
+          for (int64_t d = 0; d < s.head_dim; ++d) {
+            grad[q_at + d] += ds * qkv[k_at + d];
+            grad[k_at + d] += ds * qkv[q_at + d];
+          }
+        }
+      }
+    }
+  }
+  return grad;
+}
+
+template <typename T>
+struct Run {
+  std::vector<T> out, grad;
+  std::vector<float> logsumexp;
+};
+
+template <typename T>
+Run<T> run_kernel(const Shape& s, const std::vector<T>& qkv, const std::vector<T>& dout) {
+  const AttentionDims dims = s.dims();
+  Run<T> run;
+  run.out.resize(s.rows() * s.out_row());
+  run.logsumexp.resize(s.batch * s.heads * s.tokens);
+  run.grad.resize(qkv.size());
+  std::vector<float> scratch(kernels::attention_backward_scratch_elems(dims), NAN);  // must not be read before written
+  const T* q = qkv.data();
+  kernels::attention_forward(dims, q, q + s.k_at(), q + s.v_at(), run.out.data(), run.logsumexp.data());
+  T* dq = run.grad.data();
+  kernels::attention_backward(dims, q, q + s.k_at(), q + s.v_at(), run.out.data(), run.logsumexp.data(), dout.data(),
+                              dq, dq + s.k_at(), dq + s.v_at(), scratch.data());
+  return run;
+}
+
+const Shape kShapes[] = {
+    {1, 1, 1, 1, 8},      // one token: the output is v
+    {2, 5, 2, 2, 16},     // less than a tile
+    {1, 64, 2, 1, 64},    // a tile exactly, grouped
+    {2, 65, 4, 2, 24},    // one more than a tile; a head dim that is padded
+    {3, 20, 2, 1, 16},    // the same key/value head in one sample after the other
+    {1, 200, 3, 3, 7},    // four tiles; an odd head dim
+    {3, 130, 6, 2, 32},   // groups of three
+    {1, 193, 2, 1, 128},  // long heads
+};
+
+}  // namespace
+
+TEST_SUITE("runtime/kernels/attention") {
+  TEST_CASE_TEMPLATE("forward and backward agree with softmax over the whole matrix", T, float, bf16) {
+    for (const Shape& s : kShapes) {
+      CAPTURE(s.tokens);
+      CAPTURE(s.head_dim);
+      const auto qkv = normals<T>("qkv", s.rows() * s.row());
+      const auto dout = normals<T>("dout", s.rows() * s.out_row());
+      const Reference ref = naive_forward(s, doubles(qkv));
+      const Run<T> run = run_kernel(s, qkv, dout);
+      check_close(run.out, ref.out, chain_of_sums<T>(s.tokens));
+      check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
+      // delta comes from the rounded output: for bf16 that is one more rounding of numbers near 1 in the chain
+      Tolerance tolerance = chain_of_sums<T>(s.tokens);
+      tolerance.absolute += 2 * rounding_unit<T>();
+      check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), tolerance);
+    }
+  }
+
+  TEST_CASE("backward agrees with finite differences") {
+    const Shape s{2, 7, 4, 2, 6};
+    const auto qkv = normals<float>("qkv", s.rows() * s.row());
+    const auto dout = normals<float>("dout", s.rows() * s.out_row());
+    std::vector<double> at = doubles(qkv);
+    const std::vector<double> slopes = numeric_gradient(at, doubles(dout), [&] { return naive_forward(s, at).out; });
+    check_close(run_kernel(s, qkv, dout).grad, slopes, chain_of_sums<float>(s.tokens) + kFiniteDifference);
+    // and so does the reference that the larger shapes are compared with
+    const std::vector<double> naive = naive_backward(s, at, doubles(dout));
+    for (size_t i = 0; i < naive.size(); ++i) REQUIRE(kFiniteDifference.accepts(naive[i], slopes[i]));
+  }
+
+  TEST_CASE("separate buffers give the bits of one buffer, and gaps between rows stay") {
+    const Shape s{2, 70, 4, 2, 16};
+    const auto qkv = normals<float>("qkv", s.rows() * s.row());
+    const auto dout = normals<float>("dout", s.rows() * s.out_row());
+    const Run<float> joined = run_kernel(s, qkv, dout);
+    const int64_t q_row = 64 + 3, kv_row = 32 + 5, out_row = 64 + 1;
+    AttentionDims dims = s.dims();
+    dims.q_stride = q_row;
+    dims.kv_stride = kv_row;
+    dims.out_stride = out_row;
+    std::vector<float> q(s.rows() * q_row), k(s.rows() * kv_row), v(k), g(s.rows() * out_row);
+    for (int64_t r = 0; r < s.rows(); ++r) {
+      std::copy_n(&qkv[r * s.row()], 64, &q[r * q_row]);
+      std::copy_n(&qkv[r * s.row() + s.k_at()], 32, &k[r * kv_row]);
+      std::copy_n(&qkv[r * s.row() + s.v_at()], 32, &v[r * kv_row]);
+      std::copy_n(&dout[r * 64], 64, &g[r * out_row]);
+    }
+    std::vector<float> out(g.size(), 7.0f), dq(q.size(), 7.0f), dk(k.size(), 7.0f), dv(k.size(), 7.0f);
+    std::vector<float> lse(joined.logsumexp.size()), scratch(kernels::attention_backward_scratch_elems(dims));
+    kernels::attention_forward(dims, q.data(), k.data(), v.data(), out.data(), lse.data());
+    kernels::attention_backward(dims, q.data(), k.data(), v.data(), out.data(), lse.data(), g.data(), dq.data(),
+                                dk.data(), dv.data(), scratch.data());
+    CHECK(same_bits(lse, joined.logsumexp));
+    for (int64_t r = 0; r < s.rows(); ++r) {
+      const float* grad = &joined.grad[r * s.row()];
+      REQUIRE(std::equal(grad, grad + 64, &dq[r * q_row]));
+      REQUIRE(std::equal(grad + s.k_at(), grad + s.k_at() + 32, &dk[r * kv_row]));
+      REQUIRE(std::equal(grad + s.v_at(), grad + s.v_at() + 32, &dv[r * kv_row]));
+      REQUIRE(std::equal(&joined.out[r * 64], &joined.out[r * 64] + 64, &out[r * out_row]));
+      REQUIRE(out[r * out_row + 64] == 7.0f);
+      REQUIRE(dq[r * q_row + 64] == 7.0f);
+      REQUIRE(dk[r * kv_row + 32] == 7.0f);
+      REQUIRE(dv[r * kv_row + 36] == 7.0f);
+    }
+  }
+
+  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16) {
+    const Shape s{2, 150, 6, 2, 48};
+    const auto qkv = normals<T>("qkv", s.rows() * s.row());
+    const auto dout = normals<T>("dout", s.rows() * s.out_row());
+    Run<T> one;
+    with_threads(1, [&] { one = run_kernel(s, qkv, dout); });
+    for (const int threads : {2, 3, 5}) {
+      CAPTURE(threads);
+      with_threads(threads, [&] {
+        const Run<T> many = run_kernel(s, qkv, dout);
+        CHECK(same_bits(many.out, one.out));
+        CHECK(same_bits(many.logsumexp, one.logsumexp));
+        CHECK(same_bits(many.grad, one.grad));
+      });
+    }
+  }
+
+  TEST_CASE("large scores do not overflow, and a NaN shows") {
+    const Shape s{1, 90, 1, 1, 16};
+    auto qkv = normals<float>("qkv", s.rows() * s.row(), 30.0);  // scores in the thousands
+    const auto dout = normals<float>("dout", s.rows() * s.out_row());
+    const Reference ref = naive_forward(s, doubles(qkv));
+    const Run<float> run = run_kernel(s, qkv, dout);
+    // a score of 4000 is known to 4000 units in the last place of 1, and exp turns that into a relative error
+    check_close(run.out, ref.out, {.relative = 4000 * 16 * kF32Unit, .absolute = 4000 * 16 * kF32Unit * 30});
+    for (const float g : run.grad) REQUIRE(std::isfinite(g));
+    qkv[40 * s.row()] = NAN;  // q of token 40
+    const Run<float> spoilt = run_kernel(s, qkv, dout);
+    CHECK(std::isfinite(spoilt.out[39 * s.out_row()]));
+    CHECK(std::isnan(spoilt.out[40 * s.out_row()]));
+    CHECK(std::isnan(spoilt.grad[40 * s.row()]));
+  }
+
+  TEST_CASE_TEMPLATE("decoding a token gives the row that forward gives", T, float, bf16) {
+    for (const int64_t tokens : {1, 64, 65, 150}) {
+      CAPTURE(tokens);
+      const Shape s{2, tokens, 4, 2, 24};
+      const int64_t capacity = tokens + 3, kv_row = s.kv_heads * s.head_dim;
+      const auto qkv = normals<T>("qkv", s.rows() * s.row());
+      const Reference ref = naive_forward(s, doubles(qkv));
+      std::vector<T> q(s.batch * s.out_row()), k(s.batch * capacity * kv_row), v(k), out(q.size());
+      std::vector<double> wanted;
+      for (int64_t b = 0; b < s.batch; ++b) {
+        for (int64_t t = 0; t < tokens; ++t) {
+          const T* row = &qkv[(b * tokens + t) * s.row()];
+          std::copy_n(row + s.k_at(), kv_row, &k[(b * capacity + t) * kv_row]);
+          std::copy_n(row + s.v_at(), kv_row, &v[(b * capacity + t) * kv_row]);
+        }
+        const int64_t last = b * tokens + tokens - 1;
+        std::copy_n(&qkv[last * s.row()], s.out_row(), &q[b * s.out_row()]);
+        wanted.insert(wanted.end(), &ref.out[last * s.out_row()], &ref.out[last * s.out_row()] + s.out_row());
+      }
+      kernels::attention_decode(s.dims(), tokens - 1, capacity, q.data(), k.data(), v.data(), out.data());
+      check_close(out, wanted, chain_of_sums<T>(tokens));
+    }
+  }
+}

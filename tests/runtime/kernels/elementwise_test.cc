@@ -1,0 +1,264 @@
+#include "runtime/kernels/elementwise.h"
+
+#include <limits>
+
+#include "kernel_testing.h"
+#include "runtime/kernels/simd.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+double gelu_tanh(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x))); }
+double gelu_erf(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+/// Values from -12 to 12, denser around 0, and the ends.
+template <typename T>
+std::vector<T> sweep() {
+  std::vector<T> x = normals<T>("sweep", 5001, 3.0);
+  for (const float v : {0.0f, -0.0f, 1e-20f, -1e-20f, 12.0f, -12.0f, 40.0f, -40.0f, 1e4f, -1e4f}) {
+    kernels::store_f32(&x.emplace_back(), v);
+  }
+  return x;
+}
+
+/// forward and backward of one map, against it and its slope in double, and a NaN through both.
+template <typename T>
+void check_map(double (*map)(double), void (*forward)(const T*, T*, int64_t),
+               void (*backward)(const T*, const T*, T*, int64_t)) {
+  auto x = sweep<T>();
+  kernels::store_f32(&x.front(), 1.0f);
+  const int64_t count = std::ssize(x);
+  const auto dy = normals<T>("dy", count);
+  std::vector<T> y(x.size()), dx(x.size());
+  forward(x.data(), y.data(), count);
+  backward(dy.data(), x.data(), dx.data(), count);
+  std::vector<double> wanted, wanted_dx;
+  for (int64_t i = 0; i < count; ++i) {
+    double at = to_f32(x[i]);
+    wanted.push_back(map(at));
+    // relu has a kink at 0, where a difference is of no use; its slope at 0 is 0 by convention
+    const bool kink = map(-1.0) == 0 && std::abs(at) <= kFiniteDifferenceStep;
+    const double at_slope = kink ? (at > 0 ? 1.0 : 0.0) : slope([&] { return map(at); }, at);
+    wanted_dx.push_back(at_slope * to_f32(dy[i]));
+  }
+  Tolerance tolerance = pointwise<T>();
+  tolerance.absolute *= 4;  // |x| is up to 12 where the differences near 1 are multiplied by it
+  check_close(y, wanted, tolerance);
+  Tolerance slope_tolerance = tolerance + kFiniteDifference;
+  check_close(dx, wanted_dx, slope_tolerance);
+
+  std::vector<T> nan(37), out(37), ones(37, x.front());
+  for (T& v : nan) store_nan(v);
+  forward(nan.data(), out.data(), 37);
+  for (const T v : out) REQUIRE(std::isnan(to_f32(v)));
+  backward(nan.data(), ones.data(), out.data(), 37);
+  for (const T v : out) REQUIRE(std::isnan(to_f32(v)));
+}
+
+template <typename T>
+double relu(double x) {
+  return x < 0 ? 0 : x;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/kernels/elementwise") {
+  TEST_CASE("exp is right to 2e-7 over its range, and at its ends") {
+    double worst = 0;
+    for (double x = -87.3; x < 88.3; x += 0.00037) {
+      const float at = static_cast<float>(x);
+      worst = std::max(worst, std::abs(kernels::exp_f32(at) / std::exp(static_cast<double>(at)) - 1));
+    }
+    MESSAGE("worst relative error of exp: ", worst);
+    CHECK(worst < 2e-7);
+    CHECK(kernels::exp_f32(0.0f) == 1.0f);
+    CHECK(kernels::exp_f32(-INFINITY) == 0.0f);
+    CHECK(kernels::exp_f32(-200.0f) == 0.0f);
+    CHECK(kernels::exp_f32(INFINITY) == INFINITY);
+    CHECK(kernels::exp_f32(89.5f) == INFINITY);
+    CHECK(std::isnan(kernels::exp_f32(NAN)));
+    CHECK(kernels::exp_f32(-87.8f) == 0.0f);
+    CHECK(std::isnan(kernels::exp_f32(std::bit_cast<float>(0x7fc00001u))));  // whatever bits the NaN carries
+    CHECK(std::isnan(kernels::exp_f32(std::bit_cast<float>(0xff8001ffu))));
+  }
+
+  TEST_CASE("the normal distribution is right to 1e-6 of itself in the lower tail, 2e-7 elsewhere") {
+    for (double x = -12; x < 12; x += 0.0013) {
+      const float at = static_cast<float>(x);
+      float gauss;
+      const double got = kernels::normal_cdf_f32(at, &gauss);
+      const double wanted = 0.5 * std::erfc(-static_cast<double>(at) / std::sqrt(2.0));
+      const double exact_gauss = std::exp(-0.5 * static_cast<double>(at) * at);
+      // exp's argument x^2/2 is rounded: a relative error of the result of x^2/2 units
+      const double tail = 4e-7 + 0.5 * x * x * 2 * kF32Unit;
+      REQUIRE(std::abs(got - wanted) <= (x < 0 ? tail * wanted : 2e-7));
+      REQUIRE(std::abs(gauss - exact_gauss) <= tail * exact_gauss);
+    }
+  }
+
+  TEST_CASE("rounding to bf16 without a branch gives the bits of to_bf16") {
+    for (uint64_t i = 0; i < 300000; ++i) {
+      const float x = std::bit_cast<float>(static_cast<uint32_t>(mix64(i)));
+      bf16 got;
+      kernels::store_f32(&got, x);
+      REQUIRE(got.bits == to_bf16(x).bits);
+    }
+    for (const float x : {NAN, -NAN, INFINITY, -INFINITY, 3.4e38f, std::bit_cast<float>(0x7f800001u)}) {
+      bf16 got;
+      kernels::store_f32(&got, x);
+      CHECK(got.bits == to_bf16(x).bits);
+    }
+  }
+
+  TEST_CASE_TEMPLATE("activations and their slopes agree with libm", T, float, bf16) {
+    SUBCASE("gelu by tanh") { check_map<T>(gelu_tanh, kernels::gelu_tanh_forward<T>, kernels::gelu_tanh_backward<T>); }
+    SUBCASE("gelu by erf") { check_map<T>(gelu_erf, kernels::gelu_erf_forward<T>, kernels::gelu_erf_backward<T>); }
+    SUBCASE("relu") { check_map<T>(relu<T>, kernels::relu_forward<T>, kernels::relu_backward<T>); }
+  }
+
+  TEST_CASE_TEMPLATE("swiglu and its slopes agree with libm", T, float, bf16) {
+    const int64_t rows = 5, ffn = 37;
+    const auto gate_up = normals<T>("gate_up", rows * 2 * ffn, 3.0), dy = normals<T>("dy", rows * ffn);
+    std::vector<T> y(rows * ffn), grad(gate_up.size());
+    kernels::swiglu_forward(gate_up.data(), y.data(), rows, ffn);
+    kernels::swiglu_backward(dy.data(), gate_up.data(), grad.data(), rows, ffn);
+    auto at = doubles(gate_up);
+    const auto forward = [&] {
+      std::vector<double> out(rows * ffn);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < ffn; ++c) {
+          out[r * ffn + c] = silu(at[r * 2 * ffn + c]) * at[r * 2 * ffn + ffn + c];
+        }
+      }
+      return out;
+    };
+    check_close(y, forward(), pointwise<T>());
+    Tolerance tolerance = pointwise<T>() + kFiniteDifference;
+    tolerance.absolute *= 8;  // products of three numbers of magnitude 3
+    check_close(grad, numeric_gradient(at, doubles(dy), forward), tolerance);
+  }
+
+  TEST_CASE_TEMPLATE("rotary turns pairs by the position's angle, keeps gaps, and turns back", T, float, bf16) {
+    for (const int64_t head_dim : {6, 64, 320}) {
+      CAPTURE(head_dim);
+      const int64_t batch = 2, tokens = 5, rows = batch * tokens, heads = 3, stride = heads * head_dim + 4;
+      const int64_t first_position = 11;
+      std::vector<float> table(tokens * head_dim);
+      kernels::rotary_table(table.data(), first_position, tokens, head_dim, 10000.0);
+      const auto x = normals<T>("x", rows * stride);
+      auto turned = x;
+      kernels::rotary(turned.data(), table.data(), rows, tokens, heads, head_dim, stride, false);
+      auto wanted = doubles(x);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t h = 0; h < heads; ++h) {
+          for (int64_t i = 0; i < head_dim / 2; ++i) {
+            const double angle = (first_position + r % tokens) * std::pow(10000.0, -2.0 * i / head_dim);
+            double& a = wanted[r * stride + h * head_dim + i];
+            double& b = wanted[r * stride + h * head_dim + head_dim / 2 + i];
+            const double a0 = a, b0 = b;
+            a = a0 * std::cos(angle) - b0 * std::sin(angle);
+            b = b0 * std::cos(angle) + a0 * std::sin(angle);
+          }
+        }
+      }
+      check_close(turned, wanted, pointwise<T>());
+      kernels::rotary(turned.data(), table.data(), rows, tokens, heads, head_dim, stride, true);
+      Tolerance twice = pointwise<T>();
+      twice.absolute += 4 * rounding_unit<T>() * 2;  // both turns round both elements of a pair, up to 4 in size
+      check_close(turned, doubles(x), twice);
+    }
+  }
+
+  TEST_CASE_TEMPLATE("sums, biases and casts", T, float, bf16) {
+    const int64_t rows = 21, width = 133;
+    const auto a = normals<T>("a", rows * width), b = normals<T>("b", rows * width), bias = normals<T>("bias", width);
+    std::vector<double> sum(a.size()), biased(a.size()), columns(width, 0.5);
+    for (int64_t i = 0; i < rows * width; ++i) {
+      sum[i] = static_cast<double>(to_f32(a[i])) + to_f32(b[i]);
+      biased[i] = static_cast<double>(to_f32(a[i])) + to_f32(bias[i % width]);
+      columns[i % width] += to_f32(a[i]);
+    }
+    std::vector<T> out(a.size());
+    kernels::add(a.data(), b.data(), out.data(), std::ssize(out));
+    check_close(out, sum, pointwise<T>());
+    out = a;
+    kernels::add(out.data(), b.data(), out.data(), std::ssize(out));
+    check_close(out, sum, pointwise<T>());
+    out = a;
+    kernels::add_bias(out.data(), bias.data(), rows, width);
+    check_close(out, biased, pointwise<T>());
+    std::vector<float> dbias(width, 0.5f);
+    kernels::bias_backward(a.data(), dbias.data(), rows, width);
+    check_close(dbias, columns, sum_of<float>(rows));
+  }
+
+  TEST_CASE("float functions") {
+    const int64_t count = 1001;
+    const auto x = normals<float>("x", count), y = normals<float>("y", count);
+    auto got = x;
+    kernels::scale(got.data(), 0.3f, count);
+    kernels::add_to(got.data(), y.data(), count);
+    std::vector<bf16> rounded(count);
+    kernels::cast(x.data(), rounded.data(), count);
+    std::vector<float> back(count);
+    kernels::cast(rounded.data(), back.data(), count);
+    for (int64_t i = 0; i < count; ++i) {
+      REQUIRE(std::abs(got[i] - (0.3 * x[i] + y[i])) < 1e-6);
+      REQUIRE(rounded[i].bits == to_bf16(x[i]).bits);
+      REQUIRE(back[i] == to_f32(rounded[i]));
+    }
+  }
+
+  TEST_CASE("reductions over rows and squares give the same bits on any number of threads") {
+    const int64_t rows = 700, width = 450;
+    const auto x = normals<float>("x", rows * width);
+    const auto h = normals<bf16>("h", rows * width);
+    double exact = 0;
+    for (const float v : x) exact += static_cast<double>(v) * v;
+    double squares = 0;
+    std::vector<float> sums, sums16;
+    for (const int threads : {1, 2, 3, 7}) {
+      CAPTURE(threads);
+      with_threads(threads, [&] {
+        std::vector<float> a(width), b(width);
+        kernels::bias_backward(x.data(), a.data(), rows, width);
+        kernels::bias_backward(h.data(), b.data(), rows, width);
+        const double s = kernels::sum_of_squares(x.data(), rows * width);
+        if (threads == 1) {
+          sums = a;
+          sums16 = b;
+          squares = s;
+        }
+        CHECK(same_bits(a, sums));
+        CHECK(same_bits(b, sums16));
+        CHECK(s == squares);
+      });
+    }
+    CHECK(squares == doctest::Approx(exact).epsilon(1e-12));
+    CHECK(kernels::sum_of_squares(x.data(), 0) == 0.0);
+    CHECK(kernels::sum_of_squares(x.data(), 5000) > 0.0);
+  }
+
+  TEST_CASE("a NaN shows through every map") {
+    std::vector<float> nan(40, NAN), out(40), ones(40, 1.0f);
+    CHECK(std::isnan(kernels::sum_of_squares(nan.data(), 40)));
+    kernels::gelu_tanh_backward(ones.data(), nan.data(), out.data(), 40);
+    CHECK(std::isnan(out[39]));
+    kernels::gelu_erf_backward(ones.data(), nan.data(), out.data(), 40);
+    CHECK(std::isnan(out[39]));
+    kernels::relu_backward(nan.data(), ones.data(), out.data(), 40);
+    CHECK(std::isnan(out[39]));
+    kernels::relu_backward(ones.data(), nan.data(), out.data(), 40);
+    CHECK(std::isnan(out[39]));
+    kernels::swiglu_forward(nan.data(), out.data(), 1, 20);
+    CHECK(std::isnan(out[19]));
+    std::vector<bf16> rounded(40);
+    kernels::cast(nan.data(), rounded.data(), 40);
+    CHECK(std::isnan(to_f32(rounded[39])));
+  }
+}

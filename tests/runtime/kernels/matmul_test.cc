@@ -1,0 +1,169 @@
+#include "runtime/kernels/matmul.h"
+
+#include <thread>
+
+#include "kernel_testing.h"
+#include "runtime/kernels/matmul_impl.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+using kernels::matmul;
+using kernels::MatmulArgs;
+
+namespace {
+
+struct Case {
+  int64_t m, n, k;
+  bool trans_a, trans_b, accumulate, bias;
+  int64_t spare;  // elements between rows
+};
+
+using Product = Status (*)(const MatmulArgs&);
+
+template <typename AB, typename C>
+void check_product(const Case& t, Product product = matmul) {
+  CAPTURE(t.m);
+  CAPTURE(t.n);
+  CAPTURE(t.k);
+  CAPTURE(t.trans_a);
+  CAPTURE(t.trans_b);
+  CAPTURE(t.accumulate);
+  CAPTURE(t.bias);
+  const int64_t lda = (t.trans_a ? t.m : t.k) + t.spare, ldb = (t.trans_b ? t.k : t.n) + t.spare, ldc = t.n + t.spare;
+  const auto a = normals<AB>("a", lda * (t.trans_a ? t.k : t.m));
+  const auto b = normals<AB>("b", ldb * (t.trans_b ? t.n : t.k));
+  const auto bias = normals<AB>("bias", t.n);
+  const auto before = normals<C>("c", ldc * t.m);
+  std::vector<double> wanted = doubles(before);  // the gap between rows must stay
+  for (int64_t i = 0; i < t.m; ++i) {
+    for (int64_t j = 0; j < t.n; ++j) {
+      double sum = t.accumulate ? wanted[i * ldc + j] : 0.0;
+      for (int64_t l = 0; l < t.k; ++l) {
+        sum += static_cast<double>(to_f32(a[t.trans_a ? l * lda + i : i * lda + l])) *
+               to_f32(b[t.trans_b ? j * ldb + l : l * ldb + j]);
+      }
+      wanted[i * ldc + j] = sum + (t.bias ? to_f32(bias[j]) : 0.0);
+    }
+  }
+  MatmulArgs args{.m = t.m,
+                  .n = t.n,
+                  .k = t.k,
+                  .a = a.data(),
+                  .lda = lda,
+                  .trans_a = t.trans_a,
+                  .b = b.data(),
+                  .ldb = ldb,
+                  .trans_b = t.trans_b,
+                  .c = nullptr,
+                  .ldc = ldc,
+                  .ab_dtype = DTypeOf<AB>::value,
+                  .c_dtype = DTypeOf<C>::value,
+                  .accumulate = t.accumulate,
+                  .bias = t.bias ? bias.data() : nullptr};
+  for (int round = 0; round < 2; ++round) {  // the second call takes the kept primitive with another pointer
+    auto c = before;
+    args.c = c.data();
+    const Status done = product(args);
+    REQUIRE_MESSAGE(done.ok(), (done.ok() ? std::string() : done.error().message));
+    check_close(c, wanted, sum_of<C>(t.k));
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/kernels/matmul") {
+  TEST_CASE_TEMPLATE("every way of storing, adding and biasing agrees with the naive product", T,
+                     std::pair<float, float>, std::pair<bf16, bf16>, std::pair<bf16, float>) {
+    using AB = typename T::first_type;
+    using C = typename T::second_type;
+    for (int flags = 0; flags < 16; ++flags) {
+      for (const int64_t spare : {0, 5}) {
+        check_product<AB, C>(
+            {37, 45, 51, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0, spare});
+      }
+      check_product<AB, C>({64, 96, 128, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0, 0});
+    }
+  }
+
+  TEST_CASE_TEMPLATE("rows, columns and sums of one, and empty ones", T, std::pair<float, float>, std::pair<bf16, bf16>,
+                     std::pair<bf16, float>) {
+    using AB = typename T::first_type;
+    using C = typename T::second_type;
+    for (int flags = 0; flags < 16; ++flags) {
+      const bool ta = flags & 1, tb = flags & 2, acc = flags & 4, bias = flags & 8;
+      check_product<AB, C>({1, 33, 17, ta, tb, acc, bias, 0});
+      check_product<AB, C>({33, 1, 17, ta, tb, acc, bias, 3});
+      check_product<AB, C>({19, 21, 1, ta, tb, acc, bias, 0});
+      check_product<AB, C>({5, 7, 0, ta, tb, acc, bias, 2});
+      check_product<AB, C>({0, 7, 3, ta, tb, acc, bias, 2});
+    }
+  }
+
+  TEST_CASE_TEMPLATE("products from packed blocks agree with the naive product", T, std::pair<float, float>,
+                     std::pair<bf16, bf16>, std::pair<bf16, float>) {
+    using AB = typename T::first_type;
+    using C = typename T::second_type;
+    for (int flags = 0; flags < 16; ++flags) {
+      const bool ta = flags & 1, tb = flags & 2, acc = flags & 4, bias = flags & 8;
+      check_product<AB, C>({37, 45, 51, ta, tb, acc, bias, 5}, kernels::matmul_panels);
+    }
+    // more than one block of rows, of columns and of depth: 1024, 512, 4096
+    check_product<AB, C>({1030, 3, 70, false, false, true, true, 0}, kernels::matmul_panels);
+    check_product<AB, C>({1030, 5, 70, true, true, false, true, 1}, kernels::matmul_panels);
+    check_product<AB, C>({5, 1030, 40, false, true, true, true, 0}, kernels::matmul_panels);
+    check_product<AB, C>({6, 1030, 40, true, false, false, false, 0}, kernels::matmul_panels);
+    check_product<AB, C>({9, 530, 4100, true, false, true, true, 0}, kernels::matmul_panels);
+    check_product<AB, C>({1026, 6, 4099, false, true, false, true, 0}, kernels::matmul_panels);
+  }
+
+  TEST_CASE("rows of B a multiple of 4 KiB apart") {
+    check_product<float, float>({70, 3072, 65, false, false, true, true, 0});
+    check_product<float, float>({70, 2048, 65, true, false, false, false, 0});
+  }
+
+  TEST_CASE("a weight gradient of many tokens keeps its digits") {
+    check_product<float, float>({96, 160, 2000, true, false, true, false, 0});
+    check_product<bf16, float>({96, 160, 2000, true, false, true, false, 0});
+  }
+
+  TEST_CASE("ranks as threads multiply at the same time without touching each other") {
+    std::vector<std::thread> ranks;
+    std::vector<int> good(4, 0);
+    for (int rank = 0; rank < 4; ++rank) {
+      ranks.emplace_back([rank, &good] {
+        const int64_t n = 48;
+        std::vector<float> a(n * n, static_cast<float>(rank + 1)), b(n * n, 1.0f), c(n * n);
+        for (int round = 0; round < 50; ++round) {
+          std::fill(c.begin(), c.end(), -1.0f);
+          const Status done = matmul(
+              {.m = n, .n = n, .k = n, .a = a.data(), .lda = n, .b = b.data(), .ldb = n, .c = c.data(), .ldc = n});
+          bool all = done.ok();
+          for (const float x : c) all = all && x == static_cast<float>(n * (rank + 1));
+          good[static_cast<size_t>(rank)] += all;
+        }
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    for (const int rounds : good) CHECK(rounds == 50);
+  }
+
+  TEST_CASE("the same call gives the same bits") {
+    const auto a = normals<bf16>("a", 200 * 300);
+    const auto b = normals<bf16>("b", 300 * 100);
+    std::vector<float> first(200 * 100), second(200 * 100);
+    for (auto* c : {&first, &second}) {
+      REQUIRE(matmul({.m = 200,
+                      .n = 100,
+                      .k = 300,
+                      .a = a.data(),
+                      .lda = 300,
+                      .b = b.data(),
+                      .ldb = 100,
+                      .c = c->data(),
+                      .ldc = 100,
+                      .ab_dtype = DType::kBf16})
+                  .ok());
+    }
+    CHECK(same_bits(first, second));
+  }
+}

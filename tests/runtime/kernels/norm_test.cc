@@ -1,0 +1,152 @@
+#include "runtime/kernels/norm.h"
+
+#include "kernel_testing.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+
+namespace {
+
+constexpr float kEps = 1e-5f;
+
+/// LayerNorm, or RMSNorm when not centred, in double.
+std::vector<double> naive(const std::vector<double>& x, const std::vector<double>& weight,
+                          const std::vector<double>& bias, int64_t rows, int64_t width, bool centred) {
+  std::vector<double> y(x.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    const double* v = &x[r * width];
+    double mean = 0, squares = 0;
+    for (int64_t c = 0; c < width && centred; ++c) mean += v[c] / width;
+    for (int64_t c = 0; c < width; ++c) squares += (v[c] - mean) * (v[c] - mean) / width;
+    const double rstd = 1 / std::sqrt(squares + kEps);
+    for (int64_t c = 0; c < width; ++c) y[r * width + c] = (v[c] - mean) * rstd * weight[c] + bias[c];
+  }
+  return y;
+}
+
+template <typename T>
+struct Run {
+  std::vector<T> y, dx;
+  std::vector<float> mean, rstd, dweight, dbias;
+};
+
+template <typename T>
+Run<T> run_kernel(const std::vector<T>& x, const std::vector<T>& weight, const std::vector<T>& bias,
+                  const std::vector<T>& dy, int64_t rows, int64_t width, bool centred) {
+  Run<T> run{std::vector<T>(x.size()),        std::vector<T>(x.size()),
+             std::vector<float>(rows),        std::vector<float>(rows),
+             std::vector<float>(width, 0.5f), std::vector<float>(width, 0.25f)};  // gradients are added to
+  if (centred) {
+    kernels::layer_norm_forward(x.data(), weight.data(), bias.data(), run.y.data(), run.mean.data(), run.rstd.data(),
+                                rows, width, kEps);
+    kernels::layer_norm_backward(dy.data(), x.data(), weight.data(), run.mean.data(), run.rstd.data(), run.dx.data(),
+                                 run.dweight.data(), run.dbias.data(), rows, width);
+  } else {
+    kernels::rms_norm_forward(x.data(), weight.data(), run.y.data(), run.rstd.data(), rows, width, kEps);
+    kernels::rms_norm_backward(dy.data(), x.data(), weight.data(), run.rstd.data(), run.dx.data(), run.dweight.data(),
+                               rows, width);
+  }
+  return run;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/kernels/norm") {
+  TEST_CASE_TEMPLATE("forward and backward agree with the naive norm and its finite differences", T, float, bf16) {
+    for (const bool centred : {true, false}) {
+      for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{5, 33}, {9, 16}, {1, 7}, {11, 1}}) {
+        CAPTURE(centred);
+        CAPTURE(rows);
+        CAPTURE(width);
+        const auto x = normals<T>("x", rows * width, 2.0), weight = normals<T>("weight", width);
+        const auto bias = centred ? normals<T>("bias", width) : std::vector<T>(width);
+        const auto dy = normals<T>("dy", rows * width);
+        const Run<T> run = run_kernel(x, weight, bias, dy, rows, width, centred);
+        auto xd = doubles(x), wd = doubles(weight), bd = doubles(bias);
+        const auto forward = [&, rows = rows, width = width] { return naive(xd, wd, bd, rows, width, centred); };
+        check_close(run.y, forward(), chain_of_sums<T>(width));
+        // A row of width 1 has 1/sqrt(eps) as its slope scale: its exact dx is 0 only up to that factor.
+        Tolerance tolerance = chain_of_sums<T>(width) + kFiniteDifference;
+        if (width == 1) tolerance.absolute *= 1000;
+        check_close(run.dx, numeric_gradient(xd, doubles(dy), forward), tolerance);
+        auto dweight = numeric_gradient(wd, doubles(dy), forward);
+        for (double& g : dweight) g += 0.5;
+        check_close(run.dweight, dweight, chain_of_sums<float>(rows) + kFiniteDifference);
+        if (centred) {
+          auto dbias = numeric_gradient(bd, doubles(dy), forward);
+          for (double& g : dbias) g += 0.25;
+          check_close(run.dbias, dbias, chain_of_sums<float>(rows) + kFiniteDifference);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("eps counts where a row hardly varies") {
+    const int64_t rows = 3, width = 40;
+    const auto x = normals<float>("x", rows * width, 1e-3);  // variance 1e-6, eps 1e-5
+    const auto weight = normals<float>("weight", width), dy = normals<float>("dy", rows * width);
+    const std::vector<float> bias(width);
+    for (const bool centred : {true, false}) {
+      const Run<float> run = run_kernel(x, weight, bias, dy, rows, width, centred);
+      check_close(run.y, naive(doubles(x), doubles(weight), doubles(bias), rows, width, centred),
+                  chain_of_sums<float>(width));
+    }
+  }
+
+  TEST_CASE("bias is optional in both directions, and dx may overwrite dy") {
+    const int64_t rows = 6, width = 40;
+    const auto x = normals<float>("x", rows * width), weight = normals<float>("weight", width);
+    const auto dy = normals<float>("dy", rows * width);
+    const std::vector<float> zero(width);
+    const Run<float> with_zero = run_kernel(x, weight, zero, dy, rows, width, true);
+    std::vector<float> y(x.size()), mean(rows), rstd(rows), dweight(width, 0.5f), in_place = dy;
+    kernels::layer_norm_forward<float>(x.data(), weight.data(), nullptr, y.data(), mean.data(), rstd.data(), rows,
+                                       width, kEps);
+    check_close(y, doubles(with_zero.y), pointwise<float>());
+    kernels::layer_norm_backward<float>(in_place.data(), x.data(), weight.data(), mean.data(), rstd.data(),
+                                        in_place.data(), dweight.data(), nullptr, rows, width);
+    CHECK(same_bits(in_place, with_zero.dx));
+    CHECK(same_bits(dweight, with_zero.dweight));
+  }
+
+  TEST_CASE("a large common offset does not spoil the variance") {
+    const int64_t width = 768;
+    auto x = normals<float>("x", width);
+    for (float& v : x) v += 1000.0f;
+    const std::vector<float> weight(width, 1.0f), bias(width);
+    const Run<float> run = run_kernel(x, weight, bias, x, 1, width, true);
+    // x itself is known to 1000 * 2^-24 = 6e-5, and the float mean of it to a few of those
+    check_close(run.y, naive(doubles(x), doubles(weight), doubles(bias), 1, width, true), {.absolute = 1e-3});
+  }
+
+  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16) {
+    const int64_t rows = 301, width = 700;
+    const auto x = normals<T>("x", rows * width), weight = normals<T>("weight", width);
+    const auto bias = normals<T>("bias", width), dy = normals<T>("dy", rows * width);
+    for (const bool centred : {true, false}) {
+      Run<T> one;
+      with_threads(1, [&] { one = run_kernel(x, weight, bias, dy, rows, width, centred); });
+      with_threads(3, [&] {
+        const Run<T> many = run_kernel(x, weight, bias, dy, rows, width, centred);
+        CHECK(same_bits(many.y, one.y));
+        CHECK(same_bits(many.dx, one.dx));
+        CHECK(same_bits(many.dweight, one.dweight));
+        CHECK(same_bits(many.dbias, one.dbias));
+      });
+    }
+  }
+
+  TEST_CASE_TEMPLATE("a NaN shows", T, float, bf16) {
+    const int64_t rows = 3, width = 50;
+    auto x = normals<T>("x", rows * width);
+    store_nan(x[width + 4]);
+    const auto weight = normals<T>("weight", width), bias = normals<T>("bias", width);
+    for (const bool centred : {true, false}) {
+      const Run<T> run = run_kernel(x, weight, bias, x, rows, width, centred);
+      CHECK(std::isfinite(to_f32(run.y[0])));
+      CHECK(std::isnan(to_f32(run.y[width])));
+      CHECK(std::isnan(to_f32(run.dx[width])));
+      CHECK(std::isnan(run.dweight[4]));
+    }
+  }
+}

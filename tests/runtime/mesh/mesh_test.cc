@@ -1,0 +1,45 @@
+#include "runtime/mesh/mesh.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+using namespace cairn;
+
+TEST_SUITE("runtime/mesh/mesh") {
+  TEST_CASE("coordinates and ranks are inverse for every order, and groups tile the world") {
+    std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};
+    do {
+      MeshConfig config{.tp = 2, .pp = 3, .dp = 0, .order = order};
+      const Mesh mesh = Mesh::make(config, 24).value();
+      CHECK(mesh.dp() == 4);
+      for (const MeshAxis axis : order) {
+        std::set<std::vector<int64_t>> groups;
+        for (int64_t rank = 0; rank < 24; ++rank) {
+          REQUIRE(mesh.rank(mesh.coords(rank)) == rank);
+          groups.insert(mesh.group(axis, rank));
+        }
+        std::set<int64_t> members;
+        for (const auto& group : groups) members.insert(group.begin(), group.end());
+        CHECK(members.size() == 24);
+        CHECK(groups.size() * groups.begin()->size() == 24);
+      }
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
+
+  TEST_CASE("the default order puts tensor-parallel ranks side by side") {
+    const Mesh mesh = Mesh::make(MeshConfig{.tp = 2, .pp = 2}, 8).value();
+    CHECK(mesh.group(MeshAxis::kTp, 0) == std::vector<int64_t>{0, 1});
+    CHECK(mesh.group(MeshAxis::kDp, 0) == std::vector<int64_t>{0, 2});
+    CHECK(mesh.group(MeshAxis::kPp, 1) == std::vector<int64_t>{1, 5});
+    CHECK(mesh.embedding_group(3) == std::vector<int64_t>{3, 7});
+  }
+
+  TEST_CASE("a world that the mesh cannot cut is refused with the nearest ones that it can") {
+    const auto mesh = Mesh::make(MeshConfig{.tp = 2, .pp = 2}, 10);
+    REQUIRE_FALSE(mesh.ok());
+    CHECK(mesh.error().message ==
+          "10 ranks cannot be cut into mesh tp 2 x pp 2 = 4 ranks a replica; nearest worlds: 8, 12");
+  }
+}

@@ -1,0 +1,214 @@
+// Tensor and sequence parallelism: ranks as threads against one rank, and what they say to each other.
+//
+// Tolerance, float: 1e-5 of the largest value compared; only the order of sums over tp differs.
+
+#include "runtime/comm/thread_world.h"
+#include "tests/runtime/nn/stage_testing.h"
+
+using namespace cairn;
+using namespace cairn::nn;
+using namespace cairn::nn::testing;
+
+namespace {
+
+Outcome run_threads(const Plan& plan, const Logical& weights, const Batch& batch) {
+  const int64_t tp = plan.mesh.tp();
+  comm::ThreadWorld world(tp, {.deadline_ms = 20000});
+  std::vector<std::unique_ptr<comm::Engine>> engines;
+  std::vector<int64_t> members;
+  for (int64_t t = 0; t < tp; ++t) {
+    engines.push_back(world.engine(t));
+    members.push_back(t);
+  }
+  return run(plan, weights, batch, [&](int64_t t) {
+    auto group = engines[t]->group("tp", members);
+    RT_CHECK(group.ok(), "{}", group.error().message);  // on a thread: doctest's REQUIRE would throw through it
+    return std::move(group).value();
+  });
+}
+
+/// Rank 0 of a group of two that has no other member: notes what is asked for, and fails at call `fail_at`.
+class RecordingComm final : public comm::Comm {
+ public:
+  explicit RecordingComm(int64_t fail_at = -1) : fail_at_(fail_at) {}
+  int64_t rank() const override { return 0; }
+  int64_t size() const override { return 2; }
+  const std::string& name() const override { return name_; }
+  Status all_reduce(void*, int64_t, DType, comm::ReduceOp, std::string_view what) override {
+    return note("all_reduce", what);
+  }
+  Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view what) override {
+    return note("reduce_scatter", what);
+  }
+  Status all_gather(const void*, void*, int64_t, std::string_view what) override { return note("all_gather", what); }
+  Status broadcast(void*, int64_t, int64_t, std::string_view what) override { return note("broadcast", what); }
+  Status barrier(std::string_view what) override { return note("barrier", what); }
+  Status isend(const void*, int64_t, int64_t, std::string_view what) override { return note("isend", what); }
+  Status recv(void*, int64_t, int64_t, std::string_view what) override { return note("recv", what); }
+  Status wait_sends(std::string_view what) override { return note("wait_sends", what); }
+  Traffic traffic() const override { return {}; }
+
+  std::vector<std::string> calls;
+
+ private:
+  Status note(std::string_view operation, std::string_view what) {
+    calls.push_back(std::string(operation) + " " + std::string(what));
+    if (static_cast<int64_t>(calls.size()) - 1 != fail_at_) return {};
+    return Error{ErrorCode::kPeerLost, "lost in " + std::string(what)};
+  }
+  std::string name_ = "tp[0,1]";
+  int64_t fail_at_;
+};
+
+Status forward_backward(const Plan& plan, RecordingComm& comm) {
+  Rank rank(plan, 0, comm, draw_weights(plan));
+  const Batch batch = draw_batch(plan);
+  RT_TRY(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr));
+  return rank.model().backward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr, 1.0f);
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/nn/parallel") {
+  TEST_CASE("tensor-parallel ranks give the losses and gradients of one rank") {
+    for (const bool tied : {true, false}) {
+      for (Recipe recipe : {gpt2_recipe(), llama_recipe()}) {
+        recipe.model.tied_embeddings = tied;
+        const Plan one_plan = plan_of(recipe);
+        const Logical weights = draw_weights(one_plan);
+        const Batch batch = draw_batch(one_plan);
+        const Outcome one = run_alone(one_plan, weights, batch);
+        const std::vector<double> one_losses(one.losses.begin(), one.losses.end());
+        const double floor = largest(one.grads);
+        for (const int64_t tp : {2, 4}) {
+          for (const int64_t pp : {1, 2}) {
+            for (const bool sequence_parallel : {false, true}) {
+              CAPTURE(recipe.name);
+              CAPTURE(tied);
+              CAPTURE(tp);
+              CAPTURE(pp);
+              CAPTURE(sequence_parallel);
+              recipe.mesh.tp = tp;
+              recipe.mesh.pp = pp;
+              recipe.mesh.sequence_parallel = sequence_parallel;
+              const Plan plan = plan_of(recipe);
+              const Outcome got = run_threads(plan, weights, batch);
+              CHECK(distance({got.losses.begin(), got.losses.end()}, one_losses, 0) < 1e-5);
+              for (size_t t = 0; t < plan.tensors.size(); ++t) {
+                CAPTURE(plan.tensors[t].name);
+                CHECK(distance(got.grads[t], one.grads[t], floor) < 1e-5);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("a rank's rows may begin and end inside a sample") {
+    Recipe recipe = gpt2_recipe();
+    recipe.batch = {.samples = 3, .micro = 3};  // 18 rows, 9 a rank, samples of 6
+    const Plan one_plan = plan_of(recipe);
+    const Logical weights = draw_weights(one_plan);
+    const Batch batch = draw_batch(one_plan);
+    const Outcome one = run_alone(one_plan, weights, batch);
+    recipe.mesh.tp = 2;
+    recipe.mesh.sequence_parallel = true;
+    const Plan plan = plan_of(recipe);
+    const Outcome got = run_threads(plan, weights, batch);
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      CAPTURE(plan.tensors[t].name);
+      CHECK(distance(got.grads[t], one.grads[t], largest(one.grads)) < 1e-5);
+    }
+  }
+
+  TEST_CASE("sequence parallelism holds in bf16 and for biases on a gated MLP") {
+    Recipe recipe = llama_recipe();
+    recipe.model.bias = true;
+    recipe.precision = Precision::kBf16;
+    const Plan one_plan = plan_of(recipe);
+    Logical weights = draw_weights(one_plan);
+    round_to_bf16(weights);
+    const Batch batch = draw_batch(one_plan);
+    recipe.precision = Precision::kF32;
+    const Outcome exact = run_alone(plan_of(recipe), weights, batch);
+    recipe.precision = Precision::kBf16;
+    recipe.mesh.tp = 4;
+    recipe.mesh.sequence_parallel = true;
+    const Plan plan = plan_of(recipe);
+    const Outcome got = run_threads(plan, weights, batch);
+    const double floor = largest(exact.grads);
+    for (size_t r = 0; r < exact.losses.size(); ++r) CHECK(std::abs(got.losses[r] - exact.losses[r]) < 5e-2);
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      CAPTURE(plan.tensors[t].name);
+      CHECK(distance(got.grads[t], exact.grads[t], floor) < 8e-2);  // as one rank in bf16, stage_model_test.cc
+    }
+  }
+
+  TEST_CASE("every collective has its name and its place") {
+    Recipe recipe = gpt2_recipe();
+    recipe.model.layers = 1;
+    recipe.mesh.tp = 2;
+    {
+      RecordingComm comm;
+      REQUIRE(forward_backward(plan_of(recipe), comm).ok());
+      CHECK(comm.calls == std::vector<std::string>{"all_reduce embedding", "all_reduce layer 0 attn.out",
+                                                   "all_reduce layer 0 mlp.out", "all_reduce head.max",
+                                                   "all_reduce head.sums", "all_reduce head.din",
+                                                   "all_reduce layer 0 mlp.din", "all_reduce layer 0 attn.din"});
+    }
+    recipe.mesh.sequence_parallel = true;
+    {
+      RecordingComm comm;
+      REQUIRE(forward_backward(plan_of(recipe), comm).ok());
+      CHECK(comm.calls == std::vector<std::string>{"reduce_scatter embedding", "all_gather layer 0 attn.in",
+                                                   "reduce_scatter layer 0 attn.out", "all_gather layer 0 mlp.in",
+                                                   "reduce_scatter layer 0 mlp.out", "all_gather head.in",
+                                                   "all_reduce head.max", "all_reduce head.sums", "all_gather head.in",
+                                                   "reduce_scatter head.din", "all_gather layer 0 mlp.dout",
+                                                   "all_gather layer 0 mlp.in", "reduce_scatter layer 0 mlp.din",
+                                                   "all_gather layer 0 attn.dout", "all_gather layer 0 attn.in",
+                                                   "reduce_scatter layer 0 attn.din", "all_gather embedding.dout"});
+    }
+  }
+
+  TEST_CASE("a collective that fails ends the pass with its error, whichever it is") {
+    for (const bool sequence_parallel : {false, true}) {
+      Recipe recipe = gpt2_recipe();
+      recipe.mesh.tp = 2;
+      recipe.mesh.sequence_parallel = sequence_parallel;
+      const Plan plan = plan_of(recipe);
+      bool failed = true;
+      int64_t count = 0;
+      for (int64_t n = 0; failed; ++n) {  // the sweep ends by itself, past the last collective
+        CAPTURE(n);
+        RecordingComm comm(n);
+        const Status status = forward_backward(plan, comm);
+        failed = !status.ok();
+        if (!failed) break;
+        CHECK(status.error().code == ErrorCode::kPeerLost);
+        CHECK(static_cast<int64_t>(comm.calls.size()) == n + 1);  // nothing was asked for after it
+        CHECK(comm.calls.back().ends_with(status.error().message.substr(std::strlen("lost in "))));
+        ++count;
+      }
+      CHECK(count == (sequence_parallel ? 37 : 16));
+    }
+  }
+
+  TEST_CASE("a group that is not the plan's is refused, and whole logits need tp 1") {
+    Recipe recipe = gpt2_recipe();
+    const Plan one = plan_of(recipe);
+    RecordingComm comm;
+    const auto refused = StageModel::make(one, one.rank(0), comm, nullptr, nullptr, {});
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().message.find("tp[0,1]") != std::string::npos);
+
+    recipe.mesh.tp = 2;
+    const Plan plan = plan_of(recipe);
+    Rank rank(plan, 0, comm, draw_weights(plan));
+    std::vector<float> out(12 * 65);
+    const Status logits = rank.model().logits(0, out);
+    REQUIRE(!logits.ok());
+    CHECK(logits.error().code == ErrorCode::kUnsupported);
+  }
+}

@@ -1,0 +1,326 @@
+#pragma once
+// Tiny models, and a harness that runs one micro-batch through every stage of a plan, ranks as threads.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "runtime/comm/comm.h"
+#include "runtime/core/random.h"
+#include "runtime/nn/stage_model.h"
+#include "runtime/plan/activations.h"
+#include "tests/runtime/nn/reference.h"
+
+namespace cairn::nn::testing {
+
+/// A group of one: nothing ever moves.
+class LoneComm final : public comm::Comm {
+ public:
+  int64_t rank() const override { return 0; }
+  int64_t size() const override { return 1; }
+  const std::string& name() const override { return name_; }
+  Status all_reduce(void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
+  Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
+  Status all_gather(const void*, void*, int64_t, std::string_view) override { return {}; }
+  Status broadcast(void*, int64_t, int64_t, std::string_view) override { return {}; }
+  Status barrier(std::string_view) override { return {}; }
+  Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
+  Status recv(void*, int64_t, int64_t, std::string_view) override { return {}; }
+  Status wait_sends(std::string_view) override { return {}; }
+  Traffic traffic() const override { return {}; }
+
+ private:
+  std::string name_ = "tp[0]";
+};
+
+/// Sizes are unlike each other wherever they may be, and H * F / 4 is no multiple of 16, so that gate and up are one
+/// product with tp 1 and 2 and two with tp 4.
+inline Recipe gpt2_recipe() {
+  Recipe r;
+  r.name = "gpt2";
+  r.stop = {Span::Unit::kSteps, 1};
+  r.model = {.layers = 3,
+             .width = 20,
+             .heads = 4,
+             .kv_heads = 4,
+             .head_dim = 6,
+             .ffn = 24,
+             .context = 6,
+             .vocab = 65,
+             .positions = Positions::kLearned,
+             .norm = NormKind::kLayerNorm,
+             .norm_eps = 1e-5,
+             .activation = Activation::kGeluTanh,
+             .bias = true,
+             .tied_embeddings = true};
+  r.batch = {.samples = 2, .micro = 2};
+  return r;
+}
+
+inline Recipe llama_recipe() {
+  Recipe r = gpt2_recipe();
+  r.name = "llama";
+  r.model.heads = 8;
+  r.model.kv_heads = 4;
+  r.model.head_dim = 4;
+  r.model.positions = Positions::kRotary;
+  r.model.rope_theta = 100.0;  // so that angles differ within 6 positions
+  r.model.norm = NormKind::kRmsNorm;
+  r.model.activation = Activation::kSwiGlu;
+  r.model.bias = false;
+  r.model.tied_embeddings = false;
+  return r;
+}
+
+/// For tp x pp ranks: dp is 1.
+inline Plan plan_of(const Recipe& recipe) {
+  auto plan = make_plan(recipe, recipe.mesh.tp * recipe.mesh.pp);
+  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
+  return std::move(plan).value();
+}
+
+/// All logical tensors, drawn so that no gradient is tiny: norms near 1, biases and matrices of visible size.
+using Logical = std::vector<std::vector<float>>;
+inline Logical draw_weights(const Plan& plan, uint64_t seed = 7) {
+  Logical out;
+  for (const TensorSpec& spec : plan.tensors) {
+    const uint64_t key = stream_key(seed, spec.name);
+    const double std = spec.shape.size() == 2 ? 0.7 / std::sqrt(static_cast<double>(spec.shape[1])) : 0.2;
+    const double mean = spec.init == InitKind::kOnes ? 1.0 : 0.0;
+    std::vector<float> values(count_elems(spec.shape));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(mean + std * normal_at(key, i));
+    out.push_back(std::move(values));
+  }
+  return out;
+}
+
+inline void round_to_bf16(Logical& weights) {
+  for (auto& tensor : weights) {
+    for (float& x : tensor) x = to_f32(to_bf16(x));
+  }
+}
+
+inline Weights reference_weights(const Plan& plan, const Logical& logical) {
+  Weights out;
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    out[plan.tensors[i].name] = std::vector<double>(logical[i].begin(), logical[i].end());
+  }
+  return out;
+}
+
+struct Batch {
+  std::vector<int32_t> tokens, targets;  // [T]
+};
+inline Batch draw_batch(const Plan& plan, uint64_t seed = 3) {
+  Batch out;
+  const int64_t rows = plan.recipe.batch.micro * plan.recipe.model.context;
+  const auto draw = [&](const char* name, int64_t i) {
+    return static_cast<int32_t>(uniform_at(stream_key(seed, name), i) * static_cast<double>(plan.recipe.model.vocab));
+  };
+  for (int64_t i = 0; i < rows; ++i) {
+    out.tokens.push_back(draw("tokens", i));
+    out.targets.push_back(draw("targets", i));
+  }
+  out.targets[0] = static_cast<int32_t>(plan.recipe.model.vocab - 1);  // the last row of the vocabulary, and the first
+  out.tokens[1] = static_cast<int32_t>(plan.recipe.model.vocab - 1);
+  out.tokens[0] = 0;
+  return out;
+}
+
+/// The elements of `local` in the tensor's global order, for as many as it has: f(global index, index in the flat
+/// range).
+inline void for_each_element(const TensorSpec& spec, const LocalTensor& local,
+                             const std::function<void(int64_t, int64_t)>& f) {
+  const int64_t cols = spec.shape.back();
+  const int64_t width = local.box.extent(local.box.dims() - 1);
+  const int64_t first = local.box.empty() ? 0 : flat_offset(spec.shape, local.box.lo);
+  for (int64_t i = 0; i < local.box.count_elems(); ++i) {
+    f(first + i / width * cols + i % width, local.offset + i);
+  }
+}
+
+/// One stage of one rank with memory of its own, filled with NaN bits first and walled by guard bytes.
+class Rank {
+ public:
+  Rank(const Plan& plan, int64_t world_rank, comm::Comm& tp, const Logical& weights, bool trains = true)
+      : plan_(plan), rank_(plan.rank(world_rank)) {
+    const bool is_bf16 = plan.compute_dtype() == DType::kBf16;
+    weights_.assign(rank_.flat_elems * (is_bf16 ? 2 : 4), std::byte{0});
+    grads_.assign(rank_.flat_elems, 0.0f);
+    for (const LocalTensor& local : rank_.tensors) {
+      for_each_element(plan.tensors[local.tensor], local, [&](int64_t global, int64_t flat) {
+        const float x = weights[local.tensor][global];
+        if (is_bf16) {
+          reinterpret_cast<bf16*>(weights_.data())[flat] = to_bf16(x);
+        } else {
+          reinterpret_cast<float*>(weights_.data())[flat] = x;
+        }
+      });
+    }
+    bytes_ = stage_buffers_bytes(plan, rank_);
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes_ + 2 * kGuardBytes)));
+    std::memset(memory_.get(), 0xff, bytes_ + 2 * kGuardBytes);
+    auto made = StageModel::make(plan, rank_, tp, weights_.data(), trains ? grads_.data() : nullptr,
+                                 {memory_.get() + kGuardBytes, static_cast<size_t>(bytes_)});
+    REQUIRE_MESSAGE(made.ok(), made.error().message);
+    model_ = std::move(made).value();
+  }
+
+  StageModel& model() { return *model_; }
+  const RankPlan& plan() const { return rank_; }
+  std::vector<float>& grads() { return grads_; }
+
+  bool guards_whole() const {
+    const auto whole = [&](int64_t begin) {
+      return std::all_of(memory_.get() + begin, memory_.get() + begin + kGuardBytes,
+                         [](std::byte b) { return b == std::byte{0xff}; });
+    };
+    return whole(0) && whole(kGuardBytes + bytes_);
+  }
+
+  /// Adds this rank's gradients to the global ones as the trainer would: replicated tensors once, or, where they are
+  /// partial over tp, from every rank; a tied copy always.
+  void add_grads(std::vector<std::vector<double>>& global) const {
+    for (const LocalTensor& local : rank_.tensors) {
+      const bool replicated = plan_.tensors[local.tensor].cut == TensorCut::kReplicated;
+      if (replicated && !local.sum_over_tp && rank_.at.tp != 0) continue;
+      for_each_element(plan_.tensors[local.tensor], local,
+                       [&](int64_t at, int64_t flat) { global[local.tensor][at] += grads_[flat]; });
+    }
+  }
+
+  /// Gradients of vocabulary padding: must stay zero.
+  bool padding_untouched() const {
+    for (const LocalTensor& local : rank_.tensors) {
+      const int64_t end = local.offset + count_elems(local.shape);
+      for (int64_t i = local.offset + local.box.count_elems(); i < end; ++i) {
+        if (grads_[i] != 0) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kGuardBytes = 256;
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  const Plan& plan_;
+  RankPlan rank_;
+  std::vector<std::byte> weights_;
+  std::vector<float> grads_;
+  int64_t bytes_ = 0;
+  std::unique_ptr<std::byte, Free> memory_;
+  std::unique_ptr<StageModel> model_;
+};
+
+struct Outcome {
+  std::vector<float> losses;               // [T]
+  std::vector<std::vector<double>> grads;  // by tensor, global
+  // [stage - 1]: gradient of the input of each stage after the first, [T, H], rows of all tp ranks in order.
+  std::vector<std::vector<double>> dinputs;
+};
+
+/// Forward and backward of one micro-batch through all stages; `tp_comm(r)` makes the communicator of tp rank r, on
+/// the thread that uses it. dp must be 1.
+inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
+                   const std::function<std::unique_ptr<comm::Comm>(int64_t)>& tp_comm, float loss_scale = 1.0f) {
+  const int64_t tp = plan.mesh.tp(), pp = plan.mesh.pp();
+  const bool is_bf16 = plan.compute_dtype() == DType::kBf16;
+  const bool scattered = plan.recipe.mesh.sequence_parallel;
+  std::vector<std::unique_ptr<comm::Comm>> comms(tp);
+  std::vector<std::vector<std::unique_ptr<Rank>>> ranks(tp);  // [tp][pp]
+  std::vector<std::vector<std::vector<std::byte>>> dinputs(tp);
+  std::vector<std::string> failures(tp);
+
+  const auto body = [&](int64_t t) {
+    comms[t] = tp_comm(t);
+    for (int64_t p = 0; p < pp; ++p) {
+      ranks[t].push_back(std::make_unique<Rank>(plan, plan.mesh.rank({t, 0, p}), *comms[t], weights));
+    }
+    std::vector<std::vector<std::byte>> boundary(pp + 1);
+    for (auto& b : boundary) b.resize(ranks[t][0]->model().boundary_bytes(), std::byte{0xff});
+    dinputs[t] = boundary;
+    const auto check = [&](const Status& status) {
+      if (!status.ok() && failures[t].empty()) failures[t] = status.error().message;
+    };
+    for (int64_t p = 0; p < pp; ++p) {
+      check(ranks[t][p]->model().forward(
+          0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
+          p == 0 ? nullptr : boundary[p].data(), p == pp - 1 ? nullptr : boundary[p + 1].data()));
+    }
+    for (int64_t p = pp - 1; p >= 0; --p) {
+      check(ranks[t][p]->model().backward(
+          0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
+          p == pp - 1 ? nullptr : dinputs[t][p + 1].data(), p == 0 ? nullptr : dinputs[t][p].data(), loss_scale));
+    }
+  };
+  if (tp == 1) {
+    body(0);
+  } else {
+    std::vector<std::thread> threads;
+    for (int64_t t = 0; t < tp; ++t) threads.emplace_back(body, t);
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  Outcome out;
+  for (const TensorSpec& spec : plan.tensors) out.grads.emplace_back(count_elems(spec.shape), 0.0);
+  const auto first = ranks[0].back()->model().token_losses(0);
+  out.losses.assign(first.begin(), first.end());
+  out.dinputs.resize(pp - 1);
+  for (int64_t t = 0; t < tp; ++t) {
+    REQUIRE_MESSAGE(failures[t].empty(), failures[t]);
+    const auto losses = ranks[t].back()->model().token_losses(0);
+    CHECK(std::equal(losses.begin(), losses.end(), out.losses.begin()));  // every tp rank has all of them
+    for (const auto& rank : ranks[t]) {
+      rank->add_grads(out.grads);
+      CHECK(rank->padding_untouched());
+      CHECK(rank->guards_whole());
+    }
+    for (int64_t p = 1; p < pp && (t == 0 || scattered); ++p) {
+      const auto& bytes = dinputs[t][p];
+      const size_t count = bytes.size() / (is_bf16 ? 2 : 4);
+      for (size_t i = 0; i < count; ++i) {
+        out.dinputs[p - 1].push_back(is_bf16 ? to_f32(reinterpret_cast<const bf16*>(bytes.data())[i])
+                                             : reinterpret_cast<const float*>(bytes.data())[i]);
+      }
+    }
+  }
+  return out;
+}
+
+inline Outcome run_alone(const Plan& plan, const Logical& weights, const Batch& batch, float loss_scale = 1.0f) {
+  return run(
+      plan, weights, batch, [](int64_t) { return std::make_unique<LoneComm>(); }, loss_scale);
+}
+
+inline double largest(const std::vector<double>& values) {
+  double out = 0;
+  for (const double v : values) out = std::max(out, std::abs(v));
+  return out;
+}
+inline double largest(const std::vector<std::vector<double>>& tensors) {
+  double out = 0;
+  for (const auto& tensor : tensors) out = std::max(out, largest(tensor));
+  return out;
+}
+
+/// Largest difference over the larger of the tensor's largest value and a hundredth of `floor` (for tensors whose
+/// gradient is zero by symmetry, such as the key's bias).
+inline double distance(const std::vector<double>& got, const std::vector<double>& wanted, double floor) {
+  double worst = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    // Written so that a NaN is infinitely far.
+    const double apart = std::abs(got[i] - wanted[i]);
+    worst = apart <= worst ? worst : (std::isnan(apart) ? INFINITY : apart);
+  }
+  return worst / std::max(largest(wanted), 0.01 * floor);
+}
+
+}  // namespace cairn::nn::testing

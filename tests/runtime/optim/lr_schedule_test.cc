@@ -1,0 +1,32 @@
+#include "runtime/optim/lr_schedule.h"
+
+#include <doctest/doctest.h>
+
+using namespace cairn;
+
+TEST_SUITE("runtime/optim/lr_schedule") {
+  TEST_CASE("warm-up, cosine to a floor, hold") {
+    Recipe r;
+    r.batch.samples = 4;
+    r.model.context = 10;
+    r.optimizer.peak_lr = 1.0;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 10}, 0},
+                      {LrStage::Kind::kCosine, {Span::Unit::kSamples, 80}, 0.1},  // 20 steps
+                      {LrStage::Kind::kHold, {}, 0}};
+    CHECK(optim::learning_rate(r, 1, 100) == doctest::Approx(0.1));
+    CHECK(optim::learning_rate(r, 10, 100) == doctest::Approx(1.0));
+    CHECK(optim::learning_rate(r, 20, 100) == doctest::Approx(0.55));
+    CHECK(optim::learning_rate(r, 30, 100) == doctest::Approx(0.1));
+    CHECK(optim::learning_rate(r, 90, 100) == doctest::Approx(0.1));
+  }
+
+  TEST_CASE("a stage without a length lasts to the end; no stages mean the peak") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 2.0;
+    CHECK(optim::learning_rate(r, 7, 10) == 2.0);
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kFraction, 0.5}, 0}, {LrStage::Kind::kLinear, {}, 0}};
+    CHECK(optim::learning_rate(r, 5, 10) == doctest::Approx(2.0));
+    CHECK(optim::learning_rate(r, 10, 10) == doctest::Approx(0.0));
+  }
+}

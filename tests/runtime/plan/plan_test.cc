@@ -1,0 +1,95 @@
+#include "runtime/plan/plan.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+
+using namespace cairn;
+
+namespace {
+
+Recipe small_recipe() {
+  Recipe r;
+  r.stop = {Span::Unit::kSteps, 10};
+  r.model = {.layers = 6, .width = 24, .heads = 4, .kv_heads = 4, .head_dim = 6, .ffn = 40, .context = 8, .vocab = 65};
+  r.batch = {.samples = 8, .micro = 1};
+  return r;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/plan/plan") {
+  TEST_CASE("over any mesh the primary pieces tile every logical tensor exactly once") {
+    for (const bool tied : {true, false}) {
+      for (const int zero : {0, 1}) {
+        for (const int64_t tp : {1, 2, 4}) {
+          for (const int64_t pp : {1, 2, 4}) {
+            for (const int64_t dp : {1, 2, 4}) {
+              Recipe recipe = small_recipe();
+              recipe.model.tied_embeddings = tied;
+              recipe.optimizer.zero = zero;
+              recipe.mesh.tp = tp;
+              recipe.mesh.pp = pp;
+              const Plan plan = make_plan(recipe, tp * pp * dp).value();
+              std::vector<std::vector<int>> seen;
+              for (const TensorSpec& tensor : plan.tensors) seen.emplace_back(count_elems(tensor.shape), 0);
+              for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+                const RankPlan mine = plan.rank(rank);
+                int64_t covered = 0;
+                for (const FlatRange& bucket : mine.buckets) covered += bucket.size();
+                REQUIRE(covered == mine.flat_elems);
+                REQUIRE(mine.share_elems * dp == mine.flat_elems);
+                for (const StatePiece& piece : mine.pieces) {
+                  REQUIRE(piece.state_offset + piece.count_elems() <= mine.state_elems);
+                  if (!piece.primary) continue;
+                  const Shape& shape = plan.tensors[piece.tensor].shape;
+                  const int64_t at = flat_offset(shape, piece.box.lo);
+                  // Rows of a column-cut box are apart in the logical tensor: walk them.
+                  const int64_t width = piece.box.extent(piece.box.dims() - 1);
+                  const int64_t row = shape.back();
+                  for (int64_t k = 0; k < piece.count_elems(); ++k)
+                    ++seen[piece.tensor][at + k / width * row + k % width];
+                }
+              }
+              for (const auto& tensor : seen) {
+                for (const int count : tensor) REQUIRE(count == 1);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("uneven stages keep the long ones in the middle, or follow the recipe") {
+    ModelConfig model{.layers = 6};
+    std::vector<int64_t> counts;
+    for (const Stage& stage : plan_stages(model, MeshConfig{.pp = 4}).value())
+      counts.push_back(stage.end_layer - stage.first_layer);
+    CHECK(counts == std::vector<int64_t>{1, 2, 2, 1});
+    CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 5}}).value()[1].first_layer == 1);
+    CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 4}}).error().message ==
+          "mesh.stages sum to 5 layers, model.layers = 6");
+  }
+
+  TEST_CASE("a batch that micro x dp does not divide is refused with the nearest ones") {
+    Recipe recipe = small_recipe();
+    recipe.batch = {.samples = 10, .micro = 2};
+    const auto plan = make_plan(recipe, 2);
+    REQUIRE_FALSE(plan.ok());
+    CHECK(plan.error().message ==
+          "batch.samples = 10 cannot be cut: micro 2 x dp 2 = 4 does not divide it; nearest batches: 8, 12");
+  }
+
+  TEST_CASE("GPT-2 124M has 124,439,808 parameters") {
+    const ModelConfig gpt2{.layers = 12,
+                           .width = 768,
+                           .heads = 12,
+                           .kv_heads = 12,
+                           .head_dim = 64,
+                           .ffn = 3072,
+                           .context = 1024,
+                           .vocab = 50257};
+    CHECK(count_parameters(gpt2) == 124439808);
+  }
+}

@@ -1,0 +1,51 @@
+// Vectors: made with protoc from TensorBoard's own .proto files.
+#include "runtime/telemetry/tensorboard.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+
+using namespace cairn::telemetry;
+
+namespace {
+
+std::string hex(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/telemetry/tensorboard") {
+  TEST_CASE("CRC-32C and its mask") {
+    CHECK(crc32c("123456789") == 0xe3069283u);
+    CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aau);
+  }
+
+  TEST_CASE("events and records are TensorBoard's own bytes") {
+    CHECK(hex(tensorboard_record(version_event(1.0))) ==
+          "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
+    CHECK(hex(scalar_event(2.0, 7, "loss", 2.5f)) ==
+          "09000000000000004010072a230a210a046c6f73734a0d0a090a077363616c6172732001420a080112002a0400002040");
+    CHECK(hex(tensorboard_record(session_start_event(3.0, 7))) ==
+          "0f000000000000006d532b0909000000000000084010073a02080167edf0c3");
+  }
+
+  TEST_CASE("each start writes a file of its own, also within one second") {
+    const auto dir = std::filesystem::temp_directory_path() / fmt::format("cairn-tb-{}", ::getpid());
+    std::filesystem::create_directories(dir);
+    auto first = TensorBoardWriter::open(dir, 1.0, 1), second = TensorBoardWriter::open(dir, 1.0, 5);
+    REQUIRE(first.ok());
+    REQUIRE(second.ok());
+    CHECK(first.value().write({.step = 1, .loss = 2}).ok());
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(dir))
+      files += entry.path().string().find("tfevents") != std::string::npos;
+    CHECK(files == 2);
+    std::filesystem::remove_all(dir);
+    CHECK_FALSE(TensorBoardWriter::open(dir / "none", 1.0, 1).ok());
+  }
+}

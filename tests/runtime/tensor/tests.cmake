@@ -1,0 +1,1 @@
+cairn_tests(runtime/tensor LINK runtime/core TIMEOUT 60)

@@ -1,0 +1,195 @@
+#pragma once
+// Trains tiny models with ranks as threads and records what happened: losses, final state as whole logical tensors.
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/comm/thread_world.h"
+#include "runtime/core/random.h"
+#include "runtime/trainer/trainer.h"
+
+namespace cairn::test {
+
+/// A uint16 token file of `count` tokens below `vocab` with some structure to learn, made once per process and size.
+inline std::string token_file(int64_t count, int64_t vocab, const std::string& tag = "a") {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("cairn-tokens-" + tag + "-" + std::to_string(count) + "-" +
+                                                std::to_string(vocab) + "-" + std::to_string(::getpid()));
+  if (!std::filesystem::exists(path)) {
+    std::vector<uint16_t> tokens(count);
+    const uint64_t key = stream_key(11, tag);
+    for (int64_t i = 0; i < count; ++i) {
+      const double u = uniform_at(key, i);
+      tokens[i] = static_cast<uint16_t>(u < 0.7 && i > 0 ? (tokens[i - 1] * 5 + 3) % vocab
+                                                         : mix64(key ^ static_cast<uint64_t>(i)) % vocab);
+    }
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    std::fwrite(tokens.data(), 2, tokens.size(), file);
+    std::fclose(file);
+  }
+  return path.string();
+}
+
+inline Recipe tiny_recipe(bool llama, bool tied) {
+  Recipe r;
+  r.name = "tiny";
+  r.seed = 7;
+  r.stop = {Span::Unit::kSteps, 20};
+  r.model = {.layers = 4, .width = 32, .heads = 4, .kv_heads = 4, .head_dim = 8, .ffn = 64, .context = 16, .vocab = 65};
+  if (llama) {
+    r.model.heads = 8;
+    r.model.head_dim = 4;
+    r.model.positions = Positions::kRotary;
+    r.model.norm = NormKind::kRmsNorm;
+    r.model.activation = Activation::kSwiGlu;
+    r.model.bias = false;
+    r.model.ffn = 48;
+  }
+  r.model.tied_embeddings = tied;
+  r.data.sources = {{.kind = DataSource::Kind::kTokenFile,
+                     .name = "a",
+                     .path = token_file(4000, 65, "a"),
+                     .dtype = "uint16",
+                     .weight = 0.7},
+                    {.kind = DataSource::Kind::kTokenFile,
+                     .name = "b",
+                     .path = token_file(3000, 65, "b"),
+                     .dtype = "uint16",
+                     .weight = 0.3}};
+  r.batch = {.samples = 16, .micro = 1};
+  r.optimizer = {.peak_lr = 3e-3,
+                 .lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 5}, 0}, {LrStage::Kind::kCosine, {}, 3e-4}},
+                 .weight_decay = 0.1,
+                 .clip = 1.0};
+  return r;
+}
+
+/// The state of a whole job, gathered from the primary pieces: (kind, tensor) -> row-major floats.
+using GlobalState = std::map<std::pair<trainer::StateKind, int64_t>, std::vector<float>>;
+
+/// Keeps the last snapshot of all ranks in memory; restores from it when asked to.
+class MemoryHook : public trainer::CheckpointHook {
+ public:
+  struct Shared {
+    std::mutex mutex;
+    const Plan* plan = nullptr;
+    GlobalState state;
+    std::optional<trainer::TrainPosition> position;  // restore from here when set
+    int64_t stop_after = 0;                          // 0: at the end
+  };
+  explicit MemoryHook(Shared& shared) : shared_(shared) {}
+
+  Result<std::optional<trainer::TrainPosition>> restore(std::span<const trainer::StateTensor> state) override {
+    if (!shared_.position) return std::optional<trainer::TrainPosition>{};
+    for (const trainer::StateTensor& piece : state) copy(piece, false);
+    return shared_.position;
+  }
+  Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
+    const bool stop = last || position.step == shared_.stop_after;
+    return trainer::StepOrder{.stop = stop, .snapshot = stop};
+  }
+  Status snapshot(const trainer::StepOrder&, const trainer::TrainPosition& position,
+                  std::span<const trainer::StateTensor> state) override {
+    const std::lock_guard lock(shared_.mutex);
+    for (const trainer::StateTensor& piece : state) {
+      if (piece.primary) copy(piece, true);
+    }
+    saved_ = position;
+    return {};
+  }
+  Status finish() override { return {}; }
+  std::optional<trainer::TrainPosition> saved() const { return saved_; }
+
+ private:
+  void copy(const trainer::StateTensor& piece, bool save) {
+    const Shape& shape = shared_.plan->tensors[piece.tensor].shape;
+    std::vector<float>& whole = shared_.state[{piece.kind, piece.tensor}];
+    whole.resize(count_elems(shape));
+    const int64_t width = piece.box.extent(piece.box.dims() - 1);
+    std::vector<int64_t> index = piece.box.lo;
+    auto* data = reinterpret_cast<float*>(piece.data);
+    for (int64_t done = 0; done < piece.box.count_elems(); done += width, ++index[0]) {
+      float* at = whole.data() + flat_offset(shape, index);
+      save ? std::memcpy(at, data + done, width * 4) : std::memcpy(data + done, at, width * 4);
+    }
+  }
+  Shared& shared_;
+  std::optional<trainer::TrainPosition> saved_;
+};
+
+struct Trained {
+  std::vector<double> losses, norms, valid;
+  std::vector<std::vector<std::pair<std::string, double>>> source_losses;
+  GlobalState state;
+  trainer::TrainPosition position;
+  std::vector<int64_t> allocated_bytes;  // per rank
+  std::vector<comm::Comm::Traffic> traffic;
+};
+
+/// Trains on tp * pp * dp threads; `from` resumes. Any rank's error is returned.
+/// `make_engine`, called on each rank's own thread, replaces the thread world's engine.
+using MakeEngine = std::function<Result<std::unique_ptr<comm::Engine>>(int64_t rank)>;
+
+inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
+                                        int64_t stop_after = 0, const MakeEngine& make_engine = {}) {
+  RT_TRY_SET(const Plan plan, make_plan(recipe, world));
+  MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after};
+  if (from != nullptr) {
+    shared.state = from->state;
+    shared.position = from->position;
+  }
+  comm::ThreadWorld threads_world(world, comm::Options{.deadline_ms = 60000});
+  Trained out;
+  std::vector<std::unique_ptr<comm::Engine>> engines;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    engines.push_back(make_engine ? nullptr : threads_world.engine(rank));
+  }
+  std::vector<std::optional<Result<trainer::Outcome>>> outcomes(world);
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      omp_set_num_threads(1);
+      if (make_engine) {
+        Result<std::unique_ptr<comm::Engine>> made = make_engine(rank);
+        if (!made.ok()) {
+          outcomes[rank].emplace(made.error());
+          return;
+        }
+        engines[rank] = std::move(made).value();
+      }
+      MemoryHook hook(shared);
+      trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = hook};
+      if (rank == 0) {
+        env.on_step = [&](const telemetry::StepMetrics& metrics) {
+          out.losses.push_back(metrics.loss);
+          out.norms.push_back(metrics.grad_norm);
+          out.source_losses.push_back(metrics.source_loss);
+          if (metrics.valid_loss) out.valid.push_back(*metrics.valid_loss);
+        };
+      }
+      outcomes[rank].emplace(trainer::run(env));
+      if (!outcomes[rank]->ok()) engines[rank].reset();  // tells the others
+      if (rank == 0 && hook.saved()) out.position = *hook.saved();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (auto& outcome : outcomes) {
+    if (!outcome->ok()) return std::move(*outcome).error();
+    out.allocated_bytes.push_back(outcome->value().allocated_bytes);
+  }
+  out.state = std::move(shared.state);
+  return out;
+}
+
+}  // namespace cairn::test

@@ -1,0 +1,1 @@
+cairn_tests(runtime/trainer LABELS parity TIMEOUT 900)

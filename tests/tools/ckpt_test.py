@@ -1,0 +1,130 @@
+"""ckpt ls, inspect, verify, reshard."""
+
+import json
+import os
+import shutil
+
+from program import ProgramTest, main
+
+GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden", "checkpoint-v1", "step-00000012")
+
+
+class CkptTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.step = self.path("run/checkpoints/step-00000012")
+        shutil.copytree(GOLDEN, self.step)
+        for name in os.listdir(self.step):
+            os.chmod(os.path.join(self.step, name), 0o644)
+
+    def damage(self, name, offset):
+        with open(os.path.join(self.step, name), "r+b") as f:
+            f.seek(offset)
+            byte = f.read(1)
+            f.seek(offset)
+            f.write(bytes([byte[0] ^ 1]))
+
+    def test_ls_tells_what_is_complete_and_what_is_left_over(self):
+        os.makedirs(self.path("run/checkpoints/step-00000020"))
+        os.makedirs(self.path("run/checkpoints/.tmp-step-00000021.host.1.2.3"))
+        self.write("run/checkpoints/notes.txt", "mine")
+        listed = self.cairn_json("ckpt", "ls", "run")
+        self.assertEqual([(c["step"], c["complete"]) for c in listed["checkpoints"]], [(12, True), (20, False)])
+        self.assertIn("manifest.json", listed["checkpoints"][1]["problem"])
+        self.assertEqual(listed["newest_complete"], 12)
+        self.assertEqual([x["name"] for x in listed["leftovers"]], [".tmp-step-00000021.host.1.2.3"])
+        self.assertEqual(listed["unknown"], ["notes.txt"])
+        text = self.cairn("ckpt", "ls", "run/checkpoints").stdout
+        for words in ("complete, the newest", "damaged", "left over", "notes.txt", "days"):
+            self.assertIn(words, text)
+        self.assertIn("nowhere", self.cairn("ckpt", "ls", "nowhere", code=2).stderr)
+        os.makedirs(self.path("empty"))
+        self.assertEqual(self.cairn_json("ckpt", "ls", "empty")["checkpoints"], [])
+
+    def test_inspect_says_what_the_manifest_holds(self):
+        with open(os.path.join(self.step, "manifest.json"), encoding="utf-8") as f:
+            stored = json.loads(f.read().split("\n")[1])
+        for path in ("run", "run/checkpoints", self.step):
+            seen = self.cairn_json("ckpt", "inspect", path, "--tensors")
+            self.assertEqual(seen["step"], 12)
+            self.assertEqual(seen["samples"], stored["samples"])
+            self.assertEqual(seen["run"]["parents"], ["run-0"])
+            self.assertEqual(seen["mesh"]["tp"], 2)
+            self.assertEqual(len(seen["tensors"]), len(stored["tensors"]))
+            self.assertEqual(sum(t["bytes"] for t in seen["tensors"]), seen["payload_bytes"])
+            self.assertEqual(sum(f["size_bytes"] for f in seen["files"]), seen["file_bytes"])
+        self.assertNotIn("tensors", self.cairn_json("ckpt", "inspect", "run"))
+        text = self.cairn("ckpt", "inspect", "run", "--tensors").stdout
+        for words in ("96 samples", "run-0", "embed.weight", "[37, 24]", "tp 2 x pp 1 x dp 1"):
+            self.assertIn(words, text)
+
+    def test_verify_names_every_damaged_chunk(self):
+        whole = self.cairn_json("ckpt", "verify", "run")
+        self.assertTrue(whole["whole"])
+        self.assertGreater(whole["chunks"], 10)
+        with open(os.path.join(self.step, "manifest.json"), encoding="utf-8") as f:
+            stored = json.loads(f.read().split("\n")[1])
+        hit = {}
+        for shard in (stored["shards"][0], stored["shards"][-1]):
+            self.damage(stored["files"][shard["file"]]["name"], shard["offset"])
+            hit[stored["tensors"][shard["tensor"]]["name"]] = shard
+        report = self.cairn_json("ckpt", "verify", self.step, code=65)
+        self.assertFalse(report["whole"])
+        for name in hit:
+            self.assertTrue(any(name in d["message"] and "chunk 0" in d["message"] for d in report["damages"]), name)
+        done = self.cairn("ckpt", "verify", "run", code=65)
+        self.assertIn("damaged in 2 places", done.stdout)
+        self.assertNotIn("\r", done.stderr)
+        # The newest step is what a person asks about, also when it cannot be read at all.
+        os.makedirs(self.path("run/checkpoints/step-00000020"))
+        self.assertIn("manifest.json", self.cairn("ckpt", "verify", "run", code=65).stdout)
+
+    def test_reshard_refuses_in_words_and_writes_nothing(self):
+        for mesh, words in (("tp=2,tp=2", "twice"), ("tp", "no axis=size"), ("xp=2", "no axis"), ("tp=0", "no size"),
+                            ("tp=2,", "comma"), ("dp=99999999999999999999", "no size"), ("", "no axis=size")):
+            self.assertIn(words, self.cairn("ckpt", "reshard", "run", "dst", "--mesh", mesh, code=2).stderr)
+        # The fixture's recipe is no recipe: told with the field and the checkpoint.
+        done = self.cairn("ckpt", "reshard", "run", "dst", "--mesh", "tp=1", code=2)
+        self.assertIn("name is missing", done.stderr)
+        self.assertIn("step-00000012", done.stderr)
+        self.assertFalse(os.path.exists(self.path("dst")))
+        self.assertIn("--zero", self.cairn("ckpt", "reshard", "run", "dst", "--mesh", "tp=1", "--zero", "2",
+                                           code=2).stderr)
+
+    def test_a_run_goes_on_in_another_layout_and_back(self):
+        self.write("t.txt", "the quick brown fox jumps over the lazy dog. " * 500)
+        self.cairn("data", "tokenize", "t.txt", "--out", "t")
+        self.write("r.lua", """local T = require "cairn"
+return T.recipe { name = "small", seed = 7, stop = T.steps(6),
+  model = T.gpt { layers = 2, width = 32, heads = 4, context = 16, vocab = 257 },
+  tokenizer = T.bytes, data = T.megatron { prefix = "t", split = { 90, 10 } },
+  batch = { samples = 8, micro = 2 }, optimizer = T.adamw { peak_lr = 1e-3 },
+  mesh = { tp = 2, sequence_parallel = true } }
+""")
+        self.cairn("train", "r.lua", "--run", "a", "--nproc", "2")
+        first = self.cairn_json("ckpt", "reshard", "a", "b", "--mesh", "pp=2,dp=2", "--zero", "1")
+        self.assertEqual((first["step"], first["to"]["pp"], first["to"]["dp"], first["to"]["zero"]), (6, 2, 2, 1))
+        self.assertTrue(any("sequence_parallel" in note for note in first["notes"]))
+        self.assertTrue(self.cairn_json("ckpt", "verify", "b")["whole"])
+        seen = self.cairn_json("ckpt", "inspect", "b")
+        self.assertEqual(seen["run"]["parents"], first["parents"])
+        self.assertEqual(seen["state"], self.cairn_json("ckpt", "inspect", "a")["state"])
+        self.assertIn("4 ranks", self.cairn("resume", "b", "--dry-run").stdout)
+        back = self.cairn_json("ckpt", "reshard", "b", "c", "--mesh", "tp=2", "--memory", "16MiB", "--zero", "0")
+        self.assertEqual(len(back["parents"]), 2)
+        for name in os.listdir(first["source"] if os.path.isabs(first["source"]) else self.path(first["source"])):
+            if name.endswith(".h5"):  # the same layout again: the same bytes, but for the size of the hashed chunks
+                before, after = (self.path(f"{run}/checkpoints/step-00000006/{name}") for run in "ac")
+                self.assertEqual(os.path.getsize(before), os.path.getsize(after))
+        self.assertIn("is there already", self.cairn("ckpt", "reshard", "a", "b", "--mesh", "pp=2,dp=2", "--zero", "1",
+                                                     code=2).stderr)
+        self.assertIn("another recipe", self.cairn("ckpt", "reshard", "a", "b", "--mesh", "pp=2", code=2).stderr)
+        self.cairn("ckpt", "reshard", "a", "b", "--mesh", "pp=2", "--overwrite")
+        self.assertIn("does not divide", self.cairn("ckpt", "reshard", "a", "d", "--mesh", "tp=3", code=2).stderr)
+        self.assertIn("belongs to", self.cairn("ckpt", "reshard", "a", "a", "--mesh", "tp=1", code=2).stderr)
+        self.assertIn("at least", self.cairn("ckpt", "reshard", "a", "d", "--mesh", "tp=1", "--memory", "1MiB",
+                                             code=2).stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What holds for every subcommand: exit codes, unknown words, versions, colour, completion, broken streams."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+from program import ProgramTest, main
+
+ESCAPE = "\x1b["
+
+
+class CliTest(ProgramTest):
+    def test_nothing_shows_what_there_is_and_is_misuse(self):
+        done = self.cairn(code=2)
+        self.assertEqual(done.stdout, "")
+        for word in ("init", "check", "plan", "explain", "diff", "help", "completion"):
+            self.assertRegex(done.stderr, rf"(?m)^  {word} ")
+
+    def test_help_and_version_go_to_stdout(self):
+        self.assertIn("Usage: cairn", self.cairn("--help").stdout)
+        self.assertIn("Usage: cairn check", self.cairn("check", "--help").stdout)
+        self.assertRegex(self.cairn("--version").stdout, r"^cairn \d+\.\d+\.\d+\n$")
+
+    def test_an_unknown_subcommand_names_the_nearest(self):
+        done = self.cairn("chek", "x.lua", code=2)
+        self.assertEqual(done.stdout, "")
+        self.assertTrue(done.stderr.startswith("cairn: `chek` is no subcommand; did you mean `check`?\n"), done.stderr)
+        self.assertNotIn("did you mean", self.cairn("zzzzzz", code=2).stderr)
+
+    def test_an_unknown_option_names_the_nearest(self):
+        done = self.cairn("plan", "x.lua", "--wrld", "4", code=2)
+        self.assertEqual(done.stderr,
+                         "cairn plan: --wrld: no such option; did you mean `--world`?\n  see: cairn plan --help\n")
+        self.assertIn("--world", self.cairn("plan", "x.lua", "--wrld=4", code=2).stderr)
+
+    def test_a_missing_argument_a_surplus_one_and_a_wrong_number_are_misuse(self):
+        self.assertIn("RECIPE is required", self.cairn("check", code=2).stderr)
+        self.assertIn("surplus", self.cairn("check", "a.lua", "surplus", code=2).stderr)
+        for wrong in ("0", "-3", "many", "1.5", "99999999999999999999"):
+            self.assertIn("--world", self.cairn("plan", "a.lua", "--world", wrong, code=2).stderr)
+
+    def test_a_missing_file_is_named(self):
+        done = self.cairn("check", "no/such.lua", code=2)
+        self.assertIn("no/such.lua", done.stderr)
+
+    def test_a_full_disk_under_stdout_is_an_error(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([self.program, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(done.returncode, 74)
+        self.assertIn("cannot write to stdout: No space left on device", done.stderr)
+
+    def test_closed_standard_streams_do_no_harm(self):
+        done = subprocess.run(["/bin/sh", "-c", f"'{self.program}' --version <&- 2>&-"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0)
+        self.assertTrue(done.stdout.startswith("cairn "))
+
+    def run_on_terminal(self, args, env):
+        """Output of the program with a terminal as its stdout."""
+        leader, follower = pty.openpty()
+        full_env = {**os.environ, "TERM": "xterm", **env}
+        process = subprocess.Popen([self.program, *args], stdout=follower, stderr=subprocess.PIPE,
+                                   cwd=self.folder.name, env=full_env, stdin=subprocess.DEVNULL)
+        os.close(follower)
+        text = b""
+        try:
+            while chunk := os.read(leader, 65536):
+                text += chunk
+        except OSError:  # the terminal's last user left
+            pass
+        os.close(leader)
+        process.stderr.close()
+        self.assertEqual(process.wait(timeout=60), 0)
+        return text.decode()
+
+    def test_colour_only_on_a_terminal_that_wants_it(self):
+        self.cairn("init")
+        plan = ["plan", "train.lua"]
+        unset = {"NO_COLOR": ""}
+        self.assertIn(ESCAPE, self.run_on_terminal(plan, unset))
+        self.assertNotIn(ESCAPE, self.run_on_terminal(plan, {"NO_COLOR": "1"}))
+        self.assertNotIn(ESCAPE, self.run_on_terminal(plan, {**unset, "TERM": "dumb"}))
+        self.assertNotIn(ESCAPE, self.cairn(*plan, env={**unset, "TERM": "xterm"}).stdout)
+
+    def test_completion_of_bash_works_in_bash(self):
+        script = self.write("cairn.bash", self.cairn("completion", "bash").stdout)
+
+        def complete(*words):
+            code = f"source {script}; COMP_WORDS=({' '.join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; " \
+                   "_cairn; printf '%s\\n' \"${COMPREPLY[@]}\""
+            done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, check=True)
+            return done.stdout.split()
+
+        self.assertEqual(complete("cairn", "che"), ["check"])
+        self.assertEqual(complete("cairn", "plan", "x.lua", "--wo"), ["--world"])
+        self.assertEqual(complete("cairn", "help", "optimizer.peak"), ["optimizer.peak_lr"])
+        self.assertEqual(complete("cairn", "data", "tok"), ["tokenize"])
+        self.assertIn("--documents", complete("cairn", "data", "tokenize", "--"))
+        self.assertNotIn("--world", complete("cairn", "data", "tokenize", "--"))
+
+    def test_every_shell_gets_every_subcommand_and_no_hidden_one(self):
+        names = re.findall(r"(?m)^  (\w+) {2,}", self.cairn("--help").stdout.split("Subcommands:")[1])
+        self.assertGreater(len(names), 6)
+        for shell in ("bash", "zsh", "fish"):
+            script = self.cairn("completion", shell).stdout
+            for name in names:
+                self.assertIn(name, script)
+            self.assertNotRegex(script, r"['\s/]_rank")
+        self.assertIn("fish", self.cairn("completion", "tcsh", code=2).stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""data tokenize and data info."""
+
+import os
+import struct
+
+from program import ProgramTest, main
+
+TEXT = "In the beginning\nGod created the heaven and the earth.\n\nAnd the earth was without form, and void.\n"
+
+
+class DataTest(ProgramTest):
+    def test_tokenize_then_info(self):
+        self.write("a.txt", TEXT)
+        done = self.cairn("data", "tokenize", "a.txt", "--out", "set", "--tokenizer", "bytes")
+        self.assertIn(f"{len(TEXT)} tokens", done.stdout)
+        self.assertNotIn("\r", done.stderr)  # progress is for terminals
+        with open(self.path("set.bin"), "rb") as f:
+            stored = f.read()
+        self.assertEqual(bytes(struct.unpack(f"<{len(TEXT)}H", stored)).decode(), TEXT)
+        for name in ("set", "set.bin", "set.idx"):
+            info = self.cairn_json("data", "info", name, "--scan")
+            self.assertEqual((info["kind"], info["tokens"], info["sequences"]), ("megatron", len(TEXT), 1))
+            self.assertEqual(info["largest_token"], max(TEXT.encode()))
+        self.assertIn(f"{len(TEXT)} tokens in 1 sequence", self.cairn("data", "info", "set").stdout)
+
+    def test_documents_and_their_ends(self):
+        self.write("a.txt", TEXT)
+        line = self.cairn_json("data", "tokenize", "a.txt", "--out", "line", "--documents", "line", "--eod")
+        self.assertEqual(line["documents"], 3)
+        self.assertEqual(line["tokens"], len(TEXT.replace("\n", "")) + 3)
+        blank = self.cairn_json("data", "tokenize", "a.txt", "--out", "blank", "--documents", "blank-line")
+        self.assertEqual(blank["documents"], 2)
+        self.assertEqual(self.cairn_json("data", "info", "blank")["sequences"], 2)
+
+    def test_a_pair_is_replaced_only_on_request(self):
+        self.write("a.txt", TEXT)
+        self.cairn("data", "tokenize", "a.txt", "--out", "set")
+        self.assertIn("set", self.cairn("data", "tokenize", "a.txt", "--out", "set", code=2).stderr)
+        self.cairn("data", "tokenize", "a.txt", "--out", "set", "--overwrite")
+
+    def test_bad_input_is_named_and_leaves_nothing(self):
+        for args in (["missing.txt"], ["."]):
+            self.assertIn(args[0], self.cairn("data", "tokenize", *args, "--out", "set", code=2).stderr)
+        self.write("a.txt", TEXT)
+        self.assertIn("no.model", self.cairn("data", "tokenize", "a.txt", "--out", "set", "--tokenizer", "no.model",
+                                             code=2).stderr)
+        self.assertIn("paragraph", self.cairn("data", "tokenize", "a.txt", "--out", "set", "--documents", "paragraph",
+                                              code=2).stderr)
+        self.cairn("data", "tokenize", "a.txt", "--out", "no/folder/set", code=2)
+        self.assertEqual(os.listdir(self.folder.name), ["a.txt"])
+
+    def test_a_damaged_pair_is_refused_with_its_place(self):
+        self.write("a.txt", TEXT)
+        self.cairn("data", "tokenize", "a.txt", "--out", "set")
+        with open(self.path("set.idx"), "r+b") as f:
+            f.truncate(40)
+        done = self.cairn("data", "info", "set", code=65)
+        self.assertIn("set.idx", done.stderr)
+        self.assertEqual(self.cairn_json("data", "info", "set", code=65)["error"]["code"], "corrupt")
+        self.cairn("data", "tokenize", "a.txt", "--out", "set", "--overwrite")
+        os.remove(self.path("set.bin"))
+        self.cairn("data", "info", "set.idx", code=2)
+
+    def test_plain_token_files(self):
+        self.write("t.bin", struct.pack("<5H", 1, 2, 300, 4, 5))
+        info = self.cairn_json("data", "info", "t.bin", "--dtype", "uint16", "--scan")
+        self.assertEqual((info["kind"], info["tokens"], info["largest_token"]), ("token_file", 5, 300))
+        self.assertIn("uint16", self.cairn("data", "info", "t.bin", code=2).stderr)
+        self.assertIn("nothing-there", self.cairn("data", "info", "nothing-there", code=2).stderr)
+
+    def test_unknown_words_below_data(self):
+        self.assertIn("`tokenize`", self.cairn("data", "tokenise", code=2).stderr)
+        self.cairn("data", code=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""init, check, help, explain, diff and plan on real recipes."""
+
+import json
+import os
+import time
+
+from program import ProgramTest, main
+
+BIG = """
+local T = require "cairn"
+return T.recipe {
+  name = "big", seed = 1, stop = T.tokens(270e9),
+  model = T.gpt { layers = 105, width = 20480, heads = 128, context = 2048, vocab = 51200 },
+  tokenizer = T.bytes,
+  data = T.megatron { prefix = "data/text" },
+  batch = { samples = 1920, micro = 1 },
+  optimizer = T.adamw { peak_lr = 5e-5, clip = 1.0, zero = 1 },
+  precision = "bf16",
+  mesh = T.mesh { tp = 8, pp = 35, sequence_parallel = true },
+  checkpoint = T.checkpoint { save = { T.every { steps = 500 }, T.every { minutes = 30 } }, keep = { T.last(3) } },
+}
+"""
+
+
+class RecipeTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.cairn("init")
+
+    def test_init_writes_what_check_accepts_and_never_destroys(self):
+        self.cairn("check", "train.lua", "--world", 4)
+        with open(self.path(".luarc.json")) as f:
+            self.assertEqual(json.load(f)["runtime"]["version"], "Lua 5.4")
+        with open(self.path("types/cairn.lua")) as f:
+            self.assertIn("---@class", f.read())
+        self.cairn("init")  # unchanged files: fine
+        self.write("train.lua", "-- mine\n")
+        os.remove(self.path(".luarc.json"))
+        self.assertIn("train.lua", self.cairn("init", code=2).stderr)
+        with open(self.path("train.lua")) as f:
+            self.assertEqual(f.read(), "-- mine\n")
+        self.assertFalse(os.path.exists(self.path(".luarc.json")))
+        self.cairn("init", "--force")
+        self.cairn("check", "train.lua")
+        self.cairn("init", "a/new/folder")
+        self.cairn("check", "a/new/folder/train.lua")
+
+    def test_check_says_fine_or_every_mistake(self):
+        self.assertIn("train.lua: fine. first, 842K parameters", self.cairn("check", "train.lua").stdout)
+        done = self.cairn("check", "train.lua", "--set", "model.heads=62", "--set", "optimizer.peak_lr=fast", code=2)
+        self.assertEqual(done.stdout, "")
+        self.assertIn("model.heads = 62 does not divide model.width = 128", done.stderr)
+        self.assertIn("optimizer.peak_lr", done.stderr)
+        self.assertIn("2 errors. Nothing was started.", done.stderr)
+
+    def test_check_json_is_for_editors(self):
+        fine = self.cairn_json("check", "train.lua")
+        self.assertTrue(fine["ok"])
+        self.assertEqual(fine["diagnostics"], [])
+        self.assertEqual(fine["recipe"]["model"]["layers"], 4)
+        self.assertRegex(fine["hash"], r"^[0-9a-f]{32}$")
+        self.write("bad.lua", 'local T = require "cairn"\nreturn T.recipe {\n  modle = T.gpt {},\n}\n')
+        wrong = self.cairn_json("check", "bad.lua", code=2)
+        self.assertFalse(wrong["ok"])
+        first = [d for d in wrong["diagnostics"] if d["code"] == "unknown_field"][0]
+        self.assertEqual((first["file"], first["line"], first["path"], first["suggest"]), ("bad.lua", 3, "modle", "model"))
+
+    def test_set_param_and_with_reach_the_recipe(self):
+        self.write("small.lua", "return { model = { layers = 2 }, batch = { samples = 8 } }")
+        got = self.cairn_json("check", "train.lua", "--with", "small.lua", "--set", "model.layers=3", "--set",
+                              "checkpoint.save={ T.every { minutes = 10 } }", "--set", "stop=T.steps(70)")["recipe"]
+        self.assertEqual(got["model"]["layers"], 3)
+        self.assertEqual(got["batch"]["samples"], 8)
+        self.assertEqual(got["checkpoint"]["save"][0]["seconds"], 600)
+        self.assertEqual(got["stop"], {"unit": "steps", "value": 70})
+        self.assertIn("peak", self.cairn("check", "train.lua", "--param", "peak=1", code=2).stderr)
+
+    def test_help_knows_fields_and_subcommands(self):
+        self.assertIn("optimizer.peak_lr", self.cairn("help", "optimizer.peak_lr").stdout)
+        self.assertIn("Usage: cairn check", self.cairn("help", "check").stdout)
+        self.assertIn("peak_lr", self.cairn("help", "optimizer.peek_lr", code=2).stderr)
+        self.assertIn("optimizer.peak_lr", self.cairn("help", "--markdown").stdout)
+        self.assertIn("---@class", self.cairn("help", "--types").stdout)
+        self.cairn("help")
+        self.cairn("help", "--types", "--markdown", code=2)
+
+    def test_explain_tells_the_origin(self):
+        self.assertRegex(self.cairn("explain", "train.lua", "optimizer.peak_lr").stdout, r"0\.001.*train\.lua:\d+")
+        fields = self.cairn_json("explain", "train.lua", "model.layers", "--set", "model.layers=3")["fields"]
+        self.assertEqual([(f["path"], f["value"], f["set_by"]) for f in fields], [("model.layers", "3", "--set")])
+        self.assertIn("peak_lr", self.cairn("explain", "train.lua", "optimizer.peek_lr", code=2).stderr)
+        error = self.cairn_json("explain", "train.lua", "nothing.here", code=2)["error"]
+        self.assertEqual(error["exit_code"], 2)
+
+    def test_diff_shows_only_what_differs(self):
+        self.assertEqual(self.cairn("diff", "train.lua", "train.lua", "--exit-code").stdout, "no difference\n")
+        with open(self.path("train.lua")) as f:
+            self.write("other.lua", f.read().replace("T.steps(500)", "T.steps(600)").replace("clip = 1.0", "clip = 0.5"))
+        self.assertEqual(self.cairn("diff", "train.lua", "other.lua").stdout,
+                         "optimizer.clip: 1.0 -> 0.5\nstop: 500 steps -> 600 steps\n")
+        self.assertEqual(len(self.cairn_json("diff", "train.lua", "other.lua", "--exit-code", code=1)["changes"]), 2)
+        # A run folder and a resolved recipe stand for the recipe that they hold.
+        resolved = self.cairn_json("check", "other.lua")["recipe"]
+        self.write("run/recipe.resolved.json", json.dumps(resolved))
+        self.assertEqual(self.cairn("diff", "other.lua", "run").stdout, "no difference\n")
+        self.assertEqual(self.cairn("diff", "run/recipe.resolved.json", "run").stdout, "no difference\n")
+        self.write("broken.json", "{")
+        self.assertIn("broken.json", self.cairn("diff", "run", "broken.json", code=2).stderr)
+        self.cairn("diff", "run", "no-such-run", code=2)
+
+    def test_plan_agrees_with_itself(self):
+        plan = self.cairn_json("plan", "train.lua", "--world", 8, "--set", "mesh.pp=2", "--set", "mesh.tp=2")
+        self.assertEqual(plan["mesh"]["tp"] * plan["mesh"]["pp"] * plan["mesh"]["dp"], 8)
+        batch = plan["batch"]
+        self.assertEqual(batch["samples"], batch["micro"] * batch["accumulate"] * plan["mesh"]["dp"])
+        self.assertEqual(plan["tokens_per_step"], batch["samples"] * 128)
+        self.assertEqual(plan["checkpoint"]["bytes"], plan["parameters"] * 12)
+        self.assertEqual(plan["shared_memory"]["bytes"], 2 * plan["checkpoint"]["bytes"])
+        self.assertEqual([s["end_layer"] for s in plan["stages"]], [2, 4])
+        for stage in plan["stages"]:
+            self.assertGreater(stage["rank_activation_bytes"], 0)
+            self.assertGreaterEqual(stage["rank_weight_bytes"], 4 * stage["rank_parameters"])
+            self.assertEqual(stage["rank_bytes"], sum(stage[f"rank_{k}_bytes"]
+                                                      for k in ("weight", "grad", "optimizer", "activation")))
+        # The ranks' shares add up to the checkpoint: tp 0 holds all that is replicated, so the sum lies just above.
+        shares = sum(s["rank_snapshot_bytes"] for s in plan["stages"]) * 4
+        self.assertGreaterEqual(shares, plan["checkpoint"]["bytes"])
+        self.assertLess(shares, 1.1 * plan["checkpoint"]["bytes"])
+        text = self.cairn("plan", "train.lua", "--world", 8, "--set", "mesh.pp=2", "--set", "mesh.tp=2").stdout
+        self.assertIn("world 8 = pp 2 x dp 2 x tp 2", text)
+        self.assertIn("batch 16 = micro 4 x accumulate 2 x dp 2", text)
+        self.assertIn("stages [emb 2] [2 head]", text)
+        self.assertIn("bubble at 2 micro-batches: 1 of 3 (33.3%)", text)
+
+    def test_plan_refuses_a_world_that_does_not_fit(self):
+        done = self.cairn("plan", "train.lua", "--world", 5, "--set", "mesh.tp=2", code=2)
+        self.assertIn("nearest worlds: 4, 6", done.stderr)
+
+    def test_plan_of_3360_ranks_is_instant(self):
+        self.write("big.lua", BIG)
+        begin = time.monotonic()
+        plan = self.cairn_json("plan", "big.lua", "--world", 3360)
+        elapsed = time.monotonic() - begin
+        self.assertEqual(plan["mesh"]["dp"], 12)
+        self.assertEqual(len(plan["stages"]), 35)
+        self.assertGreater(plan["parameters"], 500e9)
+        self.assertLess(elapsed, 1.0)
+        text = self.cairn("plan", "big.lua", "--world", 3360).stdout
+        self.assertIn("[emb 3] [3] x 33 [3 head]", text)
+        self.assertIn("every 500 steps or 30 min; 3 kept", text)
+        self.assertLess(len(text.splitlines()), 15)  # 35 stages, told as ranges
+        print(f"plan of 3360 ranks: {elapsed * 1e3:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()

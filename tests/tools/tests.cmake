@@ -1,0 +1,9 @@
+# Black box: the built program, as a person or a script calls it. One ctest entry per file.
+if(TARGET cairn)
+  file(GLOB tools_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*_test.py)
+  foreach(test ${tools_tests})
+    get_filename_component(stem ${test} NAME_WE)
+    add_test(NAME tools/${stem} COMMAND ${CAIRN_PYTHON} ${test} $<TARGET_FILE:cairn>)
+    set_tests_properties(tools/${stem} PROPERTIES LABELS unit TIMEOUT 120)
+  endforeach()
+endif()

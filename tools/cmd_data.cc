@@ -1,0 +1,164 @@
+// cairn data tokenize | info: text files to a Megatron pair, and what a token store holds.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "runtime/data/token_file.h"
+#include "runtime/data/tokenize.h"
+#include "runtime/data/tokenizer.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TokenizeOptions {
+  std::vector<std::string> inputs;
+  std::string out, tokenizer = "bytes", documents = "file";
+  bool eod = false, overwrite = false;
+};
+
+struct InfoOptions {
+  std::string path, dtype;
+  bool scan = false;
+};
+
+/// "bytes", or the path of a SentencePiece model.
+TokenizerConfig tokenizer_config(const std::string& text) {
+  if (text == "bytes") return {.kind = TokenizerConfig::Kind::kBytes};
+  return {.kind = TokenizerConfig::Kind::kSentencePiece, .path = text};
+}
+
+Result<int> tokenize(const TokenizeOptions& options, bool json) {
+  static const std::map<std::string, data::DocumentSeparator> kSeparators = {
+      {"file", data::DocumentSeparator::kWholeFile},
+      {"line", data::DocumentSeparator::kLine},
+      {"blank-line", data::DocumentSeparator::kBlankLine}};
+  data::TokenizeArgs args;
+  args.inputs = options.inputs;
+  args.output_prefix = options.out;
+  args.tokenizer = tokenizer_config(options.tokenizer);
+  args.separator = kSeparators.at(options.documents);
+  args.append_eod = options.eod;
+  args.overwrite = options.overwrite;
+  const bool live = is_terminal(STDERR_FILENO);
+  if (live) {
+    args.progress = [](const data::TokenizeProgress& at) {
+      fmt::print(stderr, "\r{} of {}, {} tokens\033[K", format_bytes(at.bytes_done), format_bytes(at.bytes_total),
+                 format_count(static_cast<double>(at.tokens)));
+      return true;
+    };
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  Result<data::TokenizeReport> done = data::tokenize_file(args);
+  if (live) std::fputs("\r\033[K", stderr);
+  if (!done.ok()) return std::move(done).error();
+  const data::TokenizeReport& report = done.value();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (json) {
+    fmt::print("{}\n", nlohmann::json{{"prefix", options.out},
+                                      {"bytes", report.bytes},
+                                      {"documents", report.documents},
+                                      {"empty_documents", report.empty_documents},
+                                      {"tokens", report.tokens},
+                                      {"vocab", report.vocab},
+                                      {"dtype", dtype_name(report.dtype)},
+                                      {"seconds", seconds}}
+                           .dump(2));
+    return 0;
+  }
+  fmt::print("{}.bin, {}.idx: {} tokens ({}) in {} document{}, vocabulary {}; {} read in {:.1f} s\n", options.out,
+             options.out, report.tokens, dtype_name(report.dtype), report.documents, report.documents == 1 ? "" : "s",
+             report.vocab, format_bytes(report.bytes), seconds);
+  if (report.empty_documents > 0) fmt::print("  {} empty documents dropped\n", report.empty_documents);
+  return 0;
+}
+
+/// The prefix of a Megatron pair that `path` names (the prefix itself, or one of its two files); empty: no pair.
+std::string megatron_prefix(const std::string& path) {
+  std::error_code ignored;
+  if (fs::exists(path + ".idx", ignored)) return path;
+  const fs::path file(path);
+  if (file.extension() != ".idx" && file.extension() != ".bin") return {};
+  const std::string prefix = path.substr(0, path.size() - 4);
+  // A lone .bin is a token file; a lone .idx can only be half a pair, and opening that names what is missing.
+  return fs::exists(prefix + ".idx", ignored) || file.extension() == ".idx" ? prefix : std::string();
+}
+
+Result<int> info(const InfoOptions& options, bool json) {
+  const std::string prefix = megatron_prefix(options.path);
+  if (prefix.empty() && !options.path.empty() && options.dtype.empty() && !fs::exists(options.path)) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: neither {}.idx (a Megatron pair) nor a file of that name",
+                                                       options.path, options.path)};
+  }
+  RT_TRY_SET(const std::unique_ptr<data::TokenSource> source,
+             prefix.empty() ? data::open_token_file(options.path, options.dtype) : data::open_megatron(prefix));
+  const int64_t tokens = source->token_count();
+  const int64_t sequences = source->sequence_count();
+  int64_t largest = -1;
+  if (options.scan) {
+    std::vector<int32_t> block(1 << 20);
+    for (int64_t at = 0; at < tokens; at += static_cast<int64_t>(block.size())) {
+      const int64_t count = std::min(tokens - at, static_cast<int64_t>(block.size()));
+      RT_TRY(source->read(at, count, block.data()));
+      largest = std::max<int64_t>(largest, *std::max_element(block.begin(), block.begin() + count));
+    }
+  }
+  const std::string kind = prefix.empty() ? "token file" : "Megatron pair";
+  if (json) {
+    nlohmann::json out = {{"path", prefix.empty() ? options.path : prefix},
+                          {"kind", prefix.empty() ? "token_file" : "megatron"},
+                          {"tokens", tokens},
+                          {"sequences", sequences},
+                          {"fingerprint", fmt::format("{:016x}", source->fingerprint())}};
+    if (options.scan) out["largest_token"] = largest;
+    fmt::print("{}\n", out.dump(2));
+    return 0;
+  }
+  fmt::print("{}: {}, {} tokens", prefix.empty() ? options.path : prefix, kind, tokens);
+  if (!prefix.empty()) fmt::print(" in {} sequence{}", sequences, sequences == 1 ? "" : "s");
+  if (options.scan) fmt::print(", largest token {}", largest);
+  fmt::print(", fingerprint {:016x}\n", source->fingerprint());
+  return 0;
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, Session& session) {
+  CLI::App* command = app.add_subcommand("data", "make and look at token stores");
+  command->require_subcommand(1);
+
+  CLI::App* make = command->add_subcommand("tokenize", "text files to a Megatron pair, OUT.bin and OUT.idx");
+  const auto t = std::make_shared<TokenizeOptions>();
+  make->add_option("INPUT", t->inputs, "text files, in the order in which they are to stand")->required();
+  make->add_option("--out", t->out, "path without .bin and .idx")->required()->type_name("PREFIX");
+  make->add_option("--tokenizer", t->tokenizer, "bytes, or a SentencePiece model file (default: bytes)")
+      ->type_name("NAME");
+  make->add_option("--documents", t->documents, "what ends a document: file, line or blank-line (default: file)")
+      ->type_name("WHAT")
+      ->check(CLI::IsMember({"file", "line", "blank-line"}));
+  make->add_flag("--eod", t->eod, "append the tokenizer's end-of-document token to each");
+  make->add_flag("--overwrite", t->overwrite, "replace a pair that exists");
+  add_json_flag(*make, session);
+  make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
+
+  CLI::App* look = command->add_subcommand("info", "kind, tokens, sequences and fingerprint of a token store");
+  const auto i = std::make_shared<InfoOptions>();
+  look->add_option("PATH", i->path, "prefix of a Megatron pair, or a token file")->required();
+  look->add_option("--dtype", i->dtype, "of a plain token file: uint16 or uint32")->type_name("TYPE");
+  look->add_flag("--scan", i->scan, "read every token and tell the largest");
+  add_json_flag(*look, session);
+  look->callback([i, &session] { session.action = [i, &session] { return info(*i, session.json); }; });
+}
+
+}  // namespace cairn::tools

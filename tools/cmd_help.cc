@@ -1,0 +1,48 @@
+// cairn help [FIELD | SUBCOMMAND]: what the recipe language knows, from its one schema.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "dsl/dsl.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+struct HelpArgs {
+  std::string topic;
+  bool markdown = false, types = false;
+};
+
+Result<int> help(const HelpArgs& args, const CLI::App& root) {
+  if (args.markdown || args.types) {
+    fmt::print("{}", args.markdown ? dsl::reference_markdown() : dsl::editor_types());
+    return 0;
+  }
+  const auto same_name = [&](const CLI::App* command) { return command->get_name() == args.topic; };
+  const std::vector<const CLI::App*> commands = root.get_subcommands(same_name);
+  Result<std::string> text = dsl::help_text(args.topic);  // a field wins over a subcommand of that name
+  if (!text.ok() && !commands.empty()) {
+    fmt::print("{}", commands.front()->help("cairn"));
+    return 0;
+  }
+  if (!text.ok()) return std::move(text).error();
+  fmt::print("{}", text.value());
+  if (!commands.empty()) fmt::print("\nFor the subcommand: cairn {} --help\n", args.topic);
+  if (args.topic.empty()) fmt::print("\nSubcommands: cairn --help\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_help(CLI::App& app, Session& session) {
+  CLI::App* command = app.add_subcommand("help", "the recipe language: a field, a block, or everything");
+  const auto args = std::make_shared<HelpArgs>();
+  command->add_option("FIELD", args->topic, "such as optimizer.lr, mesh or T.cosine; or a subcommand");
+  CLI::Option* markdown = command->add_flag("--markdown", args->markdown, "print the whole reference page");
+  command->add_flag("--types", args->types, "print the type file for editors (LuaLS)")->excludes(markdown);
+  command->callback([args, &session] { session.action = [args, &session] { return help(*args, *session.root); }; });
+}
+
+}  // namespace cairn::tools

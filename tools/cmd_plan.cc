@@ -1,0 +1,251 @@
+// cairn plan RECIPE --world N: what a run will be, by arithmetic alone: mesh, stages, bytes, batch, checkpoints.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "dsl/dsl.h"
+#include "runtime/plan/activations.h"
+#include "runtime/plan/plan.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr int64_t kSnapshotSlots = 2;  // a kill in the middle of one leaves the other whole
+
+constexpr int64_t kStateBytes = 3 * 4;  // of an element in a checkpoint: weight and two moments, float
+constexpr size_t kMaxRows = 8;          // of the memory table; more stages than that are told as ranges
+
+struct PlanArgs {
+  RecipeArgs recipe;
+  int64_t world = 0;
+};
+
+/// What one rank of a stage holds; all ranks of a stage allocate the same.
+struct StageMemory {
+  Stage stage;
+  int64_t parameters = 0;
+  int64_t in_flight = 0;
+  int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
+  int64_t snapshot_bytes = 0;  // of one snapshot of its share, in shared memory
+  int64_t total() const { return weight_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
+  /// Equal but for the activations, which shrink towards the last stage with the micro-batches in flight.
+  bool same_weights(const StageMemory& other) const {
+    return stage.end_layer - stage.first_layer == other.stage.end_layer - other.stage.first_layer &&
+           parameters == other.parameters;
+  }
+  bool same_size(const StageMemory& other) const {
+    return same_weights(other) && in_flight == other.in_flight && total() == other.total();
+  }
+};
+
+std::vector<StageMemory> stage_memory(const Plan& plan) {
+  std::vector<StageMemory> out;
+  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
+    const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
+    StageMemory memory{.stage = rank.stage,
+                       .in_flight = rank.in_flight,
+                       .weight_bytes = rank.weight_bytes,
+                       .grad_bytes = rank.grad_bytes,
+                       .optimizer_bytes = rank.optimizer_bytes,
+                       .activation_bytes = stage_buffers_bytes(plan, rank)};
+    for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
+    for (const StatePiece& piece : rank.pieces) {
+      if (piece.primary) memory.snapshot_bytes += piece.count_elems() * kStateBytes;
+    }
+    out.push_back(memory);
+  }
+  return out;
+}
+
+std::string order_text(const MeshConfig& mesh) {
+  std::string out;
+  for (const MeshAxis axis : mesh.order) out += fmt::format("{}{}", out.empty() ? "" : ", ", axis_name(axis));
+  return out;
+}
+
+std::string stages_text(const Plan& plan) {
+  std::string out;
+  for (size_t i = 0; i < plan.stages.size();) {
+    const Stage& stage = plan.stages[i];
+    const auto text_of = [](const Stage& s) {
+      return fmt::format("[{}{}{}]", s.embedding ? "emb " : "", s.end_layer - s.first_layer, s.head ? " head" : "");
+    };
+    size_t end = i + 1;
+    while (end < plan.stages.size() && text_of(plan.stages[end]) == text_of(stage)) ++end;
+    out += fmt::format("{}{}", out.empty() ? "" : " ", text_of(stage));
+    if (end - i > 4) {
+      out += fmt::format(" x {}", end - i);
+      i = end;
+    } else {
+      ++i;
+    }
+  }
+  return out;
+}
+
+std::string every_text(const CheckpointConfig& config) {
+  std::string out;
+  for (const Every& every : config.save) {
+    if (every.steps > 0) out += fmt::format("{}{} steps", out.empty() ? "every " : " or ", every.steps);
+    if (every.seconds > 0) {
+      out += out.empty() ? "every " : " or ";
+      out += every.seconds >= 60 ? fmt::format("{:g} min", every.seconds / 60) : fmt::format("{:g} s", every.seconds);
+    }
+  }
+  return out.empty() ? "at the end and on a signal" : out;
+}
+
+/// "3", or "3 - 7" when the ends differ.
+template <typename T, typename Format>
+std::string range_text(T first, T last, Format format) {
+  const std::string from = fmt::format("{}", format(first));
+  const std::string to = fmt::format("{}", format(last));
+  return from == to ? from : from + " - " + to;
+}
+
+void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
+  const Recipe& recipe = plan.recipe;
+  const Palette color = palette_for(STDOUT_FILENO);
+  const auto head = [&](const char* word) { return fmt::format("{}{}{}", color.bold, word, color.reset); };
+  const Mesh& mesh = plan.mesh;
+  const auto tokens = static_cast<double>(plan.tokens_per_step);
+
+  fmt::print("{} {}, recipe hash {}\n", head("recipe"), recipe.name, loaded.hash_hex);
+  fmt::print("{} {} parameters; {} FLOP a token, {} a step\n", head("model"),
+             format_count(static_cast<double>(plan.parameters)), format_count(plan.flops_per_token()),
+             format_count(plan.flops_per_token() * tokens));
+  fmt::print("{} {} = pp {} x dp {} x tp {}     (neighbours first: {}; sequence parallel {}; ZeRO {})\n", head("world"),
+             mesh.world(), mesh.pp(), mesh.dp(), mesh.tp(), order_text(recipe.mesh),
+             recipe.mesh.sequence_parallel ? "on" : "off", recipe.optimizer.zero);
+  fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
+             recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
+             format_count(tokens * static_cast<double>(plan.steps)), plan.steps);
+  fmt::print("{} {}     {}; bubble at {} micro-batches: {} of {} ({:.1f}%)\n", head("stages"), stages_text(plan),
+             recipe.schedule == PipelineKind::kGpipe ? "gpipe" : "1f1b", plan.micro_batches, mesh.pp() - 1,
+             plan.micro_batches + mesh.pp() - 1, plan.bubble() * 100);
+
+  fmt::print("{} of a rank, {}\n", head("memory"),
+             recipe.precision == Precision::kBf16 ? "bf16 weights, fp32 gradients, masters and moments" : "fp32");
+  const std::string optimizer =
+      recipe.optimizer.zero > 0 && mesh.dp() > 1 ? fmt::format("optimizer/{}", mesh.dp()) : "optimizer";
+  const int wide = memory.size() > kMaxRows ? 22 : 13;
+  fmt::print("  {}{:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}{}\n", color.dim, "stage", "parameters", "weights",
+             "grads", optimizer, "activations", wide, "in flight", "total", wide, color.reset);
+  for (size_t i = 0; i < memory.size();) {
+    size_t end = i + 1;
+    while (end < memory.size() &&
+           (memory.size() > kMaxRows ? memory[end].same_weights(memory[i]) : memory[end].same_size(memory[i]))) {
+      ++end;
+    }
+    const StageMemory& m = memory[i];
+    const StageMemory& last = memory[end - 1];
+    fmt::print("  {:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}\n",
+               range_text(i, end - 1, [](size_t n) { return n; }), format_count(static_cast<double>(m.parameters)),
+               format_bytes(m.weight_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
+               range_text(m.activation_bytes, last.activation_bytes, format_bytes), wide,
+               range_text(m.in_flight, last.in_flight, [](int64_t n) { return n; }),
+               range_text(m.total(), last.total(), format_bytes), wide);
+    i = end;
+  }
+
+  const int64_t keep = recipe.checkpoint.keep_last;
+  fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
+             every_text(recipe.checkpoint),
+             keep == 0 ? std::string("all kept")
+                       : fmt::format("{} kept = {}", keep, format_bytes(keep * plan.checkpoint_bytes)));
+  int64_t snapshot = 0;
+  for (const StageMemory& m : memory) snapshot = std::max(snapshot, m.snapshot_bytes);
+  fmt::print("{} {} snapshots x {} = {} over all hosts, up to {} for a rank{}\n", head("shared memory"), kSnapshotSlots,
+             format_bytes(plan.checkpoint_bytes), format_bytes(kSnapshotSlots * plan.checkpoint_bytes),
+             format_bytes(kSnapshotSlots * snapshot),
+             recipe.checkpoint.snapshot_steps > 0
+                 ? fmt::format("; snapshot every {} steps", recipe.checkpoint.snapshot_steps)
+                 : std::string("; snapshot when saving"));
+}
+
+nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
+  const Recipe& recipe = plan.recipe;
+  nlohmann::json order = nlohmann::json::array();
+  for (const MeshAxis axis : recipe.mesh.order) order.push_back(axis_name(axis));
+  nlohmann::json stages = nlohmann::json::array();
+  for (const StageMemory& m : memory) {
+    stages.push_back({{"first_layer", m.stage.first_layer},
+                      {"end_layer", m.stage.end_layer},
+                      {"embedding", m.stage.embedding},
+                      {"head", m.stage.head},
+                      {"in_flight_micro_batches", m.in_flight},
+                      {"rank_parameters", m.parameters},
+                      {"rank_weight_bytes", m.weight_bytes},
+                      {"rank_grad_bytes", m.grad_bytes},
+                      {"rank_optimizer_bytes", m.optimizer_bytes},
+                      {"rank_activation_bytes", m.activation_bytes},
+                      {"rank_bytes", m.total()},
+                      {"rank_snapshot_bytes", m.snapshot_bytes}});
+  }
+  nlohmann::json save = nlohmann::json::array();
+  for (const Every& every : recipe.checkpoint.save)
+    save.push_back({{"steps", every.steps}, {"seconds", every.seconds}});
+  return {
+      {"name", recipe.name},
+      {"hash", loaded.hash_hex},
+      {"world", plan.mesh.world()},
+      {"mesh",
+       {{"tp", plan.mesh.tp()},
+        {"pp", plan.mesh.pp()},
+        {"dp", plan.mesh.dp()},
+        {"order", std::move(order)},
+        {"sequence_parallel", recipe.mesh.sequence_parallel}}},
+      {"batch", {{"samples", recipe.batch.samples}, {"micro", recipe.batch.micro}, {"accumulate", plan.micro_batches}}},
+      {"parameters", plan.parameters},
+      {"padded_vocab", plan.padded_vocab},
+      {"zero", recipe.optimizer.zero},
+      {"schedule", recipe.schedule == PipelineKind::kGpipe ? "gpipe" : "1f1b"},
+      {"bubble", plan.bubble()},
+      {"tokens_per_step", plan.tokens_per_step},
+      {"steps", plan.steps},
+      {"flops_per_token", plan.flops_per_token()},
+      {"stages", std::move(stages)},
+      {"checkpoint",
+       {{"bytes", plan.checkpoint_bytes}, {"save", std::move(save)}, {"keep_last", recipe.checkpoint.keep_last}}},
+      {"shared_memory",
+       {{"snapshots", kSnapshotSlots},
+        {"bytes", kSnapshotSlots * plan.checkpoint_bytes},
+        {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
+}
+
+Result<int> show_plan(const PlanArgs& args, bool json) {
+  dsl::LoadedRecipe loaded;
+  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.world, json, &loaded));
+  if (refused != 0) return refused;
+  const MeshConfig& mesh = loaded.recipe.mesh;
+  const int64_t world = args.world > 0 ? args.world : mesh.tp * mesh.pp * std::max<int64_t>(mesh.dp, 1);
+  Result<Plan> plan = make_plan(loaded.recipe, world);
+  if (!plan.ok()) return std::move(plan).error().with(args.recipe.path);
+  const std::vector<StageMemory> memory = stage_memory(plan.value());
+  if (json) {
+    fmt::print("{}\n", to_json(plan.value(), loaded, memory).dump(2));
+  } else {
+    print_text(plan.value(), loaded, memory);
+    if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Session& session) {
+  CLI::App* command =
+      app.add_subcommand("plan", "mesh, stages, bytes of a rank, batch and checkpoints; needs no machine");
+  const auto args = std::make_shared<PlanArgs>();
+  add_recipe_options(*command, args->recipe, &args->world);
+  add_json_flag(*command, session);
+  command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,88 @@
+// cairn _rank: one rank process. Started by the agent, never by a person; what it needs it inherits.
+#include <omp.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/hook.h"
+#include "ckpt/store/uring_backend.h"
+#include "dsl/dsl.h"
+#include "runtime/agent/event_pipe.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/core/log.h"
+#include "runtime/trainer/trainer.h"
+#include "tools/commands.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+struct RankArgs {
+  std::string recipe, arena;
+  int64_t rank = 0, world = 0;
+  uint64_t incarnation = 0;
+  int comm_fd = -1;
+};
+
+Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
+  RT_TRY_SET(const std::string text, read_text_file(args.recipe));
+  RT_TRY_SET(const Recipe recipe, dsl::decode_recipe(text));
+  RT_TRY_SET(const Plan plan, make_plan(recipe, args.world));
+  const comm::Options options{.deadline_ms = static_cast<int64_t>(recipe.restart.deadline_s * 1000)};
+  RT_TRY_SET(const std::unique_ptr<comm::Engine> engine, comm::attach_shm_engine(args.comm_fd, args.rank, options));
+  RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach(args.arena));
+  const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend({.direct = recipe.checkpoint.direct_io});
+  ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, *io, [&](int64_t step) {
+    ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
+  });
+
+  trainer::Environment env{.plan = plan, .rank = args.rank, .engine = *engine, .hook = hook};
+  if (args.rank == 0) {
+    env.on_step = [&](const telemetry::StepMetrics& metrics) {
+      nlohmann::json event = telemetry::to_json(metrics);
+      event["event"] = "step";
+      ignore(events.send(event), "without an agent the next collective fails");
+    };
+  }
+  spdlog::info("rank {} of {} starts, incarnation {}", args.rank, args.world, args.incarnation);
+  Result<trainer::Outcome> outcome = trainer::run(env);
+  if (!outcome.ok()) {
+    spdlog::error("{}", outcome.error().message);
+    if (control.refused.load(std::memory_order_acquire) == args.incarnation &&
+        control.decision.source == ckpt::arena::Source::kDisk) {
+      ignore(events.send({{"event", "refused"}}), "it costs one of the restarts");
+    }
+    // Tell the agent first, then the peers: the agent blames whom it hears of first.
+    events.send_error(outcome.error());
+    engine->abort(outcome.error().message);
+    return outcome.error();
+  }
+  spdlog::info("rank {} leaves after step {}", args.rank, outcome.value().position.step);
+  return 0;
+}
+
+}  // namespace
+
+void add_rank(CLI::App& app, Session& session) {
+  CLI::App* command = app.add_subcommand("_rank", "one rank process; started by `cairn train`")->group("");
+  const auto args = std::make_shared<RankArgs>();
+  command->add_option("--recipe", args->recipe)->required();
+  command->add_option("--arena", args->arena)->required();
+  command->add_option("--rank", args->rank)->required();
+  command->add_option("--world", args->world)->required();
+  command->add_option("--incarnation", args->incarnation)->required();
+  command->add_option("--comm-fd", args->comm_fd)->required();
+  command->callback([args, &session] {
+    session.action = [args]() -> Result<int> {
+      init_logging("rank " + std::to_string(args->rank));
+      RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
+      Result<int> done = train_rank(*args, events);
+      if (!done.ok()) events.send_error(done.error());
+      return done;
+    };
+  });
+}
+
+}  // namespace cairn::tools

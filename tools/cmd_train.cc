@@ -1,0 +1,525 @@
+// cairn train, cairn resume: the agent of a run on this machine. It owns the shared memory, spawns the ranks, restarts
+// them after a failure, persists checkpoints, and writes what people read: progress, metrics.jsonl, TensorBoard.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "ckpt/node.h"
+#include "dsl/dsl.h"
+#include "runtime/agent/supervisor.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/core/log.h"
+#include "runtime/plan/plan.h"
+#include "runtime/telemetry/metrics.h"
+#include "runtime/telemetry/tensorboard.h"
+#include "runtime/telemetry/terminal.h"
+#include "tools/commands.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct TrainArgs {
+  RecipeArgs recipe;
+  std::string run, init_from;
+  int64_t nproc = 0, threads = 0;
+  std::vector<std::string> kills;  // RANK@STEP
+  bool fresh = false, dry_run = false;
+};
+
+double unix_now() { return SystemClock().unix_s(); }
+int64_t clock_ns() { return SystemClock().now_ns(); }
+
+/// RANK@STEP of --kill.
+struct Kill {
+  int64_t rank = 0, step = 0;
+};
+
+Result<Kill> parse_kill(const std::string& text, int64_t world) {
+  Kill kill;
+  char end = 0;
+  if (std::sscanf(text.c_str(), "%ld@%ld%c", &kill.rank, &kill.step, &end) != 2 || kill.rank < 0 ||
+      kill.rank >= world || kill.step < 1) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--kill {}: expected RANK@STEP with a rank below {} and a step from 1", text, world)};
+  }
+  return kill;
+}
+
+class TrainAgent final : public agent::SupervisorClient {
+ public:
+  TrainAgent(const Plan& plan, RunFolder& folder, const TrainArgs& args, std::vector<Kill> kills)
+      : plan_(plan), folder_(folder), args_(args), kills_(std::move(kills)), progress_(STDOUT_FILENO) {}
+
+  Status open(const dsl::LoadedRecipe& loaded, const std::string& name);
+  void use(agent::Supervisor& supervisor) { supervisor_ = &supervisor; }
+  Result<int> conclude(const agent::Outcome& outcome);
+  /// After the run, in any way it ended: saves what only memory holds, and stops the persist thread, which wakes the
+  /// supervisor and so must not outlive it.
+  void close();
+
+  Result<std::vector<agent::ChildSpec>> prepare_generation(int64_t generation) override;
+  void on_generation_started(int64_t generation, const agent::Recovery* recovery) override;
+  void on_event(int64_t rank, const json& event) override;
+  void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override;
+  void on_stop_requested(int signal) override;
+  void on_tick() override { take_persist_events(); }
+  /// Ranks that have trained to their end stand still until the last checkpoint is on disk, within the hook's own
+  /// deadline.
+  bool on_hang(const std::vector<agent::Silence>&) override { return !save_under_way(); }
+  void on_notice(const std::string& text) override { progress_.say(text); }
+  uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).operations); }
+  std::string place(int64_t rank) override { return view_of(rank).description; }
+
+ private:
+  comm::RankView view_of(int64_t rank) const {
+    const std::vector<comm::RankView> views = world_ ? world_->ranks() : std::vector<comm::RankView>{};
+    return rank < static_cast<int64_t>(views.size()) ? views[rank] : comm::RankView{};
+  }
+  bool save_under_way() const {
+    // Only what the persister has or can take: a promise that a hung rank has not completed is no save.
+    const std::vector<ckpt::SlotView> views = node_->arena().views();
+    return std::any_of(views.begin(), views.end(),
+                       [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
+  }
+  void on_step(const telemetry::StepMetrics& metrics);
+  void take_persist_events();
+  void record(json event);
+  void tell_persisted(const ckpt::PersistEvent& event);
+  void tell_flushed(const ckpt::PersistEvent& event);
+
+  const Plan& plan_;
+  RunFolder& folder_;
+  const TrainArgs& args_;
+  std::vector<Kill> kills_;
+  telemetry::ProgressLine progress_;
+  agent::Supervisor* supervisor_ = nullptr;
+  std::unique_ptr<ckpt::CheckpointNode> node_;
+  std::optional<comm::ShmWorld> world_;
+  std::optional<telemetry::MetricsWriter> metrics_;
+  std::optional<telemetry::TensorBoardWriter> tensorboard_;
+  Fd events_;  // events.jsonl
+
+  int64_t first_step_ = 0, last_step_ = 0, last_progress_step_ = 0;
+  int64_t last_written_ = 0;  // to metrics.jsonl
+  double last_loss_ = 0, lost_ms_ = 0;
+  int64_t failed_at_ns_ = 0;  // of the failure that is being recovered from
+  int64_t failed_at_step_ = 0;
+  bool respawned_ = false;  // since then
+  double started_s_ = unix_now();
+  fs::path newest_checkpoint_;
+  Status last_persist_;
+  bool concluded_ = false;
+};
+
+Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name) {
+  ckpt::NodeOptions options{.checkpoints_dir = folder_.checkpoints(),
+                            .run = {.run_name = name,
+                                    .run_id = folder_.id(),
+                                    .recipe_json = loaded.canonical_json,
+                                    .recipe_hash = loaded.hash_hex},
+                            .resume = !args_.fresh,
+                            .on_persisted = [this] {
+                              if (supervisor_ != nullptr) supervisor_->wake();
+                            }};
+  if (!args_.init_from.empty()) {
+    RT_TRY_SET(options.init_from, resolve_checkpoint(args_.init_from));
+    options.init_from = fs::absolute(*options.init_from);
+  }
+  std::vector<std::string> notices;
+  RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
+  for (const std::string& notice : notices) progress_.say(notice);
+  const fs::path path = folder_.path() / "events.jsonl";
+  events_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!events_) return os_error(errno, path.string());
+  return {};
+}
+
+void TrainAgent::record(json event) {
+  event["time"] = unix_now();
+  const std::string line = event.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  if (::write(events_.get(), line.data(), line.size()) < 0) spdlog::warn("events.jsonl: {}", std::strerror(errno));
+}
+
+Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
+  const int64_t world = plan_.mesh.world();
+  RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
+  for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
+  std::string from = "a fresh start";
+  if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
+  if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
+  if (generation > 1 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
+  record({{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}});
+
+  if (!metrics_) {
+    const Result<std::vector<telemetry::StepMetrics>> before =
+        telemetry::read_metrics(folder_.path() / "metrics.jsonl");
+    if (before.ok() && !before.value().empty()) last_written_ = before.value().back().step;
+    RT_TRY_SET(metrics_, telemetry::MetricsWriter::open(folder_.path() / "metrics.jsonl", folder_.id(), choice.step));
+    first_step_ = last_step_ = choice.step;
+  } else {
+    RT_TRY(metrics_->resumed(choice.step));
+  }
+  // A kill came between the snapshot of this step and the news of it.
+  if (choice.step > last_written_ && !choice.metrics.empty()) {
+    Result<telemetry::StepMetrics> untold =
+        telemetry::step_metrics_from_json(json::parse(choice.metrics, nullptr, false));
+    if (untold.ok()) {
+      untold.value().time = unix_now();
+      RT_TRY(metrics_->write(untold.value()));
+    }
+  }
+  last_written_ = choice.step;
+  if (plan_.recipe.log.tensorboard) {
+    RT_TRY_SET(tensorboard_,
+               telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1));
+  }
+
+  comm::ShmWorldConfig config{.world_size = world};
+  config.channel_bytes = std::max<int64_t>(64 << 10, 2 * plan_.boundary_bytes());
+  RT_TRY_SET(world_, comm::ShmWorld::create(config));
+
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const std::string threads = std::to_string(args_.threads > 0 ? args_.threads : std::max<int64_t>(1, cores / world));
+  std::vector<agent::ChildSpec> specs;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    specs.push_back(
+        {.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena", node_->arena().name(),
+                  "--rank", std::to_string(rank), "--world", std::to_string(world), "--incarnation",
+                  std::to_string(choice.incarnation), "--comm-fd", std::to_string(world_->fd())},
+         // Passive: a thread that waits must not take the core of a rank that works.
+         .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
+         .inherit_fds = {world_->fd()},
+         .log_path = folder_.log_of(rank).string()});
+  }
+  return specs;
+}
+
+void TrainAgent::on_generation_started(int64_t, const agent::Recovery* recovery) {
+  if (recovery == nullptr) return;
+  respawned_ = true;
+  record({{"event", "respawned"},
+          {"ms_to_kill", static_cast<double>(recovery->killed_ns - recovery->detected_ns) / 1e6},
+          {"ms_to_reap", static_cast<double>(recovery->reaped_ns - recovery->detected_ns) / 1e6},
+          {"ms_to_spawn", static_cast<double>(recovery->spawned_ns - recovery->detected_ns) / 1e6}});
+}
+
+void TrainAgent::on_event(int64_t, const json& event) {
+  const std::string kind = event.value("event", "");
+  if (kind == "snapshot") {
+    node_->notify();
+  } else if (kind == "refused") {
+    // Not a step back: one damaged state less to try, and there are only so many.
+    supervisor_->note_progress();
+  } else if (kind == "step") {
+    Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
+    if (metrics.ok()) on_step(metrics.value());
+  }
+}
+
+void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
+  telemetry::StepMetrics metrics = reported;
+  metrics.time = unix_now();
+  last_written_ = metrics.step;
+  if (Status written = metrics_->write(metrics); !written.ok()) progress_.say("warning: " + written.error().message);
+  if (tensorboard_) {
+    if (Status written = tensorboard_->write(metrics); !written.ok())
+      progress_.say("warning: " + written.error().message);
+  }
+  lost_ms_ += metrics.checkpoint_lost_ms;
+  last_loss_ = metrics.loss;
+
+  // Steps that the lost generation finished may still be on their way: only those of a new one count.
+  if (failed_at_ns_ != 0 && respawned_ && metrics.step > failed_at_step_) {
+    const double seconds = static_cast<double>(clock_ns() - failed_at_ns_) / 1e9;
+    progress_.say(fmt::format("recovered: {} from the failure to the first new step ({} of it the step)",
+                              telemetry::format_duration(seconds), telemetry::format_duration(metrics.step_ms / 1000)));
+    record({{"event", "recovered"},
+            {"seconds", seconds},
+            {"step", metrics.step},
+            {"step_seconds", metrics.step_ms / 1000}});
+    failed_at_ns_ = 0;
+    respawned_ = false;
+  }
+  if (metrics.step >= last_progress_step_ + 100) {  // far enough from the last failure
+    supervisor_->note_progress();
+    last_progress_step_ = metrics.step;
+  }
+  last_step_ = metrics.step;
+
+  const int64_t steps = plan_.steps;
+  const double eta = static_cast<double>(steps - metrics.step) * (unix_now() - started_s_) /
+                     std::max<double>(1, static_cast<double>(metrics.step - first_step_));
+  std::string line =
+      fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  grad {:.3f}  {} tok/s  {:.1f} ms  ckpt {:.2f} ms",
+                  metrics.step, std::to_string(steps).size(), steps, metrics.loss, metrics.lr, metrics.grad_norm,
+                  format_count(metrics.tokens_per_s), metrics.step_ms, metrics.checkpoint_lost_ms);
+  if (metrics.valid_loss) line += fmt::format("  valid {:.4f}", *metrics.valid_loss);
+  if (progress_.terminal()) line += fmt::format("  eta {}", telemetry::format_duration(eta));
+  const int64_t every = std::max<int64_t>({1, plan_.recipe.log.every_steps, steps / 40});
+  progress_.show(line, metrics.step % every == 0 || metrics.step == steps || metrics.step == first_step_ + 1);
+  if (metrics.valid_loss)
+    progress_.say(fmt::format("step {}: validation loss {:.4f}", metrics.step, *metrics.valid_loss));
+
+  for (Kill& kill : kills_) {
+    if (kill.step != metrics.step) continue;
+    kill.step = -1;
+    const int64_t pid = view_of(kill.rank).pid;
+    if (pid <= 0) continue;  // kill(0) would be this whole process group
+    progress_.say(fmt::format("--kill: SIGKILL to rank {} (pid {}) after step {}", kill.rank, pid, metrics.step));
+    record({{"event", "kill"}, {"rank", kill.rank}, {"step", metrics.step}});
+    failed_at_ns_ = clock_ns();
+    failed_at_step_ = metrics.step;
+    ::kill(static_cast<pid_t>(pid), SIGKILL);
+  }
+}
+
+void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
+  if (!event.status.ok()) {
+    progress_.say(fmt::format("warning: step {} was not saved: {}; the next save tries again", event.step,
+                              event.status.error().message));
+    record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+    last_persist_ = event.status;
+    return;
+  }
+  last_persist_ = {};
+  newest_checkpoint_ = event.dir;
+  record({{"event", "saved"},
+          {"step", event.step},
+          {"seconds", event.seconds},
+          {"bytes", event.bytes},
+          {"dir", event.dir.string()},
+          {"removed", event.removed}});
+  supervisor_->note_progress();
+}
+
+void TrainAgent::take_persist_events() {
+  for (const ckpt::PersistEvent& event : node_->take_events()) tell_persisted(event);
+}
+
+void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) {
+  if (failed_at_ns_ == 0) failed_at_ns_ = clock_ns();
+  failed_at_step_ = last_step_;
+  respawned_ = false;
+  progress_.say(info.failure.message);
+  record({{"event", "failure"},
+          {"rank", info.failure.rank},
+          {"message", info.failure.message},
+          {"restarting", restarting}});
+  if (restarting) {
+    progress_.say(backoff_s > 0
+                      ? fmt::format("all ranks stopped; starting again in {}", telemetry::format_duration(backoff_s))
+                      : "all ranks stopped; starting again");
+  }
+}
+
+void TrainAgent::on_stop_requested(int signal) {
+  progress_.say(fmt::format("{}: saving at the next step boundary, then leaving; once more leaves at once",
+                            signal == SIGINT ? "interrupted" : "asked to stop"));
+  record({{"event", "stop_requested"}, {"signal", signal}});
+  node_->request_stop();
+}
+
+void TrainAgent::close() {
+  if (!node_) return;
+  if (!concluded_) {
+    if (const std::optional<ckpt::PersistEvent> saved = node_->flush()) tell_flushed(*saved);
+  }
+  node_.reset();
+}
+
+void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
+  if (event.status.ok()) {
+    progress_.say(fmt::format("saved step {} from shared memory", event.step));
+    tell_persisted(event);
+    return;
+  }
+  node_->keep_memory();
+  progress_.say(
+      fmt::format("warning: step {} was not saved: {}; it stays in shared memory, and the next start of this "
+                  "run saves it",
+                  event.step, event.status.error().message));
+  record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+  last_persist_ = event.status;
+}
+
+Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
+  concluded_ = true;
+  if (outcome.kind == agent::EndKind::kLeftBySignal) {
+    node_->keep_memory();
+    progress_.say(
+        "left at once; what is not on disk yet stays in shared memory until this run, or another one, starts here");
+    return outcome.exit_code;
+  }
+  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  take_persist_events();  // older than what flush saved
+  if (saved) tell_flushed(*saved);
+  if (outcome.kind == agent::EndKind::kFailed) {
+    progress_.say(fmt::format("failed: {}", outcome.message));
+    if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+    record({{"event", "end"}, {"exit_code", outcome.exit_code}, {"message", outcome.message}});
+    return outcome.exit_code;
+  }
+  if (!last_persist_.ok()) return last_persist_.error();
+  const double seconds = unix_now() - started_s_;
+  const int64_t done = last_step_ - first_step_;
+  if (last_step_ < plan_.steps && outcome.stop_signal != 0) {
+    progress_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command goes on from there",
+                              last_step_, plan_.steps, newest_checkpoint_.string()));
+  } else if (done == 0) {
+    progress_.say(fmt::format("nothing to do: {} is already at step {} of {}", folder_.path().string(), first_step_,
+                              plan_.steps));
+  } else {
+    progress_.say(fmt::format("done: {} steps in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}",
+                              done, telemetry::format_duration(seconds), last_loss_,
+                              static_cast<double>(done) / seconds, lost_ms_, newest_checkpoint_.string()));
+  }
+  record({{"event", "end"}, {"exit_code", 0}, {"step", last_step_}});
+  return 0;
+}
+
+/// Runs a resolved recipe to its end in `run`.
+Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args) {
+  RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world));
+  std::vector<Kill> kills;
+  for (const std::string& text : args.kills) {
+    RT_TRY_SET(const Kill kill, parse_kill(text, world));
+    kills.push_back(kill);
+  }
+  fmt::print("{}: {} parameters on {} ranks ({}), {} steps of {} tokens, checkpoint {} each; run folder {}\n",
+             loaded.recipe.name, format_count(static_cast<double>(plan.parameters)), world, plan.mesh.describe(),
+             plan.steps, format_count(static_cast<double>(plan.tokens_per_step)), format_bytes(plan.checkpoint_bytes),
+             run.string());
+  if (args.dry_run) {
+    fmt::print("--dry-run: nothing was started; `cairn plan` tells the rest\n");
+    return 0;
+  }
+  std::fflush(stdout);
+  init_logging("agent");
+  if (args.fresh && fs::exists(run / "checkpoints") && !fs::is_empty(run / "checkpoints")) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--fresh: {} already holds checkpoints; choose another run folder, "
+                             "or leave --fresh out to go on from them",
+                             run.string())};
+  }
+  RT_TRY_SET(RunFolder folder, RunFolder::open(run, loaded.recipe.name));
+  RT_TRY_SET(const bool changed, folder.write_recipe(loaded));
+  RT_TRY(write_text_file(run / "world", std::to_string(world)));
+  if (changed) fmt::print("the recipe differs from the one this run had; it goes on with the new one\n");
+  std::fflush(stdout);
+
+  TrainAgent agent(plan, folder, args, std::move(kills));
+  const SystemClock clock;
+  const RestartConfig& restart = loaded.recipe.restart;
+  // Blocks the stop signals before the persist thread starts.
+  RT_TRY_SET(const std::unique_ptr<agent::Supervisor> supervisor,
+             agent::Supervisor::make({.restart = {restart.max_restarts, restart.backoff_s},
+                                      .tick_ms = 200,
+                                      // Twice the ranks' own deadline: they know more and speak first.
+                                      .hang_deadline_ms = static_cast<int64_t>(2000 * restart.deadline_s)},
+                                     agent, clock));
+  agent.use(*supervisor);
+  if (Status opened = agent.open(loaded, loaded.recipe.name); !opened.ok()) {
+    agent.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
+    return std::move(opened).error();
+  }
+  const Result<agent::Outcome> outcome = supervisor->run();
+  Result<int> code = outcome.ok() ? agent.conclude(outcome.value()) : Result<int>(outcome.error());
+  agent.close();
+  return code;
+}
+
+Result<int> train(TrainArgs args, bool json_errors) {
+  dsl::LoadedRecipe loaded;
+  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.nproc, json_errors, &loaded));
+  if (refused != 0) return refused;
+  const MeshConfig& mesh = loaded.recipe.mesh;
+  const int64_t world = args.nproc > 0 ? args.nproc : mesh.tp * mesh.pp * std::max<int64_t>(1, mesh.dp);
+  return run_agent(loaded, args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run), world, args);
+}
+
+/// The recipe stored with the run, its newest complete checkpoint, any world size.
+Result<int> resume(const TrainArgs& args) {
+  RT_TRY_SET(dsl::LoadedRecipe loaded, [&]() -> Result<dsl::LoadedRecipe> {
+    dsl::LoadedRecipe out;
+    RT_TRY_SET(out.canonical_json, read_text_file(fs::path(args.run) / "recipe.resolved.json"));
+    Result<Recipe> decoded = dsl::decode_recipe(out.canonical_json);
+    if (!decoded.ok()) return std::move(decoded).error().with(args.run + "/recipe.resolved.json");
+    out.recipe = std::move(decoded).value();
+    return out;
+  }());
+  MeshConfig& mesh = loaded.recipe.mesh;
+  const int64_t before = mesh.tp * mesh.pp * std::max<int64_t>(1, mesh.dp);
+  // A mesh without dp takes what remains of the world; the run folder knows how many ranks that last were.
+  const Result<std::string> stored = read_text_file(fs::path(args.run) / "world");
+  const int64_t last = mesh.dp == 0 && stored.ok() ? std::atoll(stored.value().c_str()) : before;
+  const int64_t world = args.nproc > 0 ? args.nproc : std::max(before, last);
+  if (world != before) mesh.dp = 0;
+  const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world);
+  if (!problems.empty()) {
+    std::fputs(dsl::to_text(problems).c_str(), stderr);
+    return kRefused;
+  }
+  loaded.canonical_json = dsl::encode_recipe(loaded.recipe);
+  loaded.hash_hex = dsl::recipe_hash(loaded.canonical_json);
+  return run_agent(loaded, args.run, world, args);
+}
+
+void add_run_options(CLI::App& command, TrainArgs& args) {
+  command
+      .add_option("--nproc", args.nproc, "rank processes on this machine (default: what the recipe's mesh asks for)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  command.add_option("--threads", args.threads, "compute threads a rank (default: cores / ranks, at least 1)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+  command
+      .add_option("--kill", args.kills,
+                  "RANK@STEP: SIGKILL that rank after that step, to see the run recover; repeatable")
+      ->type_name("RANK@STEP")
+      ->expected(1)
+      ->take_all();
+  command.add_flag("--dry-run", args.dry_run, "check and plan; start nothing");
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Session& session) {
+  CLI::App* command =
+      app.add_subcommand("train", "train a recipe; goes on where the run folder's newest checkpoint stands");
+  const auto args = std::make_shared<TrainArgs>();
+  add_recipe_options(*command, args->recipe);
+  command->add_option("--run", args->run, "the run folder (default: runs/NAME)")->type_name("DIR");
+  command
+      ->add_option("--init-from", args->init_from,
+                   "run, checkpoint or imported weights to start from when the run is new")
+      ->type_name("PATH");
+  command->add_flag("--fresh", args->fresh, "refuse a run folder that already holds checkpoints");
+  add_run_options(*command, *args);
+  add_json_flag(*command, session);
+  command->callback([args, &session] { session.action = [args, &session] { return train(*args, session.json); }; });
+}
+
+void add_resume(CLI::App& app, Session& session) {
+  CLI::App* command =
+      app.add_subcommand("resume", "go on with a run: its stored recipe, its newest checkpoint, any world size");
+  const auto args = std::make_shared<TrainArgs>();
+  command->add_option("RUN", args->run, "the run folder")->required();
+  add_run_options(*command, *args);
+  command->callback([args, &session] { session.action = [args] { return resume(*args); }; });
+}
+
+}  // namespace cairn::tools

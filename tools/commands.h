@@ -1,0 +1,84 @@
+#pragma once
+// The subcommands of `cairn`. Each lives in cmd_<name>.cc, which declares its flags and hands main() an action; the
+// work itself is a library call. A new one: its file, one line in the list below, one line in kCommands of main.cc.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/result.h"
+
+namespace CLI {
+class App;
+}
+namespace cairn::dsl {
+struct LoadedRecipe;
+struct LoadOptions;
+}  // namespace cairn::dsl
+
+namespace cairn::tools {
+
+/// What parsing chose. main() runs `action` and turns its Error into one text on stderr and an exit code
+/// (docs/operations.md, "Exit codes"); an action that has told everything itself returns the code.
+struct Session {
+  const CLI::App* root = nullptr;
+  std::function<Result<int>()> action;
+  bool json = false;  // the chosen subcommand was given --json: errors also go to stdout as {"error": {...}}
+};
+
+void add_check(CLI::App& app, Session& session);
+void add_ckpt(CLI::App& app, Session& session);
+void add_completion(CLI::App& app, Session& session);
+void add_data(CLI::App& app, Session& session);
+void add_diff(CLI::App& app, Session& session);
+void add_eval(CLI::App& app, Session& session);
+void add_explain(CLI::App& app, Session& session);
+void add_export(CLI::App& app, Session& session);
+void add_generate(CLI::App& app, Session& session);
+void add_help(CLI::App& app, Session& session);
+void add_import(CLI::App& app, Session& session);
+void add_init(CLI::App& app, Session& session);
+void add_plan(CLI::App& app, Session& session);
+void add_rank(CLI::App& app, Session& session);
+void add_report(CLI::App& app, Session& session);
+void add_resume(CLI::App& app, Session& session);
+void add_train(CLI::App& app, Session& session);
+
+// --- Shared by subcommands (common.cc) -------------------------------------------------------------------------------
+
+/// A recipe on the command line: RECIPE, --set, --param, --with.
+struct RecipeArgs {
+  std::string path;
+  std::vector<std::string> sets, params, with_files;
+};
+
+/// Declares them; `world` too when given (--world N, 0 when not set).
+void add_recipe_options(CLI::App& command, RecipeArgs& args, int64_t* world = nullptr);
+void add_json_flag(CLI::App& command, Session& session);
+
+dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world);
+
+/// The recipe, or every mistake told (text on stderr, or the list on stdout with `json`) and kRefused, to be returned.
+constexpr int kRefused = 2;
+Result<int> load_or_tell(const RecipeArgs& args, int64_t world, bool json, dsl::LoadedRecipe* loaded);
+
+/// ", did you mean `x`?" with the nearest of `names`, or nothing when none is near.
+std::string suggestion(std::string_view typed, const std::vector<std::string>& names);
+
+/// "1.50 GiB", "312 KiB", "17 B".
+std::string format_bytes(int64_t bytes);
+/// "3.15M", "472B", "1.2T", "950": three significant digits, decimal.
+std::string format_count(double count);
+
+/// Escape sequences for a stream; all empty unless it is a terminal, NO_COLOR is unset or empty, and TERM is not dumb.
+struct Palette {
+  const char *bold = "", *dim = "", *red = "", *green = "", *reset = "";
+};
+Palette palette_for(int fd);
+
+/// Escapes to the end of a terminal's line; empty when `fd` is none: progress lines are overwritten only there.
+bool is_terminal(int fd);
+
+}  // namespace cairn::tools

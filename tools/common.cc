@@ -1,0 +1,142 @@
+// What several subcommands share: the recipe's options, numbers for people, colour.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "dsl/dsl.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+int64_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<int64_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int64_t diagonal = row[0];
+    row[0] = static_cast<int64_t>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int64_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+void add_recipe_options(CLI::App& command, RecipeArgs& args, int64_t* world) {
+  command.add_option("RECIPE", args.path, "the recipe, a .lua file")->required();
+  command
+      .add_option("--set", args.sets,
+                  "FIELD=VALUE after the recipe is built; FIELD- goes back to the default; repeatable")
+      ->type_name("FIELD=VALUE")
+      ->expected(1)
+      ->take_all();
+  command.add_option("--param", args.params, "NAME=VALUE of a parameter that the recipe declares; repeatable")
+      ->type_name("NAME=VALUE")
+      ->expected(1)
+      ->take_all();
+  command.add_option("--with", args.with_files, "a .lua file whose table is merged over the recipe; repeatable")
+      ->type_name("FILE")
+      ->expected(1)
+      ->take_all();
+  if (world != nullptr) {
+    command.add_option("--world", *world, "number of ranks")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  }
+}
+
+void add_json_flag(CLI::App& command, Session& session) {
+  command.add_flag("--json", session.json, "for programs: one JSON object on stdout");
+}
+
+dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world) {
+  return {.sets = args.sets, .params = args.params, .with_files = args.with_files, .world = world};
+}
+
+Result<int> load_or_tell(const RecipeArgs& args, int64_t world, bool json, dsl::LoadedRecipe* loaded) {
+  dsl::LoadResult result = dsl::load_recipe(args.path, load_options(args, world));
+  if (result.ok()) {
+    *loaded = std::move(result.loaded);
+    return 0;
+  }
+  std::fputs(dsl::to_text(result.diagnostics).c_str(), stderr);
+  if (json) {
+    nlohmann::json list = nlohmann::json::array();
+    for (const dsl::Diagnostic& diagnostic : result.diagnostics) list.push_back(dsl::to_json(diagnostic));
+    fmt::print("{}\n", nlohmann::json{{"ok", false}, {"diagnostics", std::move(list)}}.dump(2));
+  }
+  return kRefused;
+}
+
+std::string suggestion(std::string_view typed, const std::vector<std::string>& names) {
+  const std::string* best = nullptr;
+  int64_t best_distance = std::max<int64_t>(1, static_cast<int64_t>(typed.size()) / 3) + 1;
+  for (const std::string& name : names) {
+    const int64_t distance = edit_distance(typed, name);
+    if (distance < best_distance) {
+      best = &name;
+      best_distance = distance;
+    }
+  }
+  if (best != nullptr) return fmt::format("; did you mean `{}`?", *best);
+  for (const std::string& name : names) {  // a beginning that only one name has
+    if (typed.size() >= 2 && name.compare(0, typed.size(), typed) == 0) {
+      if (best != nullptr) return {};
+      best = &name;
+    }
+  }
+  return best == nullptr ? std::string() : fmt::format("; did you mean `{}`?", *best);
+}
+
+std::string format_bytes(int64_t bytes) {
+  constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1000 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{} B", bytes);
+  return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+std::string format_count(double count) {
+  constexpr std::array<const char*, 7> kUnits = {"", "K", "M", "B", "T", "P", "E"};
+  size_t unit = 0;
+  while (count >= 999.5 && unit + 1 < kUnits.size()) {
+    count /= 1000;
+    ++unit;
+  }
+  if (unit == 0 && count == std::floor(count)) return fmt::format("{:.0f}", count);
+  std::string text = fmt::format("{:.{}f}", count, count < 9.995 ? 2 : count < 99.95 ? 1 : 0);
+  if (text.find('.') != std::string::npos) {
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+  }
+  return text + kUnits[unit];
+}
+
+bool is_terminal(int fd) { return isatty(fd) == 1; }
+
+Palette palette_for(int fd) {
+  const char* no_color = std::getenv("NO_COLOR");
+  const char* term = std::getenv("TERM");
+  if (!is_terminal(fd) || (no_color != nullptr && *no_color != '\0') || term == nullptr ||
+      std::string_view(term) == "dumb") {
+    return {};
+  }
+  return {.bold = "\033[1m", .dim = "\033[2m", .red = "\033[31m", .green = "\033[32m", .reset = "\033[0m"};
+}
+
+}  // namespace cairn::tools

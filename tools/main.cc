@@ -1,0 +1,175 @@
+// cairn: parses the command line, runs one subcommand, turns its error into a text and an exit code.
+//   0 done   2 refused: recipe, flag or plan   others: docs/operations.md, "Exit codes"
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "runtime/core/log.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr int kMisused = 2;
+
+// In the order of `cairn --help`.
+constexpr void (*kCommands[])(CLI::App&, Session&) = {
+    add_init,   add_check, add_plan,   add_explain, add_diff,     add_help, add_data, add_train,      add_resume,
+    add_report, add_ckpt,  add_import, add_export,  add_generate, add_eval, add_rank, add_completion,
+};
+
+/// A descriptor of ours must never take the place of a closed stdin, stdout or stderr.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd) _exit(70);
+  }
+}
+
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name()[0] != '_') names.push_back(command->get_name());
+  }
+  return names;
+}
+
+/// Tells of the first word that should be a subcommand and is none: CLI11 would only say that one is missing.
+bool tell_unknown_subcommand(const CLI::App& root, int argc, char** argv) {
+  const CLI::App* app = &root;
+  std::string path = "cairn";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.empty() || word[0] == '-') return false;
+    const std::vector<const CLI::App*> below = app->get_subcommands([](const CLI::App*) { return true; });
+    if (below.empty()) return false;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* command : below) {
+      if (command->get_name() == word) next = command;
+    }
+    if (next == nullptr) {
+      const std::vector<std::string> names = subcommand_names(*app);
+      fmt::print(stderr, "{}: `{}` is no subcommand{}\n  there are: {}\n", path, word, suggestion(word, names),
+                 fmt::join(names, ", "));
+      return true;
+    }
+    app = next;
+    path += " " + word;
+  }
+  return false;
+}
+
+/// The deepest subcommand that was parsed, and its words.
+const CLI::App* chosen_command(const CLI::App& root, std::string* path) {
+  const CLI::App* app = &root;
+  *path = "cairn";
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    *path += " " + app->get_name();
+  }
+  return app;
+}
+
+/// CLI11 lists all that it could not place, in no helpful order: name the first unknown option, and the nearest one.
+std::string unknown_option(const CLI::App& command, int argc, char** argv) {
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  }
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string_view(argv[i]).find('='));
+    if (word == "--") break;
+    if (word.size() < 2 || word[0] != '-' || command.get_option_no_throw(word) != nullptr) continue;
+    return fmt::format("{}: no such option{}", word, suggestion(word, options));
+  }
+  return {};
+}
+
+int tell_parse_error(const CLI::App& root, const CLI::ParseError& error, int argc, char** argv) {
+  std::string path;
+  const CLI::App* command = chosen_command(root, &path);
+  std::string message;
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))
+    message = unknown_option(*command, argc, argv);
+  if (message.empty()) message = error.what();
+  fmt::print(stderr, "{}: {}\n  see: {} --help\n", path, message, path);
+  return kMisused;
+}
+
+int finish(const Result<int>& result, const Session& session, const std::string& path) {
+  int code = 0;
+  if (result.ok()) {
+    code = result.value();
+  } else {
+    const Error& error = result.error();
+    code = error.exit_code();
+    fmt::print(stderr, "{}: {}\n", path, error.message);
+    if (session.json) {
+      const nlohmann::json told = {
+          {"code", error_code_name(error.code)}, {"message", error.message}, {"exit_code", code}};
+      fmt::print("{}\n", nlohmann::json{{"error", told}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "{}: cannot write to stdout: {}\n", path, std::strerror(errno));
+    if (code == 0) code = 74;
+  }
+  return code;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Trains large models in 3D-parallel layouts; every checkpoint loads into every layout.", "cairn");
+  app.set_version_flag("--version", "cairn " CAIRN_VERSION, "name and version");
+  app.set_help_flag("-h,--help", "what there is");
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::simple);
+  Session session{.root = &app};
+  for (const auto add : kCommands) add(app, session);
+
+  if (argc < 2) {
+    fmt::print(stderr, "{}", app.help());
+    return kMisused;
+  }
+  if (tell_unknown_subcommand(app, argc, argv)) return kMisused;
+  std::string path;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App* command = chosen_command(app, &path);
+    const size_t space = path.rfind(' ');
+    fmt::print("{}", command->help(space == std::string::npos ? "" : path.substr(0, space)));
+    return finish(0, session, "cairn");
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("cairn " CAIRN_VERSION "\n");
+    return finish(0, session, "cairn");
+  } catch (const CLI::ParseError& error) {
+    return tell_parse_error(app, error, argc, argv);
+  }
+  chosen_command(app, &path);
+  RT_CHECK(static_cast<bool>(session.action), "{} has no action", path);
+  return finish(session.action(), session, path);
+}
+
+}  // namespace
+}  // namespace cairn::tools
+
+int main(int argc, char** argv) {
+  cairn::tools::open_standard_streams();
+  cairn::init_logging("cairn");
+  try {
+    return cairn::tools::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cairn: internal error: %s\n", error.what());
+  } catch (...) {
+    std::fprintf(stderr, "cairn: internal error\n");
+  }
+  return 70;
+}

@@ -1,0 +1,114 @@
+#include "tools/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "ckpt/format/names.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
+#include "dsl/dsl.h"
+#include "runtime/core/random.h"
+
+namespace cairn::tools {
+
+namespace fs = std::filesystem;
+
+Status write_text_file(const fs::path& path, const std::string& text) {
+  const fs::path temporary = path.string() + ".tmp";
+  const Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd) return os_error(errno, temporary.string());
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(fd.get(), text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(errno, temporary.string());
+    done += static_cast<size_t>(n);
+  }
+  if (::fsync(fd.get()) != 0) return os_error(errno, temporary.string());
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return os_error(errno, path.string());
+  return {};
+}
+
+Result<std::string> read_text_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return os_error(errno != 0 ? errno : ENOENT, path.string());
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (in.bad()) return Error{ErrorCode::kIo, path.string() + ": cannot be read"};
+  return text.str();
+}
+
+Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
+  RunFolder out;
+  out.path_ = path;
+  std::error_code failed;
+  for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
+    fs::create_directories(path / below, failed);
+    if (failed) return os_error(failed.value(), fmt::format("run folder {}", (path / below).string()));
+  }
+  const fs::path lock = path / "run.lock";
+  out.lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!out.lock_) return os_error(errno, lock.string());
+  if (::flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    const Result<std::string> holder = read_text_file(lock);
+    return Error{ErrorCode::kUnavailable, fmt::format("{} is in use by another cairn (pid {}); one run folder, one run",
+                                                      path.string(), holder.ok() ? holder.value() : "unknown")};
+  }
+  const std::string pid = std::to_string(::getpid());
+  if (::ftruncate(out.lock_.get(), 0) != 0 || ::pwrite(out.lock_.get(), pid.data(), pid.size(), 0) < 0) {
+    return os_error(errno, lock.string());
+  }
+
+  const fs::path identity = path / "run.json";
+  if (fs::exists(identity)) {
+    RT_TRY_SET(const std::string text, read_text_file(identity));
+    const auto json = nlohmann::json::parse(text, nullptr, false);
+    if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) {
+      return Error{ErrorCode::kCorrupt, identity.string() + ": expected {\"id\": ..., \"name\": ...}"};
+    }
+    out.id_ = json["id"].get<std::string>();
+  } else {
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    out.id_ =
+        fmt::format("{}-{:016x}", name, mix64(mix64(static_cast<uint64_t>(now)) ^ static_cast<uint64_t>(::getpid())));
+    RT_TRY(write_text_file(identity, nlohmann::json{{"id", out.id_}, {"name", name}}.dump(2) + "\n"));
+  }
+  return out;
+}
+
+Result<bool> RunFolder::write_recipe(const dsl::LoadedRecipe& loaded) {
+  bool changed = false;
+  if (fs::exists(recipe())) {
+    RT_TRY_SET(const std::string before, read_text_file(recipe()));
+    changed = before != loaded.canonical_json;
+  }
+  RT_TRY(write_text_file(recipe(), loaded.canonical_json));
+  const fs::path sources = path_ / "recipe";
+  std::error_code failed;
+  fs::create_directories(sources, failed);
+  for (const auto& [file, text] : loaded.sources) {
+    RT_TRY(write_text_file(sources / fs::path(file).filename(), text));
+  }
+  return changed;
+}
+
+Result<fs::path> resolve_checkpoint(const fs::path& path) {
+  if (fs::exists(path / ckpt::kManifestName)) return path;
+  const fs::path folder = fs::is_directory(path / "checkpoints") ? path / "checkpoints" : path;
+  if (!fs::is_directory(folder)) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("{}: no such folder; expected a run folder or a checkpoint (step-NNNNNNNN)", path.string())};
+  }
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::CheckpointInfo newest, ckpt::newest_complete(io, folder));
+  return newest.dir;
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,49 @@
+#pragma once
+// The folder of one run:
+//   recipe.resolved.json  recipe/ (the sources)  run.json (id, name)  world (ranks of the last start)  metrics.jsonl
+//   events.jsonl  tensorboard/ logs/rank-N.log       checkpoints/step-NNNNNNNN/       run.lock (held by the agent)
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::dsl {
+struct LoadedRecipe;
+}
+
+namespace cairn::tools {
+
+class RunFolder {
+ public:
+  /// Makes what is missing and takes the lock. Errors: kUnavailable when another agent holds it, naming its pid.
+  static Result<RunFolder> open(const std::filesystem::path& path, const std::string& name);
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& id() const { return id_; }
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+  std::filesystem::path recipe() const { return path_ / "recipe.resolved.json"; }
+  std::filesystem::path log_of(int64_t rank) const {
+    return path_ / "logs" / ("rank-" + std::to_string(rank) + ".log");
+  }
+
+  /// recipe.resolved.json and the texts it was made from. True when it replaced a different recipe.
+  Result<bool> write_recipe(const dsl::LoadedRecipe& loaded);
+
+ private:
+  std::filesystem::path path_;
+  std::string id_;
+  Fd lock_;
+};
+
+/// Text into a file that appears whole or not at all.
+Status write_text_file(const std::filesystem::path& path, const std::string& text);
+Result<std::string> read_text_file(const std::filesystem::path& path);
+
+/// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).
+Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& path);
+
+}  // namespace cairn::tools
