@@ -51,8 +51,8 @@ TEST_SUITE("ckpt/persist/crash") {
   TEST_CASE("a writer killed at any moment leaves whole checkpoints and leftovers that are recognised as dead") {
     const cairn::testing::TempDir dir("crash");
     const std::unique_ptr<IoBackend> io = make_best_backend();
-    int64_t newest = 0, leftovers = 0;
-    for (uint64_t round = 0; round < 25; ++round) {
+    int64_t newest = 0, leftovers = 0;  // enough of both, however slow the disk is
+    for (uint64_t round = 0; round < 25 || (round < 400 && (newest <= 3 || leftovers <= 3)); ++round) {
       CAPTURE(round);
       const pid_t child = ::fork();
       if (child == 0) write_for_ever(dir.path);
