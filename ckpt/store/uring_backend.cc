@@ -54,6 +54,7 @@ struct UringBackend::Ring {
     std::byte* copy_to = nullptr;   // a bounced read: where the caller wants it
     std::byte* copy_from = nullptr;
     int64_t copy_bytes = 0;
+    int64_t all_bytes = 0;                           // of the request as it began
     std::unique_ptr<std::byte, FreeDeleter> bounce;  // request_bytes, made when first needed
   };
   struct Ticket {
@@ -65,7 +66,7 @@ struct UringBackend::Ring {
 
   UringOptions options;
   std::vector<Slot> slots;
-  int64_t in_flight = 0;
+  int64_t in_flight = 0, in_flight_bytes = 0;
   IoTicket next_ticket = 1;
   Uring ring;
   std::thread::id owner;
@@ -75,7 +76,7 @@ struct UringBackend::Ring {
 
   Status ensure();
   void apply_memory();
-  Result<size_t> free_slot();
+  Result<size_t> free_slot(int64_t bytes);
   Status pump();            // waits for at least one completion
   void start(size_t slot);  // puts a slot's request into the ring
   void complete(size_t slot, int result);
@@ -172,7 +173,7 @@ Result<IoTicket> UringFile::submit(bool writing, int64_t offset, std::byte* data
 
 Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std::byte* data, int64_t bytes,
                               bool direct) {
-  RT_TRY_SET(const size_t index, ring_.free_slot());
+  RT_TRY_SET(const size_t index, ring_.free_slot(bytes));
   UringBackend::Ring::Slot& slot = ring_.slots[index];
   slot.busy = true;
   slot.writing = writing;
@@ -201,7 +202,9 @@ Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std
     }
   }
   ++tickets_[ticket].pending;
+  slot.all_bytes = bytes;
   ++ring_.in_flight;
+  ring_.in_flight_bytes += bytes;
   ring_.start(index);
   return {};
 }
@@ -264,8 +267,12 @@ int UringBackend::Ring::region_of(const std::byte* data, int64_t bytes) const {
   return data + bytes <= base + it->iov_len ? static_cast<int>(it - regions.begin()) : -1;
 }
 
-Result<size_t> UringBackend::Ring::free_slot() {
+Result<size_t> UringBackend::Ring::free_slot(int64_t bytes) {
   while (true) {
+    if (in_flight > 0 && in_flight_bytes + bytes > options.in_flight_bytes) {
+      RT_TRY(pump());
+      continue;
+    }
     for (size_t i = 0; i < slots.size(); ++i) {
       if (!slots[i].busy) return i;
     }
@@ -353,6 +360,7 @@ void UringBackend::Ring::end(Slot& slot, std::optional<Error> error) {
   slot.busy = false;
   slot.file = nullptr;
   --in_flight;
+  in_flight_bytes -= slot.all_bytes;
 }
 
 UringBackend::UringBackend(const UringOptions& options) : ring_(std::make_unique<Ring>(options)) {}

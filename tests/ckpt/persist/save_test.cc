@@ -38,6 +38,9 @@ TEST_SUITE("ckpt/persist/save") {
     std::vector<TensorSpec> large = small_specs();  // and shards that are written from where they lie
     large.push_back({"large", "weight", DType::kF32, {1000, 333}, 3});
     large.push_back({"bytes", "weight", DType::kU8, {100'001}, 2});
+    large.push_back({"huge", "weight", DType::kU8, {2'600'003}, 2});
+    for (int i = 0; i < 40; ++i)
+      large.push_back({"t" + std::to_string(i), "weight", DType::kU8, {70'000 + 997 * i}, 1});
     for (const auto& specs : {small_specs(), large}) {
       const TestState state = make_state(12, 1, 2, specs);
       MemoryBackend memory;
