@@ -28,6 +28,13 @@ struct ReadOptions {
   int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
 };
 
+/// What read_ranges has done so far.
+struct ReadStats {
+  int64_t wanted_bytes = 0;  // of the ranges given
+  int64_t read_bytes = 0;    // asked of the disk, whole pages not counted
+  int64_t requests = 0;
+};
+
 /// Reads and checks `dir/manifest.json`. Errors name the path.
 Result<Manifest> read_manifest(IoBackend& io, const std::filesystem::path& dir);
 
@@ -44,6 +51,7 @@ class CheckpointReader {
   ~CheckpointReader();
 
   const Manifest& manifest() const;
+  const ReadStats& stats() const;
 
   /// Reads all ranges (any order, overlaps allowed). With verify, whole chunks are read and their checksums compared
   /// even where a range wants a part of one, and each chunk is read once per call: give all ranges in one call. A range

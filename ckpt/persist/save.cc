@@ -13,9 +13,10 @@
 //   6. fsync the parent: until here a crash may bring the old name back.
 //   7. Remove what the exchange has left under the temporary name.
 //
-// The disk is never left waiting: requests of all files share one queue, and 2d of a file comes when the next file's
-// requests are in that queue. Shards of kDirectBytes and more are written from where they lie; smaller ones are packed
-// into requests of kRunBytes, with the zeros between them. What shares a page with HDF5's own structure waits for 2c.
+// The disk is never left waiting: requests of all files share one queue, and up to kOpenFiles files go through 2d
+// together when all of theirs are done, the manifest being made meanwhile. Shards of kDirectBytes and more are written
+// from where they lie; smaller ones are packed into requests of kRunBytes, with the zeros between them. What shares a
+// page with HDF5's own structure waits for 2c.
 //
 // After a failed fsync the whole temporary directory is thrown away, never synced again.
 #include "ckpt/persist/save.h"
@@ -51,6 +52,7 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy costs less than a request of their own
 constexpr int64_t kRunBytes = int64_t{2} << 20;       // of packed small shards, and of structure
 constexpr int64_t kRuns = 16;
+constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
@@ -267,24 +269,24 @@ class PartWriter {
     return {};
   }
 
-  /// The rest of step 2d.
-  Status commit(double& sync_seconds) {
+  // The rest of step 2d, in pieces, so that several files wait for the disk together.
+  Status finish_writes() {
     RT_TRY(file_->finish());
     runs_.release(*file_);
-    const auto sync = [&]() -> Status {
-      const auto start = Clock::now();
-      Status status = file_->sync();
-      sync_seconds += seconds_since(start);
-      return status;
-    };
-    RT_TRY(sync());  // all but the superblock is durable
-    RT_TRY_SET(const std::span<std::byte> run, runs_.next());
-    std::memcpy(run.data(), layout_->image().pages().at(0)->data(), kIoAlign);
-    RT_TRY(file_->write(0, run.first(kIoAlign)));
-    RT_TRY(file_->truncate(layout_->size_bytes()));
-    RT_TRY(sync());
-    return file_->close();
+    return {};
   }
+  Status start_sync() {
+    RT_TRY_SET(ticket_, file_->submit_sync());
+    return {};
+  }
+  Status start_superblock(std::span<std::byte> page) {
+    std::memcpy(page.data(), layout_->image().pages().at(0)->data(), kIoAlign);
+    RT_TRY_SET(ticket_, file_->submit_write(0, page.data(), kIoAlign));
+    return {};
+  }
+  Status cut() { return file_->truncate(layout_->size_bytes()); }
+  Status wait() { return file_->wait(ticket_); }
+  Status close() { return file_->close(); }
 
   void keep_layout(LayoutCache& cache, const Manifest& manifest) {
     cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
@@ -353,6 +355,7 @@ class PartWriter {
   std::unique_ptr<FileLayout> layout_;
   std::unique_ptr<IoFile> file_;
   BufferPool& runs_;
+  IoTicket ticket_ = 0;
   std::vector<Late> late_;
   std::span<std::byte> run_;  // what is being packed; empty: nothing
   int64_t run_begin_ = 0, run_used_ = 0;
@@ -370,12 +373,32 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns));
   BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64));
   std::deque<PartWriter> open;  // after the pools: it waits for its writes when it goes
-  const auto commit_oldest = [&]() -> Status {
-    PartWriter& writer = open.front();
-    RT_TRY(writer.commit(report.sync_seconds));
-    fills.release(writer.file());
-    if (options.layouts != nullptr) writer.keep_layout(*options.layouts, manifest);
-    open.pop_front();
+  const auto for_each = [&](Status (PartWriter::*step)()) -> Status {
+    for (PartWriter& writer : open) RT_TRY((writer.*step)());
+    return {};
+  };
+  const auto commit_open = [&]() -> Status {
+    RT_TRY(for_each(&PartWriter::finish_writes));
+    const auto sync = [&]() -> Status {
+      const auto start = Clock::now();
+      RT_TRY(for_each(&PartWriter::start_sync));
+      RT_TRY(for_each(&PartWriter::wait));
+      report.sync_seconds += seconds_since(start);
+      return {};
+    };
+    RT_TRY(sync());  // all but the superblocks is durable
+    RT_TRY_SET(const std::span<std::byte> pages, runs.next());
+    RT_CHECK(pages.size() >= open.size() * kIoAlign, "{} files open at once", open.size());
+    for (size_t i = 0; i < open.size(); ++i) RT_TRY(open[i].start_superblock(pages.subspan(i * kIoAlign, kIoAlign)));
+    RT_TRY(for_each(&PartWriter::wait));
+    RT_TRY(for_each(&PartWriter::cut));
+    RT_TRY(sync());
+    RT_TRY(for_each(&PartWriter::close));
+    for (PartWriter& writer : open) {
+      fills.release(writer.file());
+      if (options.layouts != nullptr) writer.keep_layout(*options.layouts, manifest);
+    }
+    open.clear();
     return {};
   };
   size_t first = 0;
@@ -394,10 +417,10 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     open.emplace_back(parts[p], shards, std::move(layout).value(), std::move(file), runs);
     RT_TRY(open.back().write_payload(options, pace, fills, report));
     RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
-    if (open.size() > 1) RT_TRY(commit_oldest());
+    if (open.size() == kOpenFiles) RT_TRY(commit_open());
   }
   RT_TRY_SET(const std::string bytes, encode_manifest(manifest));  // while the last requests are on their way
-  while (!open.empty()) RT_TRY(commit_oldest());
+  RT_TRY(commit_open());
   RT_TRY(write_file(io, dir / kManifestName, bytes));
   return io.sync_dir(dir);
 }

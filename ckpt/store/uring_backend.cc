@@ -46,7 +46,7 @@ class UringFile;
 // The ring, its slots (one per request in flight) and the tickets of all files of the backend.
 struct UringBackend::Ring {
   struct Slot {
-    bool busy = false, writing = false, direct = false;
+    bool busy = false, writing = false, direct = false, syncing = false;
     UringFile* file = nullptr;
     IoTicket ticket = 0;
     int64_t offset = 0, bytes = 0;  // what is left of the request
@@ -127,6 +127,21 @@ class UringFile final : public PosixFile {
     RT_TRY(finish());
     return PosixFile::sync();
   }
+  Result<IoTicket> submit_sync() override {
+    RT_TRY(ring_.ensure());
+    RT_TRY_SET(const size_t index, ring_.free_slot(0));
+    const IoTicket ticket = ring_.next_ticket++;
+    UringBackend::Ring::Slot& slot = ring_.slots[index];
+    slot.busy = slot.syncing = true;
+    slot.writing = slot.direct = false;
+    slot.file = this;
+    slot.ticket = ticket;
+    slot.bytes = slot.all_bytes = 0;
+    ++tickets_[ticket].pending;
+    ++ring_.in_flight;
+    ring_.start(index);
+    return ticket;
+  }
   Status close() override {
     RT_TRY(finish());
     direct_fd_.reset();
@@ -176,6 +191,7 @@ Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std
   RT_TRY_SET(const size_t index, ring_.free_slot(bytes));
   UringBackend::Ring::Slot& slot = ring_.slots[index];
   slot.busy = true;
+  slot.syncing = false;
   slot.writing = writing;
   slot.direct = direct;
   slot.file = this;
@@ -287,8 +303,10 @@ void UringBackend::Ring::start(size_t index) {
   const int fd = slot.file->fd(slot.direct);
   const auto bytes = static_cast<unsigned>(slot.bytes);
   const auto offset = static_cast<uint64_t>(slot.offset);
-  const int region = region_of(slot.memory, slot.bytes);
-  if (region >= 0 && slot.writing) {
+  const int region = slot.syncing ? -1 : region_of(slot.memory, slot.bytes);
+  if (slot.syncing) {
+    io_uring_prep_fsync(sqe, fd, 0);
+  } else if (region >= 0 && slot.writing) {
     io_uring_prep_write_fixed(sqe, fd, slot.memory, bytes, offset, region);
   } else if (region >= 0) {
     io_uring_prep_read_fixed(sqe, fd, slot.memory, bytes, offset, region);
@@ -328,8 +346,12 @@ Status UringBackend::Ring::pump() {
 
 void UringBackend::Ring::complete(size_t index, int result) {
   Slot& slot = slots[index];
-  const char* operation = slot.writing ? "write" : "read";
+  const char* operation = slot.syncing ? "fsync" : slot.writing ? "write" : "read";
   if (result == -EINTR || result == -EAGAIN) return start(index);
+  if (slot.syncing) {
+    if (result == 0) return end(slot, std::nullopt);
+    return end(slot, os_error(-result, fmt::format("{}: {}", slot.file->path(), operation)));
+  }
   if (result == -EINVAL && slot.direct) {  // O_DIRECT was granted at open but is refused here: overlay, fuse ...
     slot.direct = false;
     slot.file->stop_direct();

@@ -111,6 +111,9 @@ TEST_SUITE("ckpt/store/backend") {
         std::memcpy(model.data() + offset, source.data() + from, bytes);
       }
       REQUIRE(file.sync().ok());
+      const Result<IoTicket> synced = file.submit_sync();
+      REQUIRE(synced.ok());
+      REQUIRE(file.wait(synced.value()).ok());
       REQUIRE(file.close().ok());
       auto opened = io.open(dir / "f");
       REQUIRE(opened.ok());
