@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/persist/layout.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
@@ -84,6 +85,7 @@ struct NodePersister::Impl {
 
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
+  LayoutCache layouts;
   bool stopping = false, woken = false, flushing = false, flushed = false;
   Status last_status;
   std::thread thread;
@@ -102,7 +104,10 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
     for (const RankSnapshot& rank : snapshot.ranks) {
       event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.copy_ns) * 1e-6);
     }
-    RT_TRY_SET(SaveReport report, persist_slot(arena, *io, dir, snapshot, options.save));
+    SaveOptions save = options.save;
+    save.layouts = &layouts;
+    save.huge_pages = arena.huge_pages();
+    RT_TRY_SET(SaveReport report, persist_slot(arena, *io, dir, snapshot, save));
     event.dir = report.dir;
     event.bytes = report.payload_bytes;
     if (!report.leftover.empty()) event.problems.push_back("could not remove " + report.leftover);

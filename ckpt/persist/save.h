@@ -25,8 +25,7 @@ class LayoutCache;  // layout.h
 using FillShard = std::function<Status(int64_t offset, std::span<std::byte> target)>;
 
 /// One box of a tensor, row-major and contiguous: in memory, or made on the way to the disk by `fill`. `data` stays
-/// untouched until save_checkpoint returns; shards of half a MiB and more in 4096-aligned memory are written from where
-/// they lie, others are copied piecewise on the way.
+/// untouched until save_checkpoint returns.
 struct ShardData {
   int64_t tensor = 0;  // index into Manifest::tensors
   std::vector<int64_t> lo, hi;
@@ -44,12 +43,13 @@ struct WriterPart {
 
 struct SaveOptions {
   int64_t chunk_bytes = int64_t{4} << 20;     // bytes per checksum and per write request; a multiple of 4096
-  int64_t fill_bytes = int64_t{64} << 20;     // memory for shards that are filled or packed; at least two chunks
+  int64_t fill_bytes = int64_t{64} << 20;     // memory for payload on its way; at least two chunks when filled
   int64_t max_bytes_per_s = 0;                // payload throttle; 0: as fast as it goes
   bool replace_existing = true;               // false: a committed step of this number is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
-  LayoutCache* layouts = nullptr;             // HDF5 structures kept between saves; makes saves of many shards fast
+  bool huge_pages = false;  // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
+  LayoutCache* layouts = nullptr;  // HDF5 structures kept between saves; makes saves of many shards fast
 };
 
 struct SaveReport {

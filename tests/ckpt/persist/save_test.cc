@@ -60,9 +60,13 @@ TEST_SUITE("ckpt/persist/save") {
       for (const auto& io : backends) {
         CAPTURE(io->name());
         const cairn::testing::TempDir dir("save-" + std::string(io->name()));
-        REQUIRE(save(*io, dir.path / "ck", state).ok());
-        CHECK(compare(*io, dir.path / "ck" / "step-00000012", state) == "");
-        CHECK((files_of(*io, dir.path / "ck" / "step-00000012") == expected));
+        for (const bool huge_pages : {false, true}) {  // only a hint about the memory
+          SaveOptions options = small_options();
+          options.huge_pages = huge_pages;
+          REQUIRE(save(*io, dir.path / "ck", state, options).ok());
+          CHECK(compare(*io, dir.path / "ck" / "step-00000012", state) == "");
+          CHECK((files_of(*io, dir.path / "ck" / "step-00000012") == expected));
+        }
       }
     }
   }
