@@ -160,8 +160,8 @@ class Bench {
 
   Result<Answer> run(const std::string& word) {
     if (word == "first") return save(state_.plain, nullptr);
-    if (word == "save") return save(state_.plain, &layouts_);
-    if (word == "persist") return save(state_.hashed, &layouts_);
+    if (word == "save") return save(state_.plain, &cache_);
+    if (word == "persist") return save(state_.hashed, &cache_);
     if (word == "pair") return pair();
     if (word == "remove") return remove();
     if (word == "load") return load(true);
@@ -176,10 +176,10 @@ class Bench {
   }
 
  private:
-  Result<Answer> save(const std::vector<WriterPart>& parts, LayoutCache* layouts) {
+  Result<Answer> save(const std::vector<WriterPart>& parts, SaveCache* cache) {
     ++state_.skeleton.step;
     SaveOptions options;
-    options.layouts = layouts;
+    options.cache = cache;
     RT_TRY_SET(const SaveReport report, save_checkpoint(*io_, dir_, state_.skeleton, parts, options));
     return Answer{fmt::format(R"(,"hash_s":{:.6f},"layout_s":{:.6f},"sync_s":{:.6f},"file_bytes":{})",
                               report.hash_seconds, report.layout_seconds, report.sync_seconds, report.file_bytes),
@@ -248,7 +248,7 @@ class Bench {
 
   std::filesystem::path dir_;
   State state_;
-  LayoutCache layouts_;
+  SaveCache cache_;
   std::unique_ptr<IoBackend> io_ = make_best_backend();
 };
 

@@ -85,7 +85,7 @@ struct NodePersister::Impl {
 
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
-  LayoutCache layouts;
+  SaveCache cache;
   bool stopping = false, woken = false, flushing = false, flushed = false;
   Status last_status;
   std::thread thread;
@@ -105,7 +105,7 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
       event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.copy_ns) * 1e-6);
     }
     SaveOptions save = options.save;
-    save.layouts = &layouts;
+    save.cache = &cache;
     save.huge_pages = arena.huge_pages();
     RT_TRY_SET(SaveReport report, persist_slot(arena, *io, dir, snapshot, save));
     event.dir = report.dir;

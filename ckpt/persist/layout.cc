@@ -1,9 +1,12 @@
 #include "ckpt/persist/layout.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "ckpt/persist/hdf5_file.h"
@@ -14,6 +17,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "hash arrays are patched in memory order");
 
+constexpr size_t kMaxBuffers = 16;
 constexpr int64_t kMaxCachedBytes = int64_t{64} << 20;  // of one file's structure; larger ones are not kept
 
 template <typename T>
@@ -214,8 +218,8 @@ int64_t FileLayout::memory_bytes() const {
   return static_cast<int64_t>(image_->pages().size() * sizeof(Hdf5Image::Page) + offsets_.size() * 64);
 }
 
-Result<std::unique_ptr<FileLayout>> LayoutCache::take(const Manifest& manifest, const std::string& file_name,
-                                                      std::span<const ShardEntry> shards) {
+Result<std::unique_ptr<FileLayout>> SaveCache::take(const Manifest& manifest, const std::string& file_name,
+                                                    std::span<const ShardEntry> shards) {
   const std::string key = layout_key(manifest, shards);
   {
     const std::lock_guard lock(mutex_);
@@ -228,8 +232,8 @@ Result<std::unique_ptr<FileLayout>> LayoutCache::take(const Manifest& manifest, 
   return FileLayout::make(manifest, shards);
 }
 
-void LayoutCache::put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
-                           std::unique_ptr<FileLayout> layout) {
+void SaveCache::put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
+                         std::unique_ptr<FileLayout> layout) {
   const bool worth_it = layout->patchable() && layout->memory_bytes() <= kMaxCachedBytes;
   const std::lock_guard lock(mutex_);
   if (worth_it) {
@@ -239,18 +243,52 @@ void LayoutCache::put_back(const Manifest& manifest, const std::string& file_nam
   }
 }
 
-int64_t LayoutCache::hits() const {
+void Buffer::Freer::operator()(std::byte* p) const { std::free(p); }
+
+Result<Buffer> Buffer::allocate(int64_t bytes) {
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  const int64_t align = bytes % kHugePage == 0 ? kHugePage : kIoAlign;
+  Buffer out;
+  out.memory_.reset(static_cast<std::byte*>(
+      std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>((bytes + align - 1) / align * align))));
+  out.bytes_ = bytes;
+  if (!out.memory_)
+    return Error{ErrorCode::kUnavailable, fmt::format("no memory for a buffer of {} bytes", bytes), ENOMEM};
+  ::madvise(out.memory_.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);  // fewer pages to pin; may be refused
+  return out;
+}
+
+Result<Buffer> SaveCache::take_buffer(int64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = buffers_.begin(); it != buffers_.end(); ++it) {
+      if (static_cast<int64_t>(it->bytes().size()) != bytes) continue;
+      Buffer buffer = std::move(*it);
+      buffers_.erase(it);
+      return buffer;
+    }
+  }
+  return Buffer::allocate(bytes);
+}
+
+void SaveCache::put_back(Buffer buffer) {
+  const std::lock_guard lock(mutex_);
+  if (buffer && buffers_.size() < kMaxBuffers) buffers_.push_back(std::move(buffer));
+}
+
+int64_t SaveCache::hits() const {
   const std::lock_guard lock(mutex_);
   return hits_;
 }
 
-int64_t LayoutCache::memory_bytes() const {
+int64_t SaveCache::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   int64_t bytes = 0;
   for (const auto& [name, kept] : kept_) {
     bytes += static_cast<int64_t>(kept.key.size());
     if (kept.layout) bytes += kept.layout->memory_bytes();
   }
+  for (const Buffer& buffer : buffers_) bytes += static_cast<int64_t>(buffer.bytes().size());
   return bytes;
 }
 

@@ -68,14 +68,37 @@ class FileLayout {
   bool patchable_ = false;
 };
 
-/// Layouts of the files of the last saves, by file name. For saves of one run one after the other; safe to share.
-class LayoutCache {
+/// Memory from the system in huge pages where it gives them.
+class Buffer {
+ public:
+  Buffer() = default;
+  /// kUnavailable when there is none.
+  static Result<Buffer> allocate(int64_t bytes);
+  std::span<std::byte> bytes() const { return {memory_.get(), static_cast<size_t>(bytes_)}; }
+  explicit operator bool() const { return memory_ != nullptr; }
+
+ private:
+  struct Freer {
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte, Freer> memory_;
+  int64_t bytes_ = 0;
+};
+
+/// What a save leaves for the next one: layouts of the files, by file name, and the buffers that payload passed through
+/// (32 MiB; getting huge pages anew each time can cost more than the copies). For saves of one run one after the other;
+/// safe to share between threads.
+class SaveCache {
  public:
   /// The kept layout of this file when it is of these shards, else a new one. It is the caller's until put back.
   Result<std::unique_ptr<FileLayout>> take(const Manifest& manifest, const std::string& file_name,
                                            std::span<const ShardEntry> shards);
   void put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
                 std::unique_ptr<FileLayout> layout);
+
+  /// A kept buffer of that size, or a new one.
+  Result<Buffer> take_buffer(int64_t bytes);
+  void put_back(Buffer buffer);
 
   int64_t hits() const;
   int64_t memory_bytes() const;
@@ -87,6 +110,7 @@ class LayoutCache {
   };
   mutable std::mutex mutex_;
   std::map<std::string, Kept> kept_;
+  std::vector<Buffer> buffers_;
   int64_t hits_ = 0;
 };
 

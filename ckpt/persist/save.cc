@@ -23,7 +23,6 @@
 #include "ckpt/persist/save.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,7 +53,6 @@ constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy 
 constexpr int64_t kRunBytes = int64_t{2} << 20;       // of packed shards, and of structure
 constexpr int64_t kRuns = 16;
 constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
-constexpr int64_t kHugePage = int64_t{2} << 20;
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
 constexpr int64_t round_up(int64_t n) { return round_down(n + kIoAlign - 1); }
@@ -86,48 +84,47 @@ class Pace {
 // Memory on its way to the disk, used in turn. The files that write from it live longer than it is asked for.
 class BufferPool {
  public:
-  BufferPool(int64_t buffer_bytes, int64_t count)
-      : buffer_bytes_(buffer_bytes), buffers_(static_cast<size_t>(std::max<int64_t>(2, count))) {}
+  /// `cache`: where buffers come from and go to; may be null.
+  BufferPool(int64_t buffer_bytes, int64_t count, SaveCache* cache)
+      : buffer_bytes_(buffer_bytes), cache_(cache), slots_(static_cast<size_t>(std::max<int64_t>(2, count))) {}
+  BufferPool(const BufferPool&) = delete;
+  ~BufferPool() {
+    for (Slot& slot : slots_) {
+      if (cache_ != nullptr) cache_->put_back(std::move(slot.buffer));
+    }
+  }
 
   /// The buffer used longest ago, when its write is done.
   Result<std::span<std::byte>> next() {
-    at_ = (at_ + 1) % buffers_.size();
-    Buffer& buffer = buffers_[at_];
-    if (!buffer.memory) {
-      const int64_t align = buffer_bytes_ % kHugePage == 0 ? kHugePage : kIoAlign;
-      const int64_t bytes = (buffer_bytes_ + align - 1) / align * align;
-      buffer.memory.reset(
-          static_cast<std::byte*>(std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(bytes))));
-      if (!buffer.memory)
-        return Error{ErrorCode::kUnavailable, fmt::format("no memory for a buffer of {} bytes", buffer_bytes_), ENOMEM};
-      ::madvise(buffer.memory.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);  // fewer pages to pin; may be refused
+    at_ = (at_ + 1) % slots_.size();
+    Slot& slot = slots_[at_];
+    if (!slot.buffer) {
+      RT_TRY_SET(slot.buffer, cache_ != nullptr ? cache_->take_buffer(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
     }
-    if (IoFile* file = std::exchange(buffer.file, nullptr)) RT_TRY(file->wait(buffer.ticket));
-    return std::span(buffer.memory.get(), static_cast<size_t>(buffer_bytes_));
+    if (IoFile* file = std::exchange(slot.file, nullptr)) RT_TRY(file->wait(slot.ticket));
+    return slot.buffer.bytes();
   }
   /// What next() gave last is being written.
   void writing(IoFile& file, IoTicket ticket) {
-    buffers_[at_].file = &file;
-    buffers_[at_].ticket = ticket;
+    slots_[at_].file = &file;
+    slots_[at_].ticket = ticket;
   }
   /// This file has finished all its writes.
   void release(const IoFile& file) {
-    for (Buffer& buffer : buffers_) {
-      if (buffer.file == &file) buffer.file = nullptr;
+    for (Slot& slot : slots_) {
+      if (slot.file == &file) slot.file = nullptr;
     }
   }
 
  private:
-  struct Freer {
-    void operator()(void* p) const { std::free(p); }
-  };
-  struct Buffer {
-    std::unique_ptr<std::byte, Freer> memory;
+  struct Slot {
+    Buffer buffer;
     IoFile* file = nullptr;
     IoTicket ticket = 0;
   };
   int64_t buffer_bytes_;
-  std::vector<Buffer> buffers_;
+  SaveCache* cache_;
+  std::vector<Slot> slots_;
   size_t at_ = 0;
 };
 
@@ -290,7 +287,7 @@ class PartWriter {
   Status wait() { return file_->wait(ticket_); }
   Status close() { return file_->close(); }
 
-  void keep_layout(LayoutCache& cache, const Manifest& manifest) {
+  void keep_layout(SaveCache& cache, const Manifest& manifest) {
     cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
   }
   IoFile& file() { return *file_; }
@@ -372,8 +369,9 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     filled = filled || std::any_of(part.shards.begin(), part.shards.end(), [](const ShardData& s) { return s.fill; });
   const int64_t run_budget = options.fill_bytes / (filled ? 4 : 2);
   const int64_t run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
-  BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns));
-  BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64));
+  BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns), options.cache);
+  BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64),
+                   nullptr);
   std::deque<PartWriter> open;  // after the pools: it waits for its writes when it goes
   const auto for_each = [&](Status (PartWriter::*step)()) -> Status {
     for (PartWriter& writer : open) RT_TRY((writer.*step)());
@@ -398,7 +396,7 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     RT_TRY(for_each(&PartWriter::close));
     for (PartWriter& writer : open) {
       fills.release(writer.file());
-      if (options.layouts != nullptr) writer.keep_layout(*options.layouts, manifest);
+      if (options.cache != nullptr) writer.keep_layout(*options.cache, manifest);
     }
     open.clear();
     return {};
@@ -408,8 +406,8 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, parts[p].shards.size());
     first += shards.size();
     const auto layout_start = Clock::now();
-    Result<std::unique_ptr<FileLayout>> layout = options.layouts != nullptr
-                                                     ? options.layouts->take(manifest, parts[p].file_name, shards)
+    Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
+                                                     ? options.cache->take(manifest, parts[p].file_name, shards)
                                                      : FileLayout::make(manifest, shards);
     if (!layout.ok()) return std::move(layout).error();
     report.layout_seconds += seconds_since(layout_start);
@@ -449,15 +447,15 @@ WriterId this_writer() {
 }
 
 Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> parts, const SaveOptions& options) {
-  if (options.layouts == nullptr) return {};
+  if (options.cache == nullptr) return {};
   Manifest manifest = skeleton;
   RT_TRY(plan_shards(manifest, parts, options));
   size_t first = 0;
   for (const WriterPart& part : parts) {
     const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, part.shards.size());
     first += shards.size();
-    RT_TRY_SET(std::unique_ptr<FileLayout> layout, options.layouts->take(manifest, part.file_name, shards));
-    options.layouts->put_back(manifest, part.file_name, shards, std::move(layout));
+    RT_TRY_SET(std::unique_ptr<FileLayout> layout, options.cache->take(manifest, part.file_name, shards));
+    options.cache->put_back(manifest, part.file_name, shards, std::move(layout));
   }
   return {};
 }

@@ -19,7 +19,7 @@
 
 namespace cairn::ckpt {
 
-class LayoutCache;  // layout.h
+class SaveCache;  // layout.h
 
 /// Puts bytes [offset, offset + target.size()) of a shard into `target`.
 using FillShard = std::function<Status(int64_t offset, std::span<std::byte> target)>;
@@ -48,8 +48,8 @@ struct SaveOptions {
   bool replace_existing = true;               // false: a committed step of this number is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
-  bool huge_pages = false;  // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
-  LayoutCache* layouts = nullptr;  // HDF5 structures kept between saves; makes saves of many shards fast
+  bool huge_pages = false;     // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
+  SaveCache* cache = nullptr;  // kept between the saves of a run: HDF5 structures and buffers; makes small shards fast
 };
 
 struct SaveReport {
@@ -63,7 +63,7 @@ struct SaveReport {
   std::string leftover;  // name of a directory that could not be removed (the replaced one), else empty
 };
 
-/// Lays out, into options.layouts, the files of a save that will come: the first save of a run then costs no more than
+/// Lays out, into options.cache, the files of a save that will come: the first save of a run then costs no more than
 /// the others. Hashes and bytes of `parts` are not looked at. Errors: those of save_checkpoint's own check.
 Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> parts, const SaveOptions& options);
 

@@ -115,9 +115,9 @@ TEST_SUITE("ckpt/persist/layout") {
   }
 
   TEST_CASE("a cache gives what it has for the same shards only, and saves with it are byte for byte the same") {
-    LayoutCache cache;
+    SaveCache cache;
     SaveOptions options = small_options();
-    options.layouts = &cache;
+    options.cache = &cache;
     REQUIRE(prepare_layouts(make_state(1, 1).skeleton, make_state(1, 1).parts, options).ok());
     CHECK(cache.hits() == 0);
     CHECK(cache.memory_bytes() > 0);
@@ -131,7 +131,7 @@ TEST_SUITE("ckpt/persist/layout") {
     const auto same = [&](const TestState& state, bool cached, int64_t chunk_bytes = 4096) {
       options.chunk_bytes = chunk_bytes;
       SaveOptions plain = options;
-      plain.layouts = nullptr;
+      plain.cache = nullptr;
       MemoryBackend with, without;
       REQUIRE(save(with, "/ck", state, options).ok());
       REQUIRE(save(without, "/ck", state, plain).ok());
