@@ -3,7 +3,7 @@
 // The state: float32 tensors of 64 MiB, or TENSORS smaller ones of sizes a little apart from each other (a quarter of
 // them no multiple of 4096 bytes); made up; in shared memory with huge pages where the system gives them, as the
 // snapshot arena is. Each word on stdin is done once and answered with one line of JSON: seconds, the CPU seconds of
-// all threads, bytes of payload, peak memory beyond what was there before.
+// all threads, bytes of payload, peak memory beyond the state (what is kept between saves included).
 //   first    save whose HDF5 structure is not known yet
 //   save     hashing on the way, every fsync, the commit, under a new step number
 //   persist  the same with hashes that a snapshot has taken
@@ -13,6 +13,8 @@
 //   unverified  the same, checksums not compared
 //   columns  the middle quarter of the columns of each tensor, verified; `read` and `wanted` bytes
 //   sparse   the same, checksums not compared
+//   beside   saves and removals for 4 seconds by a thread of the priority that the agent's has
+//   train    4 seconds of what a training does: products of small matrices, then passes over memory; `steps` done
 //   copy     memcpy of the same bytes by one thread
 //   quit
 
@@ -37,6 +39,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/layout.h"
+#include "ckpt/persist/priority.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/load_plan.h"
@@ -50,6 +53,7 @@ namespace {
 
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
 constexpr int64_t kColumns = 1024;
+constexpr double kSpellSeconds = 4;
 
 struct Region {
   std::byte* data = nullptr;
@@ -155,6 +159,7 @@ class Bench {
     state_.skeleton.step = 0;
   }
 
+  int64_t kept_bytes() const { return cache_.memory_bytes(); }  // between saves
   std::string_view backend() const { return io_->name(); }
   const State& state() const { return state_; }
 
@@ -168,6 +173,8 @@ class Bench {
     if (word == "unverified") return load(false);
     if (word == "columns") return columns(true);
     if (word == "sparse") return columns(false);
+    if (word == "beside") return beside();
+    if (word == "train") return train();
     if (word == "copy") {
       std::memcpy(state_.target.data, state_.bytes.data, static_cast<size_t>(state_.bytes.size));
       return Answer{"", state_.bytes.size};
@@ -202,6 +209,46 @@ class Bench {
     if (!second.ok()) return Error(second.error());
     RT_TRY_SET(const CheckpointReader reader, CheckpointReader::open(*io_, second.value().dir));
     return Answer{fmt::format(R"(,"newest":{})", reader.manifest().step), 2 * second.value().payload_bytes};
+  }
+
+  Result<Answer> beside() {
+    const double end_s = now_s() + kSpellSeconds;
+    Result<Answer> out = Answer{};
+    int64_t bytes = 0, saves = 0;
+    std::thread([&] {
+      lower_thread_priority();
+      while (out.ok() && now_s() < end_s) {
+        out = save(state_.plain, &cache_);
+        if (!out.ok()) break;
+        bytes += out.value().bytes;
+        ++saves;
+        out = remove();
+      }
+    }).join();
+    if (!out.ok()) return out;
+    return Answer{fmt::format(R"(,"saves":{})", saves), bytes};
+  }
+
+  Result<Answer> train() {
+    constexpr int64_t kSide = 192;
+    std::vector<float> a(kSide * kSide, 1.5f), b(kSide * kSide, 0.5f), c(kSide * kSide, 0.0f);
+    auto* memory = reinterpret_cast<float*>(state_.target.data);
+    const int64_t count = std::min<int64_t>(state_.target.size, 64 << 20) / 4;
+    const double end_s = now_s() + kSpellSeconds;
+    int64_t steps = 0;
+    for (; now_s() < end_s; ++steps) {
+      for (int64_t repeat = 0; repeat < 4; ++repeat) {
+        for (int64_t i = 0; i < kSide; ++i) {
+          for (int64_t k = 0; k < kSide; ++k) {
+            const float factor = a[i * kSide + k];
+            for (int64_t j = 0; j < kSide; ++j) c[i * kSide + j] += factor * b[k * kSide + j];
+          }
+        }
+      }
+      const int64_t piece = count / 16, at = steps % 16 * piece;
+      for (int64_t i = at; i < at + piece; ++i) memory[i] = memory[i] * 0.5f + c[i % (kSide * kSide)] * 1e-9f;
+    }
+    return Answer{fmt::format(R"(,"steps":{})", steps), 0};
   }
 
   Result<Answer> remove() {
@@ -276,7 +323,7 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   for (std::string word; std::cin >> word && word != "quit";) {
     const bool peak_known = static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush);
-    const int64_t memory_before = status_bytes("VmRSS:");
+    const int64_t memory_before = status_bytes("VmRSS:") - bench.kept_bytes();
     const double begin_s = now_s(), begin_cpu_s = cpu_s();
     const Result<Answer> done = bench.run(word);
     const double seconds = now_s() - begin_s, cpu = cpu_s() - begin_cpu_s;

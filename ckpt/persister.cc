@@ -1,9 +1,6 @@
 #include "ckpt/persister.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +13,7 @@
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/persist/layout.h"
+#include "ckpt/persist/priority.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
@@ -26,14 +24,6 @@ namespace cairn::ckpt {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{20};
-
-void lower_priority() {
-  // Linux applies both to the calling thread alone. Best effort: a refusal costs only politeness.
-  const auto thread = static_cast<int>(syscall(SYS_gettid));
-  setpriority(PRIO_PROCESS, static_cast<id_t>(thread), 10);
-  constexpr int kWhoProcess = 1, kBestEffort = 2, kLowest = 7, kClassShift = 13;  // linux/ioprio.h
-  syscall(SYS_ioprio_set, kWhoProcess, thread, (kBestEffort << kClassShift) | kLowest);
-}
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> persist_slot(const Arena& arena, IoBackend& io, const std::filesystem::path& checkpoints_dir,
@@ -186,7 +176,7 @@ void NodePersister::Impl::write_newest() {
 }
 
 void NodePersister::Impl::loop() {
-  if (options.low_priority) lower_priority();
+  if (options.low_priority) lower_thread_priority();
   std::unique_lock lock(mutex);
   while (!stopping) {
     arena.control().beat.fetch_add(1, std::memory_order_relaxed);

@@ -6,11 +6,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 
 #include "runtime/core/log.h"
@@ -34,6 +34,13 @@ struct UringTraits {
   }
 };
 using Uring = UniqueHandle<UringTraits>;
+
+// Never given twice, as std::thread::id is when a thread has ended: the kernel knows the difference.
+uint64_t this_thread_number() {
+  static std::atomic<uint64_t> next{1};
+  thread_local const uint64_t mine = next++;
+  return mine;
+}
 
 struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
@@ -69,7 +76,7 @@ struct UringBackend::Ring {
   int64_t in_flight = 0, in_flight_bytes = 0;
   IoTicket next_ticket = 1;
   Uring ring;
-  std::thread::id owner;
+  uint64_t owner = 0;                        // number of the thread that made the ring
   std::vector<std::span<std::byte>> memory;  // as the callers registered it
   std::vector<iovec> regions;                // in the kernel now, by address
   bool memory_changed = false;
@@ -226,7 +233,7 @@ Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std
 }
 
 Status UringBackend::Ring::ensure() {
-  if (!ring || owner != std::this_thread::get_id()) {
+  if (!ring || owner != this_thread_number()) {
     RT_CHECK(in_flight == 0, "an io_uring backend is used by two threads at once");
     ring.reset();
     regions.clear();
@@ -247,7 +254,7 @@ Status UringBackend::Ring::ensure() {
       failure.code = ErrorCode::kUnsupported;
       return failure;
     }
-    owner = std::this_thread::get_id();
+    owner = this_thread_number();
   }
   if (memory_changed && in_flight == 0) apply_memory();
   return {};
@@ -327,7 +334,7 @@ void UringBackend::Ring::start(size_t index) {
 
 Status UringBackend::Ring::pump() {
   RT_CHECK(in_flight > 0, "waiting with nothing in flight");
-  RT_CHECK(owner == std::this_thread::get_id(), "an io_uring backend is used by two threads at once");
+  RT_CHECK(owner == this_thread_number(), "an io_uring backend is used by two threads at once");
   io_uring_cqe* cqe = nullptr;
   int result = 0;
   do {
@@ -411,7 +418,7 @@ void UringBackend::forget_memory(std::span<std::byte> memory) {
   std::erase_if(ring_->memory, [&](std::span<std::byte> m) { return m.data() == memory.data(); });
   ring_->memory_changed = true;
   // At once: the caller is about to unmap it, and the kernel would keep the pages.
-  if (ring_->ring && ring_->owner == std::this_thread::get_id() && ring_->in_flight == 0) ring_->apply_memory();
+  if (ring_->ring && ring_->owner == this_thread_number() && ring_->in_flight == 0) ring_->apply_memory();
 }
 
 Result<std::unique_ptr<IoBackend>> make_uring_backend(const UringOptions& options) {
