@@ -94,6 +94,8 @@ void put_position(const TrainPosition& position, Manifest& manifest) {
   manifest.samples = position.samples;
   manifest.tokens = position.tokens;
   manifest.state = state_of(position).dump(-1, ' ', false, json::error_handler_t::replace);
+  manifest.metrics.clear();
+  if (std::isfinite(position.loss)) manifest.metrics["loss"] = position.loss;
 }
 
 Result<TrainPosition> position_of(const Manifest& manifest) {

@@ -7,7 +7,7 @@
 //      b. payload goes chunk by chunk to the offsets HDF5 gave, each hashed while it is on its way;
 //      c. the chunk hashes are filled into the structure, whose pages are written, all but the first;
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
-//   3. Write manifest.json, fsync.
+//   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
 //   5. rename to step-N, or exchange with an existing step-N.
 //   6. fsync the parent: until here a crash may bring the old name back.
@@ -134,7 +134,7 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
   if (!manifest.files.empty() || !manifest.shards.empty())
     return invalid("the skeleton of a save has no files and no shards");
   for (const WriterPart& part : parts) {
-    FileEntry file{part.file_name, 0, 0};
+    FileEntry file{part.file_name};
     const auto file_index = static_cast<int64_t>(manifest.files.size());
     for (const ShardData& data : part.shards) {
       ShardEntry shard;
@@ -419,9 +419,10 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
     if (open.size() == kOpenFiles) RT_TRY(commit_open());
   }
-  RT_TRY_SET(const std::string bytes, encode_manifest(manifest));  // while the last requests are on their way
+  RT_TRY_SET(const ManifestFiles files, encode_manifest_files(manifest));  // while the last requests are on their way
   RT_TRY(commit_open());
-  RT_TRY(write_file(io, dir / kManifestName, bytes));
+  RT_TRY(write_file(io, dir / kTableName, files.table));
+  RT_TRY(write_file(io, dir / kManifestName, files.json));
   return io.sync_dir(dir);
 }
 
@@ -466,6 +467,9 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   SaveReport report;
   report.manifest = std::move(skeleton);
   report.dir = checkpoints_dir / step_dir_name(std::max<int64_t>(0, report.manifest.step));
+  const WriterId writer = options.writer ? *options.writer : this_writer();
+  if (report.manifest.writer.program.empty()) report.manifest.writer.program = "cairn " CAIRN_VERSION;
+  if (report.manifest.writer.host.empty()) report.manifest.writer.host = writer.host;
   RT_TRY(plan_shards(report.manifest, parts, options));
   RT_TRY(make_dirs(io, checkpoints_dir));
 
@@ -482,8 +486,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     return Error{ErrorCode::kNoSpace, fmt::format("{}: {} bytes free, step {} needs {}", checkpoints_dir.string(), free,
                                                   report.manifest.step, needed)};
 
-  const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step,
-                                                        options.writer ? *options.writer : this_writer());
+  const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step, writer);
   const auto abandon = [&](Error error) -> Error {
     if (Status removed = remove_tree(io, work); !removed.ok())
       error.message += fmt::format(" (and {} could not be removed: {})", work.string(), removed.error().message);

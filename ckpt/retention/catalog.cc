@@ -15,21 +15,21 @@ namespace {
 
 // Fills in what the manifest says; the status tells why the checkpoint is not complete.
 Status inspect(IoBackend& io, CheckpointInfo& info) {
-  const fs::path path = info.dir / kManifestName;
-  RT_TRY_SET(const std::string bytes, read_file(io, path, kMaxManifestBytes + 4096));
-  Result<Manifest> decoded = decode_manifest(bytes).with(path.string());
-  if (!decoded.ok()) return std::move(decoded).error();
-  const Manifest& manifest = decoded.value();
+  RT_TRY_SET(const std::string json, read_file(io, info.dir / kManifestName, kMaxManifestBytes + 4096));
+  RT_TRY_SET(const std::string table, read_file(io, info.dir / kTableName, kMaxTableBytes));
+  RT_TRY_SET(const Manifest manifest, decode_manifest(json, table, info.dir.string()));
   if (manifest.step != info.step)
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: is of step {}", path.string(), manifest.step)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: is of step {}", (info.dir / kManifestName).string(), manifest.step)};
   info.created_unix_ms = manifest.created_unix_ms;
-  info.size_bytes = static_cast<int64_t>(bytes.size());
+  info.size_bytes = static_cast<int64_t>(json.size() + table.size());
   for (const FileEntry& file : manifest.files) {
-    RT_TRY_SET(const FileStat stat, io.stat(info.dir / file.name));
+    const fs::path path = checkpoint_file_path(info.dir, file.step, file.name);
+    RT_TRY_SET(const FileStat stat, io.stat(path));
     if (stat.size_bytes != file.size_bytes)
-      return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes, the manifest has {}",
-                                                    (info.dir / file.name).string(), stat.size_bytes, file.size_bytes)};
-    info.size_bytes += file.size_bytes;
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}: {} bytes, the manifest has {}", path.string(), stat.size_bytes, file.size_bytes)};
+    if (file.step < 0) info.size_bytes += file.size_bytes;  // the others are counted where they lie
   }
   return {};
 }
