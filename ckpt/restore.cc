@@ -12,6 +12,7 @@
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
+#include "ckpt/restore_slot.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
@@ -150,7 +151,7 @@ Status RestoreDecider::usable(const std::filesystem::path& dir, bool weights_onl
   const bool weights = weights_only_allowed && only_weights(manifest);
   RT_TRY(check_state(manifest, expected_tensors(plan_, weights)).with(dir.string()));
   RT_TRY(position_of(manifest).with(dir.string()));
-  if (payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
+  if (!weights || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};  // else fill_slot() verifies
   RT_TRY_SET(const VerifyReport report, verify_checkpoint(io_, dir, {.max_damages = 3, .structure = false}));
   if (report.whole()) return {};
   return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), report.damages[0].message)};
@@ -163,8 +164,8 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     const auto old = before_.find(it->step);
     if (old != before_.end() && old->second == it->created_unix_ms) continue;
     any = true;
-    if (refused_.contains(it->dir.string())) {
-      warnings.push_back(fmt::format("{}: a rank could not read it", it->dir.string()));
+    if (const auto refused = refused_.find(it->dir.string()); refused != refused_.end()) {
+      warnings.push_back(refused->second);
       continue;
     }
     if (!it->complete) {
@@ -242,24 +243,49 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
   const uint64_t last = control.incarnation.load(std::memory_order_acquire);
   const arena::Decision& decided = control.decision;
   if (last > 0 && control.refused.load(std::memory_order_acquire) == last && decided.source == arena::Source::kDisk) {
-    refused_.insert(std::string(decided.place, strnlen(decided.place, sizeof(decided.place))));
+    const std::string dir(decided.place, strnlen(decided.place, sizeof(decided.place)));
+    refused_.emplace(dir, dir + ": a rank could not read it");
   }
-  RT_TRY_SET(RestoreChoice choice, choose());
-  first_ = false;
-  if (choice.source != arena::Source::kMemory)
+  RestoreChoice choice;
+  bool in_memory = false;
+  for (;;) {
+    RT_TRY_SET(choice, choose());
+    in_memory = choice.source == arena::Source::kMemory;
+    if (in_memory) break;
     RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
-  publish(choice);
+    if (choice.source != arena::Source::kDisk) break;
+    const Result<bool> filled = fill_slot(choice);
+    if (filled.ok()) {
+      in_memory = filled.value();
+      break;
+    }
+    const Error& error = filled.error();
+    const bool named = request_.from && choice.dir == *request_.from;
+    if (named || (error.code != ErrorCode::kCorrupt && error.code != ErrorCode::kIo)) return Error(error);
+    if (!refused_.emplace(choice.dir.string(), error.message).second) return Error(error);
+  }
+  first_ = false;
+  publish(choice, in_memory);
   choice.incarnation = last + 1;
   choice.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return choice;
 }
 
-void RestoreDecider::publish(const RestoreChoice& choice) {
+/// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
+Result<bool> RestoreDecider::fill_slot(const RestoreChoice& choice) {
+  RT_TRY_SET(const Manifest manifest, read_manifest(io_, choice.dir));
+  if (only_weights(manifest)) return false;
+  const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
+  RT_TRY(load_slot(arena_, 0, incarnation, io_, choice.dir));
+  return true;
+}
+
+void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   arena::Control& control = arena_.control();
   arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire) + 1;
   decision.incarnation.store(0, std::memory_order_release);
-  decision.source = choice.source;
+  decision.source = in_memory ? arena::Source::kMemory : choice.source;
   decision.slot = static_cast<uint32_t>(choice.slot);
   decision.step = choice.step;
   decision.position_bytes = 0;
@@ -267,7 +293,7 @@ void RestoreDecider::publish(const RestoreChoice& choice) {
   RT_CHECK(place.size() < sizeof(decision.place), "path of {} bytes", place.size());
   std::memset(decision.place, 0, sizeof(decision.place));
   std::memcpy(decision.place, place.data(), place.size());
-  if (choice.source == arena::Source::kMemory) {
+  if (in_memory) {
     const auto snapshot = read_slot(arena_, 0, choice.slot, false);
     RT_CHECK(snapshot.ok(), "slot {} was just verified", choice.slot);
     const std::string& position = snapshot.value().position;

@@ -42,8 +42,9 @@ struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
   std::optional<std::filesystem::path> from;  // a checkpoint's directory
   bool from_first = true;                     // false: only for a run that has no state of its own
-  /// Checkpoints up to this size are read and verified in full before ranks start; larger ones are verified by the
-  /// ranks as they read, and one of them that fails makes the next choice leave the checkpoint out.
+  /// Checkpoints that the ranks read themselves (only weights in them) are read and verified in full before, up to this
+  /// size; larger ones are verified by the ranks as they read, and one of them that fails makes the next choice leave
+  /// the checkpoint out. All others are verified while the agent reads them into snapshot memory.
   int64_t verify_up_to_bytes = int64_t{8} << 30;
 };
 
@@ -60,13 +61,14 @@ class RestoreDecider {
   Result<RestoreChoice> choose();
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings);
   Status usable(const std::filesystem::path& dir, bool weights_only_allowed);
-  void publish(const RestoreChoice& choice);
+  Result<bool> fill_slot(const RestoreChoice& choice);
+  void publish(const RestoreChoice& choice, bool in_memory);
 
   const Plan& plan_;
   Arena& arena_;
   IoBackend& io_;
   RestoreRequest request_;
-  std::set<std::string> refused_;
+  std::map<std::string, std::string> refused_;  // directory -> why
   std::map<int64_t, int64_t> before_;  // step -> time of creation, of what a person's `from` overruled
   bool first_ = true;
 };

@@ -73,8 +73,8 @@ Result<int64_t> SnapshotWriter::write(int64_t slot, uint64_t incarnation, int64_
     std::byte* target = area.data() + shards[k].offset;
     for (int64_t at = 0; at < shards[k].bytes; at += chunk_bytes) {
       const int64_t size = std::min(chunk_bytes, shards[k].bytes - at);
-      if (size <= kBlockBytes) {
-        std::memcpy(target + at, source + at, size);
+      if (size <= kBlockBytes || source == target) {
+        if (source != target) std::memcpy(target + at, source + at, size);
         hashes[chunk++] = hash_bytes(std::span<const std::byte>(source + at, size));
         continue;
       }
@@ -95,6 +95,15 @@ Result<int64_t> SnapshotWriter::write(int64_t slot, uint64_t incarnation, int64_
   header.head_hash = hash_head({incarnation, step, header.position_bytes, header.chunks, header.copy_ns}, text, hashes);
   header.sequence.store(writing + 1, std::memory_order_release);
   return header.copy_ns;
+}
+
+Status SnapshotWriter::seal(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position) {
+  const auto area = arena_.payload(rank_, slot);
+  std::vector<std::span<const std::byte>> in_place;
+  for (const arena::ShardExtent& shard : arena_.shards(rank_))
+    in_place.emplace_back(area.data() + shard.offset, static_cast<size_t>(shard.bytes));
+  RT_TRY(write(slot, incarnation, step, position, in_place));
+  return {};
 }
 
 Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, bool payload_too) {

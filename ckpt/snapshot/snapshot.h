@@ -31,6 +31,9 @@ class SnapshotWriter {
   Result<int64_t> write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
                         std::span<const std::span<const std::byte>> sources);
 
+  /// The same for a slot whose bytes are in place already: load_slot has read them there.
+  Status seal(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position);
+
  private:
   const Arena& arena_;
   int64_t rank_;

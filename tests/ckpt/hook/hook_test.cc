@@ -9,6 +9,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/position.h"
+#include "ckpt/restore_slot.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/store/fault_backend.h"
@@ -177,16 +178,15 @@ TEST_SUITE("ckpt/hook") {
       REQUIRE(choice.warnings.size() == 1);
       CHECK(choice.warnings[0].find("step-00000006") != std::string::npos);
       CHECK(choice.warnings[0].find("chunk") != std::string::npos);
-      // A rank that meets damage which the agent did not look for makes the next decision leave it out.
-      agent.decider = std::make_unique<RestoreDecider>(
-          plan, *agent.arena, agent.io, RestoreRequest{.checkpoints_dir = dir.path(), .verify_up_to_bytes = 0});
-      CHECK(agent.begin().value().step == 6);
+      // A rank that reads for itself meets the same damage.
+      FakeState state(plan, 0);
+      const auto read = load_from_disk(plan, agent.io, dir.path() / "step-00000006", state.tensors());
+      REQUIRE_FALSE(read.ok());
+      CHECK(read.error().code == ErrorCode::kCorrupt);
+      CHECK(read.error().message.find("chunk") != std::string::npos);
       LifeReport report;
-      const Status lived = live(plan, *agent.arena, {.steps = 8}, nullptr, report);
-      REQUIRE_FALSE(lived.ok());
-      CHECK(lived.error().code == ErrorCode::kUnavailable);
-      CHECK(lived.error().message.find("step-00000006") != std::string::npos);
-      CHECK(agent.begin().value().step == 4);
+      REQUIRE(live(plan, *agent.arena, {.steps = 4}, nullptr, report).ok());
+      CHECK(report.restored->step == 4);
     }
     flip_byte(dir.path() / "step-00000004");
     std::filesystem::resize_file(dir.path() / "step-00000002" / "manifest.json", 100);
@@ -196,6 +196,38 @@ TEST_SUITE("ckpt/hook") {
     CHECK(choice.error().code == ErrorCode::kCorrupt);
     for (const char* name : {"step-00000002", "step-00000004", "step-00000006"}) {
       CHECK(choice.error().message.find(name) != std::string::npos);
+    }
+  }
+
+  TEST_CASE("the agent reads each byte once for all ranks, from any layout into any layout's memory") {
+    const std::vector<std::vector<int64_t>> layouts = {{1, 1, 1}, {2, 1, 2}, {1, 2, 2}, {2, 2, 1}};
+    for (const auto& from : layouts) {
+      const TempDir dir;
+      {
+        const Plan plan = plan_saving({from[0], from[1], from[2]}, {});
+        Agent agent(plan, fresh_run_id(), dir.path());
+        REQUIRE(agent.begin().ok());
+        agent.run({.steps = 3});
+      }
+      for (const auto& to : layouts) {
+        const Plan plan = plan_saving({to[0], to[1], to[2]}, {.snapshot_steps = 1});
+        const std::string run_id = fresh_run_id();
+        Agent agent(plan, run_id, dir.path());
+        const Result<SlotLoad> loaded = load_slot(*agent.arena, 1, 7, agent.io, dir.path() / "step-00000003");
+        REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+        CHECK(loaded.value().position.step == 3);
+        const int64_t payload = payload_bytes(read_manifest(agent.io, dir.path() / "step-00000003").value());
+        CHECK(loaded.value().stats.wanted_bytes == payload);
+        CHECK(static_cast<double>(loaded.value().stats.read_bytes) <= 1.02 * static_cast<double>(payload));
+        const auto snapshot = read_common(*agent.arena, 1, true);
+        REQUIRE(snapshot.ok());
+        CHECK(snapshot.value().step == 3);
+        for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+          FakeState state(plan, rank);
+          REQUIRE(load_from_memory(plan, *agent.arena, 1, state.tensors()).ok());
+          CHECK(state.wrong_elements(3) == 0);
+        }
+      }
     }
   }
 
@@ -227,7 +259,7 @@ TEST_SUITE("ckpt/hook") {
     CHECK(agent.begin().value().step == 5);
     agent.run({.steps = 20, .die_at = 6});
     const RestoreChoice again = agent.begin().value();
-    CHECK(again.source == arena::Source::kDisk);
+    CHECK(again.source == arena::Source::kMemory);  // where the agent has read it to
     CHECK(again.step == 5);
     agent.run({.steps = 20, .die_at = 9});
     const RestoreChoice third = agent.begin().value();
