@@ -262,7 +262,10 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     const Error& error = filled.error();
     const bool named = request_.from && choice.dir == *request_.from;
     if (named || (error.code != ErrorCode::kCorrupt && error.code != ErrorCode::kIo)) return Error(error);
-    if (!refused_.emplace(choice.dir.string(), error.message).second) return Error(error);
+    const std::string dir = choice.dir.string();
+    std::string_view what = error.message;
+    if (what.starts_with(dir + "/")) what.remove_prefix(dir.size() + 1);  // said once
+    if (!refused_.emplace(dir, fmt::format("{}: {}", dir, what)).second) return Error(error);
   }
   first_ = false;
   publish(choice, in_memory);
