@@ -131,8 +131,9 @@ Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
   const int64_t begin_ns = clock_.now_ns();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
   for (bool waited = false;; waited = true) {
-    const std::optional<int64_t> slot = choose_slot(arena_.views(), current);
-    if (slot || std::chrono::steady_clock::now() > deadline) {
+    const std::vector<SlotView> views = arena_.views();
+    const std::optional<int64_t> slot = choose_slot(views, current);
+    if (slot || (std::chrono::steady_clock::now() > deadline && !views[current].reserved)) {
       if (waited) pause_ns_ = clock_.now_ns() - begin_ns;
       if (slot) return *slot;
       spdlog::warn("no bank was free for {} s: the disk is slower than the saves; until it has caught up, a killed rank "
@@ -180,6 +181,7 @@ bool SharedMemoryHook::may_reserve() const {
 
 Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool last) {
   RT_CHECK(rank_ == 0, "decide() on rank {}", rank_);
+  arena_.keep_news(position.step, position.metrics);
   StepOrder order;
   const CheckpointConfig& config = plan_.recipe.checkpoint;
   order.stop = arena_.control().stop.load(std::memory_order_acquire) != 0;

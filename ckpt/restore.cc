@@ -241,7 +241,8 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.slot = memory->slot;
     choice.weights_ready = !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
     RT_TRY_SET(const TrainPosition position, decode_position(memory->position));
-    choice.metrics = position.metrics;
+    choice.metrics = arena_.news_until(memory->step - 1);
+    choice.metrics.push_back(position.metrics);
     return choice;
   }
   choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());

@@ -38,7 +38,7 @@ struct RestoreChoice {
   int64_t slot = 0;                   // kMemory
   bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
-  std::string metrics;                // kMemory: TrainPosition::metrics of the snapshot
+  std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
   std::vector<std::string> warnings;  // what was passed over, and why
   double seconds = 0;
 };

@@ -547,7 +547,29 @@ Status Arena::invalidate_slots(double deadline_s) {
     }
   }
   for (int64_t slot = 0; slot < slots(); ++slot) invalidate_slot(slot);
+  for (arena::StepNews& news : control().news) news.step.store(0, std::memory_order_release);
   return {};
+}
+
+void Arena::keep_news(int64_t step, std::string_view text) const {
+  arena::StepNews& news = control().news[step % arena::kNewsKept];
+  news.step.store(0, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (text.size() > sizeof(news.text)) return;
+  std::memcpy(news.text, text.data(), text.size());
+  news.bytes = static_cast<int64_t>(text.size());
+  news.step.store(step, std::memory_order_release);
+}
+
+std::vector<std::string> Arena::news_until(int64_t last) const {
+  std::vector<std::string> out;
+  for (int64_t step = std::max<int64_t>(1, last - arena::kNewsKept + 1); step <= last; ++step) {
+    const arena::StepNews& news = control().news[step % arena::kNewsKept];
+    const int64_t bytes = news.bytes;
+    if (news.step.load(std::memory_order_acquire) != step || bytes < 0 || bytes > std::ssize(news.text)) continue;
+    out.emplace_back(news.text, static_cast<size_t>(bytes));
+  }
+  return out;
 }
 
 void Arena::invalidate_slot(int64_t slot) {

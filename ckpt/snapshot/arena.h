@@ -114,6 +114,11 @@ class Arena {
   SlotMark mark(int64_t rank, int64_t slot) const;
   std::vector<SlotView> views() const;
 
+  /// World rank 0, after each step. News that are too long are not kept.
+  void keep_news(int64_t step, std::string_view text) const;
+  /// Those kept of the latest steps up to `last`, oldest first.
+  std::vector<std::string> news_until(int64_t last) const;
+
   /// Agent, while no rank runs: drops what was promised to be persisted, waits for a write that has begun, and empties
   /// all slots. Errors: kTimeout when that write does not end.
   Status invalidate_slots(double deadline_s = 1800);

@@ -84,6 +84,14 @@ struct Decision {
   char position[16384];
 };
 
+/// What a step has to report, for an agent that died with the news of it unread. step is stored last; 0: nothing.
+struct StepNews {
+  std::atomic<int64_t> step;
+  int64_t bytes;
+  char text[2032];
+};
+inline constexpr int64_t kNewsKept = 64;  // of the latest steps, by step modulo this
+
 struct Control {
   std::atomic<uint64_t> incarnation;  // life of the ranks; 0: none yet
   std::atomic<uint32_t> stop;         // the agent asks for a save at the next step boundary and an end
@@ -101,6 +109,7 @@ struct Control {
   // A rank that could not read what the decision names says so, for the next decision to leave it out.
   std::atomic<uint64_t> refused;  // incarnation of the decision
   Decision decision;
+  StepNews news[kNewsKept];
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&

@@ -9,7 +9,8 @@
 //
 // Rule, for each update.
 //   (1) When the current slot was published as a snapshot, the update goes into another slot that is not reserved, of
-//       these the one that is not whole, else the oldest. When there is none, rank 0 waits for the agent.
+//       these the one that is not whole, else the oldest. When there is none, rank 0 waits for the agent. If that takes
+//       too long it may give up the newest step: the update goes on in the current slot unless that one is reserved.
 //   (2) When it was not, the update goes on in the current slot, in place.
 //   (3) A collective of all ranks lies between the publishing of a step and the next update (the sum of the gradient
 //       norm, with which rank 0's choice travels).
