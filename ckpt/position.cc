@@ -93,7 +93,12 @@ void put_position(const TrainPosition& position, Manifest& manifest) {
   manifest.step = position.step;
   manifest.samples = position.samples;
   manifest.tokens = position.tokens;
-  manifest.state = state_of(position).dump(-1, ' ', false, json::error_handler_t::replace);
+  json state = state_of(position);
+  // Retention ranks by it: of this very step, or absent.
+  const json metrics = json::parse(position.metrics, nullptr, false);
+  if (metrics.is_object() && metrics.value("valid_loss", json()).is_number())
+    state["valid_loss"] = metrics["valid_loss"];
+  manifest.state = state.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 Result<TrainPosition> position_of(const Manifest& manifest) {

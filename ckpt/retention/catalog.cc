@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
 
@@ -11,25 +13,78 @@ namespace cairn::ckpt {
 
 namespace fs = std::filesystem;
 
+/// The only code that looks into a cache.
+struct CatalogAccess {
+  using Seen = CatalogCache::Seen;
+  static Seen* find(CatalogCache* cache, const fs::path& dir) {
+    if (cache == nullptr) return nullptr;
+    const auto it = cache->seen_.find(dir);
+    return it == cache->seen_.end() ? nullptr : &it->second;
+  }
+  static void put(CatalogCache* cache, const fs::path& dir, const Seen& seen) {
+    if (cache == nullptr) return;
+    cache->seen_[dir] = seen;
+    ++cache->decoded_;
+  }
+  /// What is no longer there is forgotten.
+  static void keep_only(CatalogCache* cache, const fs::path& parent, const std::vector<int64_t>& steps) {
+    if (cache == nullptr) return;
+    std::erase_if(cache->seen_, [&](const auto& entry) {
+      const std::optional<int64_t> step = parse_step_dir_name(entry.first.filename().string());
+      return entry.first.parent_path() == parent && !(step && std::binary_search(steps.begin(), steps.end(), *step));
+    });
+  }
+};
+
 namespace {
 
-// Fills in what the manifest says; the status tells why the checkpoint is not complete.
-Status inspect(IoBackend& io, CheckpointInfo& info) {
-  const fs::path path = info.dir / kManifestName;
-  RT_TRY_SET(const std::string bytes, read_file(io, path, kMaxManifestBytes + 4096));
+/// Numbers that the trainer left in the manifest's state; a null is a number that is none.
+std::optional<double> number_in(const nlohmann::json& state, const char* key) {
+  const auto it = state.is_object() ? state.find(key) : state.end();
+  if (it == state.end() || !it->is_number()) return std::nullopt;
+  return it->get<double>();
+}
+
+Result<CatalogAccess::Seen> decode(const std::string& bytes, uint64_t hash, const fs::path& path, int64_t step) {
   Result<Manifest> decoded = decode_manifest(bytes).with(path.string());
   if (!decoded.ok()) return std::move(decoded).error();
   const Manifest& manifest = decoded.value();
-  if (manifest.step != info.step)
+  if (manifest.step != step)
     return Error{ErrorCode::kCorrupt, fmt::format("{}: is of step {}", path.string(), manifest.step)};
-  info.created_unix_ms = manifest.created_unix_ms;
-  info.size_bytes = static_cast<int64_t>(bytes.size());
+  CatalogAccess::Seen seen{.hash = hash, .bytes = static_cast<int64_t>(bytes.size())};
+  seen.info.created_unix_ms = manifest.created_unix_ms;
+  seen.info.size_bytes = seen.bytes;
+  const nlohmann::json state = nlohmann::json::parse(manifest.state, nullptr, false);
+  seen.info.loss = number_in(state, "loss");
+  seen.info.valid_loss = number_in(state, "valid_loss");
   for (const FileEntry& file : manifest.files) {
-    RT_TRY_SET(const FileStat stat, io.stat(info.dir / file.name));
-    if (stat.size_bytes != file.size_bytes)
-      return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes, the manifest has {}",
-                                                    (info.dir / file.name).string(), stat.size_bytes, file.size_bytes)};
-    info.size_bytes += file.size_bytes;
+    seen.files.emplace_back(file.name, file.size_bytes);
+    seen.info.size_bytes += file.size_bytes;
+  }
+  return seen;
+}
+
+// Fills in what the manifest says; the status tells why the checkpoint is not complete.
+Status inspect(IoBackend& io, CheckpointInfo& info, CatalogCache* cache) {
+  const fs::path path = info.dir / kManifestName;
+  RT_TRY_SET(const std::string bytes, read_file(io, path, kMaxManifestBytes + 4096));
+  const uint64_t hash = hash_bytes(bytes);
+  CatalogAccess::Seen seen;
+  if (const CatalogAccess::Seen* known = CatalogAccess::find(cache, info.dir);
+      known != nullptr && known->hash == hash && known->bytes == static_cast<int64_t>(bytes.size())) {
+    seen = *known;
+  } else {
+    RT_TRY_SET(seen, decode(bytes, hash, path, info.step));
+    CatalogAccess::put(cache, info.dir, seen);
+  }
+  seen.info.step = info.step;
+  seen.info.dir = info.dir;
+  info = seen.info;
+  for (const auto& [name, size_bytes] : seen.files) {
+    RT_TRY_SET(const FileStat stat, io.stat(info.dir / name));
+    if (stat.size_bytes != size_bytes)
+      return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes, the manifest has {}", (info.dir / name).string(),
+                                                    stat.size_bytes, size_bytes)};
   }
   return {};
 }
@@ -46,41 +101,53 @@ int64_t bytes_lying_there(IoBackend& io, const fs::path& dir) {
 
 }  // namespace
 
-Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir) {
-  Catalog catalog;
+Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
+  Names names;
   Result<std::vector<DirEntry>> entries = io.list(checkpoints_dir);
   if (!entries.ok()) {
-    if (is_not_found(entries.error())) return catalog;
+    if (is_not_found(entries.error())) return names;
     return std::move(entries).error();
   }
   for (const DirEntry& entry : entries.value()) {
-    const std::optional<int64_t> step = entry.is_dir ? parse_step_dir_name(entry.name) : std::nullopt;
-    if (step) {
-      CheckpointInfo info{*step, checkpoints_dir / entry.name};
-      const Status complete = inspect(io, info);
-      info.complete = complete.ok();
-      if (!info.complete) {
-        info.problem = complete.error().message;
-        info.size_bytes = bytes_lying_there(io, info.dir);
-      }
-      catalog.checkpoints.push_back(std::move(info));
+    if (const auto step = entry.is_dir ? parse_step_dir_name(entry.name) : std::nullopt) {
+      names.steps.push_back(*step);
     } else if (entry.is_dir && (entry.name.starts_with(kTmpPrefix) || entry.name.starts_with(kTrashPrefix))) {
-      catalog.leftovers.push_back(entry.name);
+      names.leftovers.push_back(entry.name);
     } else {
-      catalog.unknown.push_back(entry.name);
+      names.unknown.push_back(entry.name);
     }
   }
-  std::sort(catalog.checkpoints.begin(), catalog.checkpoints.end(),
-            [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.step < b.step; });
+  std::sort(names.steps.begin(), names.steps.end());
+  return names;
+}
+
+CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, CatalogCache* cache) {
+  CheckpointInfo info{step, checkpoints_dir / step_dir_name(step)};
+  const Status complete = inspect(io, info, cache);
+  info.complete = complete.ok();
+  if (!info.complete) {
+    info.problem = complete.error().message;
+    info.size_bytes = bytes_lying_there(io, info.dir);
+  }
+  return info;
+}
+
+Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache) {
+  RT_TRY_SET(Names names, list_names(io, checkpoints_dir));
+  Catalog catalog{.leftovers = std::move(names.leftovers), .unknown = std::move(names.unknown)};
+  for (const int64_t step : names.steps)
+    catalog.checkpoints.push_back(look_at_checkpoint(io, checkpoints_dir, step, cache));
+  CatalogAccess::keep_only(cache, checkpoints_dir, names.steps);
   return catalog;
 }
 
 Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoints_dir) {
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
   std::string problems;
-  for (auto it = catalog.checkpoints.rbegin(); it != catalog.checkpoints.rend(); ++it) {
-    if (it->complete) return *it;
-    problems += fmt::format("; step {} is damaged: {}", it->step, it->problem);
+  for (auto it = names.steps.rbegin(); it != names.steps.rend(); ++it) {
+    CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, *it);
+    if (info.complete) return info;
+    problems += fmt::format("; step {} is damaged: {}", info.step, info.problem);
   }
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{}: no complete checkpoint{}", checkpoints_dir.string(), problems)};
