@@ -254,6 +254,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   skeleton.samples = source.samples;
   skeleton.tokens = source.tokens;
   skeleton.state = source.state;
+  skeleton.metrics = source.metrics;
   skeleton.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/format/checksum.h"
+#include "ckpt/format/shard_table.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -66,26 +67,18 @@ Result<json> parse_json(std::string_view text) {
 
 // --- struct -> JSON ---------------------------------------------------------------------------------------------
 
-json to_json(const Manifest& m, json state) {
-  json tensors = json::array(), files = json::array(), shards = json::array();
+json to_json(const Manifest& m, json state, json extra, std::string_view table) {
+  json tensors = json::array(), files = json::array();
   for (const TensorEntry& t : m.tensors) {
     tensors.push_back({{"name", t.name}, {"kind", t.kind}, {"dtype", dtype_name(t.dtype)}, {"shape", t.shape}});
   }
   for (const FileEntry& f : m.files) {
-    files.push_back({{"name", f.name}, {"size_bytes", f.size_bytes}, {"rest_xxh3_64", hash_to_hex(f.rest_hash)}});
+    json file = {{"name", f.name}, {"size_bytes", f.size_bytes}, {"rest_xxh3_64", hash_to_hex(f.rest_hash)}};
+    if (f.step >= 0) file["step"] = f.step;
+    files.push_back(std::move(file));
   }
-  for (const ShardEntry& s : m.shards) {
-    json hashes = json::array();
-    for (const uint64_t hash : s.hashes) hashes.push_back(hash_to_hex(hash));
-    shards.push_back({{"tensor", s.tensor},
-                      {"file", s.file},
-                      {"lo", s.box.lo},
-                      {"hi", s.box.hi},
-                      {"offset", s.offset},
-                      {"bytes", s.bytes},
-                      {"chunk_bytes", s.chunk_bytes},
-                      {"hashes", std::move(hashes)}});
-  }
+  int64_t chunks = 0;
+  for (const ShardEntry& s : m.shards) chunks += static_cast<int64_t>(s.hashes.size());
   return {{"step", m.step},
           {"samples", m.samples},
           {"tokens", m.tokens},
@@ -99,11 +92,23 @@ json to_json(const Manifest& m, json state) {
             {"dp", m.mesh.dp},
             {"zero", m.mesh.zero},
             {"world", m.mesh.world},
-            {"precision", m.mesh.precision}}},
+            {"precision", m.mesh.precision},
+            {"virtual_stages", m.mesh.virtual_stages},
+            {"ep", m.mesh.ep},
+            {"cp", m.mesh.cp}}},
           {"state", std::move(state)},
+          {"metrics", m.metrics},
+          {"writer", {{"program", m.writer.program}, {"host", m.writer.host}}},
+          {"origin", m.origin},
+          {"extra", std::move(extra)},
           {"tensors", std::move(tensors)},
           {"files", std::move(files)},
-          {"shards", std::move(shards)}};
+          {"shards",
+           {{"count", m.shards.size()},
+            {"chunks", chunks},
+            {"payload_bytes", payload_bytes(m)},
+            {"size_bytes", table.size()},
+            {"xxh3_64", hash_to_hex(hash_bytes(table))}}}};
 }
 
 // --- JSON -> struct ---------------------------------------------------------------------------------------------
@@ -120,6 +125,7 @@ class ObjectReader {
  public:
   ObjectReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
+  bool has(const char* key) const { return object_.is_object() && object_.contains(key); }
   Status expect_keys(size_t count) const {
     if (!object_.is_object()) return corrupt("{}: found {}, expected an object", where_, type_name(object_));
     if (object_.size() != count) return corrupt("{}: found {} keys, expected {}", where_, object_.size(), count);
@@ -149,10 +155,18 @@ class ObjectReader {
     }
     return {};
   }
-  Status read_hash(const json& j, const char* key, uint64_t& out) const {
-    const auto hash = j.is_string() ? hash_from_hex(j.get_ref<const std::string&>()) : std::nullopt;
-    if (!hash) return corrupt("{}.{}: found {}, expected 16 lower-case hex digits", where_, key, short_dump(j));
+  Status read_hash(const char* key, uint64_t& out) const {
+    RT_TRY_SET(const json* j, get(key));
+    const auto hash = j->is_string() ? hash_from_hex(j->get_ref<const std::string&>()) : std::nullopt;
+    if (!hash) return corrupt("{}.{}: found {}, expected 16 lower-case hex digits", where_, key, short_dump(*j));
     out = *hash;
+    return {};
+  }
+  /// A JSON object as text.
+  Status read_object(const char* key, std::string& out) const {
+    RT_TRY_SET(const json* j, get(key));
+    if (!j->is_object()) return corrupt("{}.{}: found {}, expected an object", where_, key, type_name(*j));
+    out = j->dump();
     return {};
   }
   Result<const json*> array(const char* key, int64_t max_count) const {
@@ -186,37 +200,30 @@ Status read_tensor(const ObjectReader& r, TensorEntry& t) {
   std::string dtype;
   RT_TRY(r.read("dtype", dtype));
   Result<DType> parsed = parse_dtype(dtype);
-  if (!parsed.ok()) return corrupt("{}.dtype: {}", r.where(), parsed.error().message);
+  if (!parsed.ok())
+    return Error{ErrorCode::kUnsupported, fmt::format("{}.dtype: {}; if a newer build wrote it, read it with that",
+                                                      r.where(), parsed.error().message)};
   t.dtype = parsed.value();
   return r.read("shape", t.shape, kMaxDims);
 }
 
 Status read_file_entry(const ObjectReader& r, FileEntry& f) {
-  RT_TRY(r.expect_keys(3));
+  const bool elsewhere = r.has("step");
+  RT_TRY(r.expect_keys(elsewhere ? 4 : 3));
   RT_TRY(r.read("name", f.name));
   RT_TRY(r.read("size_bytes", f.size_bytes));
-  RT_TRY_SET(const json* hash, r.get("rest_xxh3_64"));
-  return r.read_hash(*hash, "rest_xxh3_64", f.rest_hash);
+  if (elsewhere) {
+    RT_TRY(r.read("step", f.step));
+    if (f.step < 0) return corrupt("{}.step: found {}, expected at least 0", r.where(), f.step);
+  }
+  return r.read_hash("rest_xxh3_64", f.rest_hash);
 }
 
-Status read_shard_entry(const ObjectReader& r, ShardEntry& s) {
-  RT_TRY(r.expect_keys(8));
-  RT_TRY(r.read("tensor", s.tensor));
-  RT_TRY(r.read("file", s.file));
-  RT_TRY(r.read("lo", s.box.lo, kMaxDims));
-  RT_TRY(r.read("hi", s.box.hi, kMaxDims));
-  RT_TRY(r.read("offset", s.offset));
-  RT_TRY(r.read("bytes", s.bytes));
-  RT_TRY(r.read("chunk_bytes", s.chunk_bytes));
-  RT_TRY_SET(const json* hashes, r.array("hashes", kMaxManifestBytes));
-  s.hashes.reserve(hashes->size());
-  for (const json& hash : *hashes) {
-    uint64_t value = 0;
-    RT_TRY(r.read_hash(hash, "hashes", value));
-    s.hashes.push_back(value);
-  }
-  return {};
-}
+// What the body says of shards.bin.
+struct TableInfo {
+  int64_t count = 0, chunks = 0, payload_bytes = 0, size_bytes = 0;
+  uint64_t hash = 0;
+};
 
 template <typename T, typename Read>
 Status read_entries(const ObjectReader& body, const char* key, int64_t max_count, std::vector<T>& out, Read read) {
@@ -229,9 +236,9 @@ Status read_entries(const ObjectReader& body, const char* key, int64_t max_count
   return {};
 }
 
-Status read_body(const json& j, Manifest& m) {
+Status read_body(const json& j, Manifest& m, TableInfo& table) {
   const ObjectReader body(j, "$");
-  RT_TRY(body.expect_keys(12));
+  RT_TRY(body.expect_keys(16));
   RT_TRY(body.read("step", m.step));
   RT_TRY(body.read("samples", m.samples));
   RT_TRY(body.read("tokens", m.tokens));
@@ -252,21 +259,58 @@ Status read_body(const json& j, Manifest& m) {
 
   RT_TRY_SET(const json* mesh_json, body.get("mesh"));
   const ObjectReader mesh(*mesh_json, "$.mesh");
-  RT_TRY(mesh.expect_keys(6));
+  RT_TRY(mesh.expect_keys(9));
   RT_TRY(mesh.read("tp", m.mesh.tp));
   RT_TRY(mesh.read("pp", m.mesh.pp));
   RT_TRY(mesh.read("dp", m.mesh.dp));
   RT_TRY(mesh.read("zero", m.mesh.zero));
   RT_TRY(mesh.read("world", m.mesh.world));
   RT_TRY(mesh.read("precision", m.mesh.precision));
+  RT_TRY(mesh.read("virtual_stages", m.mesh.virtual_stages));
+  RT_TRY(mesh.read("ep", m.mesh.ep));
+  RT_TRY(mesh.read("cp", m.mesh.cp));
 
-  RT_TRY_SET(const json* state, body.get("state"));
-  if (!state->is_object()) return corrupt("$.state: found {}, expected an object", type_name(*state));
-  m.state = state->dump();
+  RT_TRY(body.read_object("state", m.state));
+  RT_TRY(body.read_object("extra", m.extra));
+  RT_TRY(body.read("origin", m.origin));
+  RT_TRY_SET(const json* metrics, body.get("metrics"));
+  if (!metrics->is_object()) return corrupt("$.metrics: found {}, expected an object", type_name(*metrics));
+  for (const auto& [name, value] : metrics->items()) {
+    if (!value.is_number_float())
+      return corrupt("$.metrics.{}: found {}, expected a number with a fraction or exponent", name, type_name(value));
+    m.metrics[name] = value.get<double>();
+  }
+  RT_TRY_SET(const json* writer_json, body.get("writer"));
+  const ObjectReader writer(*writer_json, "$.writer");
+  RT_TRY(writer.expect_keys(2));
+  RT_TRY(writer.read("program", m.writer.program));
+  RT_TRY(writer.read("host", m.writer.host));
 
   RT_TRY(read_entries(body, "tensors", kMaxTensors, m.tensors, read_tensor));
   RT_TRY(read_entries(body, "files", kMaxFiles, m.files, read_file_entry));
-  RT_TRY(read_entries(body, "shards", kMaxShards, m.shards, read_shard_entry));
+  RT_TRY_SET(const json* shards_json, body.get("shards"));
+  const ObjectReader shards(*shards_json, "$.shards");
+  RT_TRY(shards.expect_keys(5));
+  RT_TRY(shards.read("count", table.count));
+  RT_TRY(shards.read("chunks", table.chunks));
+  RT_TRY(shards.read("payload_bytes", table.payload_bytes));
+  RT_TRY(shards.read("size_bytes", table.size_bytes));
+  return shards.read_hash("xxh3_64", table.hash);
+}
+
+Status read_table(std::string_view bytes, const TableInfo& info, Manifest& m) {
+  if (static_cast<int64_t>(bytes.size()) != info.size_bytes)
+    return corrupt("shards.bin: byte {}: the file has {} bytes, the manifest says {}{}",
+                   std::min(static_cast<int64_t>(bytes.size()), info.size_bytes), bytes.size(), info.size_bytes,
+                   static_cast<int64_t>(bytes.size()) < info.size_bytes ? " (file cut short?)" : "");
+  if (const uint64_t hash = hash_bytes(bytes); hash != info.hash)
+    return corrupt("shards.bin: checksum {}, the manifest has {}", hash_to_hex(hash), hash_to_hex(info.hash));
+  RT_TRY(decode_shard_table(bytes, m.shards));
+  int64_t chunks = 0;
+  for (const ShardEntry& shard : m.shards) chunks += static_cast<int64_t>(shard.hashes.size());
+  if (info.count != static_cast<int64_t>(m.shards.size()))
+    return corrupt("$.shards.count: found {}, shards.bin has {}", info.count, m.shards.size());
+  if (info.chunks != chunks) return corrupt("$.shards.chunks: found {}, shards.bin has {}", info.chunks, chunks);
   return {};
 }
 
@@ -275,6 +319,7 @@ Status read_body(const json& j, Manifest& m) {
 struct HeaderInfo {
   size_t body_at = 0;
   size_t body_bytes = 0;
+  size_t length_at = 0;  // where the header says body_bytes
 };
 
 Result<HeaderInfo> read_header(std::string_view bytes) {
@@ -320,32 +365,45 @@ Result<HeaderInfo> read_header(std::string_view bytes) {
   const size_t body_at = at + header_tail;
   if (body_bytes > kMaxManifestBytes)
     return corrupt("byte {}: a body of {} bytes, at most {} are read", length_at, body_bytes, kMaxManifestBytes);
-  if (bytes.size() - body_at != static_cast<size_t>(body_bytes)) {
-    return corrupt("byte {}: the body has {} bytes, the header says {}{}", length_at, bytes.size() - body_at,
-                   body_bytes, bytes.size() - body_at < static_cast<size_t>(body_bytes) ? " (file cut short?)" : "");
-  }
-  const std::string_view hex = rest.substr(hash_key.size(), 16);
-  const std::string computed = hash_to_hex(hash_bytes(bytes.substr(body_at)));
-  if (hex != computed)
-    return corrupt("byte {}: the header says checksum \"{}\", the body has \"{}\"", at + hash_key.size(),
-                   snippet(hex, 0), computed);
-  return HeaderInfo{body_at, static_cast<size_t>(body_bytes)};
+  return HeaderInfo{body_at, static_cast<size_t>(body_bytes), length_at};
+}
+
+Status check_body_hash(std::string_view bytes, const HeaderInfo& header) {
+  constexpr size_t kTail = 16 + std::string_view("\"}\n").size();
+  const std::string_view hex = bytes.substr(header.body_at - kTail, 16);
+  const std::string computed = hash_to_hex(hash_bytes(bytes.substr(header.body_at)));
+  if (hex == computed) return {};
+  return corrupt("byte {}: the header says checksum \"{}\", the body has \"{}\"", header.body_at - kTail,
+                 snippet(hex, 0), computed);
+}
+
+std::string printable_line(std::string_view line) {
+  return std::string(line.substr(0, line.empty() ? 0 : line.size() - 1));
 }
 
 }  // namespace
 
-Result<std::string> encode_manifest(const Manifest& manifest) {
+Result<ManifestFiles> encode_manifest_files(const Manifest& manifest) {
   const auto invalid = [](Error error) {
     error.code = ErrorCode::kInvalidInput;
     return std::move(error).with("manifest to write");
   };
+  const auto parse_object = [&](const char* key, const std::string& text) -> Result<json> {
+    Result<json> parsed = parse_json(text);
+    if (!parsed.ok()) return invalid(std::move(parsed).error().with(key));
+    if (!parsed.value().is_object()) return invalid(corrupt("{}: expected a JSON object", key));
+    return parsed;
+  };
   if (Status valid = validate_manifest(manifest); !valid.ok()) return invalid(std::move(valid).error());
-  Result<json> state = parse_json(manifest.state);
-  if (!state.ok()) return invalid(std::move(state).error().with("$.state"));
-  if (!state.value().is_object()) return invalid(corrupt("$.state: expected a JSON object"));
+  RT_TRY_SET(json state, parse_object("$.state", manifest.state));
+  RT_TRY_SET(json extra, parse_object("$.extra", manifest.extra));
+  ManifestFiles out;
+  out.table = encode_shard_table(manifest);
+  if (static_cast<int64_t>(out.table.size()) > kMaxTableBytes)
+    return invalid(corrupt("shards.bin: {} bytes, at most {}", out.table.size(), kMaxTableBytes));
   std::string body;
   try {
-    body = to_json(manifest, std::move(state).value()).dump();
+    body = to_json(manifest, std::move(state), std::move(extra), out.table).dump();
   } catch (const json::exception& e) {  // a string that is no UTF-8
     return invalid(corrupt("{}", e.what()));
   }
@@ -353,32 +411,71 @@ Result<std::string> encode_manifest(const Manifest& manifest) {
   body += '\n';
   if (static_cast<int64_t>(body.size()) > kMaxManifestBytes)
     return invalid(corrupt("{} bytes, at most {}", body.size(), kMaxManifestBytes));
-  std::string out = header_line(body);
-  out += body;
+  out.json = header_line(body);
+  out.json += body;
   return out;
 }
 
-Result<Manifest> decode_manifest(std::string_view bytes) {
+Result<std::string> encode_manifest(const Manifest& manifest) {
+  RT_TRY_SET(ManifestFiles files, encode_manifest_files(manifest));
+  files.json += files.table;
+  return std::move(files.json);
+}
+
+namespace {
+
+Result<Manifest> decode(std::string_view bytes, std::string_view table) {
   RT_TRY_SET(const HeaderInfo header, read_header(bytes));
-  const std::string_view body = bytes.substr(header.body_at, header.body_bytes);
+  const std::string_view body = bytes.substr(header.body_at);
+  if (body.size() != header.body_bytes) {
+    return corrupt("byte {}: the body has {} bytes, the header says {}{}", header.length_at, body.size(),
+                   header.body_bytes, body.size() < header.body_bytes ? " (file cut short?)" : "");
+  }
+  RT_TRY(check_body_hash(bytes, header));
   Result<json> parsed = parse_json(body);
   if (!parsed.ok()) return std::move(parsed).error().with(fmt::format("body at byte {}", header.body_at));
   const json& j = parsed.value();
   Manifest manifest;
-  RT_TRY(read_body(j, manifest));
+  TableInfo info;
+  RT_TRY(read_body(j, manifest, info));
   // One value has one spelling: double keys, spaces and other number formats would let two readers disagree.
-  const std::string canonical_body = j.dump() + '\n';
-  const std::string canonical = header_line(canonical_body) + canonical_body;
-  if (canonical != bytes) {
+  const std::string canonical = j.dump() + '\n';
+  if (canonical != body) {
     const size_t at = static_cast<size_t>(
-        std::mismatch(bytes.begin(), bytes.begin() + static_cast<int64_t>(std::min(bytes.size(), canonical.size())),
+        std::mismatch(body.begin(), body.begin() + static_cast<int64_t>(std::min(body.size(), canonical.size())),
                       canonical.begin())
             .first -
-        bytes.begin());
-    return corrupt("byte {}: found \"{}\", canonical JSON has \"{}\"", at, snippet(bytes, at), snippet(canonical, at));
+        body.begin());
+    return corrupt("byte {}: found \"{}\", canonical JSON has \"{}\"", header.body_at + at, snippet(body, at),
+                   snippet(canonical, at));
   }
+  if (header_line(body) != bytes.substr(0, header.body_at))  // zeros in front of a number
+    return corrupt("byte 0: found \"{}\", expected \"{}\"", printable_line(bytes.substr(0, header.body_at)),
+                   printable_line(header_line(body)));
+  RT_TRY(read_table(table, info, manifest));
   RT_TRY(validate_manifest(manifest));
+  if (const int64_t payload = payload_bytes(manifest); payload != info.payload_bytes)
+    return corrupt("$.shards.payload_bytes: found {}, shards.bin has {}", info.payload_bytes, payload);
   return manifest;
+}
+
+}  // namespace
+
+Result<Manifest> decode_manifest(std::string_view json, std::string_view table, std::string_view dir) {
+  Result<Manifest> manifest = decode(json, table);
+  if (manifest.ok() || dir.empty()) return manifest;
+  Error error = std::move(manifest).error();
+  const bool of_table = error.message.starts_with("shards.bin: ");
+  error.message = fmt::format("{}/{}{}", dir, of_table ? "" : "manifest.json: ", error.message);
+  return error;
+}
+
+Result<Manifest> decode_manifest(std::string_view bytes) {
+  // An error in the header is told by the decoder.
+  const Result<HeaderInfo> header = read_header(bytes);
+  const size_t json_bytes =
+      header.ok() ? std::min(bytes.size(), header.value().body_at + header.value().body_bytes) : bytes.size();
+  return decode_manifest(bytes.substr(0, json_bytes), bytes.substr(json_bytes));
 }
 
 }  // namespace cairn::ckpt

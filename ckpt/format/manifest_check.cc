@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_set>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
+#include "ckpt/format/shard_table.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -66,59 +68,137 @@ Status check_tensor(const TensorEntry& tensor, size_t index) {
   return {};
 }
 
+// An error at a place of shards.bin.
+template <typename... Args>
+Error bad_shard(const Manifest& m, size_t index, int64_t ShardPlace::*part, int64_t within,
+                fmt::format_string<Args...> format, Args&&... args) {
+  return corrupt("shards.bin: byte {}: shard {}: {}", shard_place(m.shards, index).*part + within, index,
+                 fmt::format(format, std::forward<Args>(args)...));
+}
+
+Status check_stored(const Manifest& m, size_t index, int64_t chunks) {
+  const ShardEntry& shard = m.shards[index];
+  const FileEntry& file = m.files[static_cast<size_t>(shard.file)];
+  if (shard.codec == Codec::kRaw) {
+    if (!shard.stored.empty())
+      return bad_shard(m, index, &ShardPlace::record, 29, "a raw shard with {} stored chunks", shard.stored.size());
+    return {};
+  }
+  if (shard.codec != Codec::kShuffleZstd)
+    return bad_shard(m, index, &ShardPlace::record, 29, "codec {}, expected 0 or 1", static_cast<int>(shard.codec));
+  if (static_cast<int64_t>(shard.stored.size()) != chunks)
+    return bad_shard(m, index, &ShardPlace::stored, 0, "{} stored chunks, expected {}", shard.stored.size(), chunks);
+  // Larger than zstd's bound no chunk need be: a filter that makes it so is left out (filter_mask).
+  const int64_t most = shard.chunk_bytes + shard.chunk_bytes / 128 + 128;
+  for (size_t c = 0; c < shard.stored.size(); ++c) {
+    const StoredChunk& chunk = shard.stored[c];
+    const auto at = static_cast<int64_t>(c) * kStoredRecordBytes;
+    if (chunk.bytes < 1 || chunk.bytes > most)
+      return bad_shard(m, index, &ShardPlace::stored, at + 8, "stored chunk {} has {} bytes, expected 1 to {}", c,
+                       chunk.bytes, most);
+    if (chunk.offset < 0 || chunk.offset > file.size_bytes || chunk.bytes > file.size_bytes - chunk.offset)
+      return bad_shard(m, index, &ShardPlace::stored, at,
+                       "stored chunk {}: {} bytes at offset {} leave file \"{}\" of {} bytes", c, chunk.bytes,
+                       chunk.offset, file.name, file.size_bytes);
+    if (chunk.filter_mask > 3)
+      return bad_shard(m, index, &ShardPlace::stored, at + 12, "stored chunk {}: filter mask {}, expected 0 to 3", c,
+                       chunk.filter_mask);
+  }
+  return {};
+}
+
 Status check_shard(const Manifest& m, size_t index) {
   const ShardEntry& shard = m.shards[index];
+  const auto bad = [&]<typename... Args>(int64_t within, fmt::format_string<Args...> format, Args&&... args) {
+    return bad_shard(m, index, &ShardPlace::record, within, format, std::forward<Args>(args)...);
+  };
   if (shard.tensor < 0 || shard.tensor >= static_cast<int64_t>(m.tensors.size()))
-    return corrupt("$.shards[{}].tensor: found {}, expected 0 to {}", index, shard.tensor,
-                   static_cast<int64_t>(m.tensors.size()) - 1);
+    return bad(0, "tensor: found {}, expected 0 to {}", shard.tensor, static_cast<int64_t>(m.tensors.size()) - 1);
   if (shard.file < 0 || shard.file >= static_cast<int64_t>(m.files.size()))
-    return corrupt("$.shards[{}].file: found {}, expected 0 to {}", index, shard.file,
-                   static_cast<int64_t>(m.files.size()) - 1);
+    return bad(4, "file: found {}, expected 0 to {}", shard.file, static_cast<int64_t>(m.files.size()) - 1);
   const TensorEntry& tensor = m.tensors[static_cast<size_t>(shard.tensor)];
   if (shard.box.lo.size() != tensor.shape.size() || shard.box.hi.size() != tensor.shape.size())
-    return corrupt("$.shards[{}]: lo has {} dims and hi {}, expected {} as in tensor {} \"{}\"", index,
-                   shard.box.lo.size(), shard.box.hi.size(), tensor.shape.size(), shard.tensor, tensor.name);
+    return bad(28, "lo has {} dims and hi {}, expected {} as in tensor {} \"{}\"", shard.box.lo.size(),
+               shard.box.hi.size(), tensor.shape.size(), shard.tensor, tensor.name);
   int64_t bytes = dtype_size_bytes(tensor.dtype);
   for (size_t d = 0; d < tensor.shape.size(); ++d) {
     const int64_t lo = shard.box.lo[d], hi = shard.box.hi[d];
     if (lo < 0 || lo >= hi || hi > tensor.shape[d])
-      return corrupt("$.shards[{}]: dim {} is {}:{}, expected a part of 0:{} (tensor {} \"{}\")", index, d, lo, hi,
-                     tensor.shape[d], shard.tensor, tensor.name);
+      return bad_shard(m, index, &ShardPlace::bounds, static_cast<int64_t>(d) * 8,
+                       "dim {} is {}:{}, expected a part of 0:{} (tensor {} \"{}\")", d, lo, hi, tensor.shape[d],
+                       shard.tensor, tensor.name);
     bytes *= hi - lo;  // at most the tensor's bytes, which were checked
   }
   if (shard.bytes != bytes)
-    return corrupt("$.shards[{}].bytes: found {}, expected {} ({} of {})", index, shard.bytes, bytes,
-                   to_string(shard.box), dtype_name(tensor.dtype));
+    return bad(16, "bytes: found {}, expected {} ({} of {})", shard.bytes, bytes, to_string(shard.box),
+               dtype_name(tensor.dtype));
   const FileEntry& file = m.files[static_cast<size_t>(shard.file)];
-  if (shard.offset < 0 || shard.offset > file.size_bytes || shard.bytes > file.size_bytes - shard.offset)
-    return corrupt("$.shards[{}]: {} bytes at offset {} leave file \"{}\" of {} bytes", index, shard.bytes,
-                   shard.offset, file.name, file.size_bytes);
-  if (shard.chunk_bytes < kMinChunkBytes || shard.chunk_bytes > kMaxChunkBytes ||
-      shard.chunk_bytes % kMinChunkBytes != 0)
-    return corrupt("$.shards[{}].chunk_bytes: found {}, expected a multiple of {} up to {}", index, shard.chunk_bytes,
-                   kMinChunkBytes, kMaxChunkBytes);
+  if (shard.codec == Codec::kRaw) {
+    if (shard.offset < 0 || shard.offset > file.size_bytes || shard.bytes > file.size_bytes - shard.offset)
+      return bad(8, "{} bytes at offset {} leave file \"{}\" of {} bytes", shard.bytes, shard.offset, file.name,
+                 file.size_bytes);
+    if (shard.chunk_bytes < kMinChunkBytes || shard.chunk_bytes > kMaxChunkBytes ||
+        shard.chunk_bytes % kMinChunkBytes != 0)
+      return bad(24, "chunk_bytes: found {}, expected a multiple of {} up to {}", shard.chunk_bytes, kMinChunkBytes,
+                 kMaxChunkBytes);
+  } else {
+    if (shard.offset < file.size_bytes || shard.offset > kMaxOffset)
+      return bad(8, "found address {} for a coded shard, expected {} (the size of \"{}\") to {}", shard.offset,
+                 file.size_bytes, file.name, kMaxOffset);
+    if (shard.chunk_bytes < 1 || shard.chunk_bytes > kMaxChunkBytes ||
+        shard.chunk_bytes % dtype_size_bytes(tensor.dtype) != 0)
+      return bad(24, "chunk_bytes: found {}, expected a multiple of {} (an element) up to {}", shard.chunk_bytes,
+                 dtype_size_bytes(tensor.dtype), kMaxChunkBytes);
+  }
   const int64_t chunks = (shard.bytes + shard.chunk_bytes - 1) / shard.chunk_bytes;
   if (static_cast<int64_t>(shard.hashes.size()) != chunks)
-    return corrupt("$.shards[{}].hashes: found {}, expected {} ({} bytes in chunks of {})", index, shard.hashes.size(),
-                   chunks, shard.bytes, shard.chunk_bytes);
+    return bad_shard(m, index, &ShardPlace::hashes, 0, "{} hashes, expected {} ({} bytes in chunks of {})",
+                     shard.hashes.size(), chunks, shard.bytes, shard.chunk_bytes);
+  return check_stored(m, index, chunks);
+}
+
+// No two payload ranges of a file share a byte: neither in the addresses (where coded shards lie behind the file's end)
+// nor, for coded chunks, in the file itself.
+struct Range {
+  int64_t file, begin, end;
+  uint32_t shard;
+};
+
+Status check_no_overlap(const Manifest& m, std::vector<Range>& ranges) {
+  const auto before = [](const Range& a, const Range& b) {
+    return a.file != b.file ? a.file < b.file : a.begin < b.begin;
+  };
+  if (!std::is_sorted(ranges.begin(), ranges.end(), before)) std::sort(ranges.begin(), ranges.end(), before);
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    const Range &a = ranges[i - 1], &b = ranges[i];
+    if (a.file == b.file && a.end > b.begin)
+      return bad_shard(m, b.shard, &ShardPlace::record, 8,
+                       "it and shard {} overlap in file \"{}\": bytes {}:{} and {}:{}", a.shard,
+                       m.files[static_cast<size_t>(a.file)].name, a.begin, a.end, b.begin, b.end);
+  }
   return {};
 }
 
 Status check_extents(const Manifest& m) {
-  std::vector<size_t> order(m.shards.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    const ShardEntry &x = m.shards[a], &y = m.shards[b];
-    return x.file != y.file ? x.file < y.file : x.offset < y.offset;
-  });
-  for (size_t i = 1; i < order.size(); ++i) {
-    const ShardEntry &before = m.shards[order[i - 1]], &after = m.shards[order[i]];
-    if (before.file == after.file && before.offset + before.bytes > after.offset)
-      return corrupt("$.shards[{}] and $.shards[{}] overlap in file \"{}\": bytes {}:{} and {}:{}", order[i - 1],
-                     order[i], m.files[static_cast<size_t>(before.file)].name, before.offset,
-                     before.offset + before.bytes, after.offset, after.offset + after.bytes);
+  std::vector<Range> ranges;
+  ranges.reserve(m.shards.size());
+  bool coded = false;
+  for (size_t i = 0; i < m.shards.size(); ++i) {
+    const ShardEntry& shard = m.shards[i];
+    ranges.push_back({shard.file, shard.offset, shard.offset + shard.bytes, static_cast<uint32_t>(i)});
+    coded = coded || shard.codec != Codec::kRaw;
   }
-  return {};
+  RT_TRY(check_no_overlap(m, ranges));
+  if (!coded) return {};
+  ranges.clear();
+  for (size_t i = 0; i < m.shards.size(); ++i) {
+    const ShardEntry& shard = m.shards[i];
+    const auto index = static_cast<uint32_t>(i);
+    if (shard.codec == Codec::kRaw) ranges.push_back({shard.file, shard.offset, shard.offset + shard.bytes, index});
+    for (const StoredChunk& chunk : shard.stored)
+      ranges.push_back({shard.file, chunk.offset, chunk.offset + chunk.bytes, index});
+  }
+  return check_no_overlap(m, ranges);
 }
 
 // Boxes tile the whole exactly when the indicator functions add up to that of the whole; mixed differencing turns an
@@ -144,16 +224,21 @@ void add_corners(const Box& box, const Shape& shape, int64_t sign, std::vector<C
 }
 
 Status check_tiling(const Manifest& m) {
-  std::vector<std::vector<int64_t>> shards_of(m.tensors.size());
+  // Shards by tensor: a counting sort.
+  std::vector<size_t> first(m.tensors.size() + 1);
+  for (const ShardEntry& shard : m.shards) ++first[static_cast<size_t>(shard.tensor) + 1];
+  for (size_t t = 0; t < m.tensors.size(); ++t) first[t + 1] += first[t];
+  std::vector<uint32_t> by_tensor(m.shards.size());
+  std::vector<size_t> next(first.begin(), first.end() - 1);
   for (size_t i = 0; i < m.shards.size(); ++i)
-    shards_of[static_cast<size_t>(m.shards[i].tensor)].push_back(static_cast<int64_t>(i));
+    by_tensor[next[static_cast<size_t>(m.shards[i].tensor)]++] = static_cast<uint32_t>(i);
   std::vector<Corner> corners;
   for (size_t t = 0; t < m.tensors.size(); ++t) {
     const TensorEntry& tensor = m.tensors[t];
     corners.clear();
     int64_t covered = 0;
-    for (const int64_t s : shards_of[t]) {
-      const ShardEntry& shard = m.shards[static_cast<size_t>(s)];
+    for (size_t i = first[t]; i < first[t + 1]; ++i) {
+      const ShardEntry& shard = m.shards[by_tensor[i]];
       add_corners(shard.box, tensor.shape, 1, corners);
       if (__builtin_add_overflow(covered, shard.box.count_elems(), &covered)) covered = INT64_MAX;
     }
@@ -173,8 +258,8 @@ Status check_tiling(const Manifest& m) {
       return corrupt(
           "$.tensors[{}]: the {} shards of {} \"{}\" do not tile its shape {}: they hold {} of {} elements, first "
           "gap or overlap at index {}",
-          t, shards_of[t].size(), tensor.kind, tensor.name, to_string(tensor.shape), covered, count_elems(tensor.shape),
-          to_string(at));
+          t, first[t + 1] - first[t], tensor.kind, tensor.name, to_string(tensor.shape), covered,
+          count_elems(tensor.shape), to_string(at));
     }
   }
   return {};
@@ -191,18 +276,25 @@ Status validate_manifest(const Manifest& m) {
   RT_TRY(check_count("$.samples", m.samples));
   RT_TRY(check_count("$.tokens", m.tokens));
   RT_TRY(check_count("$.created_unix_ms", m.created_unix_ms));
-  if (m.step > 999'999'999'999'999) return corrupt("$.step: found {}, expected fewer than 16 digits", m.step);
+  if (m.step > kMaxStep) return corrupt("$.step: found {}, expected fewer than 16 digits", m.step);
   RT_TRY(check_count("$.mesh.zero", m.mesh.zero));
   for (const auto& [path, value] : {std::pair{"$.mesh.tp", m.mesh.tp},
                                     {"$.mesh.pp", m.mesh.pp},
                                     {"$.mesh.dp", m.mesh.dp},
-                                    {"$.mesh.world", m.mesh.world}}) {
+                                    {"$.mesh.world", m.mesh.world},
+                                    {"$.mesh.virtual_stages", m.mesh.virtual_stages},
+                                    {"$.mesh.ep", m.mesh.ep},
+                                    {"$.mesh.cp", m.mesh.cp}}) {
     if (value < 1) return corrupt("{}: found {}, expected at least 1", path, value);
   }
   if (static_cast<int64_t>(m.tensors.size()) > kMaxTensors || static_cast<int64_t>(m.files.size()) > kMaxFiles ||
       static_cast<int64_t>(m.shards.size()) > kMaxShards) {
     return corrupt("{} tensors, {} files, {} shards: more than {}, {} or {}", m.tensors.size(), m.files.size(),
                    m.shards.size(), kMaxTensors, kMaxFiles, kMaxShards);
+  }
+  for (const auto& [name, value] : m.metrics) {
+    if (!safe_name(name)) return corrupt("$.metrics: found \"{}\", expected names of [A-Za-z0-9_.-]", printable(name));
+    if (!std::isfinite(value)) return corrupt("$.metrics.{}: found {}, expected a finite number", name, value);
   }
   std::unordered_set<std::string> seen;
   for (size_t i = 0; i < m.tensors.size(); ++i) {
@@ -216,13 +308,26 @@ Status validate_manifest(const Manifest& m) {
     if (!safe_name(file.name) || file.name.front() == '.' || !file.name.ends_with(".h5"))
       return corrupt("$.files[{}].name: found \"{}\", expected [A-Za-z0-9_.-], not beginning with a dot, ending in .h5",
                      i, printable(file.name));
-    if (!seen.insert(file.name).second) return corrupt("$.files[{}].name: \"{}\" is there twice", i, file.name);
+    if (file.step < -1 || file.step >= m.step)
+      return corrupt("$.files[{}].step: found {}, expected a step before {}", i, file.step, m.step);
+    if (!seen.insert(fmt::format("{}/{}", file.step, file.name)).second)
+      return corrupt("$.files[{}].name: \"{}\" is there twice", i, file.name);
     if (file.size_bytes < 0 || file.size_bytes > kMaxTensorBytes)
       return corrupt("$.files[{}].size_bytes: found {}, expected 0 to {}", i, file.size_bytes, kMaxTensorBytes);
   }
   for (size_t i = 0; i < m.shards.size(); ++i) RT_TRY(check_shard(m, i));
   RT_TRY(check_extents(m));
   return check_tiling(m);
+}
+
+std::string_view codec_name(Codec codec) {
+  switch (codec) {
+    case Codec::kRaw:
+      return "raw";
+    case Codec::kShuffleZstd:
+      return "shuffle+zstd";
+  }
+  return "?";
 }
 
 std::string describe_shard(const Manifest& m, const ShardEntry& shard) {

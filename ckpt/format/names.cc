@@ -41,6 +41,13 @@ std::optional<int64_t> parse_step_dir_name(std::string_view name) {
   return step;
 }
 
+std::filesystem::path checkpoint_file_path(const std::filesystem::path& dir, int64_t step, std::string_view name) {
+  if (step < 0) return dir / name;
+  const std::filesystem::path own = dir.has_filename() ? dir : dir.parent_path();  // "run/step-00000010/"
+  if (!own.has_filename() || own == "." || own == "..") return own / ".." / step_dir_name(step) / name;
+  return own.parent_path() / step_dir_name(step) / name;
+}
+
 std::string shard_file_name(int64_t index, int64_t count) {
   return fmt::format("shard-{:05}-of-{:05}.h5", index, count);
 }

@@ -3,6 +3,7 @@
 // a name that begins with a dot is work in progress or rubbish (docs/format.md, section "Folder").
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 namespace cairn::ckpt {
 
 inline constexpr std::string_view kManifestName = "manifest.json";
+inline constexpr std::string_view kTableName = "shards.bin";
 inline constexpr std::string_view kTmpPrefix = ".tmp-";      // a save that has not been committed
 inline constexpr std::string_view kTrashPrefix = ".trash-";  // a checkpoint that has been uncommitted
 
@@ -17,6 +19,10 @@ inline constexpr std::string_view kTrashPrefix = ".trash-";  // a checkpoint tha
 std::string step_dir_name(int64_t step);
 /// The step of a committed name; nothing for any other name, also not for "step-1200" (one step has one name).
 std::optional<int64_t> parse_step_dir_name(std::string_view name);
+
+/// Where a file of the checkpoint in `dir` lies: in `dir`, or, when `step` is not -1, in that step's directory beside
+/// it.
+std::filesystem::path checkpoint_file_path(const std::filesystem::path& dir, int64_t step, std::string_view name);
 
 /// "shard-00003-of-00008.h5"
 std::string shard_file_name(int64_t index, int64_t count);

@@ -50,7 +50,8 @@ struct CheckpointReader::Impl {
   Result<IoFile*> file(int64_t index) {
     std::unique_ptr<IoFile>& slot = files[static_cast<size_t>(index)];
     if (!slot) {
-      RT_TRY_SET(slot, io.open(dir / manifest.files[static_cast<size_t>(index)].name));
+      const FileEntry& entry = manifest.files[static_cast<size_t>(index)];
+      RT_TRY_SET(slot, io.open(checkpoint_file_path(dir, entry.step, entry.name)));
     }
     return slot.get();
   }
@@ -92,9 +93,19 @@ struct CheckpointReader::Impl {
 };
 
 Result<Manifest> read_manifest(IoBackend& io, const fs::path& dir) {
-  const fs::path path = dir / kManifestName;
-  RT_TRY_SET(const std::string bytes, read_file(io, path, kMaxManifestBytes + 4096));
-  return decode_manifest(bytes).with(path.string());
+  RT_TRY_SET(const std::string json, read_file(io, dir / kManifestName, kMaxManifestBytes + 4096));
+  RT_TRY_SET(const std::string table, read_file(io, dir / kTableName, kMaxTableBytes));
+  return decode_manifest(json, table, dir.string());
+}
+
+Status check_codecs(const Manifest& manifest) {
+  for (const ShardEntry& shard : manifest.shards) {
+    if (shard.codec == Codec::kRaw) continue;
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("{} is stored as {}, which this build does not decode; read it with a newer build",
+                             describe_shard(manifest, shard), codec_name(shard.codec))};
+  }
+  return {};
 }
 
 CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -105,8 +116,9 @@ const Manifest& CheckpointReader::manifest() const { return impl_->manifest; }
 
 Result<CheckpointReader> CheckpointReader::open(IoBackend& io, const fs::path& dir, const ReadOptions& options) {
   RT_TRY_SET(Manifest manifest, read_manifest(io, dir));
+  RT_TRY(check_codecs(manifest).with(dir.string()));
   for (const FileEntry& file : manifest.files) {
-    const fs::path path = dir / file.name;
+    const fs::path path = checkpoint_file_path(dir, file.step, file.name);
     Result<FileStat> stat = io.stat(path);
     if (!stat.ok()) {
       Error error = std::move(stat).error();

@@ -28,8 +28,11 @@ struct ReadOptions {
   int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
 };
 
-/// Reads and checks `dir/manifest.json`. Errors name the path.
+/// Reads and checks `dir/manifest.json` and `dir/shards.bin`. Errors name the path.
 Result<Manifest> read_manifest(IoBackend& io, const std::filesystem::path& dir);
+
+/// Whether this build can read the payload of all shards. Errors: kUnsupported, naming shard and codec.
+Status check_codecs(const Manifest& manifest);
 
 /// "shard-00000-of-00001.h5: weight w [0:4, 0:8]: chunk 2 of 9 (file bytes 8192:12288)": how errors name a chunk.
 std::string describe_chunk(const Manifest& manifest, const ShardEntry& shard, int64_t chunk);

@@ -7,7 +7,7 @@
 //      b. payload goes chunk by chunk, hashed just before it is written, to the offsets HDF5 gave;
 //      c. the chunk hashes become attributes, HDF5 closes its image, the image's pages are written, all but the first;
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
-//   3. Write manifest.json, fsync.
+//   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
 //   5. rename to step-N, or exchange with an existing step-N.
 //   6. fsync the parent: until here a crash may bring the old name back.
@@ -117,7 +117,7 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
   if (!manifest.files.empty() || !manifest.shards.empty())
     return invalid("the skeleton of a save has no files and no shards");
   for (const WriterPart& part : parts) {
-    FileEntry file{part.file_name, 0, 0};
+    FileEntry file{part.file_name};
     const auto file_index = static_cast<int64_t>(manifest.files.size());
     for (const ShardData& data : part.shards) {
       ShardEntry shard;
@@ -276,8 +276,9 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
                       std::span(manifest.shards).subspan(first, count), pace, pool, report));
     first += count;
   }
-  RT_TRY_SET(const std::string bytes, encode_manifest(manifest));
-  RT_TRY(write_file(io, dir / kManifestName, bytes));
+  RT_TRY_SET(const ManifestFiles files, encode_manifest_files(manifest));
+  RT_TRY(write_file(io, dir / kTableName, files.table));
+  RT_TRY(write_file(io, dir / kManifestName, files.json));
   return io.sync_dir(dir);
 }
 
@@ -308,6 +309,9 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   SaveReport report;
   report.manifest = std::move(skeleton);
   report.dir = checkpoints_dir / step_dir_name(std::max<int64_t>(0, report.manifest.step));
+  const WriterId writer = options.writer ? *options.writer : this_writer();
+  if (report.manifest.writer.program.empty()) report.manifest.writer.program = "cairn " CAIRN_VERSION;
+  if (report.manifest.writer.host.empty()) report.manifest.writer.host = writer.host;
   RT_TRY(plan_shards(report.manifest, parts, options));
   RT_TRY(make_dirs(io, checkpoints_dir));
 
@@ -325,8 +329,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
                  fmt::format("{}: {} bytes free, step {} needs {}: {} are missing", checkpoints_dir.string(), free,
                              report.manifest.step, needed, needed - free)};
 
-  const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step,
-                                                        options.writer ? *options.writer : this_writer());
+  const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step, writer);
   const auto abandon = [&](Error error) -> Error {
     if (Status removed = remove_tree(io, work); !removed.ok())
       error.message += fmt::format(" (and {} could not be removed: {})", work.string(), removed.error().message);

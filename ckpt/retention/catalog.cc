@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <set>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
@@ -38,53 +38,56 @@ struct CatalogAccess {
 
 namespace {
 
-/// Numbers that the trainer left in the manifest's state; a null is a number that is none.
-std::optional<double> number_in(const nlohmann::json& state, const char* key) {
-  const auto it = state.is_object() ? state.find(key) : state.end();
-  if (it == state.end() || !it->is_number()) return std::nullopt;
-  return it->get<double>();
+std::optional<double> metric(const Manifest& manifest, const char* name) {
+  const auto it = manifest.metrics.find(name);
+  return it == manifest.metrics.end() ? std::nullopt : std::optional(it->second);
 }
 
-Result<CatalogAccess::Seen> decode(const std::string& bytes, uint64_t hash, const fs::path& path, int64_t step) {
-  Result<Manifest> decoded = decode_manifest(bytes).with(path.string());
-  if (!decoded.ok()) return std::move(decoded).error();
-  const Manifest& manifest = decoded.value();
+Result<CatalogAccess::Seen> decode(const std::string& json, const std::string& table, const fs::path& dir,
+                                   int64_t step) {
+  RT_TRY_SET(const Manifest manifest, decode_manifest(json, table, dir.string()));
   if (manifest.step != step)
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: is of step {}", path.string(), manifest.step)};
-  CatalogAccess::Seen seen{.hash = hash, .bytes = static_cast<int64_t>(bytes.size())};
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: is of step {}", (dir / kManifestName).string(), manifest.step)};
+  CatalogAccess::Seen seen;
   seen.info.created_unix_ms = manifest.created_unix_ms;
-  seen.info.size_bytes = seen.bytes;
-  const nlohmann::json state = nlohmann::json::parse(manifest.state, nullptr, false);
-  seen.info.loss = number_in(state, "loss");
-  seen.info.valid_loss = number_in(state, "valid_loss");
+  seen.info.size_bytes = static_cast<int64_t>(json.size() + table.size());
+  seen.info.loss = metric(manifest, "loss");
+  seen.info.valid_loss = metric(manifest, "valid_loss");
+  std::set<int64_t> references;
   for (const FileEntry& file : manifest.files) {
-    seen.files.emplace_back(file.name, file.size_bytes);
-    seen.info.size_bytes += file.size_bytes;
+    seen.files.emplace_back(checkpoint_file_path(dir, file.step, file.name), file.size_bytes);
+    if (file.step < 0) {
+      seen.info.size_bytes += file.size_bytes;  // the others are counted where they lie
+    } else {
+      references.insert(file.step);
+    }
   }
+  seen.info.references.assign(references.begin(), references.end());
   return seen;
 }
 
 // Fills in what the manifest says; the status tells why the checkpoint is not complete.
 Status inspect(IoBackend& io, CheckpointInfo& info, CatalogCache* cache) {
-  const fs::path path = info.dir / kManifestName;
-  RT_TRY_SET(const std::string bytes, read_file(io, path, kMaxManifestBytes + 4096));
-  const uint64_t hash = hash_bytes(bytes);
+  RT_TRY_SET(const std::string json, read_file(io, info.dir / kManifestName, kMaxManifestBytes + 4096));
+  RT_TRY_SET(const std::string table, read_file(io, info.dir / kTableName, kMaxTableBytes));
+  const std::array hashes{hash_bytes(json), hash_bytes(table)};
   CatalogAccess::Seen seen;
   if (const CatalogAccess::Seen* known = CatalogAccess::find(cache, info.dir);
-      known != nullptr && known->hash == hash && known->bytes == static_cast<int64_t>(bytes.size())) {
+      known != nullptr && known->hashes == hashes) {
     seen = *known;
   } else {
-    RT_TRY_SET(seen, decode(bytes, hash, path, info.step));
+    RT_TRY_SET(seen, decode(json, table, info.dir, info.step));
+    seen.hashes = hashes;
     CatalogAccess::put(cache, info.dir, seen);
   }
   seen.info.step = info.step;
   seen.info.dir = info.dir;
   info = seen.info;
-  for (const auto& [name, size_bytes] : seen.files) {
-    RT_TRY_SET(const FileStat stat, io.stat(info.dir / name));
+  for (const auto& [path, size_bytes] : seen.files) {
+    RT_TRY_SET(const FileStat stat, io.stat(path));
     if (stat.size_bytes != size_bytes)
-      return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes, the manifest has {}", (info.dir / name).string(),
-                                                    stat.size_bytes, size_bytes)};
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}: {} bytes, the manifest has {}", path.string(), stat.size_bytes, size_bytes)};
   }
   return {};
 }

@@ -1,6 +1,7 @@
 #pragma once
 // What lies in a checkpoints folder. `latest` is never stored: it is found by looking.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -21,7 +22,7 @@ struct CheckpointInfo {
   std::string problem;    // why not complete
   int64_t created_unix_ms = 0;
   int64_t size_bytes = 0;  // of the files the manifest names (or that lie there, when it cannot be read)
-  std::optional<double> loss, valid_loss;  // of the step that was saved, when its state has them
+  std::optional<double> loss, valid_loss;  // of the step that was saved, when the manifest has them
   std::vector<int64_t> references;         // steps of this folder whose files it needs besides its own
 };
 
@@ -40,10 +41,9 @@ class CatalogCache {
  private:
   friend struct CatalogAccess;
   struct Seen {
-    uint64_t hash = 0;
-    int64_t bytes = 0;
-    CheckpointInfo info;                                 // as of a complete checkpoint
-    std::vector<std::pair<std::string, int64_t>> files;  // names and sizes
+    std::array<uint64_t, 2> hashes{};                              // of the manifest's two files
+    CheckpointInfo info;                                           // as of a complete checkpoint
+    std::vector<std::pair<std::filesystem::path, int64_t>> files;  // and their sizes
   };
   std::map<std::filesystem::path, Seen> seen_;
   int64_t decoded_ = 0;

@@ -15,6 +15,7 @@ import pathlib
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,34 @@ def read_manifest(step_dir):
     body = raw[header.end():]
     demand(len(body) == int(header[2]), f"manifest.json: body of {len(body)} bytes, header says {int(header[2])}")
     demand(xxh3(body) == header[3].decode(), "manifest.json: checksum of the body")
-    return json.loads(body)
+    manifest = json.loads(body)
+    manifest["shards"] = read_table((step_dir / "shards.bin").read_bytes(), manifest["shards"])
+    return manifest
+
+
+def read_table(raw, info):
+    demand(len(raw) == info["size_bytes"] and xxh3(raw) == info["xxh3_64"], "shards.bin: size or checksum")
+    magic, version, zero, count, bounds, chunks, stored, size, zero2 = struct.unpack_from("<8sIIQQQQQQ", raw)
+    demand(magic == b"CAIRNTBL" and version == 1 and zero == 0 and zero2 == 0 and size == len(raw), "shards.bin: header")
+    demand(count == info["count"] and chunks == info["chunks"], "shards.bin: counts")
+    bounds_at = 64 + 32 * count
+    hashes_at = bounds_at + 8 * bounds
+    stored_at = hashes_at + 8 * chunks
+    demand(stored_at + 16 * stored == len(raw), "shards.bin: sections")
+    shards = []
+    for i in range(count):
+        tensor, file, offset, size, chunk_bytes, dims, codec, zero = struct.unpack_from("<IIQQIBBH", raw, 64 + 32 * i)
+        demand(zero == 0 and codec == 0, f"shards.bin: shard {i}: codec {codec}, this reader knows 0")
+        n = -(-size // chunk_bytes)
+        box = struct.unpack_from(f"<{2 * dims}q", raw, bounds_at)
+        hashes = [f"{h:016x}" for h in struct.unpack_from(f"<{n}Q", raw, hashes_at)]
+        shards.append({"tensor": tensor, "file": file, "lo": list(box[:dims]), "hi": list(box[dims:]), "offset": offset,
+                       "bytes": size, "chunk_bytes": chunk_bytes, "hashes": hashes})
+        bounds_at += 16 * dims
+        hashes_at += 8 * n
+    demand(hashes_at == stored_at, "shards.bin: number of hashes")
+    demand(sum(s["bytes"] for s in shards) == info["payload_bytes"], "shards.bin: payload_bytes")
+    return shards
 
 
 def read_checkpoint(step_dir):
@@ -79,6 +107,7 @@ def read_checkpoint(step_dir):
         covered[key] = np.zeros(tensor["shape"], np.int32)
 
     for file_index, entry in enumerate(manifest["files"]):
+        demand("step" not in entry, f"{entry['name']} lies in another step, this reader does not go there")
         path = step_dir / entry["name"]
         demand(path.is_file(), f"{entry['name']} is missing")
         data = path.read_bytes()

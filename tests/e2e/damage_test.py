@@ -27,7 +27,7 @@ class Damage(RunTest):
     def flip_payload(self, run, step):
         """Flips a bit in the middle of the largest shard; returns the tensor's name."""
         manifest = self.manifest(run, step)
-        shard = max(manifest["shards"], key=lambda s: s["bytes"])
+        shard = max(self.shards(run, step), key=lambda s: s["bytes"])
         path = self.checkpoint(run, step) / manifest["files"][shard["file"]]["name"]
         with open(path, "r+b") as f:
             f.seek(shard["offset"] + shard["bytes"] // 2)

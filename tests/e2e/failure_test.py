@@ -23,11 +23,10 @@ class Failure(RunTest):
         job = self.start(recipe, "run")
         first = self.until(lambda: self.events("run", "saved"), "the first save", job)[0]["step"]
         ballast = folder / "ballast"
-        with open(ballast, "wb") as f:
+        with open(ballast, "wb", buffering=0) as f:  # a buffer that cannot be written would fail again when closed
             try:
                 while True:
                     f.write(bytes(16384))
-                    f.flush()
             except OSError:
                 pass
         failed = self.until(lambda: self.events("run", "save_failed"), "a failed save", job)

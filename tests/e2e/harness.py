@@ -193,6 +193,13 @@ class RunTest(unittest.TestCase):
         self.assertEqual(json.loads(head)["body_bytes"], len(body))
         return json.loads(body)
 
+    def shards(self, run, step):
+        """What shards.bin says (docs/format.md), without boxes and hashes."""
+        table = (self.checkpoint(run, step) / "shards.bin").read_bytes()
+        count = struct.unpack_from("<Q", table, 16)[0]
+        keys = ("tensor", "file", "offset", "bytes")
+        return [dict(zip(keys, struct.unpack_from("<IIQQ", table, 64 + 32 * i))) for i in range(count)]
+
     def run_id(self, run):
         return json.loads((self.folder / run / "run.json").read_text())["id"]
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -27,6 +28,10 @@ Manifest small() {
   m.recipe_hash = "0123";
   m.mesh = {2, 2, 2, 1, 8, "bf16"};
   m.state = R"({"loss":2.25,"lr":0.0003,"sampler":{"epoch":0,"position":9600},"seed":42})";
+  m.metrics = {{"loss", 2.25}, {"val_loss", 3}};
+  m.writer = {"cairn 1", "node7"};
+  m.origin = "average of three";
+  m.extra = R"({"note":1})";
   m.tensors = {
       {"w", "weight", DType::kBf16, {4, 6}}, {"w", "exp_avg", DType::kF32, {4, 6}}, {"s", "weight", DType::kF32, {}}};
   m.files = {{"shard-00000-of-00002.h5", 20000, 0x1122334455667788}, {"shard-00001-of-00002.h5", 9000, 1}};
@@ -43,7 +48,20 @@ std::string sealed(std::string body) {
                      body.size(), hash_to_hex(hash_bytes(body)), body);
 }
 
-std::string body_of(const std::string& bytes) { return bytes.substr(bytes.find('\n') + 1); }
+std::string body_of(const Manifest& m) {
+  const std::string json = encode_manifest_files(m).value().json;
+  return json.substr(json.find('\n') + 1);
+}
+
+std::string table_of(const Manifest& m) { return encode_manifest_files(m).value().table; }
+
+// A whole manifest with this table, hash and size in the body fitting it.
+std::string with_table(const Manifest& m, const std::string& table) {
+  json body = json::parse(body_of(m));
+  body["shards"]["size_bytes"] = table.size();
+  body["shards"]["xxh3_64"] = hash_to_hex(hash_bytes(table));
+  return sealed(body.dump() + "\n") + table;
+}
 
 void expect_error(const std::string& bytes, ErrorCode code, const std::string& words) {
   const Result<Manifest> decoded = decode_manifest(bytes);
@@ -103,7 +121,17 @@ TEST_SUITE("ckpt/format/manifest") {
                  "byte 39: format version 7, this build reads 1 to 1");
     expect_error(header_with("\"version\":1", "\"version\":0"), ErrorCode::kCorrupt, "format version 0");
     expect_error(header_with("\"step\":1200", "\"step\":1201"), ErrorCode::kCorrupt, "the body has");
-    expect_error(bytes.substr(0, bytes.size() - 10), ErrorCode::kCorrupt, "file cut short?");
+    expect_error(bytes.substr(0, bytes.size() - 10), ErrorCode::kCorrupt,
+                 "shards.bin: byte 310: the file has 310 bytes, the manifest says 320 (file cut short?)");
+    expect_error(bytes.substr(0, 400), ErrorCode::kCorrupt, "file cut short?");
+    const ManifestFiles files = encode_manifest_files(small()).value();
+    CHECK(decode_manifest(files.json, files.table, "run/step-1").ok());
+    CHECK(decode_manifest("hello", files.table, "run/step-1")
+              .error()
+              .message.starts_with("run/step-1/manifest.json: byte 0: found \"hello\""));
+    CHECK(decode_manifest(files.json, "hello", "run/step-1")
+              .error()
+              .message.starts_with("run/step-1/shards.bin: byte 5: the file has 5 bytes, the manifest says 320"));
     expect_error(sealed("{]\n"), ErrorCode::kCorrupt, "not JSON: found \"]");
     expect_error(sealed("[]\n"), ErrorCode::kCorrupt, "$: found array, expected an object");
     expect_error(sealed(std::string(100000, '[')), ErrorCode::kCorrupt, "nested deeper than 64");
@@ -111,13 +139,15 @@ TEST_SUITE("ckpt/format/manifest") {
   }
 
   TEST_CASE("each field is checked: type, range, and against its neighbours") {
-    const json good = json::parse(body_of(encode_manifest(small()).value()));
+    const json good = json::parse(body_of(small()));
+    const std::string table = table_of(small());
     const auto with = [&](const std::string& pointer, const json& value) {
       json changed = good;
       changed[json::json_pointer(pointer)] = value;
-      return sealed(changed.dump() + "\n");
+      return sealed(changed.dump() + "\n") + table;
     };
     REQUIRE(decode_manifest(with("/step", 5)).ok());
+    expect_error(with("/tensors/0/dtype", "f12"), ErrorCode::kUnsupported, "$.tensors[0].dtype");
     struct Case {
       const char* pointer;
       json value;
@@ -130,10 +160,23 @@ TEST_SUITE("ckpt/format/manifest") {
         {"/samples", 18446744073709551615ull, "$.samples: found a number above 2^63-1"},
         {"/state", json::array(), "$.state: found array, expected an object"},
         {"/mesh/tp", 0, "$.mesh.tp: found 0, expected at least 1"},
-        {"/mesh/extra", 0, "$.mesh: found 7 keys, expected 6"},
+        {"/mesh/extra", 0, "$.mesh: found 10 keys, expected 9"},
+        {"/mesh/ep", 0, "$.mesh.ep: found 0, expected at least 1"},
+        {"/metrics/loss", "low", "$.metrics.loss: found string, expected a number"},
+        {"/metrics/loss", 2, "$.metrics.loss: found number, expected a number with a fraction"},
+        {"/metrics/a b", 2.5, "$.metrics: found \"a b\", expected names"},
+        {"/extra", 1, "$.extra: found number, expected an object"},
+        {"/writer/host", 1, "$.writer.host: found number, expected a string"},
+        {"/files/0/step", -1, "$.files[0].step: found -1, expected at least 0"},
+        {"/files/0/step", 1200, "$.files[0].step: found 1200, expected a step before 1200"},
+        {"/files/0/stop", 1, "$.files[0]: found 4 keys, expected 3"},
+        {"/shards/count", 5, "$.shards.count: found 5, shards.bin has 4"},
+        {"/shards/chunks", 5, "$.shards.chunks: found 5, shards.bin has 4"},
+        {"/shards/payload_bytes", 5, "$.shards.payload_bytes: found 5, shards.bin has 148"},
+        {"/shards/size_bytes", 319, "shards.bin: byte 319: the file has 320 bytes, the manifest says 319"},
+        {"/shards/xxh3_64", "0000000000000000", "shards.bin: checksum "},
         {"/run/parents", {1}, "$.run.parents: found number, expected strings"},
-        {"/surprise", 1, "$: found 13 keys, expected 12"},
-        {"/tensors/0/dtype", "f12", "$.tensors[0].dtype"},
+        {"/surprise", 1, "$: found 17 keys, expected 16"},
         {"/tensors/0/name", "a/b", "$.tensors[0].name: found \"a/b\""},
         {"/tensors/0/name", "..", "$.tensors[0].name"},
         {"/tensors/0/kind", "", "$.tensors[0].kind"},
@@ -147,33 +190,109 @@ TEST_SUITE("ckpt/format/manifest") {
         {"/files/1/name", "shard-00000-of-00002.h5", "is there twice"},
         {"/files/0/size_bytes", 8200, "leave file \"shard-00000-of-00002.h5\" of 8200 bytes"},
         {"/files/0/rest_xxh3_64", "xyz", "$.files[0].rest_xxh3_64: found \"xyz\", expected 16 lower-case hex digits"},
-        {"/shards/0/tensor", 3, "$.shards[0].tensor: found 3, expected 0 to 2"},
-        {"/shards/0/file", -1, "$.shards[0].file: found -1, expected 0 to 1"},
-        {"/shards/0/hi", {4, 7}, "$.shards[0]: dim 1 is 0:7, expected a part of 0:6"},
-        {"/shards/0/hi", {4}, "$.shards[0]: lo has 2 dims and hi 1, expected 2"},
-        {"/shards/0/bytes", 25, "$.shards[0].bytes: found 25, expected 24"},
-        {"/shards/0/offset", -4, "$.shards[0]: 24 bytes at offset -4"},
-        {"/shards/0/offset", 8190, "overlap in file"},
-        {"/shards/0/offset", 9223372036854775807ll, "leave file"},
-        {"/shards/0/chunk_bytes", 100, "$.shards[0].chunk_bytes: found 100"},
-        {"/shards/0/hashes", json::array(), "$.shards[0].hashes: found 0, expected 1"},
-        {"/shards/0/hashes", {7}, "$.shards[0].hashes: found 7, expected 16 lower-case hex digits"},
-        {"/shards/1/lo", {0, 2}, "$.shards[1].bytes: found 24, expected 32"},
         {"/recipe", nullptr, "$.recipe: found null, expected a string"},
     };
     for (const Case& c : cases) {
       CAPTURE(c.pointer);
       expect_error(with(c.pointer, c.value), ErrorCode::kCorrupt, c.words);
     }
-    json overlapping = good;  // same volume, but not a tiling
-    overlapping["shards"][1]["lo"] = {0, 2};
-    overlapping["shards"][1]["hi"] = {4, 5};
-    expect_error(sealed(overlapping.dump() + "\n"), ErrorCode::kCorrupt,
-                 "they hold 24 of 24 elements, first gap or overlap");
-    std::string doubled = body_of(encode_manifest(small()).value());
+    std::string doubled = body_of(small());
     doubled.replace(doubled.find("\"step\":1200"), 11, "\"step\":1,\"step\":1200");
     expect_error(sealed(doubled), ErrorCode::kCorrupt, "canonical JSON has");
     expect_error(sealed(good.dump(1) + "\n"), ErrorCode::kCorrupt, "canonical JSON has");
+  }
+
+  TEST_CASE("each number of the shard table is checked, and an error says at which byte it stands") {
+    // Of small(): 64 bytes of header, four records of 32, bounds from 192 on (32 bytes a shard of two dims), hashes
+    // from 288 on, the end at 320.
+    const Manifest m = small();
+    const std::string good = table_of(m);
+    REQUIRE(good.size() == 320);
+    REQUIRE(decode_manifest(with_table(m, good)).ok());
+    const auto expect_at = [&](size_t at, size_t bytes, uint64_t value, const std::string& words,
+                               ErrorCode code = ErrorCode::kCorrupt) {
+      std::string table = good;
+      std::memcpy(table.data() + at, &value, bytes);
+      expect_error(with_table(m, table), code, "shards.bin: " + words);
+    };
+    expect_at(0, 1, 'c', "byte 0: this is no shard table");
+    expect_at(8, 4, 2, "byte 8: table version 2, this build reads 1; read it with a newer build",
+              ErrorCode::kUnsupported);
+    expect_at(8, 4, 0, "byte 8: table version 0");
+    expect_at(12, 4, 1, "byte 12: found 1, expected 0");
+    expect_at(16, 8, 1ull << 40, "byte 16: found 1099511627776 shards, expected at most 4194304");
+    expect_at(16, 8, 5, "byte 48: found a size of 320 bytes, expected 352 for 5 shards");
+    expect_at(24, 8, ~0ull, "byte 24: found 18446744073709551615 bounds, expected at most 64");
+    expect_at(32, 8, ~0ull, "byte 32: found 18446744073709551615 chunks");
+    expect_at(40, 8, 5, "byte 40: found 5 stored chunks, expected at most 4");
+    expect_at(48, 8, 0, "byte 48: found a size of 0 bytes, expected 320");
+    expect_at(56, 8, 1, "byte 56: found 1, expected 0");
+    expect_at(64, 4, 3, "byte 64: shard 0: tensor: found 3, expected 0 to 2");
+    expect_at(68, 4, 2, "byte 68: shard 0: file: found 2, expected 0 to 1");
+    expect_at(72, 8, ~0ull, "byte 72: found offset 18446744073709551615, expected at most 9223372036854775807");
+    expect_at(72, 8, INT64_MAX, "byte 72: shard 0: 24 bytes at offset 9223372036854775807 leave file");
+    expect_at(72, 8, 8190, "byte 136: shard 2: it and shard 0 overlap in file \"shard-00000-of-00002.h5\"");
+    expect_at(80, 8, 0, "byte 80: found 0 bytes, expected 1 to");
+    expect_at(80, 8, 25, "byte 80: shard 0: bytes: found 25, expected 24 ([0:4, 0:3] of bf16)");
+    expect_at(80, 8, 1ull << 50,
+              "byte 80: 1125899906842624 bytes in chunks of 4096 need 274877906944 hashes, but only 4");
+    expect_at(88, 4, 0, "byte 88: found chunks of 0 bytes");
+    expect_at(88, 4, 5000, "byte 88: shard 0: chunk_bytes: found 5000, expected a multiple of 4096");
+    expect_at(88, 4, (1u << 30) + 1, "byte 88: found chunks of 1073741825 bytes");
+    expect_at(92, 1, 9, "byte 92: found 9 dims, expected at most 8");
+    expect_at(92, 1, 7, "byte 92: found 7 dims, but only 12 of 12 bounds are left");
+    expect_at(92, 1, 0, "byte 24: found 12 bounds, the shards have 8");
+    expect_at(93, 1, 2, "byte 93: codec 2, this build reads 0 and 1; read it with a newer build",
+              ErrorCode::kUnsupported);
+    expect_at(93, 1, 1, "byte 93: 1 coded chunks, but only 0 of 0 stored chunks are left");
+    expect_at(94, 2, 256, "byte 94: found 256, expected 0");
+    expect_at(192 + 24, 8, 7, "byte 200: shard 0: dim 1 is 0:7, expected a part of 0:6 (tensor 0 \"w\")");
+    expect_at(192 + 32 + 8, 8, 2, "byte 112: shard 1: bytes: found 24, expected 32");
+    std::string cut = good.substr(0, 63);
+    expect_error(with_table(m, cut), ErrorCode::kCorrupt,
+                 "shards.bin: byte 63: the file ends, its header alone has 64");
+    expect_error(with_table(m, good + "x"), ErrorCode::kCorrupt, "byte 320: the file has 321 bytes, expected 320");
+    std::string moved = good;  // shard 1 becomes [0:4, 2:5]: the same volume, but no tiling
+    const int64_t lo = 2, hi = 5;
+    std::memcpy(moved.data() + 192 + 32 + 8, &lo, 8);
+    std::memcpy(moved.data() + 192 + 32 + 24, &hi, 8);
+    expect_error(with_table(m, moved), ErrorCode::kCorrupt, "they hold 24 of 24 elements, first gap or overlap");
+  }
+
+  TEST_CASE("coded shards and files of earlier steps go to bytes and back, and their places are checked") {
+    Manifest m = small();
+    m.files.push_back({"shard-00000-of-00002.h5", 50000, 7, 1100});  // the name of a file here, but of another step
+    m.shards[2].file = 2;
+    m.shards[2].codec = Codec::kShuffleZstd;
+    m.shards[2].chunk_bytes = 40;
+    m.shards[2].offset = 50000;
+    m.shards[2].hashes = {5, 6, 7};
+    m.shards[2].stored = {{4096, 30, 0}, {4126, 40, 3}, {49990, 10, 0}};
+    const std::string bytes = encode_manifest(m).value();
+    REQUIRE(decode_manifest(bytes).ok());
+    CHECK(decode_manifest(bytes).value() == m);
+    CHECK(encode_manifest(decode_manifest(bytes).value()).value() == bytes);
+    const auto refused = [&](const std::function<void(Manifest&)>& change, const std::string& words) {
+      Manifest wrong = m;
+      change(wrong);
+      const Result<std::string> encoded = encode_manifest(wrong);
+      REQUIRE_MESSAGE(!encoded.ok(), words);
+      CHECK_MESSAGE(encoded.error().message.find(words) != std::string::npos, encoded.error().message);
+    };
+    refused([](Manifest& x) { x.files[2].step = 1200; }, "$.files[2].step: found 1200, expected a step before 1200");
+    refused([](Manifest& x) { x.files[2].step = -1; }, "is there twice");
+    refused([](Manifest& x) { x.shards[2].offset = 49999; }, "found address 49999 for a coded shard, expected 50000");
+    refused([](Manifest& x) { x.shards[2].stored[1].offset = 4125; }, "overlap in file");
+    refused([](Manifest& x) { x.shards[2].stored[2].bytes = 11; }, "leave file \"shard-00000-of-00002.h5\" of 50000");
+    refused([](Manifest& x) { x.shards[2].stored[0].bytes = 0; }, "stored chunk 0 has 0 bytes");
+    refused([](Manifest& x) { x.shards[2].stored[0].bytes = 4000; },
+            "stored chunk 0 has 4000 bytes, expected 1 to 168");
+    refused([](Manifest& x) { x.shards[2].stored[0].filter_mask = 4; }, "filter mask 4");
+    refused([](Manifest& x) { x.shards[2].stored.pop_back(); }, "2 stored chunks, expected 3");
+    refused([](Manifest& x) { x.shards[2].chunk_bytes = 42; }, "chunk_bytes: found 42, expected a multiple of 4");
+    refused([](Manifest& x) { x.shards[2].codec = Codec::kRaw; }, "leave file");
+    refused([](Manifest& x) { x.shards[0].stored = {{1, 2, 0}}; }, "a raw shard with 1 stored chunks");
+    refused([](Manifest& x) { x.metrics["loss"] = 1.0 / 0.0; }, "$.metrics.loss: found inf, expected a finite number");
   }
 
   TEST_CASE("what cannot be read is not written") {
@@ -276,8 +395,8 @@ TEST_SUITE("ckpt/format/manifest") {
   }
 
   TEST_CASE("random damage behind a fitting checksum never crashes, and what is accepted is canonical") {
-    const std::string bytes = encode_manifest(small()).value();
-    const std::string body = body_of(bytes);
+    const Manifest whole = small();
+    const std::string body = body_of(whole), table = table_of(whole);
     Rng rng(11);
     int64_t accepted = 0;
     const auto check = [&](const std::string& candidate) {
@@ -312,7 +431,31 @@ TEST_SUITE("ckpt/format/manifest") {
         }
         if (text.empty()) text = "x";
       }
-      check(sealed(text));
+      check(sealed(text) + table);
+    }
+    // The shard table behind a hash that fits.
+    const uint64_t numbers[] = {0, 1, 2, 8, 32, 320, 4095, 4096, 1u << 30, 1ull << 60, INT64_MAX, UINT64_MAX};
+    for (int round = 0; round < 20000; ++round) {
+      std::string text = table;
+      for (uint64_t edits = 1 + rng.below(3); edits > 0; --edits) {
+        const size_t at = rng.below(text.size());
+        const size_t word = at / 8 * 8;
+        switch (rng.below(4)) {
+          case 0:
+            text[at] = static_cast<char>(rng.below(256));
+            break;
+          case 1:
+            text.resize(std::max<size_t>(8, at));
+            break;
+          case 2:
+            if (word + 8 <= text.size()) std::memcpy(text.data() + word, &numbers[rng.below(std::size(numbers))], 8);
+            break;
+          case 3:
+            if (word + 8 <= text.size()) text.insert(word, text.substr(word, 8 * (1 + rng.below(4))));
+            break;
+        }
+      }
+      check(with_table(whole, text));
     }
     // Whole values replaced: valid JSON with wrong contents.
     const json good = json::parse(body);
@@ -353,7 +496,7 @@ TEST_SUITE("ckpt/format/manifest") {
         if (!changed.contains(at)) continue;
         changed[at] = values[rng.below(std::size(values))];
       }
-      check(sealed(changed.dump() + "\n"));
+      check(sealed(changed.dump() + "\n") + table);
     }
     CHECK(accepted > 100);  // the mutations reach the inside
   }

@@ -114,7 +114,7 @@ TEST_SUITE("ckpt/persist/crash") {
     REQUIRE(io->rename(dir.path / "step-00000012", dir.path / "plain").ok());
     REQUIRE(save(*io, dir.path, state).ok());
     const std::vector<DirEntry> names = io->list(dir.path / "plain").value();
-    CHECK(names.size() == 3);
+    CHECK(names.size() == 4);
     for (const DirEntry& entry : names) {
       CHECK((read_file(*io, dir.path / "plain" / entry.name, 1 << 20).value() ==
              read_file(*io, dir.path / "step-00000012" / entry.name, 1 << 20).value()));

@@ -45,7 +45,8 @@ TEST_SUITE("ckpt/persist/golden") {
     PosixBackend io;
     const fs::path root = CAIRN_SOURCE_DIR;
     const std::string doc = read_file(io, root / "docs/format.md", 1 << 20).value();
-    for (const auto& [name, lines] : {std::pair{"manifest.json", 7}, {"shard-00000-of-00002.h5", 3}}) {
+    for (const auto& [name, lines] :
+         {std::pair{"manifest.json", 7}, {"shards.bin", 6}, {"shard-00000-of-00002.h5", 3}}) {
       const std::string bytes =
           read_file(io, root / "tests/golden/checkpoint-v1/step-00000012" / name, 1 << 20).value();
       for (size_t at = 0; at < static_cast<size_t>(lines) * 16; at += 16) {

@@ -52,7 +52,7 @@ TEST_SUITE("ckpt/verify/verify") {
     MemoryBackend disk;
     const TestState state = make_state(12, 1);
     const Manifest m = save(disk, "/ck", state).value().manifest;
-    std::vector<std::string> names = {"manifest.json"};
+    std::vector<std::string> names = {"manifest.json", "shards.bin"};
     for (const FileEntry& file : m.files) names.push_back(file.name);
     int64_t payload = 0, rest = 0, manifest = 0, loads_refused = 0;
     for (uint64_t round = 0; round < 3000; ++round) {
@@ -79,7 +79,7 @@ TEST_SUITE("ckpt/verify/verify") {
           ++loads_refused;
         }
       } else {
-        ++(name == "manifest.json" ? manifest : rest);
+        ++(name == "manifest.json" || name == "shards.bin" ? manifest : rest);
       }
       bytes[static_cast<size_t>(bit / 8)] = before;
     }
@@ -135,7 +135,7 @@ TEST_SUITE("ckpt/verify/verify") {
     for (TensorEntry& tensor : wrong.tensors) {
       if (tensor.name == "embed.weight") tensor.kind = tensor.kind == "weight" ? "exp_avg" : "weight";
     }
-    const std::string bytes = encode_manifest(wrong).value();
+    const std::string bytes = encode_manifest_files(wrong).value().json;
     std::vector<std::byte>& file = disk.bytes_of(kStep / "manifest.json");
     file.assign(reinterpret_cast<const std::byte*>(bytes.data()),
                 reinterpret_cast<const std::byte*>(bytes.data() + bytes.size()));
