@@ -1,7 +1,7 @@
 #include "runtime/trainer/state.h"
 
-#include "runtime/core/random.h"
 #include "runtime/plan/activations.h"
+#include "runtime/trainer/initial.h"
 
 namespace cairn::trainer {
 
@@ -55,24 +55,7 @@ std::vector<StateTensor> TrainState::tensors(const RankPlan& rank) const {
 
 void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
   for (const StatePiece& piece : rank.pieces) {
-    const TensorSpec& spec = plan.tensors[piece.tensor];
-    float* out = weight_at(piece);
-    const uint64_t key = stream_key(plan.recipe.seed, spec.name);
-    // A piece is a box of at most two dims: rows of `width` elements, each a function of its global index alone.
-    const int64_t width = piece.box.extent(piece.box.dims() - 1);
-    const int64_t rows = piece.count_elems() / width;
-#pragma omp parallel for if (piece.count_elems() > 1 << 16)
-    for (int64_t row = 0; row < rows; ++row) {
-      std::vector<int64_t> index = piece.box.lo;
-      index[0] += row;
-      const int64_t first = flat_offset(spec.shape, index);
-      for (int64_t k = 0; k < width; ++k) {
-        out[row * width + k] = spec.init == InitKind::kOnes ? 1.0f
-                               : spec.init == InitKind::kNormal
-                                   ? static_cast<float>(spec.init_std) * normal_at(key, first + k)
-                                   : 0.0f;
-      }
-    }
+    initial_weights(plan, piece.tensor, piece.box, weight_at(piece));
   }
 }
 
