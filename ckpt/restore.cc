@@ -16,6 +16,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
+#include "runtime/trainer/initial.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -32,12 +33,6 @@ bool is_state(const TensorEntry& entry) {
   return std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind) != kStateKinds.end();
 }
 
-/// Imported: weights, perhaps with files kept beside them (of another kind), no moments.
-bool only_weights(const Manifest& manifest) {
-  return std::all_of(manifest.tensors.begin(), manifest.tensors.end(),
-                     [](const TensorEntry& entry) { return !is_state(entry) || entry.kind == kStateKinds[0]; });
-}
-
 /// check_tensors on what is training state; files that an import kept are none of the trainer's business.
 Status check_state(const Manifest& manifest, std::span<const TensorEntry> expected) {
   Manifest state;
@@ -45,10 +40,10 @@ Status check_state(const Manifest& manifest, std::span<const TensorEntry> expect
   return check_tensors(state, expected);
 }
 
-std::vector<TensorEntry> expected_tensors(const Plan& plan, bool weights_only) {
-  std::vector<TensorEntry> out = state_tensors(plan.tensors);
-  if (weights_only) out.resize(plan.tensors.size());  // kinds are outermost
-  return out;
+/// What a person named is this model's whole state: nothing is left out and nothing starts anew.
+bool takes_everything(const LoadMatch& match) {
+  return !match.weights_only && match.with_moments() == std::ssize(match.tensors) &&
+         match.taken() == std::ssize(match.tensors);
 }
 
 Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const StateTensor> state) {
@@ -69,7 +64,7 @@ Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const St
 
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std::span<const StateTensor> state) {
   RT_TRY_SET(const Manifest manifest, decode_manifest(arena.directory()));
-  RT_TRY(check_tensors(manifest, expected_tensors(plan, false)));
+  RT_TRY(check_tensors(manifest, state_tensors(plan.tensors)));
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, state));
   RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(manifest).plan_reads(wanted));
   std::vector<int64_t> rank_of_file;  // slot_manifest: ranks that save nothing have no file
@@ -89,18 +84,24 @@ Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std:
 }
 
 Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
-                                     std::span<const StateTensor> state) {
+                                     std::span<const StateTensor> state, const InitConfig& how) {
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir));
   const Manifest& manifest = reader.manifest();
-  const bool weights = only_weights(manifest);
-  RT_TRY(check_state(manifest, expected_tensors(plan, weights)).with(dir.string()));
-  RT_TRY_SET(const TrainPosition position, position_of(manifest).with(dir.string()));
+  RT_TRY_SET(const LoadMatch match, match_tensors(manifest, plan.tensors, how).with(dir.string()));
+  TrainPosition position{.seed = plan.recipe.seed};
+  if (!how.weights_only) {
+    RT_TRY_SET(position, position_of(manifest).with(dir.string()));
+  }
   std::vector<StateTensor> saved;
   for (const StateTensor& item : state) {
-    if (weights && item.kind != StateKind::kWeight) {
-      std::memset(item.data, 0, item.bytes);
-    } else {
+    const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
+    const bool weight = item.kind == StateKind::kWeight;
+    if (weight ? of.weight : of.moments) {
       saved.push_back(item);
+    } else if (weight) {
+      trainer::initial_weights(plan, item.tensor, item.box, reinterpret_cast<float*>(item.data));
+    } else {
+      std::memset(item.data, 0, item.bytes);
     }
   }
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, saved));
@@ -126,7 +127,8 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
-      RT_TRY_SET(TrainPosition position, load_from_disk(plan, io, dir, state));
+      RT_TRY_SET(TrainPosition position, load_from_disk(plan, io, dir, state,
+                                                        dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{}));
       return Restored{.position = std::move(position)};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
@@ -156,36 +158,40 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
-Status RestoreDecider::usable(const std::filesystem::path& dir, bool weights_only_allowed) {
-  RT_TRY_SET(const Manifest manifest, read_manifest(io_, dir));
-  const bool weights = weights_only_allowed && only_weights(manifest);
-  RT_TRY(check_state(manifest, expected_tensors(plan_, weights)).with(dir.string()));
+/// `by_agent`: fill_slot() will read and verify it.
+Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir, bool by_agent) {
   RT_TRY(position_of(manifest).with(dir.string()));
-  if (!weights || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};  // else fill_slot() verifies
+  if (by_agent || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
   RT_TRY_SET(const VerifyReport report, verify_checkpoint(io_, dir, {.max_damages = 3, .structure = false}));
   if (report.whole()) return {};
   return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), report.damages[0].message)};
 }
 
 Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings) {
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, request_.checkpoints_dir));
+  RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
   bool any = false;
-  for (auto it = catalog.checkpoints.rbegin(); it != catalog.checkpoints.rend(); ++it) {
-    const auto old = before_.find(it->step);
-    if (old != before_.end() && old->second == it->created_unix_ms) continue;
+  for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
+    const CheckpointInfo info = look_at_checkpoint(io_, request_.checkpoints_dir, *step);
+    const auto old = before_.find(info.step);
+    if (old != before_.end() && old->second == info.created_unix_ms) continue;
     any = true;
-    if (const auto refused = refused_.find(it->dir.string()); refused != refused_.end()) {
+    if (const auto refused = refused_.find(info.dir.string()); refused != refused_.end()) {
       warnings.push_back(refused->second);
       continue;
     }
-    if (!it->complete) {
-      warnings.push_back(fmt::format("{}: {}", it->dir.string(), it->problem));
+    if (!info.complete) {
+      warnings.push_back(fmt::format("{}: {}", info.dir.string(), info.problem));
       continue;
     }
-    const Status checked = usable(it->dir, false);
+    const auto check = [&]() -> Status {
+      RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
+      RT_TRY(check_state(manifest, state_tensors(plan_.tensors)).with(info.dir.string()));
+      return usable(manifest, info.dir, /*by_agent=*/true);
+    };
+    const Status checked = check();
     if (checked.ok()) {
       return std::optional<RestoreChoice>(
-          RestoreChoice{.source = arena::Source::kDisk, .step = it->step, .dir = it->dir});
+          RestoreChoice{.source = arena::Source::kDisk, .step = info.step, .dir = info.dir});
     }
     if (checked.error().code == ErrorCode::kInvalidInput)
       return Error(checked.error());  // another model: ask the person
@@ -201,10 +207,12 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
 Result<RestoreChoice> RestoreDecider::choose() {
   RestoreChoice choice;
   const auto from = [&]() -> Result<RestoreChoice> {
-    RT_TRY(usable(*request_.from, true));
+    const InitConfig& how = plan_.recipe.init;
     RT_TRY_SET(const Manifest manifest, read_manifest(io_, *request_.from));
+    RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
+    RT_TRY(usable(manifest, *request_.from, takes_everything(*choice.match)));
     choice.source = arena::Source::kDisk;
-    choice.step = manifest.step;
+    choice.step = how.weights_only ? 0 : manifest.step;
     choice.dir = *request_.from;
     return choice;
   };
@@ -298,8 +306,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
 
 /// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
 Result<bool> RestoreDecider::fill_slot(const RestoreChoice& choice) {
-  RT_TRY_SET(const Manifest manifest, read_manifest(io_, choice.dir));
-  if (only_weights(manifest)) return false;
+  if (choice.match && !takes_everything(*choice.match)) return false;
   const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
   RT_TRY(load_slot(arena_, 0, incarnation, io_, choice.dir));
   return true;

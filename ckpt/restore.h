@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/plan/partial.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -39,13 +40,14 @@ struct RestoreChoice {
   bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
   std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
+  std::optional<LoadMatch> match;     // kDisk, from what a person named: what is taken of it
   std::vector<std::string> warnings;  // what was passed over, and why
   double seconds = 0;
 };
 
 struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
-  std::optional<std::filesystem::path> from;  // a checkpoint's directory
+  std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
   bool from_first = true;                     // false: only for a run that has no state of its own
   /// Checkpoints that the ranks read themselves (only weights in them) are read and verified in full before, up to this
   /// size; larger ones are verified by the ranks as they read, and one of them that fails makes the next choice leave
@@ -65,7 +67,7 @@ class RestoreDecider {
  private:
   Result<RestoreChoice> choose();
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings);
-  Status usable(const std::filesystem::path& dir, bool weights_only_allowed);
+  Status usable(const Manifest& manifest, const std::filesystem::path& dir, bool by_agent);
   Result<bool> fill_slot(const RestoreChoice& choice);
   void publish(const RestoreChoice& choice, bool in_memory);
 
@@ -91,8 +93,9 @@ Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
                         std::span<const trainer::StateTensor> state);
 
 /// Fills `state` from a checkpoint of any layout, verifying each chunk it touches. A checkpoint that has only weights
-/// gives moments of zero. Returns where training stood.
+/// gives moments of zero; `how` may take a part of it (plan/partial.h), the rest starts anew. Returns where training
+/// stood, or, with `how.weights_only`, the beginning.
 Result<trainer::TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
-                                              std::span<const trainer::StateTensor> state);
+                                              std::span<const trainer::StateTensor> state, const InitConfig& how = {});
 
 }  // namespace cairn::ckpt

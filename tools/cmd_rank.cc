@@ -16,13 +16,14 @@
 #include "runtime/core/log.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
+#include "tools/init_options.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
 namespace {
 
 struct RankArgs {
-  std::string recipe, arena;
+  std::string recipe, arena, init;
   int64_t rank = 0, world = 0;
   uint64_t incarnation = 0;
   int comm_fd = -1;
@@ -38,7 +39,8 @@ double ms_since_process_start() {
 
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(const std::string text, read_text_file(args.recipe));
-  RT_TRY_SET(const Recipe recipe, dsl::decode_recipe(text));
+  RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text));
+  RT_TRY_SET(recipe.init, init_from_json(args.init));  // as the agent has resolved it
   RT_TRY_SET(const Plan plan, make_plan(recipe, args.world));
   const comm::Options options{.deadline_ms = static_cast<int64_t>(recipe.restart.deadline_s * 1000)};
   RT_TRY_SET(const std::unique_ptr<comm::Engine> engine, comm::attach_shm_engine(args.comm_fd, args.rank, options));
@@ -93,6 +95,7 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--world", args->world)->required();
   command->add_option("--incarnation", args->incarnation)->required();
   command->add_option("--comm-fd", args->comm_fd)->required();
+  command->add_option("--init", args->init)->required();
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
       init_logging("rank " + std::to_string(args->rank));

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "runtime/core/random.h"
 #include "runtime/plan/activations.h"
+#include "runtime/trainer/initial.h"
 
 namespace cairn::trainer {
 
@@ -88,27 +88,10 @@ std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank)
 
 void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
   for (const StateTensor& tensor : tensors(rank, 0)) {
-    auto* const out = reinterpret_cast<float*>(tensor.data);
-    if (tensor.kind != StateKind::kWeight) {
-      std::memset(out, 0, tensor.bytes);  // a hook's memory may have been used before
-      continue;
-    }
-    const TensorSpec& spec = plan.tensors[tensor.tensor];
-    const uint64_t key = stream_key(plan.recipe.seed, spec.name);
-    // A piece is a box of at most two dims: rows of `width` elements, each a function of its global index alone.
-    const int64_t width = tensor.box.extent(tensor.box.dims() - 1);
-    const int64_t rows = tensor.box.count_elems() / width;
-#pragma omp parallel for if (rows * width > 1 << 16)
-    for (int64_t row = 0; row < rows; ++row) {
-      std::vector<int64_t> index = tensor.box.lo;
-      index[0] += row;
-      const int64_t first = flat_offset(spec.shape, index);
-      for (int64_t k = 0; k < width; ++k) {
-        out[row * width + k] = spec.init == InitKind::kOnes ? 1.0f
-                               : spec.init == InitKind::kNormal
-                                   ? static_cast<float>(spec.init_std) * normal_at(key, first + k)
-                                   : 0.0f;
-      }
+    if (tensor.kind == StateKind::kWeight) {
+      initial_weights(plan, tensor.tensor, tensor.box, reinterpret_cast<float*>(tensor.data));
+    } else {
+      std::memset(tensor.data, 0, tensor.bytes);  // a hook's memory may have been used before
     }
   }
 }
