@@ -56,6 +56,7 @@ Status decode_block(const Block& block, void* object, const Json& json, const st
     if (!field.stored()) continue;
     const std::string path = path_of(field.key);
     const auto found = json.find(field.key);
+    if (found == json.end() && field.later) continue;
     if (found == json.end()) return bad(path, " is missing");
     if (field.member) {
       RT_TRY(decode_block(*field.block, field.member(object), *found, path));

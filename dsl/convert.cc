@@ -88,6 +88,23 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
       if (!count) return std::nullopt;
       return count->at("count");
     }
+    case Form::kPlaces: {
+      Json out = Json::array();
+      bool good = true;
+      const auto add = [&](const Node& node, const Place& at) {
+        const std::string here = fmt::format("{}[{}]", path, out.size() + 1);
+        if (!is_ctor(node, "place")) return complain_type(here, at, field, node), void(good = false);
+        const auto fields = convert_fields(here, *find_constructor("place"), node, pass);
+        good = good && fields.has_value();
+        out.push_back(fields ? *fields : Json());
+      };
+      if (is_list(value)) {
+        for (const Entry& entry : value.entries) add(*entry.value, entry.place);
+      } else {
+        add(value, place);
+      }
+      return good ? std::optional(out) : std::nullopt;
+    }
     case Form::kStages:
       return convert_stages(path, field, value, place, pass);
     case Form::kTokenizer:

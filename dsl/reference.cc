@@ -155,6 +155,7 @@ std::string lua_type(const Field& field) {
       return constructed();
     case Form::kEveryList:
     case Form::kKeep:
+    case Form::kPlaces:
       return constructed() + "[]";
     case Form::kStages:
       return constructed();
