@@ -21,7 +21,7 @@ namespace cairn::ckpt {
 namespace {
 
 constexpr size_t kMaxAnswerBytes = 16 << 20;  // of an answer that is kept; a page of a listing has about 1 MiB
-constexpr double kSlowestBytesPerS = 16 << 10;
+constexpr double kSlowestBytesPerS = 1 << 10;
 
 struct CurlTraits {
   using Handle = CURL*;
@@ -291,16 +291,11 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
   curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &exchange);
   curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(1000 * std::min(30.0, options.timeout_s)));
   // Nothing for timeout_s, or a drop now and then without end.
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  const double slowest = traffic.max_bytes_per_s > 0
+                             ? std::min(kSlowestBytesPerS, static_cast<double>(traffic.max_bytes_per_s) / 2)
+                             : kSlowestBytesPerS;
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, std::max(1L, static_cast<long>(slowest)));
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, std::max(1L, static_cast<long>(options.timeout_s)));
-  const double rate = traffic.max_bytes_per_s > 0
-                          ? std::min(kSlowestBytesPerS, static_cast<double>(traffic.max_bytes_per_s) / 2)
-                          : kSlowestBytesPerS;
-  if (sink == nullptr) {
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS,
-                     static_cast<long>(1000 * (10 * options.timeout_s +
-                                               static_cast<double>(request.body.size()) / rate)));
-  }
   if (traffic.max_bytes_per_s > 0) {
     curl_easy_setopt(curl, CURLOPT_MAX_SEND_SPEED_LARGE, static_cast<curl_off_t>(traffic.max_bytes_per_s));
     curl_easy_setopt(curl, CURLOPT_MAX_RECV_SPEED_LARGE, static_cast<curl_off_t>(traffic.max_bytes_per_s));

@@ -438,10 +438,21 @@ class S3Place final : public Place {
       body += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>\"{}\"</ETag></Part>", i + 1, etags[i]);
     }
     body += "</CompleteMultipartUpload>";
-    RT_TRY_SET(const XmlNode answer,
-               ask({.method = "POST", .key = key, .query = {{"uploadId", id}}, .body = std::as_bytes(std::span(body))},
-                   "CompleteMultipartUploadResult", traffic));
-    const std::string etag = unquoted(answer.get("ETag"));
+    const Result<XmlNode> answer =
+        ask({.method = "POST", .key = key, .query = {{"uploadId", id}}, .body = std::as_bytes(std::span(body))},
+            "CompleteMultipartUploadResult", traffic);
+    std::string etag = answer.ok() ? unquoted(answer.value().get("ETag")) : std::string();
+    if (!answer.ok()) {
+      // Done, but the news of it was lost, and a second try finds no such upload: then the object is there.
+      StoredObject object;
+      if (is_not_found(answer.error())) {
+        RT_TRY(list_objects(key, [&](const std::string& found, const StoredObject& there_now) {
+          if (found == key) object = there_now;
+        }));
+      }
+      if (object.bytes != source.bytes() || !is_md5_etag(object.etag, parts)) return answer.error();
+      etag = object.etag;
+    }
     if (is_md5_etag(etag, parts) && etag != hex(md5(digests)) + "-" + std::to_string(parts)) {
       return Error{ErrorCode::kUnavailable,
                    fmt::format("POST s3://{}/{}: the store put together other bytes: ETag {}", bucket_, key, etag)};
