@@ -80,6 +80,7 @@ void CrossCheck::run() {
   schedule();
   data();
   retention();
+  places();
 }
 
 void CrossCheck::name() {
@@ -282,6 +283,27 @@ void CrossCheck::retention() {
          fmt::format("checkpoint.keep asks for the best valid_loss, but nothing is evaluated{}",
                      where("checkpoint.keep", "eval.at")),
          "eval = T.eval { at = T.every { steps = n } }, or metric = \"loss\"");
+}
+
+void CrossCheck::places() {
+  const std::vector<CopyTo>& places = recipe.checkpoint.copy_to;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::string at = fmt::format("checkpoint.copy_to[{}]", i + 1);
+    const std::string& path = places[i].path;
+    const bool s3 = path.rfind("s3://", 0) == 0;
+    if (path.empty() || (path.find("://") != std::string::npos && !s3) || (s3 && path.size() < 6 + 2))
+      fail("checkpoint.copy_to", fmt::format("{}: \"{}\" is no place for checkpoints", at, path),
+           "a directory, or s3://bucket/prefix");
+    if (!s3 && !(places[i].endpoint.empty() && places[i].region.empty()))
+      fail("checkpoint.copy_to", fmt::format("{}: endpoint and region are for S3, and \"{}\" is a directory", at, path),
+           "a path that begins with s3://");
+    if (places[i].keep_every > 0 && places[i].keep_last == 0)
+      fail("checkpoint.copy_to", fmt::format("{}: keep_every has no meaning while keep_last = 0 keeps all", at),
+           "keep_last = n besides");
+    for (size_t j = 0; j < i; ++j)
+      if (places[j].path == path && places[j].endpoint == places[i].endpoint)
+        fail("checkpoint.copy_to", fmt::format("{}: \"{}\" is named twice", at, path), "each place once");
+  }
 }
 
 std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world) {

@@ -29,6 +29,7 @@ struct CrossCheck {
   void schedule();
   void data();
   void retention();
+  void places();
   void name();
 };
 

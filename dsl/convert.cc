@@ -104,6 +104,28 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
       }
       return good ? std::optional(out) : std::nullopt;
     }
+    case Form::kPlaces: {
+      Json out = Json::array();
+      bool good = true;
+      const auto add = [&](const Node& node, const Place& at) {
+        const std::string here = fmt::format("{}[{}]", path, out.size() + 1);
+        if (!is_ctor(node, "place")) return complain_type(here, at, field, node), void(good = false);
+        if (node.find("path") == nullptr && (node.entries.empty() || !node.entries.front().key.empty())) {
+          complain(here, node.place,
+                   {"missing", ": T.place must begin with a directory or s3://bucket/prefix, got " + describe(node), "", ""});
+          return void(good = false);
+        }
+        const auto fields = convert_fields(here, *find_constructor("place"), node, pass);
+        good = good && fields.has_value();
+        out.push_back(fields ? *fields : Json());
+      };
+      if (is_list(value)) {
+        for (const Entry& entry : value.entries) add(*entry.value, entry.place);
+      } else {
+        add(value, place);
+      }
+      return good ? std::optional(out) : std::nullopt;
+    }
     case Form::kStages:
       return convert_stages(path, field, value, place, pass);
     case Form::kTokenizer:

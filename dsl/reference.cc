@@ -154,6 +154,7 @@ std::string lua_type(const Field& field) {
     case Form::kData:
       return constructed();
     case Form::kEveryList:
+    case Form::kPlaces:
       return constructed() + "[]";
     case Form::kKeep:
       return "(" + constructed() + ")[]";

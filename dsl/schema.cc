@@ -613,6 +613,66 @@ const Block& keep_block() {
   return out;
 }
 
+const Block& place_block() {
+  static const Block out{
+      .name = "place",
+      .constructors = {"place"},
+      .positional = true,
+      .doc = "A second place for checkpoints: T.place { \"s3://bucket/prefix\", keep_last = 5 }.",
+      .fields = {
+          bound("path", &CopyTo::path)
+              .needed()
+              .says("a directory, or s3://bucket/prefix",
+                    "The name of the run's folder is added, so runs may share it. A directory is relative to the "
+                    "working directory. S3 credentials come from the environment or ~/.aws/credentials, never from a "
+                    "recipe.")
+              .like("\"/mnt/shared/checkpoints\""),
+          bound("every", &CopyTo::every_steps, "every_steps")
+              .range(0, kMany)
+              .otherwise(0)
+              .written(Form::kEveryStep, {&every_block()})
+              .says("how often",
+                    "One checkpoint of each such window of steps goes, and the last of the run. Default: all, or when "
+                    "the place is slower than the saves, the newest each time.")
+              .like("T.every { steps = 5000 }"),
+          bound("keep_last", &CopyTo::keep_last)
+              .range(0, kMany)
+              .otherwise(0)
+              .says("newest ones that stay there", "0: all."),
+          bound("keep_every", &CopyTo::keep_every)
+              .range(0, kMany)
+              .otherwise(0)
+              .says("besides, the oldest of each window of so many steps stays for ever", "0: none does."),
+          bound("max_mb_per_s", &CopyTo::max_mb_per_s)
+              .range(0, 1e6)
+              .otherwise(0.0)
+              .says("not faster than so many 10^6 bytes a second, in either direction", "0: as fast as it goes."),
+          bound("read_back", &CopyTo::read_back)
+              .otherwise(true)
+              .says("read every byte back and compare, before a copy counts",
+                    "Without it the place's own word is taken: checksums of what it received, or an fsync."),
+          bound("endpoint", &CopyTo::endpoint)
+              .otherwise("")
+              .says("of an S3 store that is not Amazon's", "Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL.")
+              .like("\"https://minio.example.org:9000\""),
+          bound("region", &CopyTo::region).otherwise("").says("of the S3 bucket", "Default: AWS_REGION, us-east-1."),
+          bound("timeout", &CopyTo::timeout_s, "timeout_s")
+              .range(1, 86400)
+              .otherwise(60.0)
+              .in(Unit::kSeconds)
+              .says("without a byte moving, before a try is given up", "Failed tries are repeated with growing waits.")
+              .like("\"2min\""),
+          bound("finish", &CopyTo::finish_s, "finish_s")
+              .range(0, 86400 * 7)
+              .otherwise(300.0)
+              .in(Unit::kSeconds)
+              .says("how long the end of the run waits for copies",
+                    "What is not there then is copied by the next start of the run. A signal ends the wait.")
+              .like("\"10min\""),
+      }};
+  return out;
+}
+
 const Block& checkpoint_block() {
   static const Block out{
       .name = "checkpoint",
@@ -651,6 +711,14 @@ const Block& checkpoint_block() {
               .newer()
               .says("when the disk cannot hold what `keep` leaves lying at once",
                     "Looked at before the run starts; each save looks again before it writes."),
+          items("copy_to", &CheckpointConfig::copy_to, place_block())
+              .otherwise(Json::array())
+              .newer()
+              .written(Form::kPlaces, {&place_block()})
+              .says("where else complete checkpoints go",
+                    "A process beside the training copies them, and a run whose folder has no checkpoint begins with "
+                    "the newest one there.")
+              .like("{ T.place { \"s3://bucket/prefix\", keep_last = 5 } }"),
           bound("direct_io", &CheckpointConfig::direct_io)
               .otherwise(true)
               .says("O_DIRECT through io_uring", "Where the system refuses it, plain writes of the same bytes."),

@@ -131,6 +131,8 @@ std::string expected(const Field& field) {
       return "a list of T.every {...}";
     case Form::kKeep:
       return "a list of T.last(n), T.every {...}, T.best {...}, T.at {...}, T.within {...} and T.fractions(n)";
+    case Form::kPlaces:
+      return "a list of T.place {...}";
     case Form::kStages:
       return "T.schedule { stages }";
     case Form::kTokenizer:
@@ -326,6 +328,17 @@ std::string lua_text(const Field& field, const Json& value) {
   }
   if (field.form == Form::kEveryList) {
     for (const Json& element : value) parts.push_back(every(element));
+    return parts.empty() ? "{}" : "{ " + join(parts) + " }";
+  }
+  if (field.form == Form::kPlaces) {
+    for (const Json& element : value) {
+      std::vector<std::string> inner = {lua_text(element.at("path"))};
+      for (const Field& part : field.block->fields) {
+        if (part.key == "path" || element.at(part.key) == part.fallback) continue;
+        inner.push_back(part.name + " = " + lua_text(part, element.at(part.key)));
+      }
+      parts.push_back("T.place { " + join(inner) + " }");
+    }
     return parts.empty() ? "{}" : "{ " + join(parts) + " }";
   }
   if (field.form == Form::kStages) {

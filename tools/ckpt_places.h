@@ -18,6 +18,7 @@ namespace cairn::tools {
 struct Session;
 
 void add_ckpt_reshard(CLI::App& ckpt, Session& session);
+void add_ckpt_copy(CLI::App& ckpt, Session& session);
 
 /// "tp 2 x pp 1 x dp 2, zero 1, bf16"
 std::string mesh_text(const ckpt::MeshInfo& mesh);

@@ -373,6 +373,7 @@ void add_ckpt(CLI::App& app, Session& session) {
   declare("verify", "read every byte and compare it with its checksum; exit code 65 when damaged",
           "step folder, or run folder for its newest step", verify);
   add_ckpt_reshard(*ckpt, session);
+  add_ckpt_copy(*ckpt, session);
 }
 
 }  // namespace cairn::tools

@@ -25,6 +25,7 @@
 #include "runtime/telemetry/terminal.h"
 #include "tools/commands.h"
 #include "tools/init_options.h"
+#include "tools/run_copies.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -64,10 +65,19 @@ Result<Kill> parse_kill(const std::string& text, int64_t world) {
 class TrainAgent final : public agent::SupervisorClient {
  public:
   TrainAgent(const Plan& plan, RunFolder& folder, const TrainArgs& args, std::vector<Kill> kills)
-      : plan_(plan), folder_(folder), args_(args), kills_(std::move(kills)), progress_(STDOUT_FILENO) {}
+      : plan_(plan),
+        folder_(folder),
+        args_(args),
+        kills_(std::move(kills)),
+        progress_(STDOUT_FILENO),
+        copies_(plan.recipe.checkpoint.copy_to, folder,
+                {.say = [this](const std::string& text) { progress_.say(text); },
+                 .record = [this](const json& event) { record(event); }}) {}
 
   Status open(const dsl::LoadedRecipe& loaded, const std::string& name);
   void use(agent::Supervisor& supervisor) { supervisor_ = &supervisor; }
+  /// Before open(): a checkpoint may have to come from a second place first.
+  Status prepare_copies() { return copies_.prepare(args_.fresh); }
   Result<int> conclude(const agent::Outcome& outcome);
   /// After the run, in any way it ended: saves what only memory holds, and stops the persist thread, which wakes the
   /// supervisor and so must not outlive it.
@@ -79,7 +89,10 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_child_exit(int64_t rank, const agent::ExitStatus& status, bool killed) override;
   void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override;
   void on_stop_requested(int signal) override;
-  void on_tick() override { take_persist_events(); }
+  void on_tick() override {
+    take_persist_events();
+    copies_.poll();
+  }
   /// Ranks that have trained to their end stand still until the last checkpoint is on disk, within the hook's own
   /// deadline.
   bool on_hang(const std::vector<agent::Silence>&) override { return !save_under_way(); }
@@ -110,6 +123,7 @@ class TrainAgent final : public agent::SupervisorClient {
   const TrainArgs& args_;
   std::vector<Kill> kills_;
   telemetry::ProgressLine progress_;
+  RunCopies copies_;
   agent::Supervisor* supervisor_ = nullptr;
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<comm::ShmWorld> world_;
@@ -148,6 +162,7 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
   const fs::path path = folder_.path() / "events.jsonl";
   events_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!events_) return os_error(errno, path.string());
+  copies_.start();
   return {};
 }
 
@@ -352,6 +367,7 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
           {"pause_ms", event.snapshot_ms},
           {"dir", event.dir.string()},
           {"removed", event.removed}});
+  copies_.saved();
   supervisor_->note_progress();
 }
 
@@ -424,6 +440,7 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
     record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
     return error;
   }
+  copies_.finish();
   if (outcome.kind == agent::EndKind::kFailed) {
     progress_.say(fmt::format("failed: {}", outcome.message));
     if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
@@ -481,6 +498,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   std::fflush(stdout);
 
   TrainAgent agent(plan, folder, args, std::move(kills));
+  RT_TRY(agent.prepare_copies());  // may take long, and a signal just ends it: the next start goes on
   const SystemClock clock;
   const RestartConfig& restart = loaded.recipe.restart;
   // Blocks the stop signals before the persist thread starts.

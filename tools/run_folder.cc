@@ -47,6 +47,7 @@ Result<std::string> read_text_file(const fs::path& path) {
 Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
   RunFolder out;
   out.path_ = path;
+  out.name_ = name;
   std::error_code failed;
   for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
     fs::create_directories(path / below, failed);
@@ -80,6 +81,12 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
     RT_TRY(write_text_file(identity, nlohmann::json{{"id", out.id_}, {"name", name}}.dump(2) + "\n"));
   }
   return out;
+}
+
+Status RunFolder::take_id(const std::string& id) {
+  RT_TRY(write_text_file(path_ / "run.json", nlohmann::json{{"id", id}, {"name", name_}}.dump(2) + "\n"));
+  id_ = id;
+  return {};
 }
 
 Result<bool> RunFolder::write_recipe(const dsl::LoadedRecipe& loaded) {

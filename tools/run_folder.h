@@ -24,6 +24,8 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
   const std::string& id() const { return id_; }
+  /// The run that this folder goes on with is that of a lost one: its id is taken over.
+  Status take_id(const std::string& id);
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
   std::filesystem::path recipe() const { return path_ / "recipe.resolved.json"; }
   std::filesystem::path log_of(int64_t rank) const {
@@ -35,7 +37,7 @@ class RunFolder {
 
  private:
   std::filesystem::path path_;
-  std::string id_;
+  std::string id_, name_;
   Fd lock_;
 };
 

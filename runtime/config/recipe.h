@@ -109,10 +109,25 @@ struct Keep {
 enum class OnSaveFailure { kContinue, kStop };
 enum class SpaceCheck { kRefuse, kWarn };
 
+/// A second place that checkpoints are copied on to: a directory or an S3-compatible store.
+struct CopyTo {
+  std::string path;         // directory or s3://bucket/prefix; the run's folder name is added
+  int64_t every_steps = 0;  // one checkpoint of each window of so many steps is copied; 0: all
+  int64_t keep_last = 0;    // newest ones that stay there; 0: all
+  int64_t keep_every = 0;   // and for ever the oldest of each window of so many steps; 0: none
+  double max_mb_per_s = 0;  // 10^6 bytes a second; 0: as fast as it goes
+  bool read_back = true;    // every byte is read back and compared
+  std::string endpoint;     // S3: of a store that is not Amazon's
+  std::string region;       // S3
+  double timeout_s = 0;     // without any progress, before a try is given up
+  double finish_s = 0;      // how long the end of the run waits for copies under way
+};
+
 struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
   int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
   std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
+  std::vector<CopyTo> copy_to;
   OnSaveFailure on_failure = OnSaveFailure::kContinue;
   SpaceCheck space = SpaceCheck::kRefuse;  // before the run starts, when the disk cannot hold what the rules keep
   bool direct_io = true;                   // O_DIRECT through io_uring; false or refused: POSIX, same bytes

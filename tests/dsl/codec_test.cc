@@ -58,6 +58,7 @@ Recipe everything_changed() {
   r.checkpoint.on_failure = OnSaveFailure::kStop;
   r.checkpoint.space = SpaceCheck::kWarn;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
+  r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5}};
   r.eval = {10, 11};
   r.log = {12, false};
   r.restart = {13, 14.5, 15.5};
@@ -88,7 +89,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 81);
+    CHECK(changed.size() == 91);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 112);
     CHECK(sizeof(DataSource) == 168);
@@ -97,6 +98,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(CheckpointConfig) == 72);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
+    CHECK(sizeof(CopyTo) == 152);
     CHECK(sizeof(RestartConfig) == 24);
     CHECK(sizeof(EvalConfig) == 16);
     CHECK(sizeof(LogConfig) == 16);
@@ -121,9 +123,9 @@ TEST_SUITE("dsl/codec") {
     const std::string json = encode_recipe(r);
     CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
-    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"direct_io\":false,\"keep\":[{\"at\":[11],"
-                    "\"count\":9,"
-                    "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") == 0);
+    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"copy_to\":[{\"endpoint\":\"http://e\",") == 0);
+    CHECK(json.find("],\"direct_io\":false,\"keep\":[{\"at\":[11],\"count\":9,\"kind\":\"best\","
+                    "\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
 
@@ -147,7 +149,7 @@ TEST_SUITE("dsl/codec") {
               CAPTURE((at / key).to_string());
               // A span is one value: its parts are told by its own name.
               const bool part = !at.empty() && (at.back() == "stop" || at.back() == "over");
-              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space") {
+              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space" || key == "copy_to") {
                 CHECK(error_of(missing).empty());  // newer than the first recipes that were stored
                 CHECK(encode_recipe(decode_recipe(missing.dump()).value()) == good.dump());
               } else {

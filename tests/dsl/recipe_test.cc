@@ -277,6 +277,41 @@ return require "base":with {
     load_good(with("optimizer = { lr = T.cosine { to = 0, over = T.tokens(512) } }"));
   }
 
+  TEST_CASE("second places for checkpoints") {
+    const Recipe r = load_good(
+        with("checkpoint = { copy_to = { T.place { \"s3://bucket/prefix\", every = T.every { steps = 50 }, keep_last = 5, "
+             "keep_every = 500, max_mb_per_s = 80, read_back = false, endpoint = \"http://h:9000\", timeout = \"2min\" }, "
+             "T.place { \"/mnt/shared\" } } }"));
+    REQUIRE(r.checkpoint.copy_to.size() == 2);
+    const CopyTo& first = r.checkpoint.copy_to[0];
+    CHECK(first.path == "s3://bucket/prefix");
+    CHECK(first.every_steps == 50);
+    CHECK(first.keep_last == 5);
+    CHECK(first.keep_every == 500);
+    CHECK(first.max_mb_per_s == 80);
+    CHECK(!first.read_back);
+    CHECK(first.endpoint == "http://h:9000");
+    CHECK(first.timeout_s == 120);
+    CHECK(first.finish_s == 300);
+    const CopyTo& second = r.checkpoint.copy_to[1];
+    CHECK(second.path == "/mnt/shared");
+    CHECK(second.read_back);
+    CHECK(load_good(kBase).checkpoint.copy_to.empty());
+    const auto mistake = [](const std::string& places) {
+      return only_mistake(with("checkpoint = { copy_to = { " + places + " } }"));
+    };
+    CHECK(mistake("\"/mnt/shared\"").find("checkpoint.copy_to[1]") != std::string::npos);
+    CHECK(mistake("T.place { keep_last = 1 }").find("must begin with a directory or s3://") != std::string::npos);
+    CHECK(mistake("T.place { \"a\", kepp_last = 3 }").find("no such field in place; did you mean `keep_last`?") !=
+          std::string::npos);
+    CHECK(mistake("T.place { \"a\", keep_last = -1 }").find("keep_last must be an integer") != std::string::npos);
+    CHECK(mistake("T.place { \"ftp://host/x\" }").find("is no place for checkpoints") != std::string::npos);
+    CHECK(mistake("T.place { \"\" }").find("is no place for checkpoints") != std::string::npos);
+    CHECK(mistake("T.place { \"a\", endpoint = \"http://h\" }").find("are for S3") != std::string::npos);
+    CHECK(mistake("T.place { \"a\", keep_every = 100 }").find("keep_last = 0 keeps all") != std::string::npos);
+    CHECK(mistake("T.place { \"a\" }, T.place { \"a\" }").find("is named twice") != std::string::npos);
+  }
+
   TEST_CASE("checks across fields and against the world") {
     LoadOptions eight;
     eight.world = 8;

@@ -6,4 +6,6 @@ if(TARGET cairn)
     add_test(NAME tools/${stem} COMMAND ${CAIRN_PYTHON} ${test} $<TARGET_FILE:cairn>)
     set_tests_properties(tools/${stem} PROPERTIES LABELS unit TIMEOUT 120)
   endforeach()
+  # Starts an object store, and waits for time limits and between tries.
+  set_tests_properties(tools/copy_test PROPERTIES TIMEOUT 600)
 endif()

@@ -1,0 +1,329 @@
+#include "ckpt/mirror/copy.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/format/names.h"
+#include "ckpt/persist/read.h"
+#include "ckpt/persist/save.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/verify/verify.h"
+
+namespace cairn::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr std::string_view kPartSuffix = ".part";
+
+double since(SteadyClock::time_point begin) {
+  return std::chrono::duration<double>(SteadyClock::now() - begin).count();
+}
+
+/// Counts bytes of one phase towards its total.
+class Counter {
+ public:
+  Counter(const CopyOptions& options, CopyPhase phase, int64_t total_bytes)
+      : options_(options), phase_(phase), total_bytes_(total_bytes) {}
+  Traffic traffic() {
+    Traffic out = options_.traffic;
+    out.on_bytes = [this](int64_t bytes) { add(bytes); };
+    return out;
+  }
+  void add(int64_t bytes) {
+    done_bytes_ += bytes;
+    if (options_.progress) options_.progress(phase_, std::min(done_bytes_, total_bytes_), total_bytes_);
+  }
+
+ private:
+  const CopyOptions& options_;
+  CopyPhase phase_;
+  int64_t total_bytes_, done_bytes_ = 0;
+};
+
+/// Names of all files but the manifest, sorted.
+Result<std::vector<std::string>> files_of(IoBackend& io, const fs::path& dir) {
+  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(dir));
+  std::vector<std::string> out;
+  for (const DirEntry& entry : entries) {
+    if (!entry.is_dir && entry.name != kManifestName && valid_file_name(entry.name)) out.push_back(entry.name);
+  }
+  return out;
+}
+
+/// Reads every byte; the throttle holds for this too.
+Status verify(IoBackend& io, const fs::path& dir, CopyPhase phase, const CopyOptions& options, bool structure) {
+  Pace pace(options.traffic.max_bytes_per_s);
+  int64_t before = 0;
+  VerifyOptions verify_options{.max_damages = 3, .structure = structure};
+  verify_options.progress = [&](int64_t done, int64_t total) {
+    pace.spend(done - before);
+    before = done;
+    if (options.progress) options.progress(phase, done, total);
+  };
+  RT_TRY_SET(const VerifyReport report, verify_checkpoint(io, dir, verify_options));
+  if (report.whole()) return {};
+  std::string text = fmt::format("{} is damaged", dir.string());
+  for (const Damage& damage : report.damages) text += "\n  " + damage.message;
+  return Error{ErrorCode::kCorrupt, std::move(text)};
+}
+
+Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name, int64_t bytes,
+                            const Traffic& traffic) {
+  StreamingHash hash;
+  int64_t got = 0;
+  RT_TRY(place.read(Place::Of::kCopy, step, name, 0,
+                    [&](std::span<const std::byte> data) -> Status {
+                      got += static_cast<int64_t>(data.size());
+                      hash.update(data);
+                      if (got <= bytes) return {};
+                      return Error{ErrorCode::kIo, fmt::format("{} in {}: longer than the {} bytes sent", name,
+                                                                    place.describe(), bytes)};
+                    },
+                    traffic));
+  if (got != bytes) {
+    return Error{ErrorCode::kIo,
+                 fmt::format("{} in {}: {} bytes came back of {} sent", name, place.describe(), got, bytes)};
+  }
+  return hash.digest();
+}
+
+}  // namespace
+
+Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_dir) {
+  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
+  std::vector<std::byte> here(static_cast<size_t>(manifest.bytes()));
+  RT_TRY(manifest.read(0, here));
+  size_t at = 0;
+  bool same = true;
+  const Status read = place.read(Place::Of::kComplete, step, std::string(kManifestName), 0,
+                                 [&](std::span<const std::byte> there) -> Status {
+                                   same = same && there.size() <= here.size() - at &&
+                                          std::equal(there.begin(), there.end(), here.begin() + static_cast<long>(at));
+                                   if (!same) return Error{ErrorCode::kStopped, "enough"};
+                                   at += there.size();
+                                   return {};
+                                 },
+                                 {});
+  if (!same) return false;
+  if (!read.ok()) return read.error();
+  return at == here.size();
+}
+
+Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& step_dir, const CopyOptions& options) {
+  const auto begin = SteadyClock::now();
+  CopyReport report;
+  const std::optional<int64_t> step = parse_step_dir_name(step_dir.filename().string());
+  if (!step) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: expected a folder named step-NNNNNNNN", step_dir.string())};
+  }
+  report.step = *step;
+  RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
+  for (const PlacedStep& placed : there) {
+    if (placed.step != *step || !placed.complete) continue;
+    RT_TRY_SET(report.was_there, same_checkpoint(place, *step, step_dir));
+    if (report.was_there) return report;
+  }
+  RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
+  report.verify_seconds = since(begin);
+
+  RT_TRY_SET(const std::vector<std::string> names, files_of(io, step_dir));
+  std::vector<SourceFile> sources;
+  for (const std::string& name : names) {
+    RT_TRY_SET(SourceFile source, SourceFile::open(step_dir / name));
+    report.bytes += source.bytes();
+    sources.push_back(std::move(source));
+  }
+  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
+  report.bytes += manifest.bytes();
+  report.files = static_cast<int64_t>(sources.size()) + 1;
+
+  RT_TRY(place.begin(*step));
+  Counter sending(options, CopyPhase::kSend, report.bytes);
+  const Traffic send_traffic = sending.traffic();
+  std::vector<uint64_t> hashes;
+  for (SourceFile& source : sources) {
+    RT_TRY_SET(const PutReport put, place.put(*step, source, send_traffic));
+    report.sent_bytes += put.sent_bytes;
+    report.reused_bytes += put.reused_bytes;
+    hashes.push_back(put.hash);
+  }
+  if (options.read_back) {
+    const auto verify_begin = SteadyClock::now();
+    Counter reading(options, CopyPhase::kReadBack, report.bytes);
+    const Traffic read_traffic = reading.traffic();
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const auto check = [&]() -> Status {
+        RT_TRY_SET(const uint64_t hash, hash_there(place, *step, names[i], sources[i].bytes(), read_traffic));
+        if (hash == hashes[i]) return {};
+        return Error{ErrorCode::kIo,
+                     fmt::format("{} in {}: what was read back differs from what was sent (hash {}, sent {})", names[i],
+                                 place.describe(), hash_to_hex(hash), hash_to_hex(hashes[i]))};
+      };
+      Status checked = check();
+      if (checked.ok()) continue;
+      if (checked.error().code != ErrorCode::kIo) return std::move(checked).error();
+      // Damaged there: once more from the start, and then it is the place that is not to be trusted.
+      RT_TRY(place.discard(*step, names[i]));
+      RT_TRY_SET(const PutReport again, place.put(*step, sources[i], send_traffic));
+      report.sent_bytes += again.sent_bytes;
+      checked = check();
+      if (checked.ok()) continue;
+      if (checked.error().code == ErrorCode::kIo) {
+        ignore(place.discard(*step, names[i]), "the next try finds it again");
+      }
+      return std::move(checked).error();
+    }
+    report.verify_seconds += since(verify_begin);
+  }
+  RT_TRY(place.commit(*step, manifest, send_traffic));
+  report.sent_bytes += manifest.bytes();
+  report.seconds = since(begin);
+  return report;
+}
+
+namespace {
+
+/// One file of a fetch: into NAME.part from where it ends, then synced and renamed to NAME.
+Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::path& work, const Traffic& traffic,
+                  CopyReport& report) {
+  const fs::path done = work / file.name, part = work / (file.name + std::string(kPartSuffix));
+  struct stat info {};
+  if (::stat(done.c_str(), &info) == 0 && info.st_size == file.bytes) {
+    report.reused_bytes += file.bytes;
+    if (traffic.on_bytes) traffic.on_bytes(file.bytes);
+    return {};
+  }
+  const Fd fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!fd || ::fstat(fd.get(), &info) != 0) return os_error(errno, part.string());
+  int64_t at = info.st_size;
+  if (at > file.bytes) {
+    at = 0;
+    if (::ftruncate(fd.get(), 0) != 0) return os_error(errno, part.string());
+  }
+  report.reused_bytes += at;
+  if (at > 0 && traffic.on_bytes) traffic.on_bytes(at);
+  if (at < file.bytes) {
+    RT_TRY(place.read(Place::Of::kComplete, step, file.name, at,
+                      [&](std::span<const std::byte> data) -> Status {
+                        if (static_cast<int64_t>(data.size()) > file.bytes - at) {
+                          return Error{ErrorCode::kUnavailable, fmt::format("{} in {}: more than its {} bytes come",
+                                                                            file.name, place.describe(), file.bytes)};
+                        }
+                        for (size_t written = 0; written < data.size();) {
+                          const ssize_t n = ::pwrite(fd.get(), data.data() + written, data.size() - written, at);
+                          if (n < 0 && errno == EINTR) continue;
+                          if (n < 0) return os_error(errno, part.string());
+                          written += static_cast<size_t>(n);
+                          at += n;
+                          report.sent_bytes += n;
+                        }
+                        return {};
+                      },
+                      traffic));
+  }
+  if (at != file.bytes) {
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{} in {}: {} bytes came of {}", file.name, place.describe(), at, file.bytes)};
+  }
+  if (::fsync(fd.get()) != 0) return os_error(errno, part.string());
+  if (::rename(part.c_str(), done.c_str()) != 0) return os_error(errno, done.string());
+  return {};
+}
+
+}  // namespace
+
+Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedStep& step, const fs::path& checkpoints_dir,
+                                    const CopyOptions& options) {
+  const auto begin = SteadyClock::now();
+  CopyReport report{.step = step.step, .files = static_cast<int64_t>(step.files.size()), .bytes = step.bytes};
+  report.dir = checkpoints_dir / step_dir_name(step.step);
+  if (!step.complete) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("step {} in {} is not complete", step.step, place.describe())};
+  }
+  RT_TRY(make_dirs(io, checkpoints_dir));
+  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  bool replace = false;
+  for (const CheckpointInfo& info : catalog.checkpoints) {
+    if (info.step != step.step) continue;
+    replace = true;
+    if (!info.complete) continue;
+    RT_TRY_SET(report.was_there, same_checkpoint(place, step.step, info.dir));
+    if (report.was_there) return report;
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{} is there and is another checkpoint; move it away first", info.dir.string())};
+  }
+  const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, step.step, this_writer());
+  bool taken = false;
+  for (const std::string& name : catalog.leftovers) {
+    const std::optional<WorkDir> left = parse_work_dir_name(kTmpPrefix, name);
+    if (taken || !left || left->step != step.step || may_be_alive(left->writer)) continue;
+    RT_TRY(io.rename(checkpoints_dir / name, work));
+    taken = true;
+  }
+  if (!taken) RT_TRY(io.make_dir(work));
+  // What a killed save or fetch left may hold other files; they are not of this step's copy.
+  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(work));
+  int64_t present_bytes = 0;
+  for (const DirEntry& entry : entries) {
+    const bool wanted = std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) {
+      return entry.name == file.name || entry.name == file.name + std::string(kPartSuffix);
+    });
+    if (entry.is_dir || !wanted) {
+      RT_TRY(entry.is_dir ? remove_tree(io, work / entry.name) : io.remove_file(work / entry.name));
+      continue;
+    }
+    RT_TRY_SET(const FileStat stat, io.stat(work / entry.name));
+    present_bytes += stat.size_bytes;
+  }
+  RT_TRY_SET(const int64_t free_bytes, io.free_bytes(checkpoints_dir));
+  if (free_bytes < step.bytes - present_bytes) {
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("{}: {} bytes free, step {} of {} needs {}", checkpoints_dir.string(), free_bytes,
+                             step.step, place.describe(), step.bytes - present_bytes)};
+  }
+  Counter fetching(options, CopyPhase::kFetch, step.bytes);
+  const Traffic traffic = fetching.traffic();
+  for (const PlacedFile& file : step.files) {
+    if (!valid_file_name(file.name)) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("{}: a file named \"{}\"", place.describe(), file.name)};
+    }
+    RT_TRY(fetch_file(place, step.step, file, work, traffic, report));
+  }
+  const auto verify_begin = SteadyClock::now();
+  CopyOptions unthrottled = options;
+  unthrottled.traffic.max_bytes_per_s = 0;
+  Status whole = verify(io, work, CopyPhase::kVerifyFetched, unthrottled, true);
+  if (whole.ok()) {
+    RT_TRY_SET(const Manifest manifest, read_manifest(io, work));
+    if (manifest.step != step.step) {
+      whole = Error{ErrorCode::kCorrupt, fmt::format("step {} of {} says that it is step {}", step.step,
+                                                     place.describe(), manifest.step)};
+    }
+  }
+  if (!whole.ok()) {
+    if (whole.error().code == ErrorCode::kCorrupt || whole.error().code == ErrorCode::kInvalidInput) {
+      ignore(remove_tree(io, work), "the next start cleans it");
+    }
+    return std::move(whole).with(fmt::format("step {} as fetched from {}", step.step, place.describe())).error();
+  }
+  report.verify_seconds = since(verify_begin);
+  RT_TRY(io.sync_dir(work));
+  if (replace) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
+  RT_TRY(io.rename(work, report.dir));
+  RT_TRY(io.sync_dir(checkpoints_dir));
+  report.seconds = since(begin);
+  return report;
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,54 @@
+#pragma once
+// Copies a whole checkpoint to a place and back.
+//
+// To a place: 1. the local checkpoint is verified (damage must not spread); 2. every file but the manifest is put,
+// what an interrupted copy left being kept; 3. every file is read back and its hash compared with what was read here;
+// 4. the manifest is put, which makes the copy complete. Killed at any moment, the place has the copy whole or has
+// none that counts, and the next try goes on.
+//
+// From a place: into `.tmp-step-N...`, file by file, going on where a killed one ended; then every byte is verified
+// against the manifest's checksums, synced, and one rename makes it a checkpoint.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "ckpt/mirror/place.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched };
+
+struct CopyOptions {
+  bool read_back = true;  // false: trust the place's own checksums (S3) or the fsync (directory)
+  Traffic traffic;        // on_bytes is set here
+  std::function<void(CopyPhase phase, int64_t done_bytes, int64_t total_bytes)> progress;
+};
+
+struct CopyReport {
+  int64_t step = 0;
+  int64_t files = 0, bytes = 0;
+  int64_t sent_bytes = 0, reused_bytes = 0;  // fetch: received, and kept from a killed one
+  bool was_there = false;                    // complete and equal already: nothing was done
+  double seconds = 0, verify_seconds = 0;
+  std::filesystem::path dir;  // fetch
+};
+
+/// Errors: kCorrupt: the local checkpoint is damaged. kIo: a disk, or what was read back differs even at a second try.
+/// kUnavailable, kTimeout, kNoSpace, kStopped. is_not_found() when the local checkpoint went away.
+Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const std::filesystem::path& step_dir,
+                                   const CopyOptions& options = {});
+
+/// Whether the place's copy of this step has the same manifest as `step_dir`, and so is its copy.
+Result<bool> same_checkpoint(Place& place, int64_t step, const std::filesystem::path& step_dir);
+
+/// Brings a step to `checkpoints_dir`. A complete one of that number there is an error unless it is the same
+/// (was_there); what cannot be used there is replaced. Errors: kCorrupt when the copy is damaged, naming the places;
+/// nothing of it stays then.
+Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedStep& step,
+                                    const std::filesystem::path& checkpoints_dir, const CopyOptions& options = {});
+
+}  // namespace cairn::ckpt

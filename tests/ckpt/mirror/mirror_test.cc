@@ -1,0 +1,361 @@
+// Policy, copies to a directory and back, and what interrupts and damages them. (S3: tests/tools/copy_test.py.)
+#include "ckpt/mirror/mirror.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "ckpt/format/names.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/store/posix_backend.h"
+#include "ckpt/verify/verify.h"
+#include "tests/ckpt/persist/test_state.h"
+#include "tests/support/temp_dir.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Steps = std::vector<int64_t>;
+
+std::unique_ptr<Place> directory(const fs::path& path) {
+  Result<std::unique_ptr<Place>> place = open_place({.path = path.string()});
+  REQUIRE(place.ok());
+  return std::move(place).value();
+}
+
+bool whole(const fs::path& dir) {
+  PosixBackend io;
+  const Result<VerifyReport> report = verify_checkpoint(io, dir);
+  return report.ok() && report.value().whole();
+}
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void put_bytes(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void check_same(const fs::path& a, const fs::path& b) {
+  for (const auto& entry : fs::directory_iterator(a)) {
+    CAPTURE(entry.path().string());
+    CHECK(bytes_of(entry.path()) == bytes_of(b / entry.path().filename()));
+  }
+}
+
+/// A process that has ended: its number and start time name a dead writer on this host.
+WriterId dead_writer() {
+  WriterId writer = this_writer();
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(0);
+  ::waitpid(pid, nullptr, 0);
+  writer.pid = pid;
+  writer.start = 1;
+  return writer;
+}
+
+/// A place that damages what is read back, as a disk or a store can that says all is well.
+class LyingPlace final : public Place {
+ public:
+  LyingPlace(Place& inner, int64_t lies) : inner_(inner), lies_(lies) {}
+  std::string describe() const override { return inner_.describe(); }
+  Result<std::vector<PlacedStep>> list() override { return inner_.list(); }
+  Status begin(int64_t step) override { return inner_.begin(step); }
+  Result<PutReport> put(int64_t step, SourceFile& source, const Traffic& traffic) override {
+    ++puts;
+    return inner_.put(step, source, traffic);
+  }
+  Status discard(int64_t step, const std::string& name) override {
+    ++discards;
+    return inner_.discard(step, name);
+  }
+  Status commit(int64_t step, SourceFile& manifest, const Traffic& traffic) override {
+    ++commits;
+    return inner_.commit(step, manifest, traffic);
+  }
+  Status read(Of of, int64_t step, const std::string& name, int64_t offset, const ByteSink& sink,
+              const Traffic& traffic) override {
+    bool lie = lies_ > 0 && name != kManifestName;
+    if (lie) --lies_;
+    return inner_.read(of, step, name, offset,
+                       [&](std::span<const std::byte> bytes) -> Status {
+                         if (!lie) return sink(bytes);
+                         lie = false;
+                         std::vector<std::byte> other(bytes.begin(), bytes.end());
+                         other[other.size() / 2] ^= std::byte{1};
+                         return sink(other);
+                       },
+                       traffic);
+  }
+  Status remove(int64_t step) override { return inner_.remove(step); }
+  Result<std::vector<std::string>> tidy(std::optional<int64_t> keep) override { return inner_.tidy(keep); }
+  Result<std::optional<std::string>> read_note(const std::string& name) override { return inner_.read_note(name); }
+  Status write_note(const std::string& name, const std::string& text) override { return inner_.write_note(name, text); }
+
+  int64_t puts = 0, discards = 0, commits = 0;
+
+ private:
+  Place& inner_;
+  int64_t lies_;
+};
+
+}  // namespace
+
+TEST_SUITE("ckpt/mirror/mirror") {
+  TEST_CASE("retention at a place: the newest n, and the oldest of each window for ever") {
+    CHECK(steps_to_remove({10, 20, 30}, {}).empty());
+    CHECK(steps_to_remove({10, 20, 30}, {.keep_last = 2}) == Steps{10});
+    CHECK(steps_to_remove({10, 20, 30}, {.keep_last = 5}).empty());
+    CHECK(steps_to_remove({10, 20, 100, 110, 200, 210, 220}, {.keep_last = 2, .keep_every = 100}) == Steps{20, 110});
+  }
+
+  TEST_CASE("what is due: the newest that is missing, one a window, and nothing that would not stay") {
+    CHECK(next_due({10, 20, 30}, {}, {}, false) == 30);
+    CHECK(next_due({10, 20, 30}, {30}, {}, false) == 20);  // older ones follow while they are there
+    CHECK(next_due({10, 20, 30}, {10, 20, 30}, {}, false) == std::nullopt);
+    CHECK(next_due({10, 20, 30}, {30}, {.keep_last = 1}, false) == std::nullopt);
+    CHECK(next_due({}, {30}, {}, true) == std::nullopt);
+    const MirrorPolicy windows{.every_steps = 100};
+    CHECK(next_due({110, 120}, {90}, windows, false) == 120);
+    CHECK(next_due({110, 120, 130}, {90, 120}, windows, false) == std::nullopt);
+    CHECK(next_due({110, 120, 130}, {90, 120}, windows, true) == 130);  // the last of the run goes in any case
+    CHECK(next_due({110, 120, 130}, {90, 130}, windows, true) == std::nullopt);
+  }
+
+  TEST_CASE("a copy in a directory is a checkpoint like the first, and comes back as it was") {
+    cairn::testing::TempDir temp("mirror-copy");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "far" / "place", back = temp.path / "back";
+    save(io, here, make_state(12, 1)).value();
+    const auto place = directory(there);
+    CHECK(place->list().value().empty());
+    const CopyReport copied = copy_checkpoint(*place, io, here / step_dir_name(12)).value();
+    CHECK(copied.sent_bytes == copied.bytes);
+    CHECK(whole(there / step_dir_name(12)));
+    check_same(here / step_dir_name(12), there / step_dir_name(12));
+    CHECK(copy_checkpoint(*place, io, here / step_dir_name(12)).value().was_there);
+
+    const std::vector<PlacedStep> steps = place->list().value();
+    REQUIRE(steps.size() == 1);
+    CHECK(steps[0].bytes == copied.bytes);
+    const CopyReport fetched = fetch_checkpoint(*place, io, steps[0], back).value();
+    CHECK(fetched.dir == back / step_dir_name(12));
+    CHECK(whole(fetched.dir));
+    CHECK(fetch_checkpoint(*place, io, steps[0], back).value().was_there);
+    // Another checkpoint of that number is not overwritten.
+    save(io, temp.path / "other", make_state(12, 2)).value();
+    CHECK(fetch_checkpoint(*place, io, steps[0], temp.path / "other").error().code == ErrorCode::kInvalidInput);
+    // A run that went back and did step 12 anew: the copy is replaced.
+    CHECK(!copy_checkpoint(*place, io, temp.path / "other" / step_dir_name(12)).value().was_there);
+    check_same(temp.path / "other" / step_dir_name(12), there / step_dir_name(12));
+    CHECK(place->tidy(std::nullopt).value().empty());
+  }
+
+  TEST_CASE("what a dead copy left is taken up wherever it was cut, and only the rest is sent") {
+    cairn::testing::TempDir temp("mirror-resume");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    // Larger than one piece of the comparison, so that a cut leaves something to keep.
+    TestState state = make_state(12, 1, 2);
+    save(io, here, state).value();
+    const fs::path source = here / step_dir_name(12);
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(source)) files.push_back(entry.path());
+    const auto place = directory(there);
+    for (uint64_t round = 0; round < 40; ++round) {
+      CAPTURE(round);
+      fs::remove_all(there);
+      const fs::path work = there / work_dir_name(kTmpPrefix, 12, dead_writer());
+      fs::create_directories(work);
+      int64_t complete = 0;
+      for (size_t f = 0; f < files.size(); ++f) {
+        const uint64_t draw = mix64(round * 16 + f);
+        std::string bytes = bytes_of(files[f]);
+        const bool all = draw % 3 == 0;
+        if (!all) bytes.resize(draw / 3 % bytes.size());
+        if (draw % 5 == 0 && !bytes.empty()) bytes[draw / 5 % bytes.size()] ^= 4;  // what a power cut makes of it
+        else if (all && files[f].filename() != kManifestName) complete += static_cast<int64_t>(bytes.size());
+        put_bytes(work / files[f].filename(), bytes);
+      }
+      put_bytes(work / "stranger.h5", "of a checkpoint that was there before");
+      const CopyReport copied = copy_checkpoint(*place, io, source).value();
+      CHECK(copied.reused_bytes >= complete);
+      CHECK(copied.reused_bytes + copied.sent_bytes >= copied.bytes);
+      CHECK(whole(there / step_dir_name(12)));
+      check_same(there / step_dir_name(12), source);
+      CHECK(std::distance(fs::directory_iterator(there), fs::directory_iterator()) == 1);
+    }
+  }
+
+  TEST_CASE("a fetch goes on where a killed one ended, and damage is found whatever was kept") {
+    cairn::testing::TempDir temp("mirror-fetch");
+    PosixBackend io;
+    const fs::path there = temp.path / "place", back = temp.path / "back";
+    save(io, there, make_state(12, 1)).value();
+    const auto place = directory(there);
+    const PlacedStep step = place->list().value().at(0);
+    for (uint64_t round = 0; round < 20; ++round) {
+      CAPTURE(round);
+      fs::remove_all(back);
+      const fs::path work = back / work_dir_name(kTmpPrefix, 12, dead_writer());
+      fs::create_directories(work);
+      bool damaged = false;
+      for (size_t f = 0; f < step.files.size(); ++f) {
+        const uint64_t draw = mix64(round * 16 + f);
+        if (draw % 4 == 0) continue;
+        std::string bytes = bytes_of(there / step_dir_name(12) / step.files[f].name);
+        if (draw % 4 != 1) bytes.resize(draw / 4 % bytes.size());
+        if (round % 2 == 1 && !bytes.empty()) {
+          bytes[draw / 8 % bytes.size()] ^= 1;
+          damaged = true;
+        }
+        put_bytes(work / (step.files[f].name + (draw % 4 == 1 ? "" : ".part")), bytes);
+      }
+      const Result<CopyReport> fetched = fetch_checkpoint(*place, io, step, back);
+      if (damaged) {
+        REQUIRE(!fetched.ok());
+        CHECK(fetched.error().code == ErrorCode::kCorrupt);
+        CHECK(fs::is_empty(back));  // the next try begins anew
+        CHECK(fetch_checkpoint(*place, io, step, back).ok());
+      } else {
+        CHECK_MESSAGE(fetched.ok(), (fetched.ok() ? "" : fetched.error().message));
+      }
+      CHECK(whole(back / step_dir_name(12)));
+    }
+  }
+
+  TEST_CASE("a damaged checkpoint is not copied, a damaged copy is found by reading back and does not count") {
+    cairn::testing::TempDir temp("mirror-damage");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    save(io, here, make_state(12, 1)).value();
+    const fs::path source = here / step_dir_name(12);
+    const auto inner = directory(there);
+    {
+      LyingPlace place(*inner, 1);  // once: sent again, and then it is right
+      const CopyReport copied = copy_checkpoint(place, io, source).value();
+      CHECK(place.discards == 1);
+      CHECK(copied.sent_bytes > copied.bytes);
+      CHECK(whole(there / step_dir_name(12)));
+    }
+    REQUIRE(inner->remove(12).ok());
+    {
+      LyingPlace place(*inner, 1000);
+      const Result<CopyReport> copied = copy_checkpoint(place, io, source);
+      REQUIRE(!copied.ok());
+      CHECK(copied.error().code == ErrorCode::kIo);
+      CHECK(copied.error().message.find("shard-00000-of-00002.h5") != std::string::npos);
+      CHECK(copied.error().message.find("read back differs") != std::string::npos);
+      CHECK(place.commits == 0);
+      CHECK(inner->list().value().empty());
+    }
+    const fs::path victim = source / "shard-00001-of-00002.h5";
+    std::string bytes = bytes_of(victim);
+    bytes[5000] ^= 1;
+    put_bytes(victim, bytes);
+    const Result<CopyReport> copied = copy_checkpoint(*inner, io, source);
+    REQUIRE(!copied.ok());
+    CHECK(copied.error().code == ErrorCode::kCorrupt);
+    CHECK(copied.error().message.find("shard-00001-of-00002.h5") != std::string::npos);
+    CHECK(inner->list().value().empty());
+  }
+
+  TEST_CASE("a mirror follows a folder, holds what it copies, and applies its own retention") {
+    cairn::testing::TempDir temp("mirror-follow");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place", pins = temp.path / "pins";
+    const auto place = directory(there);
+    const auto placed = [&] {
+      Steps out;
+      for (const PlacedStep& step : place->list().value()) out.push_back(step.step);
+      return out;
+    };
+    for (const int64_t step : {10, 20, 30}) save(io, here, make_state(step, 1)).value();
+    Mirror mirror(*place, io, here, pins, {.keep_last = 2}, {});
+    CHECK(mirror.copy_next(false).value()->copy.step == 30);
+    CHECK(mirror.copy_next(false).value()->copy.step == 20);
+    CHECK(!mirror.copy_next(false).value());
+    save(io, here, make_state(40, 1)).value();
+    const MirrorReport fourth = mirror.copy_next(false).value().value();
+    CHECK(fourth.copy.step == 40);
+    CHECK(fourth.removed == Steps{20});
+    CHECK(placed() == Steps{30, 40});
+    CHECK(fs::is_empty(pins));
+
+    // Local retention takes the checkpoint away while it is being copied.
+    save(io, here, make_state(50, 1)).value();
+    CopyOptions options;
+    bool removed = false;
+    options.progress = [&](CopyPhase, int64_t, int64_t) {
+      if (!removed) REQUIRE(remove_checkpoint(io, here, 50, this_writer()).ok());
+      removed = true;
+    };
+    Mirror slow(*place, io, here, pins, {.keep_last = 2}, options);
+    CHECK(slow.copy_next(false).value()->copy.step == 50);
+    CHECK(removed);
+    CHECK(whole(there / step_dir_name(50)));
+    CHECK(!fs::exists(here / step_dir_name(50)));
+
+    // Killed while copying: the pin is there, the local checkpoint is gone, a newer one has come.
+    save(io, here, make_state(60, 1)).value();
+    fs::create_directories(pins / step_dir_name(60));
+    for (const auto& entry : fs::directory_iterator(here / step_dir_name(60)))
+      fs::create_hard_link(entry.path(), pins / step_dir_name(60) / entry.path().filename());
+    fs::create_directories(pins / ".step-00000061");  // and one that was only being made
+    REQUIRE(remove_checkpoint(io, here, 60, this_writer()).ok());
+    save(io, here, make_state(70, 1)).value();
+    Mirror again(*place, io, here, pins, {.keep_last = 2}, {});
+    CHECK(again.copy_next(false).value()->copy.step == 60);
+    CHECK(again.copy_next(false).value()->copy.step == 70);
+    CHECK(!again.copy_next(true).value());
+    CHECK(placed() == Steps{60, 70});
+    CHECK(fs::is_empty(pins));
+
+    // A step done anew after going back: its copy is replaced.
+    const fs::path copy = there / step_dir_name(70);
+    REQUIRE(remove_checkpoint(io, here, 70, this_writer()).ok());
+    TestState anew = make_state(70, 2);
+    anew.skeleton.created_unix_ms += 1;
+    save(io, here, anew).value();
+    CHECK(again.copy_next(false).value()->copy.step == 70);
+    check_same(here / step_dir_name(70), copy);
+    CHECK(!again.copy_next(false).value());
+  }
+
+  TEST_CASE("a local checkpoint that is damaged is told once and passed over") {
+    cairn::testing::TempDir temp("mirror-bad");
+    PosixBackend io;
+    const fs::path here = temp.path / "run";
+    const auto place = directory(temp.path / "place");
+    for (const int64_t step : {10, 20}) save(io, here, make_state(step, 1)).value();
+    const fs::path victim = here / step_dir_name(20) / "shard-00000-of-00002.h5";
+    std::string bytes = bytes_of(victim);
+    bytes[6000] ^= 1;
+    put_bytes(victim, bytes);
+    Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
+    CHECK(mirror.copy_next(false).error().code == ErrorCode::kCorrupt);
+    CHECK(mirror.copy_next(false).value()->copy.step == 10);
+    CHECK(!mirror.copy_next(false).value());
+  }
+
+  TEST_CASE("places that make no sense are refused with what is accepted") {
+    for (const char* path : {"", "ftp://host/x", "s3://", "s3://ab", "s3://bucket//x", "s3://bucket/a b",
+                             "s3://UPPER!/x", "s3:///x"}) {
+      CAPTURE(path);
+      const Result<std::unique_ptr<Place>> place = open_place({.path = path});
+      REQUIRE(!place.ok());
+      CHECK(place.error().code == ErrorCode::kInvalidInput);
+    }
+    for (const char* name : {"", ".", "..", ".hidden", "a/b", "../x", "a b", "a\nb"}) CHECK(!valid_file_name(name));
+    CHECK(valid_file_name("shard-00000-of-00002.h5"));
+  }
+}

@@ -1,0 +1,173 @@
+"""checkpoint.copy_to: checkpoints go on to a second place while a run trains, and a lost node begins with them."""
+
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+import object_store
+from harness import Job, RunTest, main
+
+
+class Copies(RunTest):
+    def copies(self, *places, **recipe):
+        """A recipe whose checkpoints go on to these places (T.place's insides)."""
+        path = self.recipe(**({"tp": 1, "pp": 1, "dp": 2, "sp": "false"} | recipe))
+        text = ", ".join(f"T.place {{ {place} }}" for place in places)
+        path.write_text(path.read_text().replace("snapshot = T.every", f"copy_to = {{ {text} }}, snapshot = T.every"))
+        return path
+
+    def copier(self, job):
+        """The process that copies, or None."""
+        try:
+            pids = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        except OSError:
+            return None
+        for pid in pids:
+            try:
+                words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"_copy" in words:
+                return int(pid)
+        return None
+
+    def placed(self, folder):
+        folder = pathlib.Path(folder)
+        return sorted(int(p.name[5:]) for p in folder.glob("step-*")) if folder.is_dir() else []
+
+    def assert_copy(self, copy, run, step):
+        mine = {p.name: p.read_bytes() for p in self.checkpoint(run, step).iterdir()}
+        self.assertEqual({p.name: p.read_bytes() for p in pathlib.Path(copy).iterdir()}, mine)
+
+    def test_a_run_is_copied_and_a_lost_node_goes_on_from_the_copy(self):
+        far = self.folder / "far"
+        place = f'"{far}", keep_last = 2'
+        for steps in (25, 40):  # the same, with its disk all the time
+            self.train(self.recipe(name="plain", steps=steps, save=10, tp=1, pp=1, dp=2, sp="false"), "reference")
+        recipe = self.copies(place, steps=25, save=10, name="plain", keep=1)
+        job = self.train(recipe, "run")
+        self.assertEqual(self.placed(far / "run")[-1], 25)
+        self.assertLessEqual(len(self.placed(far / "run")), 2)
+        self.assert_copy(far / "run" / "step-00000025", "run", 25)
+        self.assertIn("copied step 25 to", job.output())
+        self.assertEqual([p for p in (far / "run").iterdir() if p.name.startswith(".")], [])
+        identity = self.run_id("run")
+        shutil.rmtree(self.folder / "run")  # the node is gone, and its disk
+        job = self.train(self.copies(place, steps=40, save=10, name="plain"), "run")
+        self.assertIn("no checkpoint here; bringing step 25", job.output())
+        self.assertEqual(self.events("run", "fetched")[0]["step"], 25)
+        self.assertEqual(self.events("run", "start")[0]["step"], 25)
+        self.assertEqual(self.run_id("run"), identity)
+        got, wanted = self.metrics("run"), self.metrics("reference")
+        self.assertEqual(sorted(got), list(range(26, 41)))
+        for step in range(26, 41):
+            self.assertEqual(got[step]["loss"], wanted[step]["loss"])
+        self.assertEqual(self.contents("run", 40)[1], self.contents("reference", 40)[1])
+        self.assertEqual(self.placed(far / "run")[-1], 40)
+
+    def test_the_process_that_copies_is_killed_again_and_again(self):
+        far = self.folder / "far"
+        # Slow enough to be killed in the middle, and local retention leaves nothing to copy but what is held.
+        recipe = self.copies(f'"{far}", max_mb_per_s = 2', steps=100000, save=20, keep=1)
+        job = self.start(recipe, "run", "--set", "log.tensorboard=false")
+        for _ in range(2):
+            pid = self.until(lambda: self.copier(job), "the copying process", job)
+            held = self.folder / "run" / "copying" / "0"
+            self.until(lambda: held.is_dir() and list(held.glob("step-*")), "a copy under way", job)
+            os.kill(pid, signal.SIGKILL)
+            self.until(lambda: self.copier(job) != pid, "the end of the killed process", job)
+        self.assertIn("killed by signal 9", job.output())
+        self.until(lambda: self.events("run", "copied"), "a copy", job)
+        at = self.last_step("run")
+        self.until_step("run", at + 5, job)
+        job.signal(signal.SIGTERM)
+        self.finish(job, 0)
+        last = self.last_step("run")
+        self.assertEqual(self.checkpoints("run"), [last])
+        self.assertEqual(self.placed(far / "run")[-1], last)
+        self.assert_copy(far / "run" / f"step-{last:08d}", "run", last)
+        self.assertEqual(list((self.folder / "run" / "copying" / "0").iterdir()), [])
+        for step in self.placed(far / "run"):
+            self.train_tool("ckpt", "verify", far / "run" / f"step-{step:08d}")
+
+    def train_tool(self, *args):
+        job = Job(self.program, args, self.folder / "tool.out", self.folder)
+        self.jobs.append(job)
+        self.finish(job, 0)
+        return job
+
+    def test_a_place_that_fails_is_told_once_and_never_stops_the_run(self):
+        far = self.folder / "far"
+        recipe = self.copies(f'"{far}", finish = 1', steps=60, save=5)
+        (self.folder / "run").mkdir()
+        job = self.train(recipe, "run")  # begins with a place that is empty and fine
+        self.assertEqual(self.placed(far / "run")[-1], 60)
+        shutil.rmtree(far)
+        far.write_text("in the way")
+        again = self.copies(f'"{far}", finish = 1', steps=120, save=5)
+        job = self.train(again, "run")
+        self.assertEqual(self.last_step("run"), 120)
+        self.assertEqual(len(self.events("run", "copy_failed")), 1, job.output())
+        self.assertIn("it is tried again", job.output())
+        self.assertIn("not everything is copied", job.output())
+        self.assertEqual(len(self.events("run", "copy_given_up")), 1)
+        far.unlink()
+        last = self.copies(f'"{far}"', steps=120, save=5)
+        job = self.train(last, "run")  # nothing to train, but to copy
+        self.assertEqual(self.placed(far / "run")[-1], 120)
+        self.assert_copy(far / "run" / "step-00000120", "run", 120)
+        # Another run of that name does not mix its steps with these.
+        other = self.folder / "other"
+        other.mkdir()
+        shutil.move(self.folder / "run", other / "run")
+        (self.folder / "run" / "checkpoints").mkdir(parents=True)
+        shutil.copytree(self.checkpoint("other/run", 120), self.checkpoint("run", 120))
+        job = self.train(last, "run", code=2)
+        self.assertIn("holds checkpoints of another run", job.output())
+
+    def test_an_object_store_as_a_second_place(self):
+        try:
+            store = object_store.Store(self.folder / "store")
+        except object_store.Missing as missing:
+            self.skipTest(str(missing))
+        self.addCleanup(store.close)
+        proxy = object_store.Proxy(store)
+        self.addCleanup(proxy.close)
+        for name, value in store.environment(proxy.endpoint).items():
+            if name.startswith("AWS_"):
+                self.addCleanup(os.environ.pop, name, None)
+                os.environ[name] = value
+        place = f'"s3://{store.bucket}/runs", keep_last = 1, timeout = 5'
+        recipe = self.copies(place, steps=20, save=5)
+        proxy.decide = lambda *request: "refuse"
+        job = self.train(recipe, "run", code=69)  # is this the lost node of a run? Nobody can say
+        self.assertIn("it is not known whether s3://", job.output())
+        self.assertIn("SlowDown", job.output())
+        refusals = [3]
+
+        def flaky(method, path, head):
+            if method == "PUT" and refusals[0] > 0:
+                refusals[0] -= 1
+                return "reset"
+
+        proxy.decide = flaky
+        job = self.train(recipe, "run")
+        names = {key.split("/", 2)[2] for key in store.keys("runs/run/step-")}
+        self.assertEqual(names, {f"step-00000020/{p.name}" for p in self.checkpoint("run", 20).iterdir()})
+        for path in self.checkpoint("run", 20).iterdir():
+            self.assertEqual(store.get(f"runs/run/step-00000020/{path.name}"), path.read_bytes())
+        self.assertNotIn(store.secret, job.output() + (self.folder / "run" / "logs" / "copy-0.log").read_text())
+        self.assertNotIn(store.secret, (self.folder / "run" / "recipe.resolved.json").read_text())
+        before = self.contents("run", 20)[1]
+        shutil.rmtree(self.folder / "run")
+        job = self.train(self.copies(place, steps=30, save=5), "run")
+        self.assertEqual(self.events("run", "start")[0]["step"], 20)
+        self.assertEqual(self.contents("run", 20)[1], before)
+        self.assertTrue(any(key.startswith("runs/run/step-00000030/manifest") for key in store.keys("runs/run")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""ckpt push and fetch: a second directory, and a real object store (OpenStack Swift with its S3 interface), reached
+directly and through a proxy that fails on purpose."""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import json
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+import object_store
+from program import ProgramTest, main
+
+GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden", "checkpoint-v1", "step-00000012")
+STEP = "step-00000012"
+PATIENCE_S = 120
+KILLS = int(os.environ.get("CAIRN_COPY_KILLS", "12"))  # of the kills at each request; 1000 for all of them
+
+
+def contents(folder):
+    return {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
+
+
+class CopyTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.step = self.path(f"run/checkpoints/{STEP}")
+        shutil.copytree(GOLDEN, self.step)
+        for name in os.listdir(self.step):
+            os.chmod(os.path.join(self.step, name), 0o644)
+        self.whole = contents(self.step)
+        self.bytes = sum(map(len, self.whole.values()))
+
+
+class DirectoryTest(CopyTest):
+    def test_a_checkpoint_goes_and_comes_back(self):
+        sent = self.cairn_json("ckpt", "push", "run", "far/place")
+        self.assertEqual((sent["step"], sent["bytes"], sent["sent_bytes"], sent["kept_bytes"]),
+                         (12, self.bytes, self.bytes, 0))
+        self.assertEqual(contents(self.path(f"far/place/{STEP}")), self.whole)
+        self.cairn("ckpt", "verify", "far/place")
+        self.assertTrue(self.cairn_json("ckpt", "push", "run", "far/place")["was_there"])
+        self.assertIn("is there already", self.cairn("ckpt", "push", self.step, "far/place").stdout)
+        os.makedirs(self.path("new/checkpoints"))
+        self.cairn("ckpt", "fetch", "far/place", "new")
+        self.assertEqual(contents(self.path(f"new/checkpoints/{STEP}")), self.whole)
+        got = self.cairn_json("ckpt", "fetch", f"far/place/{STEP}/", "elsewhere")
+        self.assertEqual(got["received_bytes"], self.bytes)
+        self.assertEqual(os.listdir(self.path("elsewhere")), [STEP])
+
+    def test_mistakes_are_told(self):
+        self.assertIn("no complete step", self.cairn("ckpt", "fetch", "nowhere", "x", code=2).stderr)
+        self.assertIn("no complete step 7", self.cairn("ckpt", "fetch", "nowhere/step-00000007", "x", code=2).stderr)
+        self.assertIn("expected a directory or s3://", self.cairn("ckpt", "push", "run", "gs://a/b", code=2).stderr)
+        self.write("file", "in the way")
+        self.assertIn("file", self.cairn("ckpt", "push", "run", "file", code=2).stderr)
+        with open(os.path.join(self.step, "shard-00001-of-00002.h5"), "r+b") as f:
+            f.seek(20000)
+            f.write(b"damaged")
+        self.assertIn("shard-00001-of-00002.h5", self.cairn("ckpt", "push", "run", "place", code=65).stderr)
+        self.assertEqual(os.listdir(self.path("place")) if os.path.isdir(self.path("place")) else [], [])
+
+    def test_killed_again_and_again_it_ends_with_a_whole_copy(self):
+        # So slow that it lives for seconds, and killed before; each life keeps what the one before had sent.
+        draw = random.Random(5)
+        for _ in range(4):
+            done = subprocess.Popen([self.program, "ckpt", "push", "run", "place", "--max-mb-per-s", "0.05"],
+                                    cwd=self.folder.name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(draw.uniform(0.01, 0.4))
+            done.send_signal(signal.SIGKILL)
+            done.wait()
+            place = pathlib.Path(self.path("place"))
+            self.assertFalse(place.is_dir() and any(p.name.startswith("step-") for p in place.iterdir()))
+        self.cairn("ckpt", "push", "run", "place")
+        self.assertEqual(contents(self.path(f"place/{STEP}")), self.whole)
+        self.assertEqual(os.listdir(self.path("place")), [STEP])
+
+
+class StoreTest(CopyTest):
+    @classmethod
+    def setUpClass(cls):
+        # Beside the program: /tmp may be a file system without extended attributes.
+        root = pathlib.Path(cls.program).parent / "test-tmp"
+        root.mkdir(exist_ok=True)
+        cls.store_folder = tempfile.mkdtemp(prefix="store-", dir=root)
+        try:
+            cls.store = object_store.Store(cls.store_folder)
+        except object_store.Missing as missing:
+            shutil.rmtree(cls.store_folder)
+            raise unittest.SkipTest(str(missing))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.store.close()
+        shutil.rmtree(cls.store_folder)
+
+    def setUp(self):
+        super().setUp()
+        self.prefix = f"{self._testMethodName}/run"
+        self.place = f"s3://{self.store.bucket}/{self.prefix}"
+
+    def s3(self, *args, proxy=None, code=0, **env):
+        environment = self.store.environment(proxy.endpoint if proxy else None) | {"HOME": self.folder.name} | env
+        done = subprocess.run([self.program, "ckpt", *map(str, args)], capture_output=True, text=True,
+                              timeout=PATIENCE_S, cwd=self.folder.name, env=environment, stdin=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, code, f"ckpt {args}\nstdout: {done.stdout}\nstderr: {done.stderr}")
+        for text in (done.stdout, done.stderr):
+            self.assertNotIn(self.store.secret, text)
+        return done
+
+    def s3_json(self, *args, **kwargs):
+        return json.loads(self.s3(*args, "--json", **kwargs).stdout)
+
+    def proxy(self, decide=None):
+        out = object_store.Proxy(self.store, decide)
+        self.addCleanup(out.close)
+        return out
+
+    def stored(self, prefix=None):
+        prefix = prefix or self.prefix
+        return {key[len(prefix) + 1:]: self.store.get(key) for key in self.store.keys(prefix + "/")}
+
+    def expected(self):
+        return {f"{STEP}/{name}": data for name, data in self.whole.items()}
+
+    def test_a_checkpoint_goes_and_comes_back_in_parts_and_in_one(self):
+        for part in ("16MiB", "8KiB"):
+            prefix = f"{self.prefix}-{part}"
+            place = f"s3://{self.store.bucket}/{prefix}"
+            proxy = self.proxy()
+            sent = self.s3_json("push", "run", place, "--part-size", part, proxy=proxy)
+            self.assertEqual((sent["bytes"], sent["sent_bytes"], sent["kept_bytes"]), (self.bytes, self.bytes, 0))
+            self.assertEqual(proxy.count("PUT .*partNumber=") > 0, part == "8KiB")
+            self.assertEqual(self.stored(prefix), self.expected())
+            self.assertTrue(self.s3_json("push", "run", place)["was_there"])
+            back = f"back-{part}"
+            self.assertEqual(self.s3_json("fetch", place, back)["received_bytes"], self.bytes)
+            self.assertEqual(contents(self.path(f"{back}/{STEP}")), self.whole)
+        self.assertEqual(self.store.uploads(), [])
+        self.assertIn("there: 12", self.s3("fetch", self.place + "-8KiB/step-00000007", "x", code=2).stderr)
+
+    def test_without_its_manifest_a_copy_does_not_count(self):
+        self.s3("push", "run", self.place)
+        self.store.delete(f"{self.prefix}/{STEP}/manifest.json")
+        self.assertIn("12 (incomplete)", self.s3("fetch", self.place, "back", code=2).stderr)
+        proxy = self.proxy()
+        self.assertEqual(self.s3_json("push", "run", self.place, proxy=proxy)["kept_bytes"],
+                         self.bytes - len(self.whole["manifest.json"]))
+        self.assertEqual(proxy.count("^PUT"), 1)  # the manifest: the rest is there
+
+    def test_the_manifest_comes_last(self):
+        proxy = self.proxy()
+        self.s3("push", "run", self.place, "--part-size", "8KiB", proxy=proxy)
+        writes = [f"{m} {p}" for m, p, _ in proxy.seen if m in ("PUT", "POST")]
+        self.assertRegex(writes[-1], "^PUT .*/manifest.json$")
+        self.assertEqual(sum("manifest.json" in w for w in writes), 1)
+
+    def test_killed_at_any_request_the_next_push_sends_only_what_is_missing(self):
+        counting = self.proxy()
+        self.s3("push", "run", self.place + "-all", "--part-size", "8KiB", proxy=counting)
+        requests = len(counting.seen)
+        self.assertGreater(requests, 20)
+        draw = random.Random(11)
+        for at in sorted(draw.sample(range(requests), min(KILLS, requests))):
+            prefix = f"{self.prefix}-{at}"
+            place = f"s3://{self.store.bucket}/{prefix}"
+            reached, count, lock = threading.Event(), [0], threading.Lock()
+
+            def decide(method, path, head):
+                with lock:
+                    count[0] += 1
+                    if count[0] <= at:
+                        return None
+                reached.set()
+                return "silence"
+
+            proxy = self.proxy(decide)
+            with self.subTest(request=at):
+                push = subprocess.Popen([self.program, "ckpt", "push", "run", place, "--part-size", "8KiB"],
+                                        cwd=self.folder.name, env=self.store.environment(proxy.endpoint),
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                self.assertTrue(reached.wait(PATIENCE_S))
+                push.send_signal(signal.SIGKILL)
+                push.wait()
+                committed = f"{prefix}/{STEP}/manifest.json" in self.store.keys(prefix)
+                self.assertEqual(committed, at == requests - 1)  # only the last read-back was still to come
+                again = self.proxy()
+                self.s3("push", "run", place, "--part-size", "8KiB", proxy=again)
+                self.assertEqual(self.stored(prefix), self.expected())
+                before = {p for m, p, _ in proxy.seen if m == "PUT"}
+                after = {p for m, p, _ in again.seen if m == "PUT"}
+                uploads = lambda paths: {re.sub("uploadId=[^&]*", "", p) for p in paths}
+                self.assertEqual(uploads(before) & uploads(after), set(), "sent twice")
+
+    def test_every_request_fails_once_and_the_copy_is_made(self):
+        failed, lock = set(), threading.Lock()
+        kinds = ["refuse", "reset", "cut", ("short", 0), "refuse"]
+
+        def decide(method, path, head):
+            with lock:
+                if (method, path) in failed:
+                    return None
+                failed.add((method, path))
+                return kinds[len(failed) % len(kinds)]
+
+        self.s3("push", "run", self.place, "--part-size", "16KiB", proxy=self.proxy(decide))
+        self.assertGreater(len(failed), 10)
+        self.assertEqual(self.stored(), self.expected())
+        failed.clear()
+        kinds[:] = [("short", 10000), "reset", ("short", 1)]
+        self.s3("fetch", self.place, "back", proxy=self.proxy(decide))
+        self.assertEqual(contents(self.path(f"back/{STEP}")), self.whole)
+
+    def test_damage_there_is_found_by_reading_back(self):
+        shard = f"{STEP}/shard-00000-of-00002.h5"
+        lies = [1]
+
+        def decide(method, path, head):
+            if method == "GET" and path.endswith(shard) and lies[0] > 0:
+                lies[0] -= 1
+                return ("damage", 12345)
+
+        proxy = self.proxy(decide)
+        self.s3("push", "run", self.place, proxy=proxy)
+        self.assertEqual(lies[0], 0)
+        self.assertEqual(proxy.count("PUT .*shard-00000"), 2)  # once more
+        self.assertEqual(self.stored(), self.expected())
+        lies[0] = 1000
+        other = self.place + "-2"
+        said = self.s3("push", "run", other, proxy=proxy, code=74).stderr
+        self.assertIn("shard-00000-of-00002.h5", said)
+        self.assertIn("read back differs", said)
+        self.assertNotIn(f"{self.prefix}-2/{STEP}/manifest.json", self.store.keys(self.prefix))
+        # Damaged at rest, long after.
+        data = bytearray(self.whole["shard-00001-of-00002.h5"])
+        data[21000] ^= 1
+        self.store.put(f"{self.prefix}/{STEP}/shard-00001-of-00002.h5", bytes(data))
+        said = self.s3("fetch", self.place, "back", code=65).stderr
+        self.assertRegex(said, "shard-00001-of-00002.h5: .*chunk")
+        self.assertEqual(os.listdir(self.path("back")), [])
+
+    def test_a_store_that_refuses_or_is_silent_ends_in_a_sentence(self):
+        down = self.proxy(lambda *request: "refuse")
+        self.assertIn("HTTP 503 SlowDown: Reduce your request rate.",
+                      self.s3("push", "run", self.place, proxy=down, code=69).stderr)
+        silent = self.proxy(lambda *request: "silence")
+        begin = time.monotonic()
+        self.assertRegex(self.s3("push", "run", self.place, "--timeout", 1, proxy=silent, code=69).stderr,
+                         "(?i)too slow|timed out")
+        drip = self.proxy(lambda *request: "drip")
+        self.s3("fetch", self.place, "x", "--timeout", 1, proxy=drip, code=69)
+        self.assertLess(time.monotonic() - begin, 100)
+        self.s3("push", "run", self.place, "--endpoint", "http://127.0.0.1:1", code=69)
+        self.assertIn("endpoint", self.s3("push", "run", self.place, "--endpoint", "h:9000", code=2).stderr)
+        self.assertIn("NoSuchBucket", self.s3("push", "run", "s3://no-such-bucket/x", code=2).stderr)
+        said = self.s3("push", "run", self.place, code=2, AWS_SECRET_ACCESS_KEY="wrong").stderr
+        self.assertIn("SignatureDoesNotMatch", said)
+        self.assertIn("look at AWS_ACCESS_KEY_ID", said)
+
+    def test_odd_answers_are_refused(self):
+        listing = ("<ListBucketResult>%s<Contents><Key>" + self.prefix + "/" + STEP + "/manifest.json</Key><Size>%s</Size>"
+                   "</Contents></ListBucketResult>")
+        cases = [
+            (200, b"", "not an S3 store's answer"),
+            (200, b"<html><body>Welcome", "not an S3 store's answer"),
+            (200, b"<html>Welcome</html>", "expected <ListBucketResult>"),
+            (200, b"\0\xff" * 1000, "not an S3 store's answer"),
+            (200, (listing % ("", "-5")).encode(), "a size of"),
+            (200, (listing % ("", "99999999999999999999")).encode(), "a size of"),
+            (200, (listing % ("<IsTruncated>true</IsTruncated>", "5")).encode(), "does not end"),
+            (301, b"<Error><Code>PermanentRedirect</Code><Message>use the other one</Message></Error>", "region"),
+            (400, b"<Error><Code>\x1b[31mBad</Code><Message>" + b"x" * 100000 + b"</Message></Error>", "HTTP 400"),
+            (418, b"<Error><Code>", "HTTP 418"),
+            (200, b"<a>" * 200000, "not an S3 store's answer"),
+            (200, b" " * (20 << 20), "longer than"),
+        ]
+        for status, body, expected in cases:
+            with self.subTest(status=status, body=body[:80]):
+                proxy = self.proxy(lambda *request, answer=("answer", status, body): answer)
+                done = subprocess.run([self.program, "ckpt", "fetch", self.place, "back"], capture_output=True,
+                                      timeout=PATIENCE_S, cwd=self.folder.name, stdin=subprocess.DEVNULL,
+                                      env=self.store.environment(proxy.endpoint))
+                self.assertIn(done.returncode, (2, 69))
+                self.assertIn(expected, done.stderr.decode())
+                self.assertNotIn(b"\x1b", done.stderr)
+                self.assertLess(len(done.stderr), 5000)
+
+    def test_names_that_would_leave_the_folder_are_never_used(self):
+        self.s3("push", "run", self.place)
+        for name in ("../evil", "..", ".hidden", "a/b"):
+            key = f"{self.prefix}/{STEP}/{name}"
+            body = self.store.request("GET", "", {"list-type": "2", "prefix": self.prefix + "/"})[1]
+            body = body.replace(b"</ListBucketResult>",
+                                f"<Contents><Key>{key}</Key><Size>3</Size></Contents></ListBucketResult>".encode())
+
+            def decide(method, path, head):
+                return ("answer", 200, body) if "list-type" in path else None
+
+            self.s3("fetch", self.place, f"deep/{len(name)}/back", proxy=self.proxy(decide))
+            self.assertEqual(sorted(contents(self.path(f"deep/{len(name)}/back/{STEP}"))), sorted(self.whole))
+        self.assertEqual([p for p in pathlib.Path(self.folder.name).rglob("*evil*")], [])
+
+    def test_credentials_come_from_the_file_too_and_a_session_token_is_sent(self):
+        self.write(".aws/credentials", "[other]\naws_access_key_id = x\naws_secret_access_key = y\n\n"
+                   f"[mine]\naws_access_key_id = {self.store.access}\naws_secret_access_key={self.store.secret}\n")
+        unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+        self.s3("push", "run", self.place, AWS_PROFILE="mine", **unset)
+        self.assertIn("[default]", self.s3("push", "run", self.place, code=2, **unset).stderr)
+        heads = []
+        proxy = self.proxy(lambda method, path, head: heads.append(head))
+        self.s3("fetch", self.place, "back", proxy=proxy, AWS_SESSION_TOKEN="a-token")
+        self.assertTrue(heads)
+        for head in heads:
+            self.assertIn(b"x-amz-security-token: a-token", head)
+            self.assertRegex(head, rb"SignedHeaders=[^,]*x-amz-security-token")
+
+    def test_the_throttle_holds(self):
+        begin = time.monotonic()
+        self.s3("push", "run", self.place, "--max-mb-per-s", "0.1")
+        self.assertGreater(time.monotonic() - begin, 1.5)  # 90 KB verified, sent and read back at 100 KB/s
+
+
+del CopyTest  # a base, not a test
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+// cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "ckpt/format/names.h"
+#include "ckpt/mirror/copy.h"
+#include "ckpt/mirror/place.h"
+#include "ckpt/store/uring_backend.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct CopyArgs {
+  std::string from, to;
+  ckpt::PlaceOptions place;
+  double max_mb_per_s = 0;
+  int64_t part_bytes = int64_t{16} << 20;
+  bool no_read_back = false;
+};
+
+/// One progress line a phase.
+class CopyProgress {
+ public:
+  void show(ckpt::CopyPhase phase, int64_t done, int64_t total) {
+    if (!line_ || phase != phase_) {
+      static constexpr const char* kVerbs[] = {"verified here", "sent", "read back", "fetched", "verified"};
+      line_.emplace(kVerbs[static_cast<size_t>(phase)]);
+      phase_ = phase;
+    }
+    line_->show(done, total);
+  }
+
+ private:
+  ckpt::CopyPhase phase_ = ckpt::CopyPhase::kVerifySource;
+  std::optional<ByteProgress> line_;
+};
+
+ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
+  ckpt::CopyOptions options{.read_back = !args.no_read_back};
+  options.traffic.max_bytes_per_s = static_cast<int64_t>(args.max_mb_per_s * 1e6);
+  options.progress = [&progress](ckpt::CopyPhase phase, int64_t done, int64_t total) {
+    progress.show(phase, done, total);
+  };
+  return options;
+}
+
+int tell(const ckpt::CopyReport& report, const std::string& from, const std::string& to, const char* moved,
+         bool as_json) {
+  if (as_json) {
+    fmt::print("{}\n", json{{"step", report.step},
+                            {"from", from},
+                            {"to", to},
+                            {"was_there", report.was_there},
+                            {"files", report.files},
+                            {"bytes", report.bytes},
+                            {moved, report.sent_bytes},
+                            {"kept_bytes", report.reused_bytes},
+                            {"seconds", report.seconds},
+                            {"verify_seconds", report.verify_seconds}}
+                           .dump(2, ' ', false, json::error_handler_t::replace));
+    return 0;
+  }
+  if (report.was_there) {
+    fmt::print("{}: step {} is there already, with the same manifest\n", to, report.step);
+    return 0;
+  }
+  fmt::print("{}: step {}, {} in {} files from {}, {} in all, {} of it to verify", to, report.step,
+             format_bytes(report.bytes), report.files, from, telemetry::format_duration(report.seconds),
+             telemetry::format_duration(report.verify_seconds));
+  if (report.reused_bytes > 0) fmt::print("; {} were there from before", format_bytes(report.reused_bytes));
+  fmt::print("\n");
+  return 0;
+}
+
+/// PLACE or PLACE/step-NNNNNNNN.
+std::pair<std::string, std::optional<int64_t>> split_step(std::string place) {
+  while (place.size() > 1 && place.back() == '/') place.pop_back();
+  const size_t slash = place.rfind('/');
+  if (slash == std::string::npos) return {place, std::nullopt};
+  const std::optional<int64_t> step = ckpt::parse_step_dir_name(place.substr(slash + 1));
+  return step ? std::pair(place.substr(0, slash), step) : std::pair(place, std::optional<int64_t>());
+}
+
+Result<int> push(CopyArgs args, bool as_json) {
+  RT_TRY_SET(const fs::path source, resolve_checkpoint(args.from));
+  args.place.path = args.to;
+  args.place.part_bytes = args.part_bytes;
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  Result<ckpt::CopyReport> done = [&] {
+    CopyProgress progress;
+    return ckpt::copy_checkpoint(*place, *io, fs::absolute(source).lexically_normal(), copy_options(args, progress));
+  }();
+  RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
+  return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
+}
+
+Result<int> fetch(CopyArgs args, bool as_json) {
+  const auto [path, asked] = split_step(args.from);
+  args.place.path = path;
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
+  RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place->list());
+  const ckpt::PlacedStep* found = nullptr;
+  for (const ckpt::PlacedStep& step : steps) {
+    if (step.complete && (!asked || step.step == *asked)) found = &step;
+  }
+  if (found == nullptr) {
+    std::string there;
+    for (const ckpt::PlacedStep& step : steps) {
+      there += fmt::format("{}{}{}", there.empty() ? "" : ", ", step.step, step.complete ? "" : " (incomplete)");
+    }
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: {}; there: {}", place->describe(),
+                             asked ? fmt::format("no complete step {}", *asked) : "no complete step",
+                             there.empty() ? "nothing" : there)};
+  }
+  // A run folder keeps its steps below checkpoints/.
+  fs::path target = args.to;
+  std::error_code failed;
+  if (fs::is_directory(target / "checkpoints", failed)) target /= "checkpoints";
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  Result<ckpt::CopyReport> done = [&] {
+    CopyProgress progress;
+    return ckpt::fetch_checkpoint(*place, *io, *found, target, copy_options(args, progress));
+  }();
+  RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
+  return tell(report, place->describe(), report.dir.string(), "received_bytes", as_json);
+}
+
+}  // namespace
+
+void add_ckpt_copy(CLI::App& ckpt, Session& session) {
+  const auto declare = [&](const char* name, const char* what, const char* from, const char* from_what, const char* to,
+                           const char* to_what, Result<int> (*action)(CopyArgs, bool)) {
+    CLI::App* command = ckpt.add_subcommand(name, what);
+    const auto args = std::make_shared<CopyArgs>();
+    command->add_option(from, args->from, from_what)->required();
+    command->add_option(to, args->to, to_what)->required();
+    command->add_option("--endpoint", args->place.endpoint, "of an S3 store that is not Amazon's, as http://HOST:PORT")
+        ->type_name("URL");
+    command->add_option("--region", args->place.region, "of the bucket (default: AWS_REGION, or us-east-1)")
+        ->type_name("NAME");
+    command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
+        ->type_name("RATE")
+        ->check(CLI::PositiveNumber);
+    command->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
+        ->type_name("SECONDS")
+        ->check(CLI::Range(1.0, 86400.0));
+    add_json_flag(*command, session);
+    command->callback([args, action, &session] {
+      session.action = [args, action, &session] { return action(*args, session.json); };
+    });
+    return std::pair(command, args);
+  };
+  const auto [command, args] =
+      declare("push", "copy a checkpoint to another directory or an S3 store; goes on where a killed one ended", "DIR",
+              "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix",
+              push);
+  command->add_option("--part-size", args->part_bytes, "of large files on S3, as 16MiB (default)")
+      ->type_name("SIZE")
+      ->transform(CLI::AsSizeValue(true));
+  command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
+  declare("fetch", "bring a checkpoint from such a place; every byte is verified", "PLACE",
+          "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
+          "run folder, or folder of steps", fetch);
+}
+
+}  // namespace cairn::tools

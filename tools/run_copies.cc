@@ -1,0 +1,339 @@
+#include "tools/run_copies.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "ckpt/mirror/copy.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/uring_backend.h"
+#include "runtime/agent/child_process.h"
+#include "runtime/agent/event_pipe.h"
+#include "runtime/telemetry/terminal.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr const char* kOwnerNote = "run.json";
+constexpr double kFirstRestartS = 5, kLongestRestartS = 300;
+
+double seconds_since(SteadyClock::time_point begin) {
+  return std::chrono::duration<double>(SteadyClock::now() - begin).count();
+}
+
+}  // namespace
+
+std::string place_of_run(const CopyTo& to, const fs::path& run) {
+  fs::path name = fs::absolute(run).lexically_normal();
+  if (!name.has_filename()) name = name.parent_path();  // "runs/mine/"
+  return ckpt::place_join(to.path, name.filename().string());
+}
+
+ckpt::PlaceOptions place_options(const CopyTo& to, const fs::path& run) {
+  return {.path = place_of_run(to, run), .endpoint = to.endpoint, .region = to.region, .timeout_s = to.timeout_s};
+}
+
+Result<std::string> place_owner(ckpt::Place& place) {
+  RT_TRY_SET(const std::optional<std::string> note, place.read_note(kOwnerNote));
+  if (!note) return std::string();
+  const json parsed = json::parse(*note, nullptr, false);
+  if (!parsed.is_object() || !parsed.contains("id") || !parsed["id"].is_string()) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}/{}: expected {{\"id\": ..., \"name\": ...}}", place.describe(),
+                                                  kOwnerNote)};
+  }
+  return parsed["id"].get<std::string>();
+}
+
+Status claim_place(ckpt::Place& place, const std::string& run_id, const std::string& run_name) {
+  RT_TRY_SET(const std::string owner, place_owner(place));
+  if (owner == run_id) return {};
+  if (!owner.empty()) {
+    RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place.list());
+    if (!steps.empty()) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{} holds checkpoints of another run (id {}, this one is {}); choose another place, or "
+                               "another name for the run folder",
+                               place.describe(), owner, run_id)};
+    }
+  }
+  return place.write_note(kOwnerNote, json{{"id", run_id}, {"name", run_name}}.dump(2) + "\n");
+}
+
+struct RunCopies::Child {
+  size_t index = 0;
+  std::string place;
+  double finish_s = 0;
+  std::optional<agent::ChildProcess> process;
+  agent::LineSplitter lines;
+  Fd control;  // 'w': a new checkpoint; 'f': finish; closed: leave
+  SteadyClock::time_point restart_at;
+  double restart_s = kFirstRestartS;
+  bool finishing = false, finished = false, crash_told = false;
+
+  void send(char c) {
+    if (process) [[maybe_unused]] const ssize_t n = ::write(control.get(), &c, 1);  // full or gone: it looks by itself
+  }
+};
+
+RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder, Callbacks callbacks)
+    : places_(std::move(places)), folder_(folder), callbacks_(std::move(callbacks)) {}
+
+RunCopies::~RunCopies() {
+  for (const auto& child : children_) {
+    if (!child->process) continue;
+    agent::kill_child(*child->process);
+    pollfd waiting{child->process->pidfd.get(), POLLIN, 0};
+    while (::poll(&waiting, 1, -1) < 0 && errno == EINTR) {
+    }
+    ignore([&]() -> Status {
+      RT_TRY(agent::reap_child(*child->process));
+      return {};
+    }(), "it has been killed");
+  }
+}
+
+void RunCopies::record(json event) {
+  if (started_) {
+    callbacks_.record(event);
+  } else {
+    early_.push_back(std::move(event));
+  }
+}
+
+Status RunCopies::prepare(bool fresh) {
+  if (places_.empty()) return {};
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(*io, folder_.checkpoints()));
+  int64_t newest_here = -1;
+  for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+    if (info.complete) newest_here = info.step;
+  }
+  struct Found {
+    std::shared_ptr<ckpt::Place> place;
+    std::string owner;
+    ckpt::PlacedStep step;
+  };
+  std::vector<Found> found;
+  for (const CopyTo& to : places_) {
+    RT_TRY_SET(std::shared_ptr<ckpt::Place> place, ckpt::open_place(place_options(to, folder_.path())));
+    const auto look = [&]() -> Result<std::pair<std::string, std::vector<ckpt::PlacedStep>>> {
+      RT_TRY_SET(std::string owner, place_owner(*place));
+      RT_TRY_SET(std::vector<ckpt::PlacedStep> steps, place->list());
+      return std::pair(std::move(owner), std::move(steps));
+    };
+    Result<std::pair<std::string, std::vector<ckpt::PlacedStep>>> looked = look();
+    if (!looked.ok()) {
+      if (newest_here < 0 && !fresh) {
+        return std::move(looked)
+            .with(fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew without "
+                              "asking)",
+                              folder_.path().string(), place->describe()))
+            .error();
+      }
+      callbacks_.say(fmt::format("warning: {}; copies are tried again later", looked.error().message));
+      continue;
+    }
+    auto [owner, steps] = std::move(looked).value();
+    std::erase_if(steps, [](const ckpt::PlacedStep& step) { return !step.complete; });
+    if (steps.empty()) continue;
+    if (!owner.empty() && owner != folder_.id() && (newest_here >= 0 || fresh)) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{} holds checkpoints of another run (id {}, this one is {}); choose another place, or "
+                               "another name for the run folder",
+                               place->describe(), owner, folder_.id())};
+    }
+    if (newest_here >= 0 && steps.back().step > newest_here) {
+      callbacks_.say(fmt::format("{} has step {}, and here the newest is {}: going on from here; `cairn ckpt fetch` "
+                                 "would bring that one",
+                                 place->describe(), steps.back().step, newest_here));
+    }
+    for (ckpt::PlacedStep& step : steps) found.push_back({place, owner, std::move(step)});
+  }
+  if (newest_here >= 0 || fresh || found.empty()) return {};
+
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Found& a, const Found& b) { return a.step.step > b.step.step; });
+  Status last;
+  for (const Found& one : found) {
+    callbacks_.say(fmt::format("no checkpoint here; bringing step {} ({}) from {}", one.step.step,
+                               format_bytes(one.step.bytes), one.place->describe()));
+    const Result<ckpt::CopyReport> fetched =
+        ckpt::fetch_checkpoint(*one.place, *io, one.step, folder_.checkpoints());
+    if (fetched.ok()) {
+      record({{"event", "fetched"},
+              {"step", one.step.step},
+              {"place", one.place->describe()},
+              {"bytes", fetched.value().bytes},
+              {"seconds", fetched.value().seconds}});
+      if (!one.owner.empty() && one.owner != folder_.id()) RT_TRY(folder_.take_id(one.owner));
+      return {};
+    }
+    last = fetched.error();
+    const ErrorCode code = last.error().code;
+    // Damaged there: an older one will do. Anything else, a person must see: a start over would lose more.
+    if (code != ErrorCode::kCorrupt && code != ErrorCode::kInvalidInput) return last;
+    callbacks_.say("warning: " + last.error().message);
+  }
+  return std::move(last).with("none of the copies can be used; not starting anew over them (--fresh would)");
+}
+
+void RunCopies::start() {
+  started_ = true;
+  for (json& event : early_) callbacks_.record(std::move(event));
+  early_.clear();
+  for (size_t i = 0; i < places_.size(); ++i) {
+    auto child = std::make_unique<Child>();
+    child->index = i;
+    child->place = place_of_run(places_[i], folder_.path());
+    child->finish_s = places_[i].finish_s;
+    launch(*child);
+    children_.push_back(std::move(child));
+  }
+}
+
+void RunCopies::launch(Child& child) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+    callbacks_.say(fmt::format("warning: no copies to {}: pipe: {}", child.place, std::strerror(errno)));
+    child.restart_at = SteadyClock::now() + std::chrono::seconds(60);
+    return;
+  }
+  const Fd theirs(ends[0]);
+  child.control.reset(ends[1]);
+  child.lines = {};
+  Result<agent::ChildProcess> started = agent::start_child(
+      {.argv = {"/proc/self/exe", "_copy", "--run", folder_.path().string(), "--place", std::to_string(child.index),
+                "--control-fd", std::to_string(theirs.get())},
+       .inherit_fds = {theirs.get()},
+       .log_path = (folder_.path() / "logs" / fmt::format("copy-{}.log", child.index)).string()},
+      {SIGTERM, SIGINT});
+  if (!started.ok()) {
+    callbacks_.say(fmt::format("warning: no copies to {}: {}", child.place, started.error().message));
+    child.restart_at = SteadyClock::now() + std::chrono::seconds(60);
+    return;
+  }
+  child.process = std::move(started).value();
+  if (child.finishing) child.send('f');
+}
+
+void RunCopies::saved() {
+  for (const auto& child : children_) child->send('w');
+}
+
+void RunCopies::tell(Child& child, const json& event) {
+  const std::string kind = event.value("event", "");
+  if (kind == "notice") {
+    callbacks_.say(event.value("message", ""));
+    return;
+  }
+  if (kind != "copied" && kind != "copy_failed") return;
+  record(event);
+  if (kind == "copied") {
+    child.restart_s = kFirstRestartS;
+    child.crash_told = false;
+    std::string text = fmt::format("copied step {} to {} in {}", event.value("step", int64_t{0}), child.place,
+                                   telemetry::format_duration(event.value("seconds", 0.0)));
+    if (event.value("failures", 0) > 0) text += fmt::format(", after {} failed tries", event.value("failures", 0));
+    callbacks_.say(text);
+  } else {
+    callbacks_.say(fmt::format("warning: step {} is not copied to {} yet: {}; it is tried again",
+                               event.value("step", int64_t{0}), child.place, event.value("message", "")));
+  }
+}
+
+void RunCopies::take_events(Child& child) {
+  char bytes[16384];
+  for (;;) {
+    const ssize_t n = ::read(child.process->events.get(), bytes, sizeof bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;
+    child.lines.feed({bytes, static_cast<size_t>(n)}, [&](std::string_view line) {
+      const json event = json::parse(line, nullptr, false);
+      if (event.is_object()) tell(child, event);
+    });
+  }
+}
+
+void RunCopies::poll() {
+  for (const auto& owned : children_) {
+    Child& child = *owned;
+    if (child.finished) continue;
+    if (!child.process) {
+      if (SteadyClock::now() >= child.restart_at) launch(child);
+      continue;
+    }
+    take_events(child);
+    const Result<std::optional<agent::ExitStatus>> ended = agent::reap_child(*child.process);
+    if (!ended.ok() || !ended.value()) continue;
+    take_events(child);
+    const agent::ExitStatus status = *ended.value();
+    if (child.finishing && status.ok()) {
+      child.finished = true;
+      child.process.reset();
+      continue;
+    }
+    if (!child.crash_told) {
+      const std::vector<std::string> tail = agent::log_tail(*child.process, 3);
+      std::string text = fmt::format("warning: the process that copies to {} {}; it is started again", child.place,
+                                     agent::describe(status));
+      for (const std::string& line : tail) text += "\n  " + line;
+      callbacks_.say(text);
+      record({{"event", "copy_failed"}, {"step", 0}, {"place", child.place}, {"message", agent::describe(status)}});
+      child.crash_told = true;
+    }
+    child.process.reset();
+    child.restart_at = SteadyClock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * child.restart_s));
+    child.restart_s = std::min(kLongestRestartS, 2 * child.restart_s);
+  }
+}
+
+void RunCopies::finish() {
+  if (children_.empty()) return;
+  const auto begin = SteadyClock::now();
+  for (const auto& child : children_) {
+    child->finishing = true;
+    child->send('f');
+  }
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTERM);
+  sigaddset(&stop, SIGINT);
+  bool told = false, interrupted = false;
+  for (;;) {
+    poll();
+    const double waited = seconds_since(begin);
+    std::string waiting;
+    for (const auto& child : children_) {
+      if (!child->finished && waited < child->finish_s) waiting += (waiting.empty() ? "" : ", ") + child->place;
+    }
+    if (waiting.empty() || interrupted) break;
+    if (!told && waited > 2) {
+      callbacks_.say(fmt::format("waiting for copies to {}; a signal ends the wait", waiting));
+      told = true;
+    }
+    const timespec pause{0, 50'000'000};
+    interrupted = ::sigtimedwait(&stop, nullptr, &pause) > 0;
+  }
+  for (const auto& child : children_) {
+    if (child->finished) continue;
+    callbacks_.say(fmt::format("not everything is copied to {} ({} after {}); the next start of this run goes on with it",
+                               child->place, interrupted ? "stopped by a signal" : "given up",
+                               telemetry::format_duration(seconds_since(begin))));
+    record({{"event", "copy_given_up"}, {"place", child->place}, {"seconds", seconds_since(begin)}});
+  }
+}
+
+}  // namespace cairn::tools
