@@ -5,3 +5,7 @@ if(TARGET cairn)
            --seconds 45 --at-least 30)
   set_tests_properties(crash/crashtest PROPERTIES LABELS dist TIMEOUT 900 RUN_SERIAL TRUE)
 endif()
+
+# Power cuts, failing disks and flipped bits, all in memory.
+cairn_tests(crash LINK runtime/core ckpt/persist ckpt/store ckpt/format ckpt/retention ckpt/verify LABELS fault
+            TIMEOUT 300)
