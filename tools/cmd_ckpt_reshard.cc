@@ -12,6 +12,7 @@
 
 #include "ckpt/persist/read.h"
 #include "ckpt/reshard.h"
+#include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
 #include "tools/ckpt_places.h"
@@ -141,6 +142,10 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
     }
   }
   RT_TRY_SET(RunFolder folder, RunFolder::open(target, loaded.recipe.name));  // nobody trains in it meanwhile
+  // What a resharding that was killed has left there takes as much space as this one needs.
+  RT_TRY_SET(const ckpt::CleanReport cleaned, ckpt::clean_leftovers(*io, folder.checkpoints()));
+  for (const std::string& name : cleaned.removed)
+    notes.push_back(fmt::format("removed {}, left by a save that died", name));
 
   watch_signals();
   ckpt::ReshardOptions options;

@@ -234,19 +234,24 @@ TEST_SUITE("ckpt/reshard") {
     REQUIRE(save_state(start, kSource, from).ok());
     REQUIRE(reshard(start, old_plan).ok());
     int64_t kept_old = 0, got_new = 0, failed = 0;
-    for (const bool killed : {true, false}) {
+    enum class How { kKill, kFail, kFailFrom, kShort };
+    for (const How how : {How::kKill, How::kFail, How::kFailFrom, How::kShort}) {
+      const bool killed = how == How::kKill;
       bool fired = true;
       for (int64_t n = 0; fired; ++n) {
-        CAPTURE(killed);
+        CAPTURE(static_cast<int>(how));
         CAPTURE(n);
+        const int os_errno = n % 2 == 0 ? EIO : ENOSPC;
         const auto disk = start.clone();
-        FaultBackend io(*disk, killed ? FaultPlan::stop_at_call(n, static_cast<uint64_t>(n))
-                                      : FaultPlan::fail_call(n, n % 2 == 0 ? EIO : ENOSPC));
+        FaultBackend io(*disk, killed                  ? FaultPlan::stop_at_call(n, static_cast<uint64_t>(n))
+                               : how == How::kFail     ? FaultPlan::fail_call(n, os_errno)
+                               : how == How::kFailFrom ? FaultPlan::fail_from(n, os_errno)
+                                                       : FaultPlan::short_write(n, os_errno));
         const Result<ReshardReport> report = reshard(io, to, {.replace_existing = true});
         fired = io.fired();
         failed += report.ok() ? 0 : 1;
         if (!killed && fired && report.ok()) CHECK(compare(*disk, step_dir(kTarget), to) == "");
-        for (uint64_t seed = 0; seed < (killed ? 4 : 1); ++seed) {
+        for (uint64_t seed = 0; seed < (killed ? 12 : 1); ++seed) {
           const auto after = disk->clone();
           if (killed) after->power_cycle(seed);
           REQUIRE(compare(*after, step_dir(kSource), from) == "");
