@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <span>
 #include <unordered_set>
 
 #include "ckpt/format/checksum.h"
@@ -204,23 +206,45 @@ Status check_extents(const Manifest& m) {
 // Boxes tile the whole exactly when the indicator functions add up to that of the whole; mixed differencing turns an
 // indicator into signed points at the box's 2^d corners and is injective, so the tiling holds exactly when the signed
 // corners of all boxes minus those of the whole cancel. O(n 2^d log): no pairwise comparison. Own derivation.
-struct Corner {
-  unsigned __int128 key = 0;  // row-major index among the (shape + 1) corner positions
-  int64_t sign = 0;
-};
-
-void add_corners(const Box& box, const Shape& shape, int64_t sign, std::vector<Corner>& out) {
+//
+// A corner is one number: its row-major index among the shape + 1 positions of each dim, times two, plus one when its
+// sign is positive. Sorting plain numbers is most of the cost of opening a large manifest.
+template <typename Key>
+void add_corners(const Box& box, const Shape& shape, bool positive, std::vector<Key>& out) {
   const size_t dims = shape.size();
   for (unsigned mask = 0; mask < (1u << dims); ++mask) {
-    Corner corner{0, sign};
+    Key key = 0;
+    bool sign = positive;
     for (size_t d = 0; d < dims; ++d) {
       const bool high = (mask >> d & 1u) != 0;
-      corner.key = corner.key * static_cast<unsigned __int128>(shape[d] + 1) +
-                   static_cast<unsigned __int128>(high ? box.hi[d] : box.lo[d]);
-      if (high) corner.sign = -corner.sign;
+      key = key * static_cast<Key>(shape[d] + 1) + static_cast<Key>(high ? box.hi[d] : box.lo[d]);
+      sign ^= high;
     }
-    out.push_back(corner);
+    out.push_back(key * 2 + (sign ? 1 : 0));
   }
+}
+
+// The shards of one tensor. An index where their corners do not cancel, or nothing when they tile it.
+template <typename Key>
+std::optional<std::vector<int64_t>> find_gap(const Manifest& m, const Shape& shape, std::span<const uint32_t> shards,
+                                             std::vector<Key>& corners) {
+  corners.clear();
+  for (const uint32_t s : shards) add_corners(m.shards[s].box, shape, true, corners);
+  add_corners(Box::whole(shape), shape, false, corners);
+  std::sort(corners.begin(), corners.end());
+  for (size_t i = 0; i < corners.size();) {
+    int64_t sum = 0;
+    Key key = corners[i] / 2;
+    for (; i < corners.size() && corners[i] / 2 == key; ++i) sum += corners[i] % 2 == 1 ? 1 : -1;
+    if (sum == 0) continue;
+    std::vector<int64_t> at(shape.size());
+    for (size_t d = at.size(); d-- > 0;) {
+      at[d] = static_cast<int64_t>(key % static_cast<Key>(shape[d] + 1));
+      key /= static_cast<Key>(shape[d] + 1);
+    }
+    return at;
+  }
+  return std::nullopt;
 }
 
 Status check_tiling(const Manifest& m) {
@@ -232,35 +256,26 @@ Status check_tiling(const Manifest& m) {
   std::vector<size_t> next(first.begin(), first.end() - 1);
   for (size_t i = 0; i < m.shards.size(); ++i)
     by_tensor[next[static_cast<size_t>(m.shards[i].tensor)]++] = static_cast<uint32_t>(i);
-  std::vector<Corner> corners;
+  std::vector<uint64_t> corners;
+  std::vector<unsigned __int128> wide_corners;
   for (size_t t = 0; t < m.tensors.size(); ++t) {
     const TensorEntry& tensor = m.tensors[t];
-    corners.clear();
+    const auto shards = std::span(by_tensor).subspan(first[t], first[t + 1] - first[t]);
+    unsigned __int128 positions = 1;  // up to 2^60 elements in 8 dims: at most 2^68
+    for (const int64_t extent : tensor.shape) positions *= static_cast<unsigned __int128>(extent + 1);
+    const auto gap = positions < static_cast<unsigned __int128>(1) << 63
+                         ? find_gap(m, tensor.shape, shards, corners)
+                         : find_gap(m, tensor.shape, shards, wide_corners);
+    if (!gap) continue;
     int64_t covered = 0;
-    for (size_t i = first[t]; i < first[t + 1]; ++i) {
-      const ShardEntry& shard = m.shards[by_tensor[i]];
-      add_corners(shard.box, tensor.shape, 1, corners);
-      if (__builtin_add_overflow(covered, shard.box.count_elems(), &covered)) covered = INT64_MAX;
+    for (const uint32_t s : shards) {
+      if (__builtin_add_overflow(covered, m.shards[s].box.count_elems(), &covered)) covered = INT64_MAX;
     }
-    add_corners(Box::whole(tensor.shape), tensor.shape, -1, corners);
-    std::sort(corners.begin(), corners.end(), [](const Corner& a, const Corner& b) { return a.key < b.key; });
-    for (size_t i = 0; i < corners.size();) {
-      int64_t sum = 0;
-      const unsigned __int128 key = corners[i].key;
-      for (; i < corners.size() && corners[i].key == key; ++i) sum += corners[i].sign;
-      if (sum == 0) continue;
-      std::vector<int64_t> at(tensor.shape.size());
-      unsigned __int128 rest = key;
-      for (size_t d = at.size(); d-- > 0;) {
-        at[d] = static_cast<int64_t>(rest % static_cast<unsigned __int128>(tensor.shape[d] + 1));
-        rest /= static_cast<unsigned __int128>(tensor.shape[d] + 1);
-      }
-      return corrupt(
-          "$.tensors[{}]: the {} shards of {} \"{}\" do not tile its shape {}: they hold {} of {} elements, first "
-          "gap or overlap at index {}",
-          t, first[t + 1] - first[t], tensor.kind, tensor.name, to_string(tensor.shape), covered,
-          count_elems(tensor.shape), to_string(at));
-    }
+    return corrupt(
+        "$.tensors[{}]: the {} shards of {} \"{}\" do not tile its shape {}: they hold {} of {} elements, first gap or "
+        "overlap at index {}",
+        t, shards.size(), tensor.kind, tensor.name, to_string(tensor.shape), covered, count_elems(tensor.shape),
+        to_string(*gap));
   }
   return {};
 }

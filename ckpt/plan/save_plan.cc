@@ -82,6 +82,9 @@ Manifest slot_manifest(const Plan& plan, const std::vector<SlotLayout>& layouts,
                        int64_t chunk_bytes) {
   Manifest out = manifest_skeleton(plan, run);
   const auto world = static_cast<int64_t>(layouts.size());
+  size_t shards = 0;
+  for (const SlotLayout& layout : layouts) shards += layout.shards.size();
+  out.shards.reserve(shards);
   for (int64_t rank = 0; rank < world; ++rank) {
     const SlotLayout& layout = layouts[rank];
     if (layout.shards.empty()) continue;

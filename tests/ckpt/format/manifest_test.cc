@@ -220,7 +220,7 @@ TEST_SUITE("ckpt/format/manifest") {
               ErrorCode::kUnsupported);
     expect_at(8, 4, 0, "byte 8: table version 0");
     expect_at(12, 4, 1, "byte 12: found 1, expected 0");
-    expect_at(16, 8, 1ull << 40, "byte 16: found 1099511627776 shards, expected at most 4194304");
+    expect_at(16, 8, 1ull << 40, "byte 16: found 1099511627776 shards, expected at most 33554432");
     expect_at(16, 8, 5, "byte 48: found a size of 320 bytes, expected 352 for 5 shards");
     expect_at(24, 8, ~0ull, "byte 24: found 18446744073709551615 bounds, expected at most 64");
     expect_at(32, 8, ~0ull, "byte 32: found 18446744073709551615 chunks");
