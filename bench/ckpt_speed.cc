@@ -1,28 +1,48 @@
 // Saves and loads a checkpoint on command, for ckpt_speed.py, which interleaves it with other programs.
-//   ckpt_speed DIR MEGABYTES FILES
-// Each word on stdin is done once and answered with one line, the seconds it took:
-//   save     hashing on the way, as for state that no snapshot hashed
-//   persist  with the hashes that a snapshot has taken, as the agent does
-//   load     every byte, checksums compared, into memory that is aligned and touched
+//   ckpt_speed DIR MEGABYTES FILES [TENSORS]
+// The state: float32 tensors of 64 MiB, or TENSORS smaller ones of sizes a little apart from each other (a quarter of
+// them no multiple of 4096 bytes); made up; in shared memory with huge pages where the system gives them, as the
+// snapshot arena is. Each word on stdin is done once and answered with one line of JSON: seconds, the CPU seconds of
+// all threads, bytes of payload, peak memory beyond the state (what is kept between saves included).
+//   first    save whose HDF5 structure is not known yet
+//   save     hashing on the way, every fsync, the commit, under a new step number
+//   persist  the same with hashes that a snapshot has taken
+//   pair     two saves of different steps at once, by two threads; `newest` is what a reader finds afterwards
+//   remove   the checkpoints before the newest
+//   load     the newest: every byte, checksums compared, into memory that is aligned and touched
+//   unverified  the same, checksums not compared
+//   columns  the middle quarter of the columns of each tensor, verified; `read` and `wanted` bytes
+//   sparse   the same, checksums not compared
+//   beside   saves and removals for 4 seconds by a thread of the priority that the agent's has
+//   train    4 seconds of what a training does: products of small matrices, then passes over memory; `steps` done
 //   copy     memcpy of the same bytes by one thread
-// The state is float32 tensors of 64 MiB, made up; saved with every fsync and the commit.
+//   quit
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
+#include "ckpt/persist/layout.h"
+#include "ckpt/persist/priority.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
+#include "ckpt/plan/load_plan.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/core/random.h"
 
@@ -32,75 +52,252 @@ using namespace cairn::ckpt;
 namespace {
 
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
-constexpr int64_t kAlignment = 2 << 20;
+constexpr int64_t kColumns = 1024;
+constexpr double kSpellSeconds = 4;
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
+struct Region {
+  std::byte* data = nullptr;
+  int64_t size = 0;
 };
-using Memory = std::unique_ptr<std::byte, Free>;
 
 struct State {
   Manifest skeleton;
   std::vector<WriterPart> plain, hashed;
-  Memory bytes, target;
-  int64_t size = 0;
+  std::vector<int64_t> at;  // of each tensor in `bytes`
+  Region bytes, target;
+  int64_t payload = 0;
 };
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-Memory allocate(int64_t size) {
-  Memory memory(static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<size_t>(size))));
-  if (memory) std::memset(memory.get(), 1, static_cast<size_t>(size));  // first touch is no part of what is measured
-  return memory;
+double cpu_s() {
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(use.ru_utime) + seconds(use.ru_stime);
 }
 
-State make_state(int64_t tensors, int64_t files) {
+// A field of /proc/self/status in bytes; -1 when it is not there.
+int64_t status_bytes(std::string_view field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(field)) return std::strtoll(line.c_str() + field.size() + 1, nullptr, 10) * 1024;
+  }
+  return -1;
+}
+
+Region allocate(int64_t size) {  // lives as long as the program
+  const int fd = ::memfd_create("ckpt_speed", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, size) != 0) return {};
+  void* memory = ::mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (memory == MAP_FAILED) return {};
+  ::madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
+  std::memset(memory, 1, static_cast<size_t>(size));  // first touch is no part of what is measured
+  return {static_cast<std::byte*>(memory), size};
+}
+
+State make_state(int64_t size, int64_t tensors, int64_t files) {
   State state;
-  state.size = tensors * kTensorBytes;
-  state.bytes = allocate(state.size);
-  state.target = allocate(state.size);
-  if (!state.bytes || !state.target) {
-    fmt::print(stderr, "ckpt_speed: no memory for twice {} bytes\n", state.size);
-    std::exit(74);
-  }
-  for (int64_t at = 0; at < state.size; at += 8) {
-    const uint64_t word = mix64(static_cast<uint64_t>(at));
-    std::memcpy(state.bytes.get() + at, &word, 8);
-  }
   Manifest& m = state.skeleton;
-  m.step = 1;
   m.run = {"bench", "bench", {}};
   m.recipe = "{}";
   m.recipe_hash = "none";
   m.mesh = {.dp = files, .world = files};
+  int64_t end = 0;
+  for (int64_t t = 0; t < tensors; ++t) {
+    int64_t rows = size / tensors / 4 / kColumns, columns = kColumns;
+    if (size / tensors < kTensorBytes) {
+      columns = 256;  // rows of 1 KiB
+      rows = std::max<int64_t>(1, size / tensors / 1024 + (t % 7 - 3) / 2 * 4 + (t % 4 == 0 ? 1 : 0));
+    }
+    m.tensors.push_back({fmt::format("layers.{}.weight", t), "weight", DType::kF32, {rows, columns}});
+    state.at.push_back(end);
+    end += (rows * columns * 4 + kIoAlign - 1) / kIoAlign * kIoAlign;
+    state.payload += rows * columns * 4;
+  }
+  state.bytes = allocate(end);
+  state.target = allocate(end);
+  if (state.bytes.data == nullptr || state.target.data == nullptr) {
+    fmt::print(stderr, "ckpt_speed: no memory for twice {} bytes\n", end);
+    std::exit(74);
+  }
+  for (int64_t at = 0; at < end; at += 8) {
+    const uint64_t word = mix64(static_cast<uint64_t>(at));
+    std::memcpy(state.bytes.data + at, &word, 8);
+  }
   const SaveOptions options;
   for (int64_t f = 0; f < files; ++f) state.plain.push_back({shard_file_name(f, files), {}});
   state.hashed = state.plain;
   for (int64_t t = 0; t < tensors; ++t) {
-    const Shape shape = {kTensorBytes / 4096, 1024};
-    m.tensors.push_back({fmt::format("t{}", t), "weight", DType::kF32, shape});
+    const Shape& shape = m.tensors[t].shape;
     ShardData data{.tensor = t,
                    .lo = {0, 0},
                    .hi = {shape[0], shape[1]},
-                   .data = state.bytes.get() + t * kTensorBytes,
-                   .bytes = kTensorBytes};
+                   .data = state.bytes.data + state.at[t],
+                   .bytes = shape[0] * shape[1] * 4};
     state.plain[t % files].shards.push_back(data);
-    for (int64_t at = 0; at < kTensorBytes; at += options.chunk_bytes) {
-      data.hashes.push_back(hash_bytes(std::span(data.data + at, static_cast<size_t>(options.chunk_bytes))));
+    for (int64_t at = 0; at < data.bytes; at += options.chunk_bytes) {
+      const int64_t n = std::min(options.chunk_bytes, data.bytes - at);
+      data.hashes.push_back(hash_bytes(std::span(data.data + at, static_cast<size_t>(n))));
     }
     state.hashed[t % files].shards.push_back(std::move(data));
   }
   return state;
 }
 
-Status load(IoBackend& io, const std::filesystem::path& dir, const State& state) {
-  RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir / step_dir_name(state.skeleton.step)));
-  std::vector<ReadRange> ranges;
-  for (const ShardEntry& shard : reader.manifest().shards) {
-    ranges.push_back({shard.file, shard.offset, shard.bytes, state.target.get() + shard.tensor * kTensorBytes});
+struct Answer {
+  std::string more;  // further fields of the JSON object
+  int64_t bytes = 0;
+};
+
+class Bench {
+ public:
+  Bench(std::filesystem::path dir, State state) : dir_(std::move(dir)), state_(std::move(state)) {
+    state_.skeleton.step = 0;
   }
-  return reader.read_ranges(ranges);
-}
+
+  int64_t kept_bytes() const { return cache_.memory_bytes(); }  // between saves
+  std::string_view backend() const { return io_->name(); }
+  const State& state() const { return state_; }
+
+  Result<Answer> run(const std::string& word) {
+    if (word == "first") return save(state_.plain, nullptr);
+    if (word == "save") return save(state_.plain, &cache_);
+    if (word == "persist") return save(state_.hashed, &cache_);
+    if (word == "pair") return pair();
+    if (word == "remove") return remove();
+    if (word == "load") return load(true);
+    if (word == "unverified") return load(false);
+    if (word == "columns") return columns(true);
+    if (word == "sparse") return columns(false);
+    if (word == "beside") return beside();
+    if (word == "train") return train();
+    if (word == "copy") {
+      std::memcpy(state_.target.data, state_.bytes.data, static_cast<size_t>(state_.bytes.size));
+      return Answer{"", state_.bytes.size};
+    }
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: not a command", word)};
+  }
+
+ private:
+  Result<Answer> save(const std::vector<WriterPart>& parts, SaveCache* cache) {
+    ++state_.skeleton.step;
+    SaveOptions options;
+    options.cache = cache;
+    RT_TRY_SET(const SaveReport report, save_checkpoint(*io_, dir_, state_.skeleton, parts, options));
+    return Answer{fmt::format(R"(,"hash_s":{:.6f},"layout_s":{:.6f},"sync_s":{:.6f},"file_bytes":{})",
+                              report.hash_seconds, report.layout_seconds, report.sync_seconds, report.file_bytes),
+                  report.payload_bytes};
+  }
+
+  Result<Answer> pair() {
+    const std::unique_ptr<IoBackend> other = make_best_backend();
+    Manifest older = state_.skeleton, newer = state_.skeleton;
+    older.step = state_.skeleton.step + 1;
+    newer.step = state_.skeleton.step = older.step + 1;
+    Status first;
+    std::thread thread([&] {
+      const Result<SaveReport> saved = save_checkpoint(*other, dir_, older, state_.plain);
+      if (!saved.ok()) first = saved.error();
+    });
+    const Result<SaveReport> second = save_checkpoint(*io_, dir_, newer, state_.plain);
+    thread.join();
+    RT_TRY(std::move(first));
+    if (!second.ok()) return Error(second.error());
+    RT_TRY_SET(const CheckpointReader reader, CheckpointReader::open(*io_, second.value().dir));
+    return Answer{fmt::format(R"(,"newest":{})", reader.manifest().step), 2 * second.value().payload_bytes};
+  }
+
+  Result<Answer> beside() {
+    const double end_s = now_s() + kSpellSeconds;
+    Result<Answer> out = Answer{};
+    int64_t bytes = 0, saves = 0;
+    std::thread([&] {
+      lower_thread_priority();
+      while (out.ok() && now_s() < end_s) {
+        out = save(state_.plain, &cache_);
+        if (!out.ok()) break;
+        bytes += out.value().bytes;
+        ++saves;
+        out = remove();
+      }
+    }).join();
+    if (!out.ok()) return out;
+    return Answer{fmt::format(R"(,"saves":{})", saves), bytes};
+  }
+
+  Result<Answer> train() {
+    constexpr int64_t kSide = 192;
+    std::vector<float> a(kSide * kSide, 1.5f), b(kSide * kSide, 0.5f), c(kSide * kSide, 0.0f);
+    auto* memory = reinterpret_cast<float*>(state_.target.data);
+    const int64_t count = std::min<int64_t>(state_.target.size, 64 << 20) / 4;
+    const double end_s = now_s() + kSpellSeconds;
+    int64_t steps = 0;
+    for (; now_s() < end_s; ++steps) {
+      for (int64_t repeat = 0; repeat < 4; ++repeat) {
+        for (int64_t i = 0; i < kSide; ++i) {
+          for (int64_t k = 0; k < kSide; ++k) {
+            const float factor = a[i * kSide + k];
+            for (int64_t j = 0; j < kSide; ++j) c[i * kSide + j] += factor * b[k * kSide + j];
+          }
+        }
+      }
+      const int64_t piece = count / 16, at = steps % 16 * piece;
+      for (int64_t i = at; i < at + piece; ++i) memory[i] = memory[i] * 0.5f + c[i % (kSide * kSide)] * 1e-9f;
+    }
+    return Answer{fmt::format(R"(,"steps":{})", steps), 0};
+  }
+
+  Result<Answer> remove() {
+    RT_TRY_SET(const std::vector<DirEntry> entries, io_->list(dir_));
+    const std::string newest = step_dir_name(state_.skeleton.step);
+    for (const DirEntry& entry : entries) {
+      if (entry.name != newest) RT_TRY(remove_tree(*io_, dir_ / entry.name));
+    }
+    return Answer{"", 0};
+  }
+
+  Result<Answer> load(bool verify) {
+    std::memset(state_.target.data, 0, 1);
+    RT_TRY_SET(CheckpointReader reader,
+               CheckpointReader::open(*io_, dir_ / step_dir_name(state_.skeleton.step), {.verify = verify}));
+    std::vector<ReadRange> ranges;
+    for (const ShardEntry& shard : reader.manifest().shards)
+      ranges.push_back({shard.file, shard.offset, shard.bytes, state_.target.data + state_.at[shard.tensor]});
+    RT_TRY(reader.read_ranges(ranges));
+    if (std::memcmp(state_.target.data, state_.bytes.data, 4096) != 0)
+      return Error{ErrorCode::kInternal, "what was loaded is not what was saved"};
+    return Answer{fmt::format(R"(,"read":{},"wanted":{})", reader.stats().read_bytes, reader.stats().wanted_bytes),
+                  state_.payload};
+  }
+
+  Result<Answer> columns(bool verify) {
+    RT_TRY_SET(CheckpointReader reader,
+               CheckpointReader::open(*io_, dir_ / step_dir_name(state_.skeleton.step), {.verify = verify}));
+    std::vector<WantedBox> wanted;
+    for (const TensorEntry& tensor : reader.manifest().tensors) {
+      const int64_t columns = tensor.shape[1];
+      wanted.push_back({tensor.kind, tensor.name, Box{{0, columns / 4}, {tensor.shape[0], columns / 2}}});
+    }
+    RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(wanted));
+    std::vector<ReadRange> ranges;
+    ranges.reserve(reads.size());
+    for (const LoadRead& read : reads)
+      ranges.push_back(
+          {read.file, read.offset, read.bytes, state_.target.data + state_.at[read.wanted] + read.target_offset});
+    RT_TRY(reader.read_ranges(ranges));
+    return Answer{fmt::format(R"(,"read":{},"wanted":{})", reader.stats().read_bytes, reader.stats().wanted_bytes),
+                  reader.stats().wanted_bytes};
+  }
+
+  std::filesystem::path dir_;
+  State state_;
+  SaveCache cache_;
+  std::unique_ptr<IoBackend> io_ = make_best_backend();
+};
 
 int64_t whole_number(const char* text) {
   int64_t value = 0;
@@ -112,39 +309,31 @@ int64_t whole_number(const char* text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t megabytes = argc == 4 ? whole_number(argv[2]) : -1, files = argc == 4 ? whole_number(argv[3]) : -1;
-  if (megabytes < 64 || megabytes % 64 != 0 || files < 1 || files > megabytes / 64) {
+  const bool counted = argc == 4 || argc == 5;
+  const int64_t megabytes = counted ? whole_number(argv[2]) : -1, files = counted ? whole_number(argv[3]) : -1;
+  const int64_t tensors = argc == 5 ? whole_number(argv[4]) : megabytes / 64;
+  if (megabytes < 64 || megabytes % 64 != 0 || files < 1 || tensors < files || tensors > megabytes * 64) {
     fmt::print(stderr,
-               "usage: ckpt_speed DIR MEGABYTES FILES\n  MEGABYTES: a multiple of 64; FILES: at most MEGABYTES / 64\n");
+               "usage: ckpt_speed DIR MEGABYTES FILES [TENSORS]\n"
+               "  MEGABYTES: a multiple of 64; FILES: at most TENSORS; TENSORS: 16 KiB each or more\n");
     return 2;
   }
-  const std::filesystem::path dir = argv[1];
-  const State state = make_state(megabytes / 64, files);
-  const std::unique_ptr<IoBackend> io = make_best_backend();
-  fmt::print("ready {} {} bytes\n", io->name(), state.size);
+  Bench bench(argv[1], make_state(megabytes << 20, tensors, files));
+  fmt::print("{{\"backend\":\"{}\",\"bytes\":{}}}\n", bench.backend(), bench.state().payload);
   std::fflush(stdout);
-  for (std::string word; std::cin >> word;) {
-    const double begin_s = now_s();
-    Status status;
-    if (word == "save" || word == "persist") {
-      Result<SaveReport> saved = save_checkpoint(*io, dir, state.skeleton, word == "save" ? state.plain : state.hashed);
-      if (!saved.ok()) status = std::move(saved).error();
-    } else if (word == "load") {
-      std::memset(state.target.get(), 0, 1);
-      status = load(*io, dir, state);
-      if (status.ok() && std::memcmp(state.target.get(), state.bytes.get(), 4096) != 0) {
-        status = Error{ErrorCode::kInternal, "what was loaded is not what was saved"};
-      }
-    } else if (word == "copy") {
-      std::memcpy(state.target.get(), state.bytes.get(), static_cast<size_t>(state.size));
-    } else {
-      status = Error{ErrorCode::kInvalidInput, fmt::format("{}: not a command", word)};
+  for (std::string word; std::cin >> word && word != "quit";) {
+    const bool peak_known = static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush);
+    const int64_t memory_before = status_bytes("VmRSS:") - bench.kept_bytes();
+    const double begin_s = now_s(), begin_cpu_s = cpu_s();
+    const Result<Answer> done = bench.run(word);
+    const double seconds = now_s() - begin_s, cpu = cpu_s() - begin_cpu_s;
+    if (!done.ok()) {
+      fmt::print(stderr, "ckpt_speed: {}\n", done.error().message);
+      return done.error().exit_code();
     }
-    if (!status.ok()) {
-      fmt::print(stderr, "ckpt_speed: {}\n", status.error().message);
-      return status.error().exit_code();
-    }
-    fmt::print("{:.6f}\n", now_s() - begin_s);
+    const int64_t extra = peak_known ? status_bytes("VmHWM:") - memory_before : -1;
+    fmt::print("{{\"seconds\":{:.6f},\"cpu_s\":{:.6f},\"bytes\":{},\"extra_memory\":{}{}}}\n", seconds, cpu,
+               done.value().bytes, extra, done.value().more);
     std::fflush(stdout);
   }
   return 0;

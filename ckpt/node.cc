@@ -55,6 +55,15 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                               plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
+  if (!node->options_.resume) {
+    const std::vector<SlotView> views = node->arena_.views();
+    if (const auto newest = newest_whole(views)) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("shared memory (/dev/shm{}) still holds step {} of this run; leave out --fresh to go on "
+                               "from there, or choose another run folder",
+                               node->arena_.name(), views[*newest].step)};
+    }
+  }
   if (const Result<CheckpointInfo> newest = newest_complete(*io, node->options_.checkpoints_dir); newest.ok()) {
     node->newest_on_disk_ = newest.value().step;
   }

@@ -12,6 +12,7 @@
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
+#include "ckpt/restore_slot.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
@@ -20,6 +21,7 @@
 namespace cairn::ckpt {
 namespace {
 
+using trainer::Restored;
 using trainer::StateKind;
 using trainer::StateTensor;
 using trainer::TrainPosition;
@@ -107,28 +109,38 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
   return position;
 }
 
-Result<std::optional<TrainPosition>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
-                                                        std::span<const StateTensor> state) {
+Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+                                                   std::span<const StateTensor> state, bool attached) {
   const arena::Control& control = arena.control();
   const arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire);
   if (decision.incarnation.load(std::memory_order_acquire) != incarnation || incarnation == 0) {
     return Error{ErrorCode::kInternal, "the agent has not decided where this run continues from"};
   }
-  if (decision.source == arena::Source::kFresh) return std::optional<TrainPosition>();
-  const auto loaded = [&]() -> Result<TrainPosition> {
+  if (decision.source == arena::Source::kFresh) return std::optional<Restored>();
+  const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
-      return load_from_disk(plan, io, dir, state, dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{});
+      RT_TRY_SET(TrainPosition position,
+                 load_from_disk(plan, io, dir, state, dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{}));
+      return Restored{.position = std::move(position)};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
         decision.position_bytes > static_cast<int64_t>(sizeof(decision.position))) {
       return Error{ErrorCode::kInternal, "the agent's decision makes no sense"};
     }
-    RT_TRY(load_from_memory(plan, arena, decision.slot, state));
-    return decode_position({decision.position, static_cast<size_t>(decision.position_bytes)});
+    std::vector<StateTensor> missing;
+    for (const StateTensor& item : state) {
+      if (!attached || !item.primary) missing.push_back(item);
+    }
+    if (!missing.empty()) RT_TRY(load_from_memory(plan, arena, decision.slot, missing));
+    RT_TRY_SET(TrainPosition position,
+               decode_position({decision.position, static_cast<size_t>(decision.position_bytes)}));
+    return Restored{.position = std::move(position),
+                    .bank = attached ? static_cast<int64_t>(decision.slot) : 0,
+                    .weights_ready = attached && decision.weights_ready != 0};
   }();
-  if (loaded.ok()) return std::optional<TrainPosition>(loaded.value());
+  if (loaded.ok()) return std::optional<Restored>(loaded.value());
   Error error = loaded.error();
   if (error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kIo) {
     arena.control().refused.store(incarnation, std::memory_order_release);
@@ -140,9 +152,10 @@ Result<std::optional<TrainPosition>> carry_out_decision(const Plan& plan, const 
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
-Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir) {
+Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir, bool read_by_ranks) {
   RT_TRY(position_of(manifest).with(dir.string()));
-  if (payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
+  // What goes through fill_slot() is verified there.
+  if (!read_by_ranks || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
   RT_TRY_SET(const VerifyReport report, verify_checkpoint(io_, dir, {.max_damages = 3, .structure = false}));
   if (report.whole()) return {};
   return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), report.damages[0].message)};
@@ -156,8 +169,8 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     const auto old = before_.find(info.step);
     if (old != before_.end() && old->second == info.created_unix_ms) continue;
     any = true;
-    if (refused_.contains(info.dir.string())) {
-      warnings.push_back(fmt::format("{}: a rank could not read it", info.dir.string()));
+    if (const auto refused = refused_.find(info.dir.string()); refused != refused_.end()) {
+      warnings.push_back(refused->second);
       continue;
     }
     if (!info.complete) {
@@ -167,7 +180,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     const auto check = [&]() -> Status {
       RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
       RT_TRY(check_state(manifest, state_tensors(plan_.tensors)).with(info.dir.string()));
-      return usable(manifest, info.dir);
+      return usable(manifest, info.dir, false);
     };
     const Status checked = check();
     if (checked.ok()) {
@@ -191,7 +204,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     const InitConfig& how = plan_.recipe.init;
     RT_TRY_SET(const Manifest manifest, read_manifest(io_, *request_.from));
     RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
-    RT_TRY(usable(manifest, *request_.from));
+    RT_TRY(usable(manifest, *request_.from, !choice.match->everything()));
     choice.source = arena::Source::kDisk;
     choice.step = how.weights_only ? 0 : manifest.step;
     choice.dir = *request_.from;
@@ -202,12 +215,21 @@ Result<RestoreChoice> RestoreDecider::choose() {
     for (const CheckpointInfo& info : catalog.checkpoints) before_[info.step] = info.created_unix_ms;
     return from();
   }
-  const std::optional<CommonSnapshot> memory = newest_verified(arena_, &choice.warnings);
+  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
+  std::vector<int64_t> damaged;
+  const std::optional<CommonSnapshot> memory =
+      newest_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, &choice.warnings, &damaged);
+  for (const int64_t slot : damaged) arena_.invalidate_slot(slot);  // or the next look would find it again
   std::vector<std::string> disk_warnings;
   Result<std::optional<RestoreChoice>> disk = std::optional<RestoreChoice>();
+  bool disk_is_newer = true;
   if (memory && !first_) {
-    // Between restarts of one agent nothing on disk is newer than what is in memory: do not touch the disk.
-  } else {
+    disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is in memory
+  } else if (memory) {
+    RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
+    disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
+  }
+  if (disk_is_newer) {
     disk = newest_on_disk(disk_warnings);
     if (memory && disk.ok() && disk.value() && disk.value()->step > memory->step) {
       // Memory is given up for it: be sure, however large it is.
@@ -220,8 +242,10 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.source = arena::Source::kMemory;
     choice.step = memory->step;
     choice.slot = memory->slot;
+    choice.weights_ready = !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
     RT_TRY_SET(const TrainPosition position, decode_position(memory->position));
-    choice.metrics = position.metrics;
+    choice.metrics = arena_.news_until(memory->step - 1);
+    choice.metrics.push_back(position.metrics);
     return choice;
   }
   choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());
@@ -242,33 +266,62 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
   const uint64_t last = control.incarnation.load(std::memory_order_acquire);
   const arena::Decision& decided = control.decision;
   if (last > 0 && control.refused.load(std::memory_order_acquire) == last && decided.source == arena::Source::kDisk) {
-    refused_.insert(std::string(decided.place, strnlen(decided.place, sizeof(decided.place))));
+    const std::string dir(decided.place, strnlen(decided.place, sizeof(decided.place)));
+    refused_.emplace(dir, dir + ": a rank could not read it");
   }
-  RT_TRY_SET(RestoreChoice choice, choose());
-  first_ = false;
-  if (choice.source != arena::Source::kMemory)
+  RestoreChoice choice;
+  bool in_memory = false;
+  for (;;) {
+    RT_TRY_SET(choice, choose());
+    in_memory = choice.source == arena::Source::kMemory;
+    if (in_memory) break;
     RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
-  publish(choice);
+    if (choice.source != arena::Source::kDisk) break;
+    const Result<bool> filled = fill_slot(choice);
+    if (filled.ok()) {
+      in_memory = filled.value();
+      break;
+    }
+    const Error& error = filled.error();
+    const bool named = request_.from && choice.dir == *request_.from;
+    if (named || (error.code != ErrorCode::kCorrupt && error.code != ErrorCode::kIo)) return Error(error);
+    const std::string dir = choice.dir.string();
+    std::string_view what = error.message;
+    if (what.starts_with(dir + "/")) what.remove_prefix(dir.size() + 1);  // said once
+    if (!refused_.emplace(dir, fmt::format("{}: {}", dir, what)).second) return Error(error);
+  }
+  first_ = false;
+  control.distrusted.store(0, std::memory_order_release);
+  publish(choice, in_memory);
   choice.incarnation = last + 1;
   choice.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return choice;
 }
 
-void RestoreDecider::publish(const RestoreChoice& choice) {
+/// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
+Result<bool> RestoreDecider::fill_slot(const RestoreChoice& choice) {
+  if (choice.match && !choice.match->everything()) return false;
+  const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
+  RT_TRY(load_slot(arena_, 0, incarnation, io_, choice.dir));
+  return true;
+}
+
+void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   arena::Control& control = arena_.control();
   arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire) + 1;
   decision.incarnation.store(0, std::memory_order_release);
-  decision.source = choice.source;
+  decision.source = in_memory ? arena::Source::kMemory : choice.source;
   decision.slot = static_cast<uint32_t>(choice.slot);
+  decision.weights_ready = choice.weights_ready ? 1 : 0;
   decision.step = choice.step;
   decision.position_bytes = 0;
   const std::string place = choice.dir.string();
   RT_CHECK(place.size() < sizeof(decision.place), "path of {} bytes", place.size());
   std::memset(decision.place, 0, sizeof(decision.place));
   std::memcpy(decision.place, place.data(), place.size());
-  if (choice.source == arena::Source::kMemory) {
-    const auto snapshot = read_slot(arena_, 0, choice.slot, false);
+  if (in_memory) {
+    const auto snapshot = read_slot(arena_, 0, choice.slot, Check::kHeaders);
     RT_CHECK(snapshot.ok(), "slot {} was just verified", choice.slot);
     const std::string& position = snapshot.value().position;
     decision.position_bytes = static_cast<int64_t>(position.size());

@@ -120,7 +120,7 @@ std::string dataset_path(const TensorEntry& tensor, const Box& box) {
 }
 
 struct Hdf5Writer::Impl {
-  Hdf5Image image;
+  std::unique_ptr<Hdf5Image> image = std::make_unique<Hdf5Image>();
   H5Id file, dataset_props, group_props;
   std::vector<H5Id> datasets;
   std::set<std::string> groups;
@@ -146,8 +146,10 @@ struct Hdf5Writer::Impl {
 
 Hdf5Writer::Hdf5Writer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Hdf5Writer::~Hdf5Writer() = default;
-Hdf5Image& Hdf5Writer::image() { return impl_->image; }
-int64_t Hdf5Writer::size_bytes() const { return std::max(impl_->image.eoa, impl_->image.eof); }
+std::unique_ptr<Hdf5Image> Hdf5Writer::take_image() {
+  RT_CHECK(!impl_->file, "the image of an HDF5 file that is still open");
+  return std::move(impl_->image);
+}
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t shard_count) {
   const Lock lock(hdf5_mutex());
@@ -155,7 +157,7 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t sha
   auto impl = std::make_unique<Impl>();
   // A dataset with its attributes and groups takes 1 to 2 KiB; whole blocks keep metadata together and few in number.
   const int64_t meta_block = std::clamp<int64_t>(shard_count * 2048 / kIoAlign * kIoAlign, 2 * kIoAlign, 256 << 10);
-  const H5Id access(make_image_access(impl->image, meta_block));
+  const H5Id access(make_image_access(*impl->image, meta_block));
   const H5Id create(H5Pcreate(H5P_FILE_CREATE));
   impl->dataset_props = H5Id(H5Pcreate(H5P_DATASET_CREATE));
   impl->group_props = H5Id(H5Pcreate(H5P_GROUP_CREATE));
@@ -196,6 +198,22 @@ Result<int64_t> Hdf5Writer::place(const TensorEntry& tensor, const Box& box) {
   return static_cast<int64_t>(offset);
 }
 
+Result<std::vector<int64_t>> Hdf5Writer::header_addresses() {
+  const Lock lock(hdf5_mutex());
+  std::vector<int64_t> out;
+  const auto add = [&](hid_t object) {
+    H5O_info_t info{};
+    if (H5Oget_info2(object, &info, H5O_INFO_BASIC) < 0) return false;
+    out.push_back(static_cast<int64_t>(info.addr));
+    return true;
+  };
+  for (const H5Id& dataset : impl_->datasets) {
+    if (!add(dataset.get())) return hdf5_failed("address of a dataset");
+  }
+  if (!add(impl_->file.get())) return hdf5_failed("address of the root group");
+  return out;
+}
+
 Status Hdf5Writer::set_hashes(int64_t index, int64_t chunk_bytes, std::span<const uint64_t> hashes) {
   const Lock lock(hdf5_mutex());
   const hid_t dataset = impl_->datasets[static_cast<size_t>(index)].get();
@@ -209,7 +227,7 @@ Status Hdf5Writer::set_hashes(int64_t index, int64_t chunk_bytes, std::span<cons
 Status Hdf5Writer::finish() {
   const Lock lock(hdf5_mutex());
   if (impl_->close() < 0) return hdf5_failed("close");
-  if (impl_->image.error) return *impl_->image.error;
+  if (impl_->image->error) return *impl_->image->error;
   return {};
 }
 

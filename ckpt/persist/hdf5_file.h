@@ -16,7 +16,7 @@ namespace cairn::ckpt {
 /// "/weight/layers.0.attn.q.weight/0_64"; a tensor without dims has "scalar" as last part.
 std::string dataset_path(const TensorEntry& tensor, const Box& box);
 
-/// Lays out one file: construct, place() every shard, hand in its hashes, finish().
+/// Lays out one file: construct, place() every shard, hand in its hashes, finish(), take_image().
 class Hdf5Writer {
  public:
   /// `shard_count` sizes the metadata blocks.
@@ -26,14 +26,14 @@ class Hdf5Writer {
   /// Makes the dataset and its attributes; returns the byte offset of its data. Datasets of 4096 bytes and more begin
   /// at multiples of 4096.
   Result<int64_t> place(const TensorEntry& tensor, const Box& box);
-  /// Bytes the file has so far: what to reserve on disk.
-  int64_t size_bytes() const;
+  /// Where the object headers of the placed datasets lie, in order, and that of the root group. Before set_hashes().
+  Result<std::vector<int64_t>> header_addresses();
   /// Chunk hashes of the i-th placed shard, as attributes.
   Status set_hashes(int64_t index, int64_t chunk_bytes, std::span<const uint64_t> hashes);
-  /// Closes the HDF5 file. Afterwards image() is final and image().eoa is the file's size.
+  /// Closes the HDF5 file. Afterwards the image is final and its eoa is the file's size.
   Status finish();
-
-  Hdf5Image& image();
+  /// After finish(), once.
+  std::unique_ptr<Hdf5Image> take_image();
 
  private:
   struct Impl;

@@ -15,8 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kMaxExtentBytes = int64_t{4} << 20;  // of merged small reads
-constexpr int64_t kInPlaceBytes = int64_t{64} << 10;   // below this a copy is cheaper than a request of its own
+constexpr int64_t kMaxExtentBytes = (int64_t{4} << 20) - 2 * kIoAlign;  // of merged reads: whole pages fit a request
+constexpr int64_t kInPlaceBytes = int64_t{64} << 10;  // below this a copy is cheaper than a request of its own
 
 // A part of a range, from one task.
 struct Piece {
@@ -46,6 +46,7 @@ struct CheckpointReader::Impl {
   ReadOptions options;
   std::vector<std::unique_ptr<IoFile>> files;
   std::vector<int64_t> by_extent;  // shards sorted by (file, offset)
+  ReadStats stats = {};
 
   Result<IoFile*> file(int64_t index) {
     std::unique_ptr<IoFile>& slot = files[static_cast<size_t>(index)];
@@ -113,6 +114,7 @@ CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
 CheckpointReader& CheckpointReader::operator=(CheckpointReader&&) noexcept = default;
 CheckpointReader::~CheckpointReader() = default;
 const Manifest& CheckpointReader::manifest() const { return impl_->manifest; }
+const ReadStats& CheckpointReader::stats() const { return impl_->stats; }
 
 Result<CheckpointReader> CheckpointReader::open(IoBackend& io, const fs::path& dir, const ReadOptions& options) {
   RT_TRY_SET(Manifest manifest, read_manifest(io, dir));
@@ -148,6 +150,7 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
   for (const ReadRange& range : ranges) {
     RT_TRY_SET(const int64_t s, impl_->shard_of(range));
     if (range.bytes == 0) continue;
+    impl_->stats.wanted_bytes += range.bytes;
     const ShardEntry& shard = m.shards[static_cast<size_t>(s)];
     if (!impl_->options.verify) {
       pieces.push_back({range.offset, range.bytes, range.file, s, -1, range.offset, range.bytes, range.dst});
@@ -172,8 +175,8 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
 
   const auto alone_and_whole = [&](size_t i) {
     const Piece& p = pieces[i];
-    return p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes && (i == 0 || !same_task(pieces[i - 1], p)) &&
-           (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
+    return impl_->options.huge_pages && p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes &&
+           (i == 0 || !same_task(pieces[i - 1], p)) && (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
   };
   ReadPipeline pipeline(impl_->options.window_bytes);
   for (size_t first = 0; first < pieces.size();) {
@@ -195,6 +198,8 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
     RT_TRY_SET(IoFile * file, impl_->file(head.file));
     const std::span<const Piece> group = std::span(pieces).subspan(first, next - first);
     const int64_t offset = head.task_offset;
+    impl_->stats.read_bytes += end - offset;
+    ++impl_->stats.requests;
     const auto done = [this, group, offset, in_place](Status read, std::span<const std::byte> bytes) -> Status {
       RT_TRY(std::move(read));
       return impl_->check_and_scatter(group, offset, bytes, in_place);

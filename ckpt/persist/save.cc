@@ -3,15 +3,21 @@
 //
 //   1. Check that skeleton and parts tile every tensor, and that the disk has room. Nothing is written before.
 //   2. Make .tmp-step-N.<writer> and in it, for each part, one file:
-//      a. libhdf5 lays the file out in memory (vfd.h); the file is created with its space reserved;
-//      b. payload goes chunk by chunk, hashed just before it is written, to the offsets HDF5 gave;
-//      c. the chunk hashes become attributes, HDF5 closes its image, the image's pages are written, all but the first;
+//      a. its HDF5 structure is laid out in memory (layout.h); the file is created with its space reserved;
+//      b. payload goes chunk by chunk to the offsets HDF5 gave, each hashed while it is on its way;
+//      c. the chunk hashes are filled into the structure, whose pages are written, all but the first;
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
 //   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
 //   5. rename to step-N, or exchange with an existing step-N.
 //   6. fsync the parent: until here a crash may bring the old name back.
 //   7. Remove what the exchange has left under the temporary name.
+//
+// The disk is never left waiting: requests of all files share one queue, and up to kOpenFiles files go through 2d
+// together when all of theirs are done, the manifest being made meanwhile. Payload is copied into buffers of kRunBytes
+// in huge pages, shard behind shard with the zeros between them: a request from 4 KiB pages reaches three quarters of
+// the disk's speed and pinning its pages costs as much CPU as the copy. Large shards whose memory is in huge pages are
+// written from where they lie. What shares a page with HDF5's own structure waits for 2c.
 //
 // After a failed fsync the whole temporary directory is thrown away, never synced again.
 #include "ckpt/persist/save.h"
@@ -22,12 +28,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "ckpt/format/checksum.h"
-#include "ckpt/persist/hdf5_file.h"
+#include "ckpt/persist/layout.h"
 
 namespace cairn::ckpt {
 
@@ -41,9 +49,13 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-constexpr int64_t kDirectBytes = int64_t{32} << 10;  // smaller shards: a copy costs less than a request of their own
+constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy costs less than a request of their own
+constexpr int64_t kRunBytes = int64_t{2} << 20;       // of packed shards, and of structure
+constexpr int64_t kRuns = 16;
+constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
+constexpr int64_t round_up(int64_t n) { return round_down(n + kIoAlign - 1); }
 
 // Spreads the payload over time, and notices a wish to stop.
 class Pace {
@@ -69,45 +81,50 @@ class Pace {
   int64_t done_ = 0;
 };
 
-// Chunks on their way from `fill` to the disk. Made before the file that writes from it, and so outlives its writes.
-class FillPool {
+// Memory on its way to the disk, used in turn. The files that write from it live longer than it is asked for.
+class BufferPool {
  public:
-  FillPool(int64_t pool_bytes, int64_t chunk_bytes)
-      : chunk_bytes_(chunk_bytes), buffers_(std::clamp<int64_t>(pool_bytes / chunk_bytes, 2, 64)) {}
+  /// `cache`: where buffers come from and go to; may be null.
+  BufferPool(int64_t buffer_bytes, int64_t count, SaveCache* cache)
+      : buffer_bytes_(buffer_bytes), cache_(cache), slots_(static_cast<size_t>(std::max<int64_t>(2, count))) {}
+  BufferPool(const BufferPool&) = delete;
+  ~BufferPool() {
+    for (Slot& slot : slots_) {
+      if (cache_ != nullptr) cache_->put_back(std::move(slot.buffer));
+    }
+  }
 
-  /// The buffer used longest ago, when `file` has finished with it.
-  Result<std::span<std::byte>> next(IoFile& file, int64_t bytes) {
-    at_ = (at_ + 1) % buffers_.size();
-    Buffer& buffer = buffers_[at_];
-    if (!buffer.memory) {
-      buffer.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, static_cast<size_t>(chunk_bytes_))));
-      if (!buffer.memory)
-        return Error{ErrorCode::kUnavailable, fmt::format("no memory for a chunk of {} bytes", chunk_bytes_), ENOMEM};
+  /// The buffer used longest ago, when its write is done.
+  Result<std::span<std::byte>> next() {
+    at_ = (at_ + 1) % slots_.size();
+    Slot& slot = slots_[at_];
+    if (!slot.buffer) {
+      RT_TRY_SET(slot.buffer, cache_ != nullptr ? cache_->take_buffer(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
     }
-    if (buffer.ticket) {
-      const IoTicket ticket = *buffer.ticket;
-      buffer.ticket.reset();
-      RT_TRY(file.wait(ticket));
-    }
-    return std::span(buffer.memory.get(), static_cast<size_t>(bytes));
+    if (IoFile* file = std::exchange(slot.file, nullptr)) RT_TRY(file->wait(slot.ticket));
+    return slot.buffer.bytes();
   }
   /// What next() gave last is being written.
-  void writing(IoTicket ticket) { buffers_[at_].ticket = ticket; }
-  /// The file has finished all.
-  void release() {
-    for (Buffer& buffer : buffers_) buffer.ticket.reset();
+  void writing(IoFile& file, IoTicket ticket) {
+    slots_[at_].file = &file;
+    slots_[at_].ticket = ticket;
+  }
+  /// This file has finished all its writes.
+  void release(const IoFile& file) {
+    for (Slot& slot : slots_) {
+      if (slot.file == &file) slot.file = nullptr;
+    }
   }
 
  private:
-  struct Freer {
-    void operator()(void* p) const { std::free(p); }
+  struct Slot {
+    Buffer buffer;
+    IoFile* file = nullptr;
+    IoTicket ticket = 0;
   };
-  struct Buffer {
-    std::unique_ptr<std::byte, Freer> memory;
-    std::optional<IoTicket> ticket;
-  };
-  int64_t chunk_bytes_;
-  std::vector<Buffer> buffers_;
+  int64_t buffer_bytes_;
+  SaveCache* cache_;
+  std::vector<Slot> slots_;
   size_t at_ = 0;
 };
 
@@ -168,115 +185,242 @@ uint64_t hash_rest(Hdf5Image& image, std::span<const ShardEntry* const> shards) 
   return hash.digest();
 }
 
-// Steps 2c and 2d: the pages that HDF5 and the payload's ragged ends have filled.
-Status write_pages(IoFile& file, const Hdf5Image& image, double& sync_seconds) {
-  constexpr size_t kRunPages = 256;
-  struct Freer {
-    void operator()(void* p) const { std::free(p); }
-  };
-  const std::unique_ptr<std::byte, Freer> run(
-      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kRunPages * kIoAlign)));
-  RT_CHECK(run != nullptr, "no memory for {} bytes", kRunPages * kIoAlign);
-  const auto& pages = image.pages();
-  for (auto it = pages.upper_bound(0); it != pages.end();) {
-    const int64_t first = it->first;
-    size_t count = 0;
-    for (; it != pages.end() && count < kRunPages && it->first == first + static_cast<int64_t>(count); ++it, ++count)
-      std::memcpy(run.get() + count * kIoAlign, it->second->data(), kIoAlign);
-    RT_TRY(file.write(first * kIoAlign, std::span(run.get(), count * kIoAlign)));
-  }
-  const auto sync = [&]() -> Status {
-    const auto start = Clock::now();
-    Status status = file.sync();
-    sync_seconds += seconds_since(start);
-    return status;
-  };
-  RT_TRY(sync());  // all but the superblock is durable
-  std::memcpy(run.get(), pages.at(0)->data(), kIoAlign);
-  RT_TRY(file.write(0, std::span(run.get(), kIoAlign)));
-  RT_TRY(file.truncate(image.eoa));
-  return sync();
-}
-
-// Step 2 for one file. Fills in offsets, hashes and the file entry.
-Status write_part(IoBackend& io, const fs::path& dir, const WriterPart& part, Manifest& manifest, int64_t file_index,
-                  std::span<ShardEntry> shards, Pace& pace, FillPool& pool, SaveReport& report) {
-  const auto layout_start = Clock::now();
-  RT_TRY_SET(const std::unique_ptr<Hdf5Writer> h5,
-             Hdf5Writer::create(manifest.step, static_cast<int64_t>(shards.size())));
-  for (ShardEntry& shard : shards) {
-    RT_TRY_SET(shard.offset, h5->place(manifest.tensors[static_cast<size_t>(shard.tensor)], shard.box));
-    RT_CHECK(shard.bytes < kIoAlign || shard.offset % kIoAlign == 0, "HDF5 put {} bytes at offset {}", shard.bytes,
-             shard.offset);
-  }
-  report.layout_seconds += seconds_since(layout_start);
-  RT_TRY_SET(const std::unique_ptr<IoFile> file, io.create(dir / part.file_name, h5->size_bytes()));
-
-  // In the order given, which is that of the offsets but for shards too small to be aligned: those wait in the image.
-  for (size_t i = 0; i < shards.size(); ++i) {
-    ShardEntry& shard = shards[i];
-    const ShardData& data = part.shards[i];
-    for (int64_t at = 0, chunk = 0; at < shard.bytes; at += shard.chunk_bytes, ++chunk) {
-      const int64_t bytes = std::min(shard.chunk_bytes, shard.bytes - at);
-      RT_TRY(pace.before(bytes));
-      std::span<const std::byte> payload;
-      if (data.data != nullptr) {
-        payload = std::span(data.data + at, static_cast<size_t>(bytes));
-      } else {
-        RT_TRY_SET(const std::span<std::byte> room, pool.next(*file, bytes));
-        RT_TRY(data.fill(at, room));
-        payload = room;
-      }
-      if (data.hashes.empty()) {
-        const auto hash_start = Clock::now();
-        shard.hashes[static_cast<size_t>(chunk)] = hash_bytes(payload);
-        report.hash_seconds += seconds_since(hash_start);
-      }
-      // Whole pages from where they lie; the ragged end shares its page with others, so it goes through the image, as
-      // do small shards, which leave it together.
-      const int64_t direct = shard.bytes >= kDirectBytes ? round_down(bytes) : 0;
-      if (direct > 0) {
-        RT_TRY_SET(const IoTicket ticket, file->submit_write(shard.offset + at, payload.data(), direct));
-        if (data.data == nullptr) pool.writing(ticket);  // for the others finish() waits
-      }
-      h5->image().put(shard.offset + at + direct, payload.subspan(static_cast<size_t>(direct)));
+// One file on its way.
+class PartWriter {
+ public:
+  PartWriter(const WriterPart& part, std::span<ShardEntry> shards, std::unique_ptr<FileLayout> layout,
+             std::unique_ptr<IoFile> file, BufferPool& runs)
+      : part_(part), shards_(shards), layout_(std::move(layout)), file_(std::move(file)), runs_(runs) {}
+  // Left early on an error: the file waits for its requests while the pools still hold what they write from.
+  ~PartWriter() {
+    if (file_) {
+      ignore(file_->finish(), "an earlier error is being told");
+      runs_.release(*file_);
     }
-    report.payload_bytes += shard.bytes;
   }
-  const auto attributes_start = Clock::now();
-  for (size_t i = 0; i < shards.size(); ++i)
-    RT_TRY(h5->set_hashes(static_cast<int64_t>(i), shards[i].chunk_bytes, shards[i].hashes));
-  RT_TRY(h5->finish());
-  report.layout_seconds += seconds_since(attributes_start);
-  RT_TRY(file->finish());
-  pool.release();
-  RT_TRY(write_pages(*file, h5->image(), report.sync_seconds));
-  RT_TRY(file->close());
 
-  std::vector<const ShardEntry*> by_offset;
-  for (const ShardEntry& shard : shards) by_offset.push_back(&shard);
-  std::sort(by_offset.begin(), by_offset.end(),
-            [](const ShardEntry* a, const ShardEntry* b) { return a->offset < b->offset; });
-  FileEntry& entry = manifest.files[static_cast<size_t>(file_index)];
-  entry.size_bytes = h5->image().eoa;
-  entry.rest_hash = hash_rest(h5->image(), by_offset);
-  report.file_bytes += entry.size_bytes;
-  return {};
-}
+  /// Step 2b. Returns when all is on its way.
+  Status write_payload(const SaveOptions& options, Pace& pace, BufferPool& fills, SaveReport& report) {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      ShardEntry& shard = shards_[i];
+      const ShardData& data = part_.shards[i];
+      shard.offset = layout_->offsets()[i];
+      for (int64_t at = 0, chunk = 0; at < shard.bytes; at += shard.chunk_bytes, ++chunk) {
+        const int64_t bytes = std::min(options.chunk_bytes, shard.bytes - at);
+        RT_TRY(pace.before(bytes));
+        std::span<const std::byte> payload;
+        if (data.data != nullptr) {
+          payload = std::span(data.data + at, static_cast<size_t>(bytes));
+        } else {
+          RT_TRY_SET(const std::span<std::byte> room, fills.next());
+          RT_TRY(data.fill(at, room.first(static_cast<size_t>(bytes))));
+          payload = room.first(static_cast<size_t>(bytes));
+        }
+        // First to the disk, then hashed: the disk works meanwhile. What is packed the other way round: the copy finds
+        // it in the cache.
+        const bool in_place = data.data == nullptr || options.huge_pages;
+        const int64_t direct = in_place && shard.bytes >= kDirectBytes ? round_down(bytes) : 0;
+        if (direct > 0) {
+          RT_TRY(flush_run());
+          RT_TRY_SET(const IoTicket ticket, file_->submit_write(shard.offset + at, payload.data(), direct));
+          if (data.data == nullptr) fills.writing(*file_, ticket);  // for the others finish() waits
+        }
+        if (data.hashes.empty()) {
+          const auto hash_start = Clock::now();
+          shard.hashes[static_cast<size_t>(chunk)] = hash_bytes(payload);
+          report.hash_seconds += seconds_since(hash_start);
+        }
+        RT_TRY(pack(shard.offset + at + direct, payload.subspan(static_cast<size_t>(direct))));
+      }
+      report.payload_bytes += shard.bytes;
+    }
+    return flush_run();
+  }
+
+  /// Steps 2c and 2d up to the superblock: the structure is on its way.
+  Status write_structure(const Manifest& manifest, FileEntry& entry, SaveReport& report) {
+    const auto layout_start = Clock::now();
+    RT_TRY(layout_->fill_in(manifest, shards_));
+    report.layout_seconds += seconds_since(layout_start);
+    Hdf5Image& image = layout_->image();
+    std::vector<const ShardEntry*> by_offset;
+    for (const ShardEntry& shard : shards_) by_offset.push_back(&shard);
+    std::sort(by_offset.begin(), by_offset.end(),
+              [](const ShardEntry* a, const ShardEntry* b) { return a->offset < b->offset; });
+    entry.size_bytes = image.eoa;
+    entry.rest_hash = hash_rest(image, by_offset);
+    report.file_bytes += entry.size_bytes;
+    for (const Late& late : late_) image.put(late.offset, late.bytes);
+    late_.clear();
+    const auto& pages = image.pages();
+    for (auto it = pages.upper_bound(0); it != pages.end();) {
+      const int64_t first = it->first;
+      RT_TRY_SET(const std::span<std::byte> run, runs_.next());
+      size_t used = 0;
+      for (; it != pages.end() && used < run.size() && it->first == first + static_cast<int64_t>(used) / kIoAlign;
+           ++it) {
+        std::memcpy(run.data() + used, it->second->data(), kIoAlign);
+        used += kIoAlign;
+      }
+      RT_TRY_SET(const IoTicket ticket, file_->submit_write(first * kIoAlign, run.data(), static_cast<int64_t>(used)));
+      runs_.writing(*file_, ticket);
+    }
+    return {};
+  }
+
+  // The rest of step 2d, in pieces, so that several files wait for the disk together.
+  Status finish_writes() {
+    RT_TRY(file_->finish());
+    runs_.release(*file_);
+    return {};
+  }
+  Status start_sync() {
+    RT_TRY_SET(ticket_, file_->submit_sync());
+    return {};
+  }
+  Status start_superblock(std::span<std::byte> page) {
+    std::memcpy(page.data(), layout_->image().pages().at(0)->data(), kIoAlign);
+    RT_TRY_SET(ticket_, file_->submit_write(0, page.data(), kIoAlign));
+    return {};
+  }
+  Status cut() { return file_->truncate(layout_->size_bytes()); }
+  Status wait() { return file_->wait(ticket_); }
+  Status close() { return file_->close(); }
+
+  void keep_layout(SaveCache& cache, const Manifest& manifest) {
+    cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
+  }
+  IoFile& file() { return *file_; }
+
+ private:
+  struct Late {
+    int64_t offset;
+    std::vector<std::byte> bytes;
+  };
+
+  // Payload of a small shard, or the ragged end of a large one.
+  Status pack(int64_t offset, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      if (layout_->has_page(offset / kIoAlign)) {  // shares its page with HDF5's structure, which is not known yet
+        const size_t n = std::min(bytes.size(), static_cast<size_t>(kIoAlign - offset % kIoAlign));
+        late_.push_back({offset, {bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n)}});
+        bytes = bytes.subspan(n);
+        offset += static_cast<int64_t>(n);
+        continue;
+      }
+      const int64_t run_end = run_begin_ + run_used_;
+      if (!run_.empty() && offset != run_end) {
+        if (offset == round_up(run_end) && offset < run_begin_ + static_cast<int64_t>(run_.size())) {
+          pad_run();
+        } else {
+          RT_TRY(flush_run());
+        }
+      }
+      if (run_.empty()) {
+        RT_CHECK(offset % kIoAlign == 0, "payload at offset {} begins in a page that nothing else fills", offset);
+        RT_TRY_SET(run_, runs_.next());
+        run_begin_ = offset;
+        run_used_ = 0;
+      }
+      // Up to the next page that is not ours, or the end of the run.
+      int64_t n = std::min(static_cast<int64_t>(bytes.size()), static_cast<int64_t>(run_.size()) - run_used_);
+      n = std::min(n, layout_->next_page(offset / kIoAlign + 1) * kIoAlign - offset);
+      std::memcpy(run_.data() + run_used_, bytes.data(), static_cast<size_t>(n));
+      run_used_ += n;
+      bytes = bytes.subspan(static_cast<size_t>(n));
+      offset += n;
+      if (run_used_ == static_cast<int64_t>(run_.size())) RT_TRY(flush_run());
+    }
+    return {};
+  }
+
+  void pad_run() {
+    const int64_t padded = round_up(run_used_);
+    std::memset(run_.data() + run_used_, 0, static_cast<size_t>(padded - run_used_));
+    run_used_ = padded;
+  }
+
+  Status flush_run() {
+    if (run_.empty()) return {};
+    pad_run();
+    const std::span<std::byte> run = std::exchange(run_, {});
+    RT_TRY_SET(const IoTicket ticket, file_->submit_write(run_begin_, run.data(), run_used_));
+    runs_.writing(*file_, ticket);
+    return {};
+  }
+
+  const WriterPart& part_;
+  std::span<ShardEntry> shards_;
+  std::unique_ptr<FileLayout> layout_;
+  std::unique_ptr<IoFile> file_;
+  BufferPool& runs_;
+  IoTicket ticket_ = 0;
+  std::vector<Late> late_;
+  std::span<std::byte> run_;  // what is being packed; empty: nothing
+  int64_t run_begin_ = 0, run_used_ = 0;
+};
 
 Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart> parts, const SaveOptions& options,
                  SaveReport& report) {
   Manifest& manifest = report.manifest;
   Pace pace(options);
-  FillPool pool(options.fill_bytes, options.chunk_bytes);
+  bool filled = false;
+  for (const WriterPart& part : parts)
+    filled = filled || std::any_of(part.shards.begin(), part.shards.end(), [](const ShardData& s) { return s.fill; });
+  const int64_t run_budget = options.fill_bytes / (filled ? 4 : 2);
+  const int64_t run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
+  BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns), options.cache);
+  BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64),
+                   nullptr);
+  std::deque<PartWriter> open;  // after the pools: it waits for its writes when it goes
+  const auto for_each = [&](Status (PartWriter::*step)()) -> Status {
+    for (PartWriter& writer : open) RT_TRY((writer.*step)());
+    return {};
+  };
+  const auto commit_open = [&]() -> Status {
+    RT_TRY(for_each(&PartWriter::finish_writes));
+    const auto sync = [&]() -> Status {
+      const auto start = Clock::now();
+      RT_TRY(for_each(&PartWriter::start_sync));
+      RT_TRY(for_each(&PartWriter::wait));
+      report.sync_seconds += seconds_since(start);
+      return {};
+    };
+    RT_TRY(sync());  // all but the superblocks is durable
+    RT_TRY_SET(const std::span<std::byte> pages, runs.next());
+    RT_CHECK(pages.size() >= open.size() * kIoAlign, "{} files open at once", open.size());
+    for (size_t i = 0; i < open.size(); ++i) RT_TRY(open[i].start_superblock(pages.subspan(i * kIoAlign, kIoAlign)));
+    RT_TRY(for_each(&PartWriter::wait));
+    RT_TRY(for_each(&PartWriter::cut));
+    RT_TRY(sync());
+    RT_TRY(for_each(&PartWriter::close));
+    for (PartWriter& writer : open) {
+      fills.release(writer.file());
+      if (options.cache != nullptr) writer.keep_layout(*options.cache, manifest);
+    }
+    open.clear();
+    return {};
+  };
   size_t first = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
-    const size_t count = parts[p].shards.size();
-    RT_TRY(write_part(io, dir, parts[p], manifest, static_cast<int64_t>(p),
-                      std::span(manifest.shards).subspan(first, count), pace, pool, report));
-    first += count;
+    const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, parts[p].shards.size());
+    first += shards.size();
+    const auto layout_start = Clock::now();
+    Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
+                                                     ? options.cache->take(manifest, parts[p].file_name, shards)
+                                                     : FileLayout::make(manifest, shards);
+    if (!layout.ok()) return std::move(layout).error();
+    report.layout_seconds += seconds_since(layout_start);
+    // Whole pages, so that no write makes the file longer; the commit cuts it.
+    RT_TRY_SET(std::unique_ptr<IoFile> file,
+               io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
+    open.emplace_back(parts[p], shards, std::move(layout).value(), std::move(file), runs);
+    RT_TRY(open.back().write_payload(options, pace, fills, report));
+    RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
+    if (open.size() == kOpenFiles) RT_TRY(commit_open());
   }
-  RT_TRY_SET(const ManifestFiles files, encode_manifest_files(manifest));
+  RT_TRY_SET(const ManifestFiles files, encode_manifest_files(manifest));  // while the last requests are on their way
+  RT_TRY(commit_open());
   RT_TRY(write_file(io, dir / kTableName, files.table));
   RT_TRY(write_file(io, dir / kManifestName, files.json));
   return io.sync_dir(dir);
@@ -301,6 +445,20 @@ WriterId this_writer() {
   }
   writer.sequence = saves++;
   return writer;
+}
+
+Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> parts, const SaveOptions& options) {
+  if (options.cache == nullptr) return {};
+  Manifest manifest = skeleton;
+  RT_TRY(plan_shards(manifest, parts, options));
+  size_t first = 0;
+  for (const WriterPart& part : parts) {
+    const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, part.shards.size());
+    first += shards.size();
+    RT_TRY_SET(std::unique_ptr<FileLayout> layout, options.cache->take(manifest, part.file_name, shards));
+    options.cache->put_back(manifest, part.file_name, shards, std::move(layout));
+  }
+  return {};
 }
 
 Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, Manifest skeleton,
@@ -347,10 +505,12 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     return std::move(synced).error().with(
         fmt::format("step {} is written and visible, but may be gone after a power loss", report.manifest.step));
   }
-  if (report.replaced) {
-    if (Status removed = remove_tree(io, work); !removed.ok()) report.leftover = work.filename().string();
-  }
   report.seconds = seconds_since(start);
+  if (report.replaced) {
+    const auto remove_start = Clock::now();
+    if (Status removed = remove_tree(io, work); !removed.ok()) report.leftover = work.filename().string();
+    report.remove_seconds = seconds_since(remove_start);
+  }
   return report;
 }
 

@@ -19,12 +19,13 @@
 
 namespace cairn::ckpt {
 
+class SaveCache;  // layout.h
+
 /// Puts bytes [offset, offset + target.size()) of a shard into `target`.
 using FillShard = std::function<Status(int64_t offset, std::span<std::byte> target)>;
 
 /// One box of a tensor, row-major and contiguous: in memory, or made on the way to the disk by `fill`. `data` stays
-/// untouched until save_checkpoint returns; 4096-aligned memory is written from where it lies, other memory is copied
-/// piecewise on the way.
+/// untouched until save_checkpoint returns.
 struct ShardData {
   int64_t tensor = 0;  // index into Manifest::tensors
   std::vector<int64_t> lo, hi;
@@ -42,21 +43,29 @@ struct WriterPart {
 
 struct SaveOptions {
   int64_t chunk_bytes = int64_t{4} << 20;     // bytes per checksum and per write request; a multiple of 4096
-  int64_t fill_bytes = int64_t{64} << 20;     // memory for shards that are filled; at least two chunks are taken
+  int64_t fill_bytes = int64_t{64} << 20;     // memory for payload on its way; at least two chunks when filled
   int64_t max_bytes_per_s = 0;                // payload throttle; 0: as fast as it goes
   bool replace_existing = true;               // false: a committed step of this number is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
+  bool huge_pages = false;     // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
+  SaveCache* cache = nullptr;  // kept between the saves of a run: HDF5 structures and buffers; makes small shards fast
 };
 
 struct SaveReport {
   std::filesystem::path dir;  // the committed directory
   Manifest manifest;          // as written
   int64_t payload_bytes = 0, file_bytes = 0;
-  double seconds = 0, hash_seconds = 0, layout_seconds = 0, sync_seconds = 0;
-  bool replaced = false;  // a committed step of this number was there before
-  std::string leftover;   // name of a directory that could not be removed (the replaced one), else empty
+  double seconds = 0;                                             // until the checkpoint was committed
+  double hash_seconds = 0, layout_seconds = 0, sync_seconds = 0;  // parts of them
+  double remove_seconds = 0;                                      // after them, for what it replaced
+  bool replaced = false;                                          // a committed step of this number was there before
+  std::string leftover;  // name of a directory that could not be removed (the replaced one), else empty
 };
+
+/// Lays out, into options.cache, the files of a save that will come: the first save of a run then costs no more than
+/// the others. Hashes and bytes of `parts` are not looked at. Errors: those of save_checkpoint's own check.
+Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> parts, const SaveOptions& options);
 
 /// This process: host name, pid, start time, and a number that counts up with each call.
 WriterId this_writer();

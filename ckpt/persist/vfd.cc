@@ -39,6 +39,11 @@ void Hdf5Image::put(int64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
+void Hdf5Image::touch(int64_t offset, int64_t bytes) {
+  for (int64_t number = offset / kIoAlign; number * kIoAlign < offset + bytes; ++number)
+    RT_CHECK(page(number).ok(), "a page in memory cannot fail");
+}
+
 Status Hdf5Image::get(int64_t offset, std::span<std::byte> bytes) {
   while (!bytes.empty()) {
     const int64_t within = offset % kIoAlign;

@@ -34,6 +34,8 @@ class Hdf5Image {
   Hdf5Image(const Hdf5Image&) = delete;
 
   void put(int64_t offset, std::span<const std::byte> bytes);
+  /// Makes the pages of these bytes, zero where nothing was put.
+  void touch(int64_t offset, int64_t bytes);
   /// Bytes that were never put are zero. Errors: only when reading a file.
   Status get(int64_t offset, std::span<std::byte> bytes);
 

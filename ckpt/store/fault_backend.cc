@@ -98,6 +98,13 @@ class FaultFile final : public IoFile {
     if (auto instead = owner_.intercept(IoOp::kSync, "fsync")) return *instead;
     return inner_->sync();
   }
+  Result<IoTicket> submit_sync() override {
+    if (auto instead = owner_.intercept(IoOp::kSync, "fsync")) {
+      if (instead->ok()) return done();
+      return instead->error();
+    }
+    return inner_->submit_sync();
+  }
   Status close() override {
     if (auto instead = owner_.intercept(IoOp::kClose, "close")) return *instead;
     return inner_->close();

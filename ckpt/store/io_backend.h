@@ -58,6 +58,9 @@ class IoFile {
   virtual Status truncate(int64_t size_bytes) = 0;
   virtual Result<int64_t> size() = 0;
   virtual Status sync() = 0;
+  /// Starts a sync of what was finished before; counts when its ticket was waited for. Several files' syncs go side by
+  /// side where the backend can; here it is done when it returns.
+  virtual Result<IoTicket> submit_sync();
   virtual Status close() = 0;
 
   // One operation, done when it returns.

@@ -6,11 +6,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
 #include <optional>
-#include <thread>
 #include <unordered_map>
 
 #include "runtime/core/log.h"
@@ -35,6 +35,13 @@ struct UringTraits {
 };
 using Uring = UniqueHandle<UringTraits>;
 
+// Never given twice, as std::thread::id is when a thread has ended: the kernel knows the difference.
+uint64_t this_thread_number() {
+  static std::atomic<uint64_t> next{1};
+  thread_local const uint64_t mine = next++;
+  return mine;
+}
+
 struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
 };
@@ -46,7 +53,7 @@ class UringFile;
 // The ring, its slots (one per request in flight) and the tickets of all files of the backend.
 struct UringBackend::Ring {
   struct Slot {
-    bool busy = false, writing = false, direct = false;
+    bool busy = false, writing = false, direct = false, syncing = false;
     UringFile* file = nullptr;
     IoTicket ticket = 0;
     int64_t offset = 0, bytes = 0;  // what is left of the request
@@ -54,6 +61,7 @@ struct UringBackend::Ring {
     std::byte* copy_to = nullptr;   // a bounced read: where the caller wants it
     std::byte* copy_from = nullptr;
     int64_t copy_bytes = 0;
+    int64_t all_bytes = 0;                           // of the request as it began
     std::unique_ptr<std::byte, FreeDeleter> bounce;  // request_bytes, made when first needed
   };
   struct Ticket {
@@ -65,17 +73,17 @@ struct UringBackend::Ring {
 
   UringOptions options;
   std::vector<Slot> slots;
-  int64_t in_flight = 0;
+  int64_t in_flight = 0, in_flight_bytes = 0;
   IoTicket next_ticket = 1;
   Uring ring;
-  std::thread::id owner;
+  uint64_t owner = 0;                        // number of the thread that made the ring
   std::vector<std::span<std::byte>> memory;  // as the callers registered it
   std::vector<iovec> regions;                // in the kernel now, by address
   bool memory_changed = false;
 
   Status ensure();
   void apply_memory();
-  Result<size_t> free_slot();
+  Result<size_t> free_slot(int64_t bytes);
   Status pump();            // waits for at least one completion
   void start(size_t slot);  // puts a slot's request into the ring
   void complete(size_t slot, int result);
@@ -126,6 +134,21 @@ class UringFile final : public PosixFile {
     RT_TRY(finish());
     return PosixFile::sync();
   }
+  Result<IoTicket> submit_sync() override {
+    RT_TRY(ring_.ensure());
+    RT_TRY_SET(const size_t index, ring_.free_slot(0));
+    const IoTicket ticket = ring_.next_ticket++;
+    UringBackend::Ring::Slot& slot = ring_.slots[index];
+    slot.busy = slot.syncing = true;
+    slot.writing = slot.direct = false;
+    slot.file = this;
+    slot.ticket = ticket;
+    slot.bytes = slot.all_bytes = 0;
+    ++tickets_[ticket].pending;
+    ++ring_.in_flight;
+    ring_.start(index);
+    return ticket;
+  }
   Status close() override {
     RT_TRY(finish());
     direct_fd_.reset();
@@ -172,9 +195,10 @@ Result<IoTicket> UringFile::submit(bool writing, int64_t offset, std::byte* data
 
 Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std::byte* data, int64_t bytes,
                               bool direct) {
-  RT_TRY_SET(const size_t index, ring_.free_slot());
+  RT_TRY_SET(const size_t index, ring_.free_slot(bytes));
   UringBackend::Ring::Slot& slot = ring_.slots[index];
   slot.busy = true;
+  slot.syncing = false;
   slot.writing = writing;
   slot.direct = direct;
   slot.file = this;
@@ -201,13 +225,15 @@ Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std
     }
   }
   ++tickets_[ticket].pending;
+  slot.all_bytes = bytes;
   ++ring_.in_flight;
+  ring_.in_flight_bytes += bytes;
   ring_.start(index);
   return {};
 }
 
 Status UringBackend::Ring::ensure() {
-  if (!ring || owner != std::this_thread::get_id()) {
+  if (!ring || owner != this_thread_number()) {
     RT_CHECK(in_flight == 0, "an io_uring backend is used by two threads at once");
     ring.reset();
     regions.clear();
@@ -228,7 +254,7 @@ Status UringBackend::Ring::ensure() {
       failure.code = ErrorCode::kUnsupported;
       return failure;
     }
-    owner = std::this_thread::get_id();
+    owner = this_thread_number();
   }
   if (memory_changed && in_flight == 0) apply_memory();
   return {};
@@ -264,8 +290,12 @@ int UringBackend::Ring::region_of(const std::byte* data, int64_t bytes) const {
   return data + bytes <= base + it->iov_len ? static_cast<int>(it - regions.begin()) : -1;
 }
 
-Result<size_t> UringBackend::Ring::free_slot() {
+Result<size_t> UringBackend::Ring::free_slot(int64_t bytes) {
   while (true) {
+    if (in_flight > 0 && in_flight_bytes + bytes > options.in_flight_bytes) {
+      RT_TRY(pump());
+      continue;
+    }
     for (size_t i = 0; i < slots.size(); ++i) {
       if (!slots[i].busy) return i;
     }
@@ -280,8 +310,10 @@ void UringBackend::Ring::start(size_t index) {
   const int fd = slot.file->fd(slot.direct);
   const auto bytes = static_cast<unsigned>(slot.bytes);
   const auto offset = static_cast<uint64_t>(slot.offset);
-  const int region = region_of(slot.memory, slot.bytes);
-  if (region >= 0 && slot.writing) {
+  const int region = slot.syncing ? -1 : region_of(slot.memory, slot.bytes);
+  if (slot.syncing) {
+    io_uring_prep_fsync(sqe, fd, 0);
+  } else if (region >= 0 && slot.writing) {
     io_uring_prep_write_fixed(sqe, fd, slot.memory, bytes, offset, region);
   } else if (region >= 0) {
     io_uring_prep_read_fixed(sqe, fd, slot.memory, bytes, offset, region);
@@ -302,7 +334,7 @@ void UringBackend::Ring::start(size_t index) {
 
 Status UringBackend::Ring::pump() {
   RT_CHECK(in_flight > 0, "waiting with nothing in flight");
-  RT_CHECK(owner == std::this_thread::get_id(), "an io_uring backend is used by two threads at once");
+  RT_CHECK(owner == this_thread_number(), "an io_uring backend is used by two threads at once");
   io_uring_cqe* cqe = nullptr;
   int result = 0;
   do {
@@ -321,8 +353,12 @@ Status UringBackend::Ring::pump() {
 
 void UringBackend::Ring::complete(size_t index, int result) {
   Slot& slot = slots[index];
-  const char* operation = slot.writing ? "write" : "read";
+  const char* operation = slot.syncing ? "fsync" : slot.writing ? "write" : "read";
   if (result == -EINTR || result == -EAGAIN) return start(index);
+  if (slot.syncing) {
+    if (result == 0) return end(slot, std::nullopt);
+    return end(slot, os_error(-result, fmt::format("{}: {}", slot.file->path(), operation)));
+  }
   if (result == -EINVAL && slot.direct) {  // O_DIRECT was granted at open but is refused here: overlay, fuse ...
     slot.direct = false;
     slot.file->stop_direct();
@@ -353,6 +389,7 @@ void UringBackend::Ring::end(Slot& slot, std::optional<Error> error) {
   slot.busy = false;
   slot.file = nullptr;
   --in_flight;
+  in_flight_bytes -= slot.all_bytes;
 }
 
 UringBackend::UringBackend(const UringOptions& options) : ring_(std::make_unique<Ring>(options)) {}
@@ -381,7 +418,7 @@ void UringBackend::forget_memory(std::span<std::byte> memory) {
   std::erase_if(ring_->memory, [&](std::span<std::byte> m) { return m.data() == memory.data(); });
   ring_->memory_changed = true;
   // At once: the caller is about to unmap it, and the kernel would keep the pages.
-  if (ring_->ring && ring_->owner == std::this_thread::get_id() && ring_->in_flight == 0) ring_->apply_memory();
+  if (ring_->ring && ring_->owner == this_thread_number() && ring_->in_flight == 0) ring_->apply_memory();
 }
 
 Result<std::unique_ptr<IoBackend>> make_uring_backend(const UringOptions& options) {

@@ -111,7 +111,7 @@ enum class SpaceCheck { kRefuse, kWarn };
 
 struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
-  int64_t snapshot_steps = 0;  // to shared memory every n steps; 0: only when saving
+  int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
   std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
   OnSaveFailure on_failure = OnSaveFailure::kContinue;
   SpaceCheck space = SpaceCheck::kRefuse;  // before the run starts, when the disk cannot hold what the rules keep

@@ -1,6 +1,9 @@
 #include "ckpt/persist/save.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -8,6 +11,7 @@
 #include <thread>
 
 #include "ckpt/format/checksum.h"
+#include "ckpt/persist/priority.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
@@ -38,6 +42,9 @@ TEST_SUITE("ckpt/persist/save") {
     std::vector<TensorSpec> large = small_specs();  // and shards that are written from where they lie
     large.push_back({"large", "weight", DType::kF32, {1000, 333}, 3});
     large.push_back({"bytes", "weight", DType::kU8, {100'001}, 2});
+    large.push_back({"huge", "weight", DType::kU8, {2'600'003}, 2});
+    for (int i = 0; i < 40; ++i)
+      large.push_back({"t" + std::to_string(i), "weight", DType::kU8, {70'000 + 997 * i}, 1});
     for (const auto& specs : {small_specs(), large}) {
       const TestState state = make_state(12, 1, 2, specs);
       MemoryBackend memory;
@@ -57,9 +64,13 @@ TEST_SUITE("ckpt/persist/save") {
       for (const auto& io : backends) {
         CAPTURE(io->name());
         const cairn::testing::TempDir dir("save-" + std::string(io->name()));
-        REQUIRE(save(*io, dir.path / "ck", state).ok());
-        CHECK(compare(*io, dir.path / "ck" / "step-00000012", state) == "");
-        CHECK((files_of(*io, dir.path / "ck" / "step-00000012") == expected));
+        for (const bool huge_pages : {false, true}) {  // only a hint about the memory
+          SaveOptions options = small_options();
+          options.huge_pages = huge_pages;
+          REQUIRE(save(*io, dir.path / "ck", state, options).ok());
+          CHECK(compare(*io, dir.path / "ck" / "step-00000012", state) == "");
+          CHECK((files_of(*io, dir.path / "ck" / "step-00000012") == expected));
+        }
       }
     }
   }
@@ -179,6 +190,61 @@ TEST_SUITE("ckpt/persist/save") {
     const auto start = std::chrono::steady_clock::now();
     REQUIRE(save(disk, "/ck", state, options).ok());
     CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > 0.1);
+  }
+
+  TEST_CASE("a thread that writes beside a training has the lowest priority for CPU and disk, the others keep theirs") {
+    const auto io_class = [] { return ::syscall(SYS_ioprio_get, 1, 0) >> 13; };  // of the calling thread
+    const int nice_before = ::getpriority(PRIO_PROCESS, 0);
+    const auto class_before = io_class();
+    int nice = 0;
+    decltype(io_class()) its_class = 0;
+    std::thread([&] {
+      lower_thread_priority();
+      nice = ::getpriority(PRIO_PROCESS, 0);
+      its_class = io_class();
+    }).join();
+    CHECK(nice == 19);
+    if (its_class != 3) MESSAGE("this system refuses I/O classes");
+    CHECK(::getpriority(PRIO_PROCESS, 0) == nice_before);
+    CHECK(io_class() == class_before);
+  }
+
+  TEST_CASE("of saves in flight at once into one folder the newest that is complete wins, whichever ends last") {
+    // A slow older step beside a fast newer one, on a real disk, each with a backend of its own as it must.
+    const cairn::testing::TempDir dir("save-flight");
+    std::atomic<bool> newer_done{false};
+    TestState older = make_state(10, 1);
+    for (WriterPart& part : older.parts) {
+      for (ShardData& shard : part.shards) {
+        const std::byte* bytes = std::exchange(shard.data, nullptr);
+        shard.fill = [bytes, &newer_done](int64_t offset, std::span<std::byte> target) -> Status {
+          while (!newer_done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          std::memcpy(target.data(), bytes + offset, target.size());
+          return {};
+        };
+      }
+    }
+    Status older_saved;
+    std::thread slow([&] {
+      const std::unique_ptr<IoBackend> io = make_best_backend();
+      SaveOptions options = small_options();
+      options.writer->sequence = 2;
+      if (Result<SaveReport> saved = save(*io, dir.path, older, options); !saved.ok()) older_saved = saved.error();
+    });
+    const std::unique_ptr<IoBackend> io = make_best_backend();
+    const TestState newer = make_state(20, 2);
+    const bool saved = save(*io, dir.path, newer).ok();
+    const Result<CheckpointInfo> first = newest_complete(*io, dir.path);
+    newer_done = true;
+    slow.join();
+    REQUIRE(saved);
+    REQUIRE(first.ok());
+    CHECK(first.value().step == 20);
+    REQUIRE_MESSAGE(older_saved.ok(), older_saved.error().message);
+    CHECK(newest_complete(*io, dir.path).value().step == 20);
+    CHECK(compare(*io, dir.path / "step-00000020", newer) == "");
+    CHECK(compare(*io, dir.path / "step-00000010", make_state(10, 1)) == "");
+    CHECK(list_checkpoints(*io, dir.path).value().leftovers.empty());
   }
 
   TEST_CASE("two saves in two threads do not disturb each other") {

@@ -111,6 +111,9 @@ TEST_SUITE("ckpt/store/backend") {
         std::memcpy(model.data() + offset, source.data() + from, bytes);
       }
       REQUIRE(file.sync().ok());
+      const Result<IoTicket> synced = file.submit_sync();
+      REQUIRE(synced.ok());
+      REQUIRE(file.wait(synced.value()).ok());
       REQUIRE(file.close().ok());
       auto opened = io.open(dir / "f");
       REQUIRE(opened.ok());
@@ -209,7 +212,7 @@ TEST_SUITE("ckpt/store/uring") {
       CHECK(std::memcmp(arena.data(), data.data(), bytes) == 0);
     };
     round_trip("a");
-    std::thread([&] { round_trip("b"); }).join();
+    for (const char* name : {"b", "b2", "b3"}) std::thread([&] { round_trip(name); }).join();  // ids come again
     io.forget_memory(arena.first(300'000));
     round_trip("c");
     io.forget_memory(arena.subspan(400'000));

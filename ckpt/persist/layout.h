@@ -1,0 +1,104 @@
+#pragma once
+// The HDF5 structure of one shard file, whole and in memory before any payload is written, and kept between saves.
+//
+// libhdf5 takes some 0.1 ms a dataset, while the structure of a run's files is the same at every save but for the step
+// and the chunk hashes. So it is made once by libhdf5, with hashes that are made up; where each hash array and its
+// block's checksum lie is found by reading the object headers that libhdf5 wrote; and a save puts its numbers there.
+// The result is byte for byte what libhdf5 would have written (tests/ckpt/persist/layout_test.cc). A layout in which
+// that is not sure (hashes too many for an object header) says so, and is made anew by libhdf5 with the true numbers.
+//
+// Threads: libhdf5 is serialised inside; otherwise a layout belongs to the save that uses it.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/persist/buffer.h"
+#include "ckpt/persist/vfd.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+class FileLayout {
+ public:
+  /// Structure of a file that holds these shards, in this order, with hash arrays of the right lengths. The hashes in
+  /// `shards` are not looked at.
+  static Result<std::unique_ptr<FileLayout>> make(const Manifest& manifest, std::span<const ShardEntry> shards);
+
+  int64_t size_bytes() const { return image_->eoa; }
+  const std::vector<int64_t>& offsets() const { return offsets_; }  // of each shard's payload
+  /// HDF5's own structure, or a shard too small to be aligned, lies in this page: it is written from image().
+  bool has_page(int64_t number) const { return image_->pages().contains(number); }
+  /// The first such page from this one on; beyond the file when there is none.
+  int64_t next_page(int64_t number) const {
+    const auto it = image_->pages().lower_bound(number);
+    return it == image_->pages().end() ? kMaxTensorBytes / kIoAlign : it->first;
+  }
+  bool patchable() const { return patchable_; }
+  int64_t memory_bytes() const;
+
+  /// The step and the shards' hashes, as libhdf5 writes them. Payload that was put into image() before may be gone.
+  Status fill_in(const Manifest& manifest, std::span<const ShardEntry> shards);
+
+  /// After fill_in(); payload that shares pages with the structure is put here before it is written.
+  Hdf5Image& image() { return *image_; }
+
+ private:
+  // File bytes [begin, end) of one checksummed block of an object header; the checksum is its last four bytes.
+  struct Block {
+    int64_t begin = 0, end = 0;
+  };
+  struct Patch {
+    int64_t offset = 0, bytes = 0;  // of the attribute's value
+    Block block;
+  };
+  Status build(const Manifest& manifest, std::span<const ShardEntry> shards);
+  std::optional<Patch> find_attribute(int64_t header, std::string_view name, std::span<const std::byte> value);
+  void put_value(const Patch& patch, std::span<const std::byte> value);
+
+  std::unique_ptr<Hdf5Image> image_;
+  std::vector<int64_t> offsets_;
+  std::vector<int64_t> headers_;  // of the datasets; the root group's last
+  std::vector<Patch> patches_;    // in the same order
+  bool patchable_ = false;
+};
+
+/// What a save leaves for the next one: layouts of the files, by file name, and the buffers that payload passed through
+/// (32 MiB; getting huge pages anew each time can cost more than the copies). For saves of one run one after the other;
+/// safe to share between threads.
+class SaveCache {
+ public:
+  /// The kept layout of this file when it is of these shards, else a new one. It is the caller's until put back.
+  Result<std::unique_ptr<FileLayout>> take(const Manifest& manifest, const std::string& file_name,
+                                           std::span<const ShardEntry> shards);
+  void put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
+                std::unique_ptr<FileLayout> layout);
+
+  /// A kept buffer of that size, or a new one.
+  Result<Buffer> take_buffer(int64_t bytes);
+  void put_back(Buffer buffer);
+
+  int64_t hits() const;
+  int64_t memory_bytes() const;
+
+ private:
+  struct Kept {
+    std::string key;
+    std::unique_ptr<FileLayout> layout;
+  };
+  mutable std::mutex mutex_;
+  std::map<std::string, Kept> kept_;
+  std::vector<Buffer> buffers_;
+  int64_t hits_ = 0;
+};
+
+/// HDF5's checksum of metadata: Bob Jenkins' lookup3 ("hashlittle", 2006) with an initial value of 0.
+uint32_t lookup3(std::span<const std::byte> bytes);
+
+}  // namespace cairn::ckpt
