@@ -40,12 +40,6 @@ Status check_state(const Manifest& manifest, std::span<const TensorEntry> expect
   return check_tensors(state, expected);
 }
 
-/// What a person named is this model's whole state: nothing is left out and nothing starts anew.
-bool takes_everything(const LoadMatch& match) {
-  return !match.weights_only && match.with_moments() == std::ssize(match.tensors) &&
-         match.taken() == std::ssize(match.tensors);
-}
-
 Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const StateTensor> state) {
   std::vector<WantedBox> out;
   out.reserve(state.size());
@@ -127,8 +121,8 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
-      RT_TRY_SET(TrainPosition position, load_from_disk(plan, io, dir, state,
-                                                        dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{}));
+      RT_TRY_SET(TrainPosition position,
+                 load_from_disk(plan, io, dir, state, dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{}));
       return Restored{.position = std::move(position)};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
@@ -158,10 +152,10 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
-/// `by_agent`: fill_slot() will read and verify it.
-Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir, bool by_agent) {
+Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir, bool read_by_ranks) {
   RT_TRY(position_of(manifest).with(dir.string()));
-  if (by_agent || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
+  // What goes through fill_slot() is verified there.
+  if (!read_by_ranks || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
   RT_TRY_SET(const VerifyReport report, verify_checkpoint(io_, dir, {.max_damages = 3, .structure = false}));
   if (report.whole()) return {};
   return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), report.damages[0].message)};
@@ -186,7 +180,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     const auto check = [&]() -> Status {
       RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
       RT_TRY(check_state(manifest, state_tensors(plan_.tensors)).with(info.dir.string()));
-      return usable(manifest, info.dir, /*by_agent=*/true);
+      return usable(manifest, info.dir, false);
     };
     const Status checked = check();
     if (checked.ok()) {
@@ -210,7 +204,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     const InitConfig& how = plan_.recipe.init;
     RT_TRY_SET(const Manifest manifest, read_manifest(io_, *request_.from));
     RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
-    RT_TRY(usable(manifest, *request_.from, takes_everything(*choice.match)));
+    RT_TRY(usable(manifest, *request_.from, !choice.match->everything()));
     choice.source = arena::Source::kDisk;
     choice.step = how.weights_only ? 0 : manifest.step;
     choice.dir = *request_.from;
@@ -232,8 +226,8 @@ Result<RestoreChoice> RestoreDecider::choose() {
   if (memory && !first_) {
     disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is in memory
   } else if (memory) {
-    RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, request_.checkpoints_dir));
-    disk_is_newer = !catalog.checkpoints.empty() && catalog.checkpoints.back().step > memory->step;
+    RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
+    disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
   }
   if (disk_is_newer) {
     disk = newest_on_disk(disk_warnings);
@@ -306,7 +300,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
 
 /// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
 Result<bool> RestoreDecider::fill_slot(const RestoreChoice& choice) {
-  if (choice.match && !takes_everything(*choice.match)) return false;
+  if (choice.match && !choice.match->everything()) return false;
   const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
   RT_TRY(load_slot(arena_, 0, incarnation, io_, choice.dir));
   return true;

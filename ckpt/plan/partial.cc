@@ -70,6 +70,10 @@ void check_patterns(const char* option, const std::vector<std::string>& patterns
 
 }  // namespace
 
+bool LoadMatch::everything() const {
+  return std::all_of(tensors.begin(), tensors.end(), [](const TensorMatch& t) { return t.weight && t.moments; });
+}
+
 int64_t LoadMatch::taken() const {
   return std::count_if(tensors.begin(), tensors.end(), [](const TensorMatch& t) { return t.weight; });
 }

@@ -77,8 +77,8 @@ std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank)
     };
     size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
-      float* const data = piece.primary ? of_kind(arrays_.banks[bank][saved++])
-                                        : of_kind(arrays_.private_state) + piece.state_offset;
+      float* const data =
+          piece.primary ? of_kind(arrays_.banks[bank][saved++]) : of_kind(arrays_.private_state) + piece.state_offset;
       out.push_back(
           {kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), piece.count_elems() * 4, piece.primary});
     }
@@ -93,6 +93,7 @@ void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
     } else {
       std::memset(tensor.data, 0, tensor.bytes);  // a hook's memory may have been used before
     }
+    initial_weights(plan, tensor.tensor, tensor.box, out);
   }
 }
 
