@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/dual_file.h"
 #include "converters/family.h"
 #include "converters/hf_folder.h"
 #include "converters/safetensors.h"
@@ -28,6 +29,7 @@ namespace {
 constexpr int64_t kBlockElems = int64_t{1} << 20;      // converted and written at a time
 constexpr std::string_view kTestedVersion = "4.57.6";  // of transformers; with 5.23.0, docs/converters.md
 constexpr float kMaxF16 = 65504.0f;
+constexpr std::string_view kSingleHdf5 = "model.h5";
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
@@ -197,7 +199,8 @@ void keep_token_ids(const std::string& original, nlohmann::ordered_json* config)
 
 bool is_export_file(const std::string& name) {
   if (name == kConfigFile || name == kIndexFile || name == kSingleFile) return true;
-  if (name.starts_with("model-") && name.ends_with(".safetensors")) return true;
+  if (name.starts_with("model-") && (name.ends_with(".safetensors") || name.ends_with(".h5"))) return true;
+  if (name == kSingleHdf5) return true;
   return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
 }
 
@@ -299,6 +302,10 @@ class Exporter {
     report_.tensors = static_cast<int64_t>(outputs.size());
     report_.shards = static_cast<int64_t>(shards.size());
     for (auto& [file, tensors] : shards) {
+      if (options_.hdf5) {
+        RT_TRY(write_with_hdf5(into / file, tensors, by_name));
+        continue;
+      }
       RT_TRY(write_safetensors(into / file, std::move(tensors), {{"format", "pt"}},
                                [&](const SafeTensor& tensor, const ByteSink& sink) {
                                  return write_tensor(source_, *by_name[tensor.name], report_.dtype, sink);
@@ -309,6 +316,21 @@ class Exporter {
         {"metadata", {{"total_parameters", report_.parameters}, {"total_size", report_.data_bytes}}},
         {"weight_map", std::move(weight_map)}};
     return write_text(into / kIndexFile, written.dump(2) + "\n");
+  }
+
+  /// One file for both kinds of readers, under a name for each.
+  Status write_with_hdf5(const fs::path& path, const std::vector<SafeTensor>& tensors,
+                         const std::map<std::string_view, const Output*>& by_name) {
+    std::vector<DualTensor> dual;
+    for (const SafeTensor& tensor : tensors) {
+      dual.push_back({.name = tensor.name, .dataset = "", .dtype = report_.dtype, .shape = tensor.shape});
+    }
+    RT_TRY(write_dual(path, dual, {{"format", "pt"}}, source_.manifest().step, [&](size_t k, const ByteSink& sink) {
+      return write_tensor(source_, *by_name.at(tensors[k].name), report_.dtype, sink);
+    }));
+    const fs::path second = fs::path(path).replace_extension(".h5");
+    if (::link(path.c_str(), second.c_str()) != 0) return os_error(errno, "second name " + second.string());
+    return {};
   }
 
   const CheckpointWeights& source_;

@@ -25,6 +25,7 @@ struct ExportOptions {
   std::optional<DType> dtype;   // f32, bf16, f16; unset: what was imported, when nothing was trained since, else f32
   int64_t max_shard_bytes = 0;  // tensor bytes of a file; 0: the split that was imported, else kDefaultShardBytes
   bool overwrite = false;       // a target folder that is not empty
+  bool hdf5 = false;            // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5
 };
 
 struct ExportReport {

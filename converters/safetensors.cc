@@ -262,6 +262,9 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path)
   Result<SafetensorsHeader> header = decode_safetensors_header(head, info.st_size);
   if (!header.ok()) return std::move(header).error().with(path.string());
   out.header_ = std::move(header).value();
+  std::erase_if(out.header_.tensors, [](const SafeTensor& tensor) {
+    return tensor.dtype == "U8" && tensor.name.starts_with(kStructurePrefix);
+  });
   return out;
 }
 

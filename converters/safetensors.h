@@ -22,6 +22,9 @@
 
 namespace cairn::convert {
 
+/// Tensors of bytes (U8) of such names are no weights but HDF5's own bytes in a file that is both (dual_file.h).
+inline constexpr std::string_view kStructurePrefix = "__hdf5__.";
+
 struct SafeTensor {
   std::string name;
   std::string dtype;  // as in the file: "F32", "BF16", "I64", ...
@@ -55,6 +58,7 @@ class SafetensorsFile {
   /// Errors: kInvalidInput (no such file), kCorrupt (header), kIo; all with the path.
   static Result<SafetensorsFile> open(const std::filesystem::path& path);
   const std::filesystem::path& path() const { return path_; }
+  /// Without HDF5's own bytes, in a file that is HDF5 as well.
   const SafetensorsHeader& header() const { return header_; }
   /// `bytes` bytes at `offset` of the tensor's data.
   Status read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const;

@@ -19,11 +19,11 @@ namespace {
 
 struct Options {
   std::string from, to, dtype, max_shard_size;
-  bool overwrite = false;
+  bool overwrite = false, hdf5 = false;
 };
 
 Result<int> run(const Options& options, bool json) {
-  convert::ExportOptions to{.overwrite = options.overwrite};
+  convert::ExportOptions to{.overwrite = options.overwrite, .hdf5 = options.hdf5};
   if (!options.dtype.empty()) {
     RT_TRY_SET(to.dtype, parse_dtype(options.dtype).with("--dtype"));
   }
@@ -68,6 +68,7 @@ void add_export(CLI::App& app, Session& session) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command->add_option("--max-shard-size", options->max_shard_size, "of a file: 5GB, 200MB; default 5GB");
   command->add_flag("--overwrite", options->overwrite, "replace the model in a folder that is not empty");
+  command->add_flag("--hdf5", options->hdf5, "each weights file is HDF5 too, with a second name: model.h5");
   add_json_flag(*command, session);
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });

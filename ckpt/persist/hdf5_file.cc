@@ -151,7 +151,7 @@ std::unique_ptr<Hdf5Image> Hdf5Writer::take_image() {
   return std::move(impl_->image);
 }
 
-Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t shard_count) {
+Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t shard_count, int64_t user_block_bytes) {
   const Lock lock(hdf5_mutex());
   quiet();
   auto impl = std::make_unique<Impl>();
@@ -163,6 +163,7 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t sha
   impl->group_props = H5Id(H5Pcreate(H5P_GROUP_CREATE));
   // No time stamps: the same state gives the same bytes. Space now, never filled: payload is written past the library.
   if (!access || !create || !impl->dataset_props || !impl->group_props ||
+      H5Pset_userblock(create.get(), static_cast<hsize_t>(user_block_bytes)) < 0 ||
       H5Pset_obj_track_times(create.get(), false) < 0 || H5Pset_obj_track_times(impl->dataset_props.get(), false) < 0 ||
       H5Pset_obj_track_times(impl->group_props.get(), false) < 0 ||
       H5Pset_layout(impl->dataset_props.get(), H5D_CONTIGUOUS) < 0 ||

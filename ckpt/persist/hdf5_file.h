@@ -19,8 +19,9 @@ std::string dataset_path(const TensorEntry& tensor, const Box& box);
 /// Lays out one file: construct, place() every shard, hand in its hashes, finish(), take_image().
 class Hdf5Writer {
  public:
-  /// `shard_count` sizes the metadata blocks.
-  static Result<std::unique_ptr<Hdf5Writer>> create(int64_t step, int64_t shard_count);
+  /// `shard_count` sizes the metadata blocks. `user_block_bytes`: bytes in front of the superblock that HDF5 leaves
+  /// alone, 0 or 512 x 2^k; all offsets count from the file's first byte.
+  static Result<std::unique_ptr<Hdf5Writer>> create(int64_t step, int64_t shard_count, int64_t user_block_bytes = 0);
   ~Hdf5Writer();
 
   /// Makes the dataset and its attributes; returns the byte offset of its data. Datasets of 4096 bytes and more begin
