@@ -93,7 +93,6 @@ void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
     } else {
       std::memset(tensor.data, 0, tensor.bytes);  // a hook's memory may have been used before
     }
-    initial_weights(plan, tensor.tensor, tensor.box, out);
   }
 }
 
