@@ -1,12 +1,9 @@
 #include "ckpt/persist/layout.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "ckpt/persist/hdf5_file.h"
@@ -241,21 +238,6 @@ void SaveCache::put_back(const Manifest& manifest, const std::string& file_name,
   } else {
     kept_.erase(file_name);
   }
-}
-
-void Buffer::Freer::operator()(std::byte* p) const { std::free(p); }
-
-Result<Buffer> Buffer::allocate(int64_t bytes) {
-  constexpr int64_t kHugePage = int64_t{2} << 20;
-  const int64_t align = bytes % kHugePage == 0 ? kHugePage : kIoAlign;
-  Buffer out;
-  out.memory_.reset(static_cast<std::byte*>(
-      std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>((bytes + align - 1) / align * align))));
-  out.bytes_ = bytes;
-  if (!out.memory_)
-    return Error{ErrorCode::kUnavailable, fmt::format("no memory for a buffer of {} bytes", bytes), ENOMEM};
-  ::madvise(out.memory_.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);  // fewer pages to pin; may be refused
-  return out;
 }
 
 Result<Buffer> SaveCache::take_buffer(int64_t bytes) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/persist/buffer.h"
 #include "ckpt/persist/vfd.h"
 #include "runtime/core/result.h"
 
@@ -66,23 +67,6 @@ class FileLayout {
   std::vector<int64_t> headers_;  // of the datasets; the root group's last
   std::vector<Patch> patches_;    // in the same order
   bool patchable_ = false;
-};
-
-/// Memory from the system in huge pages where it gives them.
-class Buffer {
- public:
-  Buffer() = default;
-  /// kUnavailable when there is none.
-  static Result<Buffer> allocate(int64_t bytes);
-  std::span<std::byte> bytes() const { return {memory_.get(), static_cast<size_t>(bytes_)}; }
-  explicit operator bool() const { return memory_ != nullptr; }
-
- private:
-  struct Freer {
-    void operator()(std::byte* p) const;
-  };
-  std::unique_ptr<std::byte, Freer> memory_;
-  int64_t bytes_ = 0;
 };
 
 /// What a save leaves for the next one: layouts of the files, by file name, and the buffers that payload passed through

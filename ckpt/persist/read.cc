@@ -15,8 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kMaxExtentBytes = int64_t{4} << 20;  // of merged small reads
-constexpr int64_t kInPlaceBytes = int64_t{64} << 10;   // below this a copy is cheaper than a request of its own
+constexpr int64_t kMaxExtentBytes = (int64_t{4} << 20) - 2 * kIoAlign;  // of merged reads: whole pages fit a request
+constexpr int64_t kInPlaceBytes = int64_t{64} << 10;  // below this a copy is cheaper than a request of its own
 
 // A part of a range, from one task.
 struct Piece {
@@ -175,8 +175,8 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
 
   const auto alone_and_whole = [&](size_t i) {
     const Piece& p = pieces[i];
-    return p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes && (i == 0 || !same_task(pieces[i - 1], p)) &&
-           (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
+    return impl_->options.huge_pages && p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes &&
+           (i == 0 || !same_task(pieces[i - 1], p)) && (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
   };
   ReadPipeline pipeline(impl_->options.window_bytes);
   for (size_t first = 0; first < pieces.size();) {

@@ -26,12 +26,14 @@ struct ReadOptions {
   bool verify = true;                              // check each touched chunk's hash
   int64_t window_bytes = int64_t{64} << 20;        // reads in flight, which is also the bounce memory
   int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
+  bool huge_pages = false;                         // dst lies in huge pages: whole chunks are read to where they belong
 };
 
 /// What read_ranges has done so far.
 struct ReadStats {
   int64_t wanted_bytes = 0;  // of the ranges given
-  int64_t read_bytes = 0;    // asked of the disk, whole pages not counted
+  int64_t read_bytes = 0;  // asked of the disk, before rounding to pages: more than wanted where a chunk is read whole
+                           // to verify a part of it, or where reading a gap is faster than leaving it out
   int64_t requests = 0;
 };
 
@@ -57,8 +59,10 @@ class CheckpointReader {
   const ReadStats& stats() const;
 
   /// Reads all ranges (any order, overlaps allowed). With verify, whole chunks are read and their checksums compared
-  /// even where a range wants a part of one, and each chunk is read once per call: give all ranges in one call. A range
-  /// that is a whole chunk with 4096-aligned dst is read in place, anything else through bounce memory.
+  /// even where a range wants a part of one, and each chunk is read once per call, however many ranges want it and
+  /// wherever to: give all ranges of all who load together in one call, so that replicas are read once and spread.
+  /// Everything passes through bounce memory in huge pages, which is faster than reading into 4 KiB pages; with
+  /// huge_pages a range that is a whole chunk is read in place.
   /// On error the contents of all dst are unspecified.
   /// Errors: kCorrupt names file, tensor, box, chunk and byte range with both checksums; kInvalidInput for a range
   /// outside every shard.

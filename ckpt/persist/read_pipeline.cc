@@ -8,16 +8,14 @@
 
 namespace cairn::ckpt {
 
-void ReadPipeline::FreeDeleter::operator()(std::byte* memory) const { std::free(memory); }
-
 ReadPipeline::~ReadPipeline() {
   // Left early on an error: the requests still own the memory that goes away now.
   for (Flight& flight : flights_) ignore(flight.file->wait(flight.ticket), "an earlier error is being told");
 }
 
-Result<ReadPipeline::Buffer> ReadPipeline::take_buffer(int64_t bytes) {
+Result<Buffer> ReadPipeline::take_buffer(int64_t bytes) {
   for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (it->capacity_bytes < bytes) continue;
+    if (static_cast<int64_t>(it->bytes().size()) < bytes) continue;
     Buffer buffer = std::move(*it);
     free_.erase(it);
     return buffer;
@@ -26,12 +24,7 @@ Result<ReadPipeline::Buffer> ReadPipeline::take_buffer(int64_t bytes) {
   // Sizes in powers of two make buffers fit again.
   int64_t capacity = int64_t{64} << 10;
   while (capacity < bytes) capacity *= 2;
-  Buffer buffer;
-  buffer.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, static_cast<size_t>(capacity))));
-  buffer.capacity_bytes = capacity;
-  if (!buffer.memory)
-    return Error{ErrorCode::kUnavailable, fmt::format("no memory for a read buffer of {} bytes", capacity), ENOMEM};
-  return buffer;
+  return Buffer::allocate(capacity);
 }
 
 Status ReadPipeline::submit(IoFile& file, int64_t file_bytes, int64_t offset, int64_t bytes, std::byte* dst,
@@ -47,7 +40,7 @@ Status ReadPipeline::submit(IoFile& file, int64_t file_bytes, int64_t offset, in
     from = offset / kIoAlign * kIoAlign;
     to = std::max(to, std::min(file_bytes, (to + kIoAlign - 1) / kIoAlign * kIoAlign));
     RT_TRY_SET(flight.bounce, take_buffer(to - from));
-    dst = flight.bounce.memory.get();
+    dst = flight.bounce.bytes().data();
     flight.bytes = std::span<const std::byte>(dst + (offset - from), static_cast<size_t>(bytes));
   } else {
     flight.bytes = std::span<const std::byte>(dst, static_cast<size_t>(bytes));
@@ -68,7 +61,7 @@ Status ReadPipeline::finish_oldest() {
   Status read = flight.file->wait(flight.ticket);
   const bool ok = read.ok();
   Status result = flight.done(std::move(read), ok ? flight.bytes : std::span<const std::byte>());
-  if (flight.bounce.memory) free_.push_back(std::move(flight.bounce));
+  if (flight.bounce) free_.push_back(std::move(flight.bounce));
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "ckpt/persist/buffer.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
@@ -31,13 +32,6 @@ class ReadPipeline {
   Status drain();
 
  private:
-  struct FreeDeleter {
-    void operator()(std::byte* memory) const;
-  };
-  struct Buffer {
-    std::unique_ptr<std::byte, FreeDeleter> memory;
-    int64_t capacity_bytes = 0;
-  };
   struct Flight {
     IoFile* file = nullptr;
     IoTicket ticket = 0;

@@ -73,6 +73,7 @@ TEST_SUITE("ckpt/persist/read") {
     for (const bool verify : {true, false}) {
       for (const int64_t window : {1 << 10, 1 << 20, 64 << 20}) {
         ReadOptions read;
+        read.huge_pages = seed % 2 == 0;  // only a hint about the memory
         read.verify = verify;
         read.window_bytes = window;
         read_at_random(memory, "/ck/step-00000012", read, seed++ << 32);
@@ -107,6 +108,48 @@ TEST_SUITE("ckpt/persist/read") {
     REQUIRE(reader.value().read_ranges(ranges).ok());
     CHECK(ranges.size() > 300);
     CHECK(io.calls() - before <= 2);  // the whole payload is one neighbourhood
+  }
+
+  TEST_CASE("what several want is read once and given to each: replicas and slices of all ranks of a node") {
+    const TestState state = make_state(12, 3, 2, specs());
+    const std::unique_ptr<IoBackend> disk = make_best_backend();
+    const cairn::testing::TempDir dir("read-spread");
+    SaveOptions options = small_options();
+    options.chunk_bytes = 64 << 10;
+    REQUIRE(save(*disk, dir.path, state, options).ok());
+    for (const bool verify : {true, false}) {
+      CAPTURE(verify);
+      ReadOptions read;
+      read.verify = verify;
+      Result<CheckpointReader> reader = CheckpointReader::open(*disk, dir.path / "step-00000012", read);
+      REQUIRE(reader.ok());
+      const Manifest& m = reader.value().manifest();
+      std::vector<std::vector<std::byte>> buffers;
+      std::vector<ReadRange> ranges;
+      std::vector<std::vector<std::byte>> expected;
+      int64_t wanted = 0;
+      for (const ShardEntry& shard : m.shards) {
+        const TensorEntry& tensor = m.tensors[static_cast<size_t>(shard.tensor)];
+        const auto bytes = cut(state.tensors[static_cast<size_t>(shard.tensor)], tensor.shape, shard.box,
+                               dtype_size_bytes(tensor.dtype));
+        for (int rank = 0; rank < 4; ++rank) {  // two replicas of the whole, then the two halves
+          const int64_t half = shard.bytes / 2;
+          const int64_t from = rank == 3 ? half : 0, to = rank == 2 ? half : shard.bytes;
+          buffers.emplace_back(static_cast<size_t>(to - from));
+          expected.emplace_back(bytes.begin() + from, bytes.begin() + to);
+          ranges.push_back({shard.file, shard.offset + from, to - from, nullptr});
+          wanted += to - from;
+        }
+      }
+      for (size_t i = 0; i < ranges.size(); ++i) ranges[i].dst = buffers[i].data();
+      REQUIRE(reader.value().read_ranges(ranges).ok());
+      CHECK((buffers == expected));
+      CHECK(reader.value().stats().wanted_bytes == wanted);
+      // Gaps between neighbours that are read together are at most the page that a shard's end is rounded up to.
+      const int64_t gaps = static_cast<int64_t>(m.shards.size()) * kIoAlign;
+      CHECK(reader.value().stats().read_bytes >= payload_bytes(m));
+      CHECK(reader.value().stats().read_bytes <= payload_bytes(m) + gaps);
+    }
   }
 
   TEST_CASE("a range outside every shard is refused, whatever its numbers") {
