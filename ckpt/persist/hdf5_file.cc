@@ -300,7 +300,8 @@ Result<std::vector<Hdf5Dataset>> find_datasets(IoFile& file, std::span<const std
     if (!props || H5Pget_layout(props.get()) != H5D_CHUNKED) continue;
     const H5Id space(H5Dget_space(dataset.get()));
     hsize_t count = 0;
-    if (!space || H5Dget_num_chunks(dataset.get(), space.get(), &count) < 0) return failed(fmt::format("chunks of {}", path));
+    if (!space || H5Dget_num_chunks(dataset.get(), space.get(), &count) < 0)
+      return failed(fmt::format("chunks of {}", path));
     if (count > kMostChunksCompared) continue;  // libhdf5 walks from the first one each time
     for (hsize_t i = 0; i < count; ++i) {
       hsize_t corner[H5S_MAX_RANK] = {};

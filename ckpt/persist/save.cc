@@ -37,6 +37,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/coded_file.h"
+#include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
 
 namespace cairn::ckpt {
@@ -132,7 +133,9 @@ class BufferPool {
 
 // Step 1: files and shards of the manifest with their sizes; offsets and hashes come while writing. To check the tiling
 // before, shards get made-up offsets one behind the other.
-Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options) {
+// What is unchanged comes behind what is written.
+Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options,
+                   const Unchanged& unchanged = {}) {
   if (!manifest.files.empty() || !manifest.shards.empty())
     return invalid("the skeleton of a save has no files and no shards");
   for (const WriterPart& part : parts) {
@@ -160,6 +163,12 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
       manifest.shards.push_back(std::move(shard));
     }
     manifest.files.push_back(std::move(file));
+  }
+  const auto own_files = static_cast<int64_t>(manifest.files.size());
+  manifest.files.insert(manifest.files.end(), unchanged.files.begin(), unchanged.files.end());
+  for (ShardEntry shard : unchanged.shards) {
+    shard.file += own_files;
+    manifest.shards.push_back(std::move(shard));
   }
   Status valid = validate_manifest(manifest);
   if (valid.ok()) return {};
@@ -493,7 +502,19 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   const WriterId writer = options.writer ? *options.writer : this_writer();
   if (report.manifest.writer.program.empty()) report.manifest.writer.program = "cairn " CAIRN_VERSION;
   if (report.manifest.writer.host.empty()) report.manifest.writer.host = writer.host;
-  RT_TRY(plan_shards(report.manifest, parts, options));
+  const std::span<const WriterPart> all_parts = parts;
+  const auto save_all = [&]() {
+    Manifest all = report.manifest;
+    all.files.clear();
+    all.shards.clear();
+    SaveOptions without = options;
+    without.base = nullptr;
+    return save_checkpoint(io, checkpoints_dir, std::move(all), all_parts, without);
+  };
+  RT_TRY_SET(const Unchanged unchanged, find_unchanged(report.manifest, parts, options));
+  if (!unchanged.shards.empty()) parts = unchanged.rest;
+  RT_TRY(plan_shards(report.manifest, parts, options, unchanged));
+  report.referenced_bytes = unchanged.bytes;
   RT_TRY(make_dirs(io, checkpoints_dir));
 
   Result<FileStat> existing = io.stat(report.dir);
@@ -503,7 +524,8 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
                                report.dir.string(), report.manifest.step));
 
   constexpr int64_t kSlackBytes = int64_t{1} << 20;  // metadata and rounding, per file
-  const int64_t needed = payload_bytes(report.manifest) + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+  const int64_t needed =
+      payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
   RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
   if (free < needed)
     return Error{ErrorCode::kNoSpace, fmt::format("{}: {} bytes free, step {} needs {}", checkpoints_dir.string(), free,
@@ -515,10 +537,30 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
       error.message += fmt::format(" (and {} could not be removed: {})", work.string(), removed.error().message);
     return std::move(error).with(fmt::format("step {} was not saved", report.manifest.step));
   };
+  // Steps A, B1 and B2 of ckpt/retention/references.h.
+  const auto base_is_there = [&]() { return all_there(io, work, unchanged.files); };
   RT_TRY(io.make_dir(work));
+  if (!unchanged.files.empty()) {
+    if (Status told = write_file(io, work / kReferencesName, references_text(unchanged.files)); !told.ok())
+      return abandon(std::move(told).error());
+    Result<bool> there = base_is_there();
+    if (!there.ok()) return abandon(std::move(there).error());
+    if (!there.value()) {
+      RT_TRY(remove_tree(io, work));
+      return save_all();
+    }
+  }
   if (Status written = write_all(io, work, parts, options, report); !written.ok())
     return abandon(std::move(written).error());
 
+  if (!unchanged.files.empty()) {
+    Result<bool> there = base_is_there();
+    if (!there.ok()) return abandon(std::move(there).error());
+    if (!there.value()) {
+      RT_TRY(remove_tree(io, work));
+      return save_all();
+    }
+  }
   report.replaced = existing.ok();
   Status published = report.replaced ? io.exchange(work, report.dir) : io.rename(work, report.dir);
   if (!published.ok()) return abandon(std::move(published).error());
