@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "ckpt/retention/policy.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
@@ -16,7 +17,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr int64_t kSnapshotSlots = 2;  // a kill in the middle of one leaves the other whole
+constexpr int64_t kBanks = 3;  // ckpt::kDefaultSlots: one is read, one written, one on its way to the disk
 
 constexpr int64_t kStateBytes = 3 * 4;  // of an element in a checkpoint: weight and two moments, float
 constexpr size_t kMaxRows = 8;          // of the memory table; more stages than that are told as ranges
@@ -63,6 +64,13 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
   return out;
 }
 
+/// Of all ranks: the banks of what they save, and their weights.
+int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
+  int64_t out = kBanks * plan.checkpoint_bytes;
+  for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.dp();
+  return out;
+}
+
 std::string order_text(const MeshConfig& mesh) {
   std::string out;
   for (const MeshAxis axis : mesh.order) out += fmt::format("{}{}", out.empty() ? "" : ", ", axis_name(axis));
@@ -99,6 +107,18 @@ std::string every_text(const CheckpointConfig& config) {
     }
   }
   return out.empty() ? "at the end and on a signal" : out;
+}
+
+/// "last(3), every(1000): 13 to 15 kept at once and 1 being written = 40.5 GiB"
+std::string kept_text(const CheckpointConfig& config, const ckpt::KeptAtOnce& kept, int64_t checkpoint_bytes) {
+  std::string out;
+  for (const Keep& rule : config.keep) out += (out.empty() ? "" : ", ") + ckpt::to_text(rule);
+  out += out.empty() ? "all kept: " : ": ";
+  out += kept.at_most < 0                ? fmt::format("at least {}", kept.at_least)
+         : kept.at_most == kept.at_least ? fmt::format("{}", kept.at_least)
+                                         : fmt::format("{} to {}", kept.at_least, kept.at_most);
+  return out + fmt::format(" at once and 1 being written = {}{}", kept.at_most == kept.at_least ? "" : "from ",
+                           format_bytes((kept.at_least + 1) * checkpoint_bytes));
 }
 
 /// "3", or "3 - 7" when the ends differ.
@@ -154,19 +174,19 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     i = end;
   }
 
-  const int64_t keep = recipe.checkpoint.keep_last;
+  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
-             every_text(recipe.checkpoint),
-             keep == 0 ? std::string("all kept")
-                       : fmt::format("{} kept = {}", keep, format_bytes(keep * plan.checkpoint_bytes)));
-  int64_t snapshot = 0;
-  for (const StageMemory& m : memory) snapshot = std::max(snapshot, m.snapshot_bytes);
-  fmt::print("{} {} snapshots x {} = {} over all hosts, up to {} for a rank{}\n", head("shared memory"), kSnapshotSlots,
-             format_bytes(plan.checkpoint_bytes), format_bytes(kSnapshotSlots * plan.checkpoint_bytes),
-             format_bytes(kSnapshotSlots * snapshot),
-             recipe.checkpoint.snapshot_steps > 0
-                 ? fmt::format("; snapshot every {} steps", recipe.checkpoint.snapshot_steps)
-                 : std::string("; snapshot when saving"));
+             every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
+  int64_t rank_most = 0;
+  for (const StageMemory& m : memory) rank_most = std::max(rank_most, kBanks * m.snapshot_bytes + m.weight_bytes);
+  fmt::print(
+      "{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand above); {}\n",
+      head("shared memory"), kBanks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
+      format_bytes(rank_most),
+      recipe.checkpoint.snapshot_steps == 1 ? std::string("every step is a snapshot")
+      : recipe.checkpoint.snapshot_steps > 1
+          ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
+          : std::string("a snapshot when saving"));
 }
 
 nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
@@ -191,6 +211,9 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
   nlohmann::json save = nlohmann::json::array();
   for (const Every& every : recipe.checkpoint.save)
     save.push_back({{"steps", every.steps}, {"seconds", every.seconds}});
+  nlohmann::json keep = nlohmann::json::array();
+  for (const Keep& rule : recipe.checkpoint.keep) keep.push_back(ckpt::to_text(rule));
+  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   return {
       {"name", recipe.name},
       {"hash", loaded.hash_hex},
@@ -212,10 +235,15 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"flops_per_token", plan.flops_per_token()},
       {"stages", std::move(stages)},
       {"checkpoint",
-       {{"bytes", plan.checkpoint_bytes}, {"save", std::move(save)}, {"keep_last", recipe.checkpoint.keep_last}}},
+       {{"bytes", plan.checkpoint_bytes},
+        {"save", std::move(save)},
+        {"keep", std::move(keep)},
+        {"kept_at_least", kept.at_least},
+        {"kept_at_most", kept.at_most < 0 ? nlohmann::json() : nlohmann::json(kept.at_most)},
+        {"disk_bytes", (kept.at_least + 1) * plan.checkpoint_bytes}}},
       {"shared_memory",
-       {{"snapshots", kSnapshotSlots},
-        {"bytes", kSnapshotSlots * plan.checkpoint_bytes},
+       {{"banks", kBanks},
+        {"bytes", shared_bytes(plan, memory)},
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }
 

@@ -137,7 +137,7 @@ TEST_SUITE("ckpt/persist/layout") {
       REQUIRE(save(without, "/ck", state, plain).ok());
       const auto name = std::filesystem::path("/ck") / step_dir_name(state.skeleton.step);
       const std::vector<DirEntry> entries = without.list(name).value();
-      CHECK(entries.size() == 4);
+      CHECK(entries.size() == 4);  // two of shards, the table, the manifest
       for (const DirEntry& entry : entries)
         CHECK((with.bytes_of(name / entry.name) == without.bytes_of(name / entry.name)));
       CHECK(verify_checkpoint(with, name).value().whole());
