@@ -4,7 +4,8 @@
 //
 // The thread looks at the arena itself (every 20 ms, and at once on notify()): a lost notice loses nothing. A slot is
 // written when it is reserved and whole on all ranks; its bytes are checked against the word sums of the update first
-// (memory speed), so damage in memory never becomes a checkpoint. Failures are reported and training goes on; the next save tries again.
+// (memory speed), so damage in memory never becomes a checkpoint. Failures are reported and training goes on; the next
+// save tries again.
 
 #include <cstdint>
 #include <filesystem>
@@ -39,6 +40,7 @@ struct PersistEvent {
 struct PersistOptions {
   std::optional<RetentionPolicy> retention;  // applied after each save; none: all stay
   SaveOptions save;                          // chunk_bytes is the arena's
+  bool incremental = false;                  // what has not changed since the last save of this persister refers to it
   bool low_priority = true;
   std::function<void(const PersistEvent&)> on_event;  // on the persister's thread; may be empty
 };

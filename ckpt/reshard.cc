@@ -302,6 +302,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   save.fill_bytes = budget.fill_bytes;
   save.replace_existing = options.replace_existing;
   save.cancel = options.cancel;
+  save.codec = options.codec;
   RT_TRY_SET(SaveReport saved, save_checkpoint(io, target_checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = std::move(saved.dir);
   report.manifest = std::move(saved.manifest);

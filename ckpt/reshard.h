@@ -29,6 +29,7 @@ inline constexpr int64_t kMinReshardBytes = int64_t{8} << 20;
 struct ReshardOptions {
   /// For payload on its way. The manifests, and shards below 32 KiB of the file being written, come on top.
   int64_t memory_bytes = int64_t{256} << 20;
+  Codec codec = Codec::kRaw;                  // of what is written; the source may be of any
   bool replace_existing = false;              // else a committed step of this number in the target is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each chunk; may be empty

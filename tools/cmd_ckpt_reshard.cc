@@ -31,6 +31,7 @@ struct ReshardArgs {
   std::string source, target, mesh;
   int zero = -1;  // as it was
   uint64_t memory_bytes = 256 << 20;
+  std::string compress = "off";
   bool overwrite = false;
 };
 
@@ -151,6 +152,7 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
   ckpt::ReshardOptions options;
   options.memory_bytes = static_cast<int64_t>(args.memory_bytes);
   options.replace_existing = args.overwrite;
+  if (args.compress == "zstd") options.codec = ckpt::Codec::kShuffleZstd;
   options.cancel = &stop_asked;
   Result<ckpt::ReshardReport> done = [&] {
     ByteProgress progress("written");
@@ -207,6 +209,9 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command->add_option("--memory", args->memory_bytes, "what the copy may take, as 256MiB (default) or 4GiB")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
+  command->add_option("--compress", args->compress, "zstd: smaller files for cold storage (default: off)")
+      ->type_name("off|zstd")
+      ->check(CLI::IsMember({"off", "zstd"}));
   command->add_flag("--overwrite", args->overwrite, "replace the step or the recipe of a run that is there");
   add_json_flag(*command, session);
   command->callback([args, &session] { session.action = [args, &session] { return reshard(*args, session.json); }; });

@@ -91,19 +91,34 @@ class Verifier {
       }
       return {};
     };
+    struct Segment {
+      int64_t offset, bytes, shard, chunk;
+    };
+    std::vector<Segment> segments;
     for (const int64_t s : shards) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(s)];
-      RT_TRY(read_rest(shard.offset));
       for (int64_t chunk = 0; chunk < static_cast<int64_t>(shard.hashes.size()); ++chunk) {
-        const int64_t bytes = std::min(shard.chunk_bytes, shard.offset + shard.bytes - at), offset = at;
-        RT_TRY(pipeline.submit(file, size, offset, bytes, nullptr,
-                               [&, s, chunk, offset, bytes](Status read, std::span<const std::byte> data) -> Status {
-                                 return check_chunk(entry, s, chunk, offset, bytes, std::move(read), data);
-                               }));
-        at += bytes;
+        const int64_t begin = chunk * shard.chunk_bytes;
+        if (shard.stored.empty()) {
+          segments.push_back({shard.offset + begin, std::min(shard.chunk_bytes, shard.bytes - begin), s, chunk});
+        } else {
+          const StoredChunk& stored = shard.stored[static_cast<size_t>(chunk)];
+          segments.push_back({stored.offset, stored.bytes, s, chunk});
+        }
       }
-      ++report_.shards;
     }
+    std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.offset < b.offset; });
+    for (const auto& [offset, bytes, s, chunk] : segments) {
+      RT_TRY(read_rest(offset));
+      at = offset;
+      RT_TRY(pipeline.submit(file, size, offset, bytes, nullptr,
+                             [&, s = s, chunk = chunk, offset = offset, bytes = bytes](
+                                 Status read, std::span<const std::byte> data) -> Status {
+                               return check_chunk(entry, s, chunk, offset, bytes, std::move(read), data);
+                             }));
+      at += bytes;
+    }
+    report_.shards += static_cast<int64_t>(shards.size());
     RT_TRY(read_rest(entry.size_bytes));
     RT_TRY(pipeline.drain());
     if (!rest_good_ || entry.step >= 0 || rest.digest() == entry.rest_hash) return {};
@@ -138,7 +153,7 @@ class Verifier {
     for (size_t i = 0; i < shards.size(); ++i) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(shards[i])];
       const Hdf5Dataset& dataset = found.value()[i];
-      if (dataset.offset == shard.offset && dataset.bytes == shard.bytes) continue;
+      if (dataset.fits(shard)) continue;
       RT_TRY(add({entry.name, shards[i], -1, shard.offset, shard.bytes,
                   fmt::format("{}: HDF5 has dataset {} at {} with {} bytes, the manifest has {} at {} with {}",
                               entry.name, paths[i], dataset.offset, dataset.bytes, describe_shard(manifest_, shard),

@@ -108,6 +108,7 @@ struct Keep {
 
 enum class OnSaveFailure { kContinue, kStop };
 enum class SpaceCheck { kRefuse, kWarn };
+enum class Compress { kOff, kZstd };
 
 /// A second place that checkpoints are copied on to: a directory or an S3-compatible store.
 struct CopyTo {
@@ -129,8 +130,10 @@ struct CheckpointConfig {
   std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
   std::vector<CopyTo> copy_to;
   OnSaveFailure on_failure = OnSaveFailure::kContinue;
+  Compress compress = Compress::kOff;
   SpaceCheck space = SpaceCheck::kRefuse;  // before the run starts, when the disk cannot hold what the rules keep
   bool direct_io = true;                   // O_DIRECT through io_uring; false or refused: POSIX, same bytes
+  bool incremental = false;                // what did not change since the save before is a reference to it
 };
 
 /// The state that a run begins with when it has none of its own. Patterns are of tensor names: * any characters, ? one.

@@ -57,6 +57,8 @@ Recipe everything_changed() {
   r.checkpoint.keep = {{Keep::Kind::kBest, Keep::Metric::kValidLoss, 9, 10, 0.5, {11}}};
   r.checkpoint.on_failure = OnSaveFailure::kStop;
   r.checkpoint.space = SpaceCheck::kWarn;
+  r.checkpoint.compress = Compress::kZstd;
+  r.checkpoint.incremental = true;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
   r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5}};
   r.eval = {10, 11};
@@ -89,7 +91,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 91);
+    CHECK(changed.size() == 93);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 112);
     CHECK(sizeof(DataSource) == 168);
@@ -123,8 +125,9 @@ TEST_SUITE("dsl/codec") {
     const std::string json = encode_recipe(r);
     CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
-    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"copy_to\":[{\"endpoint\":\"http://e\",") == 0);
-    CHECK(json.find("],\"direct_io\":false,\"keep\":[{\"at\":[11],\"count\":9,\"kind\":\"best\","
+    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
+                    "\"endpoint\":\"http://e\",") == 0);
+    CHECK(json.find("],\"direct_io\":false,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,\"kind\":\"best\","
                     "\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
@@ -149,7 +152,8 @@ TEST_SUITE("dsl/codec") {
               CAPTURE((at / key).to_string());
               // A span is one value: its parts are told by its own name.
               const bool part = !at.empty() && (at.back() == "stop" || at.back() == "over");
-              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space" || key == "copy_to") {
+              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space" || key == "copy_to" ||
+                  key == "compress" || key == "incremental") {
                 CHECK(error_of(missing).empty());  // newer than the first recipes that were stored
                 CHECK(encode_recipe(decode_recipe(missing.dump()).value()) == good.dump());
               } else {
@@ -187,7 +191,7 @@ TEST_SUITE("dsl/codec") {
   TEST_CASE("a recipe stored before there were rules of retention keeps what it kept") {
     nlohmann::json old = nlohmann::json::parse(encode_recipe(load_good(kBase)));
     const std::string now = old.dump();
-    for (const char* key : {"keep", "on_failure", "space"}) old["checkpoint"].erase(key);
+    for (const char* key : {"keep", "on_failure", "space", "compress", "incremental"}) old["checkpoint"].erase(key);
     old.erase("init");
     old["checkpoint"]["keep_last"] = 3;
     CHECK(error_of(old) == "");
