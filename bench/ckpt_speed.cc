@@ -216,7 +216,7 @@ class Bench {
     Result<Answer> out = Answer{};
     int64_t bytes = 0, saves = 0;
     std::thread([&] {
-      lower_thread_priority();
+      lower_thread_priority(kLeastNice);
       while (out.ok() && now_s() < end_s) {
         out = save(state_.plain, &cache_);
         if (!out.ok()) break;

@@ -4,7 +4,7 @@
   bench/persist_interference.py --scratch FOLDER_ON_THE_DISK [--rounds 9] [--megabytes 512]
 
 Each round has two spells of 4 seconds, in turn without and with a thread that saves and removes checkpoints all the time at
-the priority of the agent's own (nice 19, I/O class idle). The busy processes do products of small matrices and passes over
+the priority of the agent's own for large states (nice 19, lowest I/O priority). The busy processes do products of small matrices and passes over
 memory. Prints steps of both kinds, their ratio, and how fast the saver was.
 """
 import argparse

@@ -24,6 +24,7 @@ namespace cairn::ckpt {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{20};
+constexpr int64_t kSmallArenaBytes = int64_t{256} << 20;  // of all slots; a save takes some 10 ms of CPU then
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> persist_slot(const Arena& arena, IoBackend& io, const std::filesystem::path& checkpoints_dir,
@@ -70,6 +71,7 @@ struct NodePersister::Impl {
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
   SaveCache cache;
+  std::optional<Manifest> last_saved;  // incremental: what the next save may refer to
   bool stopping = false, woken = false, flushing = false, flushed = false;
   Status last_status;
   std::thread thread;
@@ -174,7 +176,7 @@ void NodePersister::Impl::write_newest() {
 }
 
 void NodePersister::Impl::loop() {
-  if (options.low_priority) lower_thread_priority();
+  if (options.low_priority) lower_thread_priority(arena.bytes() < kSmallArenaBytes ? kSmallSaveNice : kLeastNice);
   std::unique_lock lock(mutex);
   while (!stopping) {
     arena.control().beat.fetch_add(1, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 #pragma once
 // The agent's side of checkpoints: owns the snapshot memory and writes what is promised from it to disk, in a
-// background thread with low CPU and I/O priority, straight from the arena, hashing as it writes.
+// background thread with low CPU and I/O priority (ckpt/persist/priority.h), hashing as it writes.
 //
 // The thread looks at the arena itself (every 20 ms, and at once on notify()): a lost notice loses nothing. A slot is
 // written when it is reserved and whole on all ranks; its bytes are checked against the word sums of the update first

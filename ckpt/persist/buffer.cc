@@ -21,7 +21,8 @@ Result<Buffer> Buffer::allocate(int64_t bytes) {
   out.bytes_ = bytes;
   if (!out.memory_)
     return Error{ErrorCode::kUnavailable, fmt::format("no memory for a buffer of {} bytes", bytes), ENOMEM};
-  ::madvise(out.memory_.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);  // fewer pages to pin; may be refused
+  // Fewer pages to pin; may be refused. Smaller buffers would get huge pages that reach beyond them.
+  if (align == kHugePage) ::madvise(out.memory_.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
   return out;
 }
 
