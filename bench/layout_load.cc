@@ -7,7 +7,9 @@
 // in the snapshot arena and touched before.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -16,16 +18,16 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/save.h"
+#include "ckpt/persister.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
-#include "ckpt/restore.h"
+#include "ckpt/restore_slot.h"
+#include "ckpt/snapshot/arena.h"
 #include "ckpt/store/uring_backend.h"
-#include "runtime/core/random.h"
 #include "runtime/plan/plan.h"
 
 using namespace cairn;
@@ -40,22 +42,6 @@ struct Layout {
 };
 const std::vector<Layout> kLayouts = {{2, 1, 2}, {4, 1, 1}, {1, 4, 1}, {1, 1, 4}, {1, 2, 2}, {2, 2, 1}};
 
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory allocate(int64_t bytes) {
-  constexpr int64_t kHuge = 2 << 20;
-  Memory memory(static_cast<std::byte*>(std::aligned_alloc(kHuge, static_cast<size_t>((bytes / kHuge + 1) * kHuge))));
-  if (!memory) {
-    fmt::print(stderr, "layout_load: no memory for {} bytes\n", bytes);
-    std::exit(74);
-  }
-  std::memset(memory.get(), 1, static_cast<size_t>(bytes));  // first touch is no part of what is measured
-  return memory;
-}
-
 [[noreturn]] void die(const Error& error) {
   fmt::print(stderr, "layout_load: {}\n", error.message);
   std::exit(error.exit_code());
@@ -65,7 +51,7 @@ Plan plan_of(const Layout& layout, int64_t megabytes) {
   Recipe r;
   r.name = "layout-load";
   r.stop = {Span::Unit::kSteps, 10};
-  const int64_t width = megabytes >= 256 ? 1024 : 128;
+  const int64_t width = megabytes >= 768 ? 1024 : megabytes >= 96 ? 512 : 128;
   r.model = {.width = width, .heads = 16, .kv_heads = 16, .head_dim = width / 16, .ffn = 4 * width, .context = 128};
   r.model.vocab = 16 * width + 3;
   r.model.layers = std::max<int64_t>(4, (megabytes << 20) / (12 * width * width * 12) - 1);
@@ -75,37 +61,6 @@ Plan plan_of(const Layout& layout, int64_t megabytes) {
   Result<Plan> plan = make_plan(r, layout.tp * layout.pp * layout.dp);
   if (!plan.ok()) die(plan.error());
   return std::move(plan).value();
-}
-
-/// One rank's memory, and where its state stands in it.
-struct RankMemory {
-  Memory memory;
-  std::vector<trainer::StateTensor> tensors;
-};
-
-RankMemory rank_memory(const Plan& plan, int64_t rank) {
-  RankMemory out;
-  const SlotLayout slot = slot_layout(plan, rank);
-  int64_t bytes = slot.bytes;
-  const RankPlan mine = plan.rank(rank);
-  for (const StatePiece& piece : mine.pieces) {
-    if (!piece.primary) bytes += 3 * piece.count_elems() * 4;
-  }
-  out.memory = allocate(std::max<int64_t>(bytes, 4096));
-  for (const SlotShard& shard : slot.shards) {
-    out.tensors.push_back({static_cast<trainer::StateKind>(shard.kind), shard.tensor, shard.box,
-                           out.memory.get() + shard.offset, shard.bytes, true});
-  }
-  int64_t at = slot.bytes;
-  for (int64_t kind = 0; kind < 3; ++kind) {
-    for (const StatePiece& piece : mine.pieces) {
-      if (piece.primary) continue;
-      out.tensors.push_back({static_cast<trainer::StateKind>(kind), piece.tensor, piece.box, out.memory.get() + at,
-                             piece.count_elems() * 4, false});
-      at += piece.count_elems() * 4;
-    }
-  }
-  return out;
 }
 
 void save(IoBackend& io, const fs::path& dir, const Plan& plan) {
@@ -158,35 +113,20 @@ int main(int argc, char** argv) {
 
   for (size_t from = 0, to = 0; std::cin >> from >> to;) {
     if (from >= plans.size() || to >= plans.size()) return 2;
-    const auto world = static_cast<size_t>(plans[to].mesh.world());
-    std::vector<RankMemory> memory;
-    std::vector<std::unique_ptr<IoBackend>> backends;
-    for (size_t rank = 0; rank < world; ++rank) {
-      memory.push_back(rank_memory(plans[to], static_cast<int64_t>(rank)));
-      backends.push_back(make_best_backend());
+    Result<ArenaSpec> spec = arena_spec(plans[to], {"bench", fmt::format("bench-{}", ::getpid()), {}, "{}", "none"});
+    if (!spec.ok()) die(spec.error());
+    spec.value().slots = 2;  // one is loaded into, the other never touched
+    Result<Arena> arena = Arena::create(spec.value());
+    if (!arena.ok()) die(arena.error());
+    for (int64_t rank = 0; rank < plans[to].mesh.world(); ++rank) {  // first touch is no part of what is measured
+      const auto payload = arena.value().payload(rank, 0);
+      std::memset(payload.data(), 1, payload.size());
     }
-    std::vector<Status> done(world);
     const auto begin = std::chrono::steady_clock::now();
-    std::vector<std::thread> ranks;
-    if (std::getenv("ONE") != nullptr) {
-      std::vector<trainer::StateTensor> all;
-      for (const RankMemory& rank : memory) all.insert(all.end(), rank.tensors.begin(), rank.tensors.end());
-      const Result<trainer::TrainPosition> loaded =
-            load_from_disk(plans[to], *backends[0], place(from) / step_dir_name(1), all);
-      if (!loaded.ok()) done[0] = loaded.error();
-    } else
-    for (size_t rank = 0; rank < world; ++rank) {
-      ranks.emplace_back([&, rank] {
-        const Result<trainer::TrainPosition> loaded =
-            load_from_disk(plans[to], *backends[rank], place(from) / step_dir_name(1), memory[rank].tensors);
-        if (!loaded.ok()) done[rank] = loaded.error();
-      });
-    }
-    for (std::thread& rank : ranks) rank.join();
+    const Result<SlotLoad> loaded = load_slot(arena.value(), 0, 1, *io, place(from) / step_dir_name(1));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    for (const Status& status : done) {
-      if (!status.ok()) die(status.error());
-    }
+    if (!loaded.ok()) die(loaded.error());
+    if (Status removed = arena.value().remove(); !removed.ok()) die(removed.error());
     fmt::print("{:.6f}\n", seconds);
     std::fflush(stdout);
   }

@@ -4,8 +4,9 @@
   bench/layout_load.py --scratch FOLDER_ON_THE_DISK [--rounds 7] [--megabytes 512]
 
 The state of one model is saved under six layouts of four ranks. In each round every layout loads what it saved itself and
-what the first one saved (the first: what the second saved), all ranks at once, every checksum compared, past the page
-cache. The ratio of a layout is that of the medians; 1.10 is the bar. Takes six times --megabytes of disk.
+what the first one saved (the first: what the second saved) into the snapshot memory of its ranks, as the agent does at the
+start of a run: every checksum compared, past the page cache. The ratio of a layout is that of the medians; 1.10 is the bar. Takes six times --megabytes of disk and
+once of /dev/shm.
 """
 import argparse
 import statistics

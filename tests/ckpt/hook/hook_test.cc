@@ -278,7 +278,7 @@ TEST_SUITE("ckpt/hook") {
         const int64_t payload = payload_bytes(read_manifest(agent.io, dir.path() / "step-00000003").value());
         CHECK(loaded.value().stats.wanted_bytes == payload);
         CHECK(static_cast<double>(loaded.value().stats.read_bytes) <= 1.02 * static_cast<double>(payload));
-        const auto snapshot = read_common(*agent.arena, 1, true);
+        const auto snapshot = read_common(*agent.arena, 1, Check::kEveryByte);
         REQUIRE(snapshot.ok());
         CHECK(snapshot.value().step == 3);
         for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
