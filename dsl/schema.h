@@ -62,7 +62,7 @@ struct Field {
   bool lo_open = false, hi_open = false;  // > lo, not >= lo
   std::vector<std::string> choices;       // kEnum, kEnumList: in the order of the C++ enum; kSpan: units, empty: all
   bool required = false;
-  bool later = false;  // newer than the first recipes: where a stored one lacks it, the default is meant
+  bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
   Json fallback;                      // the default; null with `required` or `rule`
   std::optional<Json> llama;          // the default under T.llama where it differs
   std::string rule;                   // a derived default, in words

@@ -114,7 +114,7 @@ struct CheckpointConfig {
   int64_t snapshot_steps = 0;  // to shared memory every n steps; 0: only when saving
   int64_t keep_last = 0;       // newest complete checkpoints kept; 0: all
   std::vector<CopyTo> copy_to;
-  bool direct_io = true;       // O_DIRECT through io_uring; false or refused: POSIX, same bytes
+  bool direct_io = true;  // O_DIRECT through io_uring; false or refused: POSIX, same bytes
 };
 
 struct EvalConfig {

@@ -117,7 +117,8 @@ TEST_SUITE("dsl/codec") {
     const std::string json = encode_recipe(r);
     CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
-    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"copy_to\":[{\"endpoint\":\"http://e\",") == 0);
+    CHECK(json.find(
+              "{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"copy_to\":[{\"endpoint\":\"http://e\",") == 0);
     CHECK(json.find("],\"direct_io\":false,\"keep_last\":9,") != std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
