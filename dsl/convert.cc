@@ -112,7 +112,8 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
         if (!is_ctor(node, "place")) return complain_type(here, at, field, node), void(good = false);
         if (node.find("path") == nullptr && (node.entries.empty() || !node.entries.front().key.empty())) {
           complain(here, node.place,
-                   {"missing", ": T.place must begin with a directory or s3://bucket/prefix, got " + describe(node), "", ""});
+                   {"missing", ": T.place must begin with a directory or s3://bucket/prefix, got " + describe(node), "",
+                    ""});
           return void(good = false);
         }
         const auto fields = convert_fields(here, *find_constructor("place"), node, pass);

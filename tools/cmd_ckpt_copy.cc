@@ -156,7 +156,8 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
         ->type_name("RATE")
         ->check(CLI::PositiveNumber);
-    command->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
+    command
+        ->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
         ->type_name("SECONDS")
         ->check(CLI::Range(1.0, 86400.0));
     add_json_flag(*command, session);
@@ -165,10 +166,9 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     });
     return std::pair(command, args);
   };
-  const auto [command, args] =
-      declare("push", "copy a checkpoint to another directory or an S3 store; goes on where a killed one ended", "DIR",
-              "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix",
-              push);
+  const auto [command, args] = declare(
+      "push", "copy a checkpoint to another directory or an S3 store; goes on where a killed one ended", "DIR",
+      "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix", push);
   command->add_option("--part-size", args->part_bytes, "of large files on S3, as 16MiB (default)")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));

@@ -51,8 +51,8 @@ Result<std::string> place_owner(ckpt::Place& place) {
   if (!note) return std::string();
   const json parsed = json::parse(*note, nullptr, false);
   if (!parsed.is_object() || !parsed.contains("id") || !parsed["id"].is_string()) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}/{}: expected {{\"id\": ..., \"name\": ...}}", place.describe(),
-                                                  kOwnerNote)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}/{}: expected {{\"id\": ..., \"name\": ...}}", place.describe(), kOwnerNote)};
   }
   return parsed["id"].get<std::string>();
 }
@@ -84,7 +84,8 @@ struct RunCopies::Child {
   bool finishing = false, finished = false, crash_told = false;
 
   void send(char c) {
-    if (process) [[maybe_unused]] const ssize_t n = ::write(control.get(), &c, 1);  // full or gone: it looks by itself
+    if (process) [[maybe_unused]]
+      const ssize_t n = ::write(control.get(), &c, 1);  // full or gone: it looks by itself
   }
 };
 
@@ -98,10 +99,12 @@ RunCopies::~RunCopies() {
     pollfd waiting{child->process->pidfd.get(), POLLIN, 0};
     while (::poll(&waiting, 1, -1) < 0 && errno == EINTR) {
     }
-    ignore([&]() -> Status {
-      RT_TRY(agent::reap_child(*child->process));
-      return {};
-    }(), "it has been killed");
+    ignore(
+        [&]() -> Status {
+          RT_TRY(agent::reap_child(*child->process));
+          return {};
+        }(),
+        "it has been killed");
   }
 }
 
@@ -138,9 +141,10 @@ Status RunCopies::prepare(bool fresh) {
     if (!looked.ok()) {
       if (newest_here < 0 && !fresh) {
         return std::move(looked)
-            .with(fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew without "
-                              "asking)",
-                              folder_.path().string(), place->describe()))
+            .with(
+                fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew without "
+                            "asking)",
+                            folder_.path().string(), place->describe()))
             .error();
       }
       callbacks_.say(fmt::format("warning: {}; copies are tried again later", looked.error().message));
@@ -156,9 +160,10 @@ Status RunCopies::prepare(bool fresh) {
                                place->describe(), owner, folder_.id())};
     }
     if (newest_here >= 0 && steps.back().step > newest_here) {
-      callbacks_.say(fmt::format("{} has step {}, and here the newest is {}: going on from here; `cairn ckpt fetch` "
-                                 "would bring that one",
-                                 place->describe(), steps.back().step, newest_here));
+      callbacks_.say(
+          fmt::format("{} has step {}, and here the newest is {}: going on from here; `cairn ckpt fetch` "
+                      "would bring that one",
+                      place->describe(), steps.back().step, newest_here));
     }
     for (ckpt::PlacedStep& step : steps) found.push_back({place, owner, std::move(step)});
   }
@@ -170,8 +175,7 @@ Status RunCopies::prepare(bool fresh) {
   for (const Found& one : found) {
     callbacks_.say(fmt::format("no checkpoint here; bringing step {} ({}) from {}", one.step.step,
                                format_bytes(one.step.bytes), one.place->describe()));
-    const Result<ckpt::CopyReport> fetched =
-        ckpt::fetch_checkpoint(*one.place, *io, one.step, folder_.checkpoints());
+    const Result<ckpt::CopyReport> fetched = ckpt::fetch_checkpoint(*one.place, *io, one.step, folder_.checkpoints());
     if (fetched.ok()) {
       record({{"event", "fetched"},
               {"step", one.step.step},
@@ -214,12 +218,12 @@ void RunCopies::launch(Child& child) {
   const Fd theirs(ends[0]);
   child.control.reset(ends[1]);
   child.lines = {};
-  Result<agent::ChildProcess> started = agent::start_child(
-      {.argv = {"/proc/self/exe", "_copy", "--run", folder_.path().string(), "--place", std::to_string(child.index),
-                "--control-fd", std::to_string(theirs.get())},
-       .inherit_fds = {theirs.get()},
-       .log_path = (folder_.path() / "logs" / fmt::format("copy-{}.log", child.index)).string()},
-      {SIGTERM, SIGINT});
+  Result<agent::ChildProcess> started =
+      agent::start_child({.argv = {"/proc/self/exe", "_copy", "--run", folder_.path().string(), "--place",
+                                   std::to_string(child.index), "--control-fd", std::to_string(theirs.get())},
+                          .inherit_fds = {theirs.get()},
+                          .log_path = (folder_.path() / "logs" / fmt::format("copy-{}.log", child.index)).string()},
+                         {SIGTERM, SIGINT});
   if (!started.ok()) {
     callbacks_.say(fmt::format("warning: no copies to {}: {}", child.place, started.error().message));
     child.restart_at = SteadyClock::now() + std::chrono::seconds(60);
@@ -329,9 +333,9 @@ void RunCopies::finish() {
   }
   for (const auto& child : children_) {
     if (child->finished) continue;
-    callbacks_.say(fmt::format("not everything is copied to {} ({} after {}); the next start of this run goes on with it",
-                               child->place, interrupted ? "stopped by a signal" : "given up",
-                               telemetry::format_duration(seconds_since(begin))));
+    callbacks_.say(fmt::format(
+        "not everything is copied to {} ({} after {}); the next start of this run goes on with it", child->place,
+        interrupted ? "stopped by a signal" : "given up", telemetry::format_duration(seconds_since(begin))));
     record({{"event", "copy_given_up"}, {"place", child->place}, {"seconds", seconds_since(begin)}});
   }
 }

@@ -1,8 +1,8 @@
 #pragma once
-// The second places of a run (checkpoint.copy_to), from the agent's side: brings a checkpoint back from one when the run
-// folder has none (a lost node), and keeps one copying process a place (`cairn _copy`) beside the training. The processes
-// look at the folder and the place themselves; a crash of one costs a restart of it and nothing else. Neither the ranks
-// nor the saves ever wait for them; only the end of the run does, for a time that the recipe gives.
+// The second places of a run (checkpoint.copy_to), from the agent's side: brings a checkpoint back from one when the
+// run folder has none (a lost node), and keeps one copying process a place (`cairn _copy`) beside the training. The
+// processes look at the folder and the place themselves; a crash of one costs a restart of it and nothing else. Neither
+// the ranks nor the saves ever wait for them; only the end of the run does, for a time that the recipe gives.
 //
 // Threads: the agent's event loop.
 
@@ -33,7 +33,7 @@ Status claim_place(ckpt::Place& place, const std::string& run_id, const std::str
 class RunCopies {
  public:
   struct Callbacks {
-    std::function<void(const std::string&)> say;          // to the person
+    std::function<void(const std::string&)> say;        // to the person
     std::function<void(const nlohmann::json&)> record;  // to events.jsonl; called from start() on
   };
   RunCopies(std::vector<CopyTo> places, RunFolder& folder, Callbacks callbacks);

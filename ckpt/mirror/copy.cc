@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::string_view kPartSuffix = ".part";
+constexpr int64_t kMostNeededBytes = int64_t{1} << 20;
 
 double since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
@@ -81,15 +82,16 @@ Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name,
                             const Traffic& traffic) {
   StreamingHash hash;
   int64_t got = 0;
-  RT_TRY(place.read(Place::Of::kCopy, step, name, 0,
-                    [&](std::span<const std::byte> data) -> Status {
-                      got += static_cast<int64_t>(data.size());
-                      hash.update(data);
-                      if (got <= bytes) return {};
-                      return Error{ErrorCode::kIo, fmt::format("{} in {}: longer than the {} bytes sent", name,
-                                                                    place.describe(), bytes)};
-                    },
-                    traffic));
+  RT_TRY(place.read(
+      Place::Of::kCopy, step, name, 0,
+      [&](std::span<const std::byte> data) -> Status {
+        got += static_cast<int64_t>(data.size());
+        hash.update(data);
+        if (got <= bytes) return {};
+        return Error{ErrorCode::kIo,
+                     fmt::format("{} in {}: longer than the {} bytes sent", name, place.describe(), bytes)};
+      },
+      traffic));
   if (got != bytes) {
     return Error{ErrorCode::kIo,
                  fmt::format("{} in {}: {} bytes came back of {} sent", name, place.describe(), got, bytes)};
@@ -98,6 +100,40 @@ Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name,
 }
 
 }  // namespace
+
+std::vector<int64_t> parse_needed_steps(std::string_view text) {
+  std::vector<int64_t> out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    if (const std::optional<int64_t> step = parse_step_dir_name(text.substr(0, end))) out.push_back(*step);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
+Result<std::vector<int64_t>> needed_steps(Place& place, const PlacedStep& step) {
+  const bool any = std::any_of(step.files.begin(), step.files.end(),
+                               [](const PlacedFile& file) { return file.name == kNeededStepsName; });
+  if (!any) return std::vector<int64_t>();
+  std::string text;
+  RT_TRY(place.read(Place::Of::kComplete, step.step, std::string(kNeededStepsName), 0,
+                    [&](std::span<const std::byte> bytes) -> Status {
+                      text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+                      if (static_cast<int64_t>(text.size()) <= kMostNeededBytes) return {};
+                      return Error{ErrorCode::kCorrupt,
+                                   fmt::format("{} of step {} in {} is longer than {} bytes", kNeededStepsName,
+                                               step.step, place.describe(), kMostNeededBytes)};
+                    },
+                    {}));
+  return parse_needed_steps(text);
+}
+
+Result<std::vector<int64_t>> needed_steps(IoBackend& io, const fs::path& step_dir) {
+  const Result<std::string> text = read_file(io, step_dir / kNeededStepsName, kMostNeededBytes);
+  if (text.ok()) return parse_needed_steps(text.value());
+  if (is_not_found(text.error())) return std::vector<int64_t>();
+  return text.error();
+}
 
 Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_dir) {
   RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
@@ -132,6 +168,14 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     if (placed.step != *step || !placed.complete) continue;
     RT_TRY_SET(report.was_there, same_checkpoint(place, *step, step_dir));
     if (report.was_there) return report;
+  }
+  RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(io, step_dir));
+  for (const int64_t other : needed) {
+    if (other >= *step) continue;  // only earlier ones can be needed; a name that says otherwise is damage
+    RT_TRY_SET(const CopyReport along,
+               copy_checkpoint(place, io, step_dir.parent_path() / step_dir_name(other), options));
+    report.sent_bytes += along.sent_bytes;
+    report.reused_bytes += along.reused_bytes;
   }
   RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
   report.verify_seconds = since(begin);
@@ -213,23 +257,24 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
   report.reused_bytes += at;
   if (at > 0 && traffic.on_bytes) traffic.on_bytes(at);
   if (at < file.bytes) {
-    RT_TRY(place.read(Place::Of::kComplete, step, file.name, at,
-                      [&](std::span<const std::byte> data) -> Status {
-                        if (static_cast<int64_t>(data.size()) > file.bytes - at) {
-                          return Error{ErrorCode::kUnavailable, fmt::format("{} in {}: more than its {} bytes come",
-                                                                            file.name, place.describe(), file.bytes)};
-                        }
-                        for (size_t written = 0; written < data.size();) {
-                          const ssize_t n = ::pwrite(fd.get(), data.data() + written, data.size() - written, at);
-                          if (n < 0 && errno == EINTR) continue;
-                          if (n < 0) return os_error(errno, part.string());
-                          written += static_cast<size_t>(n);
-                          at += n;
-                          report.sent_bytes += n;
-                        }
-                        return {};
-                      },
-                      traffic));
+    RT_TRY(place.read(
+        Place::Of::kComplete, step, file.name, at,
+        [&](std::span<const std::byte> data) -> Status {
+          if (static_cast<int64_t>(data.size()) > file.bytes - at) {
+            return Error{ErrorCode::kUnavailable,
+                         fmt::format("{} in {}: more than its {} bytes come", file.name, place.describe(), file.bytes)};
+          }
+          for (size_t written = 0; written < data.size();) {
+            const ssize_t n = ::pwrite(fd.get(), data.data() + written, data.size() - written, at);
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) return os_error(errno, part.string());
+            written += static_cast<size_t>(n);
+            at += n;
+            report.sent_bytes += n;
+          }
+          return {};
+        },
+        traffic));
   }
   if (at != file.bytes) {
     return Error{ErrorCode::kUnavailable,
@@ -242,16 +287,25 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
 
 }  // namespace
 
-Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedStep& step, const fs::path& checkpoints_dir,
-                                    const CopyOptions& options) {
+Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedStep& step,
+                                    const fs::path& checkpoints_dir, const CopyOptions& options) {
   const auto begin = SteadyClock::now();
   CopyReport report{.step = step.step, .files = static_cast<int64_t>(step.files.size()), .bytes = step.bytes};
   report.dir = checkpoints_dir / step_dir_name(step.step);
   if (!step.complete) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("step {} in {} is not complete", step.step, place.describe())};
+    return Error{ErrorCode::kInvalidInput, fmt::format("step {} in {} is not complete", step.step, place.describe())};
   }
   RT_TRY(make_dirs(io, checkpoints_dir));
+  RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(place, step));
+  if (!needed.empty()) {
+    RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
+    for (const PlacedStep& other : there) {
+      if (other.step >= step.step || std::find(needed.begin(), needed.end(), other.step) == needed.end()) continue;
+      RT_TRY_SET(const CopyReport along, fetch_checkpoint(place, io, other, checkpoints_dir, options));
+      report.sent_bytes += along.sent_bytes;
+      report.reused_bytes += along.reused_bytes;
+    }
+  }
   RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
   bool replace = false;
   for (const CheckpointInfo& info : catalog.checkpoints) {
@@ -288,9 +342,8 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   }
   RT_TRY_SET(const int64_t free_bytes, io.free_bytes(checkpoints_dir));
   if (free_bytes < step.bytes - present_bytes) {
-    return Error{ErrorCode::kNoSpace,
-                 fmt::format("{}: {} bytes free, step {} of {} needs {}", checkpoints_dir.string(), free_bytes,
-                             step.step, place.describe(), step.bytes - present_bytes)};
+    return Error{ErrorCode::kNoSpace, fmt::format("{}: {} bytes free, step {} of {} needs {}", checkpoints_dir.string(),
+                                                  free_bytes, step.step, place.describe(), step.bytes - present_bytes)};
   }
   Counter fetching(options, CopyPhase::kFetch, step.bytes);
   const Traffic traffic = fetching.traffic();
@@ -307,8 +360,8 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   if (whole.ok()) {
     RT_TRY_SET(const Manifest manifest, read_manifest(io, work));
     if (manifest.step != step.step) {
-      whole = Error{ErrorCode::kCorrupt, fmt::format("step {} of {} says that it is step {}", step.step,
-                                                     place.describe(), manifest.step)};
+      whole = Error{ErrorCode::kCorrupt,
+                    fmt::format("step {} of {} says that it is step {}", step.step, place.describe(), manifest.step)};
     }
   }
   if (!whole.ok()) {

@@ -13,12 +13,24 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "ckpt/mirror/place.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
 namespace cairn::ckpt {
+
+/// In a checkpoint that holds only what has changed since earlier steps: their names, one a line. They are copied and
+/// brought along, and stay at a place as long as one there needs them.
+inline constexpr std::string_view kNeededStepsName = "references";
+std::vector<int64_t> parse_needed_steps(std::string_view text);
+
+/// Which steps a placed one needs.
+Result<std::vector<int64_t>> needed_steps(Place& place, const PlacedStep& step);
+/// The same of a local one.
+Result<std::vector<int64_t>> needed_steps(IoBackend& io, const std::filesystem::path& step_dir);
 
 enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched };
 

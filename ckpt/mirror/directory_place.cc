@@ -172,16 +172,17 @@ class DirectoryPlace final : public Place {
     }
     RT_TRY_SET(const PutReport put_report, put(step, manifest, traffic));
     StreamingHash back;
-    RT_TRY(read(Of::kCopy, step, manifest.name(), 0,
-                [&](std::span<const std::byte> bytes) -> Status {
-                  back.update(bytes);
-                  return {};
-                },
-                traffic));
+    RT_TRY(read(
+        Of::kCopy, step, manifest.name(), 0,
+        [&](std::span<const std::byte> bytes) -> Status {
+          back.update(bytes);
+          return {};
+        },
+        traffic));
     if (back.digest() != put_report.hash) {
       ignore(discard(step, manifest.name()), "the next try writes it anew");
       return Error{ErrorCode::kIo, fmt::format("{}: what was read back differs from what was written",
-                                                    (work_ / manifest.name()).string())};
+                                               (work_ / manifest.name()).string())};
     }
     RT_TRY(io_.sync_dir(work_));
     const fs::path dir = root_ / step_dir_name(step);

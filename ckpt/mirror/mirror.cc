@@ -50,12 +50,12 @@ Mirror::Mirror(Place& place, IoBackend& io, fs::path checkpoints_dir, fs::path p
       policy_(policy),
       options_(std::move(options)) {}
 
-/// Links to all files of a checkpoint, or the checkpoint itself where the file system has no links.
-Result<fs::path> Mirror::pin(int64_t step) {
+/// Links to all files of a checkpoint. False where the file system has no links.
+Result<bool> Mirror::link_step(int64_t step) {
   const fs::path from = dir_ / step_dir_name(step), to = pin_dir_ / step_dir_name(step);
   const fs::path building = pin_dir_ / ("." + step_dir_name(step));
-  RT_TRY(make_dirs(io_, pin_dir_));
   RT_TRY(remove_tree(io_, building));
+  RT_TRY(remove_tree(io_, to));
   RT_TRY(io_.make_dir(building));
   RT_TRY_SET(const std::vector<DirEntry> entries, io_.list(from));
   for (const DirEntry& entry : entries) {
@@ -63,13 +63,38 @@ Result<fs::path> Mirror::pin(int64_t step) {
     if (::link((from / entry.name).c_str(), (building / entry.name).c_str()) == 0) continue;
     const int why = errno;
     RT_TRY(remove_tree(io_, building));
-    if (why == EXDEV || why == EPERM || why == EMLINK || why == ENOTSUP || why == ENOSYS) return from;
+    if (why == EXDEV || why == EPERM || why == EMLINK || why == ENOTSUP || why == ENOSYS) return false;
     return os_error(why, (from / entry.name).string());
   }
   RT_TRY(io_.rename(building, to));
-  return to;
+  return true;
 }
 
+/// Holds a checkpoint and the earlier ones that it needs, which come first: what is pinned is whole at any moment.
+/// Where links are refused it is the checkpoint itself.
+Result<fs::path> Mirror::pin(int64_t step) {
+  RT_TRY(make_dirs(io_, pin_dir_));
+  RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(io_, dir_ / step_dir_name(step)));
+  for (const int64_t other : needed) {
+    RT_TRY_SET(const bool linked, link_step(other));
+    if (!linked) return dir_ / step_dir_name(step);
+  }
+  RT_TRY_SET(const bool linked, link_step(step));
+  return (linked ? pin_dir_ : dir_) / step_dir_name(step);
+}
+
+/// The newest goes first: the others are what it needs.
+Status Mirror::unpin() {
+  Result<std::vector<DirEntry>> entries = io_.list(pin_dir_);
+  if (!entries.ok()) return is_not_found(entries.error()) ? Status() : Status(std::move(entries).error());
+  std::sort(entries.value().begin(), entries.value().end(), [](const DirEntry& a, const DirEntry& b) {
+    return parse_step_dir_name(a.name) > parse_step_dir_name(b.name);
+  });
+  for (const DirEntry& entry : entries.value()) RT_TRY(remove_tree(io_, pin_dir_ / entry.name));
+  return {};
+}
+
+/// What a killed one held: the newest, with the earlier ones that it needs.
 Result<std::optional<int64_t>> Mirror::pinned() {
   Result<std::vector<DirEntry>> entries = io_.list(pin_dir_);
   if (!entries.ok()) {
@@ -78,15 +103,27 @@ Result<std::optional<int64_t>> Mirror::pinned() {
   }
   std::optional<int64_t> newest;
   for (const DirEntry& entry : entries.value()) {
-    const std::optional<int64_t> step = parse_step_dir_name(entry.name);
-    if (step && (!newest || *step > *newest)) {
-      if (newest) RT_TRY(remove_tree(io_, pin_dir_ / step_dir_name(*newest)));
-      newest = step;
-    } else {
-      RT_TRY(remove_tree(io_, pin_dir_ / entry.name));
-    }
+    if (const auto step = parse_step_dir_name(entry.name)) newest = std::max(newest.value_or(*step), *step);
   }
   return newest;
+}
+
+/// What retention takes from the place now that `copied` is there; nothing that one of those that stay needs.
+Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied) {
+  RT_TRY_SET(const std::vector<PlacedStep> there, place_.list());
+  std::vector<int64_t> placed;
+  for (const PlacedStep& step : there) {
+    if (step.complete) placed.push_back(step.step);
+  }
+  const std::vector<int64_t> removed = steps_to_remove(placed, policy_);
+  std::set<int64_t> doomed(removed.begin(), removed.end());
+  doomed.erase(copied);
+  for (auto step = there.rbegin(); step != there.rend(); ++step) {  // newest first: what they need is older
+    if (!step->complete || doomed.contains(step->step)) continue;
+    RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(place_, *step));
+    for (const int64_t other : needed) doomed.erase(other);
+  }
+  return std::vector<int64_t>(doomed.begin(), doomed.end());
 }
 
 Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
@@ -124,40 +161,44 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
 
   if (held && std::binary_search(placed.begin(), placed.end(), *held)) {
     RT_TRY_SET(const bool same, same_checkpoint(place_, *held, pin_dir_ / step_dir_name(*held)));
-    if (same) {  // killed between the commit and this
-      RT_TRY(remove_tree(io_, pin_dir_ / step_dir_name(*held)));
-      held.reset();
-    }
+    if (same) held.reset();  // killed between the commit and the end of the hold
   }
   // What was begun is ended first, or a run that is killed often would never end a copy.
   const std::optional<int64_t> step = held ? held : next_due(local, placed, policy_, last_one);
-  if (!step) return std::optional<MirrorReport>();
+  if (!step) {
+    RT_TRY(unpin());
+    return std::optional<MirrorReport>();
+  }
   step_ = *step;
   fs::path source = pin_dir_ / step_dir_name(*step);
   if (!held) {
+    RT_TRY(unpin());
     RT_TRY_SET(source, pin(*step));
   }
   Result<CopyReport> copied = copy_checkpoint(place_, io_, source, options_);
   if (!copied.ok()) {
     if (copied.error().code == ErrorCode::kCorrupt) {
       damaged_.emplace(*step, created[*step]);
-      ignore(remove_tree(io_, pin_dir_ / step_dir_name(*step)), "the next start finds it");
+      ignore(unpin(), "the next start finds it");
     }
     return std::move(copied).error();
   }
   MirrorReport report{.copy = std::move(copied).value()};
-  RT_TRY(remove_tree(io_, pin_dir_ / step_dir_name(*step)));
+  RT_TRY(unpin());
   if (created.contains(*step)) same_.erase({*step, created[*step]});
-  if (!std::binary_search(placed.begin(), placed.end(), *step)) {
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), *step), *step);
+  if (policy_.keep_last <= 0) return std::optional<MirrorReport>(std::move(report));
+  Result<std::vector<int64_t>> doomed = steps_to_retire(*step);
+  if (!doomed.ok()) {
+    report.problems.push_back(doomed.error().message);
+    return std::optional<MirrorReport>(std::move(report));
   }
-  for (const int64_t old : steps_to_remove(placed, policy_)) {
-    if (old == *step) continue;
+  for (const int64_t old : doomed.value()) {
     const Status removed = place_.remove(old);
     if (removed.ok()) {
       report.removed.push_back(old);
     } else {
-      report.problems.push_back(fmt::format("step {} stays in {}: {}", old, place_.describe(), removed.error().message));
+      report.problems.push_back(
+          fmt::format("step {} stays in {}: {}", old, place_.describe(), removed.error().message));
     }
   }
   return std::optional<MirrorReport>(std::move(report));

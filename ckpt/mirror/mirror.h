@@ -58,7 +58,10 @@ class Mirror {
 
  private:
   Result<std::filesystem::path> pin(int64_t step);
+  Result<bool> link_step(int64_t step);
+  Status unpin();
   Result<std::optional<int64_t>> pinned();
+  Result<std::vector<int64_t>> steps_to_retire(int64_t copied);
 
   Place& place_;
   IoBackend& io_;

@@ -13,9 +13,8 @@ std::string place_join(const std::string& path, const std::string& part) {
 
 bool valid_file_name(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name.front() != '.' &&
-         std::all_of(name.begin(), name.end(), [](unsigned char c) {
-           return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
-         });
+         std::all_of(name.begin(), name.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; });
 }
 
 Result<std::unique_ptr<Place>> open_place(const PlaceOptions& options) {

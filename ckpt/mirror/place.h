@@ -39,8 +39,8 @@ struct PlacedStep {
 
 /// What all operations of one copy share. All members may be unset.
 struct Traffic {
-  int64_t max_bytes_per_s = 0;                // either direction; 0: as fast as it goes
-  const std::atomic<bool>* cancel = nullptr;  // looked at between pieces; when true the operation ends with kStopped
+  int64_t max_bytes_per_s = 0;                  // either direction; 0: as fast as it goes
+  const std::atomic<bool>* cancel = nullptr;    // looked at between pieces; when true the operation ends with kStopped
   std::function<void(int64_t bytes)> on_bytes;  // sent, received, or found to be there already
 
   bool cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
@@ -86,9 +86,9 @@ class Place {
 };
 
 struct PlaceOptions {
-  std::string path;      // "s3://bucket/prefix" or a directory
-  std::string endpoint;  // S3: "https://host:port"; empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, Amazon's own
-  std::string region;    // S3; empty: AWS_REGION, AWS_DEFAULT_REGION, us-east-1
+  std::string path;       // "s3://bucket/prefix" or a directory
+  std::string endpoint;   // S3: "https://host:port"; empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, Amazon's own
+  std::string region;     // S3; empty: AWS_REGION, AWS_DEFAULT_REGION, us-east-1
   double timeout_s = 60;  // without any progress
   int64_t part_bytes = int64_t{16} << 20;  // S3: larger files are sent in parts of this size, or more if they are many
   int tries = 4;                           // S3: of one request, with growing waits between

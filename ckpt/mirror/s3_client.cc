@@ -246,8 +246,8 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
       "/" + uri_encode(bucket, false) + (request.key.empty() ? "" : "/" + uri_encode(request.key, true));
   const std::string query = canonical_query(request.query);
   const std::string url = endpoint + path + (query.empty() ? "" : "?" + query);
-  const std::string what =
-      fmt::format("{} s3://{}/{}{} at {}", request.method, bucket, request.key, query.empty() ? "" : "?" + query, endpoint);
+  const std::string what = fmt::format("{} s3://{}/{}{} at {}", request.method, bucket, request.key,
+                                       query.empty() ? "" : "?" + query, endpoint);
 
   SignRequest sign{.method = request.method,
                    .path = path,
@@ -318,7 +318,8 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
   if (traffic.cancelled()) return {Error{ErrorCode::kStopped, what + ": the copy was told to stop"}};
   if (!exchange.sink_status.ok()) return {std::move(exchange.sink_status).error()};
   if (exchange.too_long) {
-    return {Error{ErrorCode::kUnavailable, fmt::format("{}: the answer is longer than {} bytes", what, kMaxAnswerBytes)}};
+    return {
+        Error{ErrorCode::kUnavailable, fmt::format("{}: the answer is longer than {} bytes", what, kMaxAnswerBytes)}};
   }
   long status = 0;
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
@@ -332,8 +333,7 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
   return judge(what, exchange, missing_ok);
 }
 
-S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange& exchange,
-                                              bool missing_ok) {
+S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange& exchange, bool missing_ok) {
   const int status = exchange.response.status;
   std::string code, message;
   if (!exchange.response.body.empty()) {
@@ -347,7 +347,8 @@ S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange&
   if (status == 404 && missing_ok && code != "NoSuchBucket") return {std::move(exchange.response)};
   std::string text = fmt::format("{}: HTTP {}", what, status);
   if (!code.empty()) text += fmt::format(" {}: {}", code, message);
-  const bool damaged_on_the_way = code == "BadDigest" || code == "XAmzContentSHA256Mismatch" || code == "IncompleteBody";
+  const bool damaged_on_the_way =
+      code == "BadDigest" || code == "XAmzContentSHA256Mismatch" || code == "IncompleteBody";
   if (status == 429 || status >= 500 || code == "RequestTimeout" || code == "InternalError" || code == "SlowDown" ||
       damaged_on_the_way) {
     return {Error{status == 507 ? ErrorCode::kNoSpace : ErrorCode::kUnavailable, text}, status != 507 && status != 501};

@@ -118,12 +118,13 @@ class S3Place final : public Place {
     for (const std::string& name : strangers) RT_TRY(remove_object(key_of(step, name)));
     RT_TRY_SET(const PutReport sent, put(step, manifest, traffic));
     StreamingHash back;
-    const Status read_back = read(Of::kComplete, step, manifest.name(), 0,
-                                  [&](std::span<const std::byte> bytes) -> Status {
-                                    back.update(bytes);
-                                    return {};
-                                  },
-                                  traffic);
+    const Status read_back = read(
+        Of::kComplete, step, manifest.name(), 0,
+        [&](std::span<const std::byte> bytes) -> Status {
+          back.update(bytes);
+          return {};
+        },
+        traffic);
     if (read_back.ok() && back.digest() == sent.hash) {
       step_ = -1;
       return {};
@@ -131,7 +132,7 @@ class S3Place final : public Place {
     ignore(remove_object(key_of(step, manifest.name())), "what cannot be read back must not count as complete");
     if (!read_back.ok()) return read_back;
     return Error{ErrorCode::kIo, fmt::format("s3://{}/{}: what was read back differs from what was sent", bucket_,
-                                                  key_of(step, manifest.name()))};
+                                             key_of(step, manifest.name()))};
   }
 
   Status read(Of, int64_t step, const std::string& name, int64_t offset, const ByteSink& sink,
@@ -156,9 +157,8 @@ class S3Place final : public Place {
       if (answer.ok()) {
         const S3Response& response = answer.value();
         if (at > 0 && response.status != 206) {
-          return Error{ErrorCode::kUnavailable,
-                       fmt::format("GET s3://{}/{}: HTTP {} for a part, expected 206", bucket_, request.key,
-                                   response.status)};
+          return Error{ErrorCode::kUnavailable, fmt::format("GET s3://{}/{}: HTTP {} for a part, expected 206", bucket_,
+                                                            request.key, response.status)};
         }
         return {};
       }
@@ -204,11 +204,11 @@ class S3Place final : public Place {
 
   Status write_note(const std::string& name, const std::string& text) override {
     const auto bytes = std::as_bytes(std::span(text));
-    RT_TRY_SET(const S3Response answer, client_->call({.method = "PUT",
-                                                       .key = prefix_ + name,
-                                                       .headers = {{"content-md5", base64(md5(bytes))}},
-                                                       .body = bytes},
-                                                      {}));
+    RT_TRY_SET(
+        const S3Response answer,
+        client_->call(
+            {.method = "PUT", .key = prefix_ + name, .headers = {{"content-md5", base64(md5(bytes))}}, .body = bytes},
+            {}));
     static_cast<void>(answer);
     return {};
   }
@@ -244,9 +244,8 @@ class S3Place final : public Place {
       return Error{ErrorCode::kUnavailable, fmt::format("{}: not an S3 store's answer: {}", what, xml.error().message)};
     }
     if (xml.value().name != root) {
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("{}: not an S3 store's answer: <{}>, expected <{}>", what,
-                               xml.value().name.substr(0, 40), root)};
+      return Error{ErrorCode::kUnavailable, fmt::format("{}: not an S3 store's answer: <{}>, expected <{}>", what,
+                                                        xml.value().name.substr(0, 40), root)};
     }
     return xml;
   }
@@ -288,7 +287,8 @@ class S3Place final : public Place {
       key_marker = std::move(key);
       id_marker = std::move(id);
     }
-    return Error{ErrorCode::kUnavailable, fmt::format("listing uploads of s3://{}/{}: it does not end", bucket_, prefix)};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("listing uploads of s3://{}/{}: it does not end", bucket_, prefix)};
   }
 
   /// Parts of an interrupted upload that are there.
@@ -477,10 +477,10 @@ Result<std::unique_ptr<Place>> open_s3_place(const PlaceOptions& options) {
   const std::string bucket = rest.substr(0, slash);
   std::string prefix = slash == std::string::npos ? "" : rest.substr(slash + 1);
   while (prefix.ends_with('/')) prefix.pop_back();
-  const bool good_bucket = bucket.size() >= 3 && bucket.size() <= 63 &&
-                           std::all_of(bucket.begin(), bucket.end(), [](unsigned char c) {
-                             return std::isalnum(c) != 0 || c == '-' || c == '.' || c == '_';
-                           });
+  const bool good_bucket =
+      bucket.size() >= 3 && bucket.size() <= 63 && std::all_of(bucket.begin(), bucket.end(), [](unsigned char c) {
+        return std::isalnum(c) != 0 || c == '-' || c == '.' || c == '_';
+      });
   const bool good_prefix = std::all_of(prefix.begin(), prefix.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '-' || c == '.' || c == '_' || c == '/';
   });

@@ -15,9 +15,9 @@ namespace {
 std::vector<std::byte> digest(const EVP_MD* kind, std::span<const std::byte> bytes) {
   std::vector<std::byte> out(EVP_MAX_MD_SIZE);
   unsigned size = 0;
-  RT_CHECK(EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(out.data()), &size, kind, nullptr) ==
-               1,
-           "libcrypto has no {}", EVP_MD_get0_name(kind));
+  RT_CHECK(
+      EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(out.data()), &size, kind, nullptr) == 1,
+      "libcrypto has no {}", EVP_MD_get0_name(kind));
   out.resize(size);
   return out;
 }
@@ -25,10 +25,10 @@ std::vector<std::byte> digest(const EVP_MD* kind, std::span<const std::byte> byt
 std::vector<std::byte> hmac(std::span<const std::byte> key, std::string_view text) {
   std::vector<std::byte> out(EVP_MAX_MD_SIZE);
   unsigned size = 0;
-  RT_CHECK(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-                reinterpret_cast<const unsigned char*>(text.data()), text.size(),
-                reinterpret_cast<unsigned char*>(out.data()), &size) != nullptr,
-           "libcrypto has no HMAC-SHA256");
+  RT_CHECK(
+      HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(text.data()),
+           text.size(), reinterpret_cast<unsigned char*>(out.data()), &size) != nullptr,
+      "libcrypto has no HMAC-SHA256");
   out.resize(size);
   return out;
 }
@@ -49,9 +49,9 @@ std::vector<std::byte> md5(std::span<const std::byte> bytes) { return digest(EVP
 
 std::string base64(std::span<const std::byte> bytes) {
   std::string out((bytes.size() + 2) / 3 * 4 + 1, '\0');
-  const int size = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
-                                   reinterpret_cast<const unsigned char*>(bytes.data()),
-                                   static_cast<int>(bytes.size()));
+  const int size =
+      EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
+                      reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()));
   out.resize(static_cast<size_t>(size));
   return out;
 }
@@ -95,8 +95,8 @@ std::string authorization(const SignRequest& request, const S3Credentials& crede
   const std::string to_sign =
       fmt::format("AWS4-HMAC-SHA256\n{}\n{}\n{}", request.amz_date, scope, sha256_hex(bytes_of(canonical)));
   std::vector<std::byte> key = hmac(bytes_of("AWS4" + credentials.secret_key), day);
-  for (const std::string_view part : {std::string_view(request.region), std::string_view("s3"),
-                                      std::string_view("aws4_request")}) {
+  for (const std::string_view part :
+       {std::string_view(request.region), std::string_view("s3"), std::string_view("aws4_request")}) {
     key = hmac(key, part);
   }
   return fmt::format("AWS4-HMAC-SHA256 Credential={}/{}, SignedHeaders={}, Signature={}", credentials.access_key, scope,

@@ -29,9 +29,9 @@ using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 struct SignRequest {
   std::string method;
-  std::string path;   // encoded, begins with '/'
-  Pairs query;        // not encoded
-  Pairs headers;      // to be signed, lower-case names; host, x-amz-date and x-amz-content-sha256 among them
+  std::string path;  // encoded, begins with '/'
+  Pairs query;       // not encoded
+  Pairs headers;     // to be signed, lower-case names; host, x-amz-date and x-amz-content-sha256 among them
   std::string payload_sha256;
   std::string region;
   std::string amz_date;  // 20130524T000000Z

@@ -36,7 +36,8 @@ Result<SourceFile> SourceFile::open(const std::filesystem::path& path) {
 
 Status SourceFile::read(int64_t offset, std::span<std::byte> target) {
   for (size_t done = 0; done < target.size();) {
-    const ssize_t n = ::pread(fd_.get(), target.data() + done, target.size() - done, offset + static_cast<int64_t>(done));
+    const ssize_t n =
+        ::pread(fd_.get(), target.data() + done, target.size() - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return os_error(errno, path_.string());
     if (n == 0) {

@@ -278,10 +278,10 @@ return require "base":with {
   }
 
   TEST_CASE("second places for checkpoints") {
-    const Recipe r = load_good(
-        with("checkpoint = { copy_to = { T.place { \"s3://bucket/prefix\", every = T.every { steps = 50 }, keep_last = 5, "
-             "keep_every = 500, max_mb_per_s = 80, read_back = false, endpoint = \"http://h:9000\", timeout = \"2min\" }, "
-             "T.place { \"/mnt/shared\" } } }"));
+    const Recipe r = load_good(with(
+        "checkpoint = { copy_to = { T.place { \"s3://bucket/prefix\", every = T.every { steps = 50 }, keep_last = 5, "
+        "keep_every = 500, max_mb_per_s = 80, read_back = false, endpoint = \"http://h:9000\", timeout = \"2min\" }, "
+        "T.place { \"/mnt/shared\" } } }"));
     REQUIRE(r.checkpoint.copy_to.size() == 2);
     const CopyTo& first = r.checkpoint.copy_to[0];
     CHECK(first.path == "s3://bucket/prefix");

@@ -101,30 +101,32 @@ class Copies(RunTest):
 
     def test_a_place_that_fails_is_told_once_and_never_stops_the_run(self):
         far = self.folder / "far"
-        recipe = self.copies(f'"{far}", finish = 1', steps=60, save=5)
-        (self.folder / "run").mkdir()
-        job = self.train(recipe, "run")  # begins with a place that is empty and fine
-        self.assertEqual(self.placed(far / "run")[-1], 60)
+        job = self.train(self.copies(f'"{far}"', steps=20, save=5), "run")  # begins with a place that is fine
+        self.assertEqual(self.placed(far / "run")[-1], 20)
         shutil.rmtree(far)
         far.write_text("in the way")
-        again = self.copies(f'"{far}", finish = 1', steps=120, save=5)
-        job = self.train(again, "run")
-        self.assertEqual(self.last_step("run"), 120)
+        job = self.start(self.copies(f'"{far}", finish = 1', steps=100000, save=20), "run")
+        self.until(lambda: self.events("run", "copy_failed"), "a failed copy", job)
+        at = self.last_step("run")
+        self.until_step("run", at + 30, job)
+        job.signal(signal.SIGTERM)
+        self.finish(job, 0)
+        reached = self.last_step("run")
         self.assertEqual(len(self.events("run", "copy_failed")), 1, job.output())
         self.assertIn("it is tried again", job.output())
         self.assertIn("not everything is copied", job.output())
         self.assertEqual(len(self.events("run", "copy_given_up")), 1)
         far.unlink()
-        last = self.copies(f'"{far}"', steps=120, save=5)
+        last = self.copies(f'"{far}"', steps=reached, save=20)
         job = self.train(last, "run")  # nothing to train, but to copy
-        self.assertEqual(self.placed(far / "run")[-1], 120)
-        self.assert_copy(far / "run" / "step-00000120", "run", 120)
+        self.assertEqual(self.placed(far / "run")[-1], reached)
+        self.assert_copy(far / "run" / f"step-{reached:08d}", "run", reached)
         # Another run of that name does not mix its steps with these.
         other = self.folder / "other"
         other.mkdir()
         shutil.move(self.folder / "run", other / "run")
         (self.folder / "run" / "checkpoints").mkdir(parents=True)
-        shutil.copytree(self.checkpoint("other/run", 120), self.checkpoint("run", 120))
+        shutil.copytree(self.checkpoint("other/run", reached), self.checkpoint("run", reached))
         job = self.train(last, "run", code=2)
         self.assertIn("holds checkpoints of another run", job.output())
 

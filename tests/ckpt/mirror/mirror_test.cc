@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 
 #include "ckpt/format/names.h"
 #include "ckpt/retention/retention.h"
@@ -86,15 +87,16 @@ class LyingPlace final : public Place {
               const Traffic& traffic) override {
     bool lie = lies_ > 0 && name != kManifestName;
     if (lie) --lies_;
-    return inner_.read(of, step, name, offset,
-                       [&](std::span<const std::byte> bytes) -> Status {
-                         if (!lie) return sink(bytes);
-                         lie = false;
-                         std::vector<std::byte> other(bytes.begin(), bytes.end());
-                         other[other.size() / 2] ^= std::byte{1};
-                         return sink(other);
-                       },
-                       traffic);
+    return inner_.read(
+        of, step, name, offset,
+        [&](std::span<const std::byte> bytes) -> Status {
+          if (!lie) return sink(bytes);
+          lie = false;
+          std::vector<std::byte> other(bytes.begin(), bytes.end());
+          other[other.size() / 2] ^= std::byte{1};
+          return sink(other);
+        },
+        traffic);
   }
   Status remove(int64_t step) override { return inner_.remove(step); }
   Result<std::vector<std::string>> tidy(std::optional<int64_t> keep) override { return inner_.tidy(keep); }
@@ -182,8 +184,10 @@ TEST_SUITE("ckpt/mirror/mirror") {
         std::string bytes = bytes_of(files[f]);
         const bool all = draw % 3 == 0;
         if (!all) bytes.resize(draw / 3 % bytes.size());
-        if (draw % 5 == 0 && !bytes.empty()) bytes[draw / 5 % bytes.size()] ^= 4;  // what a power cut makes of it
-        else if (all && files[f].filename() != kManifestName) complete += static_cast<int64_t>(bytes.size());
+        if (draw % 5 == 0 && !bytes.empty())
+          bytes[draw / 5 % bytes.size()] ^= 4;  // what a power cut makes of it
+        else if (all && files[f].filename() != kManifestName)
+          complete += static_cast<int64_t>(bytes.size());
         put_bytes(work / files[f].filename(), bytes);
       }
       put_bytes(work / "stranger.h5", "of a checkpoint that was there before");
@@ -331,6 +335,41 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(!again.copy_next(false).value());
   }
 
+  TEST_CASE("a checkpoint that needs earlier ones takes them along, there and back, and keeps them there") {
+    cairn::testing::TempDir temp("mirror-needs");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    const auto place = directory(there);
+    for (const int64_t step : {10, 20, 30, 40, 50}) save(io, here, make_state(step, 1)).value();
+    put_bytes(here / step_dir_name(40) / "references", "step-00000010\nstep-00000020\n");
+    CHECK(copy_checkpoint(*place, io, here / step_dir_name(40)).ok());
+    Steps placed;
+    for (const PlacedStep& step : place->list().value()) placed.push_back(step.step);
+    CHECK(placed == Steps{10, 20, 40});
+    const CopyReport fetched = fetch_checkpoint(*place, io, place->list().value().back(), temp.path / "back").value();
+    CHECK(fetched.dir == temp.path / "back" / step_dir_name(40));
+    for (const int64_t step : {10, 20, 40}) CHECK(whole(temp.path / "back" / step_dir_name(step)));
+
+    // Held together while under way, and the needed ones are no victims of retention there.
+    put_bytes(here / step_dir_name(50) / "references", "step-00000020\nnonsense\n");
+    CopyOptions options;
+    bool seen = false, removed = false;
+    options.progress = [&](CopyPhase, int64_t, int64_t) {
+      seen = seen ||
+             (fs::exists(temp.path / "pins" / step_dir_name(20)) && fs::exists(temp.path / "pins" / step_dir_name(50)));
+      if (!removed)
+        for (const int64_t step : {20, 30, 40, 50}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
+      removed = true;
+    };
+    Mirror mirror(*place, io, here, temp.path / "pins", {.keep_last = 1}, options);
+    const MirrorReport report = mirror.copy_next(false).value().value();
+    CHECK(seen);
+    CHECK(report.copy.step == 50);
+    CHECK(report.removed == Steps{10, 40});
+    CHECK(whole(there / step_dir_name(20)));
+    CHECK(fs::is_empty(temp.path / "pins"));
+  }
+
   TEST_CASE("a local checkpoint that is damaged is told once and passed over") {
     cairn::testing::TempDir temp("mirror-bad");
     PosixBackend io;
@@ -348,8 +387,8 @@ TEST_SUITE("ckpt/mirror/mirror") {
   }
 
   TEST_CASE("places that make no sense are refused with what is accepted") {
-    for (const char* path : {"", "ftp://host/x", "s3://", "s3://ab", "s3://bucket//x", "s3://bucket/a b",
-                             "s3://UPPER!/x", "s3:///x"}) {
+    for (const char* path :
+         {"", "ftp://host/x", "s3://", "s3://ab", "s3://bucket//x", "s3://bucket/a b", "s3://UPPER!/x", "s3:///x"}) {
       CAPTURE(path);
       const Result<std::unique_ptr<Place>> place = open_place({.path = path});
       REQUIRE(!place.ok());

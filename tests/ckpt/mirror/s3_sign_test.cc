@@ -36,13 +36,14 @@ TEST_SUITE("ckpt/mirror/s3_sign") {
                         .query = {{"prefix", "J"}, {"max-keys", "2"}},
                         .payload_sha256 = sha256_hex({})}) ==
           "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
-    CHECK(signature_of({.method = "GET", .path = "/", .query = {{"lifecycle", ""}}, .payload_sha256 = sha256_hex({})}) ==
-          "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
-    CHECK(signature_of({.method = "PUT",
-                        .path = uri_encode("/test$file.text", true),
-                        .headers = {{"date", "Fri, 24 May 2013 00:00:00 GMT"},
-                                    {"x-amz-storage-class", "REDUCED_REDUNDANCY"}},
-                        .payload_sha256 = sha256_hex(bytes_of("Welcome to Amazon S3."))}) ==
+    CHECK(
+        signature_of({.method = "GET", .path = "/", .query = {{"lifecycle", ""}}, .payload_sha256 = sha256_hex({})}) ==
+        "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
+    CHECK(signature_of(
+              {.method = "PUT",
+               .path = uri_encode("/test$file.text", true),
+               .headers = {{"date", "Fri, 24 May 2013 00:00:00 GMT"}, {"x-amz-storage-class", "REDUCED_REDUNDANCY"}},
+               .payload_sha256 = sha256_hex(bytes_of("Welcome to Amazon S3."))}) ==
           "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd");
   }
 

@@ -38,10 +38,30 @@ TEST_SUITE("ckpt/mirror/s3_xml") {
   }
 
   TEST_CASE("what is not well formed is refused with its place") {
-    for (const char* text : {"", "   ", "plain", "<a>", "<a></b>", "<a><b></a></b>", "<a b></a>", "<a b=c></a>",
-                             "<a b='c></a>", "<a>&bogus;</a>", "<a>&#0;</a>", "<a>&#xD800;</a>", "<a>&#99999999;</a>",
-                             "<a>&#;</a>", "<a></a><b></b>", "<a></a>rest", "<a><!-- </a>", "<a><![CDATA[</a>",
-                             "<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>", "<a", "<", "<?xml", "</a>", "<a/"}) {
+    for (const char* text : {"",
+                             "   ",
+                             "plain",
+                             "<a>",
+                             "<a></b>",
+                             "<a><b></a></b>",
+                             "<a b></a>",
+                             "<a b=c></a>",
+                             "<a b='c></a>",
+                             "<a>&bogus;</a>",
+                             "<a>&#0;</a>",
+                             "<a>&#xD800;</a>",
+                             "<a>&#99999999;</a>",
+                             "<a>&#;</a>",
+                             "<a></a><b></b>",
+                             "<a></a>rest",
+                             "<a><!-- </a>",
+                             "<a><![CDATA[</a>",
+                             "<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>",
+                             "<a",
+                             "<",
+                             "<?xml",
+                             "</a>",
+                             "<a/"}) {
       CAPTURE(text);
       const Result<XmlNode> read = parse_xml(text);
       REQUIRE(!read.ok());
