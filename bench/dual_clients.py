@@ -10,6 +10,7 @@ complaints, and whether its logits are those of the plain export.
 """
 import argparse
 import io
+import json
 import logging
 import os
 import pathlib
@@ -47,9 +48,15 @@ def compare(plain, dual) -> str:
         second = (dual / path.name).with_suffix(".h5")
         if not os.path.samefile(second, dual / path.name):
             sys.exit(f"{second}: a second copy")
+        with open(dual / path.name, "rb") as f:
+            length = int.from_bytes(f.read(8), "little")
+            header = json.loads(f.read(length))
         with h5py.File(second, "r") as h5:
+            at = {}  # by place: the datasets may have Cairn's own names
+            h5["weight"].visititems(lambda _, item: at.update({item.id.get_offset(): item})
+                                    if isinstance(item, h5py.Dataset) else None)
             for name, value in wanted.items():
-                (dataset,) = h5["weight"][name].values()
+                dataset = at[8 + length + header[name]["data_offsets"][0]]
                 if not (found[name].tobytes() == dataset[()].tobytes() == value.tobytes()):
                     sys.exit(f"{path.name}: {name} differs")
         tensors += len(wanted)

@@ -154,6 +154,8 @@ Result<DualReport> write_body(int fd, const std::vector<DualTensor>& tensors,
     RT_TRY(fill(k, [&](const std::byte* data, int64_t bytes) { return sink.take(data, bytes); }).with(tensors[k].name));
     if (!sink.full()) return Error{ErrorCode::kInternal, tensors[k].name + ": fewer bytes than its shape has"};
     RT_TRY(h5->set_hashes(static_cast<int64_t>(k), kChunkBytes, sink.hashes()));
+    report.shards.push_back({static_cast<int64_t>(k), 0, Box::whole(tensors[k].shape), spans[k].begin,
+                             spans[k].end - spans[k].begin, kChunkBytes, sink.hashes()});
   }
   RT_TRY(h5->finish());
   const std::unique_ptr<ckpt::Hdf5Image> image = h5->take_image();
@@ -170,14 +172,6 @@ Result<DualReport> write_body(int fd, const std::vector<DualTensor>& tensors,
   }
   if (report.file_bytes > at) structures.push_back({at, report.file_bytes});
   report.structures = static_cast<int64_t>(structures.size());
-  std::vector<std::byte> buffer(64 << 10);
-  for (const Span& span : structures) {
-    for (int64_t begin = span.begin; begin < span.end; begin += static_cast<int64_t>(buffer.size())) {
-      const auto n = static_cast<size_t>(std::min<int64_t>(span.end - begin, static_cast<int64_t>(buffer.size())));
-      RT_TRY(image->get(begin, std::span(buffer).first(n)));
-      RT_TRY(write_at(fd, begin, buffer.data(), static_cast<int64_t>(n)));
-    }
-  }
   std::string head = header_text(tensors, spans, structures, report.user_block_bytes, metadata);
   RT_CHECK(8 + static_cast<int64_t>(head.size()) <= report.user_block_bytes, "a header of {} bytes, foreseen were {}",
            head.size(), report.user_block_bytes - 8);
@@ -186,6 +180,18 @@ Result<DualReport> write_body(int fd, const std::vector<DualTensor>& tensors,
   head.insert(0, 8, '\0');
   std::memcpy(head.data(), &length, 8);
   RT_TRY(write_at(fd, 0, reinterpret_cast<const std::byte*>(head.data()), static_cast<int64_t>(head.size())));
+  ckpt::StreamingHash rest;
+  rest.update(std::as_bytes(std::span(head)));
+  std::vector<std::byte> buffer(64 << 10);
+  for (const Span& span : structures) {
+    for (int64_t begin = span.begin; begin < span.end; begin += static_cast<int64_t>(buffer.size())) {
+      const auto n = static_cast<size_t>(std::min<int64_t>(span.end - begin, static_cast<int64_t>(buffer.size())));
+      RT_TRY(image->get(begin, std::span(buffer).first(n)));
+      RT_TRY(write_at(fd, begin, buffer.data(), static_cast<int64_t>(n)));
+      rest.update(std::span(buffer).first(n));
+    }
+  }
+  report.rest_hash = rest.digest();
   if (::ftruncate(fd, report.file_bytes) != 0) return os_error(errno, "truncate");
   if (::fsync(fd) != 0) return os_error(errno, "fsync");
   return report;

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/format/manifest.h"
 #include "converters/safetensors.h"
 #include "runtime/core/result.h"
 
@@ -30,7 +31,9 @@ struct DualTensor {
 
 struct DualReport {
   int64_t file_bytes = 0, user_block_bytes = 0, data_bytes = 0;
-  int64_t structures = 0;  // tensors of bytes
+  int64_t structures = 0;                // tensors of bytes
+  std::vector<ckpt::ShardEntry> shards;  // one a tensor, as a manifest has them: tensor k, file 0
+  uint64_t rest_hash = 0;                // of all other bytes, as a manifest has it
 };
 
 /// Temporary name, fsync, rename, fsync of the folder, like write_safetensors. `fill(index, sink)` is called in the

@@ -14,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "ckpt/format/manifest.h"
+#include "ckpt/format/names.h"
 #include "converters/dual_file.h"
 #include "converters/family.h"
 #include "converters/hf_folder.h"
@@ -200,7 +202,7 @@ void keep_token_ids(const std::string& original, nlohmann::ordered_json* config)
 bool is_export_file(const std::string& name) {
   if (name == kConfigFile || name == kIndexFile || name == kSingleFile) return true;
   if (name.starts_with("model-") && (name.ends_with(".safetensors") || name.ends_with(".h5"))) return true;
-  if (name == kSingleHdf5) return true;
+  if (name == kSingleHdf5 || name == ckpt::kManifestName || name == ckpt::kTableName) return true;
   return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
 }
 
@@ -233,8 +235,9 @@ Status replace_files(const fs::path& from, const fs::path& to) {
 
 class Exporter {
  public:
-  Exporter(const CheckpointWeights& source, const ExportOptions& options, ExportReport& report)
-      : source_(source), options_(options), report_(report) {}
+  Exporter(const CheckpointWeights& source, const fs::path& source_dir, const ExportOptions& options,
+           ExportReport& report)
+      : source_(source), source_dir_(source_dir), options_(options), report_(report) {}
 
   Status run(const fs::path& into) {
     RT_TRY_SET(const Family family, family_for(source_.model()));
@@ -262,6 +265,16 @@ class Exporter {
     for (const std::string& name : source_.files()) {
       if (!known.contains(name) && name != kConfigFile && name != kIndexFile) continue;
       RT_TRY_SET(files_[name], source_.file(name));
+    }
+    if (source_.files().empty()) {  // of a checkpoint that is a Hugging Face folder these lie beside it
+      std::error_code error;
+      for (const std::string_view name : passed_files()) {
+        if (!fs::is_regular_file(source_dir_ / name, error)) continue;
+        RT_TRY_SET(files_[std::string(name)], read_text_file(source_dir_ / name, int64_t{256} << 20));
+      }
+      if (fs::is_regular_file(source_dir_ / kConfigFile, error)) {
+        RT_TRY_SET(files_[std::string(kConfigFile)], read_text_file(source_dir_ / kConfigFile, int64_t{256} << 20));
+      }
     }
     for (const std::string& name : source_.empty_files()) {
       if (known.contains(name)) files_[name] = "";
@@ -318,22 +331,97 @@ class Exporter {
     return write_text(into / kIndexFile, written.dump(2) + "\n");
   }
 
-  /// One file for both kinds of readers, under a name for each.
+  /// Index into the source's tensors for each tensor of the file when each is one logical tensor as it is, all of them:
+  /// then the file can be a checkpoint's only one.
+  std::optional<std::vector<int64_t>> logical_tensors(const std::vector<SafeTensor>& tensors,
+                                                      const std::map<std::string_view, const Output*>& by_name) const {
+    if (report_.dtype != DType::kF32 || tensors.size() != source_.tensors().size()) return std::nullopt;
+    std::vector<int64_t> out;
+    for (const SafeTensor& tensor : tensors) {
+      const Output& output = *by_name.at(tensor.name);
+      if (output.transpose || output.parts.size() != 1) return std::nullopt;
+      out.push_back(output.parts[0]);
+    }
+    return out;
+  }
+
+  /// Whether the checkpoint's own file is the one that would be written: made by an earlier export of this kind.
+  bool source_has(const std::string& file, const std::vector<SafeTensor>& tensors,
+                  const std::vector<int64_t>& logical) const {
+    const ckpt::Manifest& m = source_.manifest();
+    std::error_code error;
+    const fs::path there = source_dir_ / file;
+    if (m.files.size() != 1 || m.files[0].step >= 0 || m.shards.size() != tensors.size() ||
+        !fs::equivalent(there, source_dir_ / m.files[0].name, error) || error) {
+      return false;
+    }
+    const Result<SafetensorsFile> opened = SafetensorsFile::open(there);
+    if (!opened.ok() || opened.value().header().tensors.size() != tensors.size()) return false;
+    std::map<std::string_view, const SafeTensor*> found;
+    for (const SafeTensor& tensor : opened.value().header().tensors) found[tensor.name] = &tensor;
+    std::map<std::string_view, int64_t> offset;  // of the logical tensors
+    for (const ckpt::ShardEntry& shard : m.shards) offset[m.tensors[shard.tensor].name] = shard.offset;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      const auto it = found.find(tensors[k].name);
+      const auto at = offset.find(source_.tensors()[logical[k]].name);
+      if (it == found.end() || at == offset.end() || it->second->dtype != tensors[k].dtype ||
+          it->second->shape != tensors[k].shape ||
+          opened.value().header().data_offset + it->second->begin != at->second) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// One file for both kinds of readers, under a name for each. Where the family stores logical tensors as they are and
+  /// there is one file of f32, the folder is a checkpoint as well, and exporting that one writes no weights at all.
   Status write_with_hdf5(const fs::path& path, const std::vector<SafeTensor>& tensors,
                          const std::map<std::string_view, const Output*>& by_name) {
-    std::vector<DualTensor> dual;
-    for (const SafeTensor& tensor : tensors) {
-      dual.push_back({.name = tensor.name, .dataset = "", .dtype = report_.dtype, .shape = tensor.shape});
-    }
-    RT_TRY(write_dual(path, dual, {{"format", "pt"}}, source_.manifest().step, [&](size_t k, const ByteSink& sink) {
-      return write_tensor(source_, *by_name.at(tensors[k].name), report_.dtype, sink);
-    }));
+    const auto logical = logical_tensors(tensors, by_name);
     const fs::path second = fs::path(path).replace_extension(".h5");
-    if (::link(path.c_str(), second.c_str()) != 0) return os_error(errno, "second name " + second.string());
-    return {};
+    const auto name_twice = [&]() -> Status {
+      if (::link(path.c_str(), second.c_str()) != 0) return os_error(errno, "second name " + second.string());
+      return {};
+    };
+    if (logical && source_has(path.filename().string(), tensors, *logical) &&
+        ::link((source_dir_ / path.filename()).c_str(), path.c_str()) == 0) {  // else: another file system
+      report_.linked = true;
+      RT_TRY(name_twice());
+      return write_manifest(path.parent_path(), source_.manifest());
+    }
+    std::vector<DualTensor> dual;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      dual.push_back({.name = tensors[k].name,
+                      .dataset = logical ? source_.tensors()[(*logical)[k]].name : "",
+                      .dtype = report_.dtype,
+                      .shape = tensors[k].shape});
+    }
+    const int64_t step = source_.manifest().step;
+    RT_TRY_SET(DualReport written,
+               write_dual(path, dual, {{"format", "pt"}}, step, [&](size_t k, const ByteSink& sink) {
+                 return write_tensor(source_, *by_name.at(tensors[k].name), report_.dtype, sink);
+               }));
+    RT_TRY(name_twice());
+    if (!logical) return {};
+    ckpt::Manifest manifest = source_.manifest();
+    manifest.tensors.clear();
+    for (const DualTensor& tensor : dual)
+      manifest.tensors.push_back({tensor.dataset, "weight", tensor.dtype, tensor.shape});
+    manifest.files = {{second.filename().string(), written.file_bytes, written.rest_hash}};
+    manifest.shards = std::move(written.shards);
+    manifest.mesh = {.precision = manifest.mesh.precision};
+    manifest.origin = fmt::format("export of step {} of run {}", step, manifest.run.id);
+    return write_manifest(path.parent_path(), manifest);
+  }
+
+  static Status write_manifest(const fs::path& folder, const ckpt::Manifest& manifest) {
+    RT_TRY_SET(const ckpt::ManifestFiles files, ckpt::encode_manifest_files(manifest));
+    RT_TRY(write_text(folder / ckpt::kTableName, files.table));
+    return write_text(folder / ckpt::kManifestName, files.json);
   }
 
   const CheckpointWeights& source_;
+  const fs::path& source_dir_;
   const ExportOptions& options_;
   ExportReport& report_;
   std::map<std::string, std::string> files_;
@@ -367,7 +455,7 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_d
 
   ExportReport report;
   const auto publish = [&]() -> Status {
-    RT_TRY(Exporter(*source, options, report).run(work));
+    RT_TRY(Exporter(*source, checkpoint_dir, options, report).run(work));
     RT_TRY(sync_folder(work));
     if (!empty) return replace_files(work, target);
     // A folder takes the name of an empty one, or of none, in one step.

@@ -25,7 +25,8 @@ struct ExportOptions {
   std::optional<DType> dtype;   // f32, bf16, f16; unset: what was imported, when nothing was trained since, else f32
   int64_t max_shard_bytes = 0;  // tensor bytes of a file; 0: the split that was imported, else kDefaultShardBytes
   bool overwrite = false;       // a target folder that is not empty
-  bool hdf5 = false;            // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5
+  bool hdf5 = false;            // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
+                                // one file of f32 makes the folder a checkpoint
 };
 
 struct ExportReport {
@@ -33,6 +34,7 @@ struct ExportReport {
   DType dtype = DType::kF32;
   std::string model_type;
   int64_t tensors = 0, parameters = 0, data_bytes = 0, shards = 0, files_passed = 0;
+  bool linked = false;  // the checkpoint's own weights file was given a name in the folder; no weights were written
   double seconds = 0;
   std::vector<std::string> warnings;
 };

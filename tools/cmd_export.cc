@@ -44,6 +44,7 @@ Result<int> run(const Options& options, bool json) {
                                       {"bytes", report.data_bytes},
                                       {"shards", report.shards},
                                       {"files_passed", report.files_passed},
+                                      {"linked", report.linked},
                                       {"seconds", report.seconds},
                                       {"warnings", report.warnings}}
                            .dump(2));

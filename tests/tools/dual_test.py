@@ -20,7 +20,7 @@ GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}
 
 
-def read_safetensors(path):
+def read_safetensors(path, offsets=None):
     """{name: array}, as the safetensors library would: no holes, no overlaps, nothing behind the last tensor."""
     with open(path, "rb") as f:
         data = f.read()
@@ -35,6 +35,8 @@ def read_safetensors(path):
         assert begin == at, f"{name} begins at {begin}, the one before ends at {at}"
         kind = np.dtype(DTYPES[entry["dtype"]])
         assert end - begin == kind.itemsize * int(np.prod(entry["shape"], dtype=np.int64)), name
+        if offsets is not None:
+            offsets[name] = 8 + length + begin
         out[name] = np.frombuffer(data, kind, (end - begin) // kind.itemsize, 8 + length + begin).reshape(entry["shape"])
         at = end
     assert 8 + length + at == len(data), f"the tensors end at {8 + length + at}, the file at {len(data)}"
@@ -55,7 +57,8 @@ class DualTest(ProgramTest):
     def compare(self, name):
         """The dual file, through both readers, against the plain export."""
         plain = read_safetensors(self.path("plain/" + name))
-        dual = read_safetensors(self.path("dual/" + name))
+        self.offsets = {}
+        dual = read_safetensors(self.path("dual/" + name), self.offsets)
         ours = {key: value for key, value in dual.items() if key.startswith("__hdf5__.")}
         self.assertEqual(set(dual) - set(ours), set(plain))
         self.assertTrue(all(value.dtype == np.uint8 and value.ndim == 1 for value in ours.values()))
@@ -64,9 +67,12 @@ class DualTest(ProgramTest):
         with h5py.File(second, "r") as h5:
             self.assertGreaterEqual(h5.userblock_size, 4096)
             self.assertEqual(h5.attrs["format"], b"cairn-checkpoint")
-            self.assertEqual(set(h5["weight"]), set(plain))
+            at = {}  # datasets by their place in the file: they may have Cairn's names
+            h5["weight"].visititems(lambda _, item: at.update({item.id.get_offset(): item})
+                                    if isinstance(item, h5py.Dataset) else None)
+            self.assertEqual(len(at), len(plain))
             for key, value in plain.items():
-                dataset = h5["weight"][key]["_".join("0" * value.ndim) or "scalar"]
+                dataset = at[self.offsets[key]]
                 self.assertEqual(dataset.shape, value.shape)
                 payload = value.tobytes()
                 self.assertEqual(dual[key].tobytes(), payload, key)
@@ -87,6 +93,35 @@ class DualTest(ProgramTest):
                 self.cairn("export", "again", "back")
                 with open(self.path("back/model.safetensors"), "rb") as a, open(self.path("plain/model.safetensors"), "rb") as b:
                     self.assertEqual(a.read(), b.read())
+
+    def test_a_folder_that_is_a_checkpoint_is_exported_without_writing_weights(self):
+        self.export("hf-llama-tied-bias")
+        self.assertTrue(self.cairn_json("ckpt", "verify", "dual")["whole"])
+        seen = self.cairn_json("ckpt", "inspect", "dual")
+        self.assertEqual(list(seen["kinds"]), ["weight"])
+        done = self.cairn_json("export", "dual", "again", "--hdf5")
+        self.assertTrue(done["linked"])
+        first, second = self.path("dual/model.h5"), self.path("again/model.safetensors")
+        self.assertEqual(os.stat(first).st_ino, os.stat(second).st_ino)
+        self.assertTrue(self.cairn_json("ckpt", "verify", "again")["whole"])
+        for name in sorted(os.listdir(self.path("dual"))):
+            with open(self.path("dual/" + name), "rb") as a, open(self.path("again/" + name), "rb") as b:
+                self.assertEqual(a.read(), b.read(), name)
+        self.assertEqual(sorted(os.listdir(self.path("dual"))), sorted(os.listdir(self.path("again"))))
+        # Other weights are written, not linked.
+        self.assertFalse(self.cairn_json("export", "dual", "half", "--hdf5", "--dtype", "bf16")["linked"])
+        # A flipped bit of a weight, and one of HDF5's own bytes, are found and named.
+        for at in (-5000, 4096):
+            with open(first, "r+b") as f:
+                f.seek(at, 2 if at < 0 else 0)
+                byte = f.read(1)
+                f.seek(-1, 1)
+                f.write(bytes([byte[0] ^ 1]))
+            self.assertFalse(self.cairn_json("ckpt", "verify", "dual", code=65)["whole"])
+            with open(first, "r+b") as f:
+                f.seek(at, 2 if at < 0 else 0)
+                f.write(byte)
+        self.assertTrue(self.cairn_json("ckpt", "verify", "dual")["whole"])
 
     def test_other_dtypes_and_several_files(self):
         self.export("hf-llama-gqa-sharded", "--dtype", "bf16", "--max-shard-size", "20KB")
