@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/policy.h"
+#include "ckpt/retention/space.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 
@@ -17,6 +19,20 @@ std::unique_ptr<IoBackend> make_backend(const Plan& plan) {
   return make_best_backend();
 }
 
+/// Before anything is made or started.
+Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                      std::vector<std::string>* notices) {
+  const CheckpointConfig& config = plan.recipe.checkpoint;
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  if (!names.steps.empty() && names.steps.back() >= plan.steps) return {};  // nothing left to save
+  const KeptAtOnce kept = kept_at_once(config, plan.steps, names.steps);
+  RT_TRY_SET(const SpaceReport space, check_space(io, checkpoints_dir, {plan.checkpoint_bytes, kept}));
+  if (space.missing_bytes == 0) return {};
+  if (config.space == SpaceCheck::kRefuse) return Error{ErrorCode::kNoSpace, space.text};
+  if (notices != nullptr) notices->push_back("warning: " + space.text);
+  return {};
+}
+
 }  // namespace
 
 CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena arena)
@@ -26,28 +42,30 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                                              std::vector<std::string>* notices) {
   const std::unique_ptr<IoBackend> io = make_backend(plan);
   if (!options.resume) {
-    RT_TRY_SET(const Catalog catalog, list_checkpoints(*io, options.checkpoints_dir));
-    if (!catalog.checkpoints.empty()) {
+    RT_TRY_SET(const Names names, list_names(*io, options.checkpoints_dir));
+    if (!names.steps.empty()) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("{} already holds checkpoints up to step {}; choose another run folder, or leave out "
                                "--fresh to go on from there",
-                               options.checkpoints_dir.string(), catalog.checkpoints.back().step)};
+                               options.checkpoints_dir.string(), names.steps.back())};
     }
   }
+  RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
   RT_TRY_SET(Arena arena, open_run_memory(
                               plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(*io, node->options_.checkpoints_dir));
-  for (const CheckpointInfo& info : catalog.checkpoints) {
-    if (info.complete) node->newest_on_disk_ = info.step;
+  if (const Result<CheckpointInfo> newest = newest_complete(*io, node->options_.checkpoints_dir); newest.ok()) {
+    node->newest_on_disk_ = newest.value().step;
   }
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, /*from_first=*/false});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, make_backend(plan), node->options_.checkpoints_dir,
-      PersistOptions{.keep_last = plan.recipe.checkpoint.keep_last,
+      PersistOptions{.retention = plan.recipe.checkpoint.keep.empty()
+                                      ? std::nullopt
+                                      : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
                      .on_event = [raw = node.get()](const PersistEvent& event) {
                        if (event.status.ok()) {
                          raw->newest_on_disk_ = std::max(raw->newest_on_disk_.load(), event.step);

@@ -72,6 +72,7 @@ struct NodePersister::Impl {
   std::unique_ptr<IoBackend> io;
   std::filesystem::path dir;
   PersistOptions options;
+  CatalogCache catalog;  // of the thread
 
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
@@ -105,10 +106,12 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
   };
   event.status = attempt();
   event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (event.status.ok() && options.keep_last > 0) {
+  if (event.status.ok() && options.retention) {
     // The new one is kept by name: after going back in a run there may be higher steps of an older line.
-    Result<RetentionReport> kept = apply_retention(*io, dir, {.keep_last = options.keep_last, .keep_steps = {step}},
-                                                   options.save.writer.value_or(this_writer()));
+    RetentionPolicy policy = *options.retention;
+    policy.keep_steps.push_back(step);
+    Result<RetentionReport> kept =
+        apply_retention(*io, dir, policy, options.save.writer.value_or(this_writer()), &catalog);
     if (kept.ok()) {
       event.removed = kept.value().removed;
       event.problems.insert(event.problems.end(), kept.value().problems.begin(), kept.value().problems.end());

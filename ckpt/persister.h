@@ -10,12 +10,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ckpt/hook.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/retention/policy.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -35,8 +37,8 @@ struct PersistEvent {
 };
 
 struct PersistOptions {
-  int64_t keep_last = 0;  // 0: all
-  SaveOptions save;       // chunk_bytes is the arena's
+  std::optional<RetentionPolicy> retention;  // applied after each save; none: all stay
+  SaveOptions save;                          // chunk_bytes is the arena's
   bool low_priority = true;
   std::function<void(const PersistEvent&)> on_event;  // on the persister's thread; may be empty
 };

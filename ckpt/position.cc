@@ -96,6 +96,9 @@ void put_position(const TrainPosition& position, Manifest& manifest) {
   manifest.state = state_of(position).dump(-1, ' ', false, json::error_handler_t::replace);
   manifest.metrics.clear();
   if (std::isfinite(position.loss)) manifest.metrics["loss"] = position.loss;
+  const json told = json::parse(position.metrics, nullptr, false);  // of this very step, or empty
+  const json valid = told.is_object() ? told.value("valid_loss", json()) : json();
+  if (valid.is_number() && std::isfinite(valid.get<double>())) manifest.metrics["valid_loss"] = valid.get<double>();
 }
 
 Result<TrainPosition> position_of(const Manifest& manifest) {

@@ -79,6 +79,7 @@ void CrossCheck::run() {
   mesh();
   schedule();
   data();
+  retention();
 }
 
 void CrossCheck::name() {
@@ -270,6 +271,17 @@ void CrossCheck::data() {
     fail("eval.at",
          fmt::format("eval.at asks for evaluation, but data{} has no validation part", where("eval.at", "data")),
          "split = { 95, 5 } in T.megatron, or valid = \"file\" in T.token_files");
+}
+
+void CrossCheck::retention() {
+  const bool by_valid_loss = std::any_of(
+      recipe.checkpoint.keep.begin(), recipe.checkpoint.keep.end(),
+      [](const Keep& rule) { return rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss; });
+  if (by_valid_loss && recipe.eval.every_steps == 0)
+    fail("checkpoint.keep",
+         fmt::format("checkpoint.keep asks for the best valid_loss, but nothing is evaluated{}",
+                     where("checkpoint.keep", "eval.at")),
+         "eval = T.eval { at = T.every { steps = n } }, or metric = \"loss\"");
 }
 
 std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world) {

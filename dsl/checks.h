@@ -28,6 +28,7 @@ struct CrossCheck {
   void mesh();
   void schedule();
   void data();
+  void retention();
   void name();
 };
 

@@ -56,6 +56,7 @@ Status decode_block(const Block& block, void* object, const Json& json, const st
     if (!field.stored()) continue;
     const std::string path = path_of(field.key);
     const auto found = json.find(field.key);
+    if (found == json.end() && field.later) continue;
     if (found == json.end()) return bad(path, " is missing");
     if (field.member) {
       RT_TRY(decode_block(*field.block, field.member(object), *found, path));
@@ -94,6 +95,17 @@ Result<Recipe> decode_recipe(std::string_view json) {
     return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: byte {}: {}", error.byte, error.what())};
   } catch (const Json::exception& error) {
     return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: {}", error.what())};
+  }
+  if (const auto block = parsed.is_object() ? parsed.find("checkpoint") : parsed.end();
+      block != parsed.end() && block->is_object() && block->contains("keep_last") && !block->contains("keep")) {
+    // Recipes stored before there were rules: a number of newest ones, 0 for all.
+    const Json count = (*block)["keep_last"];
+    block->erase("keep_last");
+    Json& keep = (*block)["keep"] = Json::array();
+    if (count != 0) {
+      keep.push_back({{"kind", "last"}, {"metric", "loss"}, {"count", count}, {"steps", 0}, {"seconds", 0.0}});
+      keep[0]["at"] = Json::array();
+    }
   }
   Recipe out;
   RT_TRY(decode_block(recipe_block(), &out, parsed, ""));

@@ -81,12 +81,28 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
       return good ? std::optional(out) : std::nullopt;
     }
     case Form::kKeep: {
-      const Node* last = &value;
-      if (is_list(value) && value.entries.size() == 1) last = value.entries[0].value.get();
-      if (!is_ctor(*last, "last")) return complain_type(path, place, field, value), std::nullopt;
-      const auto count = convert_fields(path, *find_constructor("last"), *last, pass);
-      if (!count) return std::nullopt;
-      return count->at("count");
+      Json out = Json::array();
+      bool good = true;
+      const auto add = [&](const Node& node, const Place& at) {
+        const bool known =
+            node.kind == Node::Kind::kCtor && std::any_of(field.accepts.begin(), field.accepts.end(),
+                                                          [&](const Block* block) { return block->name == node.text; });
+        if (!known) return complain_type(path, at, field, node), void(good = false);
+        Json rule{{"kind", node.text}, {"metric", "loss"}, {"count", 0}, {"steps", 0}, {"seconds", 0.0}};
+        rule["at"] = Json::array();
+        const bool timed = node.text == "every" || node.text == "within";
+        const auto fields =
+            timed ? convert_every(path, node, at) : convert_fields(path, *find_constructor(node.text), node, pass);
+        if (!fields) return void(good = false);
+        for (const auto& [key, part] : fields->items()) rule[node.text == "at" && key == "steps" ? "at" : key] = part;
+        out.push_back(std::move(rule));
+      };
+      if (is_list(value)) {
+        for (const Entry& entry : value.entries) add(*entry.value, entry.place);
+      } else {
+        add(value, place);
+      }
+      return good ? std::optional(out) : std::nullopt;
     }
     case Form::kStages:
       return convert_stages(path, field, value, place, pass);
@@ -118,6 +134,7 @@ std::optional<Json> Resolver::convert_plain(const std::string& path, const Field
     case Type::kIntList:
     case Type::kNumberList:
     case Type::kEnumList:
+    case Type::kStringList:
       if (!is_list(value)) return complain_type(path, place, field, value), std::nullopt;
       json = Json::array();
       for (const Entry& entry : value.entries) {
@@ -130,7 +147,7 @@ std::optional<Json> Resolver::convert_plain(const std::string& path, const Field
         }
         json.push_back(plain_json(*entry.value));
         if (json.back().is_null()) return complain_type(path, entry.place, field, *entry.value), std::nullopt;
-        if (field.type != Type::kEnumList) json.back() = adapt(field, json.back());
+        if (field.type != Type::kEnumList && field.type != Type::kStringList) json.back() = adapt(field, json.back());
       }
       break;
     case Type::kInt:
@@ -274,11 +291,15 @@ std::optional<Json> Resolver::convert_fields(const std::string& path, const Bloc
 }
 
 std::optional<Json> Resolver::convert_every(const std::string& path, const Node& value, const Place& place) {
-  const auto fields = convert_fields(path, *find_constructor("every"), value, Pass::kFinal);
+  const Block& block = *find_constructor(value.text);  // every, or within, which has no steps
+  const auto fields = convert_fields(path, block, value, Pass::kFinal);
   if (!fields) return std::nullopt;
   if (fields->size() != 1) {
     complain(path, value.place.call ? value.place : place,
-             {"wrong_type", ": T.every takes exactly one of steps, seconds, minutes and hours", "", ""});
+             {"wrong_type",
+              fmt::format(": T.{} takes exactly one of {}seconds, minutes and hours", block.name,
+                          block.find("steps") != nullptr ? "steps, " : ""),
+              "", ""});
     return std::nullopt;
   }
   Json out{{"steps", 0}, {"seconds", 0.0}};

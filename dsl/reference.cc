@@ -154,8 +154,9 @@ std::string lua_type(const Field& field) {
     case Form::kData:
       return constructed();
     case Form::kEveryList:
-    case Form::kKeep:
       return constructed() + "[]";
+    case Form::kKeep:
+      return "(" + constructed() + ")[]";
     case Form::kStages:
       return constructed();
     case Form::kBetas:
@@ -189,6 +190,7 @@ std::string lua_type(const Field& field) {
     case Type::kNumberList:
       return "number[]";
     case Type::kEnumList:
+    case Type::kStringList:
       return "string[]";
     case Type::kBlock:
       return class_name(*field.block);
@@ -220,10 +222,10 @@ std::string block_use(const Block& block) {
   for (const std::string& name : block.constructors) {
     if (!out.empty()) out += ", ";
     out += "`T." + name +
-           (block.constant         ? ""
-            : block.name == "last" ? "(n)"
-            : block.positional     ? " \"...\""
-                                   : " {...}") +
+           (block.constant                                           ? ""
+            : block.positional && block.fields[0].type == Type::kInt ? "(n)"
+            : block.positional                                       ? " \"...\""
+                                                                     : " {...}") +
            "`";
   }
   return out;

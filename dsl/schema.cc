@@ -59,6 +59,7 @@ constexpr Type type_of() {
   if constexpr (std::is_same_v<M, Span>) return Type::kSpan;
   if constexpr (std::is_same_v<M, std::vector<int64_t>>) return Type::kIntList;
   if constexpr (std::is_same_v<M, std::vector<double>>) return Type::kNumberList;
+  if constexpr (std::is_same_v<M, std::vector<std::string>>) return Type::kStringList;
   if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) return Type::kEnumList;
 }
 
@@ -72,6 +73,7 @@ struct Def : Field {
   Def& under(double high) { return hi = high, hi_open = true, *this; }
   Def& below_or_at(double high) { return hi = high, *this; }
   Def& needed() { return required = true, *this; }
+  Def& newer() { return later = true, *this; }
   Def& otherwise(Json value) { return fallback = std::move(value), *this; }
   Def& in_llama(Json value) { return llama = std::move(value), *this; }
   Def& derived(std::string words) { return rule = std::move(words), *this; }
@@ -555,6 +557,62 @@ const Block& last_block() {
   return out;
 }
 
+const Block& best_block() {
+  static const Block out{
+      .name = "best",
+      .constructors = {"best"},
+      .doc = "The lowest of a metric: T.best { metric = \"valid_loss\", count = 2 }.",
+      .fields = {written_only("metric", Type::kEnum)
+                     .one_of({"loss", "valid_loss"})
+                     .needed()
+                     .says("of the step that was saved",
+                           "valid_loss is there where the evaluation ran at that very step: let eval.at divide the "
+                           "rhythm of checkpoint.save."),
+                 written_only("count", Type::kInt).range(1, kMany).otherwise(1).says("how many")}};
+  return out;
+}
+
+const Block& at_block() {
+  static const Block out{.name = "at",
+                         .constructors = {"at"},
+                         .doc = "The first checkpoint at or behind each of these steps: T.at { steps = { 85000 } }.",
+                         .fields = {written_only("steps", Type::kIntList).range(1, kMany).needed().says("the steps")}};
+  return out;
+}
+
+const Block& within_block() {
+  static const Block out{
+      .name = "within",
+      .constructors = {"within"},
+      .doc = "All that are at most this much older than the newest: one of seconds, minutes or hours.",
+      .fields = {
+          written_only("seconds", Type::kNumber).above(0).derived("one of the three").in(Unit::kSeconds).says("age"),
+          written_only("minutes", Type::kNumber).above(0).derived("one of the three").says("age"),
+          written_only("hours", Type::kNumber).above(0).derived("one of the three").says("age")}};
+  return out;
+}
+
+const Block& fractions_block() {
+  static const Block out{
+      .name = "fractions",
+      .constructors = {"fractions"},
+      .positional = true,
+      .doc = "The first at or behind each nth part of the run: T.fractions(10) keeps ten over the whole run.",
+      .fields = {written_only("count", Type::kInt).range(1, kMany).needed().says("parts")}};
+  return out;
+}
+
+const Block& keep_block() {
+  static const Block out{
+      .name = "keep",
+      .doc = "One rule of retention.",
+      .fields = {chosen("kind", &Keep::kind, {"last", "every", "at", "best", "within", "fractions"}),
+                 chosen("metric", &Keep::metric, {"loss", "valid_loss"}), bound("count", &Keep::count).range(0, kMany),
+                 bound("steps", &Keep::steps).range(0, kMany), bound("seconds", &Keep::seconds).range(0, kMany),
+                 bound("at", &Keep::at).range(1, kMany)}};
+  return out;
+}
+
 const Block& checkpoint_block() {
   static const Block out{
       .name = "checkpoint",
@@ -573,15 +631,63 @@ const Block& checkpoint_block() {
               .says("when to copy the state to shared memory",
                     "What a killed rank restarts from. Default: when saving.")
               .like("T.every { steps = 1 }"),
-          bound("keep", &CheckpointConfig::keep_last, "keep_last")
-              .range(0, kMany)
-              .otherwise(0)
-              .written(Form::kKeep, {&last_block()})
-              .says("which complete checkpoints stay", "Default: all of them.")
-              .like("{ T.last(3) }"),
+          items("keep", &CheckpointConfig::keep, keep_block())
+              .otherwise(Json::array())
+              .written(Form::kKeep,
+                       {&last_block(), &every_block(), &best_block(), &at_block(), &within_block(), &fractions_block()})
+              .says("which complete checkpoints stay",
+                    "One stays when any of the rules keeps it, and the newest always does. T.every keeps the first at "
+                    "or behind each multiple of its steps, or the first of each such period of time. Default: all.")
+              .like("{ T.last(3), T.every { steps = 10000 }, T.best { metric = \"loss\", count = 2 } }"),
+          chosen("on_failure", &CheckpointConfig::on_failure, {"continue", "stop"})
+              .otherwise("continue")
+              .newer()
+              .says("when a save fails",
+                    "continue: it is told once, and the next save tries again. stop: the run saves and leaves, with "
+                    "exit code 74."),
+          chosen("space", &CheckpointConfig::space, {"refuse", "warn"})
+              .otherwise("refuse")
+              .newer()
+              .says("when the disk cannot hold what `keep` leaves lying at once",
+                    "Looked at before the run starts; each save looks again before it writes."),
           bound("direct_io", &CheckpointConfig::direct_io)
               .otherwise(true)
               .says("O_DIRECT through io_uring", "Where the system refuses it, plain writes of the same bytes."),
+      }};
+  return out;
+}
+
+const Block& init_block() {
+  const auto patterns = [](const char* name, std::vector<std::string> InitConfig::*member) {
+    return bound(name, member).otherwise(Json::array());
+  };
+  static const Block out{
+      .name = "init_from",
+      .constructors = {"init_from"},
+      .doc =
+          "What a run begins with when it has no checkpoint of its own. Without options everything is taken, the "
+          "step, the moments and the place in the data too, and the tensors must be the model's, each one.",
+      .fields = {
+          bound("path", &InitConfig::path)
+              .otherwise("")
+              .says("run folder (its newest complete checkpoint), checkpoint or imported weights",
+                    "Relative to the working directory. `--init-from` says it on the command line.")
+              .like("\"runs/base\""),
+          bound("weights_only", &InitConfig::weights_only)
+              .otherwise(false)
+              .says("take weights alone: a new run from step 0, with moments of zero",
+                    "Else the run goes on at the checkpoint's step, and tensors that start anew have moments of zero."),
+          patterns("only", &InitConfig::only)
+              .says("patterns of tensors of the model that are taken; the others start anew",
+                    "In a pattern * stands for any characters and ? for one. Empty: all.")
+              .like("{ \"layers.*\", \"embed.*\" }"),
+          patterns("except", &InitConfig::except)
+              .says("patterns of tensors of the model that start anew, whatever the checkpoint has")
+              .like("{ \"head.*\" }"),
+          patterns("allow_missing", &InitConfig::allow_missing)
+              .says("patterns of tensors of the model that start anew when the checkpoint lacks them"),
+          patterns("allow_extra", &InitConfig::allow_extra)
+              .says("patterns of tensors of the checkpoint that the model may lack"),
       }};
   return out;
 }
@@ -684,6 +790,9 @@ const Block& recipe_block() {
               .otherwise("1f1b")
               .says("order of micro-batches in the pipeline", "Read only with mesh.pp > 1."),
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
+          block("init", &Recipe::init, init_block())
+              .newer()
+              .says("what the run begins with; default: weights drawn from the seed"),
           block("eval", &Recipe::eval, eval_block()).says("loss on validation data"),
           block("log", &Recipe::log, log_block()).says("what is written down"),
           block("restart", &Recipe::restart, restart_block()).says("what happens when a rank dies"),

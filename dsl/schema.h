@@ -3,7 +3,8 @@
 // the canonical JSON all read this table; a new field is one entry in schema.cc.
 //
 // A field has a name (how a recipe writes it) and a key (its member in the canonical JSON and the Recipe struct). They
-// differ where people say it better: `keep = { T.last(3) }` is keep_last = 3. `form` says how such a value is written.
+// differ where people say it better: `log.at = T.every { steps = 3 }` is every_steps = 3. `form` says how such a value
+// is written.
 
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,7 @@ enum class Type {
   kIntList,
   kNumberList,
   kEnumList,  // each choice once
+  kStringList,
   kBlock,
   kItems,  // a list of blocks
 };
@@ -42,7 +44,7 @@ enum class Form {
   kBetas,      // { 0.9, 0.95 }: sets beta1 and beta2; no member of its own
   kEveryStep,  // T.every { steps = n }
   kEveryList,  // { T.every {...}, ... }
-  kKeep,       // { T.last(n) }
+  kKeep,       // { T.last(n), T.every {...}, ... }
   kStages,     // T.schedule { T.warmup {...}, ... }
   kTokenizer,  // T.bytes, T.sentencepiece "path"
   kData,       // T.megatron {...}, T.token_files {...}, T.blend {...}
@@ -61,6 +63,7 @@ struct Field {
   bool lo_open = false, hi_open = false;  // > lo, not >= lo
   std::vector<std::string> choices;       // kEnum, kEnumList: in the order of the C++ enum; kSpan: units, empty: all
   bool required = false;
+  bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
   Json fallback;                      // the default; null with `required` or `rule`
   std::optional<Json> llama;          // the default under T.llama where it differs
   std::string rule;                   // a derived default, in words

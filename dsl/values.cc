@@ -130,7 +130,7 @@ std::string expected(const Field& field) {
     case Form::kEveryList:
       return "a list of T.every {...}";
     case Form::kKeep:
-      return "{ T.last(n) }";
+      return "a list of T.last(n), T.every {...}, T.best {...}, T.at {...}, T.within {...} and T.fractions(n)";
     case Form::kStages:
       return "T.schedule { stages }";
     case Form::kTokenizer:
@@ -169,6 +169,8 @@ std::string expected(const Field& field) {
       return "a list of numbers" + range_text(field);
     case Type::kEnumList:
       return "a list that names " + join(field.choices, " and ") + " once each";
+    case Type::kStringList:
+      return "a list of strings";
     case Type::kBlock: {
       std::vector<std::string> names;
       for (const Block* block : field.accepts)
@@ -250,6 +252,13 @@ std::optional<Complaint> check_value(const Field& field, const Json& value) {
         return must_be(field, value, "wrong_type");
       return std::nullopt;
     }
+    case Type::kStringList:
+      if (!value.is_array()) return must_be(field, value, "wrong_type");
+      for (const Json& text : value) {
+        if (!text.is_string() || text.get_ref<const std::string&>().find('\0') != std::string::npos)
+          return must_be(field, value, "wrong_type");
+      }
+      return std::nullopt;
     case Type::kBlock:
       return value.is_object() ? std::nullopt : std::optional(must_be(field, value, "wrong_type"));
     case Type::kItems:
@@ -297,7 +306,24 @@ std::string lua_text(const Field& field, const Json& value) {
   };
   std::vector<std::string> parts;
   if (field.form == Form::kEveryStep) return value == 0 ? "never" : every(Json{{"steps", value}, {"seconds", 0}});
-  if (field.form == Form::kKeep) return value == 0 ? "all" : "{ T.last(" + lua_text(value) + ") }";
+  if (field.form == Form::kKeep) {
+    for (const Json& rule : value) {
+      const auto kind = rule.at("kind").get<std::string>();
+      if (kind == "every") {
+        parts.push_back(every(rule));
+      } else if (kind == "at") {
+        parts.push_back("T.at { steps = " + lua_text(rule.at("at")) + " }");
+      } else if (kind == "best") {
+        parts.push_back(fmt::format("T.best {{ metric = {}, count = {} }}", lua_text(rule.at("metric")),
+                                    lua_text(rule.at("count"))));
+      } else if (kind == "within") {
+        parts.push_back("T.within { seconds = " + lua_text(rule.at("seconds")) + " }");
+      } else {
+        parts.push_back(fmt::format("T.{}({})", kind, lua_text(rule.at("count"))));
+      }
+    }
+    return parts.empty() ? "all" : "{ " + join(parts) + " }";
+  }
   if (field.form == Form::kEveryList) {
     for (const Json& element : value) parts.push_back(every(element));
     return parts.empty() ? "{}" : "{ " + join(parts) + " }";

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "ckpt/retention/policy.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
@@ -101,6 +102,18 @@ std::string every_text(const CheckpointConfig& config) {
   return out.empty() ? "at the end and on a signal" : out;
 }
 
+/// "last(3), every(1000): 13 to 15 kept at once and 1 being written = 40.5 GiB"
+std::string kept_text(const CheckpointConfig& config, const ckpt::KeptAtOnce& kept, int64_t checkpoint_bytes) {
+  std::string out;
+  for (const Keep& rule : config.keep) out += (out.empty() ? "" : ", ") + ckpt::to_text(rule);
+  out += out.empty() ? "all kept: " : ": ";
+  out += kept.at_most < 0                ? fmt::format("at least {}", kept.at_least)
+         : kept.at_most == kept.at_least ? fmt::format("{}", kept.at_least)
+                                         : fmt::format("{} to {}", kept.at_least, kept.at_most);
+  return out + fmt::format(" at once and 1 being written = {}{}", kept.at_most == kept.at_least ? "" : "from ",
+                           format_bytes((kept.at_least + 1) * checkpoint_bytes));
+}
+
 /// "3", or "3 - 7" when the ends differ.
 template <typename T, typename Format>
 std::string range_text(T first, T last, Format format) {
@@ -154,11 +167,9 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     i = end;
   }
 
-  const int64_t keep = recipe.checkpoint.keep_last;
+  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
-             every_text(recipe.checkpoint),
-             keep == 0 ? std::string("all kept")
-                       : fmt::format("{} kept = {}", keep, format_bytes(keep * plan.checkpoint_bytes)));
+             every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
   int64_t snapshot = 0;
   for (const StageMemory& m : memory) snapshot = std::max(snapshot, m.snapshot_bytes);
   fmt::print("{} {} snapshots x {} = {} over all hosts, up to {} for a rank{}\n", head("shared memory"), kSnapshotSlots,
@@ -191,6 +202,9 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
   nlohmann::json save = nlohmann::json::array();
   for (const Every& every : recipe.checkpoint.save)
     save.push_back({{"steps", every.steps}, {"seconds", every.seconds}});
+  nlohmann::json keep = nlohmann::json::array();
+  for (const Keep& rule : recipe.checkpoint.keep) keep.push_back(ckpt::to_text(rule));
+  const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   return {
       {"name", recipe.name},
       {"hash", loaded.hash_hex},
@@ -212,7 +226,12 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"flops_per_token", plan.flops_per_token()},
       {"stages", std::move(stages)},
       {"checkpoint",
-       {{"bytes", plan.checkpoint_bytes}, {"save", std::move(save)}, {"keep_last", recipe.checkpoint.keep_last}}},
+       {{"bytes", plan.checkpoint_bytes},
+        {"save", std::move(save)},
+        {"keep", std::move(keep)},
+        {"kept_at_least", kept.at_least},
+        {"kept_at_most", kept.at_most < 0 ? nlohmann::json() : nlohmann::json(kept.at_most)},
+        {"disk_bytes", (kept.at_least + 1) * plan.checkpoint_bytes}}},
       {"shared_memory",
        {{"snapshots", kSnapshotSlots},
         {"bytes", kSnapshotSlots * plan.checkpoint_bytes},

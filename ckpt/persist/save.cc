@@ -483,8 +483,9 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   const int64_t needed = payload_bytes(report.manifest) + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
   RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
   if (free < needed)
-    return Error{ErrorCode::kNoSpace, fmt::format("{}: {} bytes free, step {} needs {}", checkpoints_dir.string(), free,
-                                                  report.manifest.step, needed)};
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("{}: {} bytes free, step {} needs {}: {} are missing", checkpoints_dir.string(), free,
+                             report.manifest.step, needed, needed - free)};
 
   const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step, writer);
   const auto abandon = [&](Error error) -> Error {

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
+#include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
 
@@ -11,25 +13,81 @@ namespace cairn::ckpt {
 
 namespace fs = std::filesystem;
 
+/// The only code that looks into a cache.
+struct CatalogAccess {
+  using Seen = CatalogCache::Seen;
+  static Seen* find(CatalogCache* cache, const fs::path& dir) {
+    if (cache == nullptr) return nullptr;
+    const auto it = cache->seen_.find(dir);
+    return it == cache->seen_.end() ? nullptr : &it->second;
+  }
+  static void put(CatalogCache* cache, const fs::path& dir, const Seen& seen) {
+    if (cache == nullptr) return;
+    cache->seen_[dir] = seen;
+    ++cache->decoded_;
+  }
+  /// What is no longer there is forgotten.
+  static void keep_only(CatalogCache* cache, const fs::path& parent, const std::vector<int64_t>& steps) {
+    if (cache == nullptr) return;
+    std::erase_if(cache->seen_, [&](const auto& entry) {
+      const std::optional<int64_t> step = parse_step_dir_name(entry.first.filename().string());
+      return entry.first.parent_path() == parent && !(step && std::binary_search(steps.begin(), steps.end(), *step));
+    });
+  }
+};
+
 namespace {
 
+std::optional<double> metric(const Manifest& manifest, const char* name) {
+  const auto it = manifest.metrics.find(name);
+  return it == manifest.metrics.end() ? std::nullopt : std::optional(it->second);
+}
+
+Result<CatalogAccess::Seen> decode(const std::string& json, const std::string& table, const fs::path& dir,
+                                   int64_t step) {
+  RT_TRY_SET(const Manifest manifest, decode_manifest(json, table, dir.string()));
+  if (manifest.step != step)
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: is of step {}", (dir / kManifestName).string(), manifest.step)};
+  CatalogAccess::Seen seen;
+  seen.info.created_unix_ms = manifest.created_unix_ms;
+  seen.info.size_bytes = static_cast<int64_t>(json.size() + table.size());
+  seen.info.loss = metric(manifest, "loss");
+  seen.info.valid_loss = metric(manifest, "valid_loss");
+  std::set<int64_t> references;
+  for (const FileEntry& file : manifest.files) {
+    seen.files.emplace_back(checkpoint_file_path(dir, file.step, file.name), file.size_bytes);
+    if (file.step < 0) {
+      seen.info.size_bytes += file.size_bytes;  // the others are counted where they lie
+    } else {
+      references.insert(file.step);
+    }
+  }
+  seen.info.references.assign(references.begin(), references.end());
+  return seen;
+}
+
 // Fills in what the manifest says; the status tells why the checkpoint is not complete.
-Status inspect(IoBackend& io, CheckpointInfo& info) {
+Status inspect(IoBackend& io, CheckpointInfo& info, CatalogCache* cache) {
   RT_TRY_SET(const std::string json, read_file(io, info.dir / kManifestName, kMaxManifestBytes + 4096));
   RT_TRY_SET(const std::string table, read_file(io, info.dir / kTableName, kMaxTableBytes));
-  RT_TRY_SET(const Manifest manifest, decode_manifest(json, table, info.dir.string()));
-  if (manifest.step != info.step)
-    return Error{ErrorCode::kCorrupt,
-                 fmt::format("{}: is of step {}", (info.dir / kManifestName).string(), manifest.step)};
-  info.created_unix_ms = manifest.created_unix_ms;
-  info.size_bytes = static_cast<int64_t>(json.size() + table.size());
-  for (const FileEntry& file : manifest.files) {
-    const fs::path path = checkpoint_file_path(info.dir, file.step, file.name);
+  const std::array hashes{hash_bytes(json), hash_bytes(table)};
+  CatalogAccess::Seen seen;
+  if (const CatalogAccess::Seen* known = CatalogAccess::find(cache, info.dir);
+      known != nullptr && known->hashes == hashes) {
+    seen = *known;
+  } else {
+    RT_TRY_SET(seen, decode(json, table, info.dir, info.step));
+    seen.hashes = hashes;
+    CatalogAccess::put(cache, info.dir, seen);
+  }
+  seen.info.step = info.step;
+  seen.info.dir = info.dir;
+  info = seen.info;
+  for (const auto& [path, size_bytes] : seen.files) {
     RT_TRY_SET(const FileStat stat, io.stat(path));
-    if (stat.size_bytes != file.size_bytes)
+    if (stat.size_bytes != size_bytes)
       return Error{ErrorCode::kCorrupt,
-                   fmt::format("{}: {} bytes, the manifest has {}", path.string(), stat.size_bytes, file.size_bytes)};
-    if (file.step < 0) info.size_bytes += file.size_bytes;  // the others are counted where they lie
+                   fmt::format("{}: {} bytes, the manifest has {}", path.string(), stat.size_bytes, size_bytes)};
   }
   return {};
 }
@@ -46,41 +104,53 @@ int64_t bytes_lying_there(IoBackend& io, const fs::path& dir) {
 
 }  // namespace
 
-Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir) {
-  Catalog catalog;
+Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
+  Names names;
   Result<std::vector<DirEntry>> entries = io.list(checkpoints_dir);
   if (!entries.ok()) {
-    if (is_not_found(entries.error())) return catalog;
+    if (is_not_found(entries.error())) return names;
     return std::move(entries).error();
   }
   for (const DirEntry& entry : entries.value()) {
-    const std::optional<int64_t> step = entry.is_dir ? parse_step_dir_name(entry.name) : std::nullopt;
-    if (step) {
-      CheckpointInfo info{*step, checkpoints_dir / entry.name};
-      const Status complete = inspect(io, info);
-      info.complete = complete.ok();
-      if (!info.complete) {
-        info.problem = complete.error().message;
-        info.size_bytes = bytes_lying_there(io, info.dir);
-      }
-      catalog.checkpoints.push_back(std::move(info));
+    if (const auto step = entry.is_dir ? parse_step_dir_name(entry.name) : std::nullopt) {
+      names.steps.push_back(*step);
     } else if (entry.is_dir && (entry.name.starts_with(kTmpPrefix) || entry.name.starts_with(kTrashPrefix))) {
-      catalog.leftovers.push_back(entry.name);
+      names.leftovers.push_back(entry.name);
     } else {
-      catalog.unknown.push_back(entry.name);
+      names.unknown.push_back(entry.name);
     }
   }
-  std::sort(catalog.checkpoints.begin(), catalog.checkpoints.end(),
-            [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.step < b.step; });
+  std::sort(names.steps.begin(), names.steps.end());
+  return names;
+}
+
+CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, CatalogCache* cache) {
+  CheckpointInfo info{step, checkpoints_dir / step_dir_name(step)};
+  const Status complete = inspect(io, info, cache);
+  info.complete = complete.ok();
+  if (!info.complete) {
+    info.problem = complete.error().message;
+    info.size_bytes = bytes_lying_there(io, info.dir);
+  }
+  return info;
+}
+
+Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache) {
+  RT_TRY_SET(Names names, list_names(io, checkpoints_dir));
+  Catalog catalog{.leftovers = std::move(names.leftovers), .unknown = std::move(names.unknown)};
+  for (const int64_t step : names.steps)
+    catalog.checkpoints.push_back(look_at_checkpoint(io, checkpoints_dir, step, cache));
+  CatalogAccess::keep_only(cache, checkpoints_dir, names.steps);
   return catalog;
 }
 
 Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoints_dir) {
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
   std::string problems;
-  for (auto it = catalog.checkpoints.rbegin(); it != catalog.checkpoints.rend(); ++it) {
-    if (it->complete) return *it;
-    problems += fmt::format("; step {} is damaged: {}", it->step, it->problem);
+  for (auto it = names.steps.rbegin(); it != names.steps.rend(); ++it) {
+    CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, *it);
+    if (info.complete) return info;
+    problems += fmt::format("; step {} is damaged: {}", info.step, info.problem);
   }
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{}: no complete checkpoint{}", checkpoints_dir.string(), problems)};

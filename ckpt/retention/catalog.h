@@ -1,9 +1,13 @@
 #pragma once
 // What lies in a checkpoints folder. `latest` is never stored: it is found by looking.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/store/io_backend.h"
@@ -18,6 +22,8 @@ struct CheckpointInfo {
   std::string problem;    // why not complete
   int64_t created_unix_ms = 0;
   int64_t size_bytes = 0;  // of the files the manifest names (or that lie there, when it cannot be read)
+  std::optional<double> loss, valid_loss;  // of the step that was saved, when the manifest has them
+  std::vector<int64_t> references;         // steps of this folder whose files it needs besides its own
 };
 
 struct Catalog {
@@ -26,8 +32,38 @@ struct Catalog {
   std::vector<std::string> unknown;         // other names; never touched
 };
 
-/// A folder that does not exist is an empty catalog.
-Result<Catalog> list_checkpoints(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+/// Remembers what manifests say, so that listing a folder again decodes only what has changed. A manifest counts as
+/// unchanged when all its bytes have the hash that they had: they are read, not decoded. Files are looked at each time.
+class CatalogCache {
+ public:
+  int64_t decoded() const { return decoded_; }  // manifests, in all
+
+ private:
+  friend struct CatalogAccess;
+  struct Seen {
+    std::array<uint64_t, 2> hashes{};                              // of the manifest's two files
+    CheckpointInfo info;                                           // as of a complete checkpoint
+    std::vector<std::pair<std::filesystem::path, int64_t>> files;  // and their sizes
+  };
+  std::map<std::filesystem::path, Seen> seen_;
+  int64_t decoded_ = 0;
+};
+
+/// A folder that does not exist is an empty catalog. Cost: reading every manifest, and decoding those that `cache` does
+/// not know.
+Result<Catalog> list_checkpoints(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                 CatalogCache* cache = nullptr);
+
+/// What lies there by name alone, nothing opened: steps (ascending) that may or may not be complete, and leftovers.
+struct Names {
+  std::vector<int64_t> steps;
+  std::vector<std::string> leftovers, unknown;
+};
+Result<Names> list_names(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+
+/// One checkpoint of the folder, as list_checkpoints describes it.
+CheckpointInfo look_at_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
+                                  CatalogCache* cache = nullptr);
 
 /// The complete checkpoint with the highest step. Errors: kInvalidInput when there is none; the message names each
 /// damaged one and why.

@@ -54,22 +54,13 @@ Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t
 }
 
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
-                                        const WriterId& writer) {
-  if (policy.keep_last < 1)
-    return Error{ErrorCode::kInvalidInput, fmt::format("keep_last must be at least 1, got {}", policy.keep_last)};
+                                        const WriterId& writer, CatalogCache* cache) {
   RetentionReport report;
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
-  std::vector<int64_t> complete;
-  for (const CheckpointInfo& info : catalog.checkpoints) {
-    if (info.complete) complete.push_back(info.step);
-  }
-  if (complete.empty()) return report;
-  const int64_t oldest_kept =
-      complete[complete.size() - std::min(complete.size(), static_cast<size_t>(policy.keep_last))];
+  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
+  RT_TRY_SET(const std::vector<Fate> fates, plan_retention(catalog.checkpoints, policy));
   std::vector<int64_t> doomed;
-  for (const CheckpointInfo& info : catalog.checkpoints) {
-    const bool asked_for = std::count(policy.keep_steps.begin(), policy.keep_steps.end(), info.step) > 0;
-    if (info.step < oldest_kept && !asked_for) doomed.push_back(info.step);
+  for (const Fate& fate : fates) {
+    if (!fate.stays) doomed.push_back(fate.step);
   }
   if (doomed.empty()) return report;
   // The names of those that stay must be durable before the first of the others goes.
@@ -89,11 +80,11 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
 Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive) {
   CleanReport report;
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
-  if (catalog.leftovers.empty()) return report;
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  if (names.leftovers.empty()) return report;
   // A leftover may be what an exchange has replaced: the new name must be durable before the old data goes.
   RT_TRY(io.sync_dir(checkpoints_dir));
-  for (const std::string& name : catalog.leftovers) {
+  for (const std::string& name : names.leftovers) {
     std::optional<WorkDir> work = parse_work_dir_name(kTmpPrefix, name);
     if (!work) work = parse_work_dir_name(kTrashPrefix, name);
     if (!work) {

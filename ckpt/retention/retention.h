@@ -9,26 +9,23 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "ckpt/retention/policy.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
 namespace cairn::ckpt {
-
-struct RetentionPolicy {
-  int64_t keep_last = 1;            // complete checkpoints, by step; at least 1
-  std::vector<int64_t> keep_steps;  // never removed: being read, or asked for by a person
-};
 
 struct RetentionReport {
   std::vector<int64_t> removed;       // steps
   std::vector<std::string> problems;  // what could not be removed and why; it is tried again next time
 };
 
-/// Removes complete checkpoints beyond the newest keep_last, and damaged ones older than all that are kept. Does
-/// nothing while no checkpoint is complete. `writer` names the trash; a failure to remove data is a problem in the
-/// report, a failure to read the folder or to sync it is an error.
+/// Removes what the policy does not keep (plan_retention). Does nothing while no checkpoint is complete. `writer` names
+/// the trash; a failure to remove data is a problem in the report, a failure to read the folder or to sync it is an
+/// error.
 Result<RetentionReport> apply_retention(IoBackend& io, const std::filesystem::path& checkpoints_dir,
-                                        const RetentionPolicy& policy, const WriterId& writer);
+                                        const RetentionPolicy& policy, const WriterId& writer,
+                                        CatalogCache* cache = nullptr);
 
 /// Removes one checkpoint, complete or damaged.
 Status remove_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,

@@ -95,11 +95,37 @@ struct Every {
   double seconds = 0;  // 0: not by time
 };
 
+/// One rule of retention. A checkpoint stays when any rule keeps it (ckpt/retention/policy.h says how each counts).
+struct Keep {
+  enum class Kind { kLast, kEvery, kAt, kBest, kWithin, kFractions } kind = Kind::kLast;
+  enum class Metric { kLoss, kValidLoss } metric = Metric::kLoss;  // kBest
+  int64_t count = 0;                                               // kLast, kBest, kFractions
+  int64_t steps = 0;                                               // kEvery, by steps
+  double seconds = 0;                                              // kEvery, by time; kWithin
+  std::vector<int64_t> at;                                         // kAt: steps
+  bool operator==(const Keep&) const = default;
+};
+
+enum class OnSaveFailure { kContinue, kStop };
+enum class SpaceCheck { kRefuse, kWarn };
+
 struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
   int64_t snapshot_steps = 0;  // to shared memory every n steps; 0: only when saving
-  int64_t keep_last = 0;       // newest complete checkpoints kept; 0: all
-  bool direct_io = true;       // O_DIRECT through io_uring; false or refused: POSIX, same bytes
+  std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
+  OnSaveFailure on_failure = OnSaveFailure::kContinue;
+  SpaceCheck space = SpaceCheck::kRefuse;  // before the run starts, when the disk cannot hold what the rules keep
+  bool direct_io = true;                   // O_DIRECT through io_uring; false or refused: POSIX, same bytes
+};
+
+/// The state that a run begins with when it has none of its own. Patterns are of tensor names: * any characters, ? one.
+struct InitConfig {
+  std::string path;                        // run folder or checkpoint; empty: initial weights from the seed
+  bool weights_only = false;               // and begin at step 0 with moments of zero
+  std::vector<std::string> only;           // of the model: taken, the others start anew; empty: all
+  std::vector<std::string> except;         // of the model: start anew
+  std::vector<std::string> allow_missing;  // of the model: start anew when the checkpoint lacks them
+  std::vector<std::string> allow_extra;    // of the checkpoint: left there when the model lacks them
 };
 
 struct EvalConfig {
@@ -131,6 +157,7 @@ struct Recipe {
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
   CheckpointConfig checkpoint;
+  InitConfig init;
   EvalConfig eval;
   LogConfig log;
   RestartConfig restart;

@@ -53,7 +53,11 @@ Recipe everything_changed() {
             .sequence_parallel = true,
             .stages = {1, 2, 3}};
   r.schedule = PipelineKind::kGpipe;
-  r.checkpoint = {.save = {{7, 0.5}}, .snapshot_steps = 8, .keep_last = 9, .direct_io = false};
+  r.checkpoint = {.save = {{7, 0.5}}, .snapshot_steps = 8, .direct_io = false};
+  r.checkpoint.keep = {{Keep::Kind::kBest, Keep::Metric::kValidLoss, 9, 10, 0.5, {11}}};
+  r.checkpoint.on_failure = OnSaveFailure::kStop;
+  r.checkpoint.space = SpaceCheck::kWarn;
+  r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
   r.eval = {10, 11};
   r.log = {12, false};
   r.restart = {13, 14.5, 15.5};
@@ -84,13 +88,15 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 68);
+    CHECK(changed.size() == 81);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 112);
     CHECK(sizeof(DataSource) == 168);
     CHECK(sizeof(OptimizerConfig) == 80);
     CHECK(sizeof(MeshConfig) == 80);
-    CHECK(sizeof(CheckpointConfig) == 48);
+    CHECK(sizeof(CheckpointConfig) == 72);
+    CHECK(sizeof(Keep) == 56);
+    CHECK(sizeof(InitConfig) == 136);
     CHECK(sizeof(RestartConfig) == 24);
     CHECK(sizeof(EvalConfig) == 16);
     CHECK(sizeof(LogConfig) == 16);
@@ -115,8 +121,9 @@ TEST_SUITE("dsl/codec") {
     const std::string json = encode_recipe(r);
     CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
-    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"direct_io\":false,\"keep_last\":9,") ==
-          0);
+    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"direct_io\":false,\"keep\":[{\"at\":[11],"
+                    "\"count\":9,"
+                    "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") == 0);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
 
@@ -140,7 +147,12 @@ TEST_SUITE("dsl/codec") {
               CAPTURE((at / key).to_string());
               // A span is one value: its parts are told by its own name.
               const bool part = !at.empty() && (at.back() == "stop" || at.back() == "over");
-              CHECK(error_of(missing).find(part ? at.back() : key) != std::string::npos);
+              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space") {
+                CHECK(error_of(missing).empty());  // newer than the first recipes that were stored
+                CHECK(encode_recipe(decode_recipe(missing.dump()).value()) == good.dump());
+              } else {
+                CHECK(error_of(missing).find(part ? at.back() : key) != std::string::npos);
+              }
               nlohmann::json other = good;
               other[at / key] = nlohmann::json{{"a", nullptr}};
               CHECK(error_of(other).find("recipe JSON: ") == 0);
@@ -168,6 +180,22 @@ TEST_SUITE("dsl/codec") {
     bad = good;
     bad["modle"] = bad["model"];
     CHECK(error_of(bad) == "recipe JSON: modle: no such field; did you mean model?");
+  }
+
+  TEST_CASE("a recipe stored before there were rules of retention keeps what it kept") {
+    nlohmann::json old = nlohmann::json::parse(encode_recipe(load_good(kBase)));
+    const std::string now = old.dump();
+    for (const char* key : {"keep", "on_failure", "space"}) old["checkpoint"].erase(key);
+    old.erase("init");
+    old["checkpoint"]["keep_last"] = 3;
+    CHECK(error_of(old) == "");
+    CHECK(encode_recipe(decode_recipe(old.dump()).value()) == now);
+    old["checkpoint"]["keep_last"] = 0;
+    CHECK(decode_recipe(old.dump()).value().checkpoint.keep.empty());
+    old["checkpoint"]["keep_last"] = "3";
+    CHECK(error_of(old) == "recipe JSON: checkpoint.keep[1].count must be an integer >= 0, got \"3\"");
+    old["checkpoint"]["keep"] = nlohmann::json::array();
+    CHECK(error_of(old).find("checkpoint.keep_last: no such field") != std::string::npos);
   }
 
   TEST_CASE("bytes that are no recipe give an error, never a crash") {

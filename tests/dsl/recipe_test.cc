@@ -33,7 +33,7 @@ TEST_SUITE("dsl/recipe") {
     REQUIRE(r.checkpoint.save.size() == 2);
     CHECK(r.checkpoint.save[0].steps == 5);
     CHECK(r.checkpoint.save[1].seconds == 600);
-    CHECK(r.checkpoint.keep_last == 3);
+    CHECK(r.checkpoint.keep == std::vector<Keep>{{.kind = Keep::Kind::kLast, .count = 3}});
     CHECK(r.log.every_steps == 1);
     CHECK(r.restart.deadline_s == 60);
     CHECK(r.precision == Precision::kF32);
@@ -80,13 +80,13 @@ TEST_SUITE("dsl/recipe") {
         load_good(with("model = { layers = 8 }, checkpoint = { keep = { T.last(1) } }, mesh = { tp = 2 }"));
     CHECK(merged.model.layers == 8);
     CHECK(merged.model.width == 64);
-    CHECK(merged.checkpoint.keep_last == 1);
+    CHECK(merged.checkpoint.keep == std::vector<Keep>{{.kind = Keep::Kind::kLast, .count = 1}});
     CHECK(merged.checkpoint.save.size() == 2);
     const Recipe list = load_good(with("checkpoint = { save = { T.every { steps = 1 } } }"));
     CHECK(list.checkpoint.save.size() == 1);
     const Recipe replaced = load_good(with("checkpoint = T.replace { direct_io = false }"));
     CHECK(replaced.checkpoint.save.empty());
-    CHECK(replaced.checkpoint.keep_last == 0);
+    CHECK(replaced.checkpoint.keep.empty());
     CHECK(!replaced.checkpoint.direct_io);
     const Recipe unset = load_good(with("checkpoint = T.unset, seed = T.unset"));
     CHECK(unset.checkpoint.save.empty());
@@ -120,6 +120,41 @@ TEST_SUITE("dsl/recipe") {
     std::vector<std::string> names;
     for (const auto& [name, text] : result.loaded.sources) names.push_back(name);
     CHECK(names == std::vector<std::string>{"main.lua", "base.lua", "a.lua", "b.lua"});
+  }
+
+  TEST_CASE("rules of retention, and what a run begins with") {
+    const std::string rules =
+        "checkpoint = { keep = { T.last(2), T.every { steps = 1000 }, T.every { hours = 24 }, T.within { hours = 2 },"
+        " T.best { metric = \"valid_loss\", count = 3 }, T.at { steps = { 5, 70 } }, T.fractions(10) } }";
+    const Recipe r = load_good(with("eval = T.eval { at = T.every { steps = 5 } }, " + rules));
+    using Kind = Keep::Kind;
+    CHECK(r.checkpoint.keep == std::vector<Keep>{{.kind = Kind::kLast, .count = 2},
+                                                 {.kind = Kind::kEvery, .steps = 1000},
+                                                 {.kind = Kind::kEvery, .seconds = 86400},
+                                                 {.kind = Kind::kWithin, .seconds = 7200},
+                                                 {.kind = Kind::kBest, .metric = Keep::Metric::kValidLoss, .count = 3},
+                                                 {.kind = Kind::kAt, .at = {5, 70}},
+                                                 {.kind = Kind::kFractions, .count = 10}});
+    CHECK(encode_recipe(decode_recipe(encode_recipe(r)).value()) == encode_recipe(r));
+    CHECK(only_mistake(with(rules)) ==
+          "main.lua:3: checkpoint.keep asks for the best valid_loss, but nothing is evaluated");
+    CHECK(only_mistake(with("checkpoint = { keep = { T.best { metric = \"acc\" } } }")).find("is not one of") !=
+          std::string::npos);
+    CHECK(only_mistake(with("checkpoint = { keep = { T.within { hours = 1, minutes = 2 } } }")) ==
+          "main.lua:3: checkpoint.keep: T.within takes exactly one of seconds, minutes and hours");
+    CHECK(only_mistake(with("checkpoint = { keep = { 3 } }")) ==
+          "main.lua:3: checkpoint.keep must be a list of T.last(n), T.every {...}, T.best {...}, T.at {...}, "
+          "T.within {...} and T.fractions(n), got 3");
+    const Recipe from = load_good(with("init = T.init_from { path = \"runs/a\", only = { \"layers.*\" } }"),
+                                  {.sets = {"init.weights_only=true", "init.allow_extra={ 'head.*' }"}});
+    CHECK(from.init.path == "runs/a");
+    CHECK(from.init.only == std::vector<std::string>{"layers.*"});
+    CHECK(from.init.allow_extra == std::vector<std::string>{"head.*"});
+    CHECK(from.init.weights_only);
+    CHECK(only_mistake(with("init = { path = \"a\", only = { 3 } }")) ==
+          "main.lua:3: init.only must be a list of strings, got { 3 }");
+    CHECK(load_good(with("checkpoint = { on_failure = \"stop\", space = \"warn\" }")).checkpoint.on_failure ==
+          OnSaveFailure::kStop);
   }
 
   TEST_CASE("references follow overrides") {

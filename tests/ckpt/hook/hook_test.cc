@@ -39,7 +39,8 @@ struct Agent {
     arena = std::make_unique<Arena>(std::move(opened).value());
     persister = std::make_unique<NodePersister>(
         *arena, std::make_unique<PosixBackend>(), dir,
-        PersistOptions{.keep_last = keep_last, .on_event = [this](const PersistEvent& event) {
+        PersistOptions{.retention = keep_last == 0 ? std::nullopt : std::optional(RetentionPolicy{keep_last}),
+                       .on_event = [this](const PersistEvent& event) {
                          const std::lock_guard lock(mutex);
                          events.push_back(event);
                        }});

@@ -4,7 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
+
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/space.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/persist/test_state.h"
@@ -73,11 +76,215 @@ TEST_SUITE("ckpt/retention/catalog") {
       CHECK_MESSAGE(message.find(step) != std::string::npos, message);
   }
 
+  TEST_CASE("listing again decodes only what has changed, and sees every change") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20, 30}) add_step(disk, step);
+    CatalogCache cache;
+    const auto complete = [&] {
+      std::vector<int64_t> steps;
+      for (const CheckpointInfo& info : list_checkpoints(disk, kDir, &cache).value().checkpoints) {
+        const CheckpointInfo fresh = look_at_checkpoint(disk, kDir, info.step);
+        CHECK((fresh.size_bytes == info.size_bytes && fresh.created_unix_ms == info.created_unix_ms &&
+               fresh.problem == info.problem && fresh.dir == info.dir && fresh.step == info.step));
+        if (info.complete) steps.push_back(info.step);
+      }
+      return steps;
+    };
+    CHECK(complete() == std::vector<int64_t>{10, 20, 30});
+    CHECK(cache.decoded() == 3);
+    CHECK(complete() == std::vector<int64_t>{10, 20, 30});
+    CHECK(cache.decoded() == 3);
+    damage(disk, 20);  // same size, one bit
+    CHECK(complete() == std::vector<int64_t>{10, 30});
+    damage(disk, 20);
+    const std::string file = shard_file_name(0, 1);
+    disk.bytes_of(kDir / "step-00000030" / file).pop_back();
+    CHECK(complete() == std::vector<int64_t>{10, 20});
+    CHECK(cache.decoded() == 3);
+    REQUIRE(remove_checkpoint(disk, kDir, 10, kWriter).ok());
+    REQUIRE(save(disk, kDir, make_state(10, 77, 2, one_tensor())).ok());  // another one under the same name
+    CHECK(complete() == std::vector<int64_t>{10, 20});
+    CHECK(cache.decoded() == 4);
+  }
+
   TEST_CASE("a directory under another step's name is not complete") {
     MemoryBackend disk;
     add_step(disk, 10);
     REQUIRE(disk.rename(kDir / "step-00000010", kDir / "step-00000011").ok());
     CHECK(complete_steps(disk).empty());
+  }
+}
+
+TEST_SUITE("ckpt/retention/policy") {
+  TEST_CASE("each rule keeps what its name says, and rules add up") {
+    // Saved every 10 steps and every 10 minutes, from midnight; one loss a step, a validation loss every 40 steps.
+    std::vector<CheckpointInfo> all;
+    for (int64_t k = 1; k <= 30; ++k) {
+      CheckpointInfo info{.step = 10 * k, .complete = true, .created_unix_ms = 600'000 * k};
+      info.loss = k == 7 ? 0.5 : k == 3 ? std::nan("") : 10.0 - 0.1 * static_cast<double>(k);
+      if (k % 4 == 0) info.valid_loss = std::abs(static_cast<double>(k) - 11.5);
+      all.push_back(info);
+    }
+    const auto stay = [&](const char* rules, int64_t run_steps = 300) {
+      const RetentionPolicy policy = retention_policy(parse_keep(rules).value(), run_steps);
+      const Result<std::vector<Fate>> fates = plan_retention(all, policy);
+      REQUIRE_MESSAGE(fates.ok(), fates.error().message);
+      std::vector<int64_t> out;
+      for (const Fate& fate : fates.value()) {
+        if (fate.stays) out.push_back(fate.step);
+      }
+      return out;
+    };
+    using Steps = std::vector<int64_t>;
+    CHECK(stay("last(1)") == Steps{300});
+    CHECK(stay("last(3)") == Steps{280, 290, 300});
+    CHECK(stay("every(100)") == Steps{100, 200, 300});
+    CHECK(stay("every(75)") == Steps{80, 150, 230, 300});  // the first at or behind each multiple
+    CHECK(stay("every(1h)") == Steps{10, 60, 120, 180, 240, 300});
+    CHECK(stay("every(1d)") == Steps{10, 300});
+    CHECK(stay("at(1, 95, 120, 9999)") == Steps{10, 100, 120, 300});
+    CHECK(stay("best(loss, 1)") == Steps{70, 300});
+    CHECK(stay("best(loss, 3)") == Steps{70, 290, 300});
+    CHECK(stay("best(valid_loss)") == Steps{120, 300});
+    CHECK(stay("best(valid_loss, 2)") == Steps{80, 120, 300});
+    CHECK(stay("within(30min)") == Steps{270, 280, 290, 300});
+    CHECK(stay("fractions(4)") == Steps{80, 150, 230, 300});
+    CHECK(stay("fractions(4)", 1200) == Steps{300});  // the run is a quarter done
+    CHECK(stay("last(2), every(100), best(loss, 1) + within(10min)") == Steps{70, 100, 200, 290, 300});
+    // Applied after each save, as a run does it, the same ones stay as when applied once at the end. (Not so for best:
+    // what was not among the best when it was removed cannot become one of them later, and nothing removed comes back.)
+    for (const char* rules : {"last(2), every(100)", "every(75), at(42)", "every(1h), last(1)", "fractions(7)",
+                              "best(loss, 2)", "best(valid_loss, 3)", "within(25min), every(90)"}) {
+      const RetentionPolicy policy = retention_policy(parse_keep(rules).value(), 300);
+      std::vector<CheckpointInfo> there;
+      for (const CheckpointInfo& info : all) {
+        there.push_back(info);
+        const std::vector<Fate> fates = plan_retention(there, policy).value();
+        std::vector<CheckpointInfo> left;
+        for (size_t k = 0; k < there.size(); ++k) {
+          if (fates[k].stays) left.push_back(there[k]);
+        }
+        there = left;
+      }
+      Steps left;
+      for (const CheckpointInfo& info : there) left.push_back(info.step);
+      CAPTURE(rules);
+      CHECK(left == stay(rules));
+    }
+  }
+
+  TEST_CASE("what a kept checkpoint refers to stays, over any number of hops, damaged or not") {
+    std::vector<CheckpointInfo> all;
+    for (int64_t step = 1; step <= 8; ++step) all.push_back({.step = step, .complete = step != 2});
+    all[7].references = {5};
+    all[4].references = {2, 3};
+    all[5].references = {4};  // of one that goes: goes with it
+    const std::vector<Fate> fates = plan_retention(all, {}).value();
+    std::vector<int64_t> left;
+    for (const Fate& fate : fates) {
+      if (fate.stays) left.push_back(fate.step);
+    }
+    CHECK(left == std::vector<int64_t>{2, 3, 5, 8});
+    CHECK(fates[1].why == "a kept one refers to it");
+    CHECK(referenced_steps(all, {6}) == std::set<int64_t>{4});
+  }
+
+  TEST_CASE("rules as text: what is read is what is written, and mistakes say what is accepted") {
+    const char* text =
+        "last(3), every(1000), every(1d), best(valid_loss, 2), at(100, 85000), within(2h), fractions(10)";
+    std::string again;
+    for (const Keep& rule : parse_keep(text).value()) again += (again.empty() ? "" : ", ") + to_text(rule);
+    CHECK(again == text);
+    CHECK(to_text(parse_keep(" every( 90min ) ").value()[0]) == "every(90min)");
+    for (const char* wrong : {"",
+                              "last",
+                              "last()",
+                              "last(0)",
+                              "last(-1)",
+                              "last(1.5)",
+                              "last(3",
+                              "last)3(",
+                              "every(3x)",
+                              "every(0h)",
+                              "best(acc)",
+                              "best(loss, 2, 3)",
+                              "best()",
+                              "at()",
+                              "at(1,)",
+                              "within(3)",
+                              "fractions(0)",
+                              "keep(3)",
+                              "last(3) every(4)",
+                              "last(3),",
+                              "last(99999999999999999999)",
+                              "every(nan h)",
+                              "within(infs)"}) {
+      CAPTURE(wrong);
+      const Result<std::vector<Keep>> rules = parse_keep(wrong);
+      REQUIRE_FALSE(rules.ok());
+      CHECK(rules.error().code == ErrorCode::kInvalidInput);
+    }
+    CHECK(
+        parse_keep("last(3), evry(4)").error().message.find("\"evry(4)\" is no rule of retention; there are last(n)") ==
+        0);
+    const std::vector<CheckpointInfo> one{{.step = 1, .complete = true}};
+    for (const Keep& rule :
+         {Keep{.kind = Keep::Kind::kEvery}, Keep{.kind = Keep::Kind::kWithin}, Keep{.kind = Keep::Kind::kBest},
+          Keep{.kind = Keep::Kind::kAt}, Keep{.kind = Keep::Kind::kFractions, .count = 3}}) {
+      CHECK(plan_retention(one, retention_policy({rule}, 0)).error().code == ErrorCode::kInvalidInput);
+    }
+  }
+
+  TEST_CASE("how many lie there at once is what a run of that length leaves") {
+    const auto at_once = [](std::vector<Every> save, const char* rules, int64_t steps) {
+      CheckpointConfig config{.save = std::move(save)};
+      if (*rules != 0) config.keep = parse_keep(rules).value();
+      const KeptAtOnce out = kept_at_once(config, steps);
+      return std::pair(out.at_least, out.at_most);
+    };
+    using Pair = std::pair<int64_t, int64_t>;
+    const std::vector<Every> tens{{.steps = 10}};
+    CHECK(at_once(tens, "", 100) == Pair{10, 10});
+    CHECK(at_once(tens, "", 105) == Pair{11, 11});
+    CHECK(at_once(tens, "last(3)", 1000) == Pair{3, 3});
+    CHECK(at_once(tens, "last(3), every(100)", 1000) == Pair{12, 12});
+    CHECK(at_once(tens, "last(3), best(loss, 2)", 1000) == Pair{3, 5});
+    CHECK(at_once(tens, "last(3), every(1d)", 1000) == Pair{3, 100});
+    CHECK(at_once({{.seconds = 600}}, "", 1000) == Pair{1, -1});
+    CHECK(at_once({{.seconds = 600}}, "last(3)", 1000) == Pair{1, 3});
+    CHECK(at_once({{.steps = 1}}, "last(2), fractions(10)", 1'000'000'000) == Pair{3, 3});
+    const std::vector<int64_t> present{10, 20, 500};
+    CHECK(kept_at_once({.save = tens}, 540, present).at_least == 7);
+    CHECK(kept_at_once({.save = tens}, 500, present).at_least == 3);
+  }
+}
+
+TEST_SUITE("ckpt/retention/space") {
+  TEST_CASE("a disk too small for what will lie there is told before anything is written, in numbers") {
+    constexpr int64_t kMiB = 1 << 20, kLarge = 1 << 30;
+    const auto report_with_free = [](int64_t free_bytes, const fs::path& dir = kDir) {
+      int64_t used = 0;
+      for (const bool measured : {false, true}) {
+        MemoryBackend disk(measured ? used + free_bytes : kLarge);
+        for (const int64_t step : {10, 20}) add_step(disk, step);
+        used = kLarge - disk.free_bytes(kDir).value();
+        if (measured) return check_space(disk, dir, {.checkpoint_bytes = 100 * kMiB, .kept = {3, 3}}).value();
+      }
+      return SpaceReport{};
+    };
+    const int64_t present = report_with_free(kLarge).present_bytes;
+    CHECK(present > 1000);
+    CHECK(report_with_free(400 * kMiB).missing_bytes == 0);
+    CHECK(report_with_free(400 * kMiB - present).missing_bytes == 0);  // what is there counts
+    CHECK(report_with_free(400 * kMiB - present - 1).missing_bytes == 1);
+    const SpaceReport report = report_with_free(100 * kMiB);
+    CHECK(report.missing_bytes == 300 * kMiB - present);
+    CHECK_MESSAGE(report.text.find("/ck: 3 kept + 1 being written, 100.0 MiB each, are 400.0 MiB; ") == 0, report.text);
+    CHECK_MESSAGE(report.text.find(" are there and 100.0 MiB are free: 300.0 MiB are missing. ") != std::string::npos,
+                  report.text);
+    const SpaceReport elsewhere = report_with_free(100 * kMiB, "/ck/not/there/yet");
+    CHECK(elsewhere.free_bytes == 100 * kMiB);
+    CHECK(elsewhere.missing_bytes == 300 * kMiB);
   }
 }
 

@@ -1,0 +1,359 @@
+#include "ckpt/retention/policy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <optional>
+
+namespace cairn::ckpt {
+namespace {
+
+using Kind = Keep::Kind;
+
+constexpr int64_t kMostSaves = 1'000'000;  // counted one by one; beyond that nobody asks
+constexpr const char* kRuleForms =
+    "last(n), every(steps), every(time), best(loss or valid_loss, n), at(steps, ...), within(time) and fractions(n), "
+    "where a time is a number with s, min, h or d";
+
+Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+const char* metric_name(Keep::Metric metric) { return metric == Keep::Metric::kLoss ? "loss" : "valid_loss"; }
+
+std::string time_text(double seconds) {
+  for (const auto& [size, unit] : {std::pair(86400.0, "d"), {3600.0, "h"}, {60.0, "min"}}) {
+    if (seconds >= size && std::fmod(seconds, size) == 0) return fmt::format("{}{}", seconds / size, unit);
+  }
+  return fmt::format("{}s", seconds);
+}
+
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\n");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
+}
+
+std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t out = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (error != std::errc() || end != text.data() + text.size() || out < 1 || out > 1'000'000'000) return std::nullopt;
+  return out;
+}
+
+std::optional<double> time_of(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit = trimmed(text.substr(static_cast<size_t>(end - text.data())));
+  const double size = unit == "s" ? 1 : unit == "min" ? 60 : unit == "h" ? 3600 : unit == "d" ? 86400 : 0;
+  if (error != std::errc() || !(number > 0) || !(number < 1e9) || size == 0) return std::nullopt;
+  return number * size;
+}
+
+/// One rule: its name and what stands between its parentheses.
+std::optional<Keep> read_rule(std::string_view name, const std::vector<std::string_view>& args) {
+  Keep rule;
+  const auto one_count = [&](Kind kind, size_t at) -> std::optional<Keep> {
+    const std::optional<int64_t> count = args.size() == at + 1 ? whole_number(args[at]) : std::nullopt;
+    if (!count) return std::nullopt;
+    rule.kind = kind;
+    rule.count = *count;
+    return rule;
+  };
+  if (name == "last") return one_count(Kind::kLast, 0);
+  if (name == "fractions") return one_count(Kind::kFractions, 0);
+  if (name == "best" && !args.empty()) {
+    if (args[0] != "loss" && args[0] != "valid_loss") return std::nullopt;
+    rule.metric = args[0] == "loss" ? Keep::Metric::kLoss : Keep::Metric::kValidLoss;
+    if (args.size() > 1) return one_count(Kind::kBest, 1);
+    rule.kind = Kind::kBest;
+    rule.count = 1;
+    return rule;
+  }
+  if ((name == "every" || name == "within") && args.size() == 1) {
+    rule.kind = name == "every" ? Kind::kEvery : Kind::kWithin;
+    if (const std::optional<int64_t> steps = whole_number(args[0]); steps && name == "every") {
+      rule.steps = *steps;
+      return rule;
+    }
+    const std::optional<double> seconds = time_of(args[0]);
+    if (!seconds) return std::nullopt;
+    rule.seconds = *seconds;
+    return rule;
+  }
+  if (name == "at" && !args.empty()) {
+    rule.kind = Kind::kAt;
+    for (const std::string_view arg : args) {
+      const std::optional<int64_t> step = whole_number(arg);
+      if (!step) return std::nullopt;
+      rule.at.push_back(*step);
+    }
+    return rule;
+  }
+  return std::nullopt;
+}
+
+bool makes_sense(const Keep& rule, int64_t run_steps) {
+  switch (rule.kind) {
+    case Kind::kLast:
+    case Kind::kBest:
+      return rule.count >= 1;
+    case Kind::kFractions:
+      return rule.count >= 1 && run_steps >= 1;
+    case Kind::kEvery:
+      return (rule.steps >= 1) != (rule.seconds > 0);
+    case Kind::kWithin:
+      return rule.seconds > 0;
+    case Kind::kAt:
+      return !rule.at.empty();
+  }
+  return false;
+}
+
+/// The period of `number` in a rhythm of `size`, in whole periods from 0.
+int64_t period(double number, double size) { return static_cast<int64_t>(std::floor(number / size)); }
+
+/// Marks to each of which the first checkpoint at or behind it belongs.
+std::vector<int64_t> marks_of(const Keep& rule, int64_t run_steps) {
+  if (rule.kind == Kind::kAt) {
+    std::vector<int64_t> marks = rule.at;
+    std::sort(marks.begin(), marks.end());
+    return marks;
+  }
+  std::vector<int64_t> marks;
+  for (int64_t k = 1; k <= std::min(rule.count, run_steps); ++k) {
+    marks.push_back(static_cast<int64_t>(std::ceil(static_cast<double>(run_steps) * static_cast<double>(k) /
+                                                   static_cast<double>(std::min(rule.count, run_steps)))));
+  }
+  return marks;
+}
+
+/// Indices into `complete` (ascending by step, not empty) that the rule keeps.
+std::vector<size_t> kept_by(const Keep& rule, std::span<const CheckpointInfo* const> complete, int64_t run_steps) {
+  std::vector<size_t> out;
+  switch (rule.kind) {
+    case Kind::kLast:
+      for (size_t k = complete.size() - std::min(complete.size(), static_cast<size_t>(rule.count)); k < complete.size();
+           ++k)
+        out.push_back(k);
+      break;
+    case Kind::kEvery: {
+      std::set<int64_t> seen;
+      for (size_t k = 0; k < complete.size(); ++k) {
+        const int64_t at = rule.steps > 0
+                               ? complete[k]->step / rule.steps
+                               : period(static_cast<double>(complete[k]->created_unix_ms) / 1000, rule.seconds);
+        if (rule.steps > 0 && at == 0) continue;  // before the first multiple
+        if (seen.insert(at).second) out.push_back(k);
+      }
+      break;
+    }
+    case Kind::kAt:
+    case Kind::kFractions: {
+      size_t k = 0;
+      for (const int64_t mark : marks_of(rule, run_steps)) {
+        while (k < complete.size() && complete[k]->step < mark) ++k;
+        if (k == complete.size()) break;
+        if (out.empty() || out.back() != k) out.push_back(k);
+      }
+      break;
+    }
+    case Kind::kBest: {
+      std::vector<std::pair<double, size_t>> ranked;
+      for (size_t k = 0; k < complete.size(); ++k) {
+        const std::optional<double>& value =
+            rule.metric == Keep::Metric::kLoss ? complete[k]->loss : complete[k]->valid_loss;
+        if (value && std::isfinite(*value)) ranked.emplace_back(*value, k);
+      }
+      std::sort(ranked.begin(), ranked.end());  // of equals the older one, which then stays the one
+      if (ranked.size() > static_cast<size_t>(rule.count)) ranked.resize(static_cast<size_t>(rule.count));
+      for (const auto& [value, k] : ranked) out.push_back(k);
+      break;
+    }
+    case Kind::kWithin: {
+      int64_t newest = complete[0]->created_unix_ms;
+      for (const CheckpointInfo* info : complete) newest = std::max(newest, info->created_unix_ms);
+      for (size_t k = 0; k < complete.size(); ++k) {
+        if (static_cast<double>(newest - complete[k]->created_unix_ms) <= rule.seconds * 1000) out.push_back(k);
+      }
+      break;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+RetentionPolicy retention_policy(const std::vector<Keep>& rules, int64_t run_steps) {
+  RetentionPolicy policy{.run_steps = run_steps};
+  for (const Keep& rule : rules) {
+    if (rule.kind == Kind::kLast) {
+      policy.keep_last = std::max(policy.keep_last, rule.count);
+    } else {
+      policy.rules.push_back(rule);
+    }
+  }
+  return policy;
+}
+
+std::string to_text(const Keep& rule) {
+  switch (rule.kind) {
+    case Kind::kLast:
+      return fmt::format("last({})", rule.count);
+    case Kind::kEvery:
+      return rule.steps > 0 ? fmt::format("every({})", rule.steps) : fmt::format("every({})", time_text(rule.seconds));
+    case Kind::kAt: {
+      std::string steps;
+      for (const int64_t step : rule.at) steps += (steps.empty() ? "" : ", ") + std::to_string(step);
+      return fmt::format("at({})", steps);
+    }
+    case Kind::kBest:
+      return fmt::format("best({}, {})", metric_name(rule.metric), rule.count);
+    case Kind::kWithin:
+      return fmt::format("within({})", time_text(rule.seconds));
+    case Kind::kFractions:
+      return fmt::format("fractions({})", rule.count);
+  }
+  return {};
+}
+
+Result<std::vector<Keep>> parse_keep(std::string_view text) {
+  std::vector<Keep> rules;
+  std::string_view rest = trimmed(text);
+  if (rest.empty()) return invalid(fmt::format("no rule of retention is given; there are {}", kRuleForms));
+  while (!rest.empty()) {
+    const size_t open = rest.find('('), close = rest.find(')');
+    const std::string_view shown = trimmed(rest.substr(0, close == std::string_view::npos ? close : close + 1));
+    if (open == std::string_view::npos || close == std::string_view::npos || close < open) {
+      return invalid(fmt::format("\"{}\" is no rule of retention; there are {}", shown, kRuleForms));
+    }
+    std::vector<std::string_view> args;
+    std::string_view inside = rest.substr(open + 1, close - open - 1);
+    for (;;) {
+      const size_t comma = inside.find(',');
+      args.push_back(trimmed(inside.substr(0, comma)));
+      if (comma == std::string_view::npos) break;
+      inside.remove_prefix(comma + 1);
+    }
+    const std::optional<Keep> rule = read_rule(trimmed(rest.substr(0, open)), args);
+    if (!rule) return invalid(fmt::format("\"{}\" is no rule of retention; there are {}", shown, kRuleForms));
+    rules.push_back(*rule);
+    rest = trimmed(rest.substr(close + 1));
+    if (rest.empty()) break;
+    if (rest[0] != ',' && rest[0] != '+') {
+      return invalid(fmt::format("\"{}\": a comma is expected between rules of retention", rest));
+    }
+    rest = trimmed(rest.substr(1));
+    if (rest.empty()) return invalid(fmt::format("\"{}\": no rule behind the last comma", text));
+  }
+  return rules;
+}
+
+std::set<int64_t> referenced_steps(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& kept) {
+  std::map<int64_t, const CheckpointInfo*> by_step;
+  for (const CheckpointInfo& info : checkpoints) by_step[info.step] = &info;
+  std::set<int64_t> out;
+  std::vector<int64_t> open(kept.begin(), kept.end());
+  while (!open.empty()) {
+    const auto found = by_step.find(open.back());
+    open.pop_back();
+    if (found == by_step.end()) continue;
+    for (const int64_t step : found->second->references) {
+      if (!kept.contains(step) && out.insert(step).second) open.push_back(step);
+    }
+  }
+  return out;
+}
+
+Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpoints, const RetentionPolicy& policy) {
+  if (policy.keep_last < 1) return invalid(fmt::format("keep_last must be at least 1, got {}", policy.keep_last));
+  for (const Keep& rule : policy.rules) {
+    if (makes_sense(rule, policy.run_steps)) continue;
+    return invalid(rule.kind == Kind::kFractions && rule.count >= 1
+                       ? fmt::format("{} needs the number of steps of the whole run", to_text(rule))
+                       : fmt::format("{} is no rule of retention; there are {}", to_text(rule), kRuleForms));
+  }
+  std::vector<Fate> out;
+  std::vector<const CheckpointInfo*> complete;
+  for (const CheckpointInfo& info : checkpoints) {
+    out.push_back({info.step, true, "damaged, but not older than all that stay"});
+    if (info.complete) complete.push_back(&info);
+  }
+  if (complete.empty()) {
+    for (Fate& fate : out) fate.why = "no checkpoint is complete";
+    return out;
+  }
+  std::map<int64_t, std::string> why;
+  const auto keep = [&](int64_t step, const std::string& rule) {
+    std::string& text = why[step];
+    if (text.find(rule) == std::string::npos) text += (text.empty() ? "" : ", ") + rule;
+  };
+  const Keep newest{.kind = Kind::kLast, .count = policy.keep_last};
+  int64_t oldest_of_last = complete.back()->step;
+  for (const size_t k : kept_by(newest, complete, 0)) {
+    keep(complete[k]->step, to_text(newest));
+    oldest_of_last = std::min(oldest_of_last, complete[k]->step);
+  }
+  for (const Keep& rule : policy.rules) {
+    for (const size_t k : kept_by(rule, complete, policy.run_steps)) keep(complete[k]->step, to_text(rule));
+  }
+  for (const int64_t step : policy.keep_steps) keep(step, "asked for");
+  std::set<int64_t> kept;
+  for (const auto& [step, rule] : why) kept.insert(step);
+  for (const int64_t step : referenced_steps(checkpoints, kept)) keep(step, "a kept one refers to it");
+  for (size_t k = 0; k < checkpoints.size(); ++k) {
+    const auto found = why.find(checkpoints[k].step);
+    if (found != why.end()) {
+      out[k].why = found->second;
+    } else if (checkpoints[k].complete) {
+      out[k] = {checkpoints[k].step, false, "no rule keeps it"};
+    } else if (checkpoints[k].step < oldest_of_last) {
+      out[k] = {checkpoints[k].step, false, "damaged"};
+    }
+  }
+  return out;
+}
+
+KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::span<const int64_t> present) {
+  // The end of the run always saves; rhythms in time may save at any step besides.
+  const int64_t done = present.empty() ? 0 : present.back();
+  bool by_time = false;
+  std::set<int64_t> saves(present.begin(), present.end());
+  if (done < run_steps) saves.insert(run_steps);
+  if (saves.empty()) return {0, 0};
+  for (const Every& every : config.save) {
+    by_time = by_time || every.seconds > 0;
+    if (every.steps <= 0) continue;
+    const int64_t first = std::max<int64_t>(done / every.steps + 1, run_steps / every.steps - kMostSaves);
+    for (int64_t k = first; k * every.steps <= run_steps; ++k) saves.insert(k * every.steps);
+  }
+  const auto count = static_cast<int64_t>(saves.size());
+  if (config.keep.empty()) return {count, by_time ? -1 : count};
+
+  std::vector<CheckpointInfo> all;
+  for (const int64_t step : saves) all.push_back({.step = step, .complete = true});
+  std::vector<const CheckpointInfo*> complete;
+  for (const CheckpointInfo& info : all) complete.push_back(&info);
+  std::set<size_t> certain{all.size() - 1};
+  int64_t chance = 0;  // which ones a metric keeps is not known; at worst none that another rule keeps
+  int64_t bound = 0;   // of the other rules, whatever the steps of the saves are
+  bool unbounded = false;
+  for (const Keep& rule : config.keep) {
+    if (rule.kind == Kind::kBest) {
+      chance += rule.count;
+    } else if (rule.kind == Kind::kWithin || (rule.kind == Kind::kEvery && rule.seconds > 0)) {
+      unbounded = true;
+    } else if (makes_sense(rule, run_steps)) {
+      for (const size_t k : kept_by(rule, complete, run_steps)) certain.insert(k);
+      bound += rule.kind == Kind::kEvery ? run_steps / rule.steps
+               : rule.kind == Kind::kAt  ? static_cast<int64_t>(rule.at.size())
+                                         : rule.count;
+    }
+  }
+  const auto kept = static_cast<int64_t>(certain.size());
+  if (unbounded) return {kept, by_time ? -1 : count};
+  return {kept, by_time ? std::max(kept, bound + chance) : std::min(count, kept + chance)};
+}
+
+}  // namespace cairn::ckpt

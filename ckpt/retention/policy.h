@@ -1,0 +1,68 @@
+#pragma once
+// Which checkpoints stay: pure rules on a list of what is there. No I/O.
+//
+// A checkpoint stays when any rule keeps it; the newest complete one always does, and so does what a kept one refers
+// to.
+//   last(n)        the n with the highest steps
+//   every(k)       the first at or behind each multiple of k steps (a save that is put off by a step still counts)
+//   every(time)    the first of each such period of the clock (of each UTC day for 24 h)
+//   at(steps)      the first at or behind each of these steps
+//   best(m, n)     the n lowest of a metric; checkpoints that have no such number are no candidates
+//   within(time)   those at most so much older than the newest; by the time of creation that manifests hold
+//   fractions(n)   the first at or behind each nth part of the run
+// "The first" never changes by later saves, so that what is kept once is kept by every later application too.
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/retention/catalog.h"
+#include "runtime/config/recipe.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+struct RetentionPolicy {
+  int64_t keep_last = 1;            // complete checkpoints, by step; at least 1
+  std::vector<int64_t> keep_steps;  // never removed: being read, or asked for by a person
+  std::vector<Keep> rules;          // and what these keep
+  int64_t run_steps = 0;            // of the whole run, for kFractions
+};
+
+/// What a recipe's `keep` means; with an empty list nothing is ever removed, which is for the caller to see.
+RetentionPolicy retention_policy(const std::vector<Keep>& rules, int64_t run_steps);
+
+/// "last(3), every(1000), every(24h), best(valid_loss, 2), at(100, 85000), within(2h), fractions(10)" -> rules.
+/// Times have a unit: s, min, h or d. Errors: kInvalidInput naming the rule and what is accepted.
+Result<std::vector<Keep>> parse_keep(std::string_view text);
+/// One rule as parse_keep reads it.
+std::string to_text(const Keep& rule);
+
+/// What happens to one checkpoint, and why: "last(3)", "every(1000)", "step 40 refers to it", "no rule keeps it".
+struct Fate {
+  int64_t step = 0;
+  bool stays = true;
+  std::string why;
+};
+
+/// The fate of each checkpoint of `checkpoints` (ascending), in their order. Damaged ones go when they are older than
+/// the newest keep_last complete ones; nothing goes while none is complete. Errors: kInvalidInput for a rule that makes
+/// no sense (a count below 1, a time of 0, fractions without run_steps).
+Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpoints, const RetentionPolicy& policy);
+
+/// The one place that knows what checkpoints need of others: the steps that those of `kept` refer to, over any number
+/// of hops, without `kept` itself.
+std::set<int64_t> referenced_steps(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& kept);
+
+/// How many checkpoints lie there at once at the most, over a run that saves as `config` says: what is certain, from
+/// rhythms in steps, and what can be counted on not to be exceeded. Without that (rhythms in time) `at_most` is -1.
+/// `present`: steps that are there already, ascending; the run goes on behind the last of them.
+struct KeptAtOnce {
+  int64_t at_least = 1, at_most = 1;
+};
+KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::span<const int64_t> present = {});
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,49 @@
+#include "ckpt/retention/space.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ckpt/retention/catalog.h"
+
+namespace cairn::ckpt {
+
+namespace fs = std::filesystem;
+
+std::string size_text(int64_t bytes) {
+  constexpr double kKi = 1024;
+  const auto number = static_cast<double>(bytes);
+  if (number >= kKi * kKi * kKi * kKi) return fmt::format("{:.2f} TiB", number / (kKi * kKi * kKi * kKi));
+  if (number >= kKi * kKi * kKi) return fmt::format("{:.2f} GiB", number / (kKi * kKi * kKi));
+  if (number >= kKi * kKi) return fmt::format("{:.1f} MiB", number / (kKi * kKi));
+  return fmt::format("{} bytes", bytes);
+}
+
+Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, const SpaceNeed& need) {
+  SpaceReport report;
+  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  for (const CheckpointInfo& info : catalog.checkpoints) report.present_bytes += info.size_bytes;
+  fs::path asked = checkpoints_dir;
+  for (;;) {
+    const Result<FileStat> stat = io.stat(asked);
+    if (stat.ok()) break;
+    if (!is_not_found(stat.error()) || !asked.has_parent_path() || asked == asked.parent_path()) break;
+    asked = asked.parent_path();
+  }
+  RT_TRY_SET(report.free_bytes, io.free_bytes(asked));
+  report.needed_bytes = (need.kept.at_least + need.in_flight) * need.checkpoint_bytes;
+  // The first save finds all that is there still there; at the fullest moment only what the rules keep is left of it.
+  const int64_t first = need.in_flight * need.checkpoint_bytes - report.free_bytes;
+  const int64_t fullest = report.needed_bytes - report.present_bytes - report.free_bytes;
+  report.missing_bytes = std::max<int64_t>({0, first, fullest});
+  if (report.missing_bytes == 0) return report;
+  report.text = fmt::format(
+      "{}: {}{} kept + {} being written, {} each, are {}; {} of checkpoints are there and {} are free: {} are missing. "
+      "Make room, keep fewer (checkpoint.keep), save elsewhere (--run), or say checkpoint.space = \"warn\"",
+      checkpoints_dir.string(), need.kept.at_most == need.kept.at_least ? "" : "at least ", need.kept.at_least,
+      need.in_flight, size_text(need.checkpoint_bytes), size_text(report.needed_bytes), size_text(report.present_bytes),
+      size_text(report.free_bytes), size_text(report.missing_bytes));
+  return report;
+}
+
+}  // namespace cairn::ckpt
