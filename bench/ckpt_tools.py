@@ -44,7 +44,7 @@ return T.recipe {{ name = "bench", seed = 7, stop = T.steps(1),
 
 def make_source(scratch) -> pathlib.Path:
     layers = 2 if args.tiny else 12
-    width = max(64, round((args.megabytes * 2**20 / 12 / (12 * layers)) ** 0.5 / 64) * 64)
+    width = max(128, round((args.megabytes * 2**20 / 12 / (12 * layers)) ** 0.5 / 128) * 128)
     text = scratch.path / "t.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     run_quietly([args.cairn, "data", "tokenize", str(text), "--out", str(scratch.path / "t")])
