@@ -240,11 +240,25 @@ void bench_optimizer(Bench& bench, bool tiny) {
   Values<float> grad(count), master(count), m(count), v(count);
   for (int64_t i = 0; i < count; ++i) v[i] = std::abs(v[i]);
   Values<bf16> weight(count);
-  const kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+  Values<float> other_master(count), other_m(count), other_v(count), float_weight(count);
+  const kernels::AdamwState state{master, m, v}, other{other_master, other_m, other_v};
+  kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
   const double bytes = static_cast<double>(count) * 4;
-  bench.run("adamw f32", 7 * bytes, "GB/s", [&] { kernels::adamw(args, grad, master, m, v, nullptr, count); });
+  bench.run("adamw f32", 7 * bytes, "GB/s", [&] { kernels::adamw(args, grad, state, state, nullptr, nullptr, count); });
+  // Into other memory: as many bytes as in place when streamed, three arrays more when not.
+  args.stream = true;
+  bench.run("adamw f32 into another bank, streamed", 7 * bytes, "GB/s",
+            [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count); });
+  kernels::AdamwSums sums;
+  bench.run("adamw f32 into another bank, streamed, with checksums", 7 * bytes, "GB/s",
+            [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count, &sums); });
+  bench.run("adamw f32 into another bank, streamed, with checksums and float weight", 8 * bytes, "GB/s",
+            [&] { kernels::adamw(args, grad, state, other, float_weight, nullptr, count, &sums); });
+  args.stream = false;
+  bench.run("adamw f32 into another bank, through the caches", 7 * bytes, "GB/s",
+            [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count); });
   bench.run("adamw f32 and bf16 weight", 7.5 * bytes, "GB/s",
-            [&] { kernels::adamw(args, grad, master, m, v, weight, count); });
+            [&] { kernels::adamw(args, grad, state, state, nullptr, weight, count); });
   bench.run("sum_of_squares", bytes, "GB/s", [&] {
     const volatile double sum = kernels::sum_of_squares(grad, count);
     (void)sum;

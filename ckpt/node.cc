@@ -55,6 +55,15 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                               plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
+  if (!node->options_.resume) {
+    const std::vector<SlotView> views = node->arena_.views();
+    if (const auto newest = newest_whole(views)) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("shared memory (/dev/shm{}) still holds step {} of this run; leave out --fresh to go on "
+                               "from there, or choose another run folder",
+                               node->arena_.name(), views[*newest].step)};
+    }
+  }
   if (const Result<CheckpointInfo> newest = newest_complete(*io, node->options_.checkpoints_dir); newest.ok()) {
     node->newest_on_disk_ = newest.value().step;
   }
@@ -63,19 +72,22 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, /*from_first=*/false});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, make_backend(plan), node->options_.checkpoints_dir,
-      PersistOptions{.retention = plan.recipe.checkpoint.keep.empty()
-                                      ? std::nullopt
-                                      : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
-                     .on_event = [raw = node.get()](const PersistEvent& event) {
-                       if (event.status.ok()) {
-                         raw->newest_on_disk_ = std::max(raw->newest_on_disk_.load(), event.step);
-                       }
-                       {
-                         const std::lock_guard lock(raw->mutex_);
-                         raw->events_.push_back(event);
-                       }
-                       if (raw->options_.on_persisted) raw->options_.on_persisted();
-                     }});
+      PersistOptions{
+          .retention = plan.recipe.checkpoint.keep.empty()
+                           ? std::nullopt
+                           : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
+          .save = {.codec = plan.recipe.checkpoint.compress == Compress::kZstd ? Codec::kShuffleZstd : Codec::kRaw},
+          .incremental = plan.recipe.checkpoint.incremental,
+          .on_event = [raw = node.get()](const PersistEvent& event) {
+            if (event.status.ok()) {
+              raw->newest_on_disk_ = std::max(raw->newest_on_disk_.load(), event.step);
+            }
+            {
+              const std::lock_guard lock(raw->mutex_);
+              raw->events_.push_back(event);
+            }
+            if (raw->options_.on_persisted) raw->options_.on_persisted();
+          }});
   node->keep_memory_ = false;
   return node;
 }

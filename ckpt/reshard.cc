@@ -80,9 +80,9 @@ Result<size_t> kinds_of(const Manifest& source, const Plan& target) {
 
 /// All that decides the bytes of the target's files.
 Result<uint64_t> key_of(const Manifest& source, const Manifest& target, std::span<const WriterPart> parts,
-                        int64_t chunk_bytes) {
+                        int64_t chunk_bytes, Codec codec) {
   RT_TRY_SET(std::string text, encode_manifest(source));
-  text = fmt::format("{} {} {}\n", hash_to_hex(hash_bytes(text)), target.step, chunk_bytes);
+  text = fmt::format("{} {} {} {}\n", hash_to_hex(hash_bytes(text)), target.step, chunk_bytes, codec_name(codec));
   for (const WriterPart& part : parts) {
     text += part.file_name + "\n";
     for (const ShardData& shard : part.shards) {
@@ -210,10 +210,12 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   save.fill_bytes = budget.fill_bytes;
   save.replace_existing = options.replace_existing;
   save.cancel = options.cancel;
+  save.codec = options.codec;
   save.commit_bytes = options.commit_bytes;
-  RT_TRY_SET(save.resume_key, key_of(source, skeleton, parts, budget.chunk_bytes));
-  RT_TRY_SET(save.resume_from, look_at_leftovers(io, target_checkpoints_dir, source.step, save.resume_key,
+  RT_TRY_SET(const uint64_t key, key_of(source, skeleton, parts, budget.chunk_bytes, options.codec));
+  RT_TRY_SET(save.resume_from, look_at_leftovers(io, target_checkpoints_dir, source.step, key,
                                                  options.alive ? options.alive : may_be_alive, &report.cleaned));
+  if (options.codec == Codec::kRaw) save.resume_key = key;  // a note knows nothing of coded chunks: those begin anew
   RT_TRY_SET(SaveReport saved, save_checkpoint(io, target_checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = std::move(saved.dir);
   report.manifest = std::move(saved.manifest);

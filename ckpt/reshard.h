@@ -32,6 +32,7 @@ inline constexpr int64_t kMinReshardBytes = int64_t{8} << 20;
 struct ReshardOptions {
   /// For payload on its way, with room left in it for manifests of some megabytes; larger ones come on top.
   int64_t memory_bytes = int64_t{256} << 20;
+  Codec codec = Codec::kRaw;                  // of what is written; the source may be of any
   bool replace_existing = false;              // else a committed step of this number in the target is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each chunk; may be empty

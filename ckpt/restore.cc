@@ -12,13 +12,16 @@
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
+#include "ckpt/restore_slot.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
+#include "runtime/trainer/initial.h"
 
 namespace cairn::ckpt {
 namespace {
 
+using trainer::Restored;
 using trainer::StateKind;
 using trainer::StateTensor;
 using trainer::TrainPosition;
@@ -30,23 +33,11 @@ bool is_state(const TensorEntry& entry) {
   return std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind) != kStateKinds.end();
 }
 
-/// Imported: weights, perhaps with files kept beside them (of another kind), no moments.
-bool only_weights(const Manifest& manifest) {
-  return std::all_of(manifest.tensors.begin(), manifest.tensors.end(),
-                     [](const TensorEntry& entry) { return !is_state(entry) || entry.kind == kStateKinds[0]; });
-}
-
 /// check_tensors on what is training state; files that an import kept are none of the trainer's business.
 Status check_state(const Manifest& manifest, std::span<const TensorEntry> expected) {
   Manifest state;
   std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state.tensors), is_state);
   return check_tensors(state, expected);
-}
-
-std::vector<TensorEntry> expected_tensors(const Plan& plan, bool weights_only) {
-  std::vector<TensorEntry> out = state_tensors(plan.tensors);
-  if (weights_only) out.resize(plan.tensors.size());  // kinds are outermost
-  return out;
 }
 
 Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const StateTensor> state) {
@@ -67,7 +58,7 @@ Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const St
 
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std::span<const StateTensor> state) {
   RT_TRY_SET(const Manifest manifest, decode_manifest(arena.directory()));
-  RT_TRY(check_tensors(manifest, expected_tensors(plan, false)));
+  RT_TRY(check_tensors(manifest, state_tensors(plan.tensors)));
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, state));
   RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(manifest).plan_reads(wanted));
   std::vector<int64_t> rank_of_file;  // slot_manifest: ranks that save nothing have no file
@@ -87,18 +78,24 @@ Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std:
 }
 
 Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
-                                     std::span<const StateTensor> state) {
+                                     std::span<const StateTensor> state, const InitConfig& how) {
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir));
   const Manifest& manifest = reader.manifest();
-  const bool weights = only_weights(manifest);
-  RT_TRY(check_state(manifest, expected_tensors(plan, weights)).with(dir.string()));
-  RT_TRY_SET(const TrainPosition position, position_of(manifest).with(dir.string()));
+  RT_TRY_SET(const LoadMatch match, match_tensors(manifest, plan.tensors, how).with(dir.string()));
+  TrainPosition position{.seed = plan.recipe.seed};
+  if (!how.weights_only) {
+    RT_TRY_SET(position, position_of(manifest).with(dir.string()));
+  }
   std::vector<StateTensor> saved;
   for (const StateTensor& item : state) {
-    if (weights && item.kind != StateKind::kWeight) {
-      std::memset(item.data, 0, item.bytes);
-    } else {
+    const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
+    const bool weight = item.kind == StateKind::kWeight;
+    if (weight ? of.weight : of.moments) {
       saved.push_back(item);
+    } else if (weight) {
+      trainer::initial_weights(plan, item.tensor, item.box, reinterpret_cast<float*>(item.data));
+    } else {
+      std::memset(item.data, 0, item.bytes);
     }
   }
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, saved));
@@ -112,28 +109,38 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
   return position;
 }
 
-Result<std::optional<TrainPosition>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
-                                                        std::span<const StateTensor> state) {
+Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+                                                   std::span<const StateTensor> state, bool attached) {
   const arena::Control& control = arena.control();
   const arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire);
   if (decision.incarnation.load(std::memory_order_acquire) != incarnation || incarnation == 0) {
     return Error{ErrorCode::kInternal, "the agent has not decided where this run continues from"};
   }
-  if (decision.source == arena::Source::kFresh) return std::optional<TrainPosition>();
-  const auto loaded = [&]() -> Result<TrainPosition> {
+  if (decision.source == arena::Source::kFresh) return std::optional<Restored>();
+  const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
-      return load_from_disk(plan, io, dir, state);
+      RT_TRY_SET(TrainPosition position,
+                 load_from_disk(plan, io, dir, state, dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{}));
+      return Restored{.position = std::move(position)};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
         decision.position_bytes > static_cast<int64_t>(sizeof(decision.position))) {
       return Error{ErrorCode::kInternal, "the agent's decision makes no sense"};
     }
-    RT_TRY(load_from_memory(plan, arena, decision.slot, state));
-    return decode_position({decision.position, static_cast<size_t>(decision.position_bytes)});
+    std::vector<StateTensor> missing;
+    for (const StateTensor& item : state) {
+      if (!attached || !item.primary) missing.push_back(item);
+    }
+    if (!missing.empty()) RT_TRY(load_from_memory(plan, arena, decision.slot, missing));
+    RT_TRY_SET(TrainPosition position,
+               decode_position({decision.position, static_cast<size_t>(decision.position_bytes)}));
+    return Restored{.position = std::move(position),
+                    .bank = attached ? static_cast<int64_t>(decision.slot) : 0,
+                    .weights_ready = attached && decision.weights_ready != 0};
   }();
-  if (loaded.ok()) return std::optional<TrainPosition>(loaded.value());
+  if (loaded.ok()) return std::optional<Restored>(loaded.value());
   Error error = loaded.error();
   if (error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kIo) {
     arena.control().refused.store(incarnation, std::memory_order_release);
@@ -145,36 +152,40 @@ Result<std::optional<TrainPosition>> carry_out_decision(const Plan& plan, const 
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
-Status RestoreDecider::usable(const std::filesystem::path& dir, bool weights_only_allowed) {
-  RT_TRY_SET(const Manifest manifest, read_manifest(io_, dir));
-  const bool weights = weights_only_allowed && only_weights(manifest);
-  RT_TRY(check_state(manifest, expected_tensors(plan_, weights)).with(dir.string()));
+Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir, bool read_by_ranks) {
   RT_TRY(position_of(manifest).with(dir.string()));
-  if (payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
+  // What goes through fill_slot() is verified there.
+  if (!read_by_ranks || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
   RT_TRY_SET(const VerifyReport report, verify_checkpoint(io_, dir, {.max_damages = 3, .structure = false}));
   if (report.whole()) return {};
   return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), report.damages[0].message)};
 }
 
 Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings) {
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, request_.checkpoints_dir));
+  RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
   bool any = false;
-  for (auto it = catalog.checkpoints.rbegin(); it != catalog.checkpoints.rend(); ++it) {
-    const auto old = before_.find(it->step);
-    if (old != before_.end() && old->second == it->created_unix_ms) continue;
+  for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
+    const CheckpointInfo info = look_at_checkpoint(io_, request_.checkpoints_dir, *step);
+    const auto old = before_.find(info.step);
+    if (old != before_.end() && old->second == info.created_unix_ms) continue;
     any = true;
-    if (refused_.contains(it->dir.string())) {
-      warnings.push_back(fmt::format("{}: a rank could not read it", it->dir.string()));
+    if (const auto refused = refused_.find(info.dir.string()); refused != refused_.end()) {
+      warnings.push_back(refused->second);
       continue;
     }
-    if (!it->complete) {
-      warnings.push_back(fmt::format("{}: {}", it->dir.string(), it->problem));
+    if (!info.complete) {
+      warnings.push_back(fmt::format("{}: {}", info.dir.string(), info.problem));
       continue;
     }
-    const Status checked = usable(it->dir, false);
+    const auto check = [&]() -> Status {
+      RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
+      RT_TRY(check_state(manifest, state_tensors(plan_.tensors)).with(info.dir.string()));
+      return usable(manifest, info.dir, false);
+    };
+    const Status checked = check();
     if (checked.ok()) {
       return std::optional<RestoreChoice>(
-          RestoreChoice{.source = arena::Source::kDisk, .step = it->step, .dir = it->dir});
+          RestoreChoice{.source = arena::Source::kDisk, .step = info.step, .dir = info.dir});
     }
     if (checked.error().code == ErrorCode::kInvalidInput)
       return Error(checked.error());  // another model: ask the person
@@ -190,10 +201,12 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
 Result<RestoreChoice> RestoreDecider::choose() {
   RestoreChoice choice;
   const auto from = [&]() -> Result<RestoreChoice> {
-    RT_TRY(usable(*request_.from, true));
+    const InitConfig& how = plan_.recipe.init;
     RT_TRY_SET(const Manifest manifest, read_manifest(io_, *request_.from));
+    RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
+    RT_TRY(usable(manifest, *request_.from, !choice.match->everything()));
     choice.source = arena::Source::kDisk;
-    choice.step = manifest.step;
+    choice.step = how.weights_only ? 0 : manifest.step;
     choice.dir = *request_.from;
     return choice;
   };
@@ -202,12 +215,21 @@ Result<RestoreChoice> RestoreDecider::choose() {
     for (const CheckpointInfo& info : catalog.checkpoints) before_[info.step] = info.created_unix_ms;
     return from();
   }
-  const std::optional<CommonSnapshot> memory = newest_verified(arena_, &choice.warnings);
+  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
+  std::vector<int64_t> damaged;
+  const std::optional<CommonSnapshot> memory =
+      newest_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, &choice.warnings, &damaged);
+  for (const int64_t slot : damaged) arena_.invalidate_slot(slot);  // or the next look would find it again
   std::vector<std::string> disk_warnings;
   Result<std::optional<RestoreChoice>> disk = std::optional<RestoreChoice>();
+  bool disk_is_newer = true;
   if (memory && !first_) {
-    // Between restarts of one agent nothing on disk is newer than what is in memory: do not touch the disk.
-  } else {
+    disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is in memory
+  } else if (memory) {
+    RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
+    disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
+  }
+  if (disk_is_newer) {
     disk = newest_on_disk(disk_warnings);
     if (memory && disk.ok() && disk.value() && disk.value()->step > memory->step) {
       // Memory is given up for it: be sure, however large it is.
@@ -220,8 +242,10 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.source = arena::Source::kMemory;
     choice.step = memory->step;
     choice.slot = memory->slot;
+    choice.weights_ready = !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
     RT_TRY_SET(const TrainPosition position, decode_position(memory->position));
-    choice.metrics = position.metrics;
+    choice.metrics = arena_.news_until(memory->step - 1);
+    choice.metrics.push_back(position.metrics);
     return choice;
   }
   choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());
@@ -242,33 +266,62 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
   const uint64_t last = control.incarnation.load(std::memory_order_acquire);
   const arena::Decision& decided = control.decision;
   if (last > 0 && control.refused.load(std::memory_order_acquire) == last && decided.source == arena::Source::kDisk) {
-    refused_.insert(std::string(decided.place, strnlen(decided.place, sizeof(decided.place))));
+    const std::string dir(decided.place, strnlen(decided.place, sizeof(decided.place)));
+    refused_.emplace(dir, dir + ": a rank could not read it");
   }
-  RT_TRY_SET(RestoreChoice choice, choose());
-  first_ = false;
-  if (choice.source != arena::Source::kMemory)
+  RestoreChoice choice;
+  bool in_memory = false;
+  for (;;) {
+    RT_TRY_SET(choice, choose());
+    in_memory = choice.source == arena::Source::kMemory;
+    if (in_memory) break;
     RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
-  publish(choice);
+    if (choice.source != arena::Source::kDisk) break;
+    const Result<bool> filled = fill_slot(choice);
+    if (filled.ok()) {
+      in_memory = filled.value();
+      break;
+    }
+    const Error& error = filled.error();
+    const bool named = request_.from && choice.dir == *request_.from;
+    if (named || (error.code != ErrorCode::kCorrupt && error.code != ErrorCode::kIo)) return Error(error);
+    const std::string dir = choice.dir.string();
+    std::string_view what = error.message;
+    if (what.starts_with(dir + "/")) what.remove_prefix(dir.size() + 1);  // said once
+    if (!refused_.emplace(dir, fmt::format("{}: {}", dir, what)).second) return Error(error);
+  }
+  first_ = false;
+  control.distrusted.store(0, std::memory_order_release);
+  publish(choice, in_memory);
   choice.incarnation = last + 1;
   choice.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return choice;
 }
 
-void RestoreDecider::publish(const RestoreChoice& choice) {
+/// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
+Result<bool> RestoreDecider::fill_slot(const RestoreChoice& choice) {
+  if (choice.match && !choice.match->everything()) return false;
+  const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
+  RT_TRY(load_slot(arena_, 0, incarnation, io_, choice.dir));
+  return true;
+}
+
+void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   arena::Control& control = arena_.control();
   arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire) + 1;
   decision.incarnation.store(0, std::memory_order_release);
-  decision.source = choice.source;
+  decision.source = in_memory ? arena::Source::kMemory : choice.source;
   decision.slot = static_cast<uint32_t>(choice.slot);
+  decision.weights_ready = choice.weights_ready ? 1 : 0;
   decision.step = choice.step;
   decision.position_bytes = 0;
   const std::string place = choice.dir.string();
   RT_CHECK(place.size() < sizeof(decision.place), "path of {} bytes", place.size());
   std::memset(decision.place, 0, sizeof(decision.place));
   std::memcpy(decision.place, place.data(), place.size());
-  if (choice.source == arena::Source::kMemory) {
-    const auto snapshot = read_slot(arena_, 0, choice.slot, false);
+  if (in_memory) {
+    const auto snapshot = read_slot(arena_, 0, choice.slot, Check::kHeaders);
     RT_CHECK(snapshot.ok(), "slot {} was just verified", choice.slot);
     const std::string& position = snapshot.value().position;
     decision.position_bytes = static_cast<int64_t>(position.size());

@@ -9,6 +9,10 @@
 //   3. `from`, when the run has not saved anything (since)
 //   4. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
 // A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
+//
+// Memory is believed by its marks and headers when ranks were stopped or killed: no copy is made and no byte is read,
+// so that a restart takes as long at any size. After a rank died in a way that may have scribbled over memory
+// (Control::distrusted) every byte is checked against its word sums first.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/plan/partial.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -32,18 +37,21 @@ struct RestoreChoice {
   arena::Source source = arena::Source::kFresh;
   int64_t step = 0;
   int64_t slot = 0;                   // kMemory
+  bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
-  std::string metrics;                // kMemory: TrainPosition::metrics of the snapshot
+  std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
+  std::optional<LoadMatch> match;     // kDisk, from what a person named: what is taken of it
   std::vector<std::string> warnings;  // what was passed over, and why
   double seconds = 0;
 };
 
 struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
-  std::optional<std::filesystem::path> from;  // a checkpoint's directory
+  std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
   bool from_first = true;                     // false: only for a run that has no state of its own
-  /// Checkpoints up to this size are read and verified in full before ranks start; larger ones are verified by the
-  /// ranks as they read, and one of them that fails makes the next choice leave the checkpoint out.
+  /// Checkpoints that the ranks read themselves (only weights or a part are taken) are read and verified in full
+  /// before, up to this size; larger ones are verified by the ranks as they read, and one of them that fails makes the
+  /// next choice leave the checkpoint out. All others are verified while the agent reads them into snapshot memory.
   int64_t verify_up_to_bytes = int64_t{8} << 30;
 };
 
@@ -59,31 +67,35 @@ class RestoreDecider {
  private:
   Result<RestoreChoice> choose();
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings);
-  Status usable(const std::filesystem::path& dir, bool weights_only_allowed);
-  void publish(const RestoreChoice& choice);
+  Status usable(const Manifest& manifest, const std::filesystem::path& dir, bool read_by_ranks);
+  Result<bool> fill_slot(const RestoreChoice& choice);
+  void publish(const RestoreChoice& choice, bool in_memory);
 
   const Plan& plan_;
   Arena& arena_;
   IoBackend& io_;
   RestoreRequest request_;
-  std::set<std::string> refused_;
-  std::map<int64_t, int64_t> before_;  // step -> time of creation, of what a person's `from` overruled
+  std::map<std::string, std::string> refused_;  // directory -> why
+  std::map<int64_t, int64_t> before_;           // step -> time of creation, of what a person's `from` overruled
   bool first_ = true;
 };
 
-/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`.
-/// Errors: kUnavailable when what was decided cannot be read after all (the agent then decides anew), kInternal
-/// without a decision.
-Result<std::optional<trainer::TrainPosition>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
-                                                                 std::span<const trainer::StateTensor> state);
+/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`; with `attached`,
+/// the saved tensors of `state` lie in bank 0 of this arena, and a snapshot in memory stays in its bank: only what is
+/// not saved is filled then. Errors: kUnavailable when what was decided cannot be read after all (the agent then
+/// decides anew), kInternal without a decision.
+Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+                                                            std::span<const trainer::StateTensor> state,
+                                                            bool attached = false);
 
 /// Fills `state` from one slot of an arena of any layout. The slot has been verified.
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
                         std::span<const trainer::StateTensor> state);
 
-/// Fills `state` from a checkpoint of any layout, verifying each chunk it touches. A checkpoint that has only weights
-/// gives moments of zero. Returns where training stood.
+/// Fills `state` (of one rank or of many) from a checkpoint of any layout, verifying each chunk it touches, each read
+/// once. A checkpoint that has only weights gives moments of zero; `how` may take a part of it (plan/partial.h), the
+/// rest starts anew. Returns where training stood, or, with `how.weights_only`, the beginning.
 Result<trainer::TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
-                                              std::span<const trainer::StateTensor> state);
+                                              std::span<const trainer::StateTensor> state, const InitConfig& how = {});
 
 }  // namespace cairn::ckpt

@@ -28,6 +28,7 @@ struct ReshardArgs {
   std::string source, target, mesh;
   int zero = -1;  // as it was
   uint64_t memory_bytes = 256 << 20;
+  std::string compress = "off";
   bool overwrite = false;
 };
 
@@ -121,6 +122,7 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
   ckpt::ReshardOptions options;
   options.memory_bytes = memory;
   options.replace_existing = args.overwrite;
+  if (args.compress == "zstd") options.codec = ckpt::Codec::kShuffleZstd;
   options.cancel = &stop_on_signals();
   const std::unique_ptr<ckpt::IoBackend> source_io = ckpt::make_best_backend();
   options.source_io = source_io.get();
@@ -190,6 +192,9 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command->add_option("--memory", args->memory_bytes, "what the copy may take, as 256MiB (default) or 4GiB")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
+  command->add_option("--compress", args->compress, "zstd: smaller files for cold storage (default: off)")
+      ->type_name("off|zstd")
+      ->check(CLI::IsMember({"off", "zstd"}));
   command->add_flag("--overwrite", args->overwrite, "replace the step or the recipe of a run that is there");
   add_json_flag(*command, session);
   command->footer(

@@ -24,6 +24,7 @@
 #include "runtime/telemetry/tensorboard.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/commands.h"
+#include "tools/init_options.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -34,7 +35,8 @@ using nlohmann::json;
 
 struct TrainArgs {
   RecipeArgs recipe;
-  std::string run, init_from;
+  std::string run;
+  InitConfig init;  // what the command line says of it; it wins over the recipe
   int64_t nproc = 0, threads = 0;
   std::vector<std::string> kills;  // RANK@STEP
   bool fresh = false, dry_run = false;
@@ -74,6 +76,7 @@ class TrainAgent final : public agent::SupervisorClient {
   Result<std::vector<agent::ChildSpec>> prepare_generation(int64_t generation) override;
   void on_generation_started(int64_t generation, const agent::Recovery* recovery) override;
   void on_event(int64_t rank, const json& event) override;
+  void on_child_exit(int64_t rank, const agent::ExitStatus& status, bool killed) override;
   void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override;
   void on_stop_requested(int signal) override;
   void on_tick() override { take_persist_events(); }
@@ -98,6 +101,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_step(const telemetry::StepMetrics& metrics);
   void take_persist_events();
   void record(json event);
+  void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
   void tell_persisted(const ckpt::PersistEvent& event);
   void tell_flushed(const ckpt::PersistEvent& event);
 
@@ -122,6 +126,8 @@ class TrainAgent final : public agent::SupervisorClient {
   double started_s_ = unix_now();
   fs::path newest_checkpoint_;
   Status last_persist_;
+  int64_t failed_step_ = -1;  // of the last save that failed
+  Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
   bool concluded_ = false;
 };
 
@@ -135,10 +141,7 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
                             .on_persisted = [this] {
                               if (supervisor_ != nullptr) supervisor_->wake();
                             }};
-  if (!args_.init_from.empty()) {
-    RT_TRY_SET(options.init_from, resolve_checkpoint(args_.init_from));
-    options.init_from = fs::absolute(*options.init_from);
-  }
+  if (!plan_.recipe.init.path.empty()) options.init_from = plan_.recipe.init.path;
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);
@@ -163,6 +166,7 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
   if (generation > 1 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
   record({{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}});
+  if (choice.match) tell_match(*choice.match, choice);
 
   if (!metrics_) {
     const Result<std::vector<telemetry::StepMetrics>> before =
@@ -173,14 +177,11 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   } else {
     RT_TRY(metrics_->resumed(choice.step));
   }
-  // A kill came between the snapshot of this step and the news of it.
-  if (choice.step > last_written_ && !choice.metrics.empty()) {
-    Result<telemetry::StepMetrics> untold =
-        telemetry::step_metrics_from_json(json::parse(choice.metrics, nullptr, false));
-    if (untold.ok()) {
-      untold.value().time = unix_now();
-      RT_TRY(metrics_->write(untold.value()));
-    }
+  for (const std::string& text : choice.metrics) {  // a kill came between these steps and the news of them
+    Result<telemetry::StepMetrics> untold = telemetry::step_metrics_from_json(json::parse(text, nullptr, false));
+    if (!untold.ok() || untold.value().step <= last_written_) continue;
+    untold.value().time = unix_now();
+    RT_TRY(metrics_->write(untold.value()));
   }
   last_written_ = choice.step;
   if (plan_.recipe.log.tensorboard) {
@@ -196,14 +197,14 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   const std::string threads = std::to_string(args_.threads > 0 ? args_.threads : std::max<int64_t>(1, cores / world));
   std::vector<agent::ChildSpec> specs;
   for (int64_t rank = 0; rank < world; ++rank) {
-    specs.push_back(
-        {.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena", node_->arena().name(),
-                  "--rank", std::to_string(rank), "--world", std::to_string(world), "--incarnation",
-                  std::to_string(choice.incarnation), "--comm-fd", std::to_string(world_->fd())},
-         // Passive: a thread that waits must not take the core of a rank that works.
-         .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
-         .inherit_fds = {world_->fd()},
-         .log_path = folder_.log_of(rank).string()});
+    specs.push_back({.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena",
+                              node_->arena().name(), "--rank", std::to_string(rank), "--world", std::to_string(world),
+                              "--incarnation", std::to_string(choice.incarnation), "--comm-fd",
+                              std::to_string(world_->fd()), "--init", init_to_json(plan_.recipe.init)},
+                     // Passive: a thread that waits must not take the core of a rank that works.
+                     .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
+                     .inherit_fds = {world_->fd()},
+                     .log_path = folder_.log_of(rank).string()});
   }
   return specs;
 }
@@ -217,10 +218,19 @@ void TrainAgent::on_generation_started(int64_t, const agent::Recovery* recovery)
           {"ms_to_spawn", static_cast<double>(recovery->spawned_ns - recovery->detected_ns) / 1e6}});
 }
 
-void TrainAgent::on_event(int64_t, const json& event) {
+void TrainAgent::on_child_exit(int64_t, const agent::ExitStatus& status, bool) {
+  // A wild write may lie behind these: what the rank could reach in shared memory is checked before it is used.
+  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
+    if (status.signal == signal) node_->distrust_memory();
+  }
+}
+
+void TrainAgent::on_event(int64_t rank, const json& event) {
   const std::string kind = event.value("event", "");
   if (kind == "snapshot") {
     node_->notify();
+  } else if (kind == "ready") {
+    record({{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
   } else if (kind == "refused") {
     // Not a step back: one damaged state less to try, and there are only so many.
     supervisor_->note_progress();
@@ -287,12 +297,50 @@ void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   }
 }
 
+/// "step 30 was not saved: why"
+std::string not_saved(const ckpt::PersistEvent& event) {
+  const std::string& why = event.status.error().message;
+  const std::string what = fmt::format("step {} was not saved: ", event.step);
+  return why.starts_with(what) ? why : what + why;
+}
+
+/// What of somebody else's checkpoint this run begins with.
+void TrainAgent::tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice) {
+  for (const std::string& line : ckpt::report_lines(match, plan_.tensors, choice.step)) progress_.say(line);
+  json taken = json::array(), anew = json::array(), zero = json::array();
+  for (size_t t = 0; t < match.tensors.size(); ++t) {
+    const ckpt::TensorMatch& tensor = match.tensors[t];
+    const std::string& name = plan_.tensors[t].name;
+    if (!tensor.weight) {
+      anew.push_back({{"tensor", name}, {"why", tensor.why}});
+    } else {
+      taken.push_back(name);
+      if (!tensor.moments) zero.push_back(name);
+    }
+  }
+  record({{"event", "initialized"},
+          {"from", choice.dir.string()},
+          {"step", choice.step},
+          {"weights_only", match.weights_only},
+          {"taken", std::move(taken)},
+          {"moments_at_zero", std::move(zero)},
+          {"anew", std::move(anew)},
+          {"left", match.left}});
+}
+
 void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
   if (!event.status.ok()) {
-    progress_.say(fmt::format("warning: step {} was not saved: {}; the next save tries again", event.step,
-                              event.status.error().message));
+    if (event.step == failed_step_) return;  // told already
+    failed_step_ = event.step;
+    const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop;
+    progress_.say(fmt::format("warning: {}; {}", not_saved(event),
+                              stop ? "the run stops, as checkpoint.on_failure says" : "the next save tries again"));
     record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
     last_persist_ = event.status;
+    if (stop && stopped_by_.ok()) {
+      stopped_by_ = Error(event.status.error()).with(fmt::format("stopped because step {} was not saved", event.step));
+      node_->request_stop();
+    }
     return;
   }
   last_persist_ = {};
@@ -301,6 +349,7 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
           {"step", event.step},
           {"seconds", event.seconds},
           {"bytes", event.bytes},
+          {"pause_ms", event.snapshot_ms},
           {"dir", event.dir.string()},
           {"removed", event.removed}});
   supervisor_->note_progress();
@@ -348,11 +397,13 @@ void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
     return;
   }
   node_->keep_memory();
-  progress_.say(
-      fmt::format("warning: step {} was not saved: {}; it stays in shared memory, and the next start of this "
-                  "run saves it",
-                  event.step, event.status.error().message));
-  record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+  if (event.step == failed_step_) {  // tried again, and told already
+    progress_.say(fmt::format("step {} stays in shared memory, and the next start of this run saves it", event.step));
+  } else {
+    progress_.say(fmt::format("warning: {}; it stays in shared memory, and the next start of this run saves it",
+                              not_saved(event)));
+    record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+  }
   last_persist_ = event.status;
 }
 
@@ -367,6 +418,12 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   const std::optional<ckpt::PersistEvent> saved = node_->flush();
   take_persist_events();  // older than what flush saved
   if (saved) tell_flushed(*saved);
+  if (!stopped_by_.ok()) {
+    const Error& error = stopped_by_.error();
+    if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+    record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
+    return error;
+  }
   if (outcome.kind == agent::EndKind::kFailed) {
     progress_.say(fmt::format("failed: {}", outcome.message));
     if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
@@ -393,7 +450,9 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
 
 /// Runs a resolved recipe to its end in `run`.
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args) {
-  RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world));
+  Recipe recipe = loaded.recipe;
+  RT_TRY_SET(recipe.init, effective_init(loaded.recipe.init, args.init, run));
+  RT_TRY_SET(const Plan plan, make_plan(recipe, world));
   std::vector<Kill> kills;
   for (const std::string& text : args.kills) {
     RT_TRY_SET(const Kill kill, parse_kill(text, world));
@@ -503,10 +562,7 @@ void add_train(CLI::App& app, Session& session) {
   const auto args = std::make_shared<TrainArgs>();
   add_recipe_options(*command, args->recipe);
   command->add_option("--run", args->run, "the run folder (default: runs/NAME)")->type_name("DIR");
-  command
-      ->add_option("--init-from", args->init_from,
-                   "run, checkpoint or imported weights to start from when the run is new")
-      ->type_name("PATH");
+  add_init_options(*command, args->init);
   command->add_flag("--fresh", args->fresh, "refuse a run folder that already holds checkpoints");
   add_run_options(*command, *args);
   add_json_flag(*command, session);

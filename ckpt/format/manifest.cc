@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/format/checksum.h"
@@ -67,11 +68,20 @@ Result<json> parse_json(std::string_view text) {
 
 // --- struct -> JSON ---------------------------------------------------------------------------------------------
 
-json to_json(const Manifest& m, json state, json extra, std::string_view table) {
-  json tensors = json::array(), files = json::array();
-  for (const TensorEntry& t : m.tensors) {
-    tensors.push_back({{"name", t.name}, {"kind", t.kind}, {"dtype", dtype_name(t.dtype)}, {"shape", t.shape}});
+// A state may have a hundred thousand tensors: their list is written as text, without a tree of values. Names and kinds
+// were validated: they need no escapes.
+std::string tensor_list(const std::vector<TensorEntry>& tensors) {
+  std::string out = "[";
+  for (const TensorEntry& t : tensors) {
+    if (out.size() > 1) out += ',';
+    fmt::format_to(std::back_inserter(out), R"({{"dtype":"{}","kind":"{}","name":"{}","shape":[{}]}})",
+                   dtype_name(t.dtype), t.kind, t.name, fmt::join(t.shape, ","));
   }
+  return out + ']';
+}
+
+std::string body_text(const Manifest& m, json state, json extra, std::string_view table) {
+  json files = json::array();
   for (const FileEntry& f : m.files) {
     json file = {{"name", f.name}, {"size_bytes", f.size_bytes}, {"rest_xxh3_64", hash_to_hex(f.rest_hash)}};
     if (f.step >= 0) file["step"] = f.step;
@@ -79,36 +89,38 @@ json to_json(const Manifest& m, json state, json extra, std::string_view table) 
   }
   int64_t chunks = 0;
   for (const ShardEntry& s : m.shards) chunks += static_cast<int64_t>(s.hashes.size());
-  return {{"step", m.step},
-          {"samples", m.samples},
-          {"tokens", m.tokens},
-          {"created_unix_ms", m.created_unix_ms},
-          {"run", {{"name", m.run.name}, {"id", m.run.id}, {"parents", m.run.parents}}},
-          {"recipe", m.recipe},
-          {"recipe_hash", m.recipe_hash},
-          {"mesh",
-           {{"tp", m.mesh.tp},
-            {"pp", m.mesh.pp},
-            {"dp", m.mesh.dp},
-            {"zero", m.mesh.zero},
-            {"world", m.mesh.world},
-            {"precision", m.mesh.precision},
-            {"virtual_stages", m.mesh.virtual_stages},
-            {"ep", m.mesh.ep},
-            {"cp", m.mesh.cp}}},
-          {"state", std::move(state)},
-          {"metrics", m.metrics},
-          {"writer", {{"program", m.writer.program}, {"host", m.writer.host}}},
-          {"origin", m.origin},
-          {"extra", std::move(extra)},
-          {"tensors", std::move(tensors)},
-          {"files", std::move(files)},
-          {"shards",
-           {{"count", m.shards.size()},
-            {"chunks", chunks},
-            {"payload_bytes", payload_bytes(m)},
-            {"size_bytes", table.size()},
-            {"xxh3_64", hash_to_hex(hash_bytes(table))}}}};
+  const json before = {{"step", m.step},
+                       {"samples", m.samples},
+                       {"created_unix_ms", m.created_unix_ms},
+                       {"run", {{"name", m.run.name}, {"id", m.run.id}, {"parents", m.run.parents}}},
+                       {"recipe", m.recipe},
+                       {"recipe_hash", m.recipe_hash},
+                       {"mesh",
+                        {{"tp", m.mesh.tp},
+                         {"pp", m.mesh.pp},
+                         {"dp", m.mesh.dp},
+                         {"zero", m.mesh.zero},
+                         {"world", m.mesh.world},
+                         {"precision", m.mesh.precision},
+                         {"virtual_stages", m.mesh.virtual_stages},
+                         {"ep", m.mesh.ep},
+                         {"cp", m.mesh.cp}}},
+                       {"state", std::move(state)},
+                       {"metrics", m.metrics},
+                       {"origin", m.origin},
+                       {"extra", std::move(extra)},
+                       {"files", std::move(files)},
+                       {"shards",
+                        {{"count", m.shards.size()},
+                         {"chunks", chunks},
+                         {"payload_bytes", payload_bytes(m)},
+                         {"size_bytes", table.size()},
+                         {"xxh3_64", hash_to_hex(hash_bytes(table))}}}};
+  const json behind = {{"tokens", m.tokens}, {"writer", {{"program", m.writer.program}, {"host", m.writer.host}}}};
+  std::string out = before.dump();  // keys in byte order: those before "tensors", "tensors", those behind
+  out.back() = ',';
+  out += R"("tensors":)" + tensor_list(m.tensors) + ',';
+  return out + behind.dump().substr(1);
 }
 
 // --- JSON -> struct ---------------------------------------------------------------------------------------------
@@ -403,7 +415,7 @@ Result<ManifestFiles> encode_manifest_files(const Manifest& manifest) {
     return invalid(corrupt("shards.bin: {} bytes, at most {}", out.table.size(), kMaxTableBytes));
   std::string body;
   try {
-    body = to_json(manifest, std::move(state), std::move(extra), out.table).dump();
+    body = body_text(manifest, std::move(state), std::move(extra), out.table);
   } catch (const json::exception& e) {  // a string that is no UTF-8
     return invalid(corrupt("{}", e.what()));
   }

@@ -12,6 +12,7 @@ namespace cairn::ckpt {
 
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kTableName = "shards.bin";
+inline constexpr std::string_view kReferencesName = "references";  // in a directory: the steps that it needs
 inline constexpr std::string_view kTmpPrefix = ".tmp-";      // a save that has not been committed
 inline constexpr std::string_view kTrashPrefix = ".trash-";  // a checkpoint that has been uncommitted
 

@@ -35,6 +35,9 @@ Error hdf5_failed(std::string_view what, ErrorCode code = ErrorCode::kInternal) 
   return Error{code, fmt::format("HDF5: {}: {}", what, why.empty() ? "no reason given" : why)};
 }
 
+constexpr size_t kMostChunksCompared = 4096;
+constexpr H5Z_filter_t kZstdFilter = 32015;  // as registered with The HDF Group
+
 void quiet() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }  // errors are told once, by us
 
 // Little endian on every machine; bf16 has no HDF5 type that other tools know, so it is stored as its 16 bits.
@@ -142,6 +145,7 @@ struct Hdf5Writer::Impl {
     if (!group) return hdf5_failed(fmt::format("group {}", path));
     return {};
   }
+  Status make_dataset(const TensorEntry& tensor, const Box& box, hid_t props);
 };
 
 Hdf5Writer::Hdf5Writer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -177,26 +181,59 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t sha
   return std::unique_ptr<Hdf5Writer>(new Hdf5Writer(std::move(impl)));
 }
 
-Result<int64_t> Hdf5Writer::place(const TensorEntry& tensor, const Box& box) {
-  const Lock lock(hdf5_mutex());
+Status Hdf5Writer::Impl::make_dataset(const TensorEntry& tensor, const Box& box, hid_t props) {
   const std::string path = dataset_path(tensor, box);
-  RT_TRY(impl_->ensure_group("/" + tensor.kind));
-  RT_TRY(impl_->ensure_group("/" + tensor.kind + "/" + tensor.name));
+  RT_TRY(ensure_group("/" + tensor.kind));
+  RT_TRY(ensure_group("/" + tensor.kind + "/" + tensor.name));
   const H5Id type = file_type(tensor.dtype);
   const H5Id space = simple_space(box.extents());
   if (!type || !space) return hdf5_failed(fmt::format("type and shape of {}", path));
-  H5Id dataset(H5Dcreate2(impl_->file.get(), path.c_str(), type.get(), space.get(), H5P_DEFAULT,
-                          impl_->dataset_props.get(), H5P_DEFAULT));
+  H5Id dataset(H5Dcreate2(file.get(), path.c_str(), type.get(), space.get(), H5P_DEFAULT, props, H5P_DEFAULT));
   if (!dataset) return hdf5_failed(fmt::format("dataset {}", path));
   RT_TRY(write_text(dataset.get(), "dtype", dtype_name(tensor.dtype)));
   RT_TRY(write_ints(dataset.get(), "global_shape", tensor.shape));
   RT_TRY(write_ints(dataset.get(), "lo", box.lo));
   RT_TRY(write_ints(dataset.get(), "hi", box.hi));
-  const haddr_t offset = H5Dget_offset(dataset.get());
-  if (offset == HADDR_UNDEF) return hdf5_failed(fmt::format("offset of {}", path));
-  impl_->datasets.push_back(std::move(dataset));
+  datasets.push_back(std::move(dataset));
+  return {};
+}
+
+Result<int64_t> Hdf5Writer::place(const TensorEntry& tensor, const Box& box) {
+  const Lock lock(hdf5_mutex());
+  RT_TRY(impl_->make_dataset(tensor, box, impl_->dataset_props.get()));
+  const haddr_t offset = H5Dget_offset(impl_->datasets.back().get());
+  if (offset == HADDR_UNDEF) return hdf5_failed(fmt::format("offset of {}", dataset_path(tensor, box)));
   return static_cast<int64_t>(offset);
 }
+
+Status Hdf5Writer::place_coded(const TensorEntry& tensor, const Box& box, std::span<const int64_t> chunk) {
+  const Lock lock(hdf5_mutex());
+  const std::vector<hsize_t> dims(chunk.begin(), chunk.end());
+  const H5Id props(H5Pcreate(H5P_DATASET_CREATE));
+  // The filter is asked for by number: writing needs no plugin, for the chunks come to HDF5 as they are stored.
+  if (!props || H5Pset_obj_track_times(props.get(), false) < 0 ||
+      H5Pset_chunk(props.get(), static_cast<int>(dims.size()), dims.data()) < 0 ||
+      H5Pset_fill_time(props.get(), H5D_FILL_TIME_NEVER) < 0 || H5Pset_shuffle(props.get()) < 0 ||
+      H5Pset_filter(props.get(), kZstdFilter, H5Z_FLAG_OPTIONAL, 0, nullptr) < 0)
+    return hdf5_failed("property lists of a coded dataset");
+  return impl_->make_dataset(tensor, box, props.get());
+}
+
+Result<int64_t> Hdf5Writer::place_chunk(int64_t index, std::span<const int64_t> corner,
+                                        std::span<const std::byte> stored, uint32_t filter_mask) {
+  const Lock lock(hdf5_mutex());
+  const std::vector<hsize_t> at(corner.begin(), corner.end());
+  Hdf5Image& image = *impl_->image;
+  image.divert_payload = true;
+  image.diverted_at = -1;
+  const herr_t placed = H5Dwrite_chunk(impl_->datasets[static_cast<size_t>(index)].get(), H5P_DEFAULT, filter_mask,
+                                       at.data(), stored.size(), stored.data());
+  image.divert_payload = false;
+  if (placed < 0 || image.diverted_at < 0) return hdf5_failed(fmt::format("a chunk of {} bytes", stored.size()));
+  return image.diverted_at;
+}
+
+Hdf5Image& Hdf5Writer::image() { return *impl_->image; }
 
 Result<std::vector<int64_t>> Hdf5Writer::header_addresses() {
   const Lock lock(hdf5_mutex());
@@ -231,6 +268,13 @@ Status Hdf5Writer::finish() {
   return {};
 }
 
+bool Hdf5Dataset::fits(const ShardEntry& shard) const {
+  if (shard.codec == Codec::kRaw) return offset == shard.offset && bytes == shard.bytes;
+  int64_t stored = 0;
+  for (const StoredChunk& chunk : shard.stored) stored += chunk.bytes;
+  return offset < 0 && bytes == stored && (chunks == shard.stored || shard.stored.size() > kMostChunksCompared);
+}
+
 Result<std::vector<Hdf5Dataset>> find_datasets(IoFile& file, std::span<const std::string> paths) {
   const Lock lock(hdf5_mutex());
   quiet();
@@ -250,7 +294,24 @@ Result<std::vector<Hdf5Dataset>> find_datasets(IoFile& file, std::span<const std
     if (!dataset) return failed(fmt::format("dataset {}", path));
     const haddr_t offset = H5Dget_offset(dataset.get());
     found.push_back({offset == HADDR_UNDEF ? -1 : static_cast<int64_t>(offset),
-                     static_cast<int64_t>(H5Dget_storage_size(dataset.get()))});
+                     static_cast<int64_t>(H5Dget_storage_size(dataset.get())),
+                     {}});
+    const H5Id props(H5Dget_create_plist(dataset.get()));
+    if (!props || H5Pget_layout(props.get()) != H5D_CHUNKED) continue;
+    const H5Id space(H5Dget_space(dataset.get()));
+    hsize_t count = 0;
+    if (!space || H5Dget_num_chunks(dataset.get(), space.get(), &count) < 0)
+      return failed(fmt::format("chunks of {}", path));
+    if (count > kMostChunksCompared) continue;  // libhdf5 walks from the first one each time
+    for (hsize_t i = 0; i < count; ++i) {
+      hsize_t corner[H5S_MAX_RANK] = {};
+      unsigned mask = 0;
+      haddr_t address = HADDR_UNDEF;
+      hsize_t bytes = 0;
+      if (H5Dget_chunk_info(dataset.get(), space.get(), i, corner, &mask, &address, &bytes) < 0)
+        return failed(fmt::format("chunk {} of {}", i, path));
+      found.back().chunks.push_back({static_cast<int64_t>(address), static_cast<int64_t>(bytes), mask});
+    }
   }
   return found;
 }

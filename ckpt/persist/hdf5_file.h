@@ -26,6 +26,16 @@ class Hdf5Writer {
   /// Makes the dataset and its attributes; returns the byte offset of its data. Datasets of 4096 bytes and more begin
   /// at multiples of 4096.
   Result<int64_t> place(const TensorEntry& tensor, const Box& box);
+  /// The same for a coded shard, in chunks of these extents with the filters shuffle and zstd. Its chunks have no place
+  /// before place_chunk().
+  Status place_coded(const TensorEntry& tensor, const Box& box, std::span<const int64_t> chunk);
+  /// Room for the stored bytes of one chunk of the i-th placed shard; its first element is at `corner`, counted from
+  /// the box's own. HDF5 notes size and mask; the bytes are not kept, the caller writes them to the offset that is
+  /// returned. Chunks of 4096 bytes and more begin at multiples of 4096.
+  Result<int64_t> place_chunk(int64_t index, std::span<const int64_t> corner, std::span<const std::byte> stored,
+                              uint32_t filter_mask);
+  /// Small payload that lies between HDF5's own bytes: pages of the image.
+  Hdf5Image& image();
   /// Where the object headers of the placed datasets lie, in order, and that of the root group. Before set_hashes().
   Result<std::vector<int64_t>> header_addresses();
   /// Chunk hashes of the i-th placed shard, as attributes.
@@ -42,7 +52,10 @@ class Hdf5Writer {
 };
 
 struct Hdf5Dataset {
-  int64_t offset = -1, bytes = -1;
+  int64_t offset = -1, bytes = -1;  // -1: chunked, and `bytes` is what its chunks take
+  std::vector<StoredChunk> chunks;  // of a chunked one, in row-major order; empty when there are more than 4096
+  /// Whether the manifest says the same.
+  bool fits(const ShardEntry& shard) const;
 };
 
 /// Looks up datasets by path in a file, through libhdf5. Give it only bytes whose checksum held: libhdf5 is not made

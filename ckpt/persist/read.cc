@@ -3,8 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <deque>
+#include <future>
+#include <optional>
 
+#include "ckpt/codec/codec.h"
+#include "ckpt/codec/work_pool.h"
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read_pipeline.h"
@@ -20,23 +26,79 @@ constexpr int64_t kInPlaceBytes = int64_t{64} << 10;  // below this a copy is ch
 
 // A part of a range, from one task.
 struct Piece {
+  // Of a coded shard: file bytes to be read are the stored chunk, those that are wanted count as the shard's addresses.
   int64_t task_offset = 0, task_bytes = 0;  // file bytes that must be read for it (the chunk, with verify)
   int64_t file = 0, shard = 0, chunk = -1;
   int64_t offset = 0, bytes = 0;  // file bytes that are wanted
   std::byte* dst = nullptr;
+  bool coded = false;
 };
 
 bool same_task(const Piece& a, const Piece& b) {
   return a.file == b.file && a.task_offset == b.task_offset && a.task_bytes == b.task_bytes;
 }
 
+// Chunks that are being undone while others are read.
+class Decoding {
+ public:
+  explicit Decoding(int64_t threads) : pool_(threads) { decoders_.resize(static_cast<size_t>(pool_.threads())); }
+
+  /// `pieces`: of one chunk; they stay until the end. What was wrong is told by a later call or by finish().
+  Status add(const fs::path& dir, const Manifest& m, std::span<const Piece> pieces, std::span<const std::byte> stored) {
+    while (!results_.empty() && results_.front().wait_for(std::chrono::seconds(0)) == std::future_status::ready)
+      RT_TRY(first_result());
+    auto bytes = std::make_shared<std::vector<std::byte>>(stored.begin(), stored.end());  // read buffers are reused
+    results_.push_back(pool_.submit([this, &dir, &m, pieces, bytes](int64_t thread) -> Status {
+      const Piece& head = pieces.front();
+      const ShardEntry& shard = m.shards[static_cast<size_t>(head.shard)];
+      const StoredChunk& chunk = shard.stored[static_cast<size_t>(head.chunk)];
+      const int64_t elem = dtype_size_bytes(m.tensors[static_cast<size_t>(shard.tensor)].dtype);
+      ChunkDecoder& decoder = decoders_[static_cast<size_t>(thread)];
+      const auto undo = [&](std::span<std::byte> to) {
+        return decoder.decode(*bytes, chunk.filter_mask, elem, to)
+            .with((dir / describe_chunk(m, shard, head.chunk)).string());
+      };
+      if (pieces.size() == 1 && head.bytes == shard.chunk_bytes)
+        return undo(std::span(head.dst, static_cast<size_t>(head.bytes)));
+      std::vector<std::byte> whole(static_cast<size_t>(shard.chunk_bytes));
+      RT_TRY(undo(whole));
+      const int64_t begin = shard.offset + head.chunk * shard.chunk_bytes;
+      for (const Piece& piece : pieces)
+        std::memcpy(piece.dst, whole.data() + (piece.offset - begin), static_cast<size_t>(piece.bytes));
+      return {};
+    }));
+    return {};
+  }
+  Status finish() {
+    while (!results_.empty()) RT_TRY(first_result());
+    return {};
+  }
+
+ private:
+  Status first_result() {
+    std::future<Status> result = std::move(results_.front());
+    results_.pop_front();
+    return result.get();
+  }
+
+  std::vector<ChunkDecoder> decoders_;  // one a thread
+  std::deque<std::future<Status>> results_;
+  WorkPool pool_;  // goes first, and finishes its jobs
+};
+
 }  // namespace
 
 std::string describe_chunk(const Manifest& m, const ShardEntry& shard, int64_t chunk) {
-  const int64_t begin = shard.offset + chunk * shard.chunk_bytes;
-  return fmt::format("{}: {}: chunk {} of {} (file bytes {}:{})", m.files[static_cast<size_t>(shard.file)].name,
-                     describe_shard(m, shard), chunk, shard.hashes.size(), begin,
-                     std::min(begin + shard.chunk_bytes, shard.offset + shard.bytes));
+  int64_t begin = shard.offset + chunk * shard.chunk_bytes;
+  int64_t end = std::min(begin + shard.chunk_bytes, shard.offset + shard.bytes);
+  if (shard.codec != Codec::kRaw) {
+    begin = shard.stored[static_cast<size_t>(chunk)].offset;
+    end = begin + shard.stored[static_cast<size_t>(chunk)].bytes;
+  }
+  const FileEntry& file = m.files[static_cast<size_t>(shard.file)];
+  return fmt::format("{}{}: {}: chunk {} of {} (file bytes {}:{})",
+                     file.step < 0 ? "" : "../" + step_dir_name(file.step) + "/", file.name, describe_shard(m, shard),
+                     chunk, shard.hashes.size(), begin, end);
 }
 
 struct CheckpointReader::Impl {
@@ -73,18 +135,28 @@ struct CheckpointReader::Impl {
   }
 
   Status check_and_scatter(std::span<const Piece> pieces, int64_t extent_offset, std::span<const std::byte> bytes,
-                           bool in_place) const {
+                           bool in_place, Decoding* decoding) const {
     for (size_t i = 0; i < pieces.size(); ++i) {
       const Piece& piece = pieces[i];
-      if (piece.chunk >= 0 && (i == 0 || !same_task(pieces[i - 1], piece))) {
+      const bool first_of_task = i == 0 || !same_task(pieces[i - 1], piece);
+      const auto task = [&] {
+        return bytes.subspan(static_cast<size_t>(piece.task_offset - extent_offset),
+                             static_cast<size_t>(piece.task_bytes));
+      };
+      if (options.verify && first_of_task) {
         const ShardEntry& shard = manifest.shards[static_cast<size_t>(piece.shard)];
         const uint64_t expected = shard.hashes[static_cast<size_t>(piece.chunk)];
-        const uint64_t found = hash_bytes(bytes.subspan(static_cast<size_t>(piece.task_offset - extent_offset),
-                                                        static_cast<size_t>(piece.task_bytes)));
+        const uint64_t found = hash_bytes(task());
         if (found != expected)
           return Error{ErrorCode::kCorrupt, fmt::format("{}: checksum {}, the manifest has {}",
                                                         (dir / describe_chunk(manifest, shard, piece.chunk)).string(),
                                                         hash_to_hex(found), hash_to_hex(expected))};
+      }
+      if (piece.coded) {
+        size_t end = i + 1;
+        while (end < pieces.size() && same_task(piece, pieces[end])) ++end;
+        if (first_of_task) RT_TRY(decoding->add(dir, manifest, pieces.subspan(i, end - i), task()));
+        continue;
       }
       if (!in_place)
         std::memcpy(piece.dst, bytes.data() + (piece.offset - extent_offset), static_cast<size_t>(piece.bytes));
@@ -101,7 +173,7 @@ Result<Manifest> read_manifest(IoBackend& io, const fs::path& dir) {
 
 Status check_codecs(const Manifest& manifest) {
   for (const ShardEntry& shard : manifest.shards) {
-    if (shard.codec == Codec::kRaw) continue;
+    if (shard.codec == Codec::kRaw || shard.codec == Codec::kShuffleZstd) continue;
     return Error{ErrorCode::kUnsupported,
                  fmt::format("{} is stored as {}, which this build does not decode; read it with a newer build",
                              describe_shard(manifest, shard), codec_name(shard.codec))};
@@ -147,12 +219,15 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
   const Manifest& m = impl_->manifest;
   std::vector<Piece> pieces;
   pieces.reserve(ranges.size());
+  bool any_coded = false;
   for (const ReadRange& range : ranges) {
     RT_TRY_SET(const int64_t s, impl_->shard_of(range));
     if (range.bytes == 0) continue;
     impl_->stats.wanted_bytes += range.bytes;
     const ShardEntry& shard = m.shards[static_cast<size_t>(s)];
-    if (!impl_->options.verify) {
+    const bool coded = shard.codec != Codec::kRaw;
+    any_coded = any_coded || coded;
+    if (!impl_->options.verify && !coded) {
       pieces.push_back({range.offset, range.bytes, range.file, s, -1, range.offset, range.bytes, range.dst});
       continue;
     }
@@ -163,8 +238,14 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
       const int64_t chunk_bytes = std::min(shard.chunk_bytes, shard.offset + shard.bytes - chunk_begin);
       const int64_t begin = std::max(range.offset, chunk_begin);
       const int64_t end = std::min(range.offset + range.bytes, chunk_begin + chunk_bytes);
-      pieces.push_back(
-          {chunk_begin, chunk_bytes, range.file, s, chunk, begin, end - begin, range.dst + (begin - range.offset)});
+      Piece piece{chunk_begin, chunk_bytes, range.file,  s,
+                  chunk,       begin,       end - begin, range.dst + (begin - range.offset)};
+      if (coded) {
+        piece.task_offset = shard.stored[static_cast<size_t>(chunk)].offset;
+        piece.task_bytes = shard.stored[static_cast<size_t>(chunk)].bytes;
+        piece.coded = true;
+      }
+      pieces.push_back(piece);
     }
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
@@ -175,9 +256,12 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
 
   const auto alone_and_whole = [&](size_t i) {
     const Piece& p = pieces[i];
-    return impl_->options.huge_pages && p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes &&
+    return impl_->options.huge_pages && !p.coded && p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes &&
            (i == 0 || !same_task(pieces[i - 1], p)) && (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
   };
+  std::optional<Decoding> decoding;  // after the pieces that its jobs look at
+  if (any_coded) decoding.emplace(impl_->options.codec_threads);
+  Decoding* const undo = decoding ? &*decoding : nullptr;
   ReadPipeline pipeline(impl_->options.window_bytes);
   for (size_t first = 0; first < pieces.size();) {
     const Piece& head = pieces[first];
@@ -200,15 +284,16 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
     const int64_t offset = head.task_offset;
     impl_->stats.read_bytes += end - offset;
     ++impl_->stats.requests;
-    const auto done = [this, group, offset, in_place](Status read, std::span<const std::byte> bytes) -> Status {
+    const auto done = [this, group, offset, in_place, undo](Status read, std::span<const std::byte> bytes) -> Status {
       RT_TRY(std::move(read));
-      return impl_->check_and_scatter(group, offset, bytes, in_place);
+      return impl_->check_and_scatter(group, offset, bytes, in_place, undo);
     };
     RT_TRY(pipeline.submit(*file, m.files[static_cast<size_t>(head.file)].size_bytes, offset, end - offset,
                            in_place ? head.dst : nullptr, done));
     first = next;
   }
-  return pipeline.drain();
+  RT_TRY(pipeline.drain());
+  return decoding ? decoding->finish() : Status();
 }
 
 Status CheckpointReader::read_shard(int64_t shard, std::span<std::byte> dst) {

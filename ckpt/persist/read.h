@@ -15,7 +15,8 @@
 
 namespace cairn::ckpt {
 
-/// Bytes [offset, offset + bytes) of a file, into dst. Must lie inside one shard of the manifest.
+/// Bytes [offset, offset + bytes) of a file, into dst. Must lie inside one shard of the manifest. Of a coded shard the
+/// offset counts from the address that the manifest gives it; its chunks are read where they are stored, and undone.
 struct ReadRange {
   int64_t file = 0;  // index into Manifest::files
   int64_t offset = 0, bytes = 0;
@@ -26,6 +27,7 @@ struct ReadOptions {
   bool verify = true;                              // check each touched chunk's hash
   int64_t window_bytes = int64_t{64} << 20;        // reads in flight, which is also the bounce memory
   int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
+  int64_t codec_threads = 0;                       // for coded shards; 0: as many as may run, at most 4
   bool huge_pages = false;                         // dst lies in huge pages: whole chunks are read to where they belong
 };
 

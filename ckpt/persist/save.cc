@@ -32,12 +32,15 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "ckpt/format/checksum.h"
+#include "ckpt/persist/coded_file.h"
+#include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
 #include "ckpt/persist/unfinished.h"
 
@@ -134,7 +137,9 @@ class BufferPool {
 
 // Step 1: files and shards of the manifest with their sizes; offsets and hashes come while writing. To check the tiling
 // before, shards get made-up offsets one behind the other.
-Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options) {
+// What is unchanged comes behind what is written.
+Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options,
+                   const Unchanged& unchanged = {}) {
   if (!manifest.files.empty() || !manifest.shards.empty())
     return invalid("the skeleton of a save has no files and no shards");
   for (const WriterPart& part : parts) {
@@ -163,38 +168,28 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
     }
     manifest.files.push_back(std::move(file));
   }
+  const auto own_files = static_cast<int64_t>(manifest.files.size());
+  manifest.files.insert(manifest.files.end(), unchanged.files.begin(), unchanged.files.end());
+  for (ShardEntry shard : unchanged.shards) {
+    shard.file += own_files;
+    manifest.shards.push_back(std::move(shard));
+  }
   Status valid = validate_manifest(manifest);
   if (valid.ok()) return {};
   return invalid("state to save: " + valid.error().message);
-}
-
-// XXH3_64 over what belongs to no shard, in file order. `shards` sorted by offset.
-uint64_t hash_rest(Hdf5Image& image, std::span<const ShardEntry* const> shards) {
-  StreamingHash hash;
-  std::vector<std::byte> buffer(64 << 10);
-  int64_t at = 0;
-  const auto add_until = [&](int64_t end) {
-    while (at < end) {
-      const auto n = static_cast<size_t>(std::min<int64_t>(end - at, static_cast<int64_t>(buffer.size())));
-      RT_CHECK(image.get(at, std::span(buffer).first(n)).ok(), "an image being written does not read");
-      hash.update(std::span(buffer).first(n));
-      at += static_cast<int64_t>(n);
-    }
-  };
-  for (const ShardEntry* shard : shards) {
-    add_until(shard->offset);
-    at = shard->offset + shard->bytes;
-  }
-  add_until(image.eoa);
-  return hash.digest();
 }
 
 // One file on its way.
 class PartWriter {
  public:
   PartWriter(const WriterPart& part, std::span<ShardEntry> shards, std::unique_ptr<FileLayout> layout,
-             std::unique_ptr<IoFile> file, BufferPool& runs)
-      : part_(part), shards_(shards), layout_(std::move(layout)), file_(std::move(file)), runs_(runs) {}
+             std::unique_ptr<CodedFile> coded, std::unique_ptr<IoFile> file, BufferPool& runs)
+      : part_(part),
+        shards_(shards),
+        layout_(std::move(layout)),
+        coded_(std::move(coded)),
+        file_(std::move(file)),
+        runs_(runs) {}
   // Left early on an error: the file waits for its requests while the pools still hold what they write from.
   ~PartWriter() {
     if (file_) {
@@ -205,6 +200,7 @@ class PartWriter {
 
   /// Step 2b. Returns when all is on its way.
   Status write_payload(const SaveOptions& options, Pace& pace, BufferPool& fills, SaveReport& report) {
+    if (coded_) return write_coded(pace, report);
     for (size_t i = 0; i < shards_.size(); ++i) {
       ShardEntry& shard = shards_[i];
       const ShardData& data = part_.shards[i];
@@ -244,15 +240,17 @@ class PartWriter {
   /// Steps 2c and 2d up to the superblock: the structure is on its way.
   Status write_structure(const Manifest& manifest, FileEntry& entry, SaveReport& report) {
     const auto layout_start = Clock::now();
-    RT_TRY(layout_->fill_in(manifest, shards_));
+    if (coded_) {
+      RT_TRY(coded_->finish(shards_, entry));
+    } else {
+      RT_TRY(layout_->fill_in(manifest, shards_));
+      std::vector<std::pair<int64_t, int64_t>> taken;
+      for (const ShardEntry& shard : shards_) taken.emplace_back(shard.offset, shard.bytes);
+      entry.size_bytes = layout_->size_bytes();
+      entry.rest_hash = hash_rest(layout_->image(), std::move(taken));
+    }
     report.layout_seconds += seconds_since(layout_start);
-    Hdf5Image& image = layout_->image();
-    std::vector<const ShardEntry*> by_offset;
-    for (const ShardEntry& shard : shards_) by_offset.push_back(&shard);
-    std::sort(by_offset.begin(), by_offset.end(),
-              [](const ShardEntry* a, const ShardEntry* b) { return a->offset < b->offset; });
-    entry.size_bytes = image.eoa;
-    entry.rest_hash = hash_rest(image, by_offset);
+    Hdf5Image& image = this->image();
     report.file_bytes += entry.size_bytes;
     for (const Late& late : late_) image.put(late.offset, late.bytes);
     late_.clear();
@@ -283,16 +281,16 @@ class PartWriter {
     return {};
   }
   Status start_superblock(std::span<std::byte> page) {
-    std::memcpy(page.data(), layout_->image().pages().at(0)->data(), kIoAlign);
+    std::memcpy(page.data(), image().pages().at(0)->data(), kIoAlign);
     RT_TRY_SET(ticket_, file_->submit_write(0, page.data(), kIoAlign));
     return {};
   }
-  Status cut() { return file_->truncate(layout_->size_bytes()); }
+  Status cut() { return file_->truncate(image().eoa); }
   Status wait() { return file_->wait(ticket_); }
   Status close() { return file_->close(); }
 
   void keep_layout(SaveCache& cache, const Manifest& manifest) {
-    cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
+    if (layout_) cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
   }
   IoFile& file() { return *file_; }
 
@@ -301,6 +299,28 @@ class PartWriter {
     int64_t offset;
     std::vector<std::byte> bytes;
   };
+
+  Hdf5Image& image() { return coded_ ? coded_->image() : layout_->image(); }
+
+  Status write_coded(Pace& pace, SaveReport& report) {
+    const auto before = [&](int64_t bytes) -> Status {
+      report.payload_bytes += bytes;
+      return pace.before(bytes);
+    };
+    const auto put_pages = [&](int64_t offset, std::span<const std::byte> pages) -> Status {
+      while (!pages.empty()) {
+        RT_TRY_SET(const std::span<std::byte> run, runs_.next());
+        const size_t n = std::min(pages.size(), run.size());
+        std::memcpy(run.data(), pages.data(), n);
+        RT_TRY_SET(const IoTicket ticket, file_->submit_write(offset, run.data(), static_cast<int64_t>(n)));
+        runs_.writing(*file_, ticket);
+        pages = pages.subspan(n);
+        offset += static_cast<int64_t>(n);
+      }
+      return {};
+    };
+    return coded_->write(report.manifest, part_, shards_, before, put_pages);
+  }
 
   // Payload of a small shard, or the ragged end of a large one.
   Status pack(int64_t offset, std::span<const std::byte> bytes) {
@@ -355,7 +375,8 @@ class PartWriter {
 
   const WriterPart& part_;
   std::span<ShardEntry> shards_;
-  std::unique_ptr<FileLayout> layout_;
+  std::unique_ptr<FileLayout> layout_;  // of a raw file
+  std::unique_ptr<CodedFile> coded_;    // of a coded one
   std::unique_ptr<IoFile> file_;
   BufferPool& runs_;
   IoTicket ticket_ = 0;
@@ -411,6 +432,8 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns), options.cache);
   BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64),
                    nullptr);
+  std::optional<WorkPool> coders;
+  if (options.codec != Codec::kRaw) coders.emplace(options.codec_threads);
   std::deque<PartWriter> open;  // after the pools: it waits for its writes when it goes
   const auto for_each = [&](Status (PartWriter::*step)()) -> Status {
     for (PartWriter& writer : open) RT_TRY((writer.*step)());
@@ -467,6 +490,15 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
       ++report.taken_files;
       continue;
     }
+    if (coders) {
+      RT_TRY_SET(std::unique_ptr<CodedFile> coded, CodedFile::create(manifest, shards, options, *coders));
+      RT_TRY_SET(std::unique_ptr<IoFile> file, io.create(dir / parts[p].file_name, coded->reserve_bytes()));
+      open.emplace_back(parts[p], shards, nullptr, std::move(coded), std::move(file), runs);
+      RT_TRY(open.back().write_payload(options, pace, fills, report));
+      RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
+      if (open.size() == kOpenFiles) RT_TRY(commit_open(false));
+      continue;
+    }
     const auto layout_start = Clock::now();
     Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
                                                      ? options.cache->take(manifest, parts[p].file_name, shards)
@@ -476,7 +508,7 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     // Whole pages, so that no write makes the file longer; the commit cuts it.
     RT_TRY_SET(std::unique_ptr<IoFile> file,
                io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
-    open.emplace_back(parts[p], shards, std::move(layout).value(), std::move(file), runs);
+    open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
     RT_TRY(open.back().write_payload(options, pace, fills, report));
     RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
     open_parts.emplace_back(p, shards);
@@ -516,7 +548,7 @@ WriterId this_writer() {
 }
 
 Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> parts, const SaveOptions& options) {
-  if (options.cache == nullptr) return {};
+  if (options.cache == nullptr || options.codec != Codec::kRaw) return {};
   Manifest manifest = skeleton;
   RT_TRY(plan_shards(manifest, parts, options));
   size_t first = 0;
@@ -538,7 +570,19 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   const WriterId writer = options.writer ? *options.writer : this_writer();
   if (report.manifest.writer.program.empty()) report.manifest.writer.program = "cairn " CAIRN_VERSION;
   if (report.manifest.writer.host.empty()) report.manifest.writer.host = writer.host;
-  RT_TRY(plan_shards(report.manifest, parts, options));
+  const std::span<const WriterPart> all_parts = parts;
+  const auto save_all = [&]() {
+    Manifest all = report.manifest;
+    all.files.clear();
+    all.shards.clear();
+    SaveOptions without = options;
+    without.base = nullptr;
+    return save_checkpoint(io, checkpoints_dir, std::move(all), all_parts, without);
+  };
+  RT_TRY_SET(const Unchanged unchanged, find_unchanged(report.manifest, parts, options));
+  if (!unchanged.shards.empty()) parts = unchanged.rest;
+  RT_TRY(plan_shards(report.manifest, parts, options, unchanged));
+  report.referenced_bytes = unchanged.bytes;
   RT_TRY(make_dirs(io, checkpoints_dir));
 
   Result<FileStat> existing = io.stat(report.dir);
@@ -555,7 +599,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   }
 
   constexpr int64_t kSlackBytes = int64_t{1} << 20;  // metadata and rounding, per file
-  int64_t needed = payload_bytes(report.manifest) + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+  int64_t needed = payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
   for (const auto& [part, finished] : taken) needed -= std::min(needed, finished.file.size_bytes);
   RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
   if (free < needed)
@@ -574,14 +618,34 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     }
     return std::move(error).with(fmt::format("step {} was not saved", report.manifest.step));
   };
+  // Steps A, B1 and B2 of ckpt/retention/references.h.
+  const auto base_is_there = [&]() { return all_there(io, work, unchanged.files); };
   if (taken.empty()) {
     RT_TRY(io.make_dir(work));
   } else if (Status moved = take_over(io, left, work, taken); !moved.ok()) {
     return abandon(std::move(moved).error());
   }
+  if (!unchanged.files.empty()) {
+    if (Status told = write_file(io, work / kReferencesName, references_text(unchanged.files)); !told.ok())
+      return abandon(std::move(told).error());
+    Result<bool> there = base_is_there();
+    if (!there.ok()) return abandon(std::move(there).error());
+    if (!there.value()) {
+      RT_TRY(remove_tree(io, work));
+      return save_all();
+    }
+  }
   if (Status written = write_all(io, work, parts, options, taken, &noted, report); !written.ok())
     return abandon(std::move(written).error());
 
+  if (!unchanged.files.empty()) {
+    Result<bool> there = base_is_there();
+    if (!there.ok()) return abandon(std::move(there).error());
+    if (!there.value()) {
+      RT_TRY(remove_tree(io, work));
+      return save_all();
+    }
+  }
   report.replaced = existing.ok();
   Status published = report.replaced ? io.exchange(work, report.dir) : io.rename(work, report.dir);
   if (!published.ok()) return abandon(std::move(published).error());

@@ -48,7 +48,14 @@ struct SaveOptions {
   bool replace_existing = true;               // false: a committed step of this number is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
-  bool huge_pages = false;  // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
+  bool huge_pages = false;    // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
+  Codec codec = Codec::kRaw;  // kShuffleZstd: smaller files, slower (docs/operations.md); small shards stay raw
+  int64_t codec_threads = 0;  // 0: as many as the process may run on, at most 4
+  /// An earlier checkpoint of the same folder, as its manifest was read or written: shards in memory that have not
+  /// changed since become references to its files. What is there no longer is written instead. Not for filled shards.
+  const Manifest* base = nullptr;
+  double base_min_share =
+      0.05;                    // of the payload: what would save less is written, for it would keep a whole step alive
   // Going on after a kill (unfinished.h). A save with a key notes each file that is durable, and a stop keeps them.
   uint64_t resume_key = 0;     // of all that decides the bytes of the files; 0: no notes
   std::string resume_from;     // work directory in checkpoints_dir that a dead save of this key has left
@@ -57,9 +64,10 @@ struct SaveOptions {
 };
 
 struct SaveReport {
-  std::filesystem::path dir;  // the committed directory
-  Manifest manifest;          // as written
-  int64_t payload_bytes = 0, file_bytes = 0;
+  std::filesystem::path dir;                                      // the committed directory
+  Manifest manifest;                                              // as written
+  int64_t payload_bytes = 0, file_bytes = 0;                      // written now
+  int64_t referenced_bytes = 0;                                   // payload that lies in files of earlier steps
   double seconds = 0;                                             // until the checkpoint was committed
   double hash_seconds = 0, layout_seconds = 0, sync_seconds = 0;  // parts of them
   double remove_seconds = 0;                                      // after them, for what it replaced

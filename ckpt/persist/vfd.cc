@@ -118,10 +118,15 @@ herr_t read_image(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t bytes
   return -1;
 }
 
-herr_t write_image(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t bytes, const void* buffer) {
+herr_t write_image(H5FD_t* file, H5FD_mem_t type, hid_t, haddr_t address, size_t bytes, const void* buffer) {
   if (!in_range(address, bytes)) return -1;
   Hdf5Image& image = image_of(file);
   try {
+    if (image.divert_payload && type == H5FD_MEM_DRAW) {
+      image.diverted_at = static_cast<int64_t>(address);
+      image.eof = std::max(image.eof, static_cast<int64_t>(address + bytes));
+      return 0;
+    }
     image.put(static_cast<int64_t>(address), std::span(static_cast<const std::byte*>(buffer), bytes));
     image.eof = std::max(image.eof, static_cast<int64_t>(address + bytes));
     return 0;

@@ -43,6 +43,8 @@ class Hdf5Image {
 
   int64_t eoa = 0;  // end of what HDF5 has allocated; the file's size when it is closed
   int64_t eof = 0;
+  bool divert_payload = false;  // a write of raw data is not kept: only noted where it would go
+  int64_t diverted_at = -1;
   std::optional<Error> error;  // the first failed read: a callback can only say "failed"
 
  private:

@@ -9,8 +9,10 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <set>
 
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/references.h"
 
 namespace cairn::ckpt {
 
@@ -31,6 +33,11 @@ std::optional<int64_t> start_time(int64_t pid) {
   return std::strtoll(text.c_str() + at, nullptr, 10);
 }
 
+bool is_missing(IoBackend& io, const fs::path& path) {
+  const Result<FileStat> stat = io.stat(path);
+  return !stat.ok() && is_not_found(stat.error());
+}
+
 }  // namespace
 
 bool may_be_alive(const WriterId& writer) {
@@ -48,7 +55,17 @@ bool may_be_alive(const WriterId& writer) {
 Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const WriterId& writer) {
   const fs::path dir = checkpoints_dir / step_dir_name(step);
   const fs::path trash = checkpoints_dir / work_dir_name(kTrashPrefix, step, writer);
+  const Error needed{ErrorCode::kUnavailable,
+                     fmt::format("{}: kept, another checkpoint or a save at work refers to its files", dir.string())};
+  RT_TRY_SET(const std::set<int64_t> others, announced_references(io, checkpoints_dir));
+  if (others.contains(step)) return needed;
   RT_TRY(io.rename(dir, trash));
+  const Result<std::set<int64_t>> again = announced_references(io, checkpoints_dir);  // references.h, F
+  if (!again.ok() || again.value().contains(step)) {
+    RT_TRY(io.rename(trash, dir));
+    RT_TRY(io.sync_dir(checkpoints_dir));
+    return again.ok() ? needed : again.error();
+  }
   RT_TRY(io.sync_dir(checkpoints_dir));  // until here a crash may bring the checkpoint back, and it must be whole then
   return remove_tree(io, trash);
 }
@@ -70,7 +87,7 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
     Status removed = remove_checkpoint(io, checkpoints_dir, step, id);
     if (removed.ok()) {
       report.removed.push_back(step);
-    } else {
+    } else if (removed.error().code != ErrorCode::kUnavailable) {  // that one is needed; it goes later
       report.problems.push_back(fmt::format("step {}: {}", step, removed.error().message));
     }
   }
@@ -82,6 +99,7 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
   CleanReport report;
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
   if (names.leftovers.empty()) return report;
+  RT_TRY_SET(const std::set<int64_t> references, announced_references(io, checkpoints_dir));
   // A leftover may be what an exchange has replaced: the new name must be durable before the old data goes.
   RT_TRY(io.sync_dir(checkpoints_dir));
   for (const std::string& name : names.leftovers) {
@@ -92,6 +110,12 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
     } else if (alive(work->writer)) {
       report.left.push_back(
           fmt::format("{}: process {} of {} may still be at work", name, work->writer.pid, work->writer.host));
+    } else if (name.starts_with(kTrashPrefix) && references.contains(work->step) &&
+               is_missing(io, checkpoints_dir / step_dir_name(work->step))) {
+      RT_TRY(io.rename(checkpoints_dir / name, checkpoints_dir / step_dir_name(work->step)));
+      RT_TRY(io.sync_dir(checkpoints_dir));
+      report.left.push_back(
+          fmt::format("{}: put back as {}, another checkpoint refers to its files", name, step_dir_name(work->step)));
     } else if (Status removed = remove_tree(io, checkpoints_dir / name); !removed.ok()) {
       report.left.push_back(fmt::format("{}: {}", name, removed.error().message));
     } else {

@@ -406,7 +406,7 @@ class Verifier {
     for (size_t i = 0; i < shards.size(); ++i) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(shards[i])];
       const Hdf5Dataset& dataset = found.value()[i];
-      if (dataset.offset == shard.offset && dataset.bytes == shard.bytes) continue;
+      if (dataset.fits(shard)) continue;
       add(index, {entry.name, shards[i], -1, shard.offset, shard.bytes,
                   fmt::format("{}: HDF5 has dataset {} at {} with {} bytes, the manifest has {} at {} with {}",
                               entry.name, paths[i], dataset.offset, dataset.bytes, describe_shard(manifest_, shard),

@@ -108,14 +108,17 @@ struct Keep {
 
 enum class OnSaveFailure { kContinue, kStop };
 enum class SpaceCheck { kRefuse, kWarn };
+enum class Compress { kOff, kZstd };
 
 struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
-  int64_t snapshot_steps = 0;  // to shared memory every n steps; 0: only when saving
+  int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
   std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
   OnSaveFailure on_failure = OnSaveFailure::kContinue;
+  Compress compress = Compress::kOff;
   SpaceCheck space = SpaceCheck::kRefuse;  // before the run starts, when the disk cannot hold what the rules keep
   bool direct_io = true;                   // O_DIRECT through io_uring; false or refused: POSIX, same bytes
+  bool incremental = false;                // what did not change since the save before is a reference to it
 };
 
 /// The state that a run begins with when it has none of its own. Patterns are of tensor names: * any characters, ? one.

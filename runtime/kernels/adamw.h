@@ -1,5 +1,6 @@
 #pragma once
-// AdamW with decoupled weight decay (Loshchilov & Hutter 2019, Algorithm 2; bias correction as in Kingma & Ba 2015).
+// AdamW with decoupled weight decay (Loshchilov & Hutter 2019, Algorithm 2; bias correction as in Kingma & Ba 2015),
+// in place or from one copy of the state into another, with checksums of what it writes.
 
 #include <cstdint>
 
@@ -11,11 +12,29 @@ struct AdamwArgs {
   float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   float grad_scale = 1;  // clip coefficient
   int64_t step = 1;      // 1 for the first update
+  /// The three output arrays and a float weight go past the caches: saves reading what is only overwritten, and pays once
+  /// the state of all updates is larger than the caches. Same bits. Only where the processor has AVX-512 and the arrays
+  /// begin at multiples of 64 bytes; ignored elsewhere.
+  bool stream = false;
+  bool portable = false;  // tests: the code for processors without AVX-512
 };
 
-/// One fused pass over `count` elements: master, exp_avg, exp_avg_sq are updated from grad * grad_scale; if weight is
-/// not null it receives the new master rounded to bf16.
-void adamw(const AdamwArgs& args, const float* grad, float* master, float* exp_avg, float* exp_avg_sq, bf16* weight,
-           int64_t count);
+/// One run of the optimizer's three arrays.
+struct AdamwState {
+  float* master = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+};
+
+/// word_sums() of the three arrays as written.
+struct AdamwSums {
+  uint64_t master = 0, exp_avg = 0, exp_avg_sq = 0;
+};
+
+/// One fused pass over `count` elements: `to` becomes `from` updated by grad * grad_scale. `to` is `from` (in place) or
+/// does not overlap it. Of `weight` and `weight_low` at most one is given; it receives the new master, as it is or
+/// rounded to bf16. `sums` may be null.
+void adamw(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, float* weight,
+           bf16* weight_low, int64_t count, AdamwSums* sums = nullptr);
 
 }  // namespace cairn::kernels

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/kernels/adamw.h"
+#include "runtime/core/check.h"
 #include "runtime/kernels/elementwise.h"
 
 namespace cairn::optim {
@@ -19,10 +19,19 @@ void for_tensors_in(const RankPlan& rank, const FlatRange& range, const Body& bo
   }
 }
 
+// State below this may still be in the caches when the next update reads it.
+constexpr int64_t kCachedBytes = int64_t{8} << 20;
+
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, Groups groups, Arrays arrays)
-    : plan_(plan), rank_(rank), groups_(groups), arrays_(arrays), zero_(plan.recipe.optimizer.zero >= 1) {
+    : plan_(plan), rank_(rank), groups_(groups), arrays_(std::move(arrays)), zero_(plan.recipe.optimizer.zero >= 1) {
+  const int64_t saved = std::count_if(rank.pieces.begin(), rank.pieces.end(), [](const auto& p) { return p.primary; });
+  for (const auto& bank : arrays_.banks) {
+    RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
+  }
+  stream_ = rank.bank_bytes() > kCachedBytes;
+  sums_.resize(3 * saved);
   int64_t partial = 0;
   for (const LocalTensor& local : rank.tensors) {
     if (local.sum_over_tp) partial += count_elems(local.shape);
@@ -35,8 +44,17 @@ Status ShardedOptimizer::for_buckets(const std::function<Status(size_t)>& body) 
   return {};
 }
 
-float* ShardedOptimizer::master_of(int64_t flat, int64_t state) const {
-  return arrays_.master != nullptr ? arrays_.master + state : static_cast<float*>(arrays_.weights) + flat;
+kernels::AdamwState ShardedOptimizer::private_at(int64_t offset) const {
+  const kernels::AdamwState& all = arrays_.private_state;
+  return {all.master + offset, all.exp_avg + offset, all.exp_avg_sq + offset};
+}
+
+template <typename Body>
+void ShardedOptimizer::for_pieces(int64_t bank, const Body& body) const {
+  size_t saved = 0;
+  for (const StatePiece& piece : rank_.pieces) {
+    body(piece, piece.primary ? arrays_.banks[bank][saved++] : private_at(piece.state_offset));
+  }
 }
 
 Status ShardedOptimizer::reduce_gradients() {
@@ -84,22 +102,42 @@ double ShardedOptimizer::squared_norm_part() const {
   return sum;
 }
 
-Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale) {
+Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to) {
   const OptimizerConfig& config = plan_.recipe.optimizer;
   kernels::AdamwArgs args{.lr = static_cast<float>(lr),
                           .beta1 = static_cast<float>(config.beta1),
                           .beta2 = static_cast<float>(config.beta2),
                           .eps = static_cast<float>(config.eps),
                           .grad_scale = grad_scale,
-                          .step = update};
-  auto* low = plan_.compute_dtype() == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
-  for (const FlatRange& range : zero_ ? rank_.share : rank_.buckets) {
-    for_tensors_in(rank_, range, [&](const LocalTensor& local, int64_t begin, int64_t end) {
-      args.weight_decay = plan_.tensors[local.tensor].decay ? static_cast<float>(config.weight_decay) : 0.0f;
-      const int64_t state = rank_.state_offset_of(begin);
-      kernels::adamw(args, arrays_.grads + begin, master_of(begin, state), arrays_.exp_avg + state,
-                     arrays_.exp_avg_sq + state, low != nullptr ? low + begin : nullptr, end - begin);
-    });
+                          .step = update,
+                          .stream = stream_};
+  const bool is_bf16 = plan_.compute_dtype() == DType::kBf16;
+  auto* low = is_bf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
+  auto* full = is_bf16 ? nullptr : static_cast<float*>(arrays_.weights);
+  const auto run = [&](int64_t tensor, int64_t flat, int64_t count, const kernels::AdamwState& source,
+                       const kernels::AdamwState& target, kernels::AdamwSums* sums) {
+    args.weight_decay = plan_.tensors[tensor].decay ? static_cast<float>(config.weight_decay) : 0.0f;
+    kernels::adamw(args, arrays_.grads + flat, source, target, full != nullptr ? full + flat : nullptr,
+                   low != nullptr ? low + flat : nullptr, count, sums);
+  };
+  const size_t saved = sums_.size() / 3;
+  size_t k = 0;
+  for (const StatePiece& piece : rank_.pieces) {
+    if (!piece.primary) {
+      const kernels::AdamwState state = private_at(piece.state_offset);
+      run(piece.tensor, piece.flat_offset, piece.count_elems(), state, state, nullptr);
+      continue;
+    }
+    kernels::AdamwSums sums;
+    run(piece.tensor, piece.flat_offset, piece.count_elems(), arrays_.banks[from][k], arrays_.banks[to][k], &sums);
+    sums_[k] = sums.master;
+    sums_[saved + k] = sums.exp_avg;
+    sums_[2 * saved + k] = sums.exp_avg_sq;
+    ++k;
+  }
+  for (const ReplicaRun& replica : rank_.replicas) {
+    const kernels::AdamwState state = private_at(replica.state_offset);
+    run(replica.tensor, replica.flat_offset, replica.count, state, state, nullptr);
   }
   if (!zero_ || groups_.dp->size() == 1) return {};
   const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
@@ -111,33 +149,45 @@ Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale) {
   });
 }
 
-Status ShardedOptimizer::spread_share() {
+Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
   const bool is_bf16 = plan_.compute_dtype() == DType::kBf16;
-  const auto gather_floats = [&](float* array, const char* what) {  // arrays that span the whole flat range
-    return for_buckets([&](size_t b) {
-      return groups_.dp->all_gather(array + rank_.share[b].begin, array + rank_.buckets[b].begin,
-                                    rank_.share[b].size() * 4, what);
-    });
+  const auto put_weight = [&](const float* master, int64_t flat, int64_t count) {
+    if (is_bf16) {
+      kernels::cast(master, static_cast<bf16*>(arrays_.weights) + flat, count);
+    } else {
+      std::copy_n(master, count, static_cast<float*>(arrays_.weights) + flat);
+    }
   };
-  if (!zero_ && groups_.dp->size() > 1) {
-    RT_TRY(gather_floats(arrays_.exp_avg, "first moments"));
-    RT_TRY(gather_floats(arrays_.exp_avg_sq, "second moments"));
-    if (is_bf16) RT_TRY(gather_floats(arrays_.master, "master weights"));
+  if (!zero_ && groups_.dp->size() > 1) {  // each array takes the way of the gradients: by bucket, in the flat range
+    for (float* kernels::AdamwState::*const array :
+         {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+      for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
+        std::copy_n(state.*array, piece.count_elems(), arrays_.grads + piece.flat_offset);
+      });
+      RT_TRY(for_buckets([&](size_t b) {
+        return groups_.dp->all_gather(arrays_.grads + rank_.share[b].begin, arrays_.grads + rank_.buckets[b].begin,
+                                      rank_.share[b].size() * 4, "optimizer state of the other replicas");
+      }));
+      for (const ReplicaRun& replica : rank_.replicas) {
+        std::copy_n(arrays_.grads + replica.flat_offset, replica.count,
+                    private_at(replica.state_offset).*array);
+      }
+    }
   }
-  if (!is_bf16)
-    return groups_.dp->size() > 1 ? gather_floats(static_cast<float*>(arrays_.weights), "weights") : Status{};
-  auto* weights = static_cast<bf16*>(arrays_.weights);
-  if (!zero_) {
-    kernels::cast(arrays_.master, weights, rank_.flat_elems);
-    return {};
+  if (weights_ready) return {};
+  for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
+    put_weight(state.master, piece.flat_offset, piece.count_elems());
+  });
+  for (const ReplicaRun& replica : rank_.replicas) {
+    put_weight(private_at(replica.state_offset).master, replica.flat_offset, replica.count);
   }
-  for (const FlatRange& range : rank_.share) {
-    kernels::cast(arrays_.master + rank_.state_offset_of(range.begin), weights + range.begin, range.size());
-  }
-  if (groups_.dp->size() == 1) return {};
+  if (!zero_ || groups_.dp->size() == 1) return {};
+  const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
+  auto* weights = static_cast<std::byte*>(arrays_.weights);
   return for_buckets([&](size_t b) {
-    return groups_.dp->all_gather(weights + rank_.share[b].begin, weights + rank_.buckets[b].begin,
-                                  rank_.share[b].size() * 2, "weights");
+    return groups_.dp->all_gather(weights + rank_.share[b].begin * elem_bytes,
+                                  weights + rank_.buckets[b].begin * elem_bytes, rank_.share[b].size() * elem_bytes,
+                                  "weights");
   });
 }
 

@@ -14,6 +14,7 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/kernels/adamw.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::optim {
@@ -25,12 +26,12 @@ struct Groups {
   comm::Comm* embedding = nullptr;
 };
 
+/// Where the arrays of a rank lie; memory of others.
 struct Arrays {
-  void* weights = nullptr;      // flat_elems of the compute dtype
-  float* grads = nullptr;       // flat_elems
-  float* master = nullptr;      // bf16: state_elems; float: the weights themselves (null)
-  float* exp_avg = nullptr;     // state_elems
-  float* exp_avg_sq = nullptr;  // state_elems
+  void* weights = nullptr;  // flat_elems of the compute dtype: what forward and backward read
+  float* grads = nullptr;   // flat_elems
+  kernels::AdamwState private_state;                     // private_elems each
+  std::vector<std::vector<kernels::AdamwState>> banks;  // of each bank, where each primary piece's state lies
 };
 
 class ShardedOptimizer {
@@ -43,22 +44,34 @@ class ShardedOptimizer {
   /// This rank's part of the squared global gradient norm: add over the world, then square root.
   double squared_norm_part() const;
 
-  /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient.
-  Status update(int64_t update, double lr, float grad_scale);
+  /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient. The saved state goes from bank
+  /// `from` into bank `to`, which may be the same; a kill leaves `from` whole if it is another. The rest is updated in
+  /// place. All memory is written when it returns, visible to other processes.
+  Status update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
 
-  /// After the share of the state was filled (initialised or loaded): completes what other replicas hold, and derives
-  /// the compute-dtype weights from the masters.
-  Status spread_share();
+  /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank: the weights of all primary pieces,
+  /// then the first moments, then the second ones.
+  std::span<const uint64_t> sums() const { return sums_; }
+
+  /// After the pieces were filled (initialised or loaded) in `bank` and the private state: completes what is held for
+  /// other replicas and, unless they are `ready`, derives the weights. Collective, so `ready` is the same on all ranks.
+  /// The gradients are used as room.
+  Status spread_share(int64_t bank, bool weights_ready);
 
  private:
   Status for_buckets(const std::function<Status(size_t bucket)>& body) const;
-  float* master_of(int64_t flat, int64_t state) const;
+  kernels::AdamwState private_at(int64_t offset) const;
+  /// Calls body(piece, its state in `bank` or the private state).
+  template <typename Body>
+  void for_pieces(int64_t bank, const Body& body) const;
 
   const Plan& plan_;
   const RankPlan& rank_;
   Groups groups_;
   Arrays arrays_;
   bool zero_;
+  bool stream_;  // a bank is larger than the caches
+  std::vector<uint64_t> sums_;
   std::vector<float> partial_;  // gathers the small replicated tensors for one all-reduce over tp
 };
 

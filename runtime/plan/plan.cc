@@ -153,7 +153,6 @@ RankPlan Plan::rank(int64_t rank) const {
     out.share_elems += size / dp;
     begin += size;
   }
-  out.state_elems = recipe.optimizer.zero >= 1 ? out.share_elems : out.flat_elems;
 
   for (const FlatRange& share : out.share) {
     for (const LocalTensor& local : out.tensors) {
@@ -167,25 +166,31 @@ RankPlan Plan::rank(int64_t rank) const {
           box.hi[d] += local.box.lo[d];
         }
         const int64_t count = box.count_elems();
-        out.pieces.push_back({local.tensor, std::move(box), flat, out.state_offset_of(flat), local.primary});
+        int64_t& elems = local.primary ? out.saved_elems : out.private_elems;
+        out.pieces.push_back({local.tensor, std::move(box), flat, elems, local.primary});
+        elems += count;
         flat += count;
+      }
+    }
+  }
+  if (recipe.optimizer.zero < 1) {
+    for (size_t b = 0; b < out.buckets.size(); ++b) {
+      const FlatRange others[] = {{out.buckets[b].begin, out.share[b].begin}, {out.share[b].end, out.buckets[b].end}};
+      for (const FlatRange& range : others) {
+        for (const LocalTensor& local : out.tensors) {
+          const int64_t begin = std::max(range.begin, local.offset);
+          const int64_t end = std::min(range.end, local.offset + local.box.count_elems());
+          if (begin >= end) continue;
+          out.replicas.push_back({local.tensor, begin, out.private_elems, end - begin});
+          out.private_elems += end - begin;
+        }
       }
     }
   }
   out.weight_bytes = out.flat_elems * dtype_size_bytes(compute_dtype());
   out.grad_bytes = out.flat_elems * 4;
-  out.optimizer_bytes = out.state_elems * 4 * (recipe.precision == Precision::kBf16 ? 3 : 2);
+  out.optimizer_bytes = (out.saved_elems + out.private_elems) * 12;
   return out;
-}
-
-int64_t RankPlan::state_offset_of(int64_t flat) const {
-  if (state_elems == flat_elems) return flat;
-  int64_t before = 0;
-  for (const FlatRange& range : share) {
-    if (flat >= range.begin && flat < range.end) return before + flat - range.begin;
-    before += range.size();
-  }
-  RT_CHECK(false, "flat position {} is outside this rank's share", flat);
 }
 
 const LocalTensor* RankPlan::find(const std::vector<TensorSpec>& specs, std::string_view name) const {

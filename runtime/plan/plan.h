@@ -8,6 +8,10 @@
 // adjacent. The range is cut into buckets, each bucket into dp equal chunks: chunk d of every bucket is the *share* of
 // data-parallel rank d. Gradients are reduce-scattered by bucket, ZeRO-1 keeps optimizer state for the share only, and
 // every rank saves its share and no more, with or without ZeRO.
+//
+// Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a *bank*;
+// in training there are several, in shared memory, and each update goes from one into another, so that what it read
+// stays behind as the snapshot of the step before. All other state that the rank updates is private to it.
 
 #include <cstdint>
 #include <string>
@@ -41,9 +45,17 @@ struct StatePiece {
   int64_t tensor = 0;
   Box box;                   // of the logical tensor
   int64_t flat_offset = 0;   // elements into the flat range (weights)
-  int64_t state_offset = 0;  // elements into the optimizer arrays
+  int64_t state_offset = 0;  // elements into each array of a bank (primary) or of the private state
   bool primary = true;       // saved by this rank; every piece is loaded
   int64_t count_elems() const { return box.count_elems(); }
+};
+
+/// A run of a tensor that this rank updates but another data-parallel replica saves and loads (ZeRO off).
+struct ReplicaRun {
+  int64_t tensor = 0;
+  int64_t flat_offset = 0;
+  int64_t state_offset = 0;  // elements into each array of the private state
+  int64_t count = 0;
 };
 
 struct FlatRange {
@@ -65,14 +77,16 @@ struct RankPlan {
   std::vector<FlatRange> buckets;    // tile [0, flat_elems)
   std::vector<FlatRange> share;      // this rank's chunk of each bucket
   int64_t share_elems = 0;
-  int64_t state_elems = 0;         // length of each optimizer array: share_elems with ZeRO-1, else flat_elems
-  std::vector<StatePiece> pieces;  // of the share
+  std::vector<StatePiece> pieces;     // of the share
+  std::vector<ReplicaRun> replicas;   // of the other shares; empty with ZeRO-1 or one replica
+  int64_t saved_elems = 0;            // of the primary pieces: length of each array of a bank
+  int64_t private_elems = 0;          // of all other state
   int64_t in_flight = 1;           // micro-batches whose activations are alive at once
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
+  // Weights are those that forward and backward read, in the compute dtype. Optimizer: one bank and the private state.
   int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;
-
-  /// Where the element at flat position `flat` (inside the share) stands in the optimizer arrays.
-  int64_t state_offset_of(int64_t flat) const;
+  /// Part of optimizer_bytes: one bank. With an agent it and the weights lie in the agent's memory.
+  int64_t bank_bytes() const { return saved_elems * 12; }
   /// The tensor of that logical name, or nullptr when it lives on another stage.
   const LocalTensor* find(const std::vector<TensorSpec>& specs, std::string_view name) const;
 };

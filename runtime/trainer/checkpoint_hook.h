@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
@@ -38,28 +39,72 @@ struct TrainPosition {
 /// What happens at the end of a step; decided once, on world rank 0, and broadcast.
 struct StepOrder {
   bool stop = false;      // leave after this step
-  bool snapshot = false;  // copy the state to shared memory
-  bool persist = false;   // and write that snapshot to disk
-  int64_t slot = 0;       // of the snapshot arena
+  bool snapshot = false;  // this step is to be restorable: its bank is published and not written by the next update
+  bool persist = false;   // and written to disk
 };
 
+/// Memory of the hook that outlives this process, for what training cannot do without.
+struct StateMemory {
+  /// Of each bank, where each of the saved tensors lies, at multiples of 64 bytes. Empty: the hook has none, and the
+  /// trainer takes one bank of its own.
+  std::vector<std::vector<std::byte*>> banks;
+  std::byte* weights = nullptr;  // those that forward and backward read; null: the trainer allocates them
+};
+
+/// What restore() has found.
+struct Restored {
+  TrainPosition position;
+  int64_t bank = 0;            // holds the saved tensors of that position
+  bool weights_ready = false;  // StateMemory::weights are those of that position. The same on every rank
+};
+
+/// Life of a step under a hook: next_bank on world rank 0, once forward and backward are done -> begin_update on every
+/// rank -> the update, which reads the bank of the last step and writes that one, the private state and the weights ->
+/// decide on world rank 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and
+/// the next begin_update: when a bank is written, the one before is whole on all ranks.
 class CheckpointHook {
  public:
   virtual ~CheckpointHook() = default;
 
-  /// Before the first step, on every rank: fills all of `state` from the newest whole snapshot or checkpoint and says
-  /// where training stands; nullopt starts a fresh run and leaves the memory alone. All ranks get the same answer.
-  virtual Result<std::optional<TrainPosition>> restore(std::span<const StateTensor> state) = 0;
+  /// Before all else, on every rank: memory for `saved`, the primary tensors (their `data` is not yet known) in the
+  /// order of TrainState::tensors(), and for `weight_bytes` of weights. It lives as long as the hook.
+  virtual Result<StateMemory> memory(std::span<const StateTensor> saved, int64_t weight_bytes) {
+    static_cast<void>(saved);
+    static_cast<void>(weight_bytes);
+    return StateMemory{};
+  }
+
+  /// Before the first step, on every rank: fills all of `state`, whose saved tensors lie in bank 0, from the newest
+  /// whole snapshot or checkpoint and says where training stands; nullopt starts a fresh run and leaves the memory
+  /// alone. A snapshot is left where it is, in the bank that the answer names; only what is not saved is filled then.
+  /// All ranks get the same answer, but for their own memory.
+  virtual Result<std::optional<Restored>> restore(std::span<const StateTensor> state) = 0;
+
+  /// World rank 0 only, before the update of a step whose predecessor is in bank `current`: the bank to write, which is
+  /// `current` (in place) unless that one is to stay. May wait until one is free.
+  virtual Result<int64_t> next_bank(int64_t current) { return current; }
+
+  /// Every rank: from now on the bank and the weights are of no use until the snapshot. A few stores.
+  virtual Status begin_update(int64_t bank, int64_t step) {
+    static_cast<void>(bank);
+    static_cast<void>(step);
+    return {};
+  }
 
   /// World rank 0 only, after step `position.step`; `last` when no step follows.
   virtual Result<StepOrder> decide(const TrainPosition& position, bool last) = 0;
 
-  /// Every rank, when the order says so; the memory may change as soon as it returns.
-  virtual Status snapshot(const StepOrder& order, const TrainPosition& position,
-                          std::span<const StateTensor> state) = 0;
+  /// Every rank, when the order says so: publishes the bank that the update wrote and the weights. `state` lies in that
+  /// bank; `sums` are the word_sums of its saved tensors. Copies nothing.
+  virtual Status snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
+                          std::span<const StateTensor> state, std::span<const uint64_t> sums) = 0;
 
   /// Every rank, once, after the last step: returns when everything that was promised is on disk.
   virtual Status finish() = 0;
 };
+
+// A device whose memory does not outlive the process, or cannot be read by the agent, has one bank: next_bank is
+// `current`, and its hook's snapshot() would start a copy, with the hash taken on the way, that runs during the next
+// forward and backward; begin_update() would wait for it, tensor by tensor. No such device exists yet.
 
 }  // namespace cairn::trainer

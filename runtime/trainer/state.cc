@@ -1,24 +1,59 @@
 #include "runtime/trainer/state.h"
 
-#include "runtime/core/random.h"
+#include <fmt/format.h>
+
+#include <cstring>
+
 #include "runtime/plan/activations.h"
+#include "runtime/trainer/initial.h"
 
 namespace cairn::trainer {
 
-Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank) {
+std::vector<StateTensor> saved_tensors(const RankPlan& rank) {
+  std::vector<StateTensor> out;
+  for (const StateKind kind : {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+    for (const StatePiece& piece : rank.pieces) {
+      if (piece.primary) out.push_back({kind, piece.tensor, piece.box, nullptr, piece.count_elems() * 4, true});
+    }
+  }
+  return out;
+}
+
+Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory) {
   const Device device{DeviceKind::kCpu, 0};
   TrainState out;
-  RT_TRY_SET(out.weights_, Buffer::allocate(device, rank.weight_bytes));
+  if (memory.weights == nullptr) {
+    RT_TRY_SET(out.weights_, Buffer::allocate(device, rank.weight_bytes));
+  }
   RT_TRY_SET(out.grads_, Buffer::allocate(device, rank.grad_bytes));
-  RT_TRY_SET(out.optimizer_, Buffer::allocate(device, rank.optimizer_bytes));
+  RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_elems * 12));
   RT_TRY_SET(out.activations_, Buffer::allocate(device, stage_buffers_bytes(plan, rank)));
   RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
-  out.arrays_.weights = out.weights_.data();
+  out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
   out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());
-  auto* state = reinterpret_cast<float*>(out.optimizer_.data());
-  out.arrays_.exp_avg = state;
-  out.arrays_.exp_avg_sq = state + rank.state_elems;
-  if (plan.compute_dtype() == DType::kBf16) out.arrays_.master = state + 2 * rank.state_elems;
+  auto* own = reinterpret_cast<float*>(out.private_.data());
+  out.arrays_.private_state = {own, own + rank.private_elems, own + 2 * rank.private_elems};
+
+  size_t saved = 0;
+  for (const StatePiece& piece : rank.pieces) saved += piece.primary ? 1 : 0;
+  for (const std::vector<std::byte*>& bank : memory.banks) {
+    if (bank.size() != 3 * saved) {
+      return Error{ErrorCode::kInternal,
+                   fmt::format("a bank with {} tensors, rank {} saves {}", bank.size(), rank.rank, 3 * saved)};
+    }
+    std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
+    const auto at = [&](size_t k) { return reinterpret_cast<float*>(bank[k]); };
+    for (size_t k = 0; k < saved; ++k) states.push_back({at(k), at(saved + k), at(2 * saved + k)});
+  }
+  if (memory.banks.empty()) {
+    RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
+    auto* bank = reinterpret_cast<float*>(out.bank_.data());
+    std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
+    for (const StatePiece& piece : rank.pieces) {
+      float* const at = bank + piece.state_offset;
+      if (piece.primary) states.push_back({at, at + rank.saved_elems, at + 2 * rank.saved_elems});
+    }
+  }
   return out;
 }
 
@@ -29,23 +64,21 @@ std::span<std::byte> TrainState::activations() {
 std::span<std::byte> TrainState::boundary() { return {boundary_.data(), static_cast<size_t>(boundary_.size_bytes())}; }
 
 int64_t TrainState::allocated_bytes() const {
-  return weights_.size_bytes() + grads_.size_bytes() + optimizer_.size_bytes() + activations_.size_bytes() +
-         boundary_.size_bytes();
+  return weights_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() + private_.size_bytes() +
+         activations_.size_bytes() + boundary_.size_bytes();
 }
 
-float* TrainState::weight_at(const StatePiece& piece) const {
-  return arrays_.master != nullptr ? arrays_.master + piece.state_offset
-                                   : static_cast<float*>(arrays_.weights) + piece.flat_offset;
-}
-
-std::vector<StateTensor> TrainState::tensors(const RankPlan& rank) const {
+std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank) const {
   std::vector<StateTensor> out;
   out.reserve(3 * rank.pieces.size());
   for (const StateKind kind : {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+    const auto of_kind = [&](const kernels::AdamwState& state) {
+      return kind == StateKind::kWeight ? state.master : kind == StateKind::kExpAvg ? state.exp_avg : state.exp_avg_sq;
+    };
+    size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
-      float* data = kind == StateKind::kWeight   ? weight_at(piece)
-                    : kind == StateKind::kExpAvg ? arrays_.exp_avg + piece.state_offset
-                                                 : arrays_.exp_avg_sq + piece.state_offset;
+      float* const data =
+          piece.primary ? of_kind(arrays_.banks[bank][saved++]) : of_kind(arrays_.private_state) + piece.state_offset;
       out.push_back(
           {kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), piece.count_elems() * 4, piece.primary});
     }
@@ -54,25 +87,13 @@ std::vector<StateTensor> TrainState::tensors(const RankPlan& rank) const {
 }
 
 void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
-  for (const StatePiece& piece : rank.pieces) {
-    const TensorSpec& spec = plan.tensors[piece.tensor];
-    float* out = weight_at(piece);
-    const uint64_t key = stream_key(plan.recipe.seed, spec.name);
-    // A piece is a box of at most two dims: rows of `width` elements, each a function of its global index alone.
-    const int64_t width = piece.box.extent(piece.box.dims() - 1);
-    const int64_t rows = piece.count_elems() / width;
-#pragma omp parallel for if (piece.count_elems() > 1 << 16)
-    for (int64_t row = 0; row < rows; ++row) {
-      std::vector<int64_t> index = piece.box.lo;
-      index[0] += row;
-      const int64_t first = flat_offset(spec.shape, index);
-      for (int64_t k = 0; k < width; ++k) {
-        out[row * width + k] = spec.init == InitKind::kOnes ? 1.0f
-                               : spec.init == InitKind::kNormal
-                                   ? static_cast<float>(spec.init_std) * normal_at(key, first + k)
-                                   : 0.0f;
-      }
+  for (const StateTensor& tensor : tensors(rank, 0)) {
+    auto* const out = reinterpret_cast<float*>(tensor.data);
+    if (tensor.kind != StateKind::kWeight) {
+      std::memset(out, 0, tensor.bytes);  // a hook's memory may have been used before
+      continue;
     }
+    initial_weights(plan, tensor.tensor, tensor.box, out);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// The memory of one rank's training, allocated from the plan in one go: weights, gradients, optimizer arrays,
-// activations, boundary buffers. What is allocated here is what `cairn plan` prints.
+// The memory of one rank's training: weights, gradients, optimizer state, activations, boundary buffers. What is used
+// here is what `cairn plan` prints. Weights and the banks of saved optimizer state lie in the checkpoint hook's memory
+// when it has some, the rest is allocated in one go.
 
 #include <cstddef>
 #include <span>
@@ -14,26 +15,29 @@
 
 namespace cairn::trainer {
 
+/// The saved tensors of a rank without memory: the weights of all primary pieces, then the first moments, then the
+/// second ones.
+std::vector<StateTensor> saved_tensors(const RankPlan& rank);
+
 class TrainState {
  public:
-  static Result<TrainState> allocate(const Plan& plan, const RankPlan& rank);
+  /// Errors: kInternal when the hook's memory does not fit the rank.
+  static Result<TrainState> allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory);
 
-  optim::Arrays arrays() const { return arrays_; }
+  const optim::Arrays& arrays() const { return arrays_; }
   std::span<std::byte> activations();
   std::span<std::byte> boundary();
-  int64_t allocated_bytes() const;
+  int64_t allocated_bytes() const;  // without the hook's memory
 
-  /// The share's pieces as saveable runs: weight, first moment, second moment of each.
-  std::vector<StateTensor> tensors(const RankPlan& rank) const;
+  /// The share's pieces as saveable runs, saved ones in `bank`: weight, first moment, second moment of each.
+  std::vector<StateTensor> tensors(const RankPlan& rank, int64_t bank) const;
 
-  /// Initial weights of the share from counter-based normals keyed by (seed, tensor, global element), so that every
-  /// layout starts from the same model. Moments start at zero.
+  /// Initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global element), so
+  /// that every layout starts from the same model. Moments start at zero.
   void initialize(const Plan& plan, const RankPlan& rank);
 
  private:
-  float* weight_at(const StatePiece& piece) const;
-
-  Buffer weights_, grads_, optimizer_, activations_, boundary_;
+  Buffer weights_, grads_, bank_, private_, activations_, boundary_;
   optim::Arrays arrays_;
 };
 

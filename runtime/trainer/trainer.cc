@@ -1,7 +1,8 @@
 #include "runtime/trainer/trainer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -103,7 +104,9 @@ class Run {
   optim::ShardedOptimizer optimizer_;
   std::unique_ptr<nn::StageModel> model_;
   std::unique_ptr<pipeline::Executor> executor_;
-  std::vector<StateTensor> saved_;
+  std::vector<std::vector<StateTensor>> tensors_;  // by bank
+  int64_t bank_ = 0;                               // holds the saved state of the last step
+  double paused_ms_ = 0;                           // of this step: this rank stood still for checkpoints
   TrainPosition position_;
   telemetry::StepMetrics metrics_;
 
@@ -118,11 +121,17 @@ Status Run::start() {
   executor_ = std::make_unique<pipeline::Executor>(*model_, *groups_.pp, state_.boundary());
   RT_CHECK(model_->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model_->boundary_bytes(),
            plan_.boundary_bytes());
-  saved_ = state_.tensors(rank_);
+  for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
+    tensors_.push_back(state_.tensors(rank_, bank));
+  }
 
-  RT_TRY_SET(std::optional<TrainPosition> found, env_.hook.restore(saved_));
+  RT_TRY_SET(std::optional<Restored> found, env_.hook.restore(tensors_[0]));
   if (found) {
-    position_ = *found;
+    position_ = found->position;
+    bank_ = found->bank;
+    if (bank_ < 0 || bank_ >= std::ssize(state_.arrays().banks)) {
+      return Error{ErrorCode::kInternal, fmt::format("restored from bank {}", bank_)};
+    }
     if (!position_.sampler.empty()) {  // empty: imported weights, no data seen yet
       RT_TRY_SET(const data::SamplerState saved, data::sampler_state_from_json(position_.sampler));
       RT_TRY_SET(sampler_, data::Sampler::resume(
@@ -142,7 +151,7 @@ Status Run::start() {
   }
   loaded_.resize(plan_.micro_batches);
   batches_.resize(plan_.micro_batches);
-  return optimizer_.spread_share();
+  return optimizer_.spread_share(bank_, found && found->weights_ready);
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
@@ -182,7 +191,23 @@ Status Run::step(int64_t number) {
   RT_TRY(optimizer_.reduce_gradients());
   std::vector<double> sums = std::move(losses.sums);
   sums.push_back(optimizer_.squared_norm_part());
-  RT_TRY(add_over_world(sums, "losses and gradient norm"));
+  // The bank of the update travels with the sums: rank 0 chooses as late as it can, and no collective is added.
+  paused_ms_ = 0;
+  sums.push_back(0);
+  Status chosen;
+  if (groups_.world->rank() == 0) {
+    const Clock::time_point asked = Clock::now();
+    Result<int64_t> bank = env_.hook.next_bank(bank_);
+    sums.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
+    if (!bank.ok()) chosen = std::move(bank).error();
+    paused_ms_ += ms_since(asked);
+  }
+  RT_TRY(add_over_world(sums, "losses, gradient norm and bank"));
+  RT_TRY(std::move(chosen));
+  if (sums.back() < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
+  const auto bank = static_cast<int64_t>(sums.back());
+  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
+  sums.pop_back();
   const double norm = std::sqrt(sums.back());
   double loss = 0;
   metrics_ = {};
@@ -203,7 +228,11 @@ Status Run::step(int64_t number) {
   const double lr = optim::learning_rate(recipe, number, plan_.steps);
   const double clip = recipe.optimizer.clip;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  RT_TRY(optimizer_.update(number, lr, static_cast<float>(scale)));
+  const Clock::time_point begun = Clock::now();
+  RT_TRY(env_.hook.begin_update(bank, number));
+  paused_ms_ += ms_since(begun);
+  RT_TRY(optimizer_.update(number, lr, static_cast<float>(scale), bank_, bank));
+  bank_ = bank;
 
   position_.step = number;
   position_.samples += recipe.batch.samples;
@@ -239,23 +268,24 @@ Result<double> Run::evaluate() {
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
-  StepOrder order;
-  std::array<int64_t, 2> wire = {0, 0};  // flags or -1, slot
+  int64_t wire = 0;  // flags or -1
   Status refused;
   if (groups_.world->rank() == 0) {
+    const Clock::time_point asked = Clock::now();
     Result<StepOrder> decided = env_.hook.decide(position_, last);
+    paused_ms_ += ms_since(asked);
     if (decided.ok()) {
       const StepOrder& o = decided.value();
-      wire = {(o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0), o.slot};
+      wire = (o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0);
     } else {
-      wire[0] = -1;
+      wire = -1;
       refused = std::move(decided).error();
     }
   }
-  RT_TRY(groups_.world->broadcast(wire.data(), sizeof(wire), 0, "step order"));
+  RT_TRY(groups_.world->broadcast(&wire, sizeof(wire), 0, "step order"));
   if (!refused.ok()) return std::move(refused).error();
-  if (wire[0] < 0) return Error{ErrorCode::kStopped, "rank 0 could not decide on the checkpoint"};
-  return StepOrder{(wire[0] & 1) != 0, (wire[0] & 2) != 0, (wire[0] & 4) != 0, wire[1]};
+  if (wire < 0) return Error{ErrorCode::kStopped, "rank 0 could not decide on the checkpoint"};
+  return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0};
 }
 
 Result<Outcome> Run::loop() {
@@ -277,9 +307,10 @@ Result<Outcome> Run::loop() {
     if (order.snapshot) {
       phase(number, "snapshot");
       const Clock::time_point begin = Clock::now();
-      RT_TRY(env_.hook.snapshot(order, position_, saved_));
-      metrics_.checkpoint_lost_ms = ms_since(begin);
+      RT_TRY(env_.hook.snapshot(order, position_, bank_, tensors_[bank_], optimizer_.sums()));
+      paused_ms_ += ms_since(begin);
     }
+    metrics_.checkpoint_lost_ms = paused_ms_;
     stopped = order.stop;
     if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
   }
@@ -301,7 +332,8 @@ Result<Outcome> run(const Environment& env) {
   if (recipe.eval.every_steps > 0) {
     RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, recipe.batch.samples, recipe.eval.steps));
   }
-  RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank));
+  RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
+  RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
   RT_TRY_SET(Groups groups, Groups::make(env.plan.mesh, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
                std::move(validation));

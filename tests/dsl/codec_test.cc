@@ -57,6 +57,8 @@ Recipe everything_changed() {
   r.checkpoint.keep = {{Keep::Kind::kBest, Keep::Metric::kValidLoss, 9, 10, 0.5, {11}}};
   r.checkpoint.on_failure = OnSaveFailure::kStop;
   r.checkpoint.space = SpaceCheck::kWarn;
+  r.checkpoint.compress = Compress::kZstd;
+  r.checkpoint.incremental = true;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
   r.eval = {10, 11};
   r.log = {12, false};
@@ -88,7 +90,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 81);
+    CHECK(changed.size() == 83);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 112);
     CHECK(sizeof(DataSource) == 168);
@@ -121,7 +123,8 @@ TEST_SUITE("dsl/codec") {
     const std::string json = encode_recipe(r);
     CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
-    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"direct_io\":false,\"keep\":[{\"at\":[11],"
+    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"compress\":\"zstd\",\"direct_io\":false,"
+                    "\"incremental\":true,\"keep\":[{\"at\":[11],"
                     "\"count\":9,"
                     "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") == 0);
     CHECK(json.find_first_of(" \n") == std::string::npos);
@@ -147,7 +150,8 @@ TEST_SUITE("dsl/codec") {
               CAPTURE((at / key).to_string());
               // A span is one value: its parts are told by its own name.
               const bool part = !at.empty() && (at.back() == "stop" || at.back() == "over");
-              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space") {
+              if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space" || key == "compress" ||
+                  key == "incremental") {
                 CHECK(error_of(missing).empty());  // newer than the first recipes that were stored
                 CHECK(encode_recipe(decode_recipe(missing.dump()).value()) == good.dump());
               } else {
@@ -185,7 +189,7 @@ TEST_SUITE("dsl/codec") {
   TEST_CASE("a recipe stored before there were rules of retention keeps what it kept") {
     nlohmann::json old = nlohmann::json::parse(encode_recipe(load_good(kBase)));
     const std::string now = old.dump();
-    for (const char* key : {"keep", "on_failure", "space"}) old["checkpoint"].erase(key);
+    for (const char* key : {"keep", "on_failure", "space", "compress", "incremental"}) old["checkpoint"].erase(key);
     old.erase("init");
     old["checkpoint"]["keep_last"] = 3;
     CHECK(error_of(old) == "");

@@ -49,6 +49,10 @@ class Failure(RunTest):
         recipe = self.recipe(name="short", steps=30, tp=1, pp=1, dp=2, sp="false", save=1000)
         folder = self.folder / "run" / "checkpoints"
         self.mount_small_disk(folder, "128k")
+        job = self.train(recipe, "run", code=74)  # told before the first step
+        self.assertRegex(job.output(), "checkpoints: 1 kept [+] 1 being written, .* are free: .* are missing")
+        self.assertEqual(self.metrics("run"), {})
+        recipe.write_text(recipe.read_text().replace("T.checkpoint {", 'T.checkpoint { space = "warn",'))
         job = self.train(recipe, "run", code=74)
         self.assertIn("step 30 was not saved", job.output())
         self.assertEqual(len(self.memory_left(self.folder)), 1)

@@ -1,25 +1,43 @@
 // make_checkpoint DIR [EXPECTED_DIR]: saves the tests' small state as step 12 below DIR, with plain system calls, and
 // whole tensors as raw bytes to EXPECTED_DIR/<kind>.<name>.bin for readers to compare with. Makes the golden
 // checkpoint:
-//   build/release/make_checkpoint DIR && cp DIR/step-00000012/*
-//   tests/golden/checkpoint-v1/step-00000012/
+//   build/release/make_checkpoint DIR && cp DIR/step-00000012/* tests/golden/checkpoint-v1/step-00000012/
+// make_checkpoint --cold DIR [EXPECTED_DIR]: a coded checkpoint of step 12 and one of step 13 that refers to it:
+//   build/release/make_checkpoint --cold tests/golden/checkpoint-v1-cold
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <fstream>
+#include <string_view>
 
 #include "ckpt/store/posix_backend.h"
 #include "tests/ckpt/persist/test_state.h"
 
 int main(int argc, char** argv) {
   using namespace cairn::ckpt;
+  const bool cold = argc > 1 && std::string_view(argv[1]) == "--cold";
+  if (cold) {
+    --argc;
+    ++argv;
+  }
   if (argc < 2) {
-    fmt::print(stderr, "usage: make_checkpoint DIR [EXPECTED_DIR]\n");
+    fmt::print(stderr, "usage: make_checkpoint [--cold] DIR [EXPECTED_DIR]\n");
     return 2;
   }
-  const testing::TestState state = testing::make_state(12, 1);
+  testing::TestState state = cold ? testing::cold_state(12) : testing::make_state(12, 1);
+  SaveOptions options = testing::small_options();
+  if (cold) {
+    options.codec = Codec::kShuffleZstd;
+    options.fill_bytes = 1;  // small chunks, several a shard
+  }
   PosixBackend io;
-  const cairn::Result<SaveReport> saved = testing::save(io, argv[1], state);
+  cairn::Result<SaveReport> saved = testing::save(io, argv[1], state, options);
+  if (saved.ok() && cold) {
+    const Manifest base = saved.value().manifest;
+    options.base = &base;
+    state = testing::cold_state(13);
+    saved = testing::save(io, argv[1], state, options);
+  }
   if (!saved.ok()) {
     fmt::print(stderr, "{}\n", saved.error().message);
     return 1;

@@ -39,8 +39,34 @@ TEST_SUITE("runtime/plan/plan") {
                 for (const FlatRange& bucket : mine.buckets) covered += bucket.size();
                 REQUIRE(covered == mine.flat_elems);
                 REQUIRE(mine.share_elems * dp == mine.flat_elems);
+                // Every element held has state exactly once: saved pieces in a bank, all other in private memory.
+                std::vector<int> in_bank(mine.saved_elems, 0), in_private(mine.private_elems, 0), flat(mine.flat_elems);
                 for (const StatePiece& piece : mine.pieces) {
-                  REQUIRE(piece.state_offset + piece.count_elems() <= mine.state_elems);
+                  auto& home = piece.primary ? in_bank : in_private;
+                  for (int64_t k = 0; k < piece.count_elems(); ++k) ++home.at(piece.state_offset + k);
+                  for (int64_t k = 0; k < piece.count_elems(); ++k) ++flat.at(piece.flat_offset + k);
+                }
+                for (const ReplicaRun& replica : mine.replicas) {
+                  for (int64_t k = 0; k < replica.count; ++k) ++in_private.at(replica.state_offset + k);
+                  for (int64_t k = 0; k < replica.count; ++k) ++flat.at(replica.flat_offset + k);
+                }
+                for (const auto* home : {&in_bank, &in_private}) {
+                  for (const int count : *home) REQUIRE(count == 1);
+                }
+                int64_t held = 0, updated = 0;
+                for (const LocalTensor& tensor : mine.tensors) held += tensor.box.count_elems();
+                for (const int count : flat) {
+                  REQUIRE(count <= 1);
+                  updated += count;
+                }
+                if (zero == 0 || dp == 1) {
+                  REQUIRE(updated == held);
+                }
+                if (zero == 1 || dp == 1) {
+                  REQUIRE(mine.replicas.empty());
+                }
+                REQUIRE(mine.optimizer_bytes == 12 * updated);
+                for (const StatePiece& piece : mine.pieces) {
                   if (!piece.primary) continue;
                   const Shape& shape = plan.tensors[piece.tensor].shape;
                   const int64_t at = flat_offset(shape, piece.box.lo);

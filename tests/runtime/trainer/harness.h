@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 
 #include "runtime/comm/thread_world.h"
 #include "runtime/core/random.h"
+#include "runtime/core/word_sums.h"
 #include "runtime/trainer/trainer.h"
 
 namespace cairn::test {
@@ -78,7 +81,8 @@ inline Recipe tiny_recipe(bool llama, bool tied) {
 /// The state of a whole job, gathered from the primary pieces: (kind, tensor) -> row-major floats.
 using GlobalState = std::map<std::pair<trainer::StateKind, int64_t>, std::vector<float>>;
 
-/// Keeps the last snapshot of all ranks in memory; restores from it when asked to.
+/// Keeps the last snapshot of all ranks in memory; restores from it when asked to. With banks it is as a hook with
+/// shared memory: several banks, written in turn, and weights, all of its own.
 class MemoryHook : public trainer::CheckpointHook {
  public:
   struct Shared {
@@ -87,24 +91,55 @@ class MemoryHook : public trainer::CheckpointHook {
     GlobalState state;
     std::optional<trainer::TrainPosition> position;  // restore from here when set
     int64_t stop_after = 0;                          // 0: at the end
+    int64_t banks = 0;
   };
   explicit MemoryHook(Shared& shared) : shared_(shared) {}
 
-  Result<std::optional<trainer::TrainPosition>> restore(std::span<const trainer::StateTensor> state) override {
-    if (!shared_.position) return std::optional<trainer::TrainPosition>{};
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t weight_bytes) override {
+    trainer::StateMemory out;
+    if (shared_.banks == 0) return out;
+    const auto place = [&](int64_t bytes) {  // what a dead process left there: not zero
+      std::byte* const at = reinterpret_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+      std::memset(at, 0x5a, bytes);
+      owned_.emplace_back(at);
+      return at;
+    };
+    for (int64_t bank = 0; bank < shared_.banks; ++bank) {
+      auto& tensors = out.banks.emplace_back();
+      for (const trainer::StateTensor& tensor : saved) tensors.push_back(place(tensor.bytes));
+    }
+    out.weights = place(weight_bytes);
+    std::memset(out.weights, 0, weight_bytes);  // rows of padding are never written
+    return out;
+  }
+  Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
+    if (!shared_.position) return std::optional<trainer::Restored>{};
     for (const trainer::StateTensor& piece : state) copy(piece, false);
-    return shared_.position;
+    return std::optional<trainer::Restored>({.position = *shared_.position});
+  }
+  Result<int64_t> next_bank(int64_t current) override {
+    return shared_.banks == 0 ? current : (current + 1) % shared_.banks;
+  }
+  Status begin_update(int64_t bank, int64_t step) override {
+    written_ = bank;
+    begun_ = step;
+    return {};
   }
   Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
     const bool stop = last || position.step == shared_.stop_after;
     return trainer::StepOrder{.stop = stop, .snapshot = stop};
   }
-  Status snapshot(const trainer::StepOrder&, const trainer::TrainPosition& position,
-                  std::span<const trainer::StateTensor> state) override {
+  Status snapshot(const trainer::StepOrder&, const trainer::TrainPosition& position, int64_t bank,
+                  std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override {
     const std::lock_guard lock(shared_.mutex);
+    RT_CHECK(bank == written_ && position.step == begun_, "bank {} of step {}", bank, position.step);
+    size_t k = 0;
     for (const trainer::StateTensor& piece : state) {
-      if (piece.primary) copy(piece, true);
+      if (!piece.primary) continue;
+      RT_CHECK(sums[k++] == word_sums(piece.data, piece.bytes / 4), "the checksum of a tensor");
+      copy(piece, true);
     }
+    RT_CHECK(k == sums.size());
     saved_ = position;
     return {};
   }
@@ -124,7 +159,12 @@ class MemoryHook : public trainer::CheckpointHook {
       save ? std::memcpy(at, data + done, width * 4) : std::memcpy(data + done, at, width * 4);
     }
   }
+  struct Freer {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
   Shared& shared_;
+  std::vector<std::unique_ptr<std::byte, Freer>> owned_;
+  int64_t written_ = -1, begun_ = 0;
   std::optional<trainer::TrainPosition> saved_;
 };
 
@@ -142,9 +182,10 @@ struct Trained {
 using MakeEngine = std::function<Result<std::unique_ptr<comm::Engine>>(int64_t rank)>;
 
 inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
-                                        int64_t stop_after = 0, const MakeEngine& make_engine = {}) {
+                                        int64_t stop_after = 0, const MakeEngine& make_engine = {},
+                                        int64_t banks = 0) {
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
-  MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after};
+  MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after, .banks = banks};
   if (from != nullptr) {
     shared.state = from->state;
     shared.position = from->position;

@@ -128,6 +128,29 @@ TEST_SUITE("runtime/trainer/parity") {
     }
   }
 
+  TEST_CASE("from bank to bank or in place: the same bits, also from one to the other at a restart") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
+                                   Layout{2, 1, 2, kG, 0, false}}) {
+        CAPTURE(spelled(layout));
+        Recipe recipe = with(tiny_recipe(layout.pp == 1, layout.pp > 1), layout);
+        recipe.precision = precision;
+        const int64_t world = layout.tp * layout.pp * layout.dp;
+        const auto in_place = train_on_threads(recipe, world).value();
+        for (const int64_t banks : {2, 3}) {
+          const auto half = train_on_threads(recipe, world, nullptr, 9, {}, banks).value();
+          const auto rest = train_on_threads(recipe, world, &half, 0, {}, banks == 2 ? 0 : banks).value();
+          for (size_t k = 0; k < 20; ++k) {
+            REQUIRE(in_place.losses[k] == (k < 9 ? half.losses[k] : rest.losses[k - 9]));
+          }
+          for (const auto& [key, values] : in_place.state) {
+            REQUIRE(std::memcmp(values.data(), rest.state.at(key).data(), values.size() * 4) == 0);
+          }
+        }
+      }
+    }
+  }
+
   TEST_CASE("a layout changed in the middle continues the same trajectory") {
     const Recipe base = tiny_recipe(false, true);
     const auto whole = train_on_threads(base, 1).value();
@@ -180,10 +203,13 @@ TEST_SUITE("runtime/trainer/parity") {
         const int64_t world = layout.tp * layout.pp * layout.dp;
         const Plan plan = make_plan(recipe, world).value();
         const auto trained = train_on_threads(recipe, world).value();
+        const auto with_banks = train_on_threads(recipe, world, nullptr, 0, {}, 3).value();
         for (int64_t rank = 0; rank < world; ++rank) {
           const RankPlan mine = plan.rank(rank);
           CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.grad_bytes + mine.optimizer_bytes +
                                                      stage_buffers_bytes(plan, mine) + plan.boundary_buffers_bytes());
+          CHECK(with_banks.allocated_bytes[rank] ==
+                trained.allocated_bytes[rank] - mine.weight_bytes - mine.bank_bytes());
         }
       }
     }

@@ -1,0 +1,49 @@
+#pragma once
+// What a model takes from a checkpoint that need not be exactly of this model: which tensors come from it, which start
+// anew, what stays behind. Pure; agent and ranks compute the same answer from the same manifest and recipe.
+//
+// Strict by default: every tensor of the model must be there with its shape and type, and nothing else. Each exception
+// has a name in InitConfig, and a message about a misfit names the one that would allow it.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/format/manifest.h"
+#include "runtime/config/recipe.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/model_tensors.h"
+
+namespace cairn::ckpt {
+
+struct TensorMatch {
+  bool weight = true;   // taken from the checkpoint; else it starts anew, as a fresh run's would
+  bool moments = true;  // taken; else they start at zero
+  std::string why;      // in words, when something is not taken
+};
+
+struct LoadMatch {
+  std::vector<TensorMatch> tensors;  // as the model's, in their order
+  std::vector<std::string> left;     // "weight head.weight f32 [65, 24]": of the checkpoint, training state alone
+  bool has_moments = true;           // the checkpoint
+  bool weights_only = false;         // asked for: a new run, from step 0
+  bool everything() const;  // weights and moments of every tensor
+  int64_t taken() const;
+  int64_t with_moments() const;
+};
+
+/// Whether `text` is of `pattern`: * stands for any characters, also dots and none, ? for one.
+bool matches(std::string_view pattern, std::string_view text);
+
+/// Errors: kInvalidInput, one message that lists each tensor which does not fit with what was found and expected, and
+/// the option that would allow it (the first 20, then their number); and each pattern of `only` and `except` that is of
+/// no tensor of the model.
+Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<TensorSpec>& tensors,
+                                const InitConfig& how);
+
+/// For people: what was taken, what starts anew and why, what was left. One line, then up to 20 for exceptions.
+std::vector<std::string> report_lines(const LoadMatch& match, const std::vector<TensorSpec>& tensors, int64_t step);
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,29 @@
+#pragma once
+// Loading a checkpoint into snapshot memory: one process of the node, the agent, reads each byte once, whatever layout
+// saved it and however many ranks will want it, and ranks copy from there. Ranks that read for themselves would read
+// replicas once each, and the chunks at the edges of their boxes once for each neighbour.
+
+#include <cstdint>
+#include <filesystem>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+#include "runtime/trainer/checkpoint_hook.h"
+
+namespace cairn::ckpt {
+
+struct SlotLoad {
+  trainer::TrainPosition position;
+  ReadStats stats;
+};
+
+/// Agent, while no rank runs and the slot is empty: fills `slot` of all ranks from the checkpoint in `dir`, verifying
+/// each chunk, and publishes it as a snapshot of its step. Killed in the middle, it leaves an empty slot.
+/// Errors: kInvalidInput when the checkpoint lacks a tensor of the arena or has it in another shape, kCorrupt naming
+/// the chunk; the slot is empty then.
+Result<SlotLoad> load_slot(const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
+                           const std::filesystem::path& dir);
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,41 @@
+#include "ckpt/retention/references.h"
+
+#include <sstream>
+#include <string>
+
+#include "ckpt/format/names.h"
+
+namespace cairn::ckpt {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 20;
+
+Status add(IoBackend& io, const std::filesystem::path& dir, std::set<int64_t>& steps) {
+  const Result<std::string> text = read_file(io, dir / kReferencesName, kMostBytes);
+  if (!text.ok()) return is_not_found(text.error()) ? Status() : Status(text.error());
+  std::istringstream lines(text.value());
+  for (std::string line; std::getline(lines, line);) {
+    if (const auto step = parse_step_dir_name(line)) steps.insert(*step);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesystem::path& checkpoints_dir) {
+  std::set<int64_t> steps;
+  for (const bool committed : {false, true}) {  // listed anew: a save may commit meanwhile
+    const Result<std::vector<DirEntry>> entries = io.list(checkpoints_dir);
+    if (!entries.ok()) {
+      if (is_not_found(entries.error())) return steps;
+      return entries.error();
+    }
+    for (const DirEntry& entry : entries.value()) {
+      const bool wanted = committed ? parse_step_dir_name(entry.name).has_value() : entry.name.starts_with(kTmpPrefix);
+      if (entry.is_dir && wanted) RT_TRY(add(io, checkpoints_dir / entry.name, steps));
+    }
+  }
+  return steps;
+}
+
+}  // namespace cairn::ckpt

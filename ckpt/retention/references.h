@@ -1,0 +1,22 @@
+#pragma once
+// Which steps others need. A checkpoint, or a save at work, that refers to files of earlier steps says so in a small
+// file, so that whoever removes steps finds out without decoding manifests, and while a save's manifest is not written.
+//
+// Save:   announce (A), look whether the files are there (B1), write, look again (B2), commit. Not there: write all.
+// Remove: rename to .trash (E), look for announcements (F); if there is one, rename back (R), else delete (X).
+// E before B2: the save sees that the files are gone. E after B2: A was before F, which lists work directories before
+// steps, so it sees the announcement under one name or the other. Killed between E and R: clean_leftovers does R.
+
+#include <cstdint>
+#include <filesystem>
+#include <set>
+
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+/// Steps that some checkpoint or some save at work in this folder says it needs.
+Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,1 @@
+cairn_tests(ckpt/codec LINK runtime/core)

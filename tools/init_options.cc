@@ -1,0 +1,97 @@
+#include "tools/init_options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "ckpt/format/names.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+using Patterns = std::vector<std::string> InitConfig::*;
+constexpr std::array<std::pair<const char*, Patterns>, 4> kPatterns = {{{"only", &InitConfig::only},
+                                                                        {"except", &InitConfig::except},
+                                                                        {"allow_missing", &InitConfig::allow_missing},
+                                                                        {"allow_extra", &InitConfig::allow_extra}}};
+
+bool has_checkpoints(const fs::path& run) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
+    if (ckpt::parse_step_dir_name(entry.path().filename().string())) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void add_init_options(CLI::App& command, InitConfig& init) {
+  command.add_option("--init-from", init.path, "run, checkpoint or imported weights to start from when the run is new")
+      ->type_name("PATH");
+  command.add_flag("--init-weights-only", init.weights_only,
+                   "take weights alone: a new run from step 0, with moments of zero");
+  const auto patterns = [&](const char* flag, std::vector<std::string>& into, const char* what) {
+    command.add_option(flag, into, what)->type_name("PATTERN")->expected(1)->take_all();
+  };
+  patterns("--init-only", init.only, "take only tensors like this ('layers.*'), the others start anew; repeatable");
+  patterns("--init-except", init.except, "tensors like this start anew, whatever the checkpoint has; repeatable");
+  patterns("--init-allow-missing", init.allow_missing,
+           "tensors like this start anew when the checkpoint lacks them; repeatable");
+  patterns("--init-allow-extra", init.allow_extra,
+           "tensors like this may be in the checkpoint though the model lacks them; repeatable");
+}
+
+Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& command_line, const fs::path& run) {
+  InitConfig out = recipe;
+  if (!command_line.path.empty()) out.path = command_line.path;
+  out.weights_only = out.weights_only || command_line.weights_only;
+  bool options = out.weights_only;
+  for (const auto& [name, member] : kPatterns) {
+    if (!(command_line.*member).empty()) out.*member = command_line.*member;
+    options = options || !(out.*member).empty();
+  }
+  if (out.path.empty()) {
+    if (!options) return out;
+    return Error{ErrorCode::kInvalidInput,
+                 "init says what to take, but not from where: give init.path in the recipe, or --init-from"};
+  }
+  if (has_checkpoints(run)) {
+    if (!command_line.path.empty()) {
+      fmt::print("--init-from is for a new run; {} has checkpoints of its own and goes on from them\n", run.string());
+    }
+    return InitConfig{};
+  }
+  RT_TRY_SET(const fs::path from, resolve_checkpoint(out.path));
+  out.path = fs::absolute(from).lexically_normal().string();
+  return out;
+}
+
+std::string init_to_json(const InitConfig& init) {
+  json out{{"path", init.path}, {"weights_only", init.weights_only}};
+  for (const auto& [name, member] : kPatterns) out[name] = init.*member;
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<InitConfig> init_from_json(const std::string& text) {
+  try {
+    const json in = json::parse(text);
+    InitConfig out;
+    in.at("path").get_to(out.path);
+    in.at("weights_only").get_to(out.weights_only);
+    for (const auto& [name, member] : kPatterns) in.at(name).get_to(out.*member);
+    return out;
+  } catch (const json::exception& error) {
+    return Error{ErrorCode::kInternal, fmt::format("--init {}: {}", text, error.what())};
+  }
+}
+
+}  // namespace cairn::tools
