@@ -5,15 +5,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <memory>
 #include <vector>
 
+#include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
+#include "ckpt/persist/unfinished.h"
 #include "ckpt/plan/load_plan.h"
-#include "runtime/core/dtype.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/tensors/box_stream.h"
 #include "runtime/core/random.h"
 
 namespace cairn::ckpt {
@@ -24,18 +25,23 @@ namespace {
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-/// How memory_bytes is spent. Read buffers grow to powers of two, so they may take twice their window.
+/// How memory_bytes is spent.
 struct Budget {
-  int64_t window_bytes;   // target bytes held, with the plan of reading them
-  int64_t reader_bytes;   // reads in flight
-  int64_t fill_bytes;     // chunks on their way to the disk
-  int64_t chunk_bytes;    // of the target
-  int64_t granule_bytes;  // planned at a time
+  int64_t window_bytes;  // target bytes held, with the plan of reading them
+  int64_t reader_bytes;  // reads in flight
+  int64_t fill_bytes;    // chunks on their way to the disk
+  int64_t chunk_bytes;   // of the target
 
-  explicit Budget(int64_t memory)
-      : window_bytes(memory / 2), reader_bytes(memory / 8), fill_bytes(memory / 8), chunk_bytes(64 << 10) {
+  // What is not payload, as measured for states from 0.1 to 1 GiB: ring, libhdf5 and its pages, manifests, stacks, and
+  // what rounding to huge pages adds.
+  static constexpr int64_t kFixedBytes = int64_t{12} << 20;
+
+  explicit Budget(int64_t memory) : chunk_bytes(64 << 10) {
+    const int64_t payload = std::max(memory - kFixedBytes, memory / 2);
+    window_bytes = payload / 2;
+    reader_bytes = payload / 8;
+    fill_bytes = payload / 8;
     while (chunk_bytes < int64_t{4} << 20 && chunk_bytes * 2 <= fill_bytes / 4) chunk_bytes *= 2;
-    granule_bytes = std::clamp<int64_t>(memory / 256, 32 << 10, 1 << 20);
   }
 
   /// A chunk is read whole, or its checksum could not be compared.
@@ -43,155 +49,13 @@ struct Budget {
     for (const ShardEntry& shard : source.shards) {
       const int64_t chunk = std::min(shard.chunk_bytes, shard.bytes);
       if (chunk > window_bytes / 2) {
-        return invalid(
-            fmt::format("{} has chunks of {} bytes, which are read whole: {} bytes of memory are needed, {} "
-                        "are given",
-                        describe_shard(source, shard), chunk, 4 * chunk, 2 * window_bytes));
+        return invalid(fmt::format("{} has chunks of {} bytes, which are read whole: {} bytes of memory are needed",
+                                   describe_shard(source, shard), chunk, 4 * chunk + kFixedBytes));
       }
       reader_bytes = std::max(reader_bytes, chunk);
     }
     return {};
   }
-};
-
-/// A shard of the target.
-struct Target {
-  int64_t tensor = 0;  // index into the source's tensors
-  Box box;
-  int64_t bytes = 0, elem_bytes = 0;
-};
-
-/// The target's bytes, in the order in which they are written, from a window that moves over them. A window holds whole
-/// shards and at its ends parts of shards; what is asked for next is always in it or at its end.
-class Window {
- public:
-  Window(CheckpointReader& reader, const LoadPlanner& planner, const std::vector<Target>& targets, const Budget& budget)
-      : reader_(reader), planner_(planner), targets_(targets), budget_(budget) {
-    for (const ShardEntry& shard : reader.manifest().shards) shard_starts_.emplace_back(shard.file, shard.offset);
-    std::sort(shard_starts_.begin(), shard_starts_.end());
-  }
-
-  Status copy(int64_t target, int64_t offset, std::span<std::byte> out) {
-    while (!out.empty()) {
-      const Extent* extent = find(target, offset);
-      if (extent == nullptr) {
-        RT_TRY(load(target, offset));
-        continue;
-      }
-      const int64_t within = offset - extent->offset;
-      const auto bytes = std::min(static_cast<int64_t>(out.size()), extent->bytes - within);
-      std::memcpy(out.data(), memory_.get() + extent->at + within, static_cast<size_t>(bytes));
-      offset += bytes;
-      out = out.subspan(static_cast<size_t>(bytes));
-    }
-    return {};
-  }
-
-  int64_t windows() const { return windows_; }
-
- private:
-  // Bytes [offset, offset + bytes) of a target stand at `at` of the window.
-  struct Extent {
-    int64_t target, offset, bytes, at;
-  };
-
-  const Extent* find(int64_t target, int64_t offset) const {
-    const auto after = std::upper_bound(
-        extents_.begin(), extents_.end(), std::pair(target, offset),
-        [](const std::pair<int64_t, int64_t>& key, const Extent& e) { return key < std::pair(e.target, e.offset); });
-    if (after == extents_.begin()) return nullptr;
-    const Extent& extent = *(after - 1);
-    return extent.target == target && offset < extent.offset + extent.bytes ? &extent : nullptr;
-  }
-
-  /// Fills the window from (target, offset) on.
-  Status load(int64_t target, int64_t offset) {
-    // Where source and target cut across each other a range may be a few bytes long, and its bookkeeping longer.
-    constexpr int64_t kRangeBytes = sizeof(ReadRange) + 80 + 40;  // the reader's piece, the planner's read
-    if (!memory_) {
-      int64_t all = 0;
-      for (const Target& t : targets_) all += t.bytes + kIoAlign;
-      capacity_ = std::min(budget_.window_bytes, all);
-      memory_.reset(
-          static_cast<std::byte*>(std::aligned_alloc(kIoAlign, (capacity_ + kIoAlign - 1) / kIoAlign * kIoAlign)));
-      if (!memory_) {
-        return Error{ErrorCode::kUnavailable, fmt::format("no memory for a window of {} bytes", capacity_), ENOMEM};
-      }
-    }
-    extents_.clear();
-    ranges_.clear();
-    int64_t used = 0;
-    for (; target < static_cast<int64_t>(targets_.size()); ++target, offset = 0) {
-      const Target& shard = targets_[static_cast<size_t>(target)];
-      while (offset < shard.bytes) {
-        const int64_t bytes = std::min(budget_.granule_bytes, shard.bytes - offset);
-        const int64_t spent = used + static_cast<int64_t>(ranges_.size()) * kRangeBytes;
-        if (!extents_.empty() && (spent + bytes > budget_.window_bytes || used + bytes > capacity_)) return read();
-        RT_TRY(plan(shard, offset, bytes, memory_.get() + used));
-        if (!extents_.empty() && extents_.back().target == target) {
-          extents_.back().bytes += bytes;
-        } else {
-          extents_.push_back({target, offset, bytes, used});
-        }
-        used += bytes;
-        offset += bytes;
-      }
-      used = (used + kIoAlign - 1) / kIoAlign * kIoAlign;  // aligned, a whole chunk can be read where it belongs
-    }
-    return read();
-  }
-
-  /// Adds the reads for bytes [offset, offset + bytes) of a shard.
-  Status plan(const Target& shard, int64_t offset, int64_t bytes, std::byte* to) {
-    const TensorEntry& tensor = reader_.manifest().tensors[static_cast<size_t>(shard.tensor)];
-    std::vector<WantedBox> wanted;
-    std::vector<std::byte*> starts;
-    for (Box& box :
-         boxes_of_flat_range(shard.box.extents(), offset / shard.elem_bytes, (offset + bytes) / shard.elem_bytes)) {
-      starts.push_back(to);
-      to += box.count_elems() * shard.elem_bytes;
-      for (size_t d = 0; d < box.lo.size(); ++d) {
-        box.lo[d] += shard.box.lo[d];
-        box.hi[d] += shard.box.lo[d];
-      }
-      wanted.push_back({tensor.kind, tensor.name, std::move(box)});
-    }
-    RT_TRY_SET(const std::vector<LoadRead> reads, planner_.plan_reads(wanted));
-    for (const LoadRead& read : reads) {
-      std::byte* dst = starts[static_cast<size_t>(read.wanted)] + read.target_offset;
-      if (!ranges_.empty() && continues(ranges_.back(), read, dst)) {
-        ranges_.back().bytes += read.bytes;
-      } else {
-        ranges_.push_back({read.file, read.offset, read.bytes, dst});
-      }
-    }
-    return {};
-  }
-
-  /// One range instead of two, so that a whole chunk is seen as one; a range stays within one shard.
-  bool continues(const ReadRange& last, const LoadRead& read, const std::byte* dst) const {
-    return last.file == read.file && last.offset + last.bytes == read.offset && last.dst + last.bytes == dst &&
-           !std::binary_search(shard_starts_.begin(), shard_starts_.end(), std::pair(read.file, read.offset));
-  }
-
-  Status read() {
-    ++windows_;
-    return reader_.read_ranges(ranges_);
-  }
-
-  struct Freer {
-    void operator()(void* p) const { std::free(p); }
-  };
-  CheckpointReader& reader_;
-  const LoadPlanner& planner_;
-  const std::vector<Target>& targets_;
-  const Budget budget_;
-  int64_t capacity_ = 0;
-  std::unique_ptr<std::byte, Freer> memory_;
-  std::vector<std::pair<int64_t, int64_t>> shard_starts_;  // of the source: (file, offset), ascending
-  std::vector<Extent> extents_;                            // ascending
-  std::vector<ReadRange> ranges_;
-  int64_t windows_ = 0;
 };
 
 bool is_state(std::string_view kind) {
@@ -214,6 +78,47 @@ Result<size_t> kinds_of(const Manifest& source, const Plan& target) {
   return kinds;
 }
 
+/// All that decides the bytes of the target's files.
+Result<uint64_t> key_of(const Manifest& source, const Manifest& target, std::span<const WriterPart> parts,
+                        int64_t chunk_bytes, Codec codec) {
+  RT_TRY_SET(std::string text, encode_manifest(source));
+  text = fmt::format("{} {} {} {}\n", hash_to_hex(hash_bytes(text)), target.step, chunk_bytes, codec_name(codec));
+  for (const WriterPart& part : parts) {
+    text += part.file_name + "\n";
+    for (const ShardData& shard : part.shards) {
+      const TensorEntry& tensor = target.tensors[static_cast<size_t>(shard.tensor)];
+      text += fmt::format("{} {} {}\n", tensor.kind, tensor.name, to_string(Box{shard.lo, shard.hi}));
+    }
+  }
+  return std::max<uint64_t>(1, hash_bytes(text));
+}
+
+/// Of what dead saves of this step have left: the directory that has most to go on from, or "". The others are removed.
+Result<std::string> look_at_leftovers(IoBackend& io, const fs::path& dir, int64_t step, uint64_t key,
+                                      const std::function<bool(const WriterId&)>& alive,
+                                      std::vector<std::string>* cleaned) {
+  Result<std::vector<DirEntry>> entries = io.list(dir);
+  if (!entries.ok()) return is_not_found(entries.error()) ? Result<std::string>("") : std::move(entries).error();
+  std::string best;
+  size_t best_files = 0;
+  std::vector<std::string> dead;
+  for (const DirEntry& entry : entries.value()) {
+    const auto work = parse_work_dir_name(kTmpPrefix, entry.name);
+    if (!entry.is_dir || !work || work->step != step || alive(work->writer)) continue;
+    dead.push_back(entry.name);
+    const auto notes = read_notes(io, dir / entry.name, key);
+    if (!notes.ok() || notes.value().size() <= best_files) continue;
+    best_files = notes.value().size();
+    best = entry.name;
+  }
+  for (const std::string& name : dead) {
+    if (name == best) continue;
+    RT_TRY(remove_tree(io, dir / name));
+    cleaned->push_back(name);
+  }
+  return best;
+}
+
 std::string new_run_id() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return fmt::format("reshard-{:016x}", mix64(static_cast<uint64_t>(now.count()) ^ mix64(::getpid())));
@@ -234,8 +139,8 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
     RT_TRY_SET(const Manifest manifest, read_manifest(io, source_step_dir));
     RT_TRY(budget.fit_chunks(manifest).with(source_step_dir.string()));
   }
-  RT_TRY_SET(CheckpointReader reader,
-             CheckpointReader::open(io, source_step_dir, {.window_bytes = budget.reader_bytes}));
+  RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(options.source_io != nullptr ? *options.source_io : io,
+                                                             source_step_dir, {.window_bytes = budget.reader_bytes}));
   const Manifest& source = reader.manifest();
   if ((target_checkpoints_dir / step_dir_name(source.step)).lexically_normal() ==
       (source_step_dir / "").lexically_normal().parent_path()) {
@@ -255,6 +160,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   skeleton.tokens = source.tokens;
   skeleton.state = source.state;
   skeleton.metrics = source.metrics;
+  skeleton.origin = fmt::format("reshard of {} step {}", source.run.id.empty() ? "?" : source.run.id, source.step);
   skeleton.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
@@ -263,20 +169,22 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
 
   const LoadPlanner planner(source);
   const int64_t total_bytes = payload_bytes(source);
-  std::vector<Target> targets;
-  Window window(reader, planner, targets, budget);
+  std::vector<StreamItem> targets;
+  BoxStream stream(reader, planner, targets,
+                   {.memory_bytes = budget.window_bytes, .ahead = options.source_io != nullptr});
+  int64_t planned_bytes = 0;
   const auto add = [&](WriterPart& part, int64_t tensor, const Box& box) {
     const TensorEntry& entry = skeleton.tensors[static_cast<size_t>(tensor)];
-    const int64_t elem_bytes = dtype_size_bytes(entry.dtype);
     const auto index = static_cast<int64_t>(targets.size());
-    targets.push_back({planner.find(entry.kind, entry.name), box, box.count_elems() * elem_bytes, elem_bytes});
+    const int64_t before = planned_bytes;
+    targets.push_back(stream_item(source, planner.find(entry.kind, entry.name), box));
     ShardData shard{.tensor = tensor, .lo = box.lo, .hi = box.hi, .bytes = targets.back().bytes};
-    shard.fill = [&window, &report, &options, index, total_bytes](int64_t offset, std::span<std::byte> out) -> Status {
-      RT_TRY(window.copy(index, offset, out));
-      report.payload_bytes += static_cast<int64_t>(out.size());
-      if (options.progress) options.progress(report.payload_bytes, total_bytes);
+    shard.fill = [&stream, &options, index, before, total_bytes](int64_t offset, std::span<std::byte> out) -> Status {
+      RT_TRY(stream.copy(index, offset, out));
+      if (options.progress) options.progress(before + offset + static_cast<int64_t>(out.size()), total_bytes);
       return {};
     };
+    planned_bytes += targets.back().bytes;
     part.shards.push_back(std::move(shard));
   };
 
@@ -303,10 +211,19 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   save.replace_existing = options.replace_existing;
   save.cancel = options.cancel;
   save.codec = options.codec;
+  save.commit_bytes = options.commit_bytes;
+  RT_TRY_SET(const uint64_t key, key_of(source, skeleton, parts, budget.chunk_bytes, options.codec));
+  RT_TRY_SET(save.resume_from, look_at_leftovers(io, target_checkpoints_dir, source.step, key,
+                                                 options.alive ? options.alive : may_be_alive, &report.cleaned));
+  if (options.codec == Codec::kRaw) save.resume_key = key;  // a note knows nothing of coded chunks: those begin anew
   RT_TRY_SET(SaveReport saved, save_checkpoint(io, target_checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = std::move(saved.dir);
   report.manifest = std::move(saved.manifest);
-  report.windows = window.windows();
+  report.payload_bytes = saved.payload_bytes;
+  report.taken_files = saved.taken_files;
+  report.taken_bytes = saved.taken_bytes;
+  report.windows = stream.windows();
+  report.read_bytes = reader.stats().read_bytes;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

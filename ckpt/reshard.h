@@ -5,18 +5,21 @@
 //
 //   1. Read the source's manifest; compare its tensors with the model of the target plan.
 //   2. Lay out the target: file r holds what rank r of the target plan would save.
-//   3. Fill the target's files in order. A window of consecutive target bytes is read at a time, so that a source chunk
-//      that feeds neighbouring targets is read and verified once for all of them.
+//   3. Fill the target's files in order from windows of the source (box_stream.h), the next one being read while this
+//      one is written.
 //   4. Commit, by save_checkpoint's protocol: on any error, or a kill at any instant, the source is untouched and the
-//      target folder has the old step or the new one, whole. Started again, it begins anew.
+//      target folder has the old step or the new one, whole. Started again, it takes over the files that were durable
+//      (when each byte of them holds) and removes the rest of what a dead one has left.
 
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/format/names.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -27,12 +30,17 @@ namespace cairn::ckpt {
 inline constexpr int64_t kMinReshardBytes = int64_t{8} << 20;
 
 struct ReshardOptions {
-  /// For payload on its way. The manifests, and shards below 32 KiB of the file being written, come on top.
+  /// For payload on its way, with room left in it for manifests of some megabytes; larger ones come on top.
   int64_t memory_bytes = int64_t{256} << 20;
   Codec codec = Codec::kRaw;                  // of what is written; the source may be of any
   bool replace_existing = false;              // else a committed step of this number in the target is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each chunk; may be empty
+  /// Reads of the source go here, on a thread of their own, so that they overlap the writes; used by nobody else
+  /// meanwhile. Null: `io` does both, in turns.
+  IoBackend* source_io = nullptr;
+  int64_t commit_bytes = int64_t{1} << 30;     // files are made durable at the latest after so many
+  std::function<bool(const WriterId&)> alive;  // whose work directories are let alone; empty: may_be_alive
 };
 
 struct ReshardReport {
@@ -41,6 +49,9 @@ struct ReshardReport {
   MeshInfo from;
   int64_t payload_bytes = 0;
   int64_t windows = 0;  // a source chunk that feeds several of them is read for each
+  int64_t read_bytes = 0;
+  int64_t taken_files = 0, taken_bytes = 0;  // payload that an earlier, killed reshard had written
+  std::vector<std::string> cleaned;          // work directories of dead ones that were removed
   double seconds = 0;
 };
 

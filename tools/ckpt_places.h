@@ -1,12 +1,17 @@
 #pragma once
-// What the subcommands of `cairn ckpt` share.
+// What the subcommands of `cairn ckpt` share: one file each, cmd_ckpt_<name>.cc, registered in cmd_ckpt.cc.
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 
 #include "ckpt/format/manifest.h"
+#include "runtime/core/result.h"
 #include "runtime/telemetry/terminal.h"
 
 namespace CLI {
@@ -17,14 +22,45 @@ namespace cairn::tools {
 
 struct Session;
 
+void add_ckpt_average(CLI::App& ckpt, Session& session);
+void add_ckpt_cat(CLI::App& ckpt, Session& session);
+void add_ckpt_diff(CLI::App& ckpt, Session& session);
+void add_ckpt_inspect(CLI::App& ckpt, Session& session);
+void add_ckpt_ls(CLI::App& ckpt, Session& session);
+void add_ckpt_prune(CLI::App& ckpt, Session& session);
 void add_ckpt_reshard(CLI::App& ckpt, Session& session);
 void add_ckpt_copy(CLI::App& ckpt, Session& session);
+void add_ckpt_verify(CLI::App& ckpt, Session& session);
+
+/// RUN/checkpoints, or the folder itself.
+Result<std::filesystem::path> checkpoints_dir_of(const std::string& path);
 
 /// "tp 2 x pp 1 x dp 2, zero 1, bf16"
 std::string mesh_text(const ckpt::MeshInfo& mesh);
 nlohmann::json mesh_json(const ckpt::MeshInfo& mesh);
+/// "3 min 05 s", "12 days"
+std::string age_text(int64_t created_unix_ms);
+std::string time_text(int64_t unix_ms);
+/// Names and messages may hold bytes that are no UTF-8.
+void print_json(const nlohmann::json& value);
 
-/// Bytes done, on stderr: a live line on a terminal, a line every ten seconds elsewhere.
+/// Becomes true with the first SIGINT or SIGTERM, so that work ends in good order; the second one ends it at once.
+const std::atomic<bool>& stop_on_signals();
+
+/// --memory: errors for what no machine has.
+Result<int64_t> memory_option(uint64_t bytes);
+
+/// Whether a run folder can take a checkpoint with this recipe: it has no recipe, the same one, or `overwrite`.
+Status check_target_recipe(const std::filesystem::path& run, const std::string& canonical_json, bool overwrite);
+
+/// What differs between two resolved recipes (or other JSON objects): path -> values as text, empty where it is not
+/// there. Texts that are no JSON objects are compared whole, under the path "".
+using Changes = std::map<std::string, std::pair<std::string, std::string>>;
+Changes json_changes(const std::string& left, const std::string& right);
+nlohmann::json changes_json(const Changes& changes);
+void print_changes(const Changes& changes);
+
+/// Bytes done, on stderr: a live line with speed and time left on a terminal, nothing elsewhere.
 class ByteProgress {
  public:
   /// `verb`: "verified", "written".
@@ -35,7 +71,7 @@ class ByteProgress {
   using Clock = std::chrono::steady_clock;
   std::string verb_;
   telemetry::ProgressLine line_;
-  Clock::time_point start_ = Clock::now(), shown_ = start_, kept_ = start_;
+  Clock::time_point start_ = Clock::now(), shown_ = start_;
 };
 
 }  // namespace cairn::tools

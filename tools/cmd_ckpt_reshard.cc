@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <charconv>
-#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -86,22 +84,9 @@ Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<st
   return recipe;
 }
 
-std::atomic<bool> stop_asked{false};
-
-/// The first SIGINT or SIGTERM ends the copy in good order, the second one at once.
-void watch_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop_asked.store(true, std::memory_order_relaxed); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
-}
-
 Result<int> reshard(const ReshardArgs& args, bool as_json) {
   RT_TRY_SET(const MeshSizes mesh, parse_mesh(args.mesh));
-  if (args.memory_bytes > uint64_t{1} << 50) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("--memory {}: at most 1 PiB", args.memory_bytes)};
-  }
+  RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   RT_TRY_SET(const fs::path source, resolve_checkpoint(args.source));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const ckpt::Manifest manifest, ckpt::read_manifest(*io, source));
@@ -132,28 +117,20 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{} is the run that {} belongs to; give a folder of its own",
                                                        target.string(), source.string())};
   }
-  if (fs::exists(target / "recipe.resolved.json", failed) && !args.overwrite) {
-    RT_TRY_SET(const std::string there, read_text_file(target / "recipe.resolved.json"));
-    if (there != loaded.canonical_json) {
-      return Error{
-          ErrorCode::kInvalidInput,
-          fmt::format("{} is a run with another recipe (`cairn diff` tells how it differs); give a new folder, "
-                      "or --overwrite",
-                      target.string())};
-    }
-  }
+  RT_TRY(check_target_recipe(target, loaded.canonical_json, args.overwrite));
   RT_TRY_SET(RunFolder folder, RunFolder::open(target, loaded.recipe.name));  // nobody trains in it meanwhile
   // What a resharding that was killed has left there takes as much space as this one needs.
   RT_TRY_SET(const ckpt::CleanReport cleaned, ckpt::clean_leftovers(*io, folder.checkpoints()));
   for (const std::string& name : cleaned.removed)
     notes.push_back(fmt::format("removed {}, left by a save that died", name));
 
-  watch_signals();
   ckpt::ReshardOptions options;
-  options.memory_bytes = static_cast<int64_t>(args.memory_bytes);
+  options.memory_bytes = memory;
   options.replace_existing = args.overwrite;
   if (args.compress == "zstd") options.codec = ckpt::Codec::kShuffleZstd;
-  options.cancel = &stop_asked;
+  options.cancel = &stop_on_signals();
+  const std::unique_ptr<ckpt::IoBackend> source_io = ckpt::make_best_backend();
+  options.source_io = source_io.get();
   Result<ckpt::ReshardReport> done = [&] {
     ByteProgress progress("written");
     options.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
@@ -167,7 +144,8 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
   RT_TRY_SET(const ckpt::ReshardReport report, std::move(done));
   RT_TRY(folder.write_recipe(loaded));
 
-  const double gb_per_s = report.seconds > 0 ? static_cast<double>(report.payload_bytes) / report.seconds / 1e9 : 0;
+  const double gb_per_s =
+      report.seconds > 0 ? static_cast<double>(report.payload_bytes - report.taken_bytes) / report.seconds / 1e9 : 0;
   if (as_json) {
     const json out = {{"source", source.string()},
                       {"dir", report.dir.string()},
@@ -179,12 +157,22 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
                       {"recipe_hash", loaded.hash_hex},
                       {"payload_bytes", report.payload_bytes},
                       {"files", report.manifest.files.size()},
+                      {"read_bytes", report.read_bytes},
+                      {"taken_files", report.taken_files},
+                      {"taken_bytes", report.taken_bytes},
+                      {"cleaned", report.cleaned},
                       {"seconds", report.seconds},
                       {"notes", notes}};
     fmt::print("{}\n", out.dump(2, ' ', false, json::error_handler_t::replace));
     return 0;
   }
   for (const std::string& note : notes) fmt::print("{}\n", note);
+  for (const std::string& name : report.cleaned)
+    fmt::print("removed {}, which an earlier reshard had left unfinished\n", name);
+  if (report.taken_files > 0) {
+    fmt::print("{} of {} files ({}) were done by an earlier reshard that was cut off; each byte of them was checked\n",
+               report.taken_files, report.manifest.files.size(), format_bytes(report.taken_bytes));
+  }
   fmt::print("{}: step {}, {} -> {}; {} in {} files, {} ({:.2f} GB/s), every chunk verified on the way\n",
              report.dir.string(), report.manifest.step, mesh_text(report.from), mesh_text(report.manifest.mesh),
              format_bytes(report.payload_bytes), report.manifest.files.size(),
@@ -214,6 +202,12 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
       ->check(CLI::IsMember({"off", "zstd"}));
   command->add_flag("--overwrite", args->overwrite, "replace the step or the recipe of a run that is there");
   add_json_flag(*command, session);
+  command->footer(
+      "Reads and writes overlap, each chunk is verified on the way, nothing temporary is written. Killed or stopped, "
+      "the\n"
+      "target has no half-made step; the same command goes on from the files that were done.\n"
+      "Examples:\n  cairn ckpt reshard runs/gpt2 runs/gpt2-tp4 --mesh tp=4,dp=2\n"
+      "  cairn ckpt reshard runs/gpt2/checkpoints/step-00001200 runs/one --mesh tp=1 --memory 64MiB");
   command->callback([args, &session] { session.action = [args, &session] { return reshard(*args, session.json); }; });
 }
 

@@ -30,8 +30,11 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -39,6 +42,7 @@
 #include "ckpt/persist/coded_file.h"
 #include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
+#include "ckpt/persist/unfinished.h"
 
 namespace cairn::ckpt {
 
@@ -381,8 +385,43 @@ class PartWriter {
   int64_t run_begin_ = 0, run_used_ = 0;
 };
 
+/// Files of a dead save's work directory that hold what `parts` would hold: each read and compared with its note.
+Result<std::map<size_t, FinishedFile>> finished_parts(IoBackend& io, const fs::path& work, const Manifest& manifest,
+                                                      std::span<const WriterPart> parts, uint64_t key) {
+  std::map<size_t, FinishedFile> out;
+  RT_TRY_SET(auto notes, read_notes(io, work, key));
+  size_t first = 0;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const std::span<const ShardEntry> shards = std::span(manifest.shards).subspan(first, parts[p].shards.size());
+    first += shards.size();
+    const auto note = notes.find(parts[p].file_name);
+    if (note == notes.end()) continue;
+    const bool same = std::equal(
+        shards.begin(), shards.end(), note->second.shards.begin(), note->second.shards.end(),
+        [](const ShardEntry& a, const ShardEntry& b) { return a.bytes == b.bytes && a.chunk_bytes == b.chunk_bytes; });
+    if (same && check_finished(io, work, note->second).ok()) out.emplace(p, std::move(note->second));
+  }
+  return out;
+}
+
+/// Takes the directory over: its name says from now on that this process is at work in it.
+Status take_over(IoBackend& io, const fs::path& left, const fs::path& work,
+                 const std::map<size_t, FinishedFile>& taken) {
+  RT_TRY(io.rename(left, work));
+  std::set<std::string> keep;
+  for (const auto& [part, finished] : taken) {
+    keep.insert(finished.file.name);
+    keep.insert(note_name(finished.file.name));
+  }
+  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(work));
+  for (const DirEntry& entry : entries) {
+    if (!entry.is_dir && !keep.contains(entry.name)) RT_TRY(io.remove_file(work / entry.name));
+  }
+  return {};
+}
+
 Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart> parts, const SaveOptions& options,
-                 SaveReport& report) {
+                 const std::map<size_t, FinishedFile>& taken, bool* noted, SaveReport& report) {
   Manifest& manifest = report.manifest;
   Pace pace(options);
   bool filled = false;
@@ -400,7 +439,8 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     for (PartWriter& writer : open) RT_TRY((writer.*step)());
     return {};
   };
-  const auto commit_open = [&]() -> Status {
+  std::vector<std::pair<size_t, std::span<ShardEntry>>> open_parts;  // of `open`
+  const auto commit_open = [&](bool last) -> Status {
     RT_TRY(for_each(&PartWriter::finish_writes));
     const auto sync = [&]() -> Status {
       const auto start = Clock::now();
@@ -422,19 +462,41 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
       if (options.cache != nullptr) writer.keep_layout(*options.cache, manifest);
     }
     open.clear();
+    if (options.resume_key != 0 && !last) {
+      for (const auto& [part, shards] : open_parts) {
+        RT_TRY(write_note(io, dir, options.resume_key,
+                          {manifest.files[part], std::vector<ShardEntry>(shards.begin(), shards.end())}));
+      }
+      RT_TRY(io.sync_dir(dir));
+      *noted = true;
+    }
+    open_parts.clear();
     return {};
   };
   size_t first = 0;
+  int64_t open_bytes = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
     const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, parts[p].shards.size());
     first += shards.size();
+    if (const auto there = taken.find(p); there != taken.end()) {
+      for (size_t i = 0; i < shards.size(); ++i) {
+        shards[i].offset = there->second.shards[i].offset;
+        shards[i].hashes = there->second.shards[i].hashes;
+        report.taken_bytes += shards[i].bytes;
+        report.payload_bytes += shards[i].bytes;
+      }
+      manifest.files[p] = there->second.file;
+      report.file_bytes += there->second.file.size_bytes;
+      ++report.taken_files;
+      continue;
+    }
     if (coders) {
       RT_TRY_SET(std::unique_ptr<CodedFile> coded, CodedFile::create(manifest, shards, options, *coders));
       RT_TRY_SET(std::unique_ptr<IoFile> file, io.create(dir / parts[p].file_name, coded->reserve_bytes()));
       open.emplace_back(parts[p], shards, nullptr, std::move(coded), std::move(file), runs);
       RT_TRY(open.back().write_payload(options, pace, fills, report));
       RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
-      if (open.size() == kOpenFiles) RT_TRY(commit_open());
+      if (open.size() == kOpenFiles) RT_TRY(commit_open(false));
       continue;
     }
     const auto layout_start = Clock::now();
@@ -449,10 +511,16 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
     RT_TRY(open.back().write_payload(options, pace, fills, report));
     RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
-    if (open.size() == kOpenFiles) RT_TRY(commit_open());
+    open_parts.emplace_back(p, shards);
+    open_bytes += manifest.files[p].size_bytes;
+    if (p + 1 == parts.size()) break;
+    if (open.size() < kOpenFiles && (options.commit_bytes <= 0 || open_bytes < options.commit_bytes)) continue;
+    RT_TRY(commit_open(false));
+    open_bytes = 0;
   }
   RT_TRY_SET(const ManifestFiles files, encode_manifest_files(manifest));  // while the last requests are on their way
-  RT_TRY(commit_open());
+  RT_TRY(commit_open(true));
+  if (options.resume_key != 0) RT_TRY(remove_notes(io, dir));
   RT_TRY(write_file(io, dir / kTableName, files.table));
   RT_TRY(write_file(io, dir / kManifestName, files.json));
   return io.sync_dir(dir);
@@ -523,9 +591,16 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     return invalid(fmt::format("{}: step {} is there already; remove it first, or save with replacing allowed",
                                report.dir.string(), report.manifest.step));
 
+  const fs::path left = checkpoints_dir / options.resume_from;
+  std::map<size_t, FinishedFile> taken;
+  if (!options.resume_from.empty()) {
+    RT_TRY_SET(taken, finished_parts(io, left, report.manifest, parts, options.resume_key));
+    if (taken.empty()) RT_TRY(remove_tree(io, left));  // its space is needed
+  }
+
   constexpr int64_t kSlackBytes = int64_t{1} << 20;  // metadata and rounding, per file
-  const int64_t needed =
-      payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+  int64_t needed = payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+  for (const auto& [part, finished] : taken) needed -= std::min(needed, finished.file.size_bytes);
   RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
   if (free < needed)
     return Error{ErrorCode::kNoSpace,
@@ -533,14 +608,23 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
                              report.manifest.step, needed, needed - free)};
 
   const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step, writer);
+  bool noted = !taken.empty();
   const auto abandon = [&](Error error) -> Error {
-    if (Status removed = remove_tree(io, work); !removed.ok())
+    if (noted && error.code == ErrorCode::kStopped) {
+      error.message += fmt::format("; the files that are done stay in {}, the same command goes on from them",
+                                   work.filename().string());
+    } else if (Status removed = remove_tree(io, work); !removed.ok()) {
       error.message += fmt::format(" (and {} could not be removed: {})", work.string(), removed.error().message);
+    }
     return std::move(error).with(fmt::format("step {} was not saved", report.manifest.step));
   };
   // Steps A, B1 and B2 of ckpt/retention/references.h.
   const auto base_is_there = [&]() { return all_there(io, work, unchanged.files); };
-  RT_TRY(io.make_dir(work));
+  if (taken.empty()) {
+    RT_TRY(io.make_dir(work));
+  } else if (Status moved = take_over(io, left, work, taken); !moved.ok()) {
+    return abandon(std::move(moved).error());
+  }
   if (!unchanged.files.empty()) {
     if (Status told = write_file(io, work / kReferencesName, references_text(unchanged.files)); !told.ok())
       return abandon(std::move(told).error());
@@ -551,7 +635,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
       return save_all();
     }
   }
-  if (Status written = write_all(io, work, parts, options, report); !written.ok())
+  if (Status written = write_all(io, work, parts, options, taken, &noted, report); !written.ok())
     return abandon(std::move(written).error());
 
   if (!unchanged.files.empty()) {

@@ -56,6 +56,10 @@ struct SaveOptions {
   const Manifest* base = nullptr;
   double base_min_share =
       0.05;                    // of the payload: what would save less is written, for it would keep a whole step alive
+  // Going on after a kill (unfinished.h). A save with a key notes each file that is durable, and a stop keeps them.
+  uint64_t resume_key = 0;     // of all that decides the bytes of the files; 0: no notes
+  std::string resume_from;     // work directory in checkpoints_dir that a dead save of this key has left
+  int64_t commit_bytes = 0;    // files are made durable once so much has been written; 0: by their number alone
   SaveCache* cache = nullptr;  // kept between the saves of a run: HDF5 structures and buffers; makes small shards fast
 };
 
@@ -67,6 +71,7 @@ struct SaveReport {
   double seconds = 0;                                             // until the checkpoint was committed
   double hash_seconds = 0, layout_seconds = 0, sync_seconds = 0;  // parts of them
   double remove_seconds = 0;                                      // after them, for what it replaced
+  int64_t taken_files = 0, taken_bytes = 0;                       // payload that resume_from had
   bool replaced = false;                                          // a committed step of this number was there before
   std::string leftover;  // name of a directory that could not be removed (the replaced one), else empty
 };

@@ -3,13 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/hdf5_file.h"
 #include "ckpt/persist/read.h"
-#include "ckpt/persist/read_pipeline.h"
 
 namespace cairn::ckpt {
 
@@ -17,149 +27,407 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kWindowBytes = int64_t{64} << 20;
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kWindowBytes = int64_t{64} << 20;  // asked of the disk at a time: fio is at its best with no more
+constexpr int64_t kReadBytes = int64_t{4} << 20;     // neighbours are read together up to this, a chunk always whole
+constexpr int64_t kKeptBytes = int64_t{256} << 20;   // of structure; beyond it libhdf5 reads the file once more
 
+constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
+constexpr int64_t round_up(int64_t n) { return round_down(n + kIoAlign - 1); }
+
+// Part of a file with a meaning of its own: a chunk of a shard, or bytes between shards.
+struct Segment {
+  int64_t offset = 0, bytes = 0;
+  int64_t shard = -1, chunk = -1;
+};
+
+// What belongs to no shard, kept so that libhdf5 can look at it on any thread without the disk. Payload reads as zero.
+class KeptStructure final : public IoFile {
+ public:
+  explicit KeptStructure(int64_t size_bytes) : size_bytes_(size_bytes) {}
+  void keep(int64_t offset, std::span<const std::byte> bytes) {
+    if (!extents_.empty()) {
+      auto last = std::prev(extents_.end());
+      if (last->first + static_cast<int64_t>(last->second.size()) == offset) {
+        last->second.insert(last->second.end(), bytes.begin(), bytes.end());
+        return;
+      }
+    }
+    extents_[offset].assign(bytes.begin(), bytes.end());
+  }
+  Result<IoTicket> submit_read(int64_t offset, std::byte* data, int64_t bytes) override {
+    std::memset(data, 0, static_cast<size_t>(bytes));
+    auto it = extents_.upper_bound(offset);
+    if (it != extents_.begin()) --it;
+    for (; it != extents_.end() && it->first < offset + bytes; ++it) {
+      const int64_t begin = std::max(offset, it->first);
+      const int64_t end = std::min(offset + bytes, it->first + static_cast<int64_t>(it->second.size()));
+      if (begin < end)
+        std::memcpy(data + (begin - offset), it->second.data() + (begin - it->first), static_cast<size_t>(end - begin));
+    }
+    return 0;
+  }
+  Result<int64_t> size() override { return size_bytes_; }
+  Status wait(IoTicket) override { return {}; }
+  Status finish() override { return {}; }
+  Status close() override { return {}; }
+  Result<IoTicket> submit_write(int64_t, const std::byte*, int64_t) override { return read_only(); }
+  Result<IoTicket> submit_sync() override { return read_only(); }
+  Status truncate(int64_t) override { return read_only(); }
+  Status sync() override { return read_only(); }
+
+ private:
+  static Error read_only() { return {ErrorCode::kInternal, "structure kept for reading"}; }
+  int64_t size_bytes_;
+  std::map<int64_t, std::vector<std::byte>> extents_;  // ascending, disjoint
+};
+
+// One read on its way: from the disk (main thread), then to a worker, which hashes it.
+struct Read {
+  struct Freer {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  std::unique_ptr<std::byte, Freer> memory;
+  int64_t capacity_bytes = 0;
+  size_t file = 0;
+  int64_t from = 0, bytes = 0;  // of the file, whole pages where it has them
+  std::vector<Segment> segments;
+  IoTicket ticket = 0;
+  std::optional<Error> refused;  // by submit
+  const std::byte* at(int64_t offset) const { return memory.get() + (offset - from); }
+};
+
+// The thread that called does all I/O, in the order of the files; workers hash chunks and look at HDF5 structure.
 class Verifier {
  public:
   Verifier(IoBackend& io, const fs::path& dir, const Manifest& manifest, const VerifyOptions& options,
            VerifyReport& report)
-      : io_(io), dir_(dir), manifest_(manifest), options_(options), report_(report) {
+      : io_(io), dir_(dir), manifest_(manifest), options_(options), report_(report), files_(manifest.files.size()) {
     for (const FileEntry& file : manifest.files) total_bytes_ += file.size_bytes;
+    for (size_t s = 0; s < manifest.shards.size(); ++s)
+      files_[static_cast<size_t>(manifest.shards[s].file)].shards.push_back(static_cast<int64_t>(s));
+    const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+    const int64_t threads = options.threads > 0 ? options.threads : std::clamp<int64_t>(cores, 1, 4);
+    for (int64_t i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+  ~Verifier() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+    for (const std::unique_ptr<Read>& read : reading_) {  // left early: the requests own memory that goes away now
+      if (!read->refused) ignore(files_[read->file].file->wait(read->ticket), "enough damage is known");
+    }
   }
 
-  /// The status is an error only when there is enough damage to stop.
-  Status check_file(int64_t index) {
-    const FileEntry& entry = manifest_.files[static_cast<size_t>(index)];
-    Result<std::unique_ptr<IoFile>> file = io_.open(checkpoint_file_path(dir_, entry.step, entry.name));
-    if (!file.ok()) return add({entry.name, -1, -1, 0, 0, file.error().message});
-    const Result<int64_t> size = file.value()->size();
-    if (!size.ok()) return add({entry.name, -1, -1, 0, 0, size.error().message});
-    if (size.value() != entry.size_bytes) {
-      RT_TRY(add({entry.name, -1, -1, std::min(size.value(), entry.size_bytes), 0,
-                  fmt::format("{}: {} bytes, the manifest has {}", entry.name, size.value(), entry.size_bytes)}));
-    }
-    std::vector<int64_t> shards;
-    for (size_t s = 0; s < manifest_.shards.size(); ++s) {
-      if (manifest_.shards[s].file == index) shards.push_back(static_cast<int64_t>(s));
-    }
-    std::sort(shards.begin(), shards.end(), [&](int64_t a, int64_t b) {
-      return manifest_.shards[static_cast<size_t>(a)].offset < manifest_.shards[static_cast<size_t>(b)].offset;
+  /// All files. The damage is in the report afterwards, in the order of the files.
+  void run() {
+    for (size_t f = 0; f < files_.size() && !enough(); ++f) start_file(f);
+    while (!reading_.empty() && !enough()) finish_oldest();
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [&] { return jobs_.empty() && busy_ == 0; });
+    std::stable_sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
+      return std::pair(a.file, a.damage.offset) < std::pair(b.file, b.damage.offset);
     });
-    // What lies between the payload of a file of another step is in that step's shards as well: its own manifest covers
-    // it, this one covers the payload that it names.
-    const bool rest_holds = size.value() >= entry.size_bytes && entry.step < 0;
-    RT_TRY(check_bytes(*file.value(), entry, size.value(), shards));
-    ++report_.files;
-    if (rest_holds && rest_good_ && options_.structure) return check_structure(*file.value(), entry, shards);
-    return {};
+    for (Found& found : found_) {
+      if (static_cast<int64_t>(report_.damages.size()) < options_.max_damages)
+        report_.damages.push_back(std::move(found.damage));
+    }
   }
 
  private:
-  Status add(Damage damage) {
-    report_.damages.push_back(std::move(damage));
-    if (static_cast<int64_t>(report_.damages.size()) < options_.max_damages) return {};
-    return Error{ErrorCode::kCorrupt, "enough damage found"};
-  }
-
-  void count(int64_t bytes) {
-    report_.bytes += bytes;
-    if (options_.progress) options_.progress(report_.bytes, total_bytes_);
-  }
-
-  // Payload and rest in one pass in file order.
-  Status check_bytes(IoFile& file, const FileEntry& entry, int64_t size, const std::vector<int64_t>& shards) {
+  struct FileState {
+    std::vector<int64_t> shards;  // by offset once the file has begun
+    std::unique_ptr<IoFile> file;
+    int64_t size_bytes = 0;
+    bool rest_good = true, all_submitted = false;
+    int64_t reads = 0;  // not back yet
     StreamingHash rest;
-    rest_good_ = true;
-    ReadPipeline pipeline(kWindowBytes);
-    int64_t at = 0;
-    const auto read_rest = [&](int64_t end) -> Status {
-      if (entry.step >= 0) at = end;
-      while (at < end) {
-        const int64_t bytes = std::min(kPieceBytes, end - at), offset = at;
-        RT_TRY(pipeline.submit(file, size, offset, bytes, nullptr,
-                               [&, offset, bytes](Status read, std::span<const std::byte> data) -> Status {
-                                 count(bytes);
-                                 if (read.ok()) {
-                                   rest.update(data);
-                                   return {};
-                                 }
-                                 rest_good_ = false;
-                                 return add({entry.name, -1, -1, offset, bytes, read.error().message});
-                               }));
-        at += bytes;
-      }
-      return {};
-    };
-    struct Segment {
-      int64_t offset, bytes, shard, chunk;
-    };
+    std::unique_ptr<KeptStructure> kept;
+    int64_t kept_bytes = 0;
+  };
+  struct Found {
+    size_t file;
+    Damage damage;
+  };
+  using Job = std::function<void()>;
+
+  bool enough() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int64_t>(found_.size() + report_.damages.size()) >= options_.max_damages;
+  }
+  void add(size_t file, Damage damage) {
+    if (damage.shard >= 0) {
+      const int64_t t = manifest_.shards[static_cast<size_t>(damage.shard)].tensor;
+      damage.kind = manifest_.tensors[static_cast<size_t>(t)].kind;
+      damage.tensor = manifest_.tensors[static_cast<size_t>(t)].name;
+    }
+    const std::lock_guard lock(mutex_);
+    found_.push_back({file, std::move(damage)});
+  }
+
+  void start_file(size_t index) {
+    const FileEntry& entry = manifest_.files[index];
+    FileState& state = files_[index];
+    Result<std::unique_ptr<IoFile>> file = io_.open(checkpoint_file_path(dir_, entry.step, entry.name));
+    if (!file.ok()) return add(index, {entry.name, -1, -1, 0, 0, file.error().message});
+    const Result<int64_t> size = file.value()->size();
+    if (!size.ok()) return add(index, {entry.name, -1, -1, 0, 0, size.error().message});
+    if (size.value() != entry.size_bytes) {
+      add(index, {entry.name, -1, -1, std::min(size.value(), entry.size_bytes), 0,
+                  fmt::format("{}: {} bytes, the manifest has {}", entry.name, size.value(), entry.size_bytes)});
+    }
+    state.file = std::move(file).value();
+    state.size_bytes = size.value();
+    if (options_.structure && entry.step < 0) state.kept = std::make_unique<KeptStructure>(size.value());
+
     std::vector<Segment> segments;
-    for (const int64_t s : shards) {
+    for (const int64_t s : state.shards) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(s)];
-      for (int64_t chunk = 0; chunk < static_cast<int64_t>(shard.hashes.size()); ++chunk) {
-        const int64_t begin = chunk * shard.chunk_bytes;
-        if (shard.stored.empty()) {
-          segments.push_back({shard.offset + begin, std::min(shard.chunk_bytes, shard.bytes - begin), s, chunk});
-        } else {
-          const StoredChunk& stored = shard.stored[static_cast<size_t>(chunk)];
-          segments.push_back({stored.offset, stored.bytes, s, chunk});
-        }
+      for (size_t chunk = 0; chunk < shard.hashes.size(); ++chunk) {
+        const auto c = static_cast<int64_t>(chunk);
+        const int64_t begin = c * shard.chunk_bytes;
+        segments.push_back(shard.stored.empty()
+                               ? Segment{shard.offset + begin, std::min(shard.chunk_bytes, shard.bytes - begin), s, c}
+                               : Segment{shard.stored[chunk].offset, shard.stored[chunk].bytes, s, c});
       }
     }
-    std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.offset < b.offset; });
-    for (const auto& [offset, bytes, s, chunk] : segments) {
-      RT_TRY(read_rest(offset));
-      at = offset;
-      RT_TRY(pipeline.submit(file, size, offset, bytes, nullptr,
-                             [&, s = s, chunk = chunk, offset = offset, bytes = bytes](
-                                 Status read, std::span<const std::byte> data) -> Status {
-                               return check_chunk(entry, s, chunk, offset, bytes, std::move(read), data);
-                             }));
-      at += bytes;
+    const auto by_offset = [](const Segment& a, const Segment& b) { return a.offset < b.offset; };
+    std::sort(segments.begin(), segments.end(), by_offset);
+    std::sort(state.shards.begin(), state.shards.end(), [&](int64_t a, int64_t b) {
+      return manifest_.shards[static_cast<size_t>(a)].offset < manifest_.shards[static_cast<size_t>(b)].offset;
+    });
+    report_.shards += static_cast<int64_t>(state.shards.size());
+
+    // Payload and rest in one pass in file order. What lies between the payload of a file of another step is in that
+    // step's shards as well: its own manifest covers it, this one covers the payload that it names.
+    std::vector<Segment> group;
+    int64_t group_bytes = 0, at = 0;
+    const auto put = [&](const Segment& segment) {
+      const bool joins = !group.empty() && group.back().offset + group.back().bytes == segment.offset;
+      if (!group.empty() && (!joins || group_bytes + segment.bytes > kReadBytes)) {
+        submit(index, std::exchange(group, {}));
+        group_bytes = 0;
+      }
+      group.push_back(segment);
+      group_bytes += segment.bytes;
+    };
+    const auto rest_until = [&](int64_t end) {
+      for (; at < end && entry.step < 0; at += std::min(kReadBytes, end - at))
+        put({at, std::min(kReadBytes, end - at), -1, -1});
+    };
+    for (const Segment& segment : segments) {
+      if (enough()) return;
+      rest_until(segment.offset);
+      put(segment);
+      at = segment.offset + segment.bytes;
     }
-    report_.shards += static_cast<int64_t>(shards.size());
-    RT_TRY(read_rest(entry.size_bytes));
-    RT_TRY(pipeline.drain());
-    if (!rest_good_ || entry.step >= 0 || rest.digest() == entry.rest_hash) return {};
-    rest_good_ = false;
-    return add({entry.name, -1, -1, 0, 0,
-                fmt::format("{}: HDF5 structure: checksum {}, the manifest has {}", entry.name,
-                            hash_to_hex(rest.digest()), hash_to_hex(entry.rest_hash))});
+    rest_until(entry.size_bytes);
+    if (!group.empty()) submit(index, std::move(group));
+    state.all_submitted = true;
+    if (state.reads == 0) finish_file(index);
   }
 
-  Status check_chunk(const FileEntry& entry, int64_t s, int64_t chunk, int64_t offset, int64_t bytes, Status read,
-                     std::span<const std::byte> data) {
-    const ShardEntry& shard = manifest_.shards[static_cast<size_t>(s)];
-    ++report_.chunks;
-    count(bytes);
-    const std::string place = describe_chunk(manifest_, shard, chunk);
-    if (!read.ok())
-      return add({entry.name, s, chunk, offset, bytes, fmt::format("{}: {}", place, read.error().message)});
-    const uint64_t found = hash_bytes(data), expected = shard.hashes[static_cast<size_t>(chunk)];
-    if (found == expected) return {};
-    return add({entry.name, s, chunk, offset, bytes,
-                fmt::format("{}: checksum {}, the manifest has {}", place, hash_to_hex(found), hash_to_hex(expected))});
+  void submit(size_t index, std::vector<Segment> segments) {
+    FileState& state = files_[index];
+    const int64_t begin = segments.front().offset, end = segments.back().offset + segments.back().bytes;
+    const int64_t from = round_down(begin), to = std::max(end, std::min(state.size_bytes, round_up(end)));
+    while (!reading_.empty() && reading_bytes_ + (to - from) > kWindowBytes) finish_oldest();
+    std::unique_ptr<Read> read = take(to - from);
+    read->file = index;
+    read->from = from;
+    read->bytes = to - from;
+    read->segments = std::move(segments);
+    read->refused.reset();
+    Result<IoTicket> ticket = state.file->submit_read(from, read->memory.get(), to - from);
+    if (ticket.ok()) {
+      read->ticket = ticket.value();
+    } else {
+      read->refused = std::move(ticket).error();
+    }
+    ++state.reads;
+    reading_bytes_ += read->bytes;
+    reading_.push_back(std::move(read));
   }
 
-  Status check_structure(IoFile& file, const FileEntry& entry, const std::vector<int64_t>& shards) {
+  /// A read whose memory is free; waits for the workers when they are behind, so that memory stays bounded.
+  std::unique_ptr<Read> take(int64_t bytes) {
+    std::unique_ptr<Read> read;
+    {
+      std::unique_lock lock(mutex_);
+      idle_.wait(lock, [&] { return hashing_bytes_ <= kWindowBytes; });
+      if (!free_.empty()) {
+        read = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (!read) read = std::make_unique<Read>();
+    if (read->capacity_bytes < bytes) {
+      const int64_t capacity = round_up(std::max(bytes, kReadBytes + 2 * kIoAlign));
+      read->memory.reset(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, static_cast<size_t>(capacity))));
+      RT_CHECK(read->memory != nullptr, "no memory for a read buffer of {} bytes", capacity);
+      read->capacity_bytes = capacity;
+    }
+    return read;
+  }
+
+  void finish_oldest() {
+    std::unique_ptr<Read> read = std::move(reading_.front());
+    reading_.pop_front();
+    reading_bytes_ -= read->bytes;
+    const size_t index = read->file;
+    FileState& state = files_[index];
+    const FileEntry& entry = manifest_.files[index];
+    Status status = read->refused ? Status(std::move(*read->refused)) : state.file->wait(read->ticket);
+    if (!status.ok()) {
+      // Which of them is it? A bad sector must not hide the good chunks beside it.
+      std::vector<Segment> good;
+      for (const Segment& segment : read->segments) {
+        Status one = state.file->read(segment.offset, std::span(read->memory.get() + (segment.offset - read->from),
+                                                                static_cast<size_t>(segment.bytes)));
+        if (one.ok()) {
+          good.push_back(segment);
+          continue;
+        }
+        count(segment);
+        if (segment.shard < 0) state.rest_good = false;
+        const std::string place =
+            segment.shard < 0
+                ? std::string()
+                : describe_chunk(manifest_, manifest_.shards[static_cast<size_t>(segment.shard)], segment.chunk) + ": ";
+        add(index,
+            {entry.name, segment.shard, segment.chunk, segment.offset, segment.bytes, place + one.error().message});
+      }
+      if (good.size() == read->segments.size()) {
+        add(index, {entry.name, -1, -1, read->from, read->bytes,
+                    fmt::format("{}: {} (a second try could read it)", entry.name, status.error().message)});
+      }
+      read->segments = std::move(good);
+    }
+    bool payload = false;
+    for (const Segment& segment : read->segments) {
+      count(segment);
+      payload = payload || segment.shard >= 0;
+      if (segment.shard >= 0) continue;
+      const std::span<const std::byte> bytes(read->at(segment.offset), static_cast<size_t>(segment.bytes));
+      state.rest.update(bytes);
+      if (state.kept && kept_bytes_ + segment.bytes > kKeptBytes) drop_kept(state);
+      if (state.kept) {
+        state.kept->keep(segment.offset, bytes);
+        state.kept_bytes += segment.bytes;
+        kept_bytes_ += segment.bytes;
+      }
+    }
+    if (options_.progress) options_.progress(report_.bytes, total_bytes_);
+    if (payload) {
+      const std::lock_guard lock(mutex_);
+      hashing_bytes_ += read->bytes;
+      Read* raw = read.release();  // a std::function must be copyable
+      jobs_.push_back([this, raw] {
+        check_chunks(*raw);
+        const std::lock_guard done(mutex_);
+        hashing_bytes_ -= raw->bytes;
+        free_.emplace_back(raw);
+      });
+    } else {
+      const std::lock_guard lock(mutex_);
+      free_.push_back(std::move(read));
+    }
+    changed_.notify_one();
+    if (--state.reads == 0 && state.all_submitted) finish_file(index);
+  }
+
+  void count(const Segment& segment) {
+    report_.bytes += segment.bytes;
+    if (segment.shard >= 0) ++report_.chunks;
+  }
+
+  // On a worker.
+  void check_chunks(const Read& read) {
+    for (const Segment& segment : read.segments) {
+      if (segment.shard < 0) continue;
+      const ShardEntry& shard = manifest_.shards[static_cast<size_t>(segment.shard)];
+      const uint64_t found = hash_bytes(std::span(read.at(segment.offset), static_cast<size_t>(segment.bytes)));
+      const uint64_t expected = shard.hashes[static_cast<size_t>(segment.chunk)];
+      if (found == expected) continue;
+      add(read.file,
+          {manifest_.files[read.file].name, segment.shard, segment.chunk, segment.offset, segment.bytes,
+           fmt::format("{}: checksum {}, the manifest has {}", describe_chunk(manifest_, shard, segment.chunk),
+                       hash_to_hex(found), hash_to_hex(expected))});
+    }
+  }
+
+  /// All bytes have been seen (but for payload that is still being hashed).
+  void finish_file(size_t index) {
+    const FileEntry& entry = manifest_.files[index];
+    FileState& state = files_[index];
+    ++report_.files;
+    const bool covered = entry.step < 0;
+    if (covered && state.rest_good && state.rest.digest() != entry.rest_hash) {
+      state.rest_good = false;
+      add(index, {entry.name, -1, -1, 0, 0,
+                  fmt::format("{}: HDF5 structure: checksum {}, the manifest has {}", entry.name,
+                              hash_to_hex(state.rest.digest()), hash_to_hex(entry.rest_hash))});
+    }
+    if (covered && state.rest_good && state.size_bytes >= entry.size_bytes && options_.structure) {
+      if (state.kept) {
+        const std::lock_guard lock(mutex_);
+        jobs_.push_back([this, index] {
+          check_structure(index, *files_[index].kept);
+          drop_kept(files_[index]);
+        });
+        changed_.notify_one();
+      } else {
+        check_structure(index, *state.file);
+      }
+    } else {
+      drop_kept(state);
+    }
+    state.file.reset();
+  }
+
+  void drop_kept(FileState& state) {
+    state.kept.reset();
+    kept_bytes_ -= std::exchange(state.kept_bytes, 0);
+  }
+
+  void check_structure(size_t index, IoFile& file) {
+    const FileEntry& entry = manifest_.files[index];
+    const std::vector<int64_t>& shards = files_[index].shards;
     std::vector<std::string> paths;
     for (const int64_t s : shards) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(s)];
       paths.push_back(dataset_path(manifest_.tensors[static_cast<size_t>(shard.tensor)], shard.box));
     }
     const Result<std::vector<Hdf5Dataset>> found = find_datasets(file, paths);
-    if (!found.ok()) return add({entry.name, -1, -1, 0, 0, fmt::format("{}: {}", entry.name, found.error().message)});
+    if (!found.ok())
+      return add(index, {entry.name, -1, -1, 0, 0, fmt::format("{}: {}", entry.name, found.error().message)});
     for (size_t i = 0; i < shards.size(); ++i) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(shards[i])];
       const Hdf5Dataset& dataset = found.value()[i];
       if (dataset.fits(shard)) continue;
-      RT_TRY(add({entry.name, shards[i], -1, shard.offset, shard.bytes,
+      add(index, {entry.name, shards[i], -1, shard.offset, shard.bytes,
                   fmt::format("{}: HDF5 has dataset {} at {} with {} bytes, the manifest has {} at {} with {}",
                               entry.name, paths[i], dataset.offset, dataset.bytes, describe_shard(manifest_, shard),
-                              shard.offset, shard.bytes)}));
+                              shard.offset, shard.bytes)});
     }
-    return {};
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      const Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      ++busy_;
+      lock.unlock();
+      job();
+      lock.lock();
+      --busy_;
+      idle_.notify_all();
+    }
   }
 
   IoBackend& io_;
@@ -167,8 +435,19 @@ class Verifier {
   const Manifest& manifest_;
   const VerifyOptions& options_;
   VerifyReport& report_;
-  int64_t total_bytes_ = 0;
-  bool rest_good_ = true;
+  int64_t total_bytes_ = 0, reading_bytes_ = 0;
+  std::atomic<int64_t> kept_bytes_{0};
+  std::vector<FileState> files_;
+  std::deque<std::unique_ptr<Read>> reading_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_, idle_;
+  std::deque<Job> jobs_;
+  std::vector<std::unique_ptr<Read>> free_;
+  std::vector<Found> found_;
+  int64_t hashing_bytes_ = 0, busy_ = 0;
+  bool closing_ = false;
+  std::vector<std::thread> workers_;
 };
 
 }  // namespace
@@ -194,10 +473,7 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
   if (const auto step = parse_step_dir_name(dir.filename().string()); step && *step != manifest.value().step)
     report.damages.push_back({std::string(kManifestName), -1, -1, 0, 0,
                               fmt::format("{}: the manifest is of step {}", dir.string(), manifest.value().step)});
-  Verifier verifier(io, dir, manifest.value(), options, report);
-  for (size_t f = 0; f < manifest.value().files.size(); ++f) {
-    if (!verifier.check_file(static_cast<int64_t>(f)).ok()) break;
-  }
+  Verifier(io, dir, manifest.value(), options, report).run();
   return finish();
 }
 

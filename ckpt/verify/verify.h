@@ -1,5 +1,6 @@
 #pragma once
-// Reads every byte of a checkpoint and compares it with the manifest's checksums.
+// Reads every byte of a checkpoint and compares it with the manifest's checksums. The calling thread keeps the disk
+// busy with reads of some megabytes, over all files as if they were one; other threads hash what has come.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,6 +21,7 @@ struct Damage {
   int64_t chunk = -1;             // of that shard
   int64_t offset = 0, bytes = 0;  // in the file, when known
   std::string message;            // a sentence with file, tensor, box, chunk and both checksums
+  std::string kind, tensor;       // whose payload; empty: not payload
 };
 
 struct VerifyReport {
@@ -31,6 +33,7 @@ struct VerifyReport {
 
 struct VerifyOptions {
   int64_t max_damages = 10000;  // then the search ends
+  int64_t threads = 0;          // that hash; 0: one per core, at most four (they outrun any disk that we met)
   bool structure = true;        // also open each file with libhdf5 and look up every dataset
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each piece; may be empty
 };
@@ -38,6 +41,7 @@ struct VerifyOptions {
 /// Checks manifest, file sizes, each chunk, each file's HDF5 structure (its checksum first; libhdf5 sees only bytes
 /// that passed) and that each dataset lies where the manifest says. Damage is in the report; an error means that the
 /// directory could not be read at all (kInvalidInput when it is not there).
+/// Memory: up to 128 MiB of payload on its way, and the HDF5 structure of the files at work.
 Result<VerifyReport> verify_checkpoint(IoBackend& io, const std::filesystem::path& dir,
                                        const VerifyOptions& options = {});
 

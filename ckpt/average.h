@@ -1,0 +1,56 @@
+#pragma once
+// The weighted mean of the weights of several checkpoints as a checkpoint of its own, streamed. Sums are in double
+// precision and rounded once. The last source gives everything else: layout, step, recipe, files kept by an import.
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/store/io_backend.h"
+#include "ckpt/tensors/stats.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+struct AverageSource {
+  std::filesystem::path dir;
+  double weight = 1;
+};
+
+enum class Moments {
+  kDrop,  // weights alone, and no position of a trainer: a model to start from, to evaluate, to export
+  kLast,  // the last source's, and its position: training goes on from the averaged weights
+};
+
+struct AverageOptions {
+  Moments moments = Moments::kDrop;
+  int64_t memory_bytes = int64_t{256} << 20;
+  bool replace_existing = false;
+  std::string run_id, run_name;  // of the new run; an empty name is the last source's
+  const std::atomic<bool>* cancel = nullptr;
+  StreamProgress progress;
+  /// A backend for each source, so that all are read ahead; empty: `io` reads, in turns.
+  std::function<std::unique_ptr<IoBackend>()> make_io;
+};
+
+struct AverageReport {
+  std::filesystem::path dir;
+  Manifest manifest;  // as written
+  int64_t averaged_tensors = 0;
+  double seconds = 0;
+};
+
+/// Writes `checkpoints_dir`/step-N, N being the last source's step. Weights are divided by their sum. Lineage: parents
+/// are the last source's, then the runs of all sources; Manifest::origin names each with its share.
+/// Errors: kInvalidInput when the sources do not have the same weights (each tensor named), when fewer than two are
+/// given, or a weight is no positive number, or the step is there already; those of reading and saving.
+Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const AverageSource> sources,
+                                          const std::filesystem::path& checkpoints_dir, const AverageOptions& options);
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,60 @@
+#pragma once
+// The bytes of a list of boxes, one after the other, through windows of bounded memory: what resharding, averaging,
+// comparing and printing tensors have in common. Where the boxes lie in the checkpoint's files does not matter: a
+// window of consecutive bytes is read at a time, so that a saved chunk that feeds several boxes is read and verified
+// once for all of them in it.
+//
+// Threads: with `ahead` the next window is read on a thread of the stream's own while the caller works on this one; the
+// reader (and its backend) must then be used by nobody else. Without it everything happens in copy().
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/plan/load_plan.h"
+#include "runtime/core/result.h"
+#include "runtime/core/shape.h"
+
+namespace cairn::ckpt {
+
+/// A box of a tensor, laid out densely, row-major.
+struct StreamItem {
+  int64_t tensor = 0;  // index into the tensors of the reader's manifest
+  Box box;
+  int64_t bytes = 0, elem_bytes = 0;
+};
+
+/// Fills in the sizes.
+StreamItem stream_item(const Manifest& manifest, int64_t tensor, Box box);
+
+struct StreamOptions {
+  int64_t memory_bytes = int64_t{64} << 20;  // windows and the plans of reading them
+  bool ahead = false;
+};
+
+/// What a stream may take besides its windows: bounce memory of the reader that it is given.
+/// Errors: kInvalidInput when a chunk of the source, which is read whole, does not fit into `window_bytes`.
+Status check_chunks_fit(const Manifest& source, int64_t window_bytes, int64_t* largest_chunk);
+
+class BoxStream {
+ public:
+  /// `reader`, `planner` and `items` outlive the stream; `items` is not changed after the first copy().
+  BoxStream(CheckpointReader& reader, const LoadPlanner& planner, const std::vector<StreamItem>& items,
+            const StreamOptions& options);
+  ~BoxStream();
+
+  /// Bytes [offset, offset + out.size()) of an item. Fast when asked for in order; each step back reads a window again.
+  /// Errors: those of CheckpointReader::read_ranges (kCorrupt names the chunk), kUnavailable without memory.
+  Status copy(int64_t item, int64_t offset, std::span<std::byte> out);
+
+  int64_t windows() const;  // read so far
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,205 @@
+"""ckpt diff, cat, average, prune, inspect --stats, verify of several: on a small run and its resharded twin."""
+
+import fcntl
+import io
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+
+import numpy
+
+from program import ProgramTest, main
+
+RECIPE = """local T = require "cairn"
+return T.recipe { name = "small", seed = 7, stop = T.steps(%d),
+  model = T.gpt { layers = 2, width = 32, heads = 4, context = 16, vocab = 257 },
+  tokenizer = T.bytes, data = T.megatron { prefix = "t", split = { 90, 10 } },
+  batch = { samples = 4, micro = 2 }, optimizer = T.adamw { peak_lr = 1e-3 },
+  mesh = { tp = 2 } }
+"""
+
+
+class CkptToolsTest(ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.made = tempfile.TemporaryDirectory(prefix="cairn-tools-run-")
+        cls.addClassCleanup(cls.made.cleanup)
+        with open(os.path.join(cls.made.name, "t.txt"), "w", encoding="utf-8") as f:
+            f.write("the quick brown fox jumps over the lazy dog. " * 500)
+        cls.run_made("data", "tokenize", "t.txt", "--out", "t")
+        for stop in (2, 4, 6):  # the end of a run is always saved, however slow the disk
+            with open(os.path.join(cls.made.name, "r.lua"), "w", encoding="utf-8") as f:
+                f.write(RECIPE % stop)
+            cls.run_made("train", "r.lua", "--run", "a", "--nproc", "2")
+        cls.run_made("ckpt", "reshard", "a", "b", "--mesh", "pp=2,dp=2", "--zero", "1")
+
+    @classmethod
+    def run_made(cls, *args):
+        done = subprocess.run([ProgramTest.program, *args], cwd=cls.made.name, capture_output=True, text=True,
+                              timeout=300, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise AssertionError(f"{args}: {done.stdout}{done.stderr}")
+
+    def setUp(self):
+        super().setUp()
+        for name in "ab":
+            shutil.copytree(os.path.join(self.made.name, name), self.path(name))
+
+    def step(self, run, step):
+        return f"{run}/checkpoints/step-{step:08d}"
+
+    def array(self, path, tensor, *more):
+        out = self.path("out.npy")
+        self.cairn("ckpt", "cat", path, tensor, "--out", out, *more)
+        return numpy.load(out)
+
+    def tensors_of(self, path):
+        seen = self.cairn_json("ckpt", "inspect", path, "--tensors")
+        return [(t["kind"], t["name"], t["shape"]) for t in seen["tensors"]]
+
+    def test_cat_gives_what_numpy_would_slice(self):
+        whole = {}
+        for kind, name, shape in self.tensors_of("a")[::3]:
+            whole[kind, name] = self.array("a", f"{kind}/{name}")
+            self.assertEqual(list(whole[kind, name].shape), shape)
+            # The other layout has cut it elsewhere, and it is the same.
+            numpy.testing.assert_array_equal(whole[kind, name], self.array("b", name, "--kind", kind))
+        (_, name), two = next((k, v) for k, v in whole.items() if v.ndim == 2 and min(v.shape) > 8)
+        for text, cut in (("3:7", two[3:7]), (":, -1", two[:, -1]), ("2, 1:5", two[2, 1:5]), ("-4:, :3", two[-4:, :3]),
+                          ("1,2", two[1, 2])):
+            numpy.testing.assert_array_equal(self.array("b", name, "--slice", text), cut)
+        for text, words in (("0:0", "empty"), ("0,0,0", "only 2 dims"), ("x", "no index"), ("::2", "no range"),
+                            ("99999", "entries")):
+            self.assertIn(words, self.cairn("ckpt", "cat", "a", name, "--slice", text, "--out", "x", code=2).stderr)
+        self.assertIn("did you mean", self.cairn("ckpt", "cat", "a", name + "x", "--out", "x", code=2).stderr)
+        self.assertIn("kind", self.cairn("ckpt", "cat", "a", "nothing/" + name, "--out", "x", code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("x")))
+        piped = subprocess.run([self.program, "ckpt", "cat", "a", name], cwd=self.folder.name, capture_output=True,
+                               timeout=60)
+        numpy.testing.assert_array_equal(numpy.load(io.BytesIO(piped.stdout)), whole["weight", name])
+        self.assertIn("--out", self.cairn("ckpt", "cat", "a", name, "--json", code=2).stderr)
+
+    def test_statistics_are_those_of_numpy(self):
+        seen = self.cairn_json("ckpt", "inspect", "b", "--stats", "--only", "weight/*", "--only", "exp_avg/*")
+        self.assertEqual({t["kind"] for t in seen["tensors"]}, {"weight", "exp_avg"})
+        for tensor in seen["tensors"][::4]:
+            x = self.array("b", f"{tensor['kind']}/{tensor['name']}").astype(numpy.float64)
+            for key, expected in (("min", x.min()), ("max", x.max()), ("mean", x.mean()), ("std", x.std())):
+                self.assertAlmostEqual(tensor["stats"][key], expected, delta=1e-12 * max(1, abs(x).max()))
+            self.assertEqual((tensor["stats"]["zeros"], tensor["stats"]["nans"]), (int((x == 0).sum()), 0))
+        text = self.cairn("ckpt", "inspect", "a", "--stats", "--recipe").stdout
+        for words in ("std", "layers", "\"vocab\"", "exp_avg_sq", "metric"):
+            self.assertIn(words, text)
+        self.assertIn("no tensor matches", self.cairn("ckpt", "inspect", "a", "--only", "zzz", code=2).stderr)
+
+    def test_diff_says_what_differs_and_by_how_much(self):
+        same = self.cairn_json("ckpt", "diff", "a", "b")
+        self.assertTrue(same["tensors_equal"])
+        self.assertFalse(same["equal"])  # the mesh is part of the recipe
+        self.assertIn("mesh.pp", {c["path"] for c in same["recipe"]})
+        self.assertEqual(same["state"], [])
+        self.assertTrue(self.cairn_json("ckpt", "diff", "a", "a")["equal"])
+        self.cairn("ckpt", "diff", "a", "a", "--exit-code")
+        told = self.cairn_json("ckpt", "diff", self.step("a", 2), "b", "--memory", "16MiB")
+        self.assertGreater(len(told["tensors"]), 5)
+        for tensor in told["tensors"][::5]:
+            full = f"{tensor['kind']}/{tensor['name']}"
+            x, y = (self.array(path, full).astype(numpy.float64) for path in (self.step("a", 2), "b"))
+            apart = abs(x - y)
+            self.assertEqual(tensor["differing"], int((x != y).sum()))
+            self.assertEqual(tensor["max_abs"], apart.max())
+            larger = numpy.maximum(abs(x), abs(y))
+            self.assertAlmostEqual(tensor["max_rel"], (apart / numpy.where(larger > 0, larger, 1)).max(), delta=1e-12)
+            self.assertEqual(apart[tuple(json.loads(tensor["max_abs_at"]))], apart.max())
+        text = self.cairn("ckpt", "diff", self.step("a", 2), "b", "--exit-code", code=1).stdout
+        self.assertIn("elements differ, at most by", text)
+        self.assertIn("no tensor", self.cairn("ckpt", "diff", "a", "b", "--only", "zzz", code=2).stderr)
+
+    def test_average_is_the_mean_and_a_checkpoint(self):
+        made = self.cairn_json("ckpt", "average", self.step("a", 2), self.step("a", 4), "b", "--weights", "1,1,2",
+                               "--to", "m", "--memory", "32MiB")
+        self.assertTrue(self.cairn_json("ckpt", "verify", "m")["whole"])
+        seen = self.cairn_json("ckpt", "inspect", "m", "--tensors")
+        self.assertEqual({t["kind"] for t in seen["tensors"]}, {"weight"})
+        self.assertEqual((seen["step"], seen["mesh"]["pp"], seen["mesh"]["dp"]), (6, 2, 2))
+        self.assertIn("step 2 x 0.25", seen["origin"])
+        ids = [self.cairn_json("ckpt", "inspect", run)["run"]["id"] for run in "ab"]
+        self.assertEqual(seen["run"]["parents"], ids)
+        self.assertEqual(made["parents"], ids)
+        for tensor in seen["tensors"][::4]:
+            parts = [self.array(path, tensor["name"]).astype(numpy.float64)
+                     for path in (self.step("a", 2), self.step("a", 4), "b")]
+            expected = (parts[0] * 0.25 + parts[1] * 0.25 + parts[2] * 0.5).astype(numpy.float32)
+            numpy.testing.assert_array_equal(self.array("m", tensor["name"]), expected)
+        # With the moments of the last one it is a state to train on from.
+        self.cairn("ckpt", "average", "a", "--last", "2", "--to", "n", "--moments", "last")
+        self.assertIn("2 ranks", self.cairn("resume", "n", "--dry-run").stdout)
+        kinds = {t["kind"]: t for t in self.cairn_json("ckpt", "inspect", "n", "--tensors")["tensors"]}
+        self.assertEqual(set(kinds), {"weight", "exp_avg", "exp_avg_sq"})
+        name = kinds["exp_avg"]["name"]
+        numpy.testing.assert_array_equal(self.array("n", "exp_avg/" + name), self.array("a", "exp_avg/" + name))
+        for args, words in ((["a", "--to", "x"], "two checkpoints"), (["a", "b", "--weights", "1", "--to", "x"], "numbers"),
+                            (["a", "b", "--weights", "1,-1", "--to", "x"], "positive"),
+                            (["a", "--last", "9", "--to", "x"], "3 complete"),
+                            (["a", "b", "--to", "a"], "belongs to"), (["a", "b", "--to", "m"], "is there already")):
+            self.assertIn(words, self.cairn("ckpt", "average", *args, code=2).stderr)
+
+    def test_prune_asks_first_and_spares_a_run_at_work(self):
+        def steps():
+            return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
+
+        self.assertEqual(steps(), [2, 4, 6])
+        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "2")
+        self.assertEqual([(c["step"], c["stays"]) for c in plan["checkpoints"]], [(2, True), (4, False), (6, True)])
+        self.assertEqual((plan["done"], plan["removed"]), (False, []))
+        self.assertIn("nothing was removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)").stdout)
+        self.assertEqual(steps(), [2, 4, 6])
+        with open(self.path("a/run.lock"), "r+", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.assertIn("in use", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes", code=69).stderr)
+        self.assertEqual(steps(), [2, 4, 6])
+        self.assertIn("removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--step", "2", "--yes").stdout)
+        self.assertEqual(steps(), [2, 6])
+        os.makedirs(self.path("a/checkpoints/.tmp-step-00000007.nohost.1.2.3"))
+        told = self.cairn_json("ckpt", "prune", "a", "--leftovers", "--yes")
+        self.assertEqual(len(told["leftovers"]["removed"] + told["leftovers"]["left"]), 1)
+        self.assertEqual(steps(), [2, 6])
+        for args, words in (([], "say what stays"), (["--keep", "newest(3)"], "newest"), (["--step", "5"], "no such step"),
+                            (["--keep", "fractions(4)"], "number of steps")):
+            self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
+
+    def test_ls_shows_the_loss_and_verify_takes_several(self):
+        listed = self.cairn_json("ckpt", "ls", "a")["checkpoints"]
+        losses = [c["metrics"]["loss"] for c in listed]
+        self.assertTrue(all(0 < x < 20 for x in losses))
+        self.assertIn(f"{losses[-1]:.5g}", self.cairn("ckpt", "ls", "a").stdout)
+        several = self.cairn_json("ckpt", "verify", "a", "b", "--all")
+        self.assertEqual((several["whole"], len(several["checkpoints"])), (True, 4))
+        name = sorted(n for n in os.listdir(self.path(self.step("a", 4))) if n.endswith(".h5"))[0]
+        path = self.path(self.step("a", 4) + "/" + name)
+        with open(path, "r+b") as f:
+            f.seek(os.path.getsize(path) // 2)
+            byte = f.read(1)
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte[0] ^ 1]))
+        several = self.cairn_json("ckpt", "verify", "a", "--all", code=65)
+        bad = [c for c in several["checkpoints"] if not c["whole"]]
+        self.assertEqual(len(bad), 1)
+        (damage,) = bad[0]["damages"]
+        self.assertIn(damage["tensor"], damage["message"])
+        # What reads a tensor checks it: nobody gets the damaged bytes.
+        done = self.cairn("ckpt", "cat", self.step("a", 4), f"{damage['kind']}/{damage['tensor']}", "--out", "x", code=65)
+        self.assertIn("checksum", done.stderr)
+        self.assertFalse(os.path.exists(self.path("x")))
+        self.assertEqual(self.cairn("ckpt", "diff", self.step("a", 4), "b", code=65).stdout, "")
+
+    def test_help_shows_examples(self):
+        for name in ("ls", "inspect", "verify", "diff", "cat", "average", "prune", "reshard"):
+            self.assertIn(f"cairn ckpt {name} ", self.cairn("ckpt", name, "--help").stdout)
+            self.assertIn(f"ckpt {name}", self.cairn("completion", "bash").stdout)
+
+
+if __name__ == "__main__":
+    main()

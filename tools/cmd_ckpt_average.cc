@@ -1,0 +1,164 @@
+// cairn ckpt average SRC... --to DST_RUN: the mean of the weights of several checkpoints, as a run of its own.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "ckpt/average.h"
+#include "ckpt/persist/read.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/uring_backend.h"
+#include "dsl/dsl.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct AverageArgs {
+  std::vector<std::string> sources;
+  std::string target, moments = "drop";
+  std::vector<double> weights;
+  int64_t last = 0;
+  uint64_t memory_bytes = 256 << 20;
+  bool overwrite = false;
+};
+
+/// The checkpoints meant: each path's, or with --last the newest complete ones of a run.
+Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBackend& io) {
+  std::vector<fs::path> out;
+  if (args.last == 0) {
+    for (const std::string& source : args.sources) {
+      RT_TRY_SET(fs::path dir, resolve_checkpoint(source));
+      out.push_back(std::move(dir));
+    }
+    return out;
+  }
+  if (args.sources.size() != 1)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--last {} is of one run, {} paths were given", args.last, args.sources.size())};
+  RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.sources[0]));
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+  for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+    if (info.complete) out.push_back(info.dir);
+  }
+  if (static_cast<int64_t>(out.size()) < args.last) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--last {}: {} has {} complete checkpoints", args.last, dir.string(), out.size())};
+  }
+  out.erase(out.begin(), out.end() - args.last);
+  return out;
+}
+
+Result<int> average(const AverageArgs& args, bool as_json) {
+  RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  RT_TRY_SET(const std::vector<fs::path> dirs, source_dirs(args, *io));
+  if (!args.weights.empty() && args.weights.size() != dirs.size()) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--weights has {} numbers for {} checkpoints", args.weights.size(), dirs.size())};
+  }
+  std::vector<ckpt::AverageSource> sources;
+  for (size_t i = 0; i < dirs.size(); ++i) sources.push_back({dirs[i], args.weights.empty() ? 1.0 : args.weights[i]});
+  RT_TRY_SET(const ckpt::Manifest last, ckpt::read_manifest(*io, dirs.back()));
+
+  const fs::path target(args.target);
+  std::error_code failed;
+  for (const fs::path& dir : dirs) {
+    if (!fs::equivalent(dir.parent_path(), target / "checkpoints", failed) || failed) continue;
+    return Error{ErrorCode::kInvalidInput, fmt::format("{} is the run that {} belongs to; give a folder of its own",
+                                                       target.string(), dir.string())};
+  }
+  RT_TRY(check_target_recipe(target, last.recipe, args.overwrite));
+  const std::string name = last.run.name.empty() ? "average" : last.run.name;
+  RT_TRY_SET(RunFolder folder, RunFolder::open(target, name));  // nobody trains in it meanwhile
+
+  ckpt::AverageOptions options;
+  options.moments = args.moments == "last" ? ckpt::Moments::kLast : ckpt::Moments::kDrop;
+  options.memory_bytes = memory;
+  options.replace_existing = args.overwrite;
+  options.run_id = folder.id();
+  options.run_name = name;
+  options.cancel = &stop_on_signals();
+  options.make_io = [] { return ckpt::make_best_backend(); };
+  Result<ckpt::AverageReport> done = [&] {
+    ByteProgress progress("written");
+    options.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
+    return ckpt::average_checkpoints(*io, sources, folder.checkpoints(), options);
+  }();
+  RT_TRY_SET(const ckpt::AverageReport report, std::move(done));
+  dsl::LoadedRecipe recipe;
+  recipe.canonical_json = last.recipe;
+  RT_TRY(folder.write_recipe(recipe));
+
+  const bool moments = options.moments == ckpt::Moments::kLast;
+  const std::string moments_text =
+      moments
+          ? fmt::format("Moments and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
+                        dirs.back().string(), target.string())
+          : std::string(
+                "Moments are dropped and there is no position: it is a model to evaluate, to export, or to "
+                "begin a run from, not to resume.");
+  if (as_json) {
+    json list = json::array();
+    for (const ckpt::AverageSource& source : sources)
+      list.push_back({{"dir", source.dir.string()}, {"weight", source.weight}});
+    print_json({{"dir", report.dir.string()},
+                {"sources", std::move(list)},
+                {"run_id", report.manifest.run.id},
+                {"parents", report.manifest.run.parents},
+                {"origin", report.manifest.origin},
+                {"step", report.manifest.step},
+                {"averaged_tensors", report.averaged_tensors},
+                {"moments", args.moments},
+                {"payload_bytes", ckpt::payload_bytes(report.manifest)},
+                {"seconds", report.seconds},
+                {"notes", {moments_text}}});
+    return 0;
+  }
+  fmt::print("{}: {}; {} weights, {} in {} files, {}\n{}\n", report.dir.string(), report.manifest.origin,
+             report.averaged_tensors, format_bytes(ckpt::payload_bytes(report.manifest)), report.manifest.files.size(),
+             telemetry::format_duration(report.seconds), moments_text);
+  return 0;
+}
+
+}  // namespace
+
+void add_ckpt_average(CLI::App& ckpt, Session& session) {
+  CLI::App* command = ckpt.add_subcommand("average", "the mean of the weights of several checkpoints, as a new run");
+  const auto args = std::make_shared<AverageArgs>();
+  command->add_option("SRC", args->sources, "step folders, or run folders for their newest complete steps")
+      ->required()
+      ->expected(1, -1);
+  command->add_option("--to", args->target, "the new run's folder")->required()->type_name("DST_RUN");
+  command->add_option("--weights", args->weights, "a number for each, divided by their sum; default: all the same")
+      ->delimiter(',')
+      ->type_name("W,W,...");
+  command->add_option("--last", args->last, "the N newest complete checkpoints of the run SRC")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{2}, int64_t{100000}));
+  command
+      ->add_option("--moments", args->moments,
+                   "drop: weights alone (default). last: moments and position of the last SRC, to train on")
+      ->type_name("drop|last")
+      ->check(CLI::IsMember({"drop", "last"}));
+  command->add_option("--memory", args->memory_bytes, "what it may take (default 256MiB)")
+      ->type_name("SIZE")
+      ->transform(CLI::AsSizeValue(true));
+  command->add_flag("--overwrite", args->overwrite, "replace the step or the recipe of a run that is there");
+  add_json_flag(*command, session);
+  command->footer(
+      "Any layouts; the result has the layout, the step and the recipe of the last SRC. Sums are in double precision.\n"
+      "Examples:\n  cairn ckpt average runs/gpt2 --last 5 --to runs/gpt2-mean\n"
+      "  cairn ckpt average runs/a runs/b --weights 0.7,0.3 --to runs/soup\n"
+      "  cairn ckpt average runs/a runs/b --moments last --to runs/on");
+  command->callback([args, &session] { session.action = [args, &session] { return average(*args, session.json); }; });
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,141 @@
+// cairn ckpt cat PATH TENSOR: a tensor, or a slice of it, as .npy.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/plan/load_plan.h"
+#include "ckpt/store/uring_backend.h"
+#include "ckpt/tensors/npy.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct CatArgs {
+  std::string path, tensor, kind = "weight", slice, out;
+};
+
+/// A file that appears whole or not at all, or stdout.
+class Sink {
+ public:
+  static Result<std::unique_ptr<Sink>> open(const std::string& path) {
+    auto sink = std::unique_ptr<Sink>(new Sink);
+    if (path.empty() || path == "-") {
+      sink->file_ = stdout;
+      return sink;
+    }
+    sink->path_ = path;
+    sink->temporary_ = path + ".part";
+    sink->file_ = std::fopen(sink->temporary_.c_str(), "wb");
+    if (sink->file_ == nullptr) return os_error(errno, sink->temporary_);
+    return sink;
+  }
+  ~Sink() {
+    if (path_.empty() || file_ == nullptr) return;
+    std::fclose(file_);
+    std::remove(temporary_.c_str());
+  }
+  Status write(std::span<const std::byte> bytes) {
+    if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
+      return os_error(errno != 0 ? errno : EIO, path_.empty() ? "stdout" : temporary_);
+    return {};
+  }
+  Status finish() {
+    if (path_.empty()) return std::fflush(stdout) == 0 ? Status() : Status(os_error(errno, "stdout"));
+    if (std::fclose(std::exchange(file_, nullptr)) != 0) return os_error(errno, temporary_);
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return os_error(errno, path_);
+    return {};
+  }
+
+ private:
+  Sink() = default;
+  std::string path_, temporary_;
+  std::FILE* file_ = nullptr;
+};
+
+Result<int> cat(const CatArgs& args, bool as_json) {
+  const bool to_stdout = args.out.empty() || args.out == "-";
+  if (to_stdout && as_json)
+    return Error{ErrorCode::kInvalidInput, "--json describes a file: give --out FILE (stdout takes the tensor)"};
+  if (to_stdout && is_terminal(STDOUT_FILENO))
+    return Error{ErrorCode::kInvalidInput, "a tensor is no text for a terminal: give --out FILE, or redirect stdout"};
+  RT_TRY_SET(const fs::path dir, resolve_checkpoint(args.path));
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  RT_TRY_SET(ckpt::CheckpointReader reader, ckpt::CheckpointReader::open(*io, dir));
+  const ckpt::Manifest& manifest = reader.manifest();
+  std::string kind = args.kind, name = args.tensor;
+  if (const size_t slash = name.find('/'); slash != std::string::npos) {
+    kind = name.substr(0, slash);
+    name = name.substr(slash + 1);
+  }
+  const int64_t tensor = ckpt::LoadPlanner(manifest).find(kind, name);
+  if (tensor < 0) {
+    std::vector<std::string> names;
+    std::set<std::string> kinds;
+    for (const ckpt::TensorEntry& entry : manifest.tensors) {
+      kinds.insert(entry.kind);
+      if (entry.kind == kind) names.push_back(entry.name);
+    }
+    if (names.empty()) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}: has no tensors of kind {}; it has {}", dir.string(), kind, fmt::join(kinds, ", "))};
+    }
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: has no {} {}{}; `cairn ckpt inspect --tensors` lists them",
+                                                       dir.string(), kind, name, suggestion(name, names))};
+  }
+  const ckpt::TensorEntry& entry = manifest.tensors[static_cast<size_t>(tensor)];
+  Result<ckpt::Slice> slice = ckpt::parse_slice(args.slice, entry.shape);
+  if (!slice.ok()) return std::move(slice).error().with(fmt::format("{}/{}", kind, name));
+  RT_TRY_SET(const std::unique_ptr<Sink> sink, Sink::open(args.out));
+  RT_TRY(ckpt::write_npy(reader, tensor, slice.value(), {.ahead = true},
+                         [&](std::span<const std::byte> bytes) { return sink->write(bytes); }));
+  RT_TRY(sink->finish());
+  const DType written = ckpt::npy_dtype(entry.dtype);
+  if (written != entry.dtype && !as_json) {
+    fmt::print(stderr, "cairn ckpt cat: NumPy has no {}: written as {}, which holds it exactly\n",
+               dtype_name(entry.dtype), dtype_name(written));
+  }
+  if (as_json) {
+    print_json({{"dir", dir.string()},
+                {"kind", kind},
+                {"name", name},
+                {"shape", slice.value().shape},
+                {"dtype", dtype_name(entry.dtype)},
+                {"written_as", dtype_name(written)},
+                {"out", args.out}});
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_ckpt_cat(CLI::App& ckpt, Session& session) {
+  CLI::App* command = ckpt.add_subcommand("cat", "a tensor, or a slice of it, as NumPy's .npy");
+  const auto args = std::make_shared<CatArgs>();
+  command->add_option("PATH", args->path, "step folder, or run folder for its newest complete step")->required();
+  command->add_option("TENSOR", args->tensor, "its name, or kind/name")->required();
+  command->add_option("--kind", args->kind, "weight, exp_avg, exp_avg_sq, ...")->capture_default_str();
+  command->add_option("--slice", args->slice, "as NumPy writes it: \"0:10, :, -1\"; only these bytes' chunks are read")
+      ->type_name("SLICE");
+  command->add_option("--out", args->out, "the file; default: stdout")->type_name("FILE");
+  add_json_flag(*command, session);
+  command->footer(
+      "Examples:\n  cairn ckpt cat runs/gpt2 embed.weight --out embed.npy\n"
+      "  cairn ckpt cat runs/gpt2 exp_avg/layers.0.attn.q.weight --slice '0:8,:' > q.npy");
+  command->callback([args, &session] { session.action = [args, &session] { return cat(*args, session.json); }; });
+}
+
+}  // namespace cairn::tools

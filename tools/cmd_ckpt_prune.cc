@@ -1,0 +1,158 @@
+// cairn ckpt prune RUN --keep RULES: removes the checkpoints that no rule keeps. Without --yes it only says which.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "ckpt/format/names.h"
+#include "ckpt/persist/save.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/retention/policy.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/store/posix_backend.h"
+#include "runtime/core/unique_handle.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct PruneArgs {
+  std::string path, keep;
+  std::vector<int64_t> steps;
+  int64_t run_steps = 0;
+  bool yes = false, leftovers = false;
+};
+
+/// The lock of the run that these checkpoints belong to, so that nothing is removed under a training. A folder of
+/// checkpoints outside any run has none.
+Result<Fd> lock_run_of(const fs::path& checkpoints) {
+  const fs::path lock = (fs::absolute(checkpoints).lexically_normal() / "").parent_path().parent_path() / "run.lock";
+  Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) return errno == ENOENT ? Result<Fd>(Fd()) : Result<Fd>(os_error(errno, lock.string()));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
+  const Result<std::string> holder = read_text_file(lock);
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("{} is in use by another cairn (pid {}), which has its own retention; stop it first",
+                           lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
+}
+
+Result<int> prune(const PruneArgs& args, bool as_json) {
+  if (args.keep.empty() && args.steps.empty() && !args.leftovers) {
+    return Error{ErrorCode::kInvalidInput,
+                 "say what stays, for example --keep 'last(3), every(1000)', or --step 1200; --leftovers alone removes "
+                 "only what dead saves have left"};
+  }
+  RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.path));
+  ckpt::PosixBackend io;
+  Fd lock;
+  if (args.yes) {
+    RT_TRY_SET(lock, lock_run_of(dir));
+  }
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+  std::vector<ckpt::Fate> fates;
+  ckpt::RetentionPolicy policy{.keep_steps = args.steps, .run_steps = args.run_steps};
+  const bool by_rules = !args.keep.empty() || !args.steps.empty();
+  if (by_rules) {
+    if (!args.keep.empty()) {
+      RT_TRY_SET(policy.rules, ckpt::parse_keep(args.keep));
+    }
+    for (const int64_t step : args.steps) {
+      const bool there = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
+                                     [&](const ckpt::CheckpointInfo& info) { return info.step == step; });
+      if (!there)
+        return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
+    }
+    RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+  }
+  ckpt::RetentionReport removed;
+  ckpt::CleanReport cleaned;
+  if (args.yes && by_rules) {
+    RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
+  }
+  if (args.yes && args.leftovers) {
+    RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir));
+  }
+  int64_t kept_bytes = 0, freed_bytes = 0;
+  const auto size_of = [&](int64_t step) {
+    for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+      if (info.step == step) return info.size_bytes;
+    }
+    return int64_t{0};
+  };
+  for (const ckpt::Fate& fate : fates) (fate.stays ? kept_bytes : freed_bytes) += size_of(fate.step);
+  const bool failed = !removed.problems.empty();
+  if (as_json) {
+    json list = json::array();
+    for (const ckpt::Fate& fate : fates) {
+      list.push_back(
+          {{"step", fate.step}, {"stays", fate.stays}, {"why", fate.why}, {"size_bytes", size_of(fate.step)}});
+    }
+    json out = {{"dir", dir.string()},         {"done", args.yes},           {"checkpoints", std::move(list)},
+                {"kept_bytes", kept_bytes},    {"freed_bytes", freed_bytes}, {"removed", removed.removed},
+                {"problems", removed.problems}};
+    if (args.leftovers) out["leftovers"] = {{"removed", cleaned.removed}, {"left", cleaned.left}};
+    if (args.leftovers && !args.yes) out["leftovers"] = catalog.leftovers;
+    print_json(out);
+    return failed ? 74 : 0;
+  }
+  const Palette color = palette_for(STDOUT_FILENO);
+  const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
+  for (const ckpt::Fate& fate : fates) {
+    const char* word = fate.stays ? "stays" : !args.yes ? "would go" : gone.contains(fate.step) ? "removed" : "failed";
+    fmt::print("{:<16}{:>12}   {}{}{}: {}\n", ckpt::step_dir_name(fate.step), format_bytes(size_of(fate.step)),
+               fate.stays ? color.green : color.red, word, color.reset, fate.why);
+  }
+  for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
+  if (args.leftovers) {
+    for (const std::string& name : args.yes ? cleaned.removed : catalog.leftovers)
+      fmt::print("{}: {}\n", name, args.yes ? "removed" : "would go, if its writer is dead");
+    for (const std::string& name : cleaned.left) fmt::print("left: {}\n", name);
+  }
+  if (by_rules) {
+    fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
+               format_bytes(kept_bytes), args.yes ? "" : "; nothing was removed: --yes does it");
+  }
+  return failed ? 74 : 0;
+}
+
+}  // namespace
+
+void add_ckpt_prune(CLI::App& ckpt, Session& session) {
+  CLI::App* command =
+      ckpt.add_subcommand("prune", "remove the checkpoints that no rule keeps; says which unless --yes");
+  const auto args = std::make_shared<PruneArgs>();
+  command->add_option("PATH", args->path, "run folder or folder of steps")->required();
+  command
+      ->add_option("--keep", args->keep,
+                   "rules, as in a recipe: last(n), every(steps or time), best(metric, n), at(steps), within(time), "
+                   "fractions(n); what any of them keeps stays")
+      ->type_name("RULES");
+  command->add_option("--step", args->steps, "this step stays; repeatable")->type_name("N")->expected(1)->take_all();
+  command->add_option("--run-steps", args->run_steps, "length of the whole run, for fractions(n)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
+  command->add_flag("--leftovers", args->leftovers, "also what dead saves and removals have left");
+  command->add_flag("--yes", args->yes, "remove them; without it nothing is touched");
+  add_json_flag(*command, session);
+  command->footer(
+      "The newest complete checkpoint always stays, and so does every step that a kept one refers to. A run in "
+      "training\n"
+      "is refused.\n"
+      "Examples:\n  cairn ckpt prune runs/gpt2 --keep 'last(3), every(1000)'\n"
+      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --step 1200 --yes");
+  command->callback([args, &session] { session.action = [args, &session] { return prune(*args, session.json); }; });
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,148 @@
+// cairn ckpt verify PATH...: every byte against its checksum.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "ckpt/format/names.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/uring_backend.h"
+#include "ckpt/verify/verify.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// What to check: a step folder, or the newest committed step. Not the newest complete one: whoever asks whether a
+/// run's checkpoint is whole wants to hear that its newest is not.
+Result<fs::path> step_to_verify(const std::string& path) {
+  std::error_code failed;
+  fs::path asked = fs::path(path).lexically_normal();
+  if (!asked.has_filename()) asked = asked.parent_path();  // "step-00000010/"
+  if (fs::exists(asked / ckpt::kManifestName, failed)) return asked;
+  if (ckpt::parse_step_dir_name(asked.filename().string()) && fs::is_directory(asked, failed)) return asked;
+  RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+  if (catalog.checkpoints.empty()) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: no checkpoint (step-NNNNNNNN) in it", dir.string())};
+  }
+  return catalog.checkpoints.back().dir;
+}
+
+struct VerifyArgs {
+  std::vector<std::string> paths;
+  bool all = false, no_structure = false;
+};
+
+json to_json(const fs::path& dir, const ckpt::VerifyReport& report) {
+  json damages = json::array();
+  for (const ckpt::Damage& damage : report.damages) {
+    damages.push_back({{"file", damage.file},
+                       {"shard", damage.shard},
+                       {"chunk", damage.chunk},
+                       {"offset", damage.offset},
+                       {"bytes", damage.bytes},
+                       {"message", damage.message}});
+    if (!damage.tensor.empty()) {
+      damages.back()["kind"] = damage.kind;
+      damages.back()["tensor"] = damage.tensor;
+    }
+  }
+  return {{"dir", dir.string()},   {"whole", report.whole()},  {"damages", std::move(damages)},
+          {"files", report.files}, {"shards", report.shards},  {"chunks", report.chunks},
+          {"bytes", report.bytes}, {"seconds", report.seconds}};
+}
+
+void tell(const fs::path& dir, const ckpt::VerifyReport& report, int64_t max_damages) {
+  const Palette color = palette_for(STDOUT_FILENO);
+  const double gb_per_s = report.seconds > 0 ? static_cast<double>(report.bytes) / report.seconds / 1e9 : 0;
+  std::map<std::string, int64_t> chunks_of;  // damaged, by tensor
+  for (const ckpt::Damage& damage : report.damages) {
+    fmt::print("{}\n", damage.message);
+    if (!damage.tensor.empty()) ++chunks_of[damage.kind + " " + damage.tensor];
+  }
+  if (static_cast<int64_t>(report.damages.size()) >= max_damages)
+    fmt::print("the search ended after {} places\n", report.damages.size());
+  if (report.damages.size() > 1) {
+    for (const auto& [tensor, count] : chunks_of)
+      fmt::print("damaged tensor: {} ({} {})\n", tensor, count, count == 1 ? "place" : "places");
+  }
+  fmt::print("{}: {}{}{}; {} files, {} shards, {} chunks, {} in {} ({:.2f} GB/s)\n", dir.string(),
+             report.whole() ? color.green : color.red,
+             report.whole() ? std::string("whole")
+                            : fmt::format("damaged in {} {}", report.damages.size(),
+                                          report.damages.size() == 1 ? "place" : "places"),
+             color.reset, report.files, report.shards, report.chunks, format_bytes(report.bytes),
+             telemetry::format_duration(report.seconds), gb_per_s);
+}
+
+Result<int> verify(const VerifyArgs& args, bool as_json) {
+  constexpr int kDamaged = 65;
+  std::vector<fs::path> dirs;
+  for (const std::string& path : args.paths) {
+    if (!args.all) {
+      RT_TRY_SET(fs::path dir, step_to_verify(path));
+      dirs.push_back(std::move(dir));
+      continue;
+    }
+    RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
+    ckpt::PosixBackend io;
+    RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+    if (catalog.checkpoints.empty()) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("{}: no checkpoint (step-NNNNNNNN) in it", dir.string())};
+    }
+    for (const ckpt::CheckpointInfo& info : catalog.checkpoints) dirs.push_back(info.dir);
+  }
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  bool whole = true;
+  json all = json::array();
+  for (const fs::path& dir : dirs) {
+    ckpt::VerifyOptions options;
+    options.structure = !args.no_structure;
+    Result<ckpt::VerifyReport> checked = [&] {
+      ByteProgress progress("verified");
+      options.progress = [&](int64_t done, int64_t total) { progress.show(done, total); };
+      return ckpt::verify_checkpoint(*io, dir, options);
+    }();
+    RT_TRY_SET(const ckpt::VerifyReport report, std::move(checked));
+    whole = whole && report.whole();
+    if (as_json) {
+      all.push_back(to_json(dir, report));
+    } else {
+      tell(dir, report, options.max_damages);
+    }
+  }
+  if (as_json && dirs.size() == 1 && !args.all) print_json(all[0]);
+  if (as_json && (dirs.size() != 1 || args.all)) print_json({{"whole", whole}, {"checkpoints", std::move(all)}});
+  return whole ? 0 : kDamaged;
+}
+
+}  // namespace
+
+void add_ckpt_verify(CLI::App& ckpt, Session& session) {
+  CLI::App* command =
+      ckpt.add_subcommand("verify", "read every byte and compare it with its checksum; exit code 65 when damaged");
+  const auto args = std::make_shared<VerifyArgs>();
+  command->add_option("PATH", args->paths, "step folders, or run folders for their newest steps")
+      ->required()
+      ->expected(1, -1);
+  command->add_flag("--all", args->all, "every step of the run folders given");
+  command->add_flag("--no-structure", args->no_structure, "checksums alone; do not open the files with libhdf5");
+  add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint.\n"
+      "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
+      "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
+  command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });
+}
+
+}  // namespace cairn::tools
