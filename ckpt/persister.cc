@@ -66,7 +66,8 @@ struct NodePersister::Impl {
   std::unique_ptr<IoBackend> io;
   std::filesystem::path dir;
   PersistOptions options;
-  CatalogCache catalog;  // of the thread
+  std::optional<Manifest> last_saved;  // with options.incremental: what the next save may refer to
+  CatalogCache catalog;                // of the thread
 
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
