@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <thread>
-#include <tuple>
 
 #include "ckpt/position.h"
 #include "ckpt/restore.h"
@@ -37,7 +35,6 @@ Result<std::unique_ptr<SharedMemoryHook>> SharedMemoryHook::make(const Plan& pla
   }
   std::unique_ptr<SharedMemoryHook> hook(new SharedMemoryHook(plan, rank, arena, io, clock, std::move(options)));
   RT_TRY(hook->check_layout());
-  arena.populate(rank);
   return hook;
 }
 
@@ -50,15 +47,14 @@ SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, 
       io_(io),
       clock_(system_clock()),
       incarnation_(incarnation),
-      layout_(slot_layout(plan, rank)),
-      saved_ns_(clock_.now_ns()) {
+      layout_(slot_layout(plan, rank)) {
   if (on_snapshot) {
     options_.notify = [tell = std::move(on_snapshot)](const SnapshotNotice& notice) {
       if (notice.persist) tell(notice.step);
       return Status();
     };
   }
-  if (rank >= 0 && rank < arena_.world()) arena_.populate(rank);
+  start_clock();
 }
 
 Status SharedMemoryHook::check_layout() const {
@@ -83,132 +79,155 @@ SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& 
       clock_(clock),
       options_(std::move(options)),
       incarnation_(arena.control().incarnation.load(std::memory_order_acquire)),
-      layout_(slot_layout(plan, rank)),
-      saved_ns_(clock.now_ns()) {}
+      layout_(slot_layout(plan, rank)) {
+  start_clock();
+}
 
-Result<std::optional<TrainPosition>> SharedMemoryHook::restore(std::span<const StateTensor> state) {
+void SharedMemoryHook::start_clock() {
+  // Saves by time: the clock runs on through restarts, and starts with the run.
+  int64_t never = 0;
+  if (rank_ == 0) arena_.control().saved_ns.compare_exchange_strong(never, clock_.now_ns());
+}
+
+Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTensor> saved, int64_t weight_bytes) {
+  RT_TRY(check_layout());
+  bool same = saved.size() == layout_.shards.size() && std::ssize(arena_.weights(rank_)) == weight_bytes;
+  for (size_t k = 0; same && k < saved.size(); ++k) {
+    const SlotShard& shard = layout_.shards[k];
+    same = shard.kind == static_cast<int64_t>(saved[k].kind) && shard.tensor == saved[k].tensor &&
+           shard.box == saved[k].box && shard.bytes == saved[k].bytes;
+  }
+  if (!same) {
+    return Error{ErrorCode::kInternal, fmt::format("rank {}: the trainer's state is not the arena's", rank_)};
+  }
+  trainer::StateMemory out;
+  for (int64_t slot = 0; slot < arena_.slots(); ++slot) {
+    std::byte* const payload = arena_.payload(rank_, slot).data();
+    std::vector<std::byte*>& bank = out.banks.emplace_back();
+    for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
+  }
+  out.weights = arena_.weights(rank_).data();
+  // A start from memory is to take no time: there the first steps find their pages one by one.
+  if (arena_.control().decision.source != arena::Source::kMemory) arena_.populate(rank_);
+  attached_ = true;
+  return out;
+}
+
+Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<const StateTensor> state) {
   RT_TRY(check_layout());
   if (const uint64_t now = arena_.control().incarnation.load(std::memory_order_acquire); now != incarnation_) {
     return Error{ErrorCode::kInternal,
                  fmt::format("rank {} is of incarnation {}, the agent is at {}", rank_, incarnation_, now)};
   }
-  return carry_out_decision(plan_, arena_, io_, state);
+  RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, io_, state, attached_));
+  if (found && arena_.control().decision.source == arena::Source::kMemory && attached_) published_bank_ = found->bank;
+  return found;
+}
+
+Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
+  RT_CHECK(rank_ == 0, "next_bank() on rank {}", rank_);
+  pause_ns_ = 0;
+  if (current != published_bank_) return current;
+  const int64_t begin_ns = clock_.now_ns();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
+  for (bool waited = false;; waited = true) {
+    const std::vector<SlotView> views = arena_.views();
+    const std::optional<int64_t> slot = choose_slot(views, current);
+    if (slot || (std::chrono::steady_clock::now() > deadline && !views[current].reserved)) {
+      if (waited) pause_ns_ = clock_.now_ns() - begin_ns;
+      if (slot) return *slot;
+      spdlog::warn("no bank was free for {} s: the disk is slower than the saves; until it has caught up, a killed rank "
+                   "goes back to the step that is being saved",
+                   options_.longest_wait_s);
+      ++stats_.in_place;
+      published_bank_ = -1;
+      return current;
+    }
+    if (!is_alive({arena_.control().agent_pid, arena_.control().agent_start})) {
+      return Error{ErrorCode::kUnavailable, "the agent that writes the checkpoints is gone"};
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+Status SharedMemoryHook::begin_update(int64_t bank, int64_t step) {
+  const int64_t begin_ns = clock_.now_ns();
+  if (rank_ != 0) pause_ns_ = 0;
+  if (bank < 0 || bank >= arena_.slots() || !attached_) {
+    return Error{ErrorCode::kInternal, fmt::format("an update into bank {}", bank)};
+  }
+  SnapshotWriter(arena_, rank_).begin(bank, incarnation_, step);
+  begun_bank_ = bank;
+  pause_ns_ += clock_.now_ns() - begin_ns;
+  return {};
 }
 
 bool SharedMemoryHook::save_is_due(int64_t step) const {
+  const int64_t saved_ns = arena_.control().saved_ns.load(std::memory_order_relaxed);
   for (const Every& every : plan_.recipe.checkpoint.save) {
     if (every.steps > 0 && step % every.steps == 0) return true;
-    if (every.seconds > 0 && static_cast<double>(clock_.now_ns() - saved_ns_) * 1e-9 >= every.seconds) return true;
+    if (every.seconds > 0 && static_cast<double>(clock_.now_ns() - saved_ns) * 1e-9 >= every.seconds) return true;
   }
   return false;
 }
 
-std::optional<int64_t> SharedMemoryHook::free_slot(bool take_back) {
-  for (;;) {
-    std::vector<SlotView> views = arena_.views();
-    if (const auto slot = choose_slot(views); slot || !take_back) return slot;
-    bool changed = false;
-    for (int64_t k = 0; k < arena_.slots() && !changed; ++k) {
-      int64_t reserved = arena_.control().reserved[k].load(std::memory_order_acquire);
-      if (reserved <= 0) continue;
-      std::vector<SlotView> without = views;
-      without[k].reserved = false;
-      if (choose_slot(without) != k) continue;
-      arena_.control().reserved[k].compare_exchange_strong(reserved, 0);  // or the agent has just begun, or finished
-      changed = true;
-    }
-    // The slot rule leaves one: of two slots the agent writes at most one, which is whole, and the other is free or can
-    // be taken back. Nothing changed therefore means a mark in motion, or the agent between two states.
-    if (!changed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (!is_alive({arena_.control().agent_pid, arena_.control().agent_start})) return std::nullopt;
+bool SharedMemoryHook::may_reserve() const {
+  int64_t reserved = 0;
+  for (int64_t slot = 0; slot < arena_.slots(); ++slot) {
+    reserved += arena_.control().reserved[slot].load(std::memory_order_acquire) != 0 ? 1 : 0;
   }
+  return reserved < std::max<int64_t>(1, arena_.slots() - 2);  // two for the updates: one to read, one to write
 }
 
 Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool last) {
   RT_CHECK(rank_ == 0, "decide() on rank {}", rank_);
+  arena_.keep_news(position.step, position.metrics);
   StepOrder order;
   const CheckpointConfig& config = plan_.recipe.checkpoint;
   order.stop = arena_.control().stop.load(std::memory_order_acquire) != 0;
-  const bool must = order.stop || last;
-  order.persist = must || save_pending_ || save_is_due(position.step);
+  const bool must = order.stop || last;  // no update follows that would need a bank
+  const bool due = must || save_pending_ || save_is_due(position.step);
+  order.persist = due && (must || may_reserve());
   order.snapshot = order.persist || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
-  if (!order.snapshot) return order;
-
-  const std::optional<int64_t> slot = free_slot(must);
-  if (!slot) {
-    if (must) return Error{ErrorCode::kUnavailable, "the agent that would persist the last checkpoint is gone"};
-    if (order.persist && !save_pending_) {
-      spdlog::info("step {}: both snapshot slots are still being written; the save waits for one", position.step);
-    }
-    save_pending_ = order.persist;
-    order.snapshot = order.persist = false;
+  if (due && !order.persist) {
+    if (!save_pending_) spdlog::info("step {}: the save before is still being written; this one waits", position.step);
+    save_pending_ = true;
     ++stats_.put_off;
-    return order;
   }
-  order.slot = *slot;
   if (order.persist) {
     save_pending_ = false;
-    saved_ns_ = clock_.now_ns();
-    arena_.control().reserved[*slot].store(position.step, std::memory_order_release);
+    arena_.control().saved_ns.store(clock_.now_ns(), std::memory_order_relaxed);
+    arena_.control().reserved[begun_bank_].store(position.step, std::memory_order_release);
   }
   return order;
 }
 
-Status SharedMemoryHook::match(std::span<const StateTensor> state) {
-  if (matched_ == state.data() && matched_size_ == static_cast<int64_t>(state.size())) return {};
-  std::map<std::tuple<int64_t, int64_t, std::vector<int64_t>, std::vector<int64_t>>, int64_t> by_box;
-  int64_t primary = 0;
-  for (size_t k = 0; k < state.size(); ++k) {
-    if (!state[k].primary) continue;
-    ++primary;
-    by_box[{static_cast<int64_t>(state[k].kind), state[k].tensor, state[k].box.lo, state[k].box.hi}] =
-        static_cast<int64_t>(k);
-  }
-  source_.clear();
-  for (const SlotShard& shard : layout_.shards) {
-    const auto it = by_box.find({shard.kind, shard.tensor, shard.box.lo, shard.box.hi});
-    if (it == by_box.end()) {
-      return Error{ErrorCode::kInternal,
-                   fmt::format("rank {} has no memory for {} {} {}", rank_, kStateKinds[shard.kind],
-                               plan_.tensors[shard.tensor].name, to_string(shard.box))};
-    }
-    source_.push_back(it->second);
-  }
-  if (primary != static_cast<int64_t>(layout_.shards.size())) {
-    return Error{ErrorCode::kInternal, fmt::format("rank {} holds {} boxes to save, its layout has {}", rank_, primary,
-                                                   layout_.shards.size())};
-  }
-  matched_ = state.data();
-  matched_size_ = static_cast<int64_t>(state.size());
-  return {};
-}
-
-Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& position,
-                                  std::span<const StateTensor> state) {
+Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
+                                  std::span<const StateTensor> /*state*/, std::span<const uint64_t> sums) {
   const int64_t begin_ns = clock_.now_ns();
-  if (order.slot < 0 || order.slot >= arena_.slots()) {
-    return Error{ErrorCode::kInternal, fmt::format("an order for snapshot slot {}", order.slot)};
+  if (bank != begun_bank_ || !attached_) {
+    return Error{ErrorCode::kInternal, fmt::format("a snapshot of bank {}, the update wrote {}", bank, begun_bank_)};
   }
-  RT_TRY(match(state));
-  std::vector<std::span<const std::byte>> sources;
-  sources.reserve(source_.size());
-  for (const int64_t k : source_) sources.emplace_back(state[k].data, static_cast<size_t>(state[k].bytes));
   std::string text = encode_position(position);
   if (static_cast<int64_t>(text.size()) > kPositionCapacity) {  // many sources: a report may be lost, a state not
     trainer::TrainPosition bare = position;
     bare.metrics.clear();
     text = encode_position(bare);
   }
-  RT_TRY(SnapshotWriter(arena_, rank_).write(order.slot, incarnation_, position.step, text, sources));
-  stats_.last_ms = static_cast<double>(clock_.now_ns() - begin_ns) * 1e-6;
+  const int64_t told_ns = pause_ns_ + clock_.now_ns() - begin_ns;
+  RT_TRY(SnapshotWriter(arena_, rank_).publish(bank, incarnation_, position.step, text, sums, told_ns));
+  published_bank_ = bank;
+  pause_ns_ += clock_.now_ns() - begin_ns;
+  stats_.last_ms = static_cast<double>(pause_ns_) * 1e-6;
   stats_.total_ms += stats_.last_ms;
+  stats_.longest_ms = std::max(stats_.longest_ms, stats_.last_ms);
   ++stats_.snapshots;
   if (order.persist) {
     ++stats_.persists;
     promised_step_ = position.step;
   }
   if (!options_.notify) return {};
-  return options_.notify({rank_, position.step, order.slot, order.persist, stats_.last_ms});
+  return options_.notify({rank_, position.step, bank, order.persist, stats_.last_ms});
 }
 
 Status SharedMemoryHook::finish() {

@@ -1,13 +1,17 @@
 #pragma once
-// The rank's side of checkpoints: copies state into the snapshot arena and asks the agent for what is on disk.
+// The rank's side of checkpoints: training updates its state in the banks of the agent's arena, so a snapshot is a few
+// words in a header; what is on disk the agent sees to.
 //
-// Life of a snapshot: decide() on world rank 0 picks the slot by the slot rule (snapshot/slot_rule.h) and, when it is
-// to be persisted, reserves it in the arena; the trainer broadcasts the order; snapshot() on every rank copies, hashes
-// and publishes; the agent's NodePersister (persister.h) sees the slot whole on all ranks, writes it, frees it.
+// Life of a snapshot: next_bank() on world rank 0 picks the bank of the update by the slot rule (snapshot/slot_rule.h);
+// begin_update() on every rank marks it; the update writes it; decide() on rank 0 says whether the step is to be
+// restorable, which is every step unless the recipe says otherwise, and whether it is to be persisted, and then reserves
+// the bank; snapshot() publishes it; the agent's NodePersister (persister.h) sees a reserved bank whole on all ranks,
+// writes it, frees it.
 //
-// decide() does not wait for the disk (the last step and a stop may wait milliseconds for a slot's mark). When both
-// slots are taken, a due save is put off to the next step; the last step and a stop take back a save that the agent has
-// not begun (the newer state replaces it), so they always find a slot.
+// With three banks or more no call waits for the disk: a save that is due while as many banks are reserved as training
+// can spare (all but two) is put off to the next step at which one is free, so that the newest state is saved. With two
+// banks next_bank() waits while the other one is being written, at most kLongestWaitS; then the update goes on in place,
+// and until the save is done a killed rank goes back to the step that is being saved.
 //
 // Threads: one hook per rank, used by one thread.
 
@@ -29,22 +33,27 @@
 
 namespace cairn::ckpt {
 
+/// Longer, other ranks would take a rank that waits for the disk for a dead one.
+inline constexpr double kLongestWaitS = 10;
+
 /// What a rank tells its agent after each snapshot. Only a hint that there is work: the arena is the truth.
 struct SnapshotNotice {
   int64_t rank = 0, step = 0, slot = 0;
   bool persist = false;
-  double ms = 0;  // training stood still on this rank
+  double ms = 0;  // training stood still for it on this rank
 };
 
 struct HookOptions {
   std::function<Status(const SnapshotNotice&)> notify;  // may be empty: the persister also looks by itself
   double finish_deadline_s = 1800;                      // for the last checkpoint to reach the disk
+  double longest_wait_s = kLongestWaitS;                // for a bank
 };
 
 struct SnapshotStats {
   int64_t snapshots = 0, persists = 0;
-  int64_t put_off = 0;  // steps at which a snapshot was due and no slot was free
-  double last_ms = 0, total_ms = 0;
+  int64_t put_off = 0;   // saves that were due and came later
+  int64_t in_place = 0;  // updates that gave up waiting for a bank
+  double last_ms = 0, total_ms = 0, longest_ms = 0;  // training stood still on this rank
 };
 
 class SharedMemoryHook final : public trainer::CheckpointHook {
@@ -59,10 +68,13 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation, IoBackend& io,
                    std::function<void(int64_t step)> on_snapshot);
 
-  Result<std::optional<trainer::TrainPosition>> restore(std::span<const trainer::StateTensor> state) override;
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t weight_bytes) override;
+  Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override;
+  Result<int64_t> next_bank(int64_t current) override;
+  Status begin_update(int64_t bank, int64_t step) override;
   Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override;
-  Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position,
-                  std::span<const trainer::StateTensor> state) override;
+  Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
+                  std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override;
   Status finish() override;
 
   const SnapshotStats& stats() const { return stats_; }
@@ -71,9 +83,9 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, IoBackend& io, const Clock& clock,
                    HookOptions options);
   Status check_layout() const;
+  void start_clock();
   bool save_is_due(int64_t step) const;
-  std::optional<int64_t> free_slot(bool take_back);
-  Status match(std::span<const trainer::StateTensor> state);
+  bool may_reserve() const;
 
   const Plan& plan_;
   int64_t rank_;
@@ -84,11 +96,11 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   HookOptions options_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
-  std::vector<int64_t> source_;  // index into the trainer's state of each shard of the layout
-  const trainer::StateTensor* matched_ = nullptr;
-  int64_t matched_size_ = 0;
-  int64_t saved_ns_ = 0;       // when the last save was ordered
-  bool save_pending_ = false;  // due, and put off
+  bool attached_ = false;       // memory() was asked: the trainer's banks are the arena's
+  int64_t published_bank_ = -1;  // of the newest snapshot; the next update must not write it
+  int64_t begun_bank_ = -1;      // that the last update wrote
+  int64_t pause_ns_ = 0;         // of the step under way
+  bool save_pending_ = false;    // due, and put off
   int64_t promised_step_ = 0;  // newest step that is to be on disk
   SnapshotStats stats_;
 };

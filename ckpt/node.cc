@@ -38,6 +38,15 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                               plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
+  if (!node->options_.resume) {
+    const std::vector<SlotView> views = node->arena_.views();
+    if (const auto newest = newest_whole(views)) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("shared memory (/dev/shm{}) still holds step {} of this run; leave out --fresh to go on "
+                               "from there, or choose another run folder",
+                               node->arena_.name(), views[*newest].step)};
+    }
+  }
   RT_TRY_SET(const Catalog catalog, list_checkpoints(*io, node->options_.checkpoints_dir));
   for (const CheckpointInfo& info : catalog.checkpoints) {
     if (info.complete) node->newest_on_disk_ = info.step;

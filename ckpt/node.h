@@ -48,6 +48,10 @@ class CheckpointNode {
   /// will read. A write that is under way goes on, and is waited for only when memory must be emptied.
   Result<RestoreChoice> begin_incarnation();
 
+  /// A rank died of a signal that a wild write may lie behind (SIGSEGV, SIGBUS, SIGABRT, ...): before memory is used
+  /// again, every byte of it is checked.
+  void distrust_memory() { arena_.control().distrusted.store(1, std::memory_order_release); }
+
   /// Ranks save at the next step boundary and leave.
   void request_stop();
 

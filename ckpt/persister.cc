@@ -46,23 +46,17 @@ Result<SaveReport> persist_slot(const Arena& arena, IoBackend& io, const std::fi
     if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
   }
   if (rank_of_file.size() != parts.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
-  std::vector<size_t> next_hash(parts.size(), 0);
   for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
-    const int64_t rank = rank_of_file[shard.file];
-    const auto payload = arena.payload(rank, snapshot.slot);
-    const std::vector<uint64_t>& hashes = snapshot.ranks[rank].hashes;
-    const size_t first = next_hash[shard.file];
-    next_hash[shard.file] += shard.hashes.size();
-    if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size()) || next_hash[shard.file] > hashes.size()) {
+    const auto payload = arena.payload(rank_of_file[shard.file], snapshot.slot);
+    if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size())) {
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     }
     parts[shard.file].shards.push_back(
-        {shard.tensor,
-         shard.box.lo,
-         shard.box.hi,
-         payload.data() + shard.offset,
-         shard.bytes,
-         {hashes.begin() + static_cast<int64_t>(first), hashes.begin() + static_cast<int64_t>(next_hash[shard.file])}});
+        {.tensor = shard.tensor,
+         .lo = shard.box.lo,
+         .hi = shard.box.hi,
+         .data = payload.data() + shard.offset,
+         .bytes = shard.bytes});
   }
   manifest.files.clear();
   manifest.shards.clear();
@@ -98,9 +92,9 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
   PersistEvent event{.step = step};
   const auto begin = std::chrono::steady_clock::now();
   const auto attempt = [&]() -> Status {
-    RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, true));
+    RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, Check::kEveryByte));
     for (const RankSnapshot& rank : snapshot.ranks) {
-      event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.copy_ns) * 1e-6);
+      event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.pause_ns) * 1e-6);
     }
     RT_TRY_SET(SaveReport report, persist_slot(arena, *io, dir, snapshot, options.save));
     event.dir = report.dir;
@@ -167,7 +161,7 @@ bool NodePersister::Impl::write_promised() {
 }
 
 void NodePersister::Impl::write_newest() {
-  const std::optional<CommonSnapshot> newest = newest_verified(arena);
+  const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
   if (!newest || newest->step == 0) return;
   if (arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
   const Result<CheckpointInfo> on_disk = newest_complete(*io, dir);
@@ -269,6 +263,7 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
   spec.ranks = slot_layouts(plan);
   spec.layout_hash = layout_hash(plan, spec.ranks);
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
   RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));
   return spec;
 }
@@ -319,7 +314,16 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
   }
   reap_stale_arenas();
-  return Arena::create(spec);
+  Result<Arena> made = Arena::create(spec);
+  if (made.ok() || made.error().code != ErrorCode::kNoSpace || spec.slots <= 2) return made;
+  ArenaSpec two = spec;
+  two.slots = 2;
+  Result<Arena> smaller = Arena::create(two);
+  if (!smaller.ok()) return smaller;  // says what is missing for the least that will do
+  say(fmt::format("only two banks of the training state fit into memory ({}): while a checkpoint is being written, a step "
+                  "may have to wait for it",
+                  made.error().message));
+  return smaller;
 }
 
 }  // namespace cairn::ckpt

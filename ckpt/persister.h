@@ -1,10 +1,10 @@
 #pragma once
 // The agent's side of checkpoints: owns the snapshot memory and writes what is promised from it to disk, in a
-// background thread with low CPU and I/O priority, straight from the arena, with the hashes the ranks computed.
+// background thread with low CPU and I/O priority, straight from the arena, hashing as it writes.
 //
 // The thread looks at the arena itself (every 20 ms, and at once on notify()): a lost notice loses nothing. A slot is
-// written when it is reserved and whole on all ranks; its bytes are verified first (memory speed), so damage in memory
-// never becomes a checkpoint. Failures are reported and training goes on; the next save tries again.
+// written when it is reserved and whole on all ranks; its bytes are checked against the word sums of the update first
+// (memory speed), so damage in memory never becomes a checkpoint. Failures are reported and training goes on; the next save tries again.
 
 #include <cstdint>
 #include <filesystem>
@@ -29,7 +29,7 @@ struct PersistEvent {
   std::filesystem::path dir;          // when ok
   int64_t bytes = 0;                  // payload
   double seconds = 0;                 // from the start of the write to the committed name
-  double snapshot_ms = 0;             // the slowest rank's copy
+  double snapshot_ms = 0;             // training stood still for it on the slowest rank
   std::vector<int64_t> removed;       // by retention
   std::vector<std::string> problems;  // of retention: logged, tried again next time
 };

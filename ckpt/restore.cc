@@ -19,6 +19,7 @@
 namespace cairn::ckpt {
 namespace {
 
+using trainer::Restored;
 using trainer::StateKind;
 using trainer::StateTensor;
 using trainer::TrainPosition;
@@ -112,28 +113,37 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
   return position;
 }
 
-Result<std::optional<TrainPosition>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
-                                                        std::span<const StateTensor> state) {
+Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+                                                   std::span<const StateTensor> state, bool attached) {
   const arena::Control& control = arena.control();
   const arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire);
   if (decision.incarnation.load(std::memory_order_acquire) != incarnation || incarnation == 0) {
     return Error{ErrorCode::kInternal, "the agent has not decided where this run continues from"};
   }
-  if (decision.source == arena::Source::kFresh) return std::optional<TrainPosition>();
-  const auto loaded = [&]() -> Result<TrainPosition> {
+  if (decision.source == arena::Source::kFresh) return std::optional<Restored>();
+  const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
-      return load_from_disk(plan, io, dir, state);
+      RT_TRY_SET(TrainPosition position, load_from_disk(plan, io, dir, state));
+      return Restored{.position = std::move(position)};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
         decision.position_bytes > static_cast<int64_t>(sizeof(decision.position))) {
       return Error{ErrorCode::kInternal, "the agent's decision makes no sense"};
     }
-    RT_TRY(load_from_memory(plan, arena, decision.slot, state));
-    return decode_position({decision.position, static_cast<size_t>(decision.position_bytes)});
+    std::vector<StateTensor> missing;
+    for (const StateTensor& item : state) {
+      if (!attached || !item.primary) missing.push_back(item);
+    }
+    if (!missing.empty()) RT_TRY(load_from_memory(plan, arena, decision.slot, missing));
+    RT_TRY_SET(TrainPosition position,
+               decode_position({decision.position, static_cast<size_t>(decision.position_bytes)}));
+    return Restored{.position = std::move(position),
+                    .bank = attached ? static_cast<int64_t>(decision.slot) : 0,
+                    .weights_ready = attached && decision.weights_ready != 0};
   }();
-  if (loaded.ok()) return std::optional<TrainPosition>(loaded.value());
+  if (loaded.ok()) return std::optional<Restored>(loaded.value());
   Error error = loaded.error();
   if (error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kIo) {
     arena.control().refused.store(incarnation, std::memory_order_release);
@@ -202,12 +212,21 @@ Result<RestoreChoice> RestoreDecider::choose() {
     for (const CheckpointInfo& info : catalog.checkpoints) before_[info.step] = info.created_unix_ms;
     return from();
   }
-  const std::optional<CommonSnapshot> memory = newest_verified(arena_, &choice.warnings);
+  const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
+  std::vector<int64_t> damaged;
+  const std::optional<CommonSnapshot> memory =
+      newest_verified(arena_, distrusted ? Check::kEveryByte : Check::kHeaders, &choice.warnings, &damaged);
+  for (const int64_t slot : damaged) arena_.invalidate_slot(slot);  // or the next look would find it again
   std::vector<std::string> disk_warnings;
   Result<std::optional<RestoreChoice>> disk = std::optional<RestoreChoice>();
+  bool disk_is_newer = true;
   if (memory && !first_) {
-    // Between restarts of one agent nothing on disk is newer than what is in memory: do not touch the disk.
-  } else {
+    disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is in memory
+  } else if (memory) {
+    RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, request_.checkpoints_dir));
+    disk_is_newer = !catalog.checkpoints.empty() && catalog.checkpoints.back().step > memory->step;
+  }
+  if (disk_is_newer) {
     disk = newest_on_disk(disk_warnings);
     if (memory && disk.ok() && disk.value() && disk.value()->step > memory->step) {
       // Memory is given up for it: be sure, however large it is.
@@ -220,8 +239,10 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.source = arena::Source::kMemory;
     choice.step = memory->step;
     choice.slot = memory->slot;
+    choice.weights_ready = !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
     RT_TRY_SET(const TrainPosition position, decode_position(memory->position));
-    choice.metrics = position.metrics;
+    choice.metrics = arena_.news_until(memory->step - 1);
+    choice.metrics.push_back(position.metrics);
     return choice;
   }
   choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());
@@ -246,6 +267,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
   }
   RT_TRY_SET(RestoreChoice choice, choose());
   first_ = false;
+  arena_.control().distrusted.store(0, std::memory_order_release);
   if (choice.source != arena::Source::kMemory)
     RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
   publish(choice);
@@ -261,6 +283,7 @@ void RestoreDecider::publish(const RestoreChoice& choice) {
   decision.incarnation.store(0, std::memory_order_release);
   decision.source = choice.source;
   decision.slot = static_cast<uint32_t>(choice.slot);
+  decision.weights_ready = choice.weights_ready ? 1 : 0;
   decision.step = choice.step;
   decision.position_bytes = 0;
   const std::string place = choice.dir.string();
@@ -268,7 +291,7 @@ void RestoreDecider::publish(const RestoreChoice& choice) {
   std::memset(decision.place, 0, sizeof(decision.place));
   std::memcpy(decision.place, place.data(), place.size());
   if (choice.source == arena::Source::kMemory) {
-    const auto snapshot = read_slot(arena_, 0, choice.slot, false);
+    const auto snapshot = read_slot(arena_, 0, choice.slot, Check::kHeaders);
     RT_CHECK(snapshot.ok(), "slot {} was just verified", choice.slot);
     const std::string& position = snapshot.value().position;
     decision.position_bytes = static_cast<int64_t>(position.size());

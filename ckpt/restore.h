@@ -9,6 +9,10 @@
 //   3. `from`, when the run has not saved anything (since)
 //   4. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
 // A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
+//
+// Memory is believed by its marks and headers when ranks were stopped or killed: no copy is made and no byte is read, so
+// that a restart takes as long at any size. After a rank died in a way that may have scribbled over memory
+// (Control::distrusted) every byte is checked against its word sums first.
 
 #include <cstdint>
 #include <filesystem>
@@ -32,8 +36,9 @@ struct RestoreChoice {
   arena::Source source = arena::Source::kFresh;
   int64_t step = 0;
   int64_t slot = 0;                   // kMemory
+  bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
-  std::string metrics;                // kMemory: TrainPosition::metrics of the snapshot
+  std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
   std::vector<std::string> warnings;  // what was passed over, and why
   double seconds = 0;
 };
@@ -71,11 +76,13 @@ class RestoreDecider {
   bool first_ = true;
 };
 
-/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`.
-/// Errors: kUnavailable when what was decided cannot be read after all (the agent then decides anew), kInternal
+/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`; with `attached`, the
+/// saved tensors of `state` lie in bank 0 of this arena, and a snapshot in memory stays in its bank: only what is not
+/// saved is filled then. Errors: kUnavailable when what was decided cannot be read after all (the agent then decides anew), kInternal
 /// without a decision.
-Result<std::optional<trainer::TrainPosition>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
-                                                                 std::span<const trainer::StateTensor> state);
+Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+                                                            std::span<const trainer::StateTensor> state,
+                                                            bool attached = false);
 
 /// Fills `state` from one slot of an arena of any layout. The slot has been verified.
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,

@@ -1,9 +1,12 @@
 // cairn _rank: one rank process. Started by the agent, never by a person; what it needs it inherits.
 #include <omp.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "ckpt/hook.h"
 #include "ckpt/store/uring_backend.h"
@@ -24,6 +27,14 @@ struct RankArgs {
   uint64_t incarnation = 0;
   int comm_fd = -1;
 };
+
+/// Since exec, by the kernel's clock: to 10 ms (field 22 of /proc/self/stat counts ticks).
+double ms_since_process_start() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const double now_ms = static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+  return now_ms - static_cast<double>(ckpt::this_process().start) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
 
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(const std::string text, read_text_file(args.recipe));
@@ -46,6 +57,14 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
       ignore(events.send(event), "without an agent the next collective fails");
     };
   }
+  bool ready = false;
+  env.on_phase = [&](int64_t, const char*) {
+    if (std::exchange(ready, true)) return;
+    const char* const from = control.decision.source == ckpt::arena::Source::kMemory ? "memory"
+                             : control.decision.source == ckpt::arena::Source::kDisk ? "disk"
+                                                                                      : "nothing";
+    ignore(events.send({{"event", "ready"}, {"ms", ms_since_process_start()}, {"from", from}}), "for people only");
+  };
   spdlog::info("rank {} of {} starts, incarnation {}", args.rank, args.world, args.incarnation);
   Result<trainer::Outcome> outcome = trainer::run(env);
   if (!outcome.ok()) {

@@ -74,6 +74,7 @@ class TrainAgent final : public agent::SupervisorClient {
   Result<std::vector<agent::ChildSpec>> prepare_generation(int64_t generation) override;
   void on_generation_started(int64_t generation, const agent::Recovery* recovery) override;
   void on_event(int64_t rank, const json& event) override;
+  void on_child_exit(int64_t rank, const agent::ExitStatus& status, bool killed) override;
   void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override;
   void on_stop_requested(int signal) override;
   void on_tick() override { take_persist_events(); }
@@ -173,14 +174,11 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   } else {
     RT_TRY(metrics_->resumed(choice.step));
   }
-  // A kill came between the snapshot of this step and the news of it.
-  if (choice.step > last_written_ && !choice.metrics.empty()) {
-    Result<telemetry::StepMetrics> untold =
-        telemetry::step_metrics_from_json(json::parse(choice.metrics, nullptr, false));
-    if (untold.ok()) {
-      untold.value().time = unix_now();
-      RT_TRY(metrics_->write(untold.value()));
-    }
+  for (const std::string& text : choice.metrics) {  // a kill came between these steps and the news of them
+    Result<telemetry::StepMetrics> untold = telemetry::step_metrics_from_json(json::parse(text, nullptr, false));
+    if (!untold.ok() || untold.value().step <= last_written_) continue;
+    untold.value().time = unix_now();
+    RT_TRY(metrics_->write(untold.value()));
   }
   last_written_ = choice.step;
   if (plan_.recipe.log.tensorboard) {
@@ -217,10 +215,19 @@ void TrainAgent::on_generation_started(int64_t, const agent::Recovery* recovery)
           {"ms_to_spawn", static_cast<double>(recovery->spawned_ns - recovery->detected_ns) / 1e6}});
 }
 
-void TrainAgent::on_event(int64_t, const json& event) {
+void TrainAgent::on_child_exit(int64_t, const agent::ExitStatus& status, bool) {
+  // A wild write may lie behind these: what the rank could reach in shared memory is checked before it is used.
+  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
+    if (status.signal == signal) node_->distrust_memory();
+  }
+}
+
+void TrainAgent::on_event(int64_t rank, const json& event) {
   const std::string kind = event.value("event", "");
   if (kind == "snapshot") {
     node_->notify();
+  } else if (kind == "ready") {
+    record({{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
   } else if (kind == "refused") {
     // Not a step back: one damaged state less to try, and there are only so many.
     supervisor_->note_progress();
@@ -301,6 +308,7 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
           {"step", event.step},
           {"seconds", event.seconds},
           {"bytes", event.bytes},
+          {"pause_ms", event.snapshot_ms},
           {"dir", event.dir.string()},
           {"removed", event.removed}});
   supervisor_->note_progress();

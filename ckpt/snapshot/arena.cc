@@ -38,7 +38,6 @@ Error bad(std::string message) { return Error{ErrorCode::kInvalidInput, std::mov
 Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 
 int64_t page_up(int64_t n) { return (n + kPageBytes - 1) / kPageBytes * kPageBytes; }
-int64_t chunks_of(int64_t bytes, int64_t chunk) { return (bytes + chunk - 1) / chunk; }
 std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (int64_t{1} << 30)); }
 
 /// Where everything lies, from the spec alone.
@@ -56,7 +55,7 @@ Geometry geometry_of(const ArenaSpec& spec) {
     entry.shard_table_offset = at;
     entry.shards = static_cast<int64_t>(spec.ranks[r].shards.size());
     entry.payload_bytes = spec.ranks[r].bytes;
-    for (const SlotShard& shard : spec.ranks[r].shards) entry.chunks += chunks_of(shard.bytes, spec.chunk_bytes);
+    entry.weight_bytes = spec.weight_bytes.empty() ? 0 : spec.weight_bytes[r];
     at += entry.shards * static_cast<int64_t>(sizeof(ShardExtent));
   }
   g.directory_offset = at;
@@ -67,14 +66,18 @@ Geometry geometry_of(const ArenaSpec& spec) {
     for (int64_t slot = 0; slot < spec.slots; ++slot) {
       entry.header_offset[slot] = at;
       at = page_up(at + static_cast<int64_t>(sizeof(SlotHeader)) + kPositionCapacity +
-                   entry.chunks * static_cast<int64_t>(sizeof(uint64_t)));
+                   entry.shards * static_cast<int64_t>(sizeof(uint64_t)));
     }
+    entry.weights_mark_offset = at;
+    at = page_up(at + static_cast<int64_t>(sizeof(arena::WeightsMark)));
   }
   for (RankEntry& entry : g.ranks) {
     for (int64_t slot = 0; slot < spec.slots; ++slot) {
       entry.payload_offset[slot] = at;
       at = page_up(at + entry.payload_bytes);
     }
+    entry.weights_offset = at;
+    at = page_up(at + entry.weight_bytes);
   }
   g.total_bytes = at;
   return g;
@@ -219,11 +222,18 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   for (const SlotLayout& layout : spec.ranks) {
     int64_t end = 0;
     for (const SlotShard& shard : layout.shards) {
-      if (shard.offset < end || shard.bytes < 0 || shard.offset + shard.bytes > layout.bytes) {
-        return bad("the shards of a snapshot slot overlap or leave it");
+      if (shard.offset < end || shard.bytes < 0 || shard.offset + shard.bytes > layout.bytes || shard.offset % 8 != 0 ||
+          shard.bytes % 4 != 0) {
+        return bad("the shards of a snapshot slot overlap, leave it or are not whole words");
       }
       end = shard.offset + shard.bytes;
     }
+  }
+  if (!spec.weight_bytes.empty() && spec.weight_bytes.size() != spec.ranks.size()) {
+    return bad(fmt::format("weights of {} ranks, slots of {}", spec.weight_bytes.size(), spec.ranks.size()));
+  }
+  for (const int64_t bytes : spec.weight_bytes) {
+    if (bytes < 0) return bad(fmt::format("weights of {} bytes", bytes));
   }
   const Geometry geometry = geometry_of(spec);
 
@@ -345,21 +355,20 @@ Status Arena::validate() const {
               fits(h.control_offset, sizeof(arena::Control));
   for (int64_t rank = 0; good && rank < world(); ++rank) {
     const RankEntry& e = entry(rank);
-    good = e.shards >= 0 && e.shards <= bytes_ && fits(e.shard_table_offset, e.shards * 16) && e.chunks >= 0 &&
-           e.chunks <= bytes_ / 8;
+    good = e.shards >= 0 && e.shards <= bytes_ && fits(e.shard_table_offset, e.shards * 16) &&
+           fits(e.weights_mark_offset, sizeof(arena::WeightsMark)) && fits(e.weights_offset, e.weight_bytes) &&
+           e.weights_offset % kPageBytes == 0;
     for (int64_t slot = 0; good && slot < slots(); ++slot) {
-      good = fits(e.header_offset[slot], static_cast<int64_t>(sizeof(SlotHeader)) + kPositionCapacity + e.chunks * 8) &&
+      good = fits(e.header_offset[slot], static_cast<int64_t>(sizeof(SlotHeader)) + kPositionCapacity + e.shards * 8) &&
              fits(e.payload_offset[slot], e.payload_bytes) && e.payload_offset[slot] % kPageBytes == 0;
     }
-    int64_t chunks = 0, end = 0;
+    int64_t end = 0;
     for (int64_t k = 0; good && k < e.shards; ++k) {
       const ShardExtent& extent = shards(rank)[k];
-      good = extent.offset >= end && extent.bytes >= 0 && extent.offset <= e.payload_bytes - extent.bytes;
-      if (!good) break;  // the sums below could overflow
-      end = extent.offset + extent.bytes;
-      chunks += chunks_of(extent.bytes, h.chunk_bytes);
+      good = extent.offset >= end && extent.bytes >= 0 && extent.offset <= e.payload_bytes - extent.bytes &&
+             extent.offset % 8 == 0 && extent.bytes % 4 == 0;
+      if (good) end = extent.offset + extent.bytes;
     }
-    good = good && chunks == e.chunks;
   }
   if (!good) return damaged("the tables behind the header do not fit together");
   return {};
@@ -467,9 +476,31 @@ std::span<char> Arena::position_area(int64_t rank, int64_t slot) const {
   return {reinterpret_cast<char*>(&slot_header(rank, slot) + 1), static_cast<size_t>(kPositionCapacity)};
 }
 
-std::span<uint64_t> Arena::hash_area(int64_t rank, int64_t slot) const {
+std::span<uint64_t> Arena::sum_area(int64_t rank, int64_t slot) const {
   return {reinterpret_cast<uint64_t*>(position_area(rank, slot).data() + kPositionCapacity),
-          static_cast<size_t>(entry(rank).chunks)};
+          static_cast<size_t>(entry(rank).shards)};
+}
+
+std::span<std::byte> Arena::weights(int64_t rank) const {
+  const RankEntry& e = entry(rank);
+  return {base_ + e.weights_offset, static_cast<size_t>(e.weight_bytes)};
+}
+
+arena::WeightsMark& Arena::weights_mark(int64_t rank) const {
+  return *reinterpret_cast<arena::WeightsMark*>(base_ + entry(rank).weights_mark_offset);
+}
+
+bool Arena::weights_are_of(uint64_t incarnation, int64_t step) const {
+  for (int64_t rank = 0; rank < world(); ++rank) {
+    const arena::WeightsMark& mark = weights_mark(rank);
+    const uint64_t sequence = mark.sequence.load(std::memory_order_acquire);
+    if (entry(rank).weight_bytes == 0 || sequence == 0 || sequence % 2 != 0 ||
+        mark.incarnation.load(std::memory_order_relaxed) != incarnation ||
+        mark.step.load(std::memory_order_relaxed) != step) {
+      return false;
+    }
+  }
+  return true;
 }
 
 std::span<std::byte> Arena::payload(int64_t rank, int64_t slot) const {
@@ -515,22 +546,45 @@ Status Arena::invalidate_slots(double deadline_s) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
-  for (int64_t rank = 0; rank < world(); ++rank) {
-    for (int64_t slot = 0; slot < slots(); ++slot) {
-      slot_header(rank, slot).sequence.store(0, std::memory_order_release);
-    }
-  }
+  for (int64_t slot = 0; slot < slots(); ++slot) invalidate_slot(slot);
+  for (arena::StepNews& news : control().news) news.step.store(0, std::memory_order_release);
   return {};
 }
 
+void Arena::keep_news(int64_t step, std::string_view text) const {
+  arena::StepNews& news = control().news[step % arena::kNewsKept];
+  news.step.store(0, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (text.size() > sizeof(news.text)) return;
+  std::memcpy(news.text, text.data(), text.size());
+  news.bytes = static_cast<int64_t>(text.size());
+  news.step.store(step, std::memory_order_release);
+}
+
+std::vector<std::string> Arena::news_until(int64_t last) const {
+  std::vector<std::string> out;
+  for (int64_t step = std::max<int64_t>(1, last - arena::kNewsKept + 1); step <= last; ++step) {
+    const arena::StepNews& news = control().news[step % arena::kNewsKept];
+    const int64_t bytes = news.bytes;
+    if (news.step.load(std::memory_order_acquire) != step || bytes < 0 || bytes > std::ssize(news.text)) continue;
+    out.emplace_back(news.text, static_cast<size_t>(bytes));
+  }
+  return out;
+}
+
+void Arena::invalidate_slot(int64_t slot) {
+  for (int64_t rank = 0; rank < world(); ++rank) slot_header(rank, slot).sequence.store(0, std::memory_order_release);
+}
+
 void Arena::populate(int64_t rank) const {
-  for (int64_t slot = 0; slot < slots(); ++slot) {
-    const auto area = payload(rank, slot);
-    if (area.empty() || madvise(area.data(), area.size(), kPopulateWrite) == 0) continue;
+  const auto touch = [](std::span<std::byte> area) {
+    if (area.empty() || madvise(area.data(), area.size(), kPopulateWrite) == 0) return;
     for (size_t at = 0; at < area.size(); at += kPageBytes) {
       static_cast<void>(*reinterpret_cast<const volatile std::byte*>(area.data() + at));
     }
-  }
+  };
+  for (int64_t slot = 0; slot < slots(); ++slot) touch(payload(rank, slot));
+  touch(weights(rank));
 }
 
 ReapReport reap_stale_arenas(std::string_view keep_run_id) {

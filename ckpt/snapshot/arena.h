@@ -1,16 +1,18 @@
 #pragma once
-// Snapshot memory: one shared segment per run and node, owned by the agent, so that it outlives killed ranks.
+// Training memory that outlives the ranks: one shared segment per run and node, owned by the agent.
 //
 // The agent creates it (or adopts the one that a dead agent of the same run left), ranks attach to it by name or by
-// inherited descriptor. Per rank there are two slots; each holds one snapshot of what the rank saves, with a header
-// whose last store publishes it. Pages are reserved and touched at creation: first touch costs seven times a copy
-// (specs: 1.4 against 10.5 GB/s), and a reserved page cannot fail later with SIGBUS.
+// inherited descriptor. Per rank there are some slots, the banks of its optimizer state in the layout of what it saves,
+// each with a header whose last store publishes it as a snapshot, and the weights that forward and backward read. The
+// updates of training read one bank and write another, so a snapshot is never copied. Pages are reserved and touched at
+// creation: first touch costs seven times a copy (specs: 1.4 against 10.5 GB/s), and a reserved page cannot fail later
+// with SIGBUS.
 //
 // Whose segment it is stands in its name, `cairn-<uid>-<run id hash>-<agent pid>-<agent start>`, and is backed by a
 // lock (flock) that the agent and descriptors inherited from it hold: a segment is stale only if that process is gone
 // *and* the lock is free, so that a live agent in another pid namespace is never robbed.
 //
-// Threads: one Arena object may be used by several threads; slots are written by SnapshotWriter (snapshot.h) alone.
+// Threads: one Arena object may be used by several threads; headers are written by SnapshotWriter (snapshot.h) alone.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +31,9 @@
 
 namespace cairn::ckpt {
 
-inline constexpr int64_t kSnapshotChunkBytes = int64_t{4} << 20;  // SaveOptions' default: hashes are reused on disk
+inline constexpr int64_t kSnapshotChunkBytes = int64_t{4} << 20;  // of the files that are written: SaveOptions' default
+/// One bank is read, one written, one on its way to the disk. With two an update may have to wait for the disk.
+inline constexpr int64_t kDefaultSlots = 3;
 inline constexpr int64_t kPositionCapacity = 16 << 10;
 
 enum class ArenaBacking {
@@ -41,8 +45,9 @@ struct ArenaSpec {
   std::string run_id, recipe_hash;
   uint64_t layout_hash = 0;
   std::vector<SlotLayout> ranks;
+  std::vector<int64_t> weight_bytes;  // by rank; empty: no memory for weights
   std::string directory;  // encode_manifest(slot_manifest(...)): makes the memory readable without the plan
-  int64_t slots = 2;
+  int64_t slots = kDefaultSlots;
   int64_t chunk_bytes = kSnapshotChunkBytes;
   ArenaBacking backing = ArenaBacking::kNamed;
   bool huge_pages = true;  // where the system allows it; otherwise 4 KiB pages, silently
@@ -95,20 +100,31 @@ class Arena {
   arena::Control& control() const;
 
   std::span<const arena::ShardExtent> shards(int64_t rank) const;
-  int64_t chunks(int64_t rank) const { return entry(rank).chunks; }
   arena::SlotHeader& slot_header(int64_t rank, int64_t slot) const;
   std::span<char> position_area(int64_t rank, int64_t slot) const;
-  std::span<uint64_t> hash_area(int64_t rank, int64_t slot) const;
+  std::span<uint64_t> sum_area(int64_t rank, int64_t slot) const;  // one a shard
   std::span<std::byte> payload(int64_t rank, int64_t slot) const;
+  std::span<std::byte> weights(int64_t rank) const;
+  arena::WeightsMark& weights_mark(int64_t rank) const;
+
+  /// Whether the weights of all ranks are those of the step of this incarnation.
+  bool weights_are_of(uint64_t incarnation, int64_t step) const;
 
   /// What the slot says of itself; not yet a proof that its bytes hold.
   SlotMark mark(int64_t rank, int64_t slot) const;
   std::vector<SlotView> views() const;
 
+  /// World rank 0, after each step. News that are too long are not kept.
+  void keep_news(int64_t step, std::string_view text) const;
+  /// Those kept of the latest steps up to `last`, oldest first.
+  std::vector<std::string> news_until(int64_t last) const;
+
   /// Agent, while no rank runs: drops what was promised to be persisted, waits for a write that has begun, and empties
   /// all slots. Errors: kTimeout when that write does not end.
   Status invalidate_slots(double deadline_s = 1800);
-  /// Touches the page table of one rank's slots, so that its first snapshot is as fast as later ones.
+  /// Agent, while no rank runs: empties one slot on all ranks. What the persister has begun to write stays as it is.
+  void invalidate_slot(int64_t slot);
+  /// Fills this process's page table for one rank's slots and weights, so that its first steps are as fast as later ones.
   void populate(int64_t rank) const;
 
  private:

@@ -5,8 +5,10 @@
 //
 //   0        StaticHeader, then RankEntry[world], then per rank ShardExtent[shards], then the directory text
 //   control  Control
-//   then per rank and slot   SlotHeader, position text, uint64 hash per chunk
-//   then per rank and slot   payload
+//   then per rank and slot   SlotHeader, position text, uint64 word sums per shard
+//   then per rank            WeightsMark
+//   then per rank and slot   payload: a bank of the optimizer state, which training updates where it lies
+//   then per rank            weights: those that forward and backward read, which an update overwrites
 // Parts begin at multiples of kPageBytes.
 
 #include <atomic>
@@ -15,7 +17,7 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr int64_t kMaxSlots = 4;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
@@ -41,8 +43,8 @@ struct StaticHeader {
 
 struct RankEntry {
   int64_t shard_table_offset, shards;
-  int64_t chunks;  // of all shards
   int64_t payload_bytes;
+  int64_t weights_mark_offset, weights_offset, weight_bytes;
   int64_t header_offset[kMaxSlots], payload_offset[kMaxSlots];
 };
 
@@ -56,9 +58,16 @@ struct SlotHeader {
   std::atomic<uint64_t> incarnation;
   std::atomic<int64_t> step;
   int64_t position_bytes;
-  int64_t chunks;
-  int64_t copy_ns;
-  uint64_t head_hash;  // XXH3_64 over incarnation, step, position_bytes, chunks, position, chunk hashes
+  int64_t shards;
+  int64_t pause_ns;    // training stood still for this snapshot on this rank
+  uint64_t head_hash;  // XXH3_64 over incarnation, step, position_bytes, shards, pause_ns, position, word sums
+};
+
+/// Which step the weights are of; sequence as in SlotHeader.
+struct WeightsMark {
+  std::atomic<uint64_t> sequence;
+  std::atomic<uint64_t> incarnation;
+  std::atomic<int64_t> step;
 };
 
 enum class Source : uint32_t { kNone, kFresh, kMemory, kDisk };
@@ -68,18 +77,29 @@ struct Decision {
   std::atomic<uint64_t> incarnation;  // of the ranks it is for; stored last
   Source source;
   uint32_t slot;           // kMemory
+  uint32_t weights_ready;  // kMemory: the weights of all ranks are those of this step
   int64_t step;            // of kMemory and kDisk
   char place[kPathBytes];  // kDisk: the checkpoint's directory
   int64_t position_bytes;
   char position[16384];
 };
 
+/// What a step has to report, for an agent that died with the news of it unread. step is stored last; 0: nothing.
+struct StepNews {
+  std::atomic<int64_t> step;
+  int64_t bytes;
+  char text[2032];
+};
+inline constexpr int64_t kNewsKept = 64;  // of the latest steps, by step modulo this
+
 struct Control {
   std::atomic<uint64_t> incarnation;  // life of the ranks; 0: none yet
   std::atomic<uint32_t> stop;         // the agent asks for a save at the next step boundary and an end
   std::atomic<int64_t> agent_pid, agent_start;
+  std::atomic<uint32_t> distrusted;   // a rank died in a way that may have scribbled over memory
+  std::atomic<int64_t> saved_ns;      // monotonic: when a save was ordered last, over all lives of the ranks
   // Step to be persisted from the slot; 0: free. Rank 0 sets it, the agent makes it negative when it starts to write
-  // and 0 when it is done; until it starts, rank 0 may take it back for a newer snapshot.
+  // and 0 when it is done.
   std::atomic<int64_t> reserved[kMaxSlots];
   std::atomic<int64_t> persisted_step;  // newest step of this incarnation on disk
   std::atomic<int64_t> failed_step;     // newest step whose persist failed
@@ -89,6 +109,7 @@ struct Control {
   // A rank that could not read what the decision names says so, for the next decision to leave it out.
   std::atomic<uint64_t> refused;  // incarnation of the decision
   Decision decision;
+  StepNews news[kNewsKept];
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&

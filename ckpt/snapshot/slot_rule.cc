@@ -14,16 +14,12 @@ SlotView view_of(std::span<const SlotMark> ranks, bool reserved) {
   return view;
 }
 
-std::optional<int64_t> choose_slot(std::span<const SlotView> slots) {
-  int64_t whole = 0;
-  for (const SlotView& slot : slots) whole += slot.whole ? 1 : 0;
+std::optional<int64_t> choose_slot(std::span<const SlotView> slots, int64_t current) {
   const auto worth = [](const SlotView& slot) { return std::tuple(slot.whole, slot.incarnation, slot.step); };
   std::optional<int64_t> best;
   for (int64_t k = 0; k < static_cast<int64_t>(slots.size()); ++k) {
-    const SlotView& slot = slots[k];
-    if (slot.reserved) continue;
-    if (whole - (slot.whole ? 1 : 0) == 0 && whole > 0) continue;  // it is the only whole one
-    if (!best || worth(slot) < worth(slots[*best])) best = k;
+    if (k == current || slots[k].reserved) continue;
+    if (!best || worth(slots[k]) < worth(slots[*best])) best = k;
   }
   return best;
 }

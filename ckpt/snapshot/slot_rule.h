@@ -1,29 +1,31 @@
 #pragma once
-// Which snapshot slot may be overwritten: the rule that keeps a whole snapshot alive whatever is killed, and when.
+// Which bank the next update may write: the rule that keeps the last completed step alive whatever is killed, and when.
 // Pure; tests/ckpt/snapshot/slot_rule_test.cc walks every interleaving of three ranks, a persister and kills.
 //
 // Terms. A *mark* is what one rank's slot says of itself. A slot is *whole* when the marks of all ranks are whole, of
-// one incarnation (life of the ranks between two restarts) and one step; only then it can be restored or persisted.
-// A slot is *reserved* from the moment world rank 0 asks for it to be persisted until the agent is done with it.
+// one incarnation (life of the ranks between two restarts) and one step; only then it can be restored or persisted. A
+// slot is *reserved* from the moment world rank 0 asks for it to be persisted until the agent is done with it. The
+// *current* slot is the one that the last update wrote, or that was restored.
 //
-// Rule. World rank 0, before it orders a snapshot, reads all marks and takes slot t only if
-//   (1) t is not reserved, and
-//   (2) some other slot is whole, or no slot at all is.
-// Among those it prefers a slot that is not whole, then the older one. With no such slot there is no snapshot at this
-// step; the next step asks again.
+// Rule, for each update.
+//   (1) When the current slot was published as a snapshot, the update goes into another slot that is not reserved, of
+//       these the one that is not whole, else the oldest. When there is none, rank 0 waits for the agent. If that takes
+//       too long it may give up the newest step: the update goes on in the current slot unless that one is reserved.
+//   (2) When it was not, the update goes on in the current slot, in place.
+//   (3) A collective of all ranks lies between the publishing of a step and the next update (the sum of the gradient
+//       norm, with which rank 0's choice travels).
 //
-// Why a whole snapshot, once there is one, never goes away:
-//   - Only an order makes a rank write, and an order names t. So the slot o that was whole under (2) is not written for
-//     this order. Nor for an earlier one: rank 0 marks each slot it has ordered, in order and before it decides again,
-//     so had a later order named o, rank 0's own mark would differ from the others' and o would not be whole. Thus all
-//     ranks, also those that lag behind, have finished with o.
-//   - Before the next decision that could name o, (2) asks again for another whole slot.
+// Why a step that all ranks have published, once there is one, can be restored until a later one can:
+//   - An update that writes another slot than the current one begins, on any rank, after all ranks have published the
+//     current one (3); so the slot of the last completed step is whole while the next one is being written, and it is
+//     not chosen again before the next one has been published (1) by all ranks (3).
+//   - An update in place (2) writes a slot that is not the newest whole one: that one was current once, published, and
+//     left by (1); it is chosen again only when the current slot has been published.
 //   - A kill stops writers; it makes no mark whole. What a killed rank left half-written is marked as being written, in
-//     an older incarnation, and so can never complete another incarnation's slot.
-//   - The persister reads a reserved slot only when it is whole, and (1) keeps writers out until it has finished.
-// The promise begins with the first decision that sees a whole slot. Before it, ranks that lag behind could make a slot
-// whole which rank 0 has already ordered again; in training a collective of all ranks lies between two orders, nobody
-// lags, and the promise begins with the first whole slot.
+//     an older incarnation, and so can never complete another incarnation's slot. The next life begins with the newest
+//     whole slot as its current one, published.
+//   - The persister reads a reserved slot only when it is whole. Only current slots become reserved, when published;
+//     (1) keeps updates out until the agent has finished.
 // After a kill the agent drops reservations of slots that did not become whole (nobody will complete them).
 
 #include <cstdint>
@@ -52,8 +54,8 @@ struct SlotView {
 
 SlotView view_of(std::span<const SlotMark> ranks, bool reserved);
 
-/// The slot to write next, or none.
-std::optional<int64_t> choose_slot(std::span<const SlotView> slots);
+/// The slot that the update after a published `current` may write, or none.
+std::optional<int64_t> choose_slot(std::span<const SlotView> slots, int64_t current);
 
 /// The whole slot of the latest incarnation, and in it of the highest step.
 std::optional<int64_t> newest_whole(std::span<const SlotView> slots);

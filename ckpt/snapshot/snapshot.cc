@@ -3,16 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "ckpt/format/checksum.h"
+#include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
 namespace {
-
-// Copy and hash go block by block, so that the hash reads what the copy left in the second-level cache.
-constexpr int64_t kBlockBytes = 128 << 10;
 
 Error damaged(int64_t rank, int64_t slot, std::string_view what) {
   return Error{ErrorCode::kCorrupt, fmt::format("snapshot of rank {}, slot {}: {}", rank, slot, what)};
@@ -20,128 +17,135 @@ Error damaged(int64_t rank, int64_t slot, std::string_view what) {
 
 struct HeadFields {
   uint64_t incarnation;
-  int64_t step, position_bytes, chunks, copy_ns;
+  int64_t step, position_bytes, shards, pause_ns;
 };
 
-uint64_t hash_head(const HeadFields& fields, std::span<const char> position, std::span<const uint64_t> hashes) {
+uint64_t hash_head(const HeadFields& fields, std::span<const char> position, std::span<const uint64_t> sums) {
   StreamingHash hash;
   hash.update(std::as_bytes(std::span(&fields, 1)));
   hash.update(std::as_bytes(position));
-  hash.update(std::as_bytes(hashes));
+  hash.update(std::as_bytes(sums));
   return hash.digest();
 }
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+/// Odd: nobody sees new content under the old number. The full fence also orders stores past the caches.
+template <typename Header>
+void mark_begun(Header& header, uint64_t incarnation, int64_t step) {
+  header.sequence.store((header.sequence.load(std::memory_order_relaxed) + 1) | 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  header.incarnation.store(incarnation, std::memory_order_relaxed);
+  header.step.store(step, std::memory_order_relaxed);
+}
+
+/// Even: whole.
+template <typename Header>
+void mark_whole(Header& header) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  header.sequence.store((header.sequence.load(std::memory_order_relaxed) | 1) + 1, std::memory_order_release);
 }
 
 }  // namespace
 
-Result<int64_t> SnapshotWriter::write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
-                                      std::span<const std::span<const std::byte>> sources) {
-  const auto shards = arena_.shards(rank_);
-  if (sources.size() != shards.size()) {
+void SnapshotWriter::begin(int64_t slot, uint64_t incarnation, int64_t step) {
+  mark_begun(arena_.weights_mark(rank_), incarnation, step);
+  mark_begun(arena_.slot_header(rank_, slot), incarnation, step);
+}
+
+Status SnapshotWriter::publish(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
+                               std::span<const uint64_t> sums, int64_t pause_ns) {
+  const auto area = arena_.sum_area(rank_, slot);
+  if (sums.size() != area.size()) {
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("rank {}: {} boxes to snapshot, the layout has {}", rank_, sources.size(), shards.size())};
-  }
-  for (size_t k = 0; k < shards.size(); ++k) {
-    if (static_cast<int64_t>(sources[k].size()) != shards[k].bytes) {
-      return Error{ErrorCode::kInvalidInput, fmt::format("rank {}: box {} has {} bytes, the layout says {}", rank_, k,
-                                                         sources[k].size(), shards[k].bytes)};
-    }
+                 fmt::format("rank {}: checksums of {} boxes, the layout has {}", rank_, sums.size(), area.size())};
   }
   if (static_cast<int64_t>(position.size()) > kPositionCapacity) {
     return Error{ErrorCode::kInvalidInput, fmt::format("the training position has {} bytes, a snapshot holds {}",
                                                        position.size(), kPositionCapacity)};
   }
-
-  const int64_t begin_ns = now_ns();
   arena::SlotHeader& header = arena_.slot_header(rank_, slot);
-  const uint64_t writing = (header.sequence.load(std::memory_order_relaxed) + 1) | 1;
-  header.sequence.store(writing, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);  // nobody sees new content under the old number
-  header.incarnation.store(incarnation, std::memory_order_relaxed);
-  header.step.store(step, std::memory_order_relaxed);
-
-  const auto area = arena_.payload(rank_, slot);
-  const auto hashes = arena_.hash_area(rank_, slot);
-  const int64_t chunk_bytes = arena_.chunk_bytes();
-  size_t chunk = 0;
-  for (size_t k = 0; k < shards.size(); ++k) {
-    const std::byte* source = sources[k].data();
-    std::byte* target = area.data() + shards[k].offset;
-    for (int64_t at = 0; at < shards[k].bytes; at += chunk_bytes) {
-      const int64_t size = std::min(chunk_bytes, shards[k].bytes - at);
-      if (size <= kBlockBytes) {
-        std::memcpy(target + at, source + at, size);
-        hashes[chunk++] = hash_bytes(std::span<const std::byte>(source + at, size));
-        continue;
-      }
-      StreamingHash hash;
-      for (int64_t block = 0; block < size; block += kBlockBytes) {
-        const int64_t length = std::min(kBlockBytes, size - block);
-        std::memcpy(target + at + block, source + at + block, length);
-        hash.update({source + at + block, static_cast<size_t>(length)});
-      }
-      hashes[chunk++] = hash.digest();
-    }
-  }
   const auto text = arena_.position_area(rank_, slot).first(position.size());
   std::memcpy(text.data(), position.data(), position.size());
+  std::copy(sums.begin(), sums.end(), area.begin());
+  header.incarnation.store(incarnation, std::memory_order_relaxed);
+  header.step.store(step, std::memory_order_relaxed);
   header.position_bytes = static_cast<int64_t>(position.size());
-  header.chunks = static_cast<int64_t>(hashes.size());
-  header.copy_ns = now_ns() - begin_ns;
-  header.head_hash = hash_head({incarnation, step, header.position_bytes, header.chunks, header.copy_ns}, text, hashes);
-  header.sequence.store(writing + 1, std::memory_order_release);
-  return header.copy_ns;
+  header.shards = static_cast<int64_t>(area.size());
+  header.pause_ns = pause_ns;
+  header.head_hash = hash_head({incarnation, step, header.position_bytes, header.shards, pause_ns}, text, area);
+  arena::WeightsMark& weights = arena_.weights_mark(rank_);
+  weights.incarnation.store(incarnation, std::memory_order_relaxed);
+  weights.step.store(step, std::memory_order_relaxed);
+  mark_whole(weights);
+  mark_whole(header);
+  return {};
 }
 
-Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, bool payload_too) {
+Status SnapshotWriter::write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
+                             std::span<const std::span<const std::byte>> sources) {
+  const auto shards = arena_.shards(rank_);
+  bool fits = sources.size() == shards.size();
+  for (size_t k = 0; fits && k < shards.size(); ++k) fits = static_cast<int64_t>(sources[k].size()) == shards[k].bytes;
+  if (!fits) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("rank {}: {} boxes to snapshot, the layout has {}, or other sizes", rank_, sources.size(),
+                             shards.size())};
+  }
+  if (static_cast<int64_t>(position.size()) > kPositionCapacity) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("the training position has {} bytes, a snapshot holds {}",
+                                                       position.size(), kPositionCapacity)};
+  }
+  begin(slot, incarnation, step);
+  std::vector<uint64_t> sums;
+  for (size_t k = 0; k < shards.size(); ++k) {
+    std::memcpy(arena_.payload(rank_, slot).data() + shards[k].offset, sources[k].data(), sources[k].size());
+    sums.push_back(word_sums(sources[k].data(), shards[k].bytes / 4));
+  }
+  return publish(slot, incarnation, step, position, sums, 0);
+}
+
+Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, Check check) {
   const arena::SlotHeader& header = arena.slot_header(rank, slot);
   const uint64_t sequence = header.sequence.load(std::memory_order_acquire);
   if (sequence == 0) return damaged(rank, slot, "empty");
   if (sequence % 2 != 0) return damaged(rank, slot, "half written");
   const HeadFields head{header.incarnation.load(std::memory_order_relaxed), header.step.load(std::memory_order_relaxed),
-                        header.position_bytes, header.chunks, header.copy_ns};
+                        header.position_bytes, header.shards, header.pause_ns};
   if (head.position_bytes < 0 || head.position_bytes > kPositionCapacity) {
     return damaged(rank, slot,
                    fmt::format("position of {} bytes, at most {} fit", head.position_bytes, kPositionCapacity));
   }
-  if (head.chunks != arena.chunks(rank)) {
-    return damaged(rank, slot, fmt::format("{} chunk hashes, the layout has {}", head.chunks, arena.chunks(rank)));
+  const auto shards = arena.shards(rank);
+  if (head.shards != std::ssize(shards)) {
+    return damaged(rank, slot, fmt::format("checksums of {} shards, the layout has {}", head.shards, shards.size()));
   }
   RankSnapshot out{head.incarnation,
                    head.step,
                    std::string(arena.position_area(rank, slot).data(), head.position_bytes),
                    {},
-                   head.copy_ns};
-  const auto stored = arena.hash_area(rank, slot);
-  out.hashes.assign(stored.begin(), stored.end());
-  if (hash_head(head, out.position, out.hashes) != header.head_hash) {
+                   head.pause_ns};
+  const auto stored = arena.sum_area(rank, slot);
+  out.sums.assign(stored.begin(), stored.end());
+  if (hash_head(head, out.position, out.sums) != header.head_hash) {
     return damaged(rank, slot, "the header's checksum does not hold");
   }
-  if (!payload_too) return out;
+  if (check == Check::kHeaders) return out;
   const auto area = arena.payload(rank, slot);
-  size_t chunk = 0;
-  for (const arena::ShardExtent& shard : arena.shards(rank)) {
-    for (int64_t at = 0; at < shard.bytes; at += arena.chunk_bytes(), ++chunk) {
-      const int64_t size = std::min(arena.chunk_bytes(), shard.bytes - at);
-      const uint64_t hash = hash_bytes(std::span<const std::byte>(area.data() + shard.offset + at, size));
-      if (hash != out.hashes[chunk]) {
-        return damaged(rank, slot,
-                       fmt::format("step {}, bytes [{}, {}): checksum {}, stored {}", out.step, shard.offset + at,
-                                   shard.offset + at + size, hash_to_hex(hash), hash_to_hex(out.hashes[chunk])));
-      }
+  for (size_t k = 0; k < shards.size(); ++k) {
+    const uint64_t sums = word_sums(area.data() + shards[k].offset, shards[k].bytes / 4);
+    if (sums != out.sums[k]) {
+      return damaged(rank, slot,
+                     fmt::format("step {}, shard {}, bytes [{}, {}): checksum {}, stored {}", out.step, k,
+                                 shards[k].offset, shards[k].offset + shards[k].bytes, hash_to_hex(sums),
+                                 hash_to_hex(out.sums[k])));
     }
   }
   return out;
 }
 
-Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, bool payload_too) {
+Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, Check check) {
   CommonSnapshot out{.slot = slot};
   for (int64_t rank = 0; rank < arena.world(); ++rank) {
-    RT_TRY_SET(RankSnapshot mine, read_slot(arena, rank, slot, payload_too));
+    RT_TRY_SET(RankSnapshot mine, read_slot(arena, rank, slot, check));
     if (rank == 0) {
       out.incarnation = mine.incarnation;
       out.step = mine.step;
@@ -157,12 +161,14 @@ Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, bool payloa
   return out;
 }
 
-std::optional<CommonSnapshot> newest_verified(const Arena& arena, std::vector<std::string>* problems) {
+std::optional<CommonSnapshot> newest_verified(const Arena& arena, Check check, std::vector<std::string>* problems,
+                                              std::vector<int64_t>* damaged) {
   std::vector<SlotView> views = arena.views();
   while (const std::optional<int64_t> slot = newest_whole(views)) {
-    Result<CommonSnapshot> found = read_common(arena, *slot, true);
+    Result<CommonSnapshot> found = read_common(arena, *slot, check);
     if (found.ok()) return std::move(found).value();
     if (problems != nullptr) problems->push_back(found.error().message);
+    if (damaged != nullptr) damaged->push_back(*slot);
     views[*slot].whole = false;
   }
   return std::nullopt;

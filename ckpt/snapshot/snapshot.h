@@ -1,11 +1,12 @@
 #pragma once
-// Writing and reading one rank's snapshot in its slot of the arena.
+// The marks and headers of one rank's banks and weights in the arena, and how they are read.
 //
-// Writing: 1. sequence becomes odd (the slot is being written, the old snapshot is gone). 2. Step, incarnation,
-// position. 3. Shards are copied, hashed chunk by chunk while the bytes are in cache. 4. The hash over header, position
-// and chunk hashes. 5. sequence becomes even, with release. A SIGKILL between any two instructions leaves it odd or
-// complete. A reader trusts the even number only as a hint: every count is bounded by the static tables, and the hashes
-// decide.
+// A bank becomes a snapshot: 1. begin(): the sequences of the bank and of the weights become odd: what they held is gone.
+// 2. The update writes into them; nobody copies. 3. publish(): step, incarnation, position, the word sums that the update
+// took of each shard, the hash over all that; then the sequences become even, with release. Both cost microseconds at any
+// size. A SIGKILL between any two instructions leaves a bank odd or complete. A reader trusts the even number only as a
+// hint: every count is bounded by the static tables, the hash covers the header, and the word sums the bytes, for whoever
+// has reason to read them all.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,30 +25,41 @@ class SnapshotWriter {
  public:
   SnapshotWriter(const Arena& arena, int64_t rank) : arena_(arena), rank_(rank) {}
 
-  /// Copies `sources`, the memory of each shard in the order of the rank's SlotLayout, into the slot and publishes it.
-  /// Returns the nanoseconds it took. The caller obeys the slot rule (slot_rule.h).
-  /// Errors: kInvalidInput when number or sizes of the sources are not the layout's, or the position is longer than
-  /// kPositionCapacity; the slot is untouched then.
-  Result<int64_t> write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
-                        std::span<const std::span<const std::byte>> sources);
+  /// The bank and the weights are being written from now on. The caller obeys the slot rule (slot_rule.h).
+  void begin(int64_t slot, uint64_t incarnation, int64_t step);
+
+  /// They are written, and `sums` are the word_sums of the bank's shards in the order of the rank's SlotLayout.
+  /// `pause_ns`: what training lost to this snapshot on this rank so far.
+  /// Errors: kInvalidInput when the number of sums is not the layout's, or the position is longer than
+  /// kPositionCapacity; the bank stays unpublished then.
+  Status publish(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
+                 std::span<const uint64_t> sums, int64_t pause_ns);
+
+  /// Both, and between them the copy of `sources`, the memory of each shard, for state that lies elsewhere.
+  /// Errors: as publish(), or kInvalidInput when the sizes of the sources are not the layout's: the bank is untouched.
+  Status write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
+               std::span<const std::span<const std::byte>> sources);
 
  private:
   const Arena& arena_;
   int64_t rank_;
 };
 
+/// How far a reader goes: headers are enough unless somebody may have written where he should not.
+enum class Check { kHeaders, kEveryByte };
+
 struct RankSnapshot {
   uint64_t incarnation = 0;
   int64_t step = 0;
   std::string position;
-  std::vector<uint64_t> hashes;  // of the chunks, shard after shard
-  int64_t copy_ns = 0;
+  std::vector<uint64_t> sums;  // of the shards
+  int64_t pause_ns = 0;
 };
 
-/// Reads and checks the header of one slot: copies, so that they stay what was checked. `payload_too` also recomputes
-/// every chunk's hash.
+/// Reads and checks the header of one slot: copies, so that they stay what was checked. kEveryByte also takes the word
+/// sums of every shard again, at the speed of memory.
 /// Errors: kCorrupt naming rank, slot and what does not hold.
-Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, bool payload_too);
+Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, Check check);
 
 /// A snapshot that is whole on all ranks.
 struct CommonSnapshot {
@@ -58,11 +70,13 @@ struct CommonSnapshot {
   std::vector<RankSnapshot> ranks;
 };
 
-/// The given slot, checked on all ranks: headers, hashes, and that all say the same incarnation, step and position.
-Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, bool payload_too);
+/// The given slot, checked on all ranks, and that all say the same incarnation, step and position.
+Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, Check check);
 
-/// The newest snapshot that is whole and whose every byte verifies. One that does not verify is skipped, and why is
-/// added to `problems`.
-std::optional<CommonSnapshot> newest_verified(const Arena& arena, std::vector<std::string>* problems = nullptr);
+/// The newest snapshot that is whole and passes the check. One that does not is skipped, why is added to `problems`, and
+/// its slot to `damaged`.
+std::optional<CommonSnapshot> newest_verified(const Arena& arena, Check check,
+                                              std::vector<std::string>* problems = nullptr,
+                                              std::vector<int64_t>* damaged = nullptr);
 
 }  // namespace cairn::ckpt

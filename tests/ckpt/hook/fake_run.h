@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <barrier>
 #include <cstring>
 #include <filesystem>
@@ -22,6 +23,7 @@
 #include "ckpt/restore.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/random.h"
+#include "runtime/core/word_sums.h"
 #include "tests/ckpt/plan/layouts.h"
 
 namespace cairn::ckpt::testing {
@@ -48,37 +50,60 @@ inline uint32_t bits_at(int64_t step, int64_t kind, int64_t tensor, int64_t flat
   return static_cast<uint32_t>(mix64(mix64(mix64(step * 3 + kind) + tensor) + flat));
 }
 
-/// One rank's state, as the trainer lays it out.
+/// One rank's state, as the trainer lays it out: saved tensors in the hook's banks, all other in memory of its own.
+/// Without banks (a hook that has none, or no hook) all of it is its own.
 class FakeState {
  public:
-  FakeState(const Plan& plan, int64_t rank) : plan_(plan) {
+  FakeState(const Plan& plan, int64_t rank, const trainer::StateMemory& memory = {}) : plan_(plan) {
     const RankPlan mine = plan.rank(rank);
-    for (int64_t kind = 0; kind < 3; ++kind) {
-      memory_.emplace_back(mine.flat_elems, 0);
-      for (const StatePiece& piece : mine.pieces) {
-        tensors_.push_back({static_cast<trainer::StateKind>(kind), piece.tensor, piece.box,
-                            reinterpret_cast<std::byte*>(memory_[kind].data() + piece.flat_offset),
-                            piece.count_elems() * 4, piece.primary});
+    for (int64_t kind = 0; kind < 3; ++kind) memory_.emplace_back(mine.flat_elems, 0);
+    for (size_t bank = 0; bank < std::max<size_t>(1, memory.banks.size()); ++bank) {
+      auto& tensors = banks_.emplace_back();
+      size_t saved = 0;
+      for (int64_t kind = 0; kind < 3; ++kind) {
+        for (const StatePiece& piece : mine.pieces) {
+          std::byte* data = reinterpret_cast<std::byte*>(memory_[kind].data() + piece.flat_offset);
+          if (piece.primary && !memory.banks.empty()) data = memory.banks[bank].at(saved++);
+          tensors.push_back({static_cast<trainer::StateKind>(kind), piece.tensor, piece.box, data,
+                             piece.count_elems() * 4, piece.primary});
+        }
       }
     }
   }
-  std::span<const trainer::StateTensor> tensors() const { return tensors_; }
-
-  void advance_to(int64_t step) {
-    each([&](uint32_t& bits, int64_t kind, int64_t tensor, int64_t flat) { bits = bits_at(step, kind, tensor, flat); });
+  static std::vector<trainer::StateTensor> saved(const Plan& plan, int64_t rank) {
+    std::vector<trainer::StateTensor> out;
+    FakeState any(plan, rank);
+    for (const trainer::StateTensor& item : any.tensors()) {
+      if (item.primary) out.push_back(item);
+    }
+    return out;
   }
-  int64_t wrong_elements(int64_t step) {
+  std::span<const trainer::StateTensor> tensors(int64_t bank = 0) const { return banks_.at(bank); }
+
+  /// An update: writes the bank and the private state.
+  void advance_to(int64_t step, int64_t bank = 0) {
+    each(bank,
+         [&](uint32_t& bits, int64_t kind, int64_t tensor, int64_t flat) { bits = bits_at(step, kind, tensor, flat); });
+  }
+  int64_t wrong_elements(int64_t step, int64_t bank = 0) {
     int64_t wrong = 0;
-    each([&](uint32_t& bits, int64_t kind, int64_t tensor, int64_t flat) {
+    each(bank, [&](uint32_t& bits, int64_t kind, int64_t tensor, int64_t flat) {
       wrong += bits == bits_at(step, kind, tensor, flat) ? 0 : 1;
     });
     return wrong;
   }
+  std::vector<uint64_t> sums(int64_t bank) const {
+    std::vector<uint64_t> out;
+    for (const trainer::StateTensor& item : banks_.at(bank)) {
+      if (item.primary) out.push_back(word_sums(item.data, item.bytes / 4));
+    }
+    return out;
+  }
 
  private:
   template <typename Visit>
-  void each(Visit&& visit) {
-    for (const trainer::StateTensor& item : tensors_) {
+  void each(int64_t bank, Visit&& visit) {
+    for (const trainer::StateTensor& item : banks_.at(bank)) {
       auto* bits = reinterpret_cast<uint32_t*>(item.data);
       walk(item.box, plan_.tensors[item.tensor].shape,
            [&](int64_t k, int64_t flat) { visit(bits[k], static_cast<int64_t>(item.kind), item.tensor, flat); });
@@ -86,8 +111,11 @@ class FakeState {
   }
   const Plan& plan_;
   std::vector<std::vector<uint32_t>> memory_;
-  std::vector<trainer::StateTensor> tensors_;
+  std::vector<std::vector<trainer::StateTensor>> banks_;
 };
+
+/// What the weights of a rank hold at a step.
+inline std::byte weight_byte(int64_t rank, int64_t step) { return static_cast<std::byte>(rank * 31 + step * 7 + 1); }
 
 inline trainer::TrainPosition position_at(int64_t step) {
   return {.step = step,
@@ -99,12 +127,13 @@ inline trainer::TrainPosition position_at(int64_t step) {
           .sampler = R"({"epoch":0,"next":)" + std::to_string(step * 24) + "}"};
 }
 
-/// The ranks of one incarnation. They die after `die_at`, all but the first `snapshots_at_death` of them before they
-/// made the snapshot of that step, if one was ordered.
+/// The ranks of one incarnation. They die in step `die_at`: all but the first `snapshots_at_death` of them before they
+/// published the snapshot of that step, if one was ordered; with `torn`, these in the middle of their update.
 struct Life {
   int64_t steps = 0;
   int64_t die_at = 0;
   int64_t snapshots_at_death = 0;
+  bool torn = false;
 };
 
 struct LifeReport {
@@ -112,6 +141,7 @@ struct LifeReport {
   int64_t last_step = 0;
   std::vector<Status> finished;  // by rank
   SnapshotStats stats;           // of rank 0
+  bool weights_ready = false;    // the weights that the ranks found were those of the step
 };
 
 inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodePersister* persister,
@@ -119,10 +149,11 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
   const int64_t world = plan.mesh.world();
   std::barrier sync(world);
   std::mutex mutex;
-  std::vector<std::optional<trainer::TrainPosition>> restored(world);
+  std::vector<std::optional<trainer::Restored>> restored(world);
   std::vector<Status> restore_status(world);
   report.finished.assign(world, {});
   trainer::StepOrder order;
+  int64_t next = 0;
   const SystemClock clock;
   int64_t wrong = 0;
   Status decided;
@@ -130,7 +161,6 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
   for (int64_t rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
       PosixBackend io;
-      FakeState state(plan, rank);
       HookOptions options{.finish_deadline_s = 20};
       if (persister != nullptr) {
         options.notify = [&](const SnapshotNotice& notice) {
@@ -141,6 +171,11 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
       auto made = SharedMemoryHook::make(plan, rank, arena, io, clock, options);
       RT_CHECK(made.ok(), "{}", made.error().message);
       SharedMemoryHook& hook = *made.value();
+      const int64_t weight_bytes = plan.rank(rank).weight_bytes;
+      const auto memory = hook.memory(FakeState::saved(plan, rank), weight_bytes);
+      RT_CHECK(memory.ok(), "{}", memory.error().message);
+      const std::span<std::byte> weights(memory.value().weights, static_cast<size_t>(weight_bytes));
+      FakeState state(plan, rank, memory.value());
       auto found = hook.restore(state.tensors());
       if (found.ok()) {
         restored[rank] = found.value();
@@ -151,14 +186,30 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
       for (const Status& status : restore_status) {
         if (!status.ok()) return;
       }
-      int64_t step = restored[rank] ? restored[rank]->step : 0;
+      int64_t step = restored[rank] ? restored[rank]->position.step : 0;
+      int64_t bank = restored[rank] ? restored[rank]->bank : 0;
       if (step > 0) {
+        const bool good = !restored[rank]->weights_ready ||
+                          std::all_of(weights.begin(), weights.end(),
+                                      [&](std::byte b) { return b == weight_byte(rank, step); });
         const std::lock_guard lock(mutex);
-        wrong += state.wrong_elements(step);
+        wrong += state.wrong_elements(step, bank) + (good ? 0 : 1);
       }
       bool stop = false;
       while (step < life.steps && !stop) {
-        state.advance_to(++step);
+        ++step;
+        if (rank == 0) {
+          const auto asked = hook.next_bank(bank);
+          RT_CHECK(asked.ok(), "{}", asked.error().message);
+          next = asked.value();
+        }
+        sync.arrive_and_wait();
+        bank = next;
+        RT_CHECK(hook.begin_update(bank, step).ok());
+        const bool dies = step == life.die_at;
+        const bool cut = dies && rank >= life.snapshots_at_death;
+        std::fill(weights.begin(), weights.end(), weight_byte(rank, step));
+        state.advance_to(cut && life.torn ? step + 1000 : step, bank);
         if (rank == 0) {
           auto asked = hook.decide(position_at(step), step == life.steps);
           if (asked.ok()) {
@@ -169,10 +220,9 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
           }
         }
         sync.arrive_and_wait();
-        const bool dies = step == life.die_at;
-        if (order.snapshot && !(dies && rank >= life.snapshots_at_death)) {
-          const Status copied = hook.snapshot(order, position_at(step), state.tensors());
-          RT_CHECK(copied.ok(), "{}", copied.error().message);
+        if (order.snapshot && !cut) {
+          const Status published = hook.snapshot(order, position_at(step), bank, state.tensors(bank), state.sums(bank));
+          RT_CHECK(published.ok(), "{}", published.error().message);
         }
         stop = order.stop;
         if (dies) return;
@@ -191,9 +241,15 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
   CHECK(wrong == 0);
   for (int64_t rank = 1; rank < world; ++rank) {
     REQUIRE(restored[rank].has_value() == restored[0].has_value());
-    if (restored[0]) REQUIRE(restored[rank]->step == restored[0]->step);
+    if (!restored[0]) continue;
+    REQUIRE(restored[rank]->position.step == restored[0]->position.step);
+    REQUIRE(restored[rank]->bank == restored[0]->bank);
+    REQUIRE(restored[rank]->weights_ready == restored[0]->weights_ready);
   }
-  report.restored = restored[0];
+  if (restored[0]) {
+    report.restored = restored[0]->position;
+    report.weights_ready = restored[0]->weights_ready;
+  }
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <functional>
 
 #include "ckpt/retention/catalog.h"
 #include "tests/ckpt/hook/fake_run.h"
@@ -43,6 +44,14 @@ void run_and_kill(const Plan& plan, const NodeOptions& options, const Life& life
   REQUIRE(waitpid(child, &status, 0) == child);
   REQUIRE(WIFSIGNALED(status));
   REQUIRE(WTERMSIG(status) == SIGKILL);
+}
+
+int in_child(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 }  // namespace
@@ -138,5 +147,24 @@ TEST_SUITE("ckpt/node") {
     CHECK(refused.error().message.find("already holds checkpoints up to step 2") != std::string::npos);
     options.resume = true;
     CHECK(CheckpointNode::open(plan, options, &notices).value()->begin_incarnation().value().step == 2);
+  }
+
+  TEST_CASE("a fresh start is refused while memory holds steps of the run, and they stay there") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
+    NodeOptions options = options_for(fresh_run_id(), dir.path());
+    run_and_kill(plan, options, {.steps = 20, .die_at = 3, .snapshots_at_death = 2});
+    options.resume = false;
+    std::vector<std::string> notices;
+    CHECK(in_child([&] {
+            const auto refused = CheckpointNode::open(plan, options, &notices);
+            return !refused.ok() && refused.error().message.find("still holds step 3") != std::string::npos ? 0 : 1;
+          }) == 0);
+    options.resume = true;
+    const auto opened = CheckpointNode::open(plan, options, &notices);
+    REQUIRE(opened.ok());
+    const RestoreChoice choice = opened.value()->begin_incarnation().value();
+    CHECK(choice.source == arena::Source::kMemory);
+    CHECK(choice.step == 3);
   }
 }

@@ -1,8 +1,10 @@
-// Walks every interleaving of three ranks, rank 0's decisions, a persister, kills of the ranks and of the agent.
+// Walks every interleaving of three ranks that train, rank 0's decisions, a persister, kills of the ranks and of the
+// agent, with two and three slots.
 #include "ckpt/snapshot/slot_rule.h"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <functional>
@@ -17,21 +19,23 @@ using namespace cairn::ckpt;
 
 namespace {
 
-constexpr int kRanks = 3, kSlots = 2, kMaxOrders = 4, kMaxKills = 2, kMaxQueue = 2;
+constexpr int kRanks = 3, kMostSlots = 3, kMaxSteps = 4, kMaxKills = 2;
 
-struct Order {
-  int8_t slot = 0, step = 0;
-};
+enum class Phase : int8_t { kIdle, kOrdered, kWriting, kWritten };  // of a rank in a step
+enum class Decision : int8_t { kNone, kGoOn, kPublish };
 
 struct World {
-  std::array<std::array<SlotMark, kRanks>, kSlots> marks{};  // by slot
-  std::array<int8_t, kSlots> reserved{};                     // the step to be persisted; 0: free
-  int8_t reading = -1;                                       // the slot that the persister reads
-  std::array<std::array<Order, kMaxQueue>, kRanks> queue{};  // orders on their way to a rank, oldest first
-  std::array<int8_t, kRanks> queued{};
-  std::array<bool, kRanks> writing{};  // the first order of the queue has begun
-  int8_t incarnation = 1, step = 0, orders = 0, kills = 0;
-  bool had_whole = false;
+  std::array<std::array<SlotMark, kRanks>, kMostSlots> marks{};  // by slot
+  std::array<int8_t, kMostSlots> reserved{};                     // the step to be persisted; 0: free
+  int8_t reading = -1;                                           // the slot that the persister reads
+  std::array<Phase, kRanks> phase{};
+  Decision decision = Decision::kNone;  // of rank 0 on the step that is written
+  int8_t chosen = -1;                   // for the next update
+  int8_t current = 0, published = -1;   // as the ranks know them
+  int8_t incarnation = 1, step = 0, steps = 0, kills = 0;
+  bool over = false;    // the last step is done
+  int8_t promise = 0;   // the step that must be restorable, or a later one
+  int8_t given_up = -1;  // the slot that rank 0 gave up keeping
 
   std::string key() const {
     std::string out;
@@ -43,50 +47,47 @@ struct World {
       }
     }
     for (const int8_t step_reserved : reserved) out += static_cast<char>(step_reserved);
-    out += static_cast<char>(reading);
-    for (int r = 0; r < kRanks; ++r) {
-      out += static_cast<char>(queued[r] * 2 + writing[r]);
-      for (int k = 0; k < queued[r]; ++k) {
-        out += static_cast<char>(queue[r][k].slot);
-        out += static_cast<char>(queue[r][k].step);
-      }
+    for (const Phase p : phase) out += static_cast<char>(p);
+    for (const int8_t number : {reading, static_cast<int8_t>(decision), chosen, current, published, incarnation, step,
+                                steps, kills, static_cast<int8_t>(over), promise, given_up}) {
+      out += static_cast<char>(number);
     }
-    for (const int8_t number : {incarnation, step, orders, kills}) out += static_cast<char>(number);
-    out += static_cast<char>(had_whole);
     return out;
   }
 };
 
 struct Rule {
   std::function<SlotView(std::span<const SlotMark>, bool)> view = view_of;
-  std::function<std::optional<int64_t>(std::span<const SlotView>)> choose = choose_slot;
+  std::function<std::optional<int64_t>(std::span<const SlotView>, int64_t)> choose = choose_slot;
+  bool collective = true;   // between publishing and the next update
+  bool stay = false;        // in a published slot: always in place
+  bool careless = false;    // gives up waiting also when the current slot is promised to the persister
+  int8_t spare = 2;         // slots that reservations leave to training, when there are three
 };
 
 struct Walk {
-  int64_t states = 0, reads = 0;
+  int64_t states = 0, reads = 0, in_place = 0, waits = 0;
   std::string violation;  // the first one
 };
 
-enum class Ranks {
-  kInStep,   // a collective of all ranks lies between two orders, as in training: nobody is an order behind
-  kLagging,  // orders queue up
-};
-
-/// Lagging ranks can make a slot whole between a decision that saw none whole and rank 0's next write: there, the
-/// promise begins with the first decision that sees a whole slot.
-Walk explore(const Rule& rule, Ranks ranks = Ranks::kInStep) {
+Walk explore(int slots, const Rule& rule = {}, int kills = kMaxKills) {
   Walk walk;
   std::unordered_set<std::string> seen;
   std::deque<World> open;
   const auto truly_whole = [](const World& w, int slot) { return view_of(w.marks[slot], false).whole; };
+  const auto newest_step = [&](const World& w, int without = -1) {
+    std::vector<SlotView> views;
+    for (int slot = 0; slot < slots; ++slot) views.push_back(slot == without ? SlotView{} : view_of(w.marks[slot], false));
+    const auto newest = newest_whole(views);
+    return static_cast<int8_t>(newest ? views[*newest].step : 0);
+  };
   const auto visit = [&](World w, const char* action) {
-    bool any = false;
-    for (int slot = 0; slot < kSlots; ++slot) any = any || truly_whole(w, slot);
-    if (walk.violation.empty() && w.had_whole && !any)
-      walk.violation = std::string("no whole slot is left after ") + action;
+    const int8_t restorable = newest_step(w);
+    if (walk.violation.empty() && restorable < w.promise)
+      walk.violation = "step " + std::to_string(w.promise) + " is lost after " + action;
     if (walk.violation.empty() && w.reading >= 0 && !truly_whole(w, w.reading))
       walk.violation = std::string("a slot is written while it is persisted, after ") + action;
-    w.had_whole = w.had_whole || (any && ranks == Ranks::kInStep);
+    w.promise = std::max(w.promise, newest_step(w, w.given_up));
     if (seen.insert(w.key()).second) open.push_back(w);
   };
   visit(World{}, "the start");
@@ -96,42 +97,73 @@ Walk explore(const Rule& rule, Ranks ranks = Ranks::kInStep) {
     ++walk.states;
     const auto views = [&] {
       std::vector<SlotView> out;
-      for (int slot = 0; slot < kSlots; ++slot) out.push_back(rule.view(w.marks[slot], w.reserved[slot] != 0));
+      for (int slot = 0; slot < slots; ++slot) out.push_back(rule.view(w.marks[slot], w.reserved[slot] != 0));
       return out;
     };
-    // Rank 0 decides when it has finished its own part of the order before; the others may lag behind.
-    bool room = w.queued[0] == 0 && w.orders < kMaxOrders;
-    for (int r = 0; r < kRanks; ++r) room = room && w.queued[r] < (ranks == Ranks::kInStep ? 1 : kMaxQueue);
-    if (room) {
-      const std::vector<SlotView> seen_by_rank0 = views();
-      if (const auto slot = rule.choose(seen_by_rank0)) {
-        for (const bool persist : {false, true}) {
-          World next = w;
-          for (const SlotView& view : seen_by_rank0) next.had_whole = next.had_whole || view.whole;
-          ++next.orders;
-          ++next.step;
-          if (persist) next.reserved[*slot] = next.step;
-          for (int r = 0; r < kRanks; ++r) next.queue[r][next.queued[r]++] = {static_cast<int8_t>(*slot), next.step};
-          visit(next, "an order");
-        }
+    // Rank 0 chooses when it has finished its own part of the step before; the others may lag behind.
+    if (w.phase[0] == Phase::kIdle && w.chosen < 0 && w.steps < kMaxSteps && !w.over) {
+      World next = w;
+      if (w.current != w.published || rule.stay) {
+        next.chosen = w.current;
+        ++walk.in_place;
+        visit(next, "a choice in place");
+      } else if (const auto slot = rule.choose(views(), w.current)) {
+        next.chosen = static_cast<int8_t>(*slot);
+        visit(next, "a choice");
+      } else if (++walk.waits; w.reserved[w.current] == 0 || rule.careless) {
+        // It waits, or gives up waiting, which costs the newest step, and no more than it.
+        next.chosen = w.current;
+        next.published = -1;
+        next.given_up = w.current;
+        next.promise = newest_step(w, w.current);
+        if (next.promise == 0) walk.violation = "nothing else is whole where rank 0 gives up waiting";
+        visit(next, "giving up the wait");
       }
     }
-    for (int r = 0; r < kRanks; ++r) {
-      if (w.queued[r] == 0) continue;
+    const bool all_idle = std::all_of(w.phase.begin(), w.phase.end(), [](Phase p) { return p == Phase::kIdle; });
+    if (w.chosen >= 0 && (all_idle || (!rule.collective && w.phase[0] == Phase::kIdle))) {
       World next = w;
-      const Order order = w.queue[r][0];
-      SlotMark& mark = next.marks[order.slot][r];
-      mark = {SlotPhase::kWriting, static_cast<uint64_t>(w.incarnation), order.step};
-      if (!w.writing[r]) {
-        next.writing[r] = true;
-        visit(next, "the begin of a write");
-      } else {
-        mark.phase = SlotPhase::kWhole;
-        next.writing[r] = false;
-        next.queue[r][0] = next.queue[r][1];
-        --next.queued[r];
-        visit(next, "the end of a write");
+      next.phase.fill(Phase::kOrdered);  // without the collective, a rank that lags leaves its publishing out
+      next.current = w.chosen;
+      next.chosen = -1;
+      next.decision = Decision::kNone;
+      ++next.step;
+      ++next.steps;
+      visit(next, "the collective");
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      World next = w;
+      SlotMark& mark = next.marks[w.current][r];
+      const SlotMark written{SlotPhase::kWriting, static_cast<uint64_t>(w.incarnation), w.step};
+      if (w.phase[r] == Phase::kOrdered) {
+        mark = written;
+        next.phase[r] = Phase::kWriting;
+        visit(next, "the begin of an update");
+      } else if (w.phase[r] == Phase::kWriting) {
+        next.phase[r] = Phase::kWritten;
+        visit(next, "the end of an update");
+      } else if (w.phase[r] == Phase::kWritten && w.decision != Decision::kNone) {
+        if (w.decision == Decision::kPublish) {
+          mark = written;
+          mark.phase = SlotPhase::kWhole;
+          if (r == 0) next.published = w.current;
+          if (r == 0) next.given_up = -1;
+        }
+        next.phase[r] = Phase::kIdle;
+        visit(next, "publishing");
       }
+    }
+    if (w.phase[0] == Phase::kWritten && w.decision == Decision::kNone) {
+      World next = w;
+      next.decision = Decision::kGoOn;  // a step that is no snapshot
+      visit(next, "a decision");
+      next.decision = Decision::kPublish;
+      visit(next, "a decision");
+      next.reserved[w.current] = w.step;
+      const auto taken = std::count_if(w.reserved.begin(), w.reserved.end(), [](int8_t step) { return step != 0; });
+      if (taken < std::max(1, slots - rule.spare)) visit(next, "a save");
+      next.over = true;  // the last step is always saved
+      visit(next, "the last save");
     }
     if (w.reading >= 0) {
       World next = w;
@@ -140,7 +172,7 @@ Walk explore(const Rule& rule, Ranks ranks = Ranks::kInStep) {
       visit(next, "a persist");
     } else {
       const std::vector<SlotView> seen_by_agent = views();
-      for (int slot = 0; slot < kSlots; ++slot) {
+      for (int slot = 0; slot < slots; ++slot) {
         if (w.reserved[slot] == 0 || !seen_by_agent[slot].whole || seen_by_agent[slot].step != w.reserved[slot])
           continue;
         World next = w;
@@ -150,22 +182,29 @@ Walk explore(const Rule& rule, Ranks ranks = Ranks::kInStep) {
       }
     }
     // One rank's death is a rank that never acts again until all are killed, so killing all at any instant covers it.
-    if (w.kills < kMaxKills) {
+    if (w.kills < kills) {
       for (const bool agent_too : {false, true}) {
         World next = w;
         ++next.kills;
         ++next.incarnation;
-        next.queued = {};
-        next.writing = {};
-        next.queue = {};
-        if (agent_too) next.reading = -1;
+        next.phase.fill(Phase::kIdle);
+        next.decision = Decision::kNone;
+        next.chosen = -1;
+        next.over = false;
+        next.given_up = -1;
+        if (agent_too) next.reading = -1;  // its successor finds the promise
         std::vector<SlotView> left;
-        for (int slot = 0; slot < kSlots; ++slot) {
+        for (int slot = 0; slot < slots; ++slot) {
           left.push_back(view_of(w.marks[slot], false));
-          if (agent_too || !left.back().whole) next.reserved[slot] = 0;
+          if (!left.back().whole) next.reserved[slot] = 0;
         }
         const auto newest = newest_whole(left);
         next.step = static_cast<int8_t>(newest ? left[*newest].step : 0);  // and train those steps again
+        next.current = next.published = static_cast<int8_t>(newest.value_or(0));
+        if (!newest) {
+          next.published = -1;
+          next.marks = {};
+        }
         visit(next, agent_too ? "a kill of everything" : "a kill of the ranks");
       }
     }
@@ -176,47 +215,57 @@ Walk explore(const Rule& rule, Ranks ranks = Ranks::kInStep) {
 }  // namespace
 
 TEST_SUITE("ckpt/snapshot/slot_rule") {
-  TEST_CASE("whatever is killed when: a whole snapshot, once there, never goes away, and none is written while read") {
-    for (const Ranks ranks : {Ranks::kInStep, Ranks::kLagging}) {
-      const Walk walk = explore({}, ranks);
+  TEST_CASE("whatever is killed when: the last step that all published is restorable, and none is written while read") {
+    for (const int slots : {2, 3}) {
+      const Walk walk = explore(slots);
       CHECK_MESSAGE(walk.violation.empty(), walk.violation);
-      MESSAGE(walk.states << " states, " << walk.reads << " persists begun");
+      MESSAGE(slots << " slots: " << walk.states << " states, " << walk.reads << " persists begun, " << walk.in_place
+                    << " choices in place, " << walk.waits << " waits");
       CHECK(walk.states > 10000);
       CHECK(walk.reads > 100);
+      CHECK(walk.in_place > 100);
     }
+    CHECK(explore(2, {}, 0).waits > 0);
+    CHECK(explore(3, {}, 0).waits == 0);  // with three, no update waits for the disk but after a kill in the last save
   }
 
   TEST_CASE("the walk bites: each part of the rule is needed") {
-    const auto worse = [](const SlotView& a, const SlotView& b) {
-      return std::tuple(a.whole, a.incarnation, a.step) < std::tuple(b.whole, b.incarnation, b.step);
-    };
-    Rule last_one;  // also the only whole slot, when the other one is reserved
-    last_one.choose = [&](std::span<const SlotView> slots) {
-      std::optional<int64_t> best;
-      for (int64_t k = 0; k < std::ssize(slots); ++k) {
-        if (!slots[k].reserved && (!best || worse(slots[k], slots[*best]))) best = k;
-      }
-      return best;
-    };
-    CHECK(explore(last_one, Ranks::kLagging).violation == "no whole slot is left after the begin of a write");
-    Rule reserved;  // takes slots that are promised to the persister
-    reserved.choose = [&](std::span<const SlotView> slots) {
-      return std::optional<int64_t>(worse(slots[0], slots[1]) ? 0 : 1);
-    };
-    CHECK(explore(reserved).violation.starts_with("a slot is written while it is persisted"));
-    CHECK_FALSE(explore(reserved, Ranks::kLagging).violation.empty());
-    Rule blind;  // to incarnations: parts of two lives of a step pass for one snapshot
-    blind.view = [](std::span<const SlotMark> marks, bool is_reserved) {
-      std::vector<SlotMark> same(marks.begin(), marks.end());
-      for (SlotMark& mark : same) mark.incarnation = 1;
-      return view_of(same, is_reserved);
-    };
-    CHECK_FALSE(explore(blind).violation.empty());
-    Rule newest;  // overwrites the newest instead of the older one
-    newest.choose = [&](std::span<const SlotView> slots) {
-      return std::optional<int64_t>(worse(slots[0], slots[1]) ? 1 : 0);
-    };
-    CHECK_FALSE(explore(newest).violation.empty());
+    for (const int slots : {2, 3}) {
+      const auto worse = [](const SlotView& a, const SlotView& b) {
+        return std::tuple(a.whole, a.incarnation, a.step) < std::tuple(b.whole, b.incarnation, b.step);
+      };
+      Rule reserved;  // takes slots that are promised to the persister
+      reserved.choose = [&](std::span<const SlotView> views, int64_t current) {
+        std::optional<int64_t> best;
+        for (int64_t k = 0; k < std::ssize(views); ++k) {
+          if (k != current && (!best || worse(views[k], views[*best]))) best = k;
+        }
+        return best;
+      };
+      CHECK(explore(slots, reserved).violation.starts_with("a slot is written while it is persisted"));
+      Rule newest;  // overwrites the step that was just published
+      newest.choose = [&](std::span<const SlotView>, int64_t current) { return std::optional<int64_t>(current); };
+      CHECK(explore(slots, newest).violation.ends_with("after the begin of an update"));
+      Rule stay;
+      stay.stay = true;
+      CHECK(explore(slots, stay).violation.ends_with("after the begin of an update"));
+      Rule careless;
+      careless.careless = true;
+      CHECK(explore(slots, careless).violation.starts_with("a slot is written while it is persisted"));
+      Rule alone;  // rank 0 does not wait for the others
+      alone.collective = false;
+      CHECK_FALSE(explore(slots, alone).violation.empty());
+      Rule blind;  // to incarnations: parts of two lives of a step pass for one snapshot
+      blind.view = [](std::span<const SlotMark> marks, bool is_reserved) {
+        std::vector<SlotMark> same(marks.begin(), marks.end());
+        for (SlotMark& mark : same) mark.incarnation = 1;
+        return view_of(same, is_reserved);
+      };
+      CHECK_FALSE(explore(slots, blind).violation.empty());
+    }
+    Rule greedy;  // reserves the slot that the update needs
+    greedy.spare = 1;
+    CHECK(explore(3, greedy, 0).waits > 0);
   }
 
   TEST_CASE("what view_of calls whole") {
