@@ -568,10 +568,11 @@ const Block& checkpoint_block() {
               .like("{ T.every { steps = 100 }, T.every { minutes = 10 } }"),
           bound("snapshot", &CheckpointConfig::snapshot_steps, "snapshot_steps")
               .range(0, kMany)
-              .otherwise(0)
+              .otherwise(1)
               .written(Form::kEveryStep, {&every_block()})
-              .says("when to copy the state to shared memory",
-                    "What a killed rank restarts from. Default: when saving.")
+              .says("which steps a killed rank can restart from",
+                    "They stay in shared memory where training left them; that costs nothing, so the default is every "
+                    "step.")
               .like("T.every { steps = 1 }"),
           bound("keep", &CheckpointConfig::keep_last, "keep_last")
               .range(0, kMany)

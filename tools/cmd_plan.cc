@@ -16,7 +16,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr int64_t kSnapshotSlots = 2;  // a kill in the middle of one leaves the other whole
+constexpr int64_t kBanks = 3;  // ckpt::kDefaultSlots: one is read, one written, one on its way to the disk
 
 constexpr int64_t kStateBytes = 3 * 4;  // of an element in a checkpoint: weight and two moments, float
 constexpr size_t kMaxRows = 8;          // of the memory table; more stages than that are told as ranges
@@ -60,6 +60,13 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
     }
     out.push_back(memory);
   }
+  return out;
+}
+
+/// Of all ranks: the banks of what they save, and their weights.
+int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
+  int64_t out = kBanks * plan.checkpoint_bytes;
+  for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.dp();
   return out;
 }
 
@@ -159,14 +166,14 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              every_text(recipe.checkpoint),
              keep == 0 ? std::string("all kept")
                        : fmt::format("{} kept = {}", keep, format_bytes(keep * plan.checkpoint_bytes)));
-  int64_t snapshot = 0;
-  for (const StageMemory& m : memory) snapshot = std::max(snapshot, m.snapshot_bytes);
-  fmt::print("{} {} snapshots x {} = {} over all hosts, up to {} for a rank{}\n", head("shared memory"), kSnapshotSlots,
-             format_bytes(plan.checkpoint_bytes), format_bytes(kSnapshotSlots * plan.checkpoint_bytes),
-             format_bytes(kSnapshotSlots * snapshot),
-             recipe.checkpoint.snapshot_steps > 0
-                 ? fmt::format("; snapshot every {} steps", recipe.checkpoint.snapshot_steps)
-                 : std::string("; snapshot when saving"));
+  int64_t rank_most = 0;
+  for (const StageMemory& m : memory) rank_most = std::max(rank_most, kBanks * m.snapshot_bytes + m.weight_bytes);
+  fmt::print("{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand above); {}\n",
+             head("shared memory"), kBanks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
+             format_bytes(rank_most),
+             recipe.checkpoint.snapshot_steps == 1  ? std::string("every step is a snapshot")
+             : recipe.checkpoint.snapshot_steps > 1 ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
+                                                    : std::string("a snapshot when saving"));
 }
 
 nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
@@ -214,8 +221,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"checkpoint",
        {{"bytes", plan.checkpoint_bytes}, {"save", std::move(save)}, {"keep_last", recipe.checkpoint.keep_last}}},
       {"shared_memory",
-       {{"snapshots", kSnapshotSlots},
-        {"bytes", kSnapshotSlots * plan.checkpoint_bytes},
+       {{"banks", kBanks},
+        {"bytes", shared_bytes(plan, memory)},
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }
 

@@ -97,7 +97,7 @@ struct Every {
 
 struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
-  int64_t snapshot_steps = 0;  // to shared memory every n steps; 0: only when saving
+  int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
   int64_t keep_last = 0;       // newest complete checkpoints kept; 0: all
   bool direct_io = true;       // O_DIRECT through io_uring; false or refused: POSIX, same bytes
 };

@@ -115,7 +115,8 @@ class RecipeTest(ProgramTest):
         self.assertEqual(batch["samples"], batch["micro"] * batch["accumulate"] * plan["mesh"]["dp"])
         self.assertEqual(plan["tokens_per_step"], batch["samples"] * 128)
         self.assertEqual(plan["checkpoint"]["bytes"], plan["parameters"] * 12)
-        self.assertEqual(plan["shared_memory"]["bytes"], 2 * plan["checkpoint"]["bytes"])
+        weights = sum(s["rank_weight_bytes"] for s in plan["stages"]) * 4  # of tp 2 x dp 2
+        self.assertEqual(plan["shared_memory"]["bytes"], 3 * plan["checkpoint"]["bytes"] + weights)
         self.assertEqual([s["end_layer"] for s in plan["stages"]], [2, 4])
         for stage in plan["stages"]:
             self.assertGreater(stage["rank_activation_bytes"], 0)
