@@ -84,15 +84,6 @@ bool has_avx512() {
   return has;
 }
 
-/// Stores whole lines past the caches where `aligned`.
-RT_AVX512 RT_INLINE void put(float* to, __m512 x, __mmask16 mask, bool past_caches) {
-  if (past_caches && mask == 0xffff) {
-    _mm512_stream_ps(to, x);
-  } else {
-    _mm512_mask_storeu_ps(to, mask, x);
-  }
-}
-
 /// As store_f32(bf16*).
 RT_AVX512 RT_INLINE __m256i to_bf16_bits(__m512 x) {
   const __m512i u = _mm512_castps_si512(x);
@@ -105,60 +96,107 @@ RT_AVX512 RT_INLINE __m256i to_bf16_bits(__m512 x) {
 
 RT_AVX512 inline bool on_line(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
 
-/// kSummed, kWeight (0 none, 1 float, 2 bf16): branches that must not stand in the loop.
-template <bool kSummed, int kWeight>
-RT_AVX512 void adamw_range_avx512(const Task& t, int64_t begin, int64_t end, uint64_t* sums) {
-  const Coefficients& k = t.k;
-  const __m512 scale = _mm512_set1_ps(k.grad_scale), beta1 = _mm512_set1_ps(k.beta1), beta2 = _mm512_set1_ps(k.beta2),
-               rest1 = _mm512_set1_ps(k.one_minus_beta1), rest2 = _mm512_set1_ps(k.one_minus_beta2),
-               decay = _mm512_set1_ps(k.decay), step = _mm512_set1_ps(k.step_size),
-               bias2 = _mm512_set1_ps(k.inv_sqrt_bias2), eps = _mm512_set1_ps(k.eps);
-  const bool state_past = t.stream && on_line(t.to.master + begin) && on_line(t.to.exp_avg + begin) &&
-                          on_line(t.to.exp_avg_sq + begin);
-  const bool weight_past = t.stream && on_line(t.weight + begin);
-  __m512i low[3] = {}, high[3] = {};
-  __m512i index = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(static_cast<uint32_t>(begin))),
-                                   _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-  const __m512i sixteen = _mm512_set1_epi32(16);
-  for (int64_t i = begin; i < end; i += 16) {
-    const int64_t left = end - i;
-    const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
-    const __m512 g = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, t.grad + i), scale);
-    const __m512 m = _mm512_fmadd_ps(beta1, _mm512_maskz_loadu_ps(mask, t.from.exp_avg + i), _mm512_mul_ps(rest1, g));
-    const __m512 v = _mm512_fmadd_ps(beta2, _mm512_maskz_loadu_ps(mask, t.from.exp_avg_sq + i),
-                                     _mm512_mul_ps(_mm512_mul_ps(rest2, g), g));
-    const __m512 scaled = _mm512_div_ps(_mm512_mul_ps(step, m), _mm512_fmadd_ps(_mm512_sqrt_ps(v), bias2, eps));
-    const __m512 w = _mm512_fmsub_ps(decay, _mm512_maskz_loadu_ps(mask, t.from.master + i), scaled);
-    put(t.to.exp_avg + i, m, mask, state_past);
-    put(t.to.exp_avg_sq + i, v, mask, state_past);
-    put(t.to.master + i, w, mask, state_past);
-    if constexpr (kWeight == 1) put(t.weight + i, w, mask, weight_past);
-    if constexpr (kWeight == 2) {
-      const __m256i bits = to_bf16_bits(w);
-      if (mask == 0xffff) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.weight_low + i), bits);
-      } else {
-        alignas(32) uint16_t tail[16];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(tail), bits);
-        for (int64_t j = 0; j < left; ++j) t.weight_low[i + j].bits = tail[j];
-      }
-    }
-    if constexpr (kSummed) {
-      const __m512 made[3] = {w, m, v};
-      for (int a = 0; a < 3; ++a) {
-        const __m512i word = _mm512_maskz_mov_epi32(mask, _mm512_castps_si512(made[a]));
-        low[a] = _mm512_add_epi32(low[a], word);
-        high[a] = _mm512_add_epi32(high[a], _mm512_mullo_epi32(word, index));
-      }
-      index = _mm512_add_epi32(index, sixteen);
+struct Constants {
+  __m512 scale, beta1, beta2, rest1, rest2, decay, step, bias2, eps;
+};
+
+/// Word sums lane by lane, by additions alone: after J vectors of one array, low is the sum of its x_j and high that of
+/// (J - j) x_j.
+struct LaneSums {
+  __m512i low[3], high[3];
+};
+
+template <bool kWhole>
+RT_AVX512 RT_INLINE __m512 load_vector(const float* from, __mmask16 mask) {
+  return kWhole ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(mask, from);
+}
+
+template <bool kWhole>
+RT_AVX512 RT_INLINE void store_vector(float* to, __m512 x, __mmask16 mask, bool past_caches) {
+  if (!kWhole) {
+    _mm512_mask_storeu_ps(to, mask, x);
+  } else if (past_caches) {
+    _mm512_stream_ps(to, x);
+  } else {
+    _mm512_storeu_ps(to, x);
+  }
+}
+
+/// One vector of elements from `i` on, of which `mask` counts. kWeight: 0 none, 1 float, 2 bf16.
+template <bool kWhole, bool kSummed, int kWeight>
+RT_AVX512 RT_INLINE void update_vector(const Task& t, const Constants& c, int64_t i, __mmask16 mask, bool state_past,
+                                       bool weight_past, LaneSums& lanes) {
+  const __m512 g = _mm512_mul_ps(load_vector<kWhole>(t.grad + i, mask), c.scale);
+  const __m512 m = _mm512_fmadd_ps(c.beta1, load_vector<kWhole>(t.from.exp_avg + i, mask), _mm512_mul_ps(c.rest1, g));
+  const __m512 v =
+      _mm512_fmadd_ps(c.beta2, load_vector<kWhole>(t.from.exp_avg_sq + i, mask), _mm512_mul_ps(_mm512_mul_ps(c.rest2, g), g));
+  const __m512 scaled = _mm512_div_ps(_mm512_mul_ps(c.step, m), _mm512_fmadd_ps(_mm512_sqrt_ps(v), c.bias2, c.eps));
+  const __m512 w = _mm512_fmsub_ps(c.decay, load_vector<kWhole>(t.from.master + i, mask), scaled);
+  store_vector<kWhole>(t.to.exp_avg + i, m, mask, state_past);
+  store_vector<kWhole>(t.to.exp_avg_sq + i, v, mask, state_past);
+  store_vector<kWhole>(t.to.master + i, w, mask, state_past);
+  if constexpr (kWeight == 1) store_vector<kWhole>(t.weight + i, w, mask, weight_past);
+  if constexpr (kWeight == 2) {
+    const __m256i bits = to_bf16_bits(w);
+    if constexpr (kWhole) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.weight_low + i), bits);
+    } else {
+      alignas(32) uint16_t tail[16];
+      _mm256_store_si256(reinterpret_cast<__m256i*>(tail), bits);
+      for (int64_t j = 0; mask >> j & 1; ++j) t.weight_low[i + j].bits = tail[j];
     }
   }
   if constexpr (kSummed) {
+    const __m512 made[3] = {w, m, v};
     for (int a = 0; a < 3; ++a) {
-      const auto plain = static_cast<uint32_t>(_mm512_reduce_add_epi32(low[a]));
-      const auto weighted = static_cast<uint32_t>(_mm512_reduce_add_epi32(high[a]));
-      sums[a] = add_word_sums(sums[a], static_cast<uint64_t>(weighted) << 32 | plain);
+      __m512i words = _mm512_castps_si512(made[a]);
+      if constexpr (!kWhole) words = _mm512_maskz_mov_epi32(mask, words);
+      lanes.low[a] = _mm512_add_epi32(lanes.low[a], words);
+      lanes.high[a] = _mm512_add_epi32(lanes.high[a], lanes.low[a]);
     }
+  }
+}
+
+template <bool kSummed, int kWeight>
+RT_AVX512 void adamw_range_avx512(const Task& t, int64_t begin, int64_t end, uint64_t* sums) {
+  const Coefficients& k = t.k;
+  const Constants c{_mm512_set1_ps(k.grad_scale),      _mm512_set1_ps(k.beta1),
+                    _mm512_set1_ps(k.beta2),           _mm512_set1_ps(k.one_minus_beta1),
+                    _mm512_set1_ps(k.one_minus_beta2), _mm512_set1_ps(k.decay),
+                    _mm512_set1_ps(k.step_size),       _mm512_set1_ps(k.inv_sqrt_bias2),
+                    _mm512_set1_ps(k.eps)};
+  const bool state_past = t.stream && on_line(t.to.master + begin) && on_line(t.to.exp_avg + begin) &&
+                          on_line(t.to.exp_avg_sq + begin);
+  const bool weight_past = t.stream && on_line(t.weight + begin);
+  LaneSums lanes{};
+  const int64_t whole = begin + (end - begin) / 16 * 16;
+  if (state_past && (weight_past || kWeight != 1)) {
+    for (int64_t i = begin; i < whole; i += 16)
+      update_vector<true, kSummed, kWeight>(t, c, i, 0xffff, true, true, lanes);
+  } else if (!t.stream) {
+    for (int64_t i = begin; i < whole; i += 16)
+      update_vector<true, kSummed, kWeight>(t, c, i, 0xffff, false, false, lanes);
+  } else {
+    for (int64_t i = begin; i < whole; i += 16)
+      update_vector<true, kSummed, kWeight>(t, c, i, 0xffff, state_past, weight_past, lanes);
+  }
+  int64_t vectors = (whole - begin) / 16;
+  if (whole < end) {
+    const auto mask = static_cast<__mmask16>((1u << (end - whole)) - 1);
+    update_vector<false, kSummed, kWeight>(t, c, whole, mask, false, false, lanes);
+    ++vectors;
+  }
+  for (int a = 0; kSummed && a < 3; ++a) {
+    alignas(64) uint32_t low[16], high[16];
+    _mm512_store_si512(low, lanes.low[a]);
+    _mm512_store_si512(high, lanes.high[a]);
+    uint32_t plain = 0, weighted = 0;
+    for (uint32_t lane = 0; lane < 16; ++lane) {
+      const uint32_t by_vector = static_cast<uint32_t>(vectors) * low[lane] - high[lane];  // sum of j x_j
+      plain += low[lane];
+      weighted += 16 * by_vector + (static_cast<uint32_t>(begin) + lane) * low[lane];
+    }
+    sums[a] = add_word_sums(sums[a], static_cast<uint64_t>(weighted) << 32 | plain);
   }
   if (t.stream) _mm_sfence();  // streamed stores are ordered with nothing else
 }

@@ -16,13 +16,20 @@ class Damage(RunTest):
         self.train(self.long, "whole")
 
     def stopped_run(self, run):
-        """A run as one that was killed before its end. Returns its two newest checkpoints; which steps these are
-        depends on how fast the disk takes them, since a save that is due while two are under way comes later."""
-        self.train(self.long, run)
-        shutil.rmtree(self.checkpoint(run, STEPS))
-        steps = self.checkpoints(run)
-        self.assertGreaterEqual(len(steps), 2)
-        return steps[-1], steps[-2]
+        """A run as one that was stopped before its end, more than once, a checkpoint each time. Returns its two newest
+        checkpoints; which steps these are depends on when the signals come."""
+        for _ in range(50):
+            while self.last_step(run) < STEPS // 2:
+                job, at = self.start(self.long, run), self.last_step(run)
+                self.until_step(run, at + 1, job)
+                job.signal(signal.SIGTERM)
+                self.finish(job)
+            shutil.rmtree(self.checkpoint(run, STEPS), ignore_errors=True)  # the signal may have come too late
+            steps = self.checkpoints(run)
+            if len(steps) >= 2 and steps[-1] - steps[-2] >= 3:
+                return steps[-1], steps[-2]
+            shutil.rmtree(self.folder / run)
+        self.fail("no two checkpoints three steps apart")
 
     def flip_payload(self, run, step):
         """Flips a bit in the middle of the largest shard; returns the tensor's name."""
