@@ -24,6 +24,7 @@ args = parser.parse_args()
 if args.tiny:
     args.rounds, args.gib, args.nproc = 1, "0.004", 2
 WIDTH = 512
+STEPS = 100 if args.tiny else 8  # enough that the kill after step 3 comes before the end
 
 
 def measure(scratch: Scratch, gib: float) -> dict:
@@ -31,7 +32,8 @@ def measure(scratch: Scratch, gib: float) -> dict:
     vocab = max(512, int(gib * 2**30 / 12 / WIDTH)) // 64 * 64
     sets = [f'data=T.token_files{{train="{scratch.tokens(20_000, 256)}"}}', "model.layers=1", f"model.width={WIDTH}",
             "model.heads=8", "model.context=8", f"model.vocab={vocab}", "batch.samples=1", "batch.micro=1",
-            f"mesh.tp={args.nproc}", "stop=T.steps(5)", "optimizer.lr-", "eval-", "checkpoint-", "tokenizer-",
+            f"mesh.tp={args.nproc}", f"stop=T.steps({STEPS})", "optimizer.lr-", "eval-", "checkpoint-",
+            "checkpoint.snapshot=T.every{steps=1}", "tokenizer-",
             "log.tensorboard=false"]
     run_quietly(train_command(args.cairn, ROOT / "recipes/tiny.lua", run, sets, args.nproc,
                               ["--kill", f"{args.nproc - 1}@3"]))

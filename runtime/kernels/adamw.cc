@@ -167,7 +167,7 @@ RT_AVX512 void adamw_range_avx512(const Task& t, int64_t begin, int64_t end, uin
                     _mm512_set1_ps(k.eps)};
   const bool state_past = t.stream && on_line(t.to.master + begin) && on_line(t.to.exp_avg + begin) &&
                           on_line(t.to.exp_avg_sq + begin);
-  const bool weight_past = t.stream && on_line(t.weight + begin);
+  const bool weight_past = kWeight == 1 && t.stream && on_line(t.weight + begin);
   LaneSums lanes{};
   const int64_t whole = begin + (end - begin) / 16 * 16;
   if (state_past && (weight_past || kWeight != 1)) {

@@ -1,5 +1,6 @@
 """A run that was killed and went on is the run that was never killed, bit for bit: losses, weights, moments, sampler."""
 
+import os
 import signal
 
 from harness import RunTest, main
@@ -39,7 +40,7 @@ class Identity(RunTest):
                 starts = self.events(run, "start")
                 self.assertEqual(len(starts), len(kills) + 1)
                 for start, kill in zip(starts[1:], kills):
-                    # The kill may hit the snapshot of its own step half written; the one before is whole then.
+                    # The kill may come while its own step is published by some only; the one before is whole then.
                     killed_after = int(kill.split("@")[1])
                     self.assertGreaterEqual(start["step"], killed_after - 1)
                     if killed_after > 1:
@@ -52,6 +53,15 @@ class Identity(RunTest):
                           f"{event['step_seconds']:.3f} s of it the step")
                     # The promise is 0.5 s on a machine of one's own; six times that for one that is shared.
                     self.assertLess(beyond, 3.0)
+
+        # One that a wild write may have killed: memory is believed only after every byte was checked.
+        job = self.start(recipe, "crash")
+        self.until_step("crash", 5, job)
+        os.kill(job.children()[3], signal.SIGSEGV)
+        self.finish(job)
+        self.assertIn("signal 11", job.output())
+        self.assertIn("shared memory", self.events("crash", "start")[-1]["from"])
+        self.assert_same_training("crash", "whole", STEPS)
 
     def test_ranks_die_with_their_agent_and_the_next_start_saves_what_memory_holds(self):
         recipe = self.recipe(steps=STEPS, save=1000)
