@@ -7,15 +7,13 @@ without, interleaved, for several sizes of the state.
 Each round trains the same model on the same tokens three ways: no snapshot but the last step's ("none": updates stay in
 one bank), a snapshot every step, and that with a save to disk every --every steps. Wall time is taken between the ends of
 the first and the last step as the agent saw them, so that start, warm-up and the save at the end are in none of them.
-A copy of the state by memcpy, the price of a snapshot that is copied, is measured beside it (numpy, one thread, pages
-touched). Also shown: the longest pause of a rank in a save, and what cairn reports as lost (checkpoint_lost_ms).
+A copy of the state by memcpy, the price of a snapshot that is copied, is measured beside it (one thread, pages touched).
+Also shown: the longest pause of a rank in a save, and what cairn reports as lost (checkpoint_lost_ms).
 stall_bench takes the update alone, up to larger sizes.
 """
 import argparse
 import statistics
 import time
-
-import numpy
 
 from common import ROOT, Scratch, add_cairn_option, json_lines, load, machine, run_quietly, spread, steps_of, train_command
 
@@ -55,8 +53,7 @@ def measure(scratch: Scratch, way: str, gib: float) -> dict:
 
 
 def memcpy_ms(size: int) -> float:
-    source, target = numpy.ones(size // 8), numpy.zeros(size // 8)
-    target[:] = source
+    source, target = memoryview(bytearray(b"1") * size), memoryview(bytearray(b"2") * size)
     begin = time.perf_counter()
     target[:] = source
     return (time.perf_counter() - begin) * 1000

@@ -51,12 +51,11 @@ Result<SaveReport> persist_slot(const Arena& arena, IoBackend& io, const std::fi
     if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size())) {
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     }
-    parts[shard.file].shards.push_back(
-        {.tensor = shard.tensor,
-         .lo = shard.box.lo,
-         .hi = shard.box.hi,
-         .data = payload.data() + shard.offset,
-         .bytes = shard.bytes});
+    parts[shard.file].shards.push_back({.tensor = shard.tensor,
+                                        .lo = shard.box.lo,
+                                        .hi = shard.box.hi,
+                                        .data = payload.data() + shard.offset,
+                                        .bytes = shard.bytes});
   }
   manifest.files.clear();
   manifest.shards.clear();
@@ -320,9 +319,10 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   two.slots = 2;
   Result<Arena> smaller = Arena::create(two);
   if (!smaller.ok()) return smaller;  // says what is missing for the least that will do
-  say(fmt::format("only two banks of the training state fit into memory ({}): while a checkpoint is being written, a step "
-                  "may have to wait for it",
-                  made.error().message));
+  say(fmt::format(
+      "only two banks of the training state fit into memory ({}): while a checkpoint is being written, a step "
+      "may have to wait for it",
+      made.error().message));
   return smaller;
 }
 

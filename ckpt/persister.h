@@ -4,7 +4,8 @@
 //
 // The thread looks at the arena itself (every 20 ms, and at once on notify()): a lost notice loses nothing. A slot is
 // written when it is reserved and whole on all ranks; its bytes are checked against the word sums of the update first
-// (memory speed), so damage in memory never becomes a checkpoint. Failures are reported and training goes on; the next save tries again.
+// (memory speed), so damage in memory never becomes a checkpoint. Failures are reported and training goes on; the next
+// save tries again.
 
 #include <cstdint>
 #include <filesystem>

@@ -10,8 +10,8 @@
 //   4. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
 // A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
 //
-// Memory is believed by its marks and headers when ranks were stopped or killed: no copy is made and no byte is read, so
-// that a restart takes as long at any size. After a rank died in a way that may have scribbled over memory
+// Memory is believed by its marks and headers when ranks were stopped or killed: no copy is made and no byte is read,
+// so that a restart takes as long at any size. After a rank died in a way that may have scribbled over memory
 // (Control::distrusted) every byte is checked against its word sums first.
 
 #include <cstdint>
@@ -76,10 +76,10 @@ class RestoreDecider {
   bool first_ = true;
 };
 
-/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`; with `attached`, the
-/// saved tensors of `state` lie in bank 0 of this arena, and a snapshot in memory stays in its bank: only what is not
-/// saved is filled then. Errors: kUnavailable when what was decided cannot be read after all (the agent then decides anew), kInternal
-/// without a decision.
+/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`; with `attached`,
+/// the saved tensors of `state` lie in bank 0 of this arena, and a snapshot in memory stays in its bank: only what is
+/// not saved is filled then. Errors: kUnavailable when what was decided cannot be read after all (the agent then
+/// decides anew), kInternal without a decision.
 Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
                                                             std::span<const trainer::StateTensor> state,
                                                             bool attached = false);

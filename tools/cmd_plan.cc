@@ -168,12 +168,14 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
                        : fmt::format("{} kept = {}", keep, format_bytes(keep * plan.checkpoint_bytes)));
   int64_t rank_most = 0;
   for (const StageMemory& m : memory) rank_most = std::max(rank_most, kBanks * m.snapshot_bytes + m.weight_bytes);
-  fmt::print("{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand above); {}\n",
-             head("shared memory"), kBanks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
-             format_bytes(rank_most),
-             recipe.checkpoint.snapshot_steps == 1  ? std::string("every step is a snapshot")
-             : recipe.checkpoint.snapshot_steps > 1 ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
-                                                    : std::string("a snapshot when saving"));
+  fmt::print(
+      "{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand above); {}\n",
+      head("shared memory"), kBanks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
+      format_bytes(rank_most),
+      recipe.checkpoint.snapshot_steps == 1 ? std::string("every step is a snapshot")
+      : recipe.checkpoint.snapshot_steps > 1
+          ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
+          : std::string("a snapshot when saving"));
 }
 
 nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {

@@ -133,10 +133,10 @@ Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, C
   for (size_t k = 0; k < shards.size(); ++k) {
     const uint64_t sums = word_sums(area.data() + shards[k].offset, shards[k].bytes / 4);
     if (sums != out.sums[k]) {
-      return damaged(rank, slot,
-                     fmt::format("step {}, shard {}, bytes [{}, {}): checksum {}, stored {}", out.step, k,
-                                 shards[k].offset, shards[k].offset + shards[k].bytes, hash_to_hex(sums),
-                                 hash_to_hex(out.sums[k])));
+      return damaged(
+          rank, slot,
+          fmt::format("step {}, shard {}, bytes [{}, {}): checksum {}, stored {}", out.step, k, shards[k].offset,
+                      shards[k].offset + shards[k].bytes, hash_to_hex(sums), hash_to_hex(out.sums[k])));
     }
   }
   return out;

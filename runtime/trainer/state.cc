@@ -77,8 +77,8 @@ std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank)
     };
     size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
-      float* const data = piece.primary ? of_kind(arrays_.banks[bank][saved++])
-                                        : of_kind(arrays_.private_state) + piece.state_offset;
+      float* const data =
+          piece.primary ? of_kind(arrays_.banks[bank][saved++]) : of_kind(arrays_.private_state) + piece.state_offset;
       out.push_back(
           {kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), piece.count_elems() * 4, piece.primary});
     }

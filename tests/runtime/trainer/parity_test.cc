@@ -130,8 +130,8 @@ TEST_SUITE("runtime/trainer/parity") {
 
   TEST_CASE("from bank to bank or in place: the same bits, also from one to the other at a restart") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
-      for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
-                                   Layout{2, 1, 2, kG, 0, false}}) {
+      for (const Layout& layout :
+           {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 1, 2, kG, 0, false}}) {
         CAPTURE(spelled(layout));
         Recipe recipe = with(tiny_recipe(layout.pp == 1, layout.pp > 1), layout);
         recipe.precision = precision;
