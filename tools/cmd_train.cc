@@ -353,7 +353,9 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
     record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
     last_persist_ = event.status;
     if (stop && stopped_by_.ok()) {
-      stopped_by_ = Error(event.status.error()).with(fmt::format("stopped because step {} was not saved", event.step));
+      Error error = event.status.error();
+      if (error.code != ErrorCode::kNoSpace) error.code = ErrorCode::kIo;  // 74, whatever was in the way
+      stopped_by_ = std::move(error).with(fmt::format("stopped because step {} was not saved", event.step));
       node_->request_stop();
     }
     return;
