@@ -65,6 +65,7 @@ SHAPES = [
     dict(name="dp2-every", tp=1, pp=1, dp=2, zero=1, width=64, save=1, steps=400),
     dict(name="tp2-some", tp=2, pp=1, dp=1, zero=0, width=128, save=20, steps=400),
     dict(name="pp2-some", tp=1, pp=2, dp=1, zero=0, width=32, save=7, steps=600),
+    dict(name="dp2-large", tp=1, pp=1, dp=2, zero=1, width=256, save=25, steps=120),  # where copies take their time
 ]
 VICTIMS = [("rank", 30), ("all ranks", 10), ("agent", 15), ("group", 15), ("machine", 15), ("reshard", 15)]
 AIMS = [("any", 45), ("start", 15), ("persist", 15), ("commit", 15), ("retention", 10)]
@@ -527,7 +528,7 @@ class CrashTest:
         references = [Reference(self, shape) for shape in SHAPES]
         reshards = Reshards(self, references[0])
         self.begin = time.monotonic()
-        share = sum(r.in_snapshot for r in references) / len(references)
+        in_snapshot = 0  # expected number of kills that fell into one: nothing public tells of a single kill
         while not self.enough():
             self.now = victim, aim, part = draw_of(self.draw, VICTIMS), draw_of(self.draw, AIMS), self.draw.random()
             if victim == "reshard":
@@ -535,8 +536,9 @@ class CrashTest:
             else:
                 if self.run is None:
                     self.runs += 1
-                    self.run = Run(self, references[self.runs % len(references)], self.runs)
+                    self.run = Run(self, references[(self.runs + self.args.seed) % len(references)], self.runs)
                 self.mark = time.monotonic()
+                share = self.run.reference.in_snapshot
                 result = self.run.kill(victim, aim, part * 0.05)
                 self.run.clock("restart")
                 if result is None or self.run.job is None:  # all steps done: the next run
@@ -547,6 +549,7 @@ class CrashTest:
                     continue
                 phase, lost = result
                 self.lost[lost] += 1
+                in_snapshot += share if phase != "start" else 0
             self.kills += 1
             self.phases[victim][phase] += 1
         took = time.monotonic() - self.begin
@@ -565,8 +568,9 @@ class CrashTest:
         for victim, counts in sorted(self.phases.items()):
             print(f"  {victim:<21}" + "".join(f"{counts[c]:>11}" for c in columns))
         print("seconds spent: " + ", ".join(f"{what} {spent:.1f}" for what, spent in self.spent.items()))
-        steps = sum(counts["step"] + counts["persist"] for counts in self.phases.values())
-        print(f"snapshots are {100 * share:.1f} % of a step's time: about {share * steps:.0f} kills fell into one")
+        shares = ", ".join(f"{r.shape['name']} {100 * r.in_snapshot:.1f} %" for r in references)
+        print(f"share of a step's time in which training waits for its snapshot: {shares}; by that, about "
+              f"{in_snapshot:.1f} kills fell into one")
         print("steps lost beyond the one before the last told: " +
               ", ".join(f"{lost}: {count} times" for lost, count in sorted(self.lost.items())))
 
