@@ -72,7 +72,6 @@ struct NodePersister::Impl {
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
   SaveCache cache;
-  std::optional<Manifest> last_saved;  // incremental: what the next save may refer to
   bool stopping = false, woken = false, flushing = false, flushed = false;
   Status last_status;
   std::thread thread;

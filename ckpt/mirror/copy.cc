@@ -113,15 +113,15 @@ std::vector<int64_t> parse_needed_steps(std::string_view text) {
 
 Result<std::vector<int64_t>> needed_steps(Place& place, const PlacedStep& step) {
   const bool any = std::any_of(step.files.begin(), step.files.end(),
-                               [](const PlacedFile& file) { return file.name == kNeededStepsName; });
+                               [](const PlacedFile& file) { return file.name == kReferencesName; });
   if (!any) return std::vector<int64_t>();
   std::string text;
-  RT_TRY(place.read(Place::Of::kComplete, step.step, std::string(kNeededStepsName), 0,
+  RT_TRY(place.read(Place::Of::kComplete, step.step, std::string(kReferencesName), 0,
                     [&](std::span<const std::byte> bytes) -> Status {
                       text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
                       if (static_cast<int64_t>(text.size()) <= kMostNeededBytes) return {};
                       return Error{ErrorCode::kCorrupt,
-                                   fmt::format("{} of step {} in {} is longer than {} bytes", kNeededStepsName,
+                                   fmt::format("{} of step {} in {} is longer than {} bytes", kReferencesName,
                                                step.step, place.describe(), kMostNeededBytes)};
                     },
                     {}));
@@ -129,7 +129,7 @@ Result<std::vector<int64_t>> needed_steps(Place& place, const PlacedStep& step) 
 }
 
 Result<std::vector<int64_t>> needed_steps(IoBackend& io, const fs::path& step_dir) {
-  const Result<std::string> text = read_file(io, step_dir / kNeededStepsName, kMostNeededBytes);
+  const Result<std::string> text = read_file(io, step_dir / kReferencesName, kMostNeededBytes);
   if (text.ok()) return parse_needed_steps(text.value());
   if (is_not_found(text.error())) return std::vector<int64_t>();
   return text.error();

