@@ -123,7 +123,7 @@ Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied) {
     RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(place_, *step));
     for (const int64_t other : needed) doomed.erase(other);
   }
-  return std::vector<int64_t>(doomed.begin(), doomed.end());
+  return std::vector<int64_t>(doomed.rbegin(), doomed.rend());  // what needs others goes before them
 }
 
 Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {

@@ -97,7 +97,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(DataSource) == 168);
     CHECK(sizeof(OptimizerConfig) == 80);
     CHECK(sizeof(MeshConfig) == 80);
-    CHECK(sizeof(CheckpointConfig) == 72);
+    CHECK(sizeof(CheckpointConfig) == 96);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
     CHECK(sizeof(CopyTo) == 152);

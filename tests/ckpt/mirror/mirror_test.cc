@@ -358,14 +358,14 @@ TEST_SUITE("ckpt/mirror/mirror") {
       seen = seen ||
              (fs::exists(temp.path / "pins" / step_dir_name(20)) && fs::exists(temp.path / "pins" / step_dir_name(50)));
       if (!removed)
-        for (const int64_t step : {20, 30, 40, 50}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
+        for (const int64_t step : {50, 40, 30, 20}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
       removed = true;
     };
     Mirror mirror(*place, io, here, temp.path / "pins", {.keep_last = 1}, options);
     const MirrorReport report = mirror.copy_next(false).value().value();
     CHECK(seen);
     CHECK(report.copy.step == 50);
-    CHECK(report.removed == Steps{10, 40});
+    CHECK(report.removed == Steps{40, 10});
     CHECK(whole(there / step_dir_name(20)));
     CHECK(fs::is_empty(temp.path / "pins"));
   }
