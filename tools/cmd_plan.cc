@@ -1,9 +1,11 @@
 // cairn plan RECIPE --world N: what a run will be, by arithmetic alone: mesh, stages, bytes, batch, checkpoints.
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
+#include "tools/plan_draw.h"
 
 namespace cairn::tools {
 namespace {
@@ -24,6 +27,8 @@ constexpr size_t kMaxRows = 8;          // of the memory table; more stages than
 struct PlanArgs {
   RecipeArgs recipe;
   int64_t world = 0;
+  bool draw = false;
+  std::string svg;  // file to write
 };
 
 /// What one rank of a stage holds; all ranks of a stage allocate the same.
@@ -254,6 +259,22 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     print_text(plan.value(), loaded, memory);
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
   }
+  if (args.draw && !json) {
+    winsize size{};
+    const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    RT_TRY_SET(const std::string drawn,
+               draw_schedule(plan.value().schedule(), known ? size.ws_col : 120, palette_for(STDOUT_FILENO)));
+    fmt::print("{}", drawn);
+  }
+  if (!args.svg.empty()) {
+    RT_TRY_SET(const std::string svg,
+               schedule_svg(plan.value().schedule(),
+                            fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
+                                        schedule_text(plan.value()), plan.value().micro_batches, mesh.pp)));
+    std::ofstream file(args.svg, std::ios::binary | std::ios::trunc);
+    file << svg;
+    if (!file.flush()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: could not be written", args.svg)};
+  }
   return 0;
 }
 
@@ -264,6 +285,8 @@ void add_plan(CLI::App& app, Session& session) {
       app.add_subcommand("plan", "mesh, stages, bytes of a rank, batch and checkpoints; needs no machine");
   const auto args = std::make_shared<PlanArgs>();
   add_recipe_options(*command, args->recipe, &args->world);
+  command->add_flag("--draw", args->draw, "also draw the pipeline's schedule as a timeline");
+  command->add_option("--svg", args->svg, "write that timeline to this SVG file")->type_name("FILE");
   add_json_flag(*command, session);
   command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
 }
