@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "runtime/mesh/mesh.h"
+#include "runtime/plan/schedule.h"
 
 namespace cairn::dsl {
 namespace {
@@ -136,7 +137,13 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
   const int64_t slice = micro * dp;
-  if (samples % slice == 0) return;
+  if (samples % slice == 0) {
+    const MeshConfig& mesh = recipe.mesh;
+    if (recipe.schedule != PipelineKind::kInterleaved || mesh.pp < 2 || mesh.virtual_stages < 2) return;  // see mesh()
+    const Status fits = check_schedule(schedule_shape(recipe, samples / slice));
+    if (!fits.ok()) fail("schedule", fits.error().message, "", dp_is);
+    return;
+  }
   std::string accepted;
   if (samples % dp == 0) accepted = "micro " + near_values(divisors(samples / dp), micro, 4) + "; or ";
   std::vector<int64_t> near;
@@ -153,23 +160,44 @@ void CrossCheck::mesh() {
   const MeshConfig& mesh = recipe.mesh;
   if (known("model.layers")) {
     const int64_t layers = recipe.model.layers;
+    const int64_t stages = mesh.pp * mesh.virtual_stages;
     if (mesh.pp > layers)
       fail("mesh.pp",
            fmt::format("mesh.pp = {} is more stages than model.layers = {}{}: each stage needs a layer", mesh.pp,
                        layers, where("mesh.pp", "model.layers")),
            fmt::format("pp from 1 to {}", layers));
+    else if (stages > layers)
+      fail("mesh.virtual_stages",
+           fmt::format("mesh.pp = {} x mesh.virtual_stages = {} is {} stages, more than model.layers = {}{}: each stage "
+                       "needs a layer",
+                       mesh.pp, mesh.virtual_stages, stages, layers, where("mesh.virtual_stages", "model.layers")),
+           fmt::format("virtual_stages from 1 to {}", layers / mesh.pp));
     const int64_t sum = std::accumulate(mesh.stages.begin(), mesh.stages.end(), int64_t{0});
-    if (!mesh.stages.empty() && static_cast<int64_t>(mesh.stages.size()) != mesh.pp)
+    if (!mesh.stages.empty() && static_cast<int64_t>(mesh.stages.size()) != stages)
       fail("mesh.stages",
-           fmt::format("mesh.stages has {} entries, but mesh.pp = {}{}", mesh.stages.size(), mesh.pp,
-                       where("mesh.stages", "mesh.pp")),
-           fmt::format("{} entries that sum to {}", mesh.pp, layers));
+           mesh.virtual_stages == 1
+               ? fmt::format("mesh.stages has {} entries, but mesh.pp = {}{}", mesh.stages.size(), mesh.pp,
+                             where("mesh.stages", "mesh.pp"))
+               : fmt::format("mesh.stages has {} entries, but mesh.pp = {} x mesh.virtual_stages = {}{} are {} stages",
+                             mesh.stages.size(), mesh.pp, mesh.virtual_stages,
+                             where("mesh.stages", "mesh.virtual_stages"), stages),
+           fmt::format("{} entries that sum to {}", stages, layers));
     else if (!mesh.stages.empty() && sum != layers)
       fail("mesh.stages",
            fmt::format("mesh.stages = {{ {} }} sums to {}, but model.layers = {}{}", fmt::join(mesh.stages, ", "), sum,
                        layers, where("mesh.stages", "model.layers")),
-           fmt::format("{} entries that sum to {}", mesh.pp, layers));
+           fmt::format("{} entries that sum to {}", stages, layers));
   }
+  const bool interleaved = recipe.schedule == PipelineKind::kInterleaved;
+  if (interleaved && (mesh.pp < 2 || mesh.virtual_stages < 2))
+    fail("schedule",
+         fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and {}", mesh.pp,
+                     mesh.virtual_stages),
+         "virtual_stages 2, or schedule = \"1f1b\"");
+  if (!interleaved && mesh.virtual_stages > 1)
+    fail("mesh.virtual_stages",
+         fmt::format("mesh.virtual_stages = {} needs the interleaved schedule", mesh.virtual_stages),
+         "schedule = \"interleaved\", or virtual_stages 1");
   if (mesh.sequence_parallel && mesh.tp == 1)
     fail("mesh.sequence_parallel", "mesh.sequence_parallel = true splits over tp, but mesh.tp = 1",
          "mesh.tp > 1, or sequence_parallel = false");

@@ -518,10 +518,17 @@ const Block& mesh_block() {
               .otherwise(false)
               .says("norms and residuals are split over tp along the sequence",
                     "Needs tp > 1, and batch.micro * model.context divisible by tp."),
+          bound("virtual_stages", &MeshConfig::virtual_stages)
+              .range(1, 1 << 10)
+              .otherwise(1)
+              .newer()
+              .says("pipeline stages of a rank", "More than one needs schedule = \"interleaved\".")
+              .like("2"),
           bound("stages", &MeshConfig::stages)
               .at_least(1)
               .otherwise(Json::array())
-              .says("layers of each pipeline stage", "Must have pp entries that sum to model.layers; empty: balanced.")
+              .says("layers of each pipeline stage",
+                    "Must have pp * virtual_stages entries that sum to model.layers; empty: balanced.")
               .like("{ 3, 4, 4, 3 }"),
       }};
   return out;
@@ -868,9 +875,11 @@ const Block& recipe_block() {
               .otherwise("fp32")
               .says("of the arithmetic", "bf16 keeps fp32 master weights and accumulates gradients in fp32."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
-          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b"})
+          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved"})
               .otherwise("1f1b")
-              .says("order of micro-batches in the pipeline", "Read only with mesh.pp > 1."),
+              .says("order of micro-batches in the pipeline",
+                    "Read only with mesh.pp > 1. interleaved is 1F1B over mesh.virtual_stages stages a rank: a smaller bubble, "
+                    "more messages and activations."),
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
           block("init", &Recipe::init, init_block())
               .newer()

@@ -70,6 +70,11 @@ Result<MeshSizes> parse_mesh(std::string_view text) {
 Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<std::string>* notes) {
   recipe.mesh.tp = mesh.tp;
   recipe.mesh.dp = mesh.dp;
+  if (recipe.mesh.pp != mesh.pp && recipe.schedule == PipelineKind::kInterleaved) {
+    notes->push_back(fmt::format("schedule interleaved was for pp = {}; it is 1f1b now", recipe.mesh.pp));
+    recipe.schedule = PipelineKind::k1F1B;
+    recipe.mesh.virtual_stages = 1;
+  }
   if (recipe.mesh.pp != mesh.pp && !recipe.mesh.stages.empty()) {
     recipe.mesh.stages.clear();
     notes->push_back(fmt::format("mesh.stages was for pp = {}; the layers are balanced over {} stages now",

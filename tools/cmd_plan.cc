@@ -1,9 +1,11 @@
 // cairn plan RECIPE --world N: what a run will be, by arithmetic alone: mesh, stages, bytes, batch, checkpoints.
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
+#include "tools/plan_draw.h"
 
 namespace cairn::tools {
 namespace {
@@ -25,23 +28,33 @@ constexpr size_t kMaxRows = 8;          // of the memory table; more stages than
 struct PlanArgs {
   RecipeArgs recipe;
   int64_t world = 0;
+  bool draw = false;
+  std::string svg;  // file to write
 };
 
 /// What one rank of a stage holds; all ranks of a stage allocate the same.
 struct StageMemory {
-  Stage stage;
+  std::vector<Chunk> chunks;
   int64_t parameters = 0;
-  int64_t in_flight = 0;
   int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
   int64_t snapshot_bytes = 0;  // of one snapshot of its share, in shared memory
   int64_t total() const { return weight_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
   /// Equal but for the activations, which shrink towards the last stage with the micro-batches in flight.
   bool same_weights(const StageMemory& other) const {
-    return stage.end_layer - stage.first_layer == other.stage.end_layer - other.stage.first_layer &&
-           parameters == other.parameters;
+    return layers() == other.layers() && parameters == other.parameters;
   }
   bool same_size(const StageMemory& other) const {
-    return same_weights(other) && in_flight == other.in_flight && total() == other.total();
+    return same_weights(other) && in_flight() == other.in_flight() && total() == other.total();
+  }
+  int64_t layers() const {
+    int64_t sum = 0;
+    for (const Chunk& chunk : chunks) sum += chunk.stage.end_layer - chunk.stage.first_layer;
+    return sum;
+  }
+  int64_t in_flight() const {  // of all chunks
+    int64_t sum = 0;
+    for (const Chunk& chunk : chunks) sum += chunk.in_flight;
+    return sum;
   }
 };
 
@@ -49,8 +62,7 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
   std::vector<StageMemory> out;
   for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
     const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
-    StageMemory memory{.stage = rank.stage,
-                       .in_flight = rank.in_flight,
+    StageMemory memory{.chunks = rank.chunks,
                        .weight_bytes = rank.weight_bytes,
                        .grad_bytes = rank.grad_bytes,
                        .optimizer_bytes = rank.optimizer_bytes,
@@ -94,6 +106,14 @@ std::string stages_text(const Plan& plan) {
       ++i;
     }
   }
+  return out;
+}
+
+constexpr const char* kScheduleNames[] = {"gpipe", "1f1b", "interleaved"};
+
+std::string schedule_text(const Plan& plan) {
+  std::string out = kScheduleNames[static_cast<int>(plan.recipe.schedule)];
+  if (plan.recipe.mesh.virtual_stages > 1) out += fmt::format(", {} stages a rank", plan.recipe.mesh.virtual_stages);
   return out;
 }
 
@@ -147,8 +167,8 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
              format_count(tokens * static_cast<double>(plan.steps)), plan.steps);
   fmt::print("{} {}     {}; bubble at {} micro-batches: {} of {} ({:.1f}%)\n", head("stages"), stages_text(plan),
-             recipe.schedule == PipelineKind::kGpipe ? "gpipe" : "1f1b", plan.micro_batches, mesh.pp() - 1,
-             plan.micro_batches + mesh.pp() - 1, plan.bubble() * 100);
+             schedule_text(plan), plan.micro_batches, mesh.pp() - 1,
+             plan.micro_batches * recipe.mesh.virtual_stages + mesh.pp() - 1, bubble_fraction(plan.schedule()) * 100);
 
   fmt::print("{} of a rank, {}\n", head("memory"),
              recipe.precision == Precision::kBf16 ? "bf16 weights, fp32 gradients, masters and moments" : "fp32");
@@ -169,7 +189,7 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
                range_text(i, end - 1, [](size_t n) { return n; }), format_count(static_cast<double>(m.parameters)),
                format_bytes(m.weight_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
                range_text(m.activation_bytes, last.activation_bytes, format_bytes), wide,
-               range_text(m.in_flight, last.in_flight, [](int64_t n) { return n; }),
+               range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
                range_text(m.total(), last.total(), format_bytes), wide);
     i = end;
   }
@@ -195,11 +215,15 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
   for (const MeshAxis axis : recipe.mesh.order) order.push_back(axis_name(axis));
   nlohmann::json stages = nlohmann::json::array();
   for (const StageMemory& m : memory) {
-    stages.push_back({{"first_layer", m.stage.first_layer},
-                      {"end_layer", m.stage.end_layer},
-                      {"embedding", m.stage.embedding},
-                      {"head", m.stage.head},
-                      {"in_flight_micro_batches", m.in_flight},
+    nlohmann::json chunks = nlohmann::json::array();
+    for (const Chunk& chunk : m.chunks) {
+      chunks.push_back({{"first_layer", chunk.stage.first_layer},
+                        {"end_layer", chunk.stage.end_layer},
+                        {"embedding", chunk.stage.embedding},
+                        {"head", chunk.stage.head},
+                        {"in_flight_micro_batches", chunk.in_flight}});
+    }
+    stages.push_back({{"chunks", std::move(chunks)},
                       {"rank_parameters", m.parameters},
                       {"rank_weight_bytes", m.weight_bytes},
                       {"rank_grad_bytes", m.grad_bytes},
@@ -228,8 +252,9 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"parameters", plan.parameters},
       {"padded_vocab", plan.padded_vocab},
       {"zero", recipe.optimizer.zero},
-      {"schedule", recipe.schedule == PipelineKind::kGpipe ? "gpipe" : "1f1b"},
-      {"bubble", plan.bubble()},
+      {"schedule", kScheduleNames[static_cast<int>(recipe.schedule)]},
+      {"virtual_stages", recipe.mesh.virtual_stages},
+      {"bubble", bubble_fraction(plan.schedule())},
       {"tokens_per_step", plan.tokens_per_step},
       {"steps", plan.steps},
       {"flops_per_token", plan.flops_per_token()},
@@ -262,6 +287,22 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     print_text(plan.value(), loaded, memory);
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
   }
+  if (args.draw && !json) {
+    winsize size{};
+    const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    RT_TRY_SET(const std::string drawn,
+               draw_schedule(plan.value().schedule(), known ? size.ws_col : 120, palette_for(STDOUT_FILENO)));
+    fmt::print("{}", drawn);
+  }
+  if (!args.svg.empty()) {
+    RT_TRY_SET(const std::string svg,
+               schedule_svg(plan.value().schedule(),
+                            fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
+                                        schedule_text(plan.value()), plan.value().micro_batches, mesh.pp)));
+    std::ofstream file(args.svg, std::ios::binary | std::ios::trunc);
+    file << svg;
+    if (!file.flush()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: could not be written", args.svg)};
+  }
   return 0;
 }
 
@@ -272,6 +313,8 @@ void add_plan(CLI::App& app, Session& session) {
       app.add_subcommand("plan", "mesh, stages, bytes of a rank, batch and checkpoints; needs no machine");
   const auto args = std::make_shared<PlanArgs>();
   add_recipe_options(*command, args->recipe, &args->world);
+  command->add_flag("--draw", args->draw, "also draw the pipeline's schedule as a timeline");
+  command->add_option("--svg", args->svg, "write that timeline to this SVG file")->type_name("FILE");
   add_json_flag(*command, session);
   command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
 }

@@ -13,7 +13,7 @@ enum class Positions { kNone, kLearned, kRotary };
 enum class NormKind { kLayerNorm, kRmsNorm };
 enum class Activation { kGeluTanh, kGeluErf, kRelu, kSwiGlu };
 enum class Precision { kF32, kBf16 };
-enum class PipelineKind { kGpipe, k1F1B };
+enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
 enum class MeshAxis { kTp, kDp, kPp };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
@@ -87,7 +87,8 @@ struct MeshConfig {
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
   bool sequence_parallel = false;
-  std::vector<int64_t> stages;  // layers of each pipeline stage; empty: balanced
+  int64_t virtual_stages = 1;   // stages of a rank, with the interleaved schedule
+  std::vector<int64_t> stages;  // layers of each pipeline stage, pp * virtual_stages; empty: balanced
 };
 
 struct Every {

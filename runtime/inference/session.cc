@@ -27,7 +27,7 @@ Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
   RT_TRY_SET(out->activations_, Buffer::allocate(cpu, stage_buffers_bytes(out->plan_, out->rank_)));
   out->engine_ = comm::ThreadWorld(1).engine(0);
   RT_TRY_SET(out->tp_, out->engine_->group("tp", {0}));
-  RT_TRY_SET(out->model_, nn::StageModel::make(out->plan_, out->rank_, *out->tp_, out->weights_.data(), nullptr,
+  RT_TRY_SET(out->model_, nn::StageModel::make(out->plan_, out->rank_, 0, *out->tp_, out->weights_.data(), nullptr,
                                                out->activations_.as<std::byte>()));
   out->tokens_.resize(recipe.model.context);
   out->targets_.resize(recipe.model.context);

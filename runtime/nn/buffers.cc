@@ -6,10 +6,9 @@ namespace cairn::nn {
 
 Result<Buffers> Buffers::lay_out(const Plan& plan, const RankPlan& rank, std::span<std::byte> memory) {
   Buffers out;
-  out.slots_ = rank.in_flight;
   for (BufferSpec& spec : stage_buffers(plan, rank)) {
     std::byte* start = memory.data() + out.size_bytes_;
-    out.size_bytes_ += spec.bytes() * (spec.per_slot ? out.slots_ : 1);
+    out.size_bytes_ += spec.bytes() * spec.copies;
     out.placed_.push_back({std::move(spec), start});
   }
   if (static_cast<int64_t>(memory.size()) != out.size_bytes_) {
@@ -28,7 +27,7 @@ std::byte* Buffers::find(std::string_view name, DType dtype, int64_t slot) const
     if (placed.spec.name != name) continue;
     RT_CHECK(placed.spec.dtype == dtype, "buffer {} is {}, asked for {}", name, dtype_name(placed.spec.dtype),
              dtype_name(dtype));
-    RT_CHECK(slot >= 0 && slot < (placed.spec.per_slot ? slots_ : 1), "buffer {} has no slot {}", name, slot);
+    RT_CHECK(slot >= 0 && slot < placed.spec.copies, "buffer {} has no slot {}", name, slot);
     return placed.start + slot * placed.spec.bytes();
   }
   RT_CHECK(false, "no buffer {} in the plan", name);

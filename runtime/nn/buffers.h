@@ -35,7 +35,6 @@ class Buffers {
   std::byte* find(std::string_view name, DType dtype, int64_t slot) const;
 
   std::vector<Placed> placed_;
-  int64_t slots_ = 0;
   int64_t size_bytes_ = 0;
 };
 

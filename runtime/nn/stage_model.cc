@@ -50,7 +50,7 @@ Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64
 template <typename Real>
 class Model final : public StageModel {
  public:
-  Model(const Plan& plan, const RankPlan& rank, comm::Comm& comm, const Real* weights, float* grads,
+  Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, comm::Comm& comm, const Real* weights, float* grads,
         const Buffers& buffers)
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
@@ -59,13 +59,13 @@ class Model final : public StageModel {
     const ModelConfig& model = plan.recipe.model;
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
-    if (rank.stage.embedding) embedding_.emplace(parameters, dims_, tp_, scratch_);
-    for (int64_t layer = rank.stage.first_layer; layer < rank.stage.end_layer; ++layer) {
+    if (chunk.stage.embedding) embedding_.emplace(parameters, dims_, tp_, scratch_);
+    for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
     }
-    if (rank.stage.head) head_.emplace(parameters, model, dims_, tp_, scratch_, buffers);
-    for (int64_t slot = 0; slot < rank.in_flight; ++slot) slots_.push_back(make_slot(rank.stage, buffers, slot));
+    if (chunk.stage.head) head_.emplace(parameters, model, dims_, tp_, scratch_, buffers);
+    for (int64_t slot = 0; slot < chunk.in_flight; ++slot) slots_.push_back(make_slot(chunk.stage, buffers, slot));
   }
 
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
@@ -199,8 +199,9 @@ class Model final : public StageModel {
 
 }  // namespace
 
-Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, comm::Comm& tp,
-                                                     void* weights, float* grads, std::span<std::byte> activations) {
+Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
+                                                     comm::Comm& tp, void* weights, float* grads,
+                                                     std::span<std::byte> activations) {
   const ModelConfig& model = plan.recipe.model;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
@@ -213,10 +214,10 @@ Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const Ran
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {
     return std::unique_ptr<StageModel>(
-        std::make_unique<Model<bf16>>(plan, rank, tp, static_cast<const bf16*>(weights), grads, buffers));
+        std::make_unique<Model<bf16>>(plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers));
   }
   return std::unique_ptr<StageModel>(
-      std::make_unique<Model<float>>(plan, rank, tp, static_cast<const float*>(weights), grads, buffers));
+      std::make_unique<Model<float>>(plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers));
 }
 
 }  // namespace cairn::nn

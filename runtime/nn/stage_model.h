@@ -1,5 +1,5 @@
 #pragma once
-// One pipeline stage of the decoder on one rank: explicit forward and backward, every tensor-parallel collective
+// One pipeline stage (a chunk of a rank, runtime/plan/schedule.h) of the decoder on one rank: explicit forward and backward, every tensor-parallel collective
 // visible at its place. Owns no memory: weights, gradients and activations are ranges the caller allocated from the
 // plan.
 //
@@ -24,10 +24,10 @@ namespace cairn::nn {
 
 class StageModel {
  public:
-  /// weights: flat_elems of the compute dtype; grads: flat_elems float, or null for a model that only runs forward;
+  /// `chunk` of the rank. weights: flat_elems of the compute dtype; grads: flat_elems float, or null for a model that only runs forward;
   /// activations: as long as stage_buffers_bytes() of runtime/plan/activations.h. All outlive the model.
-  static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, comm::Comm& tp, void* weights,
-                                                  float* grads, std::span<std::byte> activations);
+  static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, int64_t chunk, comm::Comm& tp,
+                                                  void* weights, float* grads, std::span<std::byte> activations);
   virtual ~StageModel() = default;
 
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).

@@ -1,5 +1,5 @@
 #pragma once
-// Every activation and scratch buffer of a pipeline stage, as data: nn/ takes its memory from this list and the plan
+// Every activation and scratch buffer of a pipeline rank, as data: nn/ takes its memory from this list and the plan
 // adds it up, so what `cairn plan` says is what a rank allocates.
 //
 // What a layer saves for its backward pass (legend below, c = bytes of the compute type): the input of its attention
@@ -46,18 +46,18 @@ struct BufferSpec {
   std::string name;  // "layers.3.attn.out"
   DType dtype = DType::kF32;
   int64_t elems = 0;
-  bool per_slot = false;  // one for each micro-batch in flight; else one scratch buffer of the stage
+  int64_t copies = 1;  // one for each micro-batch in flight, or one scratch buffer of the rank
 
   /// Of one copy, rounded up to the alignment, kBufferAlignBytes.
   int64_t bytes() const;
 };
 constexpr int64_t kBufferAlignBytes = 64;
 
-/// In the order nn/ lays them out, each start rounded up to 64 bytes; the copies of a per-slot buffer follow each
-/// other.
+/// In the order nn/ lays them out, each start rounded up to 64 bytes; the copies of a buffer follow each other. Scratch
+/// is shared by the chunks of a rank: one of them runs at a time.
 std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank);
 
-/// Bytes of all of them, per_slot ones times in_flight.
+/// Bytes of all copies of all of them.
 int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank);
 
 }  // namespace cairn

@@ -23,40 +23,37 @@ Status divides(std::string_view what, int64_t value, std::string_view by_what, i
 }  // namespace
 
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
-  const int64_t pp = mesh.pp;
+  const int64_t count = mesh.pp * mesh.virtual_stages;
+  const std::string said =
+      mesh.virtual_stages > 1 ? fmt::format("mesh.pp x mesh.virtual_stages = {}", count) : fmt::format("mesh.pp = {}", count);
   std::vector<int64_t> counts = mesh.stages;
   if (counts.empty()) {
-    if (model.layers < pp) {
-      return refuse(
-          fmt::format("model.layers = {} is less than mesh.pp = {}: a stage would be empty", model.layers, pp));
+    if (model.layers < count) {
+      return refuse(fmt::format("model.layers = {} is less than {}: a stage would be empty", model.layers, said));
     }
-    counts.assign(pp, model.layers / pp);
+    counts.assign(count, model.layers / count);
     // The remainder goes to the middle stages first, outwards.
-    std::vector<int64_t> order(pp);
+    std::vector<int64_t> order(count);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return std::abs(2 * a - (pp - 1)) < std::abs(2 * b - (pp - 1)); });
-    for (int64_t k = 0; k < model.layers % pp; ++k) ++counts[order[k]];
+                     [&](int64_t a, int64_t b) { return std::abs(2 * a - (count - 1)) < std::abs(2 * b - (count - 1)); });
+    for (int64_t k = 0; k < model.layers % count; ++k) ++counts[order[k]];
   }
-  if (static_cast<int64_t>(counts.size()) != pp) {
-    return refuse(fmt::format("mesh.stages lists {} stages, mesh.pp = {}", counts.size(), pp));
+  if (static_cast<int64_t>(counts.size()) != count) {
+    return refuse(fmt::format("mesh.stages lists {} stages, {}", counts.size(), said));
   }
   std::vector<Stage> stages;
   int64_t layer = 0;
-  for (int64_t s = 0; s < pp; ++s) {
+  for (int64_t s = 0; s < count; ++s) {
     if (counts[s] < 1)
       return refuse(fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer", s + 1, counts[s]));
-    stages.push_back({layer, layer + counts[s], s == 0, s == pp - 1});
+    stages.push_back({layer, layer + counts[s], s == 0, s == count - 1});
     layer += counts[s];
   }
   if (layer != model.layers) {
     return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}", layer, model.layers));
   }
   return stages;
-}
-
-int64_t in_flight_micro_batches(PipelineKind kind, int64_t stage, int64_t pp, int64_t micro_batches) {
-  return kind == PipelineKind::kGpipe ? micro_batches : std::min(pp - stage, micro_batches);
 }
 
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps) {
@@ -98,6 +95,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
   plan.padded_vocab = padded_vocab(m.vocab, mesh.tp);
   plan.micro_batches = recipe.batch.samples / slice;
+  RT_TRY(check_schedule(plan.schedule()));
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = span_in_steps(recipe.stop, recipe, 0);
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
@@ -109,8 +107,10 @@ RankPlan Plan::rank(int64_t rank) const {
   RankPlan out;
   out.rank = rank;
   out.at = mesh.coords(rank);
-  out.stage = stages[out.at.pp];
-  out.in_flight = in_flight_micro_batches(recipe.schedule, out.at.pp, mesh.pp(), micro_batches);
+  const std::vector<int64_t> in_flight = in_flight_micro_batches(schedule(), out.at.pp);
+  for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
+    out.chunks.push_back({stages[static_cast<int64_t>(chunk) * mesh.pp() + out.at.pp], in_flight[chunk]});
+  }
   const int64_t tp = mesh.tp(), dp = mesh.dp();
 
   const auto hold = [&](int64_t index, bool tied_copy) {
@@ -137,13 +137,15 @@ RankPlan Plan::rank(int64_t rank) const {
   };
   for (size_t index = 0; index < tensors.size(); ++index) {
     const TensorSpec& spec = tensors[index];
-    const bool here = spec.layer == kEmbeddingLayer ? out.stage.embedding
+    const bool here = spec.layer == kEmbeddingLayer ? out.embedding()
                       : spec.layer == kHeadLayer
-                          ? out.stage.head
-                          : spec.layer >= out.stage.first_layer && spec.layer < out.stage.end_layer;
+                          ? out.head()
+                          : std::any_of(out.chunks.begin(), out.chunks.end(), [&](const Chunk& chunk) {
+                              return spec.layer >= chunk.stage.first_layer && spec.layer < chunk.stage.end_layer;
+                            });
     if (here) hold(static_cast<int64_t>(index), false);
   }
-  if (out.stage.head && !out.stage.embedding && recipe.model.tied_embeddings) hold(0, true);  // embed.tokens is first
+  if (out.head() && !out.embedding() && recipe.model.tied_embeddings) hold(0, true);  // embed.tokens is first
 
   out.flat_elems = round_up(out.flat_elems, dp * kAlignElems);
   for (int64_t begin = 0; begin < out.flat_elems;) {
@@ -203,11 +205,6 @@ const LocalTensor* RankPlan::find(const std::vector<TensorSpec>& specs, std::str
 int64_t Plan::boundary_bytes() const {
   const int64_t rows = recipe.batch.micro * recipe.model.context / (recipe.mesh.sequence_parallel ? mesh.tp() : 1);
   return rows * recipe.model.width * dtype_size_bytes(compute_dtype());
-}
-
-double Plan::bubble() const {
-  const auto p = static_cast<double>(mesh.pp());
-  return (p - 1) / (static_cast<double>(micro_batches) + p - 1);
 }
 
 double Plan::flops_per_token() const {

@@ -23,6 +23,7 @@
 #include "runtime/core/shape.h"
 #include "runtime/mesh/mesh.h"
 #include "runtime/plan/model_tensors.h"
+#include "runtime/plan/schedule.h"
 
 namespace cairn {
 
@@ -68,10 +69,16 @@ struct Stage {
   bool embedding = false, head = false;
 };
 
+/// One of the stages of a rank.
+struct Chunk {
+  Stage stage;
+  int64_t in_flight = 1;  // micro-batches whose activations are alive at once
+};
+
 struct RankPlan {
   int64_t rank = 0;
   Coords at;
-  Stage stage;
+  std::vector<Chunk> chunks;         // in model order; one but for the interleaved schedule
   std::vector<LocalTensor> tensors;  // canonical order; a tied copy stands where head.weight would
   int64_t flat_elems = 0;            // a multiple of dp * kAlignElems
   std::vector<FlatRange> buckets;    // tile [0, flat_elems)
@@ -81,10 +88,12 @@ struct RankPlan {
   std::vector<ReplicaRun> replicas;   // of the other shares; empty with ZeRO-1 or one replica
   int64_t saved_elems = 0;            // of the primary pieces: length of each array of a bank
   int64_t private_elems = 0;          // of all other state
-  int64_t in_flight = 1;           // micro-batches whose activations are alive at once
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
   // Weights are those that forward and backward read, in the compute dtype. Optimizer: one bank and the private state.
   int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;
+
+  bool embedding() const { return chunks.front().stage.embedding; }
+  bool head() const { return chunks.back().stage.head; }
   /// Part of optimizer_bytes: one bank. With an agent it and the weights lie in the agent's memory.
   int64_t bank_bytes() const { return saved_elems * 12; }
   /// The tensor of that logical name, or nullptr when it lives on another stage.
@@ -95,7 +104,7 @@ struct Plan {
   Recipe recipe;
   Mesh mesh;
   std::vector<TensorSpec> tensors;
-  std::vector<Stage> stages;
+  std::vector<Stage> stages;  // pp * virtual_stages, in model order; chunk c of pipeline rank r is stages[c * pp + r]
   int64_t padded_vocab = 0;
   int64_t micro_batches = 0;  // a step and data-parallel rank: accumulation
   int64_t tokens_per_step = 0;
@@ -109,8 +118,7 @@ struct Plan {
   int64_t boundary_bytes() const;
   /// The four that a pipeline rank sends from and receives into; 0 with one stage.
   int64_t boundary_buffers_bytes() const { return mesh.pp() > 1 ? 4 * boundary_bytes() : 0; }
-  /// Fraction of a step's time that the pipeline idles: (p - 1) / (m + p - 1).
-  double bubble() const;
+  ScheduleShape schedule() const { return schedule_shape(recipe, micro_batches); }
   /// 6 (N - N_input_embedding) + 6 S N D a layer: forward and backward, causal (systems.md section 2.2).
   double flops_per_token() const;
 };
@@ -118,12 +126,9 @@ struct Plan {
 /// Errors: kInvalidInput, naming the fields, the values and the nearest valid ones.
 Result<Plan> make_plan(const Recipe& recipe, int64_t world);
 
-/// Layers of each stage: recipe.mesh.stages, or as even as possible with the longer stages in the middle, since the
-/// first and last also hold the embedding and the head.
+/// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible with the longer stages
+/// in the middle, since the first and last also hold the embedding and the head.
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
-
-/// Micro-batches whose activations stage `stage` of `pp` holds at once: GPipe all m, 1F1B min(pp - stage, m).
-int64_t in_flight_micro_batches(PipelineKind kind, int64_t stage, int64_t pp, int64_t micro_batches);
 
 /// A span of training in steps of this recipe (rounded up); kFraction is of `stop_steps`.
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps);

@@ -30,13 +30,14 @@ double ms_since(Clock::time_point start) {
 
 /// The groups of one rank, created in the same order everywhere.
 struct Groups {
-  std::unique_ptr<comm::Comm> tp, dp, pp, embedding, world;
+  std::unique_ptr<comm::Comm> tp, dp, activations, gradients, embedding, world;  // the pipeline twice
 
   static Result<Groups> make(const Mesh& mesh, int64_t rank, comm::Engine& engine) {
     Groups out;
     RT_TRY_SET(out.tp, engine.group("tp", mesh.group(MeshAxis::kTp, rank)));
     RT_TRY_SET(out.dp, engine.group("dp", mesh.group(MeshAxis::kDp, rank)));
-    RT_TRY_SET(out.pp, engine.group("pp", mesh.group(MeshAxis::kPp, rank)));
+    RT_TRY_SET(out.activations, engine.group("pp", mesh.group(MeshAxis::kPp, rank)));
+    RT_TRY_SET(out.gradients, engine.group("pp back", mesh.group(MeshAxis::kPp, rank)));
     const std::vector<int64_t> ends = mesh.embedding_group(rank);
     if (ends.size() > 1 && std::find(ends.begin(), ends.end(), rank) != ends.end()) {
       RT_TRY_SET(out.embedding, engine.group("embedding", ends));
@@ -91,7 +92,7 @@ class Run {
     return groups_.world->all_reduce(values.data(), static_cast<int64_t>(values.size()), DType::kF64,
                                      comm::ReduceOp::kSum, what);
   }
-  bool counts_losses() const { return rank_.stage.head && rank_.at.tp == 0; }
+  bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
 
   const Environment& env_;
   const Plan& plan_;
@@ -102,7 +103,7 @@ class Run {
   data::Sampler sampler_;
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
-  std::unique_ptr<nn::StageModel> model_;
+  std::vector<std::unique_ptr<nn::StageModel>> models_;  // of the chunks
   std::unique_ptr<pipeline::Executor> executor_;
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
   int64_t bank_ = 0;                               // holds the saved state of the last step
@@ -116,11 +117,17 @@ class Run {
 
 Status Run::start() {
   const Recipe& recipe = plan_.recipe;
-  RT_TRY_SET(model_, nn::StageModel::make(plan_, rank_, *groups_.tp, state_.arrays().weights, state_.arrays().grads,
-                                          state_.activations()));
-  executor_ = std::make_unique<pipeline::Executor>(*model_, *groups_.pp, state_.boundary());
-  RT_CHECK(model_->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model_->boundary_bytes(),
-           plan_.boundary_bytes());
+  std::vector<nn::StageModel*> chunks;
+  for (size_t chunk = 0; chunk < rank_.chunks.size(); ++chunk) {
+    RT_TRY_SET(auto model, nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
+                                                state_.arrays().weights, state_.arrays().grads, state_.activations()));
+    RT_CHECK(model->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model->boundary_bytes(),
+             plan_.boundary_bytes());
+    chunks.push_back(model.get());
+    models_.push_back(std::move(model));
+  }
+  executor_ = std::make_unique<pipeline::Executor>(plan_.schedule(), std::move(chunks), *groups_.activations,
+                                                   *groups_.gradients, state_.boundary());
   for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
     tensors_.push_back(state_.tensors(rank_, bank));
   }
@@ -158,7 +165,7 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
   const Recipe& recipe = plan_.recipe;
   for (int64_t k = 0; k < plan_.micro_batches; ++k) {
     const auto mine = data::micro_batch_samples(samples, plan_.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
-    if (rank_.stage.embedding || rank_.stage.head) {
+    if (rank_.embedding() || rank_.head()) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded_[k]));
     }
     batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data()};
@@ -185,7 +192,7 @@ Status Run::step(int64_t number) {
     }
   };
   const float loss_scale = 1.0f / static_cast<float>(plan_.tokens_per_step);
-  RT_TRY(executor_->train(recipe.schedule, batches_, loss_scale, on_losses));
+  RT_TRY(executor_->train(batches_, loss_scale, on_losses));
 
   phase(number, "gradients");
   RT_TRY(optimizer_.reduce_gradients());

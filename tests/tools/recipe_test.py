@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import xml.etree.ElementTree
 
 from program import ProgramTest, main
 
@@ -117,7 +118,7 @@ class RecipeTest(ProgramTest):
         self.assertEqual(plan["checkpoint"]["bytes"], plan["parameters"] * 12)
         weights = sum(s["rank_weight_bytes"] for s in plan["stages"]) * 4  # of tp 2 x dp 2
         self.assertEqual(plan["shared_memory"]["bytes"], 3 * plan["checkpoint"]["bytes"] + weights)
-        self.assertEqual([s["end_layer"] for s in plan["stages"]], [2, 4])
+        self.assertEqual([s["chunks"][0]["end_layer"] for s in plan["stages"]], [2, 4])
         for stage in plan["stages"]:
             self.assertGreater(stage["rank_activation_bytes"], 0)
             self.assertGreaterEqual(stage["rank_weight_bytes"], 4 * stage["rank_parameters"])
@@ -132,6 +133,25 @@ class RecipeTest(ProgramTest):
         self.assertIn("batch 16 = micro 4 x accumulate 2 x dp 2", text)
         self.assertIn("stages [emb 2] [2 head]", text)
         self.assertIn("bubble at 2 micro-batches: 1 of 3 (33.3%)", text)
+
+    def test_plan_draws_the_schedule(self):
+        sets = ["--set", "mesh.pp=2", "--world", 2, "--set", "batch.micro=4"]
+        lines = self.cairn("plan", "train.lua", *sets, "--draw").stdout.splitlines()
+        self.assertEqual([line for line in lines if line.startswith("rank ")],
+                         ["rank 0  0>1>..<0  2><1  3><2  ..<3  ",
+                          "rank 1  ..0><0  1><1  2><2  3><3  .."])
+        self.assertIn("3 of 15 units idle on every rank: 20.0 %", "\n".join(lines))
+        sets += ["--set", "schedule=interleaved", "--set", "mesh.virtual_stages=2"]
+        out = self.cairn("plan", "train.lua", *sets, "--draw", "--svg", "s.svg").stdout
+        self.assertIn("interleaved, 2 stages a rank; bubble at 4 micro-batches: 1 of 9 (11.1%)", out)
+        self.assertIn("rank 1   ...0a>1a>0b><0b   1b><1b   2a>", out)
+        svg = xml.etree.ElementTree.parse(self.path("s.svg")).getroot()
+        self.assertEqual(len(svg.findall("{http://www.w3.org/2000/svg}g")), 2 * 2 * 4 * 2)
+        plan = self.cairn_json("plan", "train.lua", *sets)
+        self.assertEqual([[c["first_layer"] for c in s["chunks"]] for s in plan["stages"]], [[0, 2], [1, 3]])
+        self.assertIn("s.svg", self.cairn("plan", "train.lua", *sets, "--svg", "no/such/s.svg", code=2).stderr)
+        self.assertIn("groups of mesh.pp = 2, and a step has 3",
+                      self.cairn("plan", "train.lua", *sets, "--set", "batch.samples=12", code=2).stderr)
 
     def test_plan_refuses_a_world_that_does_not_fit(self):
         done = self.cairn("plan", "train.lua", "--world", 5, "--set", "mesh.tp=2", code=2)

@@ -175,8 +175,8 @@ TEST_SUITE("runtime/nn/stage_model") {
       const Logical weights = draw_weights(plan);
       LoneComm comm;
       Rank one(one_plan, 0, comm, weights), all(plan, 0, comm, weights);
-      REQUIRE(one.plan().in_flight == 1);
-      REQUIRE(all.plan().in_flight == 3);
+      REQUIRE(one.plan().chunks[0].in_flight == 1);
+      REQUIRE(all.plan().chunks[0].in_flight == 3);
       std::vector<Batch> batches;
       for (uint64_t k = 0; k < 3; ++k) batches.push_back(draw_batch(plan, 40 + k));
 
@@ -260,14 +260,14 @@ TEST_SUITE("runtime/nn/stage_model") {
     LoneComm comm;
     std::vector<float> weights(rank.flat_elems);
     std::vector<std::byte> memory(stage_buffers_bytes(plan, rank) - 64);
-    const auto small = StageModel::make(plan, rank, comm, weights.data(), nullptr, memory);
+    const auto small = StageModel::make(plan, rank, 0, comm, weights.data(), nullptr, memory);
     REQUIRE(!small.ok());
     CHECK(small.error().code == ErrorCode::kInternal);
 
     Recipe odd = llama_recipe();
     odd.model.head_dim = 5;
     const Plan odd_plan = plan_of(odd);
-    const auto refused = StageModel::make(odd_plan, odd_plan.rank(0), comm, nullptr, nullptr, {});
+    const auto refused = StageModel::make(odd_plan, odd_plan.rank(0), 0, comm, nullptr, nullptr, {});
     REQUIRE(!refused.ok());
     CHECK(refused.error().code == ErrorCode::kInvalidInput);
   }

@@ -83,10 +83,10 @@ TEST_SUITE("runtime/plan/activations") {
           CHECK(buffer.elems > 0);
           CHECK(buffer.bytes() % 64 == 0);
           CHECK(buffer.bytes() - buffer.elems * dtype_size_bytes(buffer.dtype) < 64);
-          wanted += buffer.bytes() * (buffer.per_slot ? rank.in_flight : 1);
+          wanted += buffer.bytes() * buffer.copies;
         }
         CHECK(stage_buffers_bytes(plan, rank) == wanted);
-        CHECK(rank.in_flight == (schedule == PipelineKind::kGpipe ? 4 : 2 - stage));
+        CHECK(rank.chunks[0].in_flight == (schedule == PipelineKind::kGpipe ? 4 : 2 - stage));
         CHECK(names.contains("layers.0.mlp.pre") == (stage == 0));
         CHECK(names.contains("layers.3.mlp.pre") == (stage == 1));
         CHECK(names.contains("head.logits") == (stage == 1));

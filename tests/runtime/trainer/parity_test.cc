@@ -21,23 +21,26 @@ struct Layout {
   PipelineKind schedule;
   int zero;
   bool sequence_parallel;
+  int64_t virtual_stages = 1;
 };
 
 std::string spelled(const Layout& l) {
-  return fmt::format("tp {} pp {} dp {} {} zero {} sp {}", l.tp, l.pp, l.dp,
-                     l.schedule == PipelineKind::kGpipe ? "gpipe" : "1f1b", l.zero, l.sequence_parallel);
+  constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved"};
+  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {}", l.tp, l.pp, l.dp,
+                     kNames[static_cast<int>(l.schedule)], l.zero, l.sequence_parallel, l.virtual_stages);
 }
 
 Recipe with(Recipe recipe, const Layout& l) {
   recipe.mesh.tp = l.tp;
   recipe.mesh.pp = l.pp;
   recipe.schedule = l.schedule;
+  recipe.mesh.virtual_stages = l.virtual_stages;
   recipe.optimizer.zero = l.zero;
   recipe.mesh.sequence_parallel = l.sequence_parallel;
   return recipe;
 }
 
-constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B;
+constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI = PipelineKind::kInterleaved;
 
 // Drawn so that each value of each axis meets each of another at least once.
 const Layout kLayouts[] = {
@@ -48,6 +51,7 @@ const Layout kLayouts[] = {
     {1, 2, 2, kF, 1, false}, {1, 2, 2, kG, 0, false}, {2, 2, 2, kF, 1, true},  {2, 2, 2, kG, 1, false},
     {2, 2, 2, kF, 0, false}, {4, 2, 1, kF, 1, true},  {2, 4, 1, kG, 0, true},  {1, 4, 2, kF, 1, false},
     {4, 1, 2, kG, 1, true},  {2, 2, 4, kF, 1, true},  {4, 4, 1, kF, 0, true},  {1, 2, 4, kG, 1, false},
+    {1, 2, 1, kI, 0, false, 2}, {2, 2, 1, kI, 1, true, 2},  {1, 2, 2, kI, 1, false, 2},
 };
 
 }  // namespace
@@ -103,8 +107,31 @@ TEST_SUITE("runtime/trainer/parity") {
     }
   }
 
+  TEST_CASE("interleaved stages of three and four ranks, tied and uneven, keep the trajectory") {
+    for (const bool llama : {false, true}) {
+      Recipe base = tiny_recipe(llama, !llama);
+      base.model.layers = 8;
+      base.batch.samples = 12;
+      const auto serial = train_on_threads(base, 1).value();
+      for (const auto& [pp, virtual_stages, stages] : std::vector<std::tuple<int64_t, int64_t, std::vector<int64_t>>>{
+               {2, 4, {}}, {3, 2, {1, 1, 2, 2, 1, 1}}, {4, 2, {}}}) {
+        CAPTURE(pp);
+        Recipe other = base;
+        other.schedule = kI;
+        other.mesh.pp = pp;
+        other.mesh.virtual_stages = virtual_stages;
+        other.mesh.stages = stages;
+        const auto parallel = train_on_threads(other, pp);
+        REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+        for (size_t k = 0; k < 20; ++k) {
+          CHECK(std::abs(parallel.value().losses[k] - serial.losses[k]) / serial.losses[k] < kLossTolerance);
+        }
+      }
+    }
+  }
+
   TEST_CASE("train 20 = train 10, stop, resume, 10 more: the same bits in the same layout") {
-    const Layout layouts[] = {{1, 1, 1, kF, 0, false}, {2, 2, 2, kF, 1, true}, {2, 1, 2, kG, 0, false}};
+    const Layout layouts[] = {{1, 1, 1, kF, 0, false}, {2, 2, 2, kF, 1, true}, {2, 1, 2, kG, 0, false}, {1, 2, 2, kI, 1, false, 2}};
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       for (const Layout& layout : layouts) {
         CAPTURE(spelled(layout));
@@ -195,7 +222,8 @@ TEST_SUITE("runtime/trainer/parity") {
 
   TEST_CASE("what the plan says is what a rank allocates") {
     for (const Layout& layout :
-         {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 4, 1, kG, 0, false}}) {
+         {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 4, 1, kG, 0, false},
+          Layout{1, 2, 2, kI, 1, false, 2}}) {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         Recipe recipe = with(tiny_recipe(true, false), layout);
         recipe.precision = precision;
