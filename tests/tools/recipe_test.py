@@ -138,13 +138,13 @@ class RecipeTest(ProgramTest):
         sets = ["--set", "mesh.pp=2", "--world", 2, "--set", "batch.micro=4"]
         lines = self.cairn("plan", "train.lua", *sets, "--draw").stdout.splitlines()
         self.assertEqual([line for line in lines if line.startswith("rank ")],
-                         ["rank 0  0>1>..<0  2><1  3><2  ..<3  ",
-                          "rank 1  ..0><0  1><1  2><2  3><3  .."])
+                         ["rank 0 0>1>....<0  2><1  3><2  ..<3  ",
+                          "rank 1 ..0><0  1><1  2><2  3><3  ...."])
         self.assertIn("3 of 15 units idle on every rank: 20.0 %", "\n".join(lines))
         sets += ["--set", "schedule=interleaved", "--set", "mesh.virtual_stages=2"]
         out = self.cairn("plan", "train.lua", *sets, "--draw", "--svg", "s.svg").stdout
         self.assertIn("interleaved, 2 stages a rank; bubble at 4 micro-batches: 1 of 9 (11.1%)", out)
-        self.assertIn("rank 1   ...0a>1a>0b><0b   1b><1b   2a>", out)
+        self.assertIn("rank 1 ...0a>1a>0b><0b   1b><1b   2a><0a ", out)
         svg = xml.etree.ElementTree.parse(self.path("s.svg")).getroot()
         self.assertEqual(len(svg.findall("{http://www.w3.org/2000/svg}g")), 2 * 2 * 4 * 2)
         plan = self.cairn_json("plan", "train.lua", *sets)
