@@ -2,8 +2,8 @@
 //   private    in place, in memory of their own: what training without checkpoints does
 //   in place   in place in a bank of the arena, without marks
 //   banks      from bank to bank of the arena, with checksums, marks and weights: every step is a snapshot
-// and copy it once into a bank (memcpy), the price of a snapshot that is copied. Arms are interleaved; a round's time is
-// that of the slowest rank. Pauses are begin and publish alone, the part in which a rank computes nothing.
+// and copy it once into a bank (memcpy), the price of a snapshot that is copied. Arms are interleaved; a round's time
+// is that of the slowest rank. Pauses are begin and publish alone, the part in which a rank computes nothing.
 //
 //   stall_bench [--gib=0.5,1,2,4,6] [--ranks=4] [--rounds=7] [--tiny]
 //
@@ -115,7 +115,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
   kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
   const std::string position(1500, 'x');
   std::vector<uint64_t> sums(3 * kTensors);
-  const bool stream = all * 12 > (8 << 20);  // as ShardedOptimizer
+  const bool stream = all * 12 > (8 << 20);              // as ShardedOptimizer
   for (int round = -1; round < setup.rounds; ++round) {  // the first one warms up
     for (int k = 0; k < kArms; ++k) {
       const int arm = (k + round + 1) % kArms;  // each follows each
@@ -207,8 +207,7 @@ void measure(double gib, Setup setup) {
   }
   const Result<Arena> arena = Arena::create(spec);
   RT_CHECK(arena.ok(), "{}", arena.error().message);
-  void* const raw =
-      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const raw = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   RT_CHECK(raw != MAP_FAILED);
   Shared& shared = *new (raw) Shared;
   std::vector<pid_t> children;
@@ -243,9 +242,10 @@ void measure(double gib, Setup setup) {
       pause = std::max(pause, shared.begin_s[round][rank] + shared.publish_s[round][rank]);
     }
     pauses.push_back(pause * 1e3);
-    fmt::print("  round {}: private {:.1f} ms, in place {:.1f} ms, banks {:.1f} ms, memcpy {:.1f} ms, pause {:.3f} ms; "
-               "load {}\n",
-               round + 1, slowest[0] * 1e3, slowest[1] * 1e3, slowest[2] * 1e3, slowest[3] * 1e3, pause * 1e3, load());
+    fmt::print(
+        "  round {}: private {:.1f} ms, in place {:.1f} ms, banks {:.1f} ms, memcpy {:.1f} ms, pause {:.3f} ms; "
+        "load {}\n",
+        round + 1, slowest[0] * 1e3, slowest[1] * 1e3, slowest[2] * 1e3, slowest[3] * 1e3, pause * 1e3, load());
   }
   munmap(raw, sizeof(Shared));
   const auto print = [](const char* name, const std::vector<double>& values, const char* unit, int digits) {
@@ -253,7 +253,8 @@ void measure(double gib, Setup setup) {
     fmt::print("  {:<44} {:.{}f} ({:.{}f} to {:.{}f}) {}\n", name, s.median, digits, s.least, digits, s.most, digits,
                unit);
   };
-  fmt::print("{}, {} ranks{}{}\n", what, setup.ranks, setup.own_bank ? "" : ", private memory left out (in place in a bank)",
+  fmt::print("{}, {} ranks{}{}\n", what, setup.ranks,
+             setup.own_bank ? "" : ", private memory left out (in place in a bank)",
              arena.value().huge_pages() ? ", huge pages" : ", 4 KiB pages in shared memory");
   print("update in private memory, in place", times[0], "ms", 1);
   print("update in a bank, in place", times[1], "ms", 1);

@@ -136,9 +136,10 @@ Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
     if (slot || (std::chrono::steady_clock::now() > deadline && !views[current].reserved)) {
       if (waited) pause_ns_ = clock_.now_ns() - begin_ns;
       if (slot) return *slot;
-      spdlog::warn("no bank was free for {} s: the disk is slower than the saves; until it has caught up, a killed rank "
-                   "goes back to the step that is being saved",
-                   options_.longest_wait_s);
+      spdlog::warn(
+          "no bank was free for {} s: the disk is slower than the saves; until it has caught up, a killed rank "
+          "goes back to the step that is being saved",
+          options_.longest_wait_s);
       ++stats_.in_place;
       published_bank_ = -1;
       return current;

@@ -4,14 +4,14 @@
 //
 // Life of a snapshot: next_bank() on world rank 0 picks the bank of the update by the slot rule (snapshot/slot_rule.h);
 // begin_update() on every rank marks it; the update writes it; decide() on rank 0 says whether the step is to be
-// restorable, which is every step unless the recipe says otherwise, and whether it is to be persisted, and then reserves
-// the bank; snapshot() publishes it; the agent's NodePersister (persister.h) sees a reserved bank whole on all ranks,
-// writes it, frees it.
+// restorable, which is every step unless the recipe says otherwise, and whether it is to be persisted, and then
+// reserves the bank; snapshot() publishes it; the agent's NodePersister (persister.h) sees a reserved bank whole on all
+// ranks, writes it, frees it.
 //
 // With three banks or more no call waits for the disk: a save that is due while as many banks are reserved as training
 // can spare (all but two) is put off to the next step at which one is free, so that the newest state is saved. With two
-// banks next_bank() waits while the other one is being written, at most kLongestWaitS; then the update goes on in place,
-// and until the save is done a killed rank goes back to the step that is being saved.
+// banks next_bank() waits while the other one is being written, at most kLongestWaitS; then the update goes on in
+// place, and until the save is done a killed rank goes back to the step that is being saved.
 //
 // Threads: one hook per rank, used by one thread.
 
@@ -51,8 +51,8 @@ struct HookOptions {
 
 struct SnapshotStats {
   int64_t snapshots = 0, persists = 0;
-  int64_t put_off = 0;   // saves that were due and came later
-  int64_t in_place = 0;  // updates that gave up waiting for a bank
+  int64_t put_off = 0;                               // saves that were due and came later
+  int64_t in_place = 0;                              // updates that gave up waiting for a bank
   double last_ms = 0, total_ms = 0, longest_ms = 0;  // training stood still on this rank
 };
 
@@ -96,12 +96,12 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   HookOptions options_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
-  bool attached_ = false;       // memory() was asked: the trainer's banks are the arena's
+  bool attached_ = false;        // memory() was asked: the trainer's banks are the arena's
   int64_t published_bank_ = -1;  // of the newest snapshot; the next update must not write it
   int64_t begun_bank_ = -1;      // that the last update wrote
   int64_t pause_ns_ = 0;         // of the step under way
   bool save_pending_ = false;    // due, and put off
-  int64_t promised_step_ = 0;  // newest step that is to be on disk
+  int64_t promised_step_ = 0;    // newest step that is to be on disk
   SnapshotStats stats_;
 };
 

@@ -167,11 +167,12 @@ void CrossCheck::mesh() {
                        layers, where("mesh.pp", "model.layers")),
            fmt::format("pp from 1 to {}", layers));
     else if (stages > layers)
-      fail("mesh.virtual_stages",
-           fmt::format("mesh.pp = {} x mesh.virtual_stages = {} is {} stages, more than model.layers = {}{}: each stage "
-                       "needs a layer",
-                       mesh.pp, mesh.virtual_stages, stages, layers, where("mesh.virtual_stages", "model.layers")),
-           fmt::format("virtual_stages from 1 to {}", layers / mesh.pp));
+      fail(
+          "mesh.virtual_stages",
+          fmt::format("mesh.pp = {} x mesh.virtual_stages = {} is {} stages, more than model.layers = {}{}: each stage "
+                      "needs a layer",
+                      mesh.pp, mesh.virtual_stages, stages, layers, where("mesh.virtual_stages", "model.layers")),
+          fmt::format("virtual_stages from 1 to {}", layers / mesh.pp));
     const int64_t sum = std::accumulate(mesh.stages.begin(), mesh.stages.end(), int64_t{0});
     if (!mesh.stages.empty() && static_cast<int64_t>(mesh.stages.size()) != stages)
       fail("mesh.stages",
@@ -191,8 +192,8 @@ void CrossCheck::mesh() {
   const bool interleaved = recipe.schedule == PipelineKind::kInterleaved;
   if (interleaved && (mesh.pp < 2 || mesh.virtual_stages < 2))
     fail("schedule",
-         fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and {}", mesh.pp,
-                     mesh.virtual_stages),
+         fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and {}",
+                     mesh.pp, mesh.virtual_stages),
          "virtual_stages 2, or schedule = \"1f1b\"");
   if (!interleaved && mesh.virtual_stages > 1)
     fail("mesh.virtual_stages",

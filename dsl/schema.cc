@@ -878,7 +878,8 @@ const Block& recipe_block() {
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved"})
               .otherwise("1f1b")
               .says("order of micro-batches in the pipeline",
-                    "Read only with mesh.pp > 1. interleaved is 1F1B over mesh.virtual_stages stages a rank: a smaller bubble, "
+                    "Read only with mesh.pp > 1. interleaved is 1F1B over mesh.virtual_stages stages a rank: a smaller "
+                    "bubble, "
                     "more messages and activations."),
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
           block("init", &Recipe::init, init_block())

@@ -64,7 +64,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     if (std::exchange(ready, true)) return;
     const char* const from = control.decision.source == ckpt::arena::Source::kMemory ? "memory"
                              : control.decision.source == ckpt::arena::Source::kDisk ? "disk"
-                                                                                      : "nothing";
+                                                                                     : "nothing";
     ignore(events.send({{"event", "ready"}, {"ms", ms_since_process_start()}, {"from", from}}), "for people only");
   };
   spdlog::info("rank {} of {} starts, incarnation {}", args.rank, args.world, args.incarnation);

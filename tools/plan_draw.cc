@@ -57,7 +57,8 @@ Result<std::string> draw_schedule(const ScheduleShape& shape, int64_t columns, c
     out += fmt::format("{:<{}}", fmt::format("rank {}", rank), label);
     int64_t at = 0;
     for (const TimedAction& timed : timeline[rank]) {
-      const int64_t begin = std::lround(timed.begin) * unit, end = std::min<int64_t>(std::lround(timed.end) * unit, shown);
+      const int64_t begin = std::lround(timed.begin) * unit,
+                    end = std::min<int64_t>(std::lround(timed.end) * unit, shown);
       if (begin >= shown) break;
       if (begin > at) out += fmt::format("{}{:.>{}}{}", color.dim, "", begin - at, color.reset);
       const bool forward = timed.action.kind == ActionKind::kForward;
@@ -70,7 +71,8 @@ Result<std::string> draw_schedule(const ScheduleShape& shape, int64_t columns, c
     if (at < shown) out += fmt::format("{}{:.>{}}{}", color.dim, "", shown - at, color.reset);
     out += "\n";
   }
-  out += fmt::format("3> is a forward (1 unit), <3 a backward (2 units), dots are idle; {}\n", bubble_text(shape, timeline));
+  out += fmt::format("3> is a forward (1 unit), <3 a backward (2 units), dots are idle; {}\n",
+                     bubble_text(shape, timeline));
   if (shown < whole) {
     out += fmt::format("the first {} of {} units; --svg FILE draws all of it\n", shown / unit, whole / unit);
   }

@@ -13,8 +13,8 @@ namespace cairn::ckpt {
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kTableName = "shards.bin";
 inline constexpr std::string_view kReferencesName = "references";  // in a directory: the steps that it needs
-inline constexpr std::string_view kTmpPrefix = ".tmp-";      // a save that has not been committed
-inline constexpr std::string_view kTrashPrefix = ".trash-";  // a checkpoint that has been uncommitted
+inline constexpr std::string_view kTmpPrefix = ".tmp-";            // a save that has not been committed
+inline constexpr std::string_view kTrashPrefix = ".trash-";        // a checkpoint that has been uncommitted
 
 /// "step-00001200": at least eight digits, so that names sort as numbers do up to 10^8 steps.
 std::string step_dir_name(int64_t step);

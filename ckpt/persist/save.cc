@@ -599,7 +599,8 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   }
 
   constexpr int64_t kSlackBytes = int64_t{1} << 20;  // metadata and rounding, per file
-  int64_t needed = payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+  int64_t needed =
+      payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
   for (const auto& [part, finished] : taken) needed -= std::min(needed, finished.file.size_bytes);
   RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
   if (free < needed)

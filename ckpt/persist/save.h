@@ -55,7 +55,7 @@ struct SaveOptions {
   /// changed since become references to its files. What is there no longer is written instead. Not for filled shards.
   const Manifest* base = nullptr;
   double base_min_share =
-      0.05;                    // of the payload: what would save less is written, for it would keep a whole step alive
+      0.05;  // of the payload: what would save less is written, for it would keep a whole step alive
   // Going on after a kill (unfinished.h). A save with a key notes each file that is durable, and a stop keeps them.
   uint64_t resume_key = 0;     // of all that decides the bytes of the files; 0: no notes
   std::string resume_from;     // work directory in checkpoints_dir that a dead save of this key has left

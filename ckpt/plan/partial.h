@@ -29,7 +29,7 @@ struct LoadMatch {
   std::vector<std::string> left;     // "weight head.weight f32 [65, 24]": of the checkpoint, training state alone
   bool has_moments = true;           // the checkpoint
   bool weights_only = false;         // asked for: a new run, from step 0
-  bool everything() const;  // weights and moments of every tensor of the model
+  bool everything() const;           // weights and moments of every tensor of the model
   int64_t taken() const;
   int64_t with_moments() const;
 };

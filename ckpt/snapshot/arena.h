@@ -46,7 +46,7 @@ struct ArenaSpec {
   uint64_t layout_hash = 0;
   std::vector<SlotLayout> ranks;
   std::vector<int64_t> weight_bytes;  // by rank; empty: no memory for weights
-  std::string directory;  // encode_manifest(slot_manifest(...)): makes the memory readable without the plan
+  std::string directory;              // encode_manifest(slot_manifest(...)): makes the memory readable without the plan
   int64_t slots = kDefaultSlots;
   int64_t chunk_bytes = kSnapshotChunkBytes;
   ArenaBacking backing = ArenaBacking::kNamed;
@@ -124,7 +124,8 @@ class Arena {
   Status invalidate_slots(double deadline_s = 1800);
   /// Agent, while no rank runs: empties one slot on all ranks. What the persister has begun to write stays as it is.
   void invalidate_slot(int64_t slot);
-  /// Fills this process's page table for one rank's slots and weights, so that its first steps are as fast as later ones.
+  /// Fills this process's page table for one rank's slots and weights, so that its first steps are as fast as later
+  /// ones.
   void populate(int64_t rank) const;
 
  private:

@@ -96,8 +96,8 @@ struct Control {
   std::atomic<uint64_t> incarnation;  // life of the ranks; 0: none yet
   std::atomic<uint32_t> stop;         // the agent asks for a save at the next step boundary and an end
   std::atomic<int64_t> agent_pid, agent_start;
-  std::atomic<uint32_t> distrusted;   // a rank died in a way that may have scribbled over memory
-  std::atomic<int64_t> saved_ns;      // monotonic: when a save was ordered last, over all lives of the ranks
+  std::atomic<uint32_t> distrusted;  // a rank died in a way that may have scribbled over memory
+  std::atomic<int64_t> saved_ns;     // monotonic: when a save was ordered last, over all lives of the ranks
   // Step to be persisted from the slot; 0: free. Rank 0 sets it, the agent makes it negative when it starts to write
   // and 0 when it is done.
   std::atomic<int64_t> reserved[kMaxSlots];

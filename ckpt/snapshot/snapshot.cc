@@ -90,7 +90,8 @@ Status SnapshotWriter::seal(int64_t slot, uint64_t incarnation, int64_t step, st
   begin(slot, incarnation, step);  // the weights stay odd: they are not of this step
   std::vector<uint64_t> sums;
   const std::byte* area = arena_.payload(rank_, slot).data();
-  for (const arena::ShardExtent& shard : arena_.shards(rank_)) sums.push_back(word_sums(area + shard.offset, shard.bytes / 4));
+  for (const arena::ShardExtent& shard : arena_.shards(rank_))
+    sums.push_back(word_sums(area + shard.offset, shard.bytes / 4));
   RT_TRY(fill_header(slot, incarnation, step, position, sums, 0));
   mark_whole(arena_.slot_header(rank_, slot));
   return {};
@@ -149,10 +150,10 @@ Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, C
   for (size_t k = 0; k < shards.size(); ++k) {
     const uint64_t sums = word_sums(area.data() + shards[k].offset, shards[k].bytes / 4);
     if (sums != out.sums[k]) {
-      return damaged(rank, slot,
-                     fmt::format("step {}, shard {}, bytes [{}, {}): checksum {}, stored {}", out.step, k,
-                                 shards[k].offset, shards[k].offset + shards[k].bytes, hash_to_hex(sums),
-                                 hash_to_hex(out.sums[k])));
+      return damaged(
+          rank, slot,
+          fmt::format("step {}, shard {}, bytes [{}, {}): checksum {}, stored {}", out.step, k, shards[k].offset,
+                      shards[k].offset + shards[k].bytes, hash_to_hex(sums), hash_to_hex(out.sums[k])));
     }
   }
   return out;

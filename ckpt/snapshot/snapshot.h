@@ -1,12 +1,13 @@
 #pragma once
 // The marks and headers of one rank's banks and weights in the arena, and how they are read.
 //
-// A bank becomes a snapshot: 1. begin(): the sequences of the bank and of the weights become odd: what they held is gone.
-// 2. The update writes into them; nobody copies. 3. publish(): step, incarnation, position, the word sums that the update
-// took of each shard, the hash over all that; then the sequences become even, with release. Both cost microseconds at any
-// size. A SIGKILL between any two instructions leaves a bank odd or complete. A reader trusts the even number only as a
-// hint: every count is bounded by the static tables, the hash covers the header, and the word sums the bytes, for whoever
-// has reason to read them all.
+// A bank becomes a snapshot: 1. begin(): the sequences of the bank and of the weights become odd: what they held is
+// gone.
+// 2. The update writes into them; nobody copies. 3. publish(): step, incarnation, position, the word sums that the
+// update took of each shard, the hash over all that; then the sequences become even, with release. Both cost
+// microseconds at any size. A SIGKILL between any two instructions leaves a bank odd or complete. A reader trusts the
+// even number only as a hint: every count is bounded by the static tables, the hash covers the header, and the word
+// sums the bytes, for whoever has reason to read them all.
 
 #include <cstddef>
 #include <cstdint>
@@ -78,8 +79,8 @@ struct CommonSnapshot {
 /// The given slot, checked on all ranks, and that all say the same incarnation, step and position.
 Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, Check check);
 
-/// The newest snapshot that is whole and passes the check. One that does not is skipped, why is added to `problems`, and
-/// its slot to `damaged`.
+/// The newest snapshot that is whole and passes the check. One that does not is skipped, why is added to `problems`,
+/// and its slot to `damaged`.
 std::optional<CommonSnapshot> newest_verified(const Arena& arena, Check check,
                                               std::vector<std::string>* problems = nullptr,
                                               std::vector<int64_t>* damaged = nullptr);

@@ -128,8 +128,8 @@ RT_AVX512 RT_INLINE void update_vector(const Task& t, const Constants& c, int64_
                                        bool weight_past, LaneSums& lanes) {
   const __m512 g = _mm512_mul_ps(load_vector<kWhole>(t.grad + i, mask), c.scale);
   const __m512 m = _mm512_fmadd_ps(c.beta1, load_vector<kWhole>(t.from.exp_avg + i, mask), _mm512_mul_ps(c.rest1, g));
-  const __m512 v =
-      _mm512_fmadd_ps(c.beta2, load_vector<kWhole>(t.from.exp_avg_sq + i, mask), _mm512_mul_ps(_mm512_mul_ps(c.rest2, g), g));
+  const __m512 v = _mm512_fmadd_ps(c.beta2, load_vector<kWhole>(t.from.exp_avg_sq + i, mask),
+                                   _mm512_mul_ps(_mm512_mul_ps(c.rest2, g), g));
   const __m512 scaled = _mm512_div_ps(_mm512_mul_ps(c.step, m), _mm512_fmadd_ps(_mm512_sqrt_ps(v), c.bias2, c.eps));
   const __m512 w = _mm512_fmsub_ps(c.decay, load_vector<kWhole>(t.from.master + i, mask), scaled);
   store_vector<kWhole>(t.to.exp_avg + i, m, mask, state_past);
@@ -160,13 +160,11 @@ RT_AVX512 RT_INLINE void update_vector(const Task& t, const Constants& c, int64_
 template <bool kSummed, int kWeight>
 RT_AVX512 void adamw_range_avx512(const Task& t, int64_t begin, int64_t end, uint64_t* sums) {
   const Coefficients& k = t.k;
-  const Constants c{_mm512_set1_ps(k.grad_scale),      _mm512_set1_ps(k.beta1),
-                    _mm512_set1_ps(k.beta2),           _mm512_set1_ps(k.one_minus_beta1),
-                    _mm512_set1_ps(k.one_minus_beta2), _mm512_set1_ps(k.decay),
-                    _mm512_set1_ps(k.step_size),       _mm512_set1_ps(k.inv_sqrt_bias2),
-                    _mm512_set1_ps(k.eps)};
-  const bool state_past = t.stream && on_line(t.to.master + begin) && on_line(t.to.exp_avg + begin) &&
-                          on_line(t.to.exp_avg_sq + begin);
+  const Constants c{_mm512_set1_ps(k.grad_scale),      _mm512_set1_ps(k.beta1),           _mm512_set1_ps(k.beta2),
+                    _mm512_set1_ps(k.one_minus_beta1), _mm512_set1_ps(k.one_minus_beta2), _mm512_set1_ps(k.decay),
+                    _mm512_set1_ps(k.step_size),       _mm512_set1_ps(k.inv_sqrt_bias2),  _mm512_set1_ps(k.eps)};
+  const bool state_past =
+      t.stream && on_line(t.to.master + begin) && on_line(t.to.exp_avg + begin) && on_line(t.to.exp_avg_sq + begin);
   const bool weight_past = kWeight == 1 && t.stream && on_line(t.weight + begin);
   LaneSums lanes{};
   const int64_t whole = begin + (end - begin) / 16 * 16;

@@ -12,9 +12,9 @@ struct AdamwArgs {
   float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   float grad_scale = 1;  // clip coefficient
   int64_t step = 1;      // 1 for the first update
-  /// The three output arrays and a float weight go past the caches: saves reading what is only overwritten, and pays once
-  /// the state of all updates is larger than the caches. Same bits. Only where the processor has AVX-512 and the arrays
-  /// begin at multiples of 64 bytes; ignored elsewhere.
+  /// The three output arrays and a float weight go past the caches: saves reading what is only overwritten, and pays
+  /// once the state of all updates is larger than the caches. Same bits. Only where the processor has AVX-512 and the
+  /// arrays begin at multiples of 64 bytes; ignored elsewhere.
   bool stream = false;
   bool portable = false;  // tests: the code for processors without AVX-512
 };

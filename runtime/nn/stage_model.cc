@@ -213,11 +213,11 @@ Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const Ran
   }
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {
-    return std::unique_ptr<StageModel>(
-        std::make_unique<Model<bf16>>(plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers));
+    return std::unique_ptr<StageModel>(std::make_unique<Model<bf16>>(
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers));
   }
-  return std::unique_ptr<StageModel>(
-      std::make_unique<Model<float>>(plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers));
+  return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
+      plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers));
 }
 
 }  // namespace cairn::nn

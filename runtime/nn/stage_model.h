@@ -1,7 +1,7 @@
 #pragma once
-// One pipeline stage (a chunk of a rank, runtime/plan/schedule.h) of the decoder on one rank: explicit forward and backward, every tensor-parallel collective
-// visible at its place. Owns no memory: weights, gradients and activations are ranges the caller allocated from the
-// plan.
+// One pipeline stage (a chunk of a rank, runtime/plan/schedule.h) of the decoder on one rank: explicit forward and
+// backward, every tensor-parallel collective visible at its place. Owns no memory: weights, gradients and activations
+// are ranges the caller allocated from the plan.
 //
 // Legend: B samples of a micro-batch, S tokens a sample, T = B * S rows, H width, V vocabulary rows of this rank.
 // Rows at a stage boundary and in the residual stream: R = T, or T / tp with sequence parallel (rank r holds rows
@@ -24,8 +24,9 @@ namespace cairn::nn {
 
 class StageModel {
  public:
-  /// `chunk` of the rank. weights: flat_elems of the compute dtype; grads: flat_elems float, or null for a model that only runs forward;
-  /// activations: as long as stage_buffers_bytes() of runtime/plan/activations.h. All outlive the model.
+  /// `chunk` of the rank. weights: flat_elems of the compute dtype; grads: flat_elems float, or null for a model that
+  /// only runs forward; activations: as long as stage_buffers_bytes() of runtime/plan/activations.h. All outlive the
+  /// model.
   static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, int64_t chunk, comm::Comm& tp,
                                                   void* weights, float* grads, std::span<std::byte> activations);
   virtual ~StageModel() = default;

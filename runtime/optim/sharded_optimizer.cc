@@ -169,8 +169,7 @@ Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
                                       rank_.share[b].size() * 4, "optimizer state of the other replicas");
       }));
       for (const ReplicaRun& replica : rank_.replicas) {
-        std::copy_n(arrays_.grads + replica.flat_offset, replica.count,
-                    private_at(replica.state_offset).*array);
+        std::copy_n(arrays_.grads + replica.flat_offset, replica.count, private_at(replica.state_offset).*array);
       }
     }
   }

@@ -28,9 +28,9 @@ struct Groups {
 
 /// Where the arrays of a rank lie; memory of others.
 struct Arrays {
-  void* weights = nullptr;  // flat_elems of the compute dtype: what forward and backward read
-  float* grads = nullptr;   // flat_elems
-  kernels::AdamwState private_state;                     // private_elems each
+  void* weights = nullptr;            // flat_elems of the compute dtype: what forward and backward read
+  float* grads = nullptr;             // flat_elems
+  kernels::AdamwState private_state;  // private_elems each
   std::vector<std::vector<kernels::AdamwState>> banks;  // of each bank, where each primary piece's state lies
 };
 

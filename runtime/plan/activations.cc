@@ -54,20 +54,19 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   for (const Chunk& chunk : rank.chunks) {
     in_flight = chunk.in_flight;
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
-    const std::string prefix = fmt::format("layers.{}.", layer);
-    saved(prefix + "attn.input", d.local_rows * d.width, compute);  // of its norm: the residual stream
-    saved(prefix + "attn.qkv", d.rows * d.qkv, compute);
-    saved(prefix + "attn.out", d.rows * d.heads * d.head_dim, compute);
-    saved(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32);
-    saved(prefix + "mlp.input", d.local_rows * d.width, compute);
-    saved(prefix + "mlp.pre", d.rows * d.ffn_in, compute);
+      const std::string prefix = fmt::format("layers.{}.", layer);
+      saved(prefix + "attn.input", d.local_rows * d.width, compute);  // of its norm: the residual stream
+      saved(prefix + "attn.qkv", d.rows * d.qkv, compute);
+      saved(prefix + "attn.out", d.rows * d.heads * d.head_dim, compute);
+      saved(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32);
+      saved(prefix + "mlp.input", d.local_rows * d.width, compute);
+      saved(prefix + "mlp.pre", d.rows * d.ffn_in, compute);
     }
-  if (chunk.stage.head) {
-    saved("head.input", d.local_rows * d.width, compute);
-    saved("head.max", d.rows, DType::kF32);
-    saved("head.sums", 2 * d.rows, DType::kF32);  // sum of exponentials; target logit, which becomes the loss
-  }
-
+    if (chunk.stage.head) {
+      saved("head.input", d.local_rows * d.width, compute);
+      saved("head.max", d.rows, DType::kF32);
+      saved("head.sums", 2 * d.rows, DType::kF32);  // sum of exponentials; target logit, which becomes the loss
+    }
   }
   scratch("scratch.rows", d.rows * d.width, compute);     // input of column-cut projections: norm output, gathered
   scratch("scratch.partial", d.rows * d.width, compute);  // summed over tp: outputs of row cuts, gradients of the above

@@ -24,8 +24,8 @@ Status divides(std::string_view what, int64_t value, std::string_view by_what, i
 
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
   const int64_t count = mesh.pp * mesh.virtual_stages;
-  const std::string said =
-      mesh.virtual_stages > 1 ? fmt::format("mesh.pp x mesh.virtual_stages = {}", count) : fmt::format("mesh.pp = {}", count);
+  const std::string said = mesh.virtual_stages > 1 ? fmt::format("mesh.pp x mesh.virtual_stages = {}", count)
+                                                   : fmt::format("mesh.pp = {}", count);
   std::vector<int64_t> counts = mesh.stages;
   if (counts.empty()) {
     if (model.layers < count) {
@@ -35,8 +35,9 @@ Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfi
     // The remainder goes to the middle stages first, outwards.
     std::vector<int64_t> order(count);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return std::abs(2 * a - (count - 1)) < std::abs(2 * b - (count - 1)); });
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return std::abs(2 * a - (count - 1)) < std::abs(2 * b - (count - 1));
+    });
     for (int64_t k = 0; k < model.layers % count; ++k) ++counts[order[k]];
   }
   if (static_cast<int64_t>(counts.size()) != count) {

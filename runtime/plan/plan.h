@@ -9,9 +9,9 @@
 // data-parallel rank d. Gradients are reduce-scattered by bucket, ZeRO-1 keeps optimizer state for the share only, and
 // every rank saves its share and no more, with or without ZeRO.
 //
-// Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a *bank*;
-// in training there are several, in shared memory, and each update goes from one into another, so that what it read
-// stays behind as the snapshot of the step before. All other state that the rank updates is private to it.
+// Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a
+// *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
+// read stays behind as the snapshot of the step before. All other state that the rank updates is private to it.
 
 #include <cstdint>
 #include <string>
@@ -84,10 +84,10 @@ struct RankPlan {
   std::vector<FlatRange> buckets;    // tile [0, flat_elems)
   std::vector<FlatRange> share;      // this rank's chunk of each bucket
   int64_t share_elems = 0;
-  std::vector<StatePiece> pieces;     // of the share
-  std::vector<ReplicaRun> replicas;   // of the other shares; empty with ZeRO-1 or one replica
-  int64_t saved_elems = 0;            // of the primary pieces: length of each array of a bank
-  int64_t private_elems = 0;          // of all other state
+  std::vector<StatePiece> pieces;    // of the share
+  std::vector<ReplicaRun> replicas;  // of the other shares; empty with ZeRO-1 or one replica
+  int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
+  int64_t private_elems = 0;         // of all other state
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
   // Weights are those that forward and backward read, in the compute dtype. Optimizer: one bank and the private state.
   int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;

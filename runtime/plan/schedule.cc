@@ -51,19 +51,22 @@ Status check_schedule(const ScheduleShape& shape) {
   const int64_t pp = shape.pp, m = shape.micro_batches;
   if (shape.kind != PipelineKind::kInterleaved) {
     if (shape.chunks == 1) return {};
-    return refuse(fmt::format("mesh.virtual_stages = {} is for schedule = \"interleaved\"; the schedule here runs one "
-                              "stage a rank",
-                              shape.chunks));
+    return refuse(
+        fmt::format("mesh.virtual_stages = {} is for schedule = \"interleaved\"; the schedule here runs one "
+                    "stage a rank",
+                    shape.chunks));
   }
   if (pp < 2 || shape.chunks < 2) {
-    return refuse(fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and "
-                              "{}; with one stage a rank it is \"1f1b\"",
-                              pp, shape.chunks));
+    return refuse(
+        fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and "
+                    "{}; with one stage a rank it is \"1f1b\"",
+                    pp, shape.chunks));
   }
   if (m % pp != 0) {
-    return refuse(fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a step has "
-                              "{}; nearest: {}{}",
-                              pp, m, m > pp ? fmt::format("{}, ", m / pp * pp) : "", (m / pp + 1) * pp));
+    return refuse(
+        fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a step has "
+                    "{}; nearest: {}{}",
+                    pp, m, m > pp ? fmt::format("{}, ", m / pp * pp) : "", (m / pp + 1) * pp));
   }
   return {};
 }

@@ -35,8 +35,8 @@ struct ScheduleShape {
 /// What the recipe asks of the pipeline when a step has that many micro-batches on a replica.
 ScheduleShape schedule_shape(const Recipe& recipe, int64_t micro_batches);
 
-/// Refuses what cannot run: chunks without the interleaved schedule, and micro-batches that are no multiple of pp with it
-/// (ranks would wait for each other for ever). Errors: kInvalidInput, with the nearest values that work.
+/// Refuses what cannot run: chunks without the interleaved schedule, and micro-batches that are no multiple of pp with
+/// it (ranks would wait for each other for ever). Errors: kInvalidInput, with the nearest values that work.
 Status check_schedule(const ScheduleShape& shape);
 
 /// What rank `rank` of the pipeline does in one step, in order. In each chunk forwards and backwards run in micro-batch

@@ -189,9 +189,9 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
       int64_t step = restored[rank] ? restored[rank]->position.step : 0;
       int64_t bank = restored[rank] ? restored[rank]->bank : 0;
       if (step > 0) {
-        const bool good = !restored[rank]->weights_ready ||
-                          std::all_of(weights.begin(), weights.end(),
-                                      [&](std::byte b) { return b == weight_byte(rank, step); });
+        const bool good =
+            !restored[rank]->weights_ready ||
+            std::all_of(weights.begin(), weights.end(), [&](std::byte b) { return b == weight_byte(rank, step); });
         const std::lock_guard lock(mutex);
         wrong += state.wrong_elements(step, bank) + (good ? 0 : 1);
       }

@@ -36,7 +36,8 @@ struct Agent {
     const RunText run{.run_name = "fake", .run_id = run_id, .recipe_json = "{}", .recipe_hash = "r1"};
     const auto open = [&]() -> Result<Arena> {
       if (slots == kDefaultSlots)
-        return open_run_memory(plan, run, dir, [] { return std::make_unique<PosixBackend>(); }, &report);
+        return open_run_memory(
+            plan, run, dir, [] { return std::make_unique<PosixBackend>(); }, &report);
       RT_TRY_SET(ArenaSpec spec, arena_spec(plan, run));
       spec.slots = slots;
       std::filesystem::create_directories(dir);

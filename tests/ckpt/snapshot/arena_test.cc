@@ -304,8 +304,9 @@ TEST_SUITE("ckpt/snapshot/arena") {
         REQUIRE(holds(arena, *found));
         fell_back += found->slot == 0 ? 1 : 0;
       }
-      REQUIRE(found.has_value());                                                           // slot 0 is untouched
-      for (const int64_t slot : {0, 1}) static_cast<void>(read_common(arena, slot, Check::kEveryByte));  // any answer will do
+      REQUIRE(found.has_value());  // slot 0 is untouched
+      for (const int64_t slot : {0, 1})
+        static_cast<void>(read_common(arena, slot, Check::kEveryByte));  // any answer will do
       *victim = before;
     }
     CHECK(fell_back > 150);  // the other bytes were padding

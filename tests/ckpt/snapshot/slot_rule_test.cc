@@ -33,8 +33,8 @@ struct World {
   int8_t chosen = -1;                   // for the next update
   int8_t current = 0, published = -1;   // as the ranks know them
   int8_t incarnation = 1, step = 0, steps = 0, kills = 0;
-  bool over = false;    // the last step is done
-  int8_t promise = 0;   // the step that must be restorable, or a later one
+  bool over = false;     // the last step is done
+  int8_t promise = 0;    // the step that must be restorable, or a later one
   int8_t given_up = -1;  // the slot that rank 0 gave up keeping
 
   std::string key() const {
@@ -59,10 +59,10 @@ struct World {
 struct Rule {
   std::function<SlotView(std::span<const SlotMark>, bool)> view = view_of;
   std::function<std::optional<int64_t>(std::span<const SlotView>, int64_t)> choose = choose_slot;
-  bool collective = true;   // between publishing and the next update
-  bool stay = false;        // in a published slot: always in place
-  bool careless = false;    // gives up waiting also when the current slot is promised to the persister
-  int8_t spare = 2;         // slots that reservations leave to training, when there are three
+  bool collective = true;  // between publishing and the next update
+  bool stay = false;       // in a published slot: always in place
+  bool careless = false;   // gives up waiting also when the current slot is promised to the persister
+  int8_t spare = 2;        // slots that reservations leave to training, when there are three
 };
 
 struct Walk {
@@ -77,7 +77,8 @@ Walk explore(int slots, const Rule& rule = {}, int kills = kMaxKills) {
   const auto truly_whole = [](const World& w, int slot) { return view_of(w.marks[slot], false).whole; };
   const auto newest_step = [&](const World& w, int without = -1) {
     std::vector<SlotView> views;
-    for (int slot = 0; slot < slots; ++slot) views.push_back(slot == without ? SlotView{} : view_of(w.marks[slot], false));
+    for (int slot = 0; slot < slots; ++slot)
+      views.push_back(slot == without ? SlotView{} : view_of(w.marks[slot], false));
     const auto newest = newest_whole(views);
     return static_cast<int8_t>(newest ? views[*newest].step : 0);
   };

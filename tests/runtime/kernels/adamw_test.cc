@@ -59,25 +59,31 @@ TEST_SUITE("runtime/kernels/adamw") {
   TEST_CASE("a NaN gradient shows in its element alone; a gradient of zero with eps 0.1 does not move") {
     std::vector<float> grad{1.0f, NAN, 0.0f}, master{1.0f, 1.0f, 1.0f}, m(3), v(3);
     const kernels::AdamwState state{master.data(), m.data(), v.data()};
-    kernels::adamw({.lr = 0.5f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 0.1f}, grad.data(), state, state, nullptr, nullptr,
-                   3);
+    kernels::adamw({.lr = 0.5f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 0.1f}, grad.data(), state, state, nullptr,
+                   nullptr, 3);
     CHECK(master[0] == doctest::Approx(1.0 - 0.5 / 1.1));
     CHECK(std::isnan(master[1]));
     CHECK(master[2] == 1.0f);
   }
 
   TEST_CASE("in place or into other memory, past the caches or not, at any alignment: the same bits and their sums") {
-    for (const int64_t signed_count : {1, -1, 37, 512, -512, 1003, -1003, 150001, -150001}) {  // negative: portable code
-      for (const int64_t shift : {0, 1, 5}) {  // elements off a cache line
+    for (const int64_t signed_count :
+         {1, -1, 37, 512, -512, 1003, -1003, 150001, -150001}) {  // negative: portable code
+      for (const int64_t shift : {0, 1, 5}) {                     // elements off a cache line
         const int64_t count = std::abs(signed_count);
         const auto room = static_cast<size_t>(count + shift);
         const auto grad = normals<float>("g", count + shift), w = normals<float>("w", count + shift),
                    m = normals<float>("m", count + shift);
         auto v = normals<float>("v", count + shift);
         for (float& x : v) x = x * x;
-        kernels::AdamwArgs args{
-            .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 0.5f, .step = 3,
-            .portable = signed_count < 0};
+        kernels::AdamwArgs args{.lr = 0.01f,
+                                .beta1 = 0.9f,
+                                .beta2 = 0.95f,
+                                .eps = 1e-8f,
+                                .weight_decay = 0.1f,
+                                .grad_scale = 0.5f,
+                                .step = 3,
+                                .portable = signed_count < 0};
         std::vector<float> first[3];
         std::vector<float> first_weight;
         std::vector<bf16> first_low;
@@ -109,7 +115,8 @@ TEST_SUITE("runtime/kernels/adamw") {
             REQUIRE(std::memcmp(weight.data() + shift, made[0], count * 4) == 0);
             with_threads(threads, [&] {
               std::vector<float> again[3] = {w, m, v};
-              const kernels::AdamwState source{again[0].data() + shift, again[1].data() + shift, again[2].data() + shift};
+              const kernels::AdamwState source{again[0].data() + shift, again[1].data() + shift,
+                                               again[2].data() + shift};
               kernels::adamw(args, grad.data() + shift, source, how == 0 ? source : other, nullptr, low.data() + shift,
                              count);
             });

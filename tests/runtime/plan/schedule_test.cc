@@ -75,8 +75,8 @@ bool ends_without_buffers(const ScheduleShape& shape) {
 }
 
 double duration(const ScheduleShape& shape) {
-  const auto timed = simulate_schedule(shape, 1.0 / static_cast<double>(shape.chunks),
-                                       2.0 / static_cast<double>(shape.chunks));
+  const auto timed =
+      simulate_schedule(shape, 1.0 / static_cast<double>(shape.chunks), 2.0 / static_cast<double>(shape.chunks));
   REQUIRE_MESSAGE(timed.ok(), timed.error().message);
   double end = 0;
   for (const auto& rank : timed.value()) end = std::max(end, rank.back().end);
@@ -124,8 +124,8 @@ TEST_SUITE("runtime/plan/schedule") {
     CHECK(forwards({kI, 3, 5, 3}) == "0.0 1.0 2.0 0.1 1.1 2.1 0.2 1.2 2.2 3.0 4.0 3.1 4.1 3.2 4.2 ");
     const auto warm_up = [](const ScheduleShape& shape, int64_t rank) {
       const std::vector<Action> actions = schedule_actions(shape, rank);
-      const auto backward = std::find_if(actions.begin(), actions.end(),
-                                         [](const Action& a) { return a.kind == ActionKind::kBackward; });
+      const auto backward =
+          std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.kind == ActionKind::kBackward; });
       return backward - actions.begin() - 1;  // the forward of the first pair is no warm-up
     };
     // min(2 (p - r - 1) + (v - 1) g, m v): Megatron-LM's counts.
@@ -172,7 +172,8 @@ TEST_SUITE("runtime/plan/schedule") {
           CHECK(ends_without_buffers(shape));
           check_slots(shape);
           const double ideal = 3 * static_cast<double>(m);
-          CHECK(duration(shape) == doctest::Approx(ideal + 3.0 * static_cast<double>(pp - 1) / static_cast<double>(chunks)));
+          CHECK(duration(shape) ==
+                doctest::Approx(ideal + 3.0 * static_cast<double>(pp - 1) / static_cast<double>(chunks)));
           CHECK(bubble_fraction(shape) == doctest::Approx(1 - ideal / duration(shape)));
         }
       }

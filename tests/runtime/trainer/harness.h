@@ -182,8 +182,7 @@ struct Trained {
 using MakeEngine = std::function<Result<std::unique_ptr<comm::Engine>>(int64_t rank)>;
 
 inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
-                                        int64_t stop_after = 0, const MakeEngine& make_engine = {},
-                                        int64_t banks = 0) {
+                                        int64_t stop_after = 0, const MakeEngine& make_engine = {}, int64_t banks = 0) {
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
   MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after, .banks = banks};
   if (from != nullptr) {

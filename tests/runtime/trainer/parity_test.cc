@@ -26,8 +26,8 @@ struct Layout {
 
 std::string spelled(const Layout& l) {
   constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved"};
-  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {}", l.tp, l.pp, l.dp,
-                     kNames[static_cast<int>(l.schedule)], l.zero, l.sequence_parallel, l.virtual_stages);
+  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {}", l.tp, l.pp, l.dp, kNames[static_cast<int>(l.schedule)],
+                     l.zero, l.sequence_parallel, l.virtual_stages);
 }
 
 Recipe with(Recipe recipe, const Layout& l) {
@@ -44,14 +44,14 @@ constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI =
 
 // Drawn so that each value of each axis meets each of another at least once.
 const Layout kLayouts[] = {
-    {2, 1, 1, kF, 0, false}, {2, 1, 1, kF, 1, true},  {4, 1, 1, kG, 0, true},  {4, 1, 1, kF, 1, false},
-    {1, 2, 1, kG, 0, false}, {1, 2, 1, kF, 1, false}, {1, 4, 1, kG, 1, false}, {1, 4, 1, kF, 0, false},
-    {1, 1, 2, kF, 0, false}, {1, 1, 2, kF, 1, false}, {1, 1, 4, kG, 1, false}, {1, 1, 4, kF, 0, false},
-    {2, 2, 1, kF, 0, true},  {2, 2, 1, kG, 1, false}, {2, 1, 2, kF, 1, true},  {2, 1, 2, kG, 0, false},
-    {1, 2, 2, kF, 1, false}, {1, 2, 2, kG, 0, false}, {2, 2, 2, kF, 1, true},  {2, 2, 2, kG, 1, false},
-    {2, 2, 2, kF, 0, false}, {4, 2, 1, kF, 1, true},  {2, 4, 1, kG, 0, true},  {1, 4, 2, kF, 1, false},
-    {4, 1, 2, kG, 1, true},  {2, 2, 4, kF, 1, true},  {4, 4, 1, kF, 0, true},  {1, 2, 4, kG, 1, false},
-    {1, 2, 1, kI, 0, false, 2}, {2, 2, 1, kI, 1, true, 2},  {1, 2, 2, kI, 1, false, 2},
+    {2, 1, 1, kF, 0, false},    {2, 1, 1, kF, 1, true},    {4, 1, 1, kG, 0, true},     {4, 1, 1, kF, 1, false},
+    {1, 2, 1, kG, 0, false},    {1, 2, 1, kF, 1, false},   {1, 4, 1, kG, 1, false},    {1, 4, 1, kF, 0, false},
+    {1, 1, 2, kF, 0, false},    {1, 1, 2, kF, 1, false},   {1, 1, 4, kG, 1, false},    {1, 1, 4, kF, 0, false},
+    {2, 2, 1, kF, 0, true},     {2, 2, 1, kG, 1, false},   {2, 1, 2, kF, 1, true},     {2, 1, 2, kG, 0, false},
+    {1, 2, 2, kF, 1, false},    {1, 2, 2, kG, 0, false},   {2, 2, 2, kF, 1, true},     {2, 2, 2, kG, 1, false},
+    {2, 2, 2, kF, 0, false},    {4, 2, 1, kF, 1, true},    {2, 4, 1, kG, 0, true},     {1, 4, 2, kF, 1, false},
+    {4, 1, 2, kG, 1, true},     {2, 2, 4, kF, 1, true},    {4, 4, 1, kF, 0, true},     {1, 2, 4, kG, 1, false},
+    {1, 2, 1, kI, 0, false, 2}, {2, 2, 1, kI, 1, true, 2}, {1, 2, 2, kI, 1, false, 2},
 };
 
 }  // namespace
@@ -131,7 +131,8 @@ TEST_SUITE("runtime/trainer/parity") {
   }
 
   TEST_CASE("train 20 = train 10, stop, resume, 10 more: the same bits in the same layout") {
-    const Layout layouts[] = {{1, 1, 1, kF, 0, false}, {2, 2, 2, kF, 1, true}, {2, 1, 2, kG, 0, false}, {1, 2, 2, kI, 1, false, 2}};
+    const Layout layouts[] = {
+        {1, 1, 1, kF, 0, false}, {2, 2, 2, kF, 1, true}, {2, 1, 2, kG, 0, false}, {1, 2, 2, kI, 1, false, 2}};
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       for (const Layout& layout : layouts) {
         CAPTURE(spelled(layout));
@@ -157,8 +158,8 @@ TEST_SUITE("runtime/trainer/parity") {
 
   TEST_CASE("from bank to bank or in place: the same bits, also from one to the other at a restart") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
-      for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
-                                   Layout{2, 1, 2, kG, 0, false}}) {
+      for (const Layout& layout :
+           {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 1, 2, kG, 0, false}}) {
         CAPTURE(spelled(layout));
         Recipe recipe = with(tiny_recipe(layout.pp == 1, layout.pp > 1), layout);
         recipe.precision = precision;
@@ -221,9 +222,8 @@ TEST_SUITE("runtime/trainer/parity") {
   }
 
   TEST_CASE("what the plan says is what a rank allocates") {
-    for (const Layout& layout :
-         {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 4, 1, kG, 0, false},
-          Layout{1, 2, 2, kI, 1, false, 2}}) {
+    for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
+                                 Layout{2, 4, 1, kG, 0, false}, Layout{1, 2, 2, kI, 1, false, 2}}) {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         Recipe recipe = with(tiny_recipe(true, false), layout);
         recipe.precision = precision;
