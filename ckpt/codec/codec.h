@@ -3,7 +3,7 @@
 // one zstd frame (HDF5 filter 32015). Bytes to bytes; no I/O.
 //
 // Of trained numbers only the exponents say less than they could; there is nothing to match. So zstd is told to look
-// for no matches and only to Huffman-code (bench/compress.py measures it: its level 1's ratio within 2 %, at more than
+// for no matches and only to Huffman-code (bench/compress.py measures it: its level 1's ratio within 2 %, at about
 // twice the speed). What comes out is an ordinary frame. The same chunk gives the same bytes with the same zstd.
 //
 // Threads: an encoder or decoder belongs to one thread.
