@@ -15,7 +15,7 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
       norm_(parameters, fmt::format("layers.{}.mlp_norm", layer), model),
       up_([&] {
         std::vector<Linear<Real>> parts;
-        if (model.activation == Activation::kSwiGlu) {
+        if (is_gated(model.activation)) {
           parts.push_back(linear(parameters, fmt::format("layers.{}.mlp.gate", layer), model.width));
         }
         parts.push_back(linear(parameters, fmt::format("layers.{}.mlp.up", layer), model.width));
@@ -63,6 +63,8 @@ void Mlp<Real>::activate(const Real* pre, Real* hidden_TF) const {
       return kernels::relu_forward(pre, hidden_TF, count);
     case Activation::kSwiGlu:
       return kernels::swiglu_forward(pre, hidden_TF, dims_.rows, dims_.ffn);
+    default:
+      RT_CHECK(false, "activation {} has no kernel", static_cast<int>(activation_));
   }
 }
 
@@ -78,6 +80,8 @@ void Mlp<Real>::activate_backward(const Real* dhidden_TF, const Real* pre, Real*
       return kernels::relu_backward(dhidden_TF, pre, dpre, count);
     case Activation::kSwiGlu:
       return kernels::swiglu_backward(dhidden_TF, pre, dpre, dims_.rows, dims_.ffn);
+    default:
+      RT_CHECK(false, "activation {} has no kernel", static_cast<int>(activation_));
   }
 }
 

@@ -202,14 +202,9 @@ class Model final : public StageModel {
 Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
                                                      comm::Comm& tp, void* weights, float* grads,
                                                      std::span<std::byte> activations) {
-  const ModelConfig& model = plan.recipe.model;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
                                                    tp.rank(), tp.size(), rank.at.tp, plan.mesh.tp())};
-  }
-  if (model.positions == Positions::kRotary && model.head_dim % 2 != 0) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("rotary positions turn pairs: model.head_dim must be even, got {}", model.head_dim)};
   }
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {

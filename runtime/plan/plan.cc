@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "runtime/plan/model_check.h"
+
 namespace cairn {
 namespace {
 
@@ -76,6 +78,10 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   const ModelConfig& m = recipe.model;
   const MeshConfig& mesh = recipe.mesh;
   RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
+  if (const std::vector<ModelMistake> mistakes = find_mistakes(m); !mistakes.empty()) {
+    const ModelMistake& first = mistakes.front();
+    return refuse(first.message + (first.accepted.empty() ? "" : "; accepted: " + first.accepted));
+  }
   RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));

@@ -266,8 +266,7 @@ TEST_SUITE("runtime/nn/stage_model") {
 
     Recipe odd = llama_recipe();
     odd.model.head_dim = 5;
-    const Plan odd_plan = plan_of(odd);
-    const auto refused = StageModel::make(odd_plan, odd_plan.rank(0), 0, comm, nullptr, nullptr, {});
+    const auto refused = make_plan(odd, 1);
     REQUIRE(!refused.ok());
     CHECK(refused.error().code == ErrorCode::kInvalidInput);
   }
