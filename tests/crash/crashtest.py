@@ -26,6 +26,7 @@ allows a mount namespace, so that other runs of the same user cannot clear it aw
 
 import argparse
 import collections
+import ctypes
 import hashlib
 import json
 import os
