@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/core/check.h"
+#include "runtime/core/word_sums.h"
 #include "runtime/kernels/elementwise.h"
 
 namespace cairn::optim {
@@ -32,6 +33,7 @@ ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, Group
   }
   stream_ = rank.bank_bytes() > kCachedBytes;
   sums_.resize(3 * saved);
+  for (const TensorSpec& tensor : plan.tensors) rates_.push_back(rates_of(plan.recipe.optimizer, tensor));
   int64_t partial = 0;
   for (const LocalTensor& local : rank.tensors) {
     if (local.sum_over_tp) partial += count_elems(local.shape);
@@ -47,6 +49,17 @@ Status ShardedOptimizer::for_buckets(const std::function<Status(size_t)>& body) 
 kernels::AdamwState ShardedOptimizer::private_at(int64_t offset) const {
   const kernels::AdamwState& all = arrays_.private_state;
   return {all.master + offset, all.exp_avg + offset, all.exp_avg_sq + offset};
+}
+
+void ShardedOptimizer::put_weights(const float* master, int64_t flat, int64_t count) const {
+  switch (plan_.compute_dtype()) {
+    case DType::kBf16:
+      return kernels::cast(master, static_cast<bf16*>(arrays_.weights) + flat, count);
+    case DType::kF16:
+      return kernels::cast(master, static_cast<f16*>(arrays_.weights) + flat, count);
+    default:
+      std::copy_n(master, count, static_cast<float*>(arrays_.weights) + flat);
+  }
 }
 
 template <typename Body>
@@ -92,11 +105,11 @@ Status ShardedOptimizer::reduce_gradients() {
   });
 }
 
-double ShardedOptimizer::squared_norm_part() const {
-  double sum = 0;
+ExactSum ShardedOptimizer::squared_norm_part() const {
+  ExactSum sum;
   for (const FlatRange& range : rank_.share) {
     for_tensors_in(rank_, range, [&](const LocalTensor& local, int64_t begin, int64_t end) {
-      if (local.primary) sum += kernels::sum_of_squares(arrays_.grads + begin, end - begin);
+      if (local.primary) kernels::add_squares(arrays_.grads + begin, end - begin, sum);
     });
   }
   return sum;
@@ -104,21 +117,22 @@ double ShardedOptimizer::squared_norm_part() const {
 
 Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to) {
   const OptimizerConfig& config = plan_.recipe.optimizer;
-  kernels::AdamwArgs args{.lr = static_cast<float>(lr),
-                          .beta1 = static_cast<float>(config.beta1),
+  kernels::AdamwArgs args{.beta1 = static_cast<float>(config.beta1),
                           .beta2 = static_cast<float>(config.beta2),
                           .eps = static_cast<float>(config.eps),
                           .grad_scale = grad_scale,
                           .step = update,
                           .stream = stream_};
-  const bool is_bf16 = plan_.compute_dtype() == DType::kBf16;
-  auto* low = is_bf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
-  auto* full = is_bf16 ? nullptr : static_cast<float*>(arrays_.weights);
+  const DType compute = plan_.compute_dtype();
+  auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
+  auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
   const auto run = [&](int64_t tensor, int64_t flat, int64_t count, const kernels::AdamwState& source,
                        const kernels::AdamwState& target, kernels::AdamwSums* sums) {
-    args.weight_decay = plan_.tensors[tensor].decay ? static_cast<float>(config.weight_decay) : 0.0f;
+    args.lr = static_cast<float>(lr * rates_[tensor].lr);
+    args.weight_decay = static_cast<float>(rates_[tensor].weight_decay);
     kernels::adamw(args, arrays_.grads + flat, source, target, full != nullptr ? full + flat : nullptr,
                    low != nullptr ? low + flat : nullptr, count, sums);
+    if (compute == DType::kF16) put_weights(target.master, flat, count);
   };
   const size_t saved = sums_.size() / 3;
   size_t k = 0;
@@ -149,15 +163,24 @@ Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int
   });
 }
 
-Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
-  const bool is_bf16 = plan_.compute_dtype() == DType::kBf16;
-  const auto put_weight = [&](const float* master, int64_t flat, int64_t count) {
-    if (is_bf16) {
-      kernels::cast(master, static_cast<bf16*>(arrays_.weights) + flat, count);
-    } else {
-      std::copy_n(master, count, static_cast<float*>(arrays_.weights) + flat);
+void ShardedOptimizer::keep(int64_t from, int64_t to) {
+  const size_t saved = sums_.size() / 3;
+  size_t k = 0;
+  for (const StatePiece& piece : rank_.pieces) {
+    if (!piece.primary) continue;
+    size_t array = 0;
+    for (float* kernels::AdamwState::*const member :
+         {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+      const float* const source = arrays_.banks[from][k].*member;
+      float* const target = arrays_.banks[to][k].*member;
+      if (target != source) std::copy_n(source, piece.count_elems(), target);
+      sums_[array++ * saved + k] = word_sums(reinterpret_cast<const std::byte*>(target), piece.count_elems());
     }
-  };
+    ++k;
+  }
+}
+
+Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
   if (!zero_ && groups_.dp->size() > 1) {  // each array takes the way of the gradients: by bucket, in the flat range
     for (float* kernels::AdamwState::*const array :
          {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
@@ -175,10 +198,10 @@ Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
   }
   if (weights_ready) return {};
   for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
-    put_weight(state.master, piece.flat_offset, piece.count_elems());
+    put_weights(state.master, piece.flat_offset, piece.count_elems());
   });
   for (const ReplicaRun& replica : rank_.replicas) {
-    put_weight(private_at(replica.state_offset).master, replica.flat_offset, replica.count);
+    put_weights(private_at(replica.state_offset).master, replica.flat_offset, replica.count);
   }
   if (!zero_ || groups_.dp->size() == 1) return {};
   const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());

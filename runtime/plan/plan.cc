@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "runtime/core/glob.h"
+
 namespace cairn {
 namespace {
 
@@ -99,6 +101,14 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(check_schedule(plan.schedule()));
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = span_in_steps(recipe.stop, recipe, 0);
+  for (const ParameterGroup& group : recipe.optimizer.groups) {
+    const bool used = std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                                  [&](const TensorSpec& tensor) { return matches(group.tensors, tensor.name); });
+    if (!used) {
+      return refuse(fmt::format("optimizer.groups: \"{}\" is of no tensor of the model; it has \"{}\", for one",
+                                group.tensors, plan.tensors.back().name));
+    }
+  }
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
   plan.checkpoint_bytes = plan.parameters * 3 * 4;
   return plan;

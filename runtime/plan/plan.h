@@ -112,7 +112,12 @@ struct Plan {
   int64_t parameters = 0;
   int64_t checkpoint_bytes = 0;  // payload of one checkpoint: master weight and two moments, float
 
-  DType compute_dtype() const { return recipe.precision == Precision::kBf16 ? DType::kBf16 : DType::kF32; }
+  /// Of weights, activations and what pipeline and tensor parallelism send; gradients and optimizer state are float.
+  DType compute_dtype() const {
+    return recipe.precision == Precision::kBf16  ? DType::kBf16
+           : recipe.precision == Precision::kF16 ? DType::kF16
+                                                 : DType::kF32;
+  }
   RankPlan rank(int64_t rank) const;
   /// One boundary tensor between stages: the rows of the residual stream that a rank holds, in the compute dtype.
   int64_t boundary_bytes() const;
