@@ -74,6 +74,7 @@ struct Def : Field {
   Def& below_or_at(double high) { return hi = high, *this; }
   Def& needed() { return required = true, *this; }
   Def& newer() { return later = true, *this; }
+  Def& silently() { return later = silent = true, *this; }
   Def& otherwise(Json value) { return fallback = std::move(value), *this; }
   Def& in_llama(Json value) { return llama = std::move(value), *this; }
   Def& derived(std::string words) { return rule = std::move(words), *this; }
@@ -492,9 +493,29 @@ const Block& optimizer_block() {
               .otherwise(0.0)
               .says("largest global gradient norm", "Over the whole mesh; 0 turns clipping off."),
           bound("zero", &OptimizerConfig::zero)
-              .range(0, 1)
+              .range(0, 3)
               .otherwise(0)
-              .says("1: optimizer states are split over dp (ZeRO-1)"),
+              .says("what is split over dp: 1 optimizer states, 2 and gradients, 3 and weights",
+                    "ZeRO-2 keeps sums of gradients as shards and reduces after each micro-batch: less memory, more "
+                    "traffic. ZeRO-3 also gathers the weights of a layer before it is used, one layer ahead."),
+          bound("bucket", &OptimizerConfig::bucket)
+              .range(0, 1e12)
+              .otherwise(0)
+              .silently()
+              .says("elements reduced or gathered at once",
+                    "0: 8 Mi, or 1 Mi for each data-parallel rank when that is more."),
+          bound("overlap", &OptimizerConfig::overlap)
+              .otherwise(true)
+              .silently()
+              .says("gradients are reduced beside backward, weights gathered beside forward",
+                    "By a thread of each rank. The same bits either way.")
+              .like("false"),
+          bound("keep_after_forward", &OptimizerConfig::keep_after_forward)
+              .otherwise(false)
+              .silently()
+              .says("weights gathered for forward stay until the end of the step",
+                    "For zero = 3: each layer is gathered once a step, and all are held.")
+              .like("true"),
       }};
   return out;
 }
@@ -514,6 +535,14 @@ const Block& mesh_block() {
           chosen("order", &MeshConfig::order, {"tp", "dp", "pp"})
               .otherwise(Json::array({"tp", "dp", "pp"}))
               .says("which axis neighbouring ranks share, fastest first"),
+          bound("shard", &MeshConfig::shard)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("data-parallel ranks that optimizer.zero splits over",
+                    "Neighbours in dp; must divide it. The groups of so many ranks hold the same and add their shards "
+                    "up. 0: all of dp.")
+              .like("8"),
           bound("sequence_parallel", &MeshConfig::sequence_parallel)
               .otherwise(false)
               .says("norms and residuals are split over tp along the sequence",

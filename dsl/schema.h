@@ -65,6 +65,7 @@ struct Field {
   std::vector<std::string> choices;       // kEnum, kEnumList: in the order of the C++ enum; kSpan: units, empty: all
   bool required = false;
   bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
+  bool silent = false;                // not in the canonical JSON where it has its default: stored recipes keep their hash
   Json fallback;                      // the default; null with `required` or `rule`
   std::optional<Json> llama;          // the default under T.llama where it differs
   std::string rule;                   // a derived default, in words

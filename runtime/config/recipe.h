@@ -79,13 +79,17 @@ struct OptimizerConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;  // matrices only; none on biases and norm weights
   double clip = 0;          // global gradient norm over the whole mesh; 0: off
-  int zero = 0;             // 0, or 1: optimizer states split over dp
+  int zero = 0;             // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
+  int64_t bucket = 0;       // elements reduced or gathered at once; 0: plan::default_bucket_elems
+  bool overlap = true;      // reductions run beside backward, gathers of weights beside forward
+  bool keep_after_forward = false;  // ZeRO-3: weights gathered for forward stay until the end of the step
 };
 
 struct MeshConfig {
   int64_t tp = 1, pp = 1;
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
+  int64_t shard = 0;  // replicas that ZeRO splits over, neighbours in dp; 0: all
   bool sequence_parallel = false;
   int64_t virtual_stages = 1;   // stages of a rank, with the interleaved schedule
   std::vector<int64_t> stages;  // layers of each pipeline stage, pp * virtual_stages; empty: balanced

@@ -1,5 +1,5 @@
 #pragma once
-// Where a rank's parameters lie: views into the flat ranges of weights and gradients, by logical name.
+// Where a rank's parameters lie: views into the memory of weights and gradients, by logical name.
 
 #include <cstdint>
 #include <string>
@@ -37,7 +37,7 @@ class Parameters {
   Parameter<Real> get_optional(std::string_view name) const {
     const LocalTensor* local = rank_.find(plan_.tensors, name);
     if (local == nullptr) return {};
-    return {weights_ + local->offset, grads_ == nullptr ? nullptr : grads_ + local->offset, local->shape[0],
+    return {weights_ + local->weight_at, grads_ == nullptr ? nullptr : grads_ + local->grad_at, local->shape[0],
             local->box.lo[0], local->box.extent(0)};
   }
 
