@@ -134,6 +134,24 @@ void CrossCheck::model() {
 }
 
 void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
+  if (const int64_t shard = recipe.mesh.shard; shard > 1 && recipe.optimizer.zero > 0 && dp > 1 && dp % shard != 0) {
+    std::vector<int64_t> sizes = divisors(dp);
+    std::erase(sizes, 1);
+    fail("mesh.shard", fmt::format("mesh.shard = {} does not divide dp = {}", shard, dp),
+         "shard " + near_values(sizes, shard), dp_is);
+  }
+  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+    if (recipe.optimizer.zero == 0)
+      fail("deterministic",
+           "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none", "zero = 1, 2 or 3",
+           dp_is);
+    else if (recipe.mesh.shard != 0 && recipe.mesh.shard != dp)
+      fail("mesh.shard",
+           fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
+                       "of them apart",
+                       recipe.mesh.shard),
+           "no shard", dp_is);
+  }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
   const int64_t slice = micro * dp;
@@ -211,6 +229,20 @@ void CrossCheck::mesh() {
                        recipe.batch.micro, recipe.model.context, tokens, mesh.tp),
            fmt::format("context {}", near_multiples(mesh.tp, recipe.model.context)));
   }
+  const OptimizerConfig& optimizer = recipe.optimizer;
+  if (optimizer.keep_after_forward && optimizer.zero < 3)
+    fail("optimizer.keep_after_forward",
+         fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = {} none are "
+                     "gathered",
+                     optimizer.zero),
+         "zero = 3, or keep_after_forward = false");
+  if (mesh.shard > 0 && optimizer.zero == 0)
+    fail("mesh.shard",
+         fmt::format("mesh.shard = {} says over how many ranks ZeRO splits, but optimizer.zero = 0 splits nothing",
+                     mesh.shard),
+         "zero = 1, 2 or 3, or no shard");
+  else if (mesh.shard == 1)
+    fail("mesh.shard", "mesh.shard = 1 splits nothing", "shard >= 2, or optimizer.zero = 0 without shard");
   const int64_t model_ranks = mesh.tp * mesh.pp;
   if (world > 0) {
     const Result<Mesh> made = Mesh::make(mesh, world);

@@ -588,9 +588,29 @@ const Block& optimizer_block() {
               .otherwise(0.0)
               .says("largest global gradient norm", "Over the whole mesh; 0 turns clipping off."),
           bound("zero", &OptimizerConfig::zero)
-              .range(0, 1)
+              .range(0, 3)
               .otherwise(0)
-              .says("1: optimizer states are split over dp (ZeRO-1)"),
+              .says("what is split over dp: 1 optimizer states, 2 and gradients, 3 and weights",
+                    "ZeRO-2 keeps sums of gradients as shards and reduces after each micro-batch: less memory, more "
+                    "traffic. ZeRO-3 also gathers the weights of a layer before it is used, one layer ahead."),
+          bound("bucket", &OptimizerConfig::bucket)
+              .range(0, 1e12)
+              .otherwise(0)
+              .silently()
+              .says("elements reduced or gathered at once",
+                    "0: 8 Mi, or 1 Mi for each data-parallel rank when that is more."),
+          bound("overlap", &OptimizerConfig::overlap)
+              .otherwise(true)
+              .silently()
+              .says("gradients are reduced beside backward, weights gathered beside forward",
+                    "By a thread of each rank. The same bits either way.")
+              .like("false"),
+          bound("keep_after_forward", &OptimizerConfig::keep_after_forward)
+              .otherwise(false)
+              .silently()
+              .says("weights gathered for forward stay until the end of the step",
+                    "For zero = 3: each layer is gathered once a step, and all are held.")
+              .like("true"),
       }};
   return out;
 }
@@ -641,6 +661,14 @@ const Block& mesh_block() {
           chosen("order", &MeshConfig::order, {"tp", "dp", "pp"})
               .otherwise(Json::array({"tp", "dp", "pp"}))
               .says("which axis neighbouring ranks share, fastest first"),
+          bound("shard", &MeshConfig::shard)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("data-parallel ranks that optimizer.zero splits over",
+                    "Neighbours in dp; must divide it. The groups of so many ranks hold the same and add their shards "
+                    "up. 0: all of dp.")
+              .like("8"),
           bound("sequence_parallel", &MeshConfig::sequence_parallel)
               .otherwise(false)
               .says("norms and residuals are split over tp along the sequence",
@@ -1006,6 +1034,14 @@ const Block& recipe_block() {
           block("loss_scale", &Recipe::loss_scale, loss_scale_block())
               .silently()
               .says("how fp16 scales the loss", "Read only with precision = \"fp16\"."),
+          chosen("deterministic", &Recipe::deterministic, {"run", "layout"})
+              .otherwise("run")
+              .silently()
+              .says("what gives the same bits",
+                    "run: the same recipe in the same layout. layout: also another dp, pp, schedule, ZeRO stage, "
+                    "accumulation or recomputation, from the first step or from a checkpoint; only tp and batch.micro "
+                    "stay. It costs a reduction of gradients after each micro-batch, as ZeRO-2 does, and with tied "
+                    "embeddings a second copy of the embedding where one rank has both ends of the model."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved"})
               .otherwise("1f1b")

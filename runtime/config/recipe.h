@@ -15,6 +15,7 @@ enum class Activation { kGeluTanh, kGeluErf, kRelu, kSwiGlu };
 enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
 enum class MeshAxis { kTp, kDp, kPp };
+enum class Deterministic { kRun, kLayout };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -90,7 +91,10 @@ struct OptimizerConfig {
   double clip = 0;                // global gradient norm over the whole mesh; 0: off
   double z_loss = 0;              // weight of the squared logarithm of the softmax's denominator, added to each loss
   double embedding_gradient = 1;  // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
-  int zero = 0;             // 0, or 1: optimizer states split over dp
+  int zero = 0;                   // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
+  int64_t bucket = 0;             // elements reduced or gathered at once; 0: plan::default_bucket_elems
+  bool overlap = true;            // reductions run beside backward, gathers of weights beside forward
+  bool keep_after_forward = false;  // ZeRO-3: weights gathered for forward stay until the end of the step
 };
 
 /// precision = fp16 alone.
@@ -105,6 +109,7 @@ struct MeshConfig {
   int64_t tp = 1, pp = 1;
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
+  int64_t shard = 0;  // replicas that ZeRO splits over, neighbours in dp; 0: all
   bool sequence_parallel = false;
   int64_t virtual_stages = 1;   // stages of a rank, with the interleaved schedule
   std::vector<int64_t> stages;  // layers of each pipeline stage, pp * virtual_stages; empty: balanced
@@ -193,6 +198,7 @@ struct Recipe {
   OptimizerConfig optimizer;
   Precision precision = Precision::kF32;
   LossScaleConfig loss_scale;
+  Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: the same layout; any dp, pp, ZeRO
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
   CheckpointConfig checkpoint;

@@ -12,8 +12,10 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
                  const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
     : dims_(dims),
       norm_(parameters, "final_norm", model),
-      // On the last stage of several a tied model has its own copy of the embedding, by the same name.
-      projection_{parameters.get(model.tied_embeddings ? "embed.tokens" : "head.weight"), {}, dims.vocab, model.width},
+      projection_{model.tied_embeddings ? parameters.tied_head() : parameters.get("head.weight"),
+                  {},
+                  dims.vocab,
+                  model.width},
       tp_(tp),
       scratch_(scratch),
       logits_(buffers.get<Real>("head.logits")),

@@ -15,10 +15,12 @@
 #include "runtime/core/log.h"
 #include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
+#include "runtime/data_parallel/data_parallel.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/pipeline/executor.h"
+#include "runtime/plan/communication.h"
 #include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
@@ -32,21 +34,39 @@ double ms_since(Clock::time_point start) {
 
 /// The groups of one rank, created in the same order everywhere.
 struct Groups {
-  std::unique_ptr<comm::Comm> tp, dp, activations, gradients, embedding, world;  // the pipeline twice
+  std::unique_ptr<comm::Comm> tp, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
+  std::vector<std::pair<std::string, const comm::Comm*>> named;
 
-  static Result<Groups> make(const Mesh& mesh, int64_t rank, comm::Engine& engine) {
+  static Result<Groups> make(const Plan& plan, int64_t rank, comm::Engine& engine) {
+    const Mesh& mesh = plan.mesh;
     Groups out;
-    RT_TRY_SET(out.tp, engine.group("tp", mesh.group(MeshAxis::kTp, rank)));
-    RT_TRY_SET(out.dp, engine.group("dp", mesh.group(MeshAxis::kDp, rank)));
-    RT_TRY_SET(out.activations, engine.group("pp", mesh.group(MeshAxis::kPp, rank)));
-    RT_TRY_SET(out.gradients, engine.group("pp back", mesh.group(MeshAxis::kPp, rank)));
+    const auto group = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
+                           const std::vector<int64_t>& ranks) -> Status {
+      RT_TRY_SET(made, engine.group(name, ranks));
+      out.named.emplace_back(name, made.get());
+      return {};
+    };
+    RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
+    const int64_t shards = plan.shard_size();
+    RT_TRY(group(out.shard, shards == mesh.dp() ? kDpGroup : kShardGroup, mesh.shard_group(rank, shards)));
+    RT_TRY(group(out.replica, shards == 1 ? kDpGroup : kReplicaGroup, mesh.replica_group(rank, shards)));
+    RT_TRY(group(out.activations, kForwardGroup, mesh.group(MeshAxis::kPp, rank)));
+    RT_TRY(group(out.gradients, kBackwardGroup, mesh.group(MeshAxis::kPp, rank)));
     const std::vector<int64_t> ends = mesh.embedding_group(rank);
     if (ends.size() > 1 && std::find(ends.begin(), ends.end(), rank) != ends.end()) {
-      RT_TRY_SET(out.embedding, engine.group("embedding", ends));
+      RT_TRY(group(out.embedding, kEmbeddingGroup, ends));
     }
     std::vector<int64_t> all(mesh.world());
     for (int64_t r = 0; r < mesh.world(); ++r) all[r] = r;
-    RT_TRY_SET(out.world, engine.group("world", all));
+    RT_TRY(group(out.world, kWorldGroup, all));
+    return out;
+  }
+
+  std::vector<GroupTraffic> traffic() const {
+    std::vector<GroupTraffic> out;
+    for (const auto& [name, comm] : named) {
+      if (comm->size() > 1) out.push_back({name, comm->size(), comm->traffic()});
+    }
     return out;
   }
 };
@@ -91,12 +111,15 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_,
-                   {groups_.tp.get(), groups_.dp.get(),
-                    plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr},
-                   state_.arrays()) {}
+        optimizer_(plan_, rank_, *groups_.replica, state_.arrays()),
+        data_parallel_(plan_, rank_,
+                       {groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
+                        plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr},
+                       state_.memory()) {}
 
   Result<Outcome> loop();
+  /// Data-parallel collectives run beside this thread: an engine that is left must be given up.
+  bool busy() const { return data_parallel_.busy(); }
 
  private:
   Status start();
@@ -123,6 +146,7 @@ class Run {
   data::Sampler sampler_;
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
+  data_parallel::DataParallel data_parallel_;  // before what it runs on goes
   std::vector<std::unique_ptr<nn::StageModel>> models_;  // of the chunks
   std::unique_ptr<pipeline::Executor> executor_;
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
@@ -141,8 +165,10 @@ Status Run::start() {
   const Recipe& recipe = plan_.recipe;
   std::vector<nn::StageModel*> chunks;
   for (size_t chunk = 0; chunk < rank_.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto model, nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
-                                                state_.arrays().weights, state_.arrays().grads, state_.activations()));
+    RT_TRY_SET(auto model,
+               nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
+                                    state_.memory().used_weights(), state_.memory().used_grads(), state_.activations(),
+                                    &data_parallel_));
     RT_CHECK(model->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model->boundary_bytes(),
              plan_.boundary_bytes());
     chunks.push_back(model.get());
@@ -188,7 +214,9 @@ Status Run::start() {
   const ModelConfig& model = recipe.model;
   drops_ = model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0;
   dropout_keys_.resize(plan_.micro_batches * recipe.batch.micro);
-  return optimizer_.spread_share(bank_, found && found->weights_ready);
+  const bool weights_ready = found && found->weights_ready;
+  RT_TRY(optimizer_.spread_share(bank_, weights_ready));
+  return weights_ready ? Status{} : data_parallel_.spread_weights([] { return Status{}; });
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
@@ -220,7 +248,7 @@ Status Run::step(int64_t number) {
   phase(number, "forward and backward");
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
   std::vector<LossSum> losses(sources);
-  std::fill_n(state_.arrays().grads, rank_.flat_elems, 0.0f);
+  data_parallel_.begin_pass(true);
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
@@ -233,7 +261,7 @@ Status Run::step(int64_t number) {
   RT_TRY(executor_->train(batches_, weight, on_losses));
 
   phase(number, "gradients");
-  RT_TRY(optimizer_.reduce_gradients());
+  RT_TRY(data_parallel_.finish());
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);
@@ -289,9 +317,11 @@ Status Run::step(int64_t number) {
   paused_ms_ += ms_since(begun);
   if (overflow) {
     optimizer_.keep(bank_, bank);
+    RT_TRY(env_.hook.weights_whole(number));
   } else {
     const int64_t update = number - position_.loss_scale.skipped;
-    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank));
+    optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank);
+    RT_TRY(data_parallel_.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;
 
@@ -318,6 +348,7 @@ Result<double> Run::evaluate() {
   LossSum sum;
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
+    data_parallel_.begin_pass(false);
     RT_TRY(executor_->evaluate(batches_, [&](int64_t, std::span<const float> losses) {
       if (!counts_losses()) return;
       sum.add(losses);
@@ -379,8 +410,9 @@ Result<Outcome> Run::loop() {
     if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
   }
   phase(position_.step, "finish");
+  RT_TRY(data_parallel_.settle());
   RT_TRY(env_.hook.finish());
-  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes()};
+  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes(), groups_.traffic()};
 }
 
 }  // namespace
@@ -398,10 +430,13 @@ Result<Outcome> run(const Environment& env) {
   }
   RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
-  RT_TRY_SET(Groups groups, Groups::make(env.plan.mesh, env.rank, env.engine));
+  RT_TRY_SET(Groups groups, Groups::make(env.plan, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
                std::move(validation));
-  return training.loop();
+  Result<Outcome> outcome = training.loop();
+  // Else this rank would wait for peers which wait for this rank, until the deadline.
+  if (!outcome.ok() && training.busy()) env.engine.give_up(outcome.error().code, outcome.error().message);
+  return outcome;
 }
 
 }  // namespace cairn::trainer
