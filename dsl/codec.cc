@@ -19,7 +19,7 @@ Json encode_block(const Block& block, void* object) {
       Json list = Json::array();
       for (int64_t i = 0; i < field.size(object); ++i)
         list.push_back(encode_block(*field.block, field.element(object, i)));
-      out[field.key] = std::move(list);
+      if (!field.silent || !list.empty()) out[field.key] = std::move(list);
     } else if (field.load) {
       Json value = field.load(object);
       if (!field.silent || value != field.fallback) out[field.key] = std::move(value);
