@@ -10,8 +10,8 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.samples = plan.recipe.batch.micro;
-  d.tokens = m.context;
+  d.tokens = plan.sequence_tokens;
+  d.samples = plan.recipe.batch.micro * (m.context / d.tokens);
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
@@ -90,6 +90,22 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank) {
   int64_t bytes = 0;
   for (const BufferSpec& buffer : stage_buffers(plan, rank)) {
     bytes += buffer.bytes() * buffer.copies;
+  }
+  return bytes;
+}
+
+int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
+  int64_t bytes = 0;
+  std::vector<const StepStage*> seen;  // of each way of cutting, only the most micro-batches matter: they fill the most
+  for (size_t k = plan.step_stages.size(); k-- > 0;) {
+    const StepStage& stage = plan.step_stages[k];
+    const bool covered = std::any_of(seen.begin(), seen.end(), [&](const StepStage* other) {
+      return other->micro == stage.micro && other->tokens == stage.tokens && other->samples >= stage.samples;
+    });
+    if (covered) continue;
+    seen.push_back(&stage);
+    const Plan then = plan.at(k);
+    bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }
   return bytes;
 }
