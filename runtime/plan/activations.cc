@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace cairn {
 
@@ -95,15 +97,13 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank) {
 }
 
 int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
+  const int64_t pipeline_rank = plan.mesh.coords(rank).pp;
   int64_t bytes = 0;
-  std::vector<const StepStage*> seen;  // of each way of cutting, only the most micro-batches matter: they fill the most
-  for (size_t k = plan.step_stages.size(); k-- > 0;) {
+  std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // most stages of a ramp take the same
+  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
     const StepStage& stage = plan.step_stages[k];
-    const bool covered = std::any_of(seen.begin(), seen.end(), [&](const StepStage* other) {
-      return other->micro == stage.micro && other->tokens == stage.tokens && other->samples >= stage.samples;
-    });
-    if (covered) continue;
-    seen.push_back(&stage);
+    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
+    if (!seen.insert({{stage.micro, stage.tokens}, in_flight_micro_batches(shape, pipeline_rank)}).second) continue;
     const Plan then = plan.at(k);
     bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }

@@ -147,8 +147,7 @@ Status check_batch(const Recipe& recipe, int64_t dp) {
                                 when, stage.tokens, recipe.model.context));
     }
     if (recipe.mesh.sequence_parallel) {
-      RT_TRY(divides("batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp)
-                 .with(when));
+      RT_TRY(divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
     }
   }
   return {};
