@@ -32,20 +32,29 @@ Recipe everything_changed() {
              .activation = Activation::kSwiGlu,
              .bias = false,
              .tied_embeddings = false,
+             .embedding_dropout = 0.5,
+             .attention_dropout = 0.25,
+             .residual_dropout = 0.75,
              .init_std = 0.125};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
   r.data.seed = 3;
-  r.batch = {4, 5};
-  r.optimizer = {.peak_lr = 0.1,
+  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}};
+  r.optimizer = {.kind = OptimizerKind::kLamb,
+                 .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
                  .beta1 = 0.5,
                  .beta2 = 0.25,
                  .eps = 0.125,
                  .weight_decay = 0.75,
+                 .groups = {{"g", 0.5, 0.25}},
                  .clip = 3,
+                 .z_loss = 0.5,
+                 .embedding_gradient = 0.25,
                  .zero = 1};
   r.precision = Precision::kBf16;
+  r.loss_scale = {2, 3, 4, 5};
+  r.deterministic = Deterministic::kLayout;
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,
