@@ -23,7 +23,6 @@ constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
 constexpr int64_t kMaxConfigDepth = 32;
 constexpr int64_t kBlockBytes = int64_t{4} << 20;  // of a stored tensor in memory at a time
-constexpr std::string_view kHead = "lm_head.weight";
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
@@ -65,12 +64,6 @@ bool is_weight_dtype(std::string_view name) {
 }
 
 /// The shape on disk of the stored tensor that this logical one is a part of.
-Shape stored_shape(const Mapping& mapping, const Shape& logical) {
-  Shape out = logical;
-  out[0] *= mapping.parts;
-  if (mapping.transpose) std::swap(out[0], out[1]);
-  return out;
-}
 
 }  // namespace
 
@@ -273,7 +266,8 @@ Result<std::string> HfFolder::first_difference(const Stored& a, const Stored& b)
 }
 
 Status HfFolder::settle_tie(const HfOptions& options, std::map<std::string, Stored>& found, std::string* problems) {
-  const auto head = found.find(std::string(kHead));
+  const std::string head_key = head_name(family_);
+  const auto head = found.find(head_key);
   const auto mappings = tensor_map(family_, model_);
   const auto embedding_mapping = std::find_if(mappings.begin(), mappings.end(),
                                               [](const Mapping& mapping) { return mapping.logical == "embed.tokens"; });
@@ -282,14 +276,14 @@ Status HfFolder::settle_tie(const HfOptions& options, std::map<std::string, Stor
     if (head == found.end() && embedding != found.end()) {
       *problems += fmt::format(
           "\n  (tie_word_embeddings is false, so {} must be stored; set it to true if the model shares its embedding)",
-          kHead);
+          head_key);
     }
     return {};
   }
   if (head == found.end()) return {};
   if (embedding == found.end()) {
     found[embedding_mapping->stored] = head->second;
-    found.erase(std::string(kHead));
+    found.erase(head_key);
     return {};
   }
   RT_TRY_SET(const std::string difference, first_difference(embedding->second, head->second));
@@ -298,11 +292,11 @@ Status HfFolder::settle_tie(const HfOptions& options, std::map<std::string, Stor
   } else if (options.untie) {
     model_.tied_embeddings = false;
     warnings_.push_back(fmt::format("{} and {} differ though tie_word_embeddings is true: imported as two tensors",
-                                    embedding_mapping->stored, kHead));
+                                    embedding_mapping->stored, head_key));
   } else {
     *problems += fmt::format(
         "\n  {} and {} differ ({}) though tie_word_embeddings is true; --untie imports both, as an untied model",
-        embedding_mapping->stored, kHead, difference);
+        embedding_mapping->stored, head_key, difference);
     found.erase(head);
   }
   return {};
@@ -310,7 +304,7 @@ Status HfFolder::settle_tie(const HfOptions& options, std::map<std::string, Stor
 
 Status HfFolder::match(const HfOptions& options) {
   // All names that the family can have, by what they are called with the prefix.
-  std::set<std::string> known = {std::string(kHead)};
+  std::set<std::string> known = {head_name(family_)};
   for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
   std::string problems;
   std::map<std::string, Stored> found;
@@ -349,7 +343,7 @@ Status HfFolder::match(const HfOptions& options) {
   bool mixed = false, any_f64 = false;
   for (size_t k = 0; k < tensors_.size(); ++k) {
     const Mapping& mapping = mappings_[k];
-    const Shape expected = stored_shape(mapping, tensors_[k].shape);
+    const Shape expected = mapping.shape;
     const auto it = found.find(mapping.stored);
     const bool first_time = told.insert(mapping.stored).second;  // q, k and v may share one stored tensor
     if (it == found.end()) {
@@ -385,39 +379,48 @@ Status HfFolder::match(const HfOptions& options) {
 
 Status HfFolder::read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const {
   const Mapping& mapping = mappings_[tensor];
+  const Shape& shape = tensors_[tensor].shape;
+  const int64_t columns = cairn::count_elems(shape) / shape[0];
+  RT_CHECK(first >= 0 && first <= end && end <= shape[0] &&
+               static_cast<int64_t>(out.size()) == (end - first) * columns,
+           "{}: rows {}:{} into {} floats", mapping.logical, first, end, out.size());
+  for (const RowRun& run : row_runs(mapping, shape)) {
+    const int64_t begin = std::max(first, run.logical), stop = std::min(end, run.logical + run.count);
+    if (begin >= stop) continue;
+    const RowRun part{begin, run.stored + begin - run.logical, stop - begin};
+    RT_TRY(read_run(tensor, part, columns, out.data() + (begin - first) * columns));
+  }
+  return {};
+}
+
+/// Rows that lie together in the stored tensor, or columns that do.
+Status HfFolder::read_run(int64_t tensor, const RowRun& run, int64_t columns, float* out) const {
   const SafetensorsFile& file = *files_[stored_[tensor].file];
   const SafeTensor& stored = *stored_[tensor].tensor;
-  const Shape& shape = tensors_[tensor].shape;
   const DType dtype = safetensors_dtype(stored.dtype).value();
   const int64_t elem = dtype_size_bytes(dtype);
-  const int64_t columns = cairn::count_elems(shape) / shape[0];
-  const int64_t rows = end - first;
-  RT_CHECK(first >= 0 && rows >= 0 && end <= shape[0] && static_cast<int64_t>(out.size()) == rows * columns,
-           "{}: rows {}:{} into {} floats", mapping.logical, first, end, out.size());
   std::vector<std::byte> block;
-  if (!mapping.transpose) {
-    // The part's rows are contiguous.
-    const int64_t begin = (mapping.part * shape[0] + first) * columns, count = rows * columns;
+  if (!mappings_[tensor].transpose) {
+    const int64_t begin = run.stored * columns, count = run.count * columns;
     for (int64_t at = 0; at < count;) {
       const int64_t n = std::min(count - at, kBlockBytes / elem);
       block.resize(n * elem);
       RT_TRY(file.read(stored, (begin + at) * elem, n * elem, block.data()));
-      to_floats(dtype, block.data(), n, out.data() + at);
+      to_floats(dtype, block.data(), n, out + at);
       at += n;
     }
     return {};
   }
-  // Stored [in, parts * out]: the wanted rows are a range of columns of it.
-  const int64_t width = shape[0] * mapping.parts, left = mapping.part * shape[0] + first;
+  const int64_t width = stored.shape[1];
   const int64_t rows_a_block = std::max<int64_t>(1, kBlockBytes / (width * elem));
-  std::vector<float> line(rows);
+  std::vector<float> line(run.count);
   for (int64_t in = 0; in < columns; in += rows_a_block) {
     const int64_t n = std::min(rows_a_block, columns - in);
     block.resize(n * width * elem);
     RT_TRY(file.read(stored, in * width * elem, n * width * elem, block.data()));
     for (int64_t k = 0; k < n; ++k) {
-      to_floats(dtype, block.data() + (k * width + left) * elem, rows, line.data());
-      for (int64_t r = 0; r < rows; ++r) out[r * columns + in + k] = line[r];
+      to_floats(dtype, block.data() + (k * width + run.stored) * elem, run.count, line.data());
+      for (int64_t r = 0; r < run.count; ++r) out[r * columns + in + k] = line[r];
     }
   }
   return {};

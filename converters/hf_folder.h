@@ -73,6 +73,7 @@ class HfFolder final : public WeightSource {
   Status open_files();
   Status match(const HfOptions& options);
   Status settle_tie(const HfOptions& options, std::map<std::string, Stored>& found, std::string* problems);
+  Status read_run(int64_t tensor, const RowRun& run, int64_t columns, float* out) const;
   Result<std::string> first_difference(const Stored& a, const Stored& b) const;
 
   std::filesystem::path dir_;
