@@ -31,7 +31,9 @@ struct SavedLayer {
 template <typename Real>
 struct Slot {
   std::vector<SavedLayer<Real>> layers;
-  SavedHead<Real> head;  // last stage only
+  SavedHead<Real> head;                // last stage only
+  std::vector<uint64_t> dropout_keys;  // [B]
+  bool drops = false;
 };
 
 /// Errors: kInvalidInput naming the first id outside [0, vocab).
@@ -51,31 +53,42 @@ template <typename Real>
 class Model final : public StageModel {
  public:
   Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, comm::Comm& comm, const Real* weights, float* grads,
-        const Buffers& buffers)
+        const Buffers& buffers, UseListener* listener)
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
         trains_(grads != nullptr),
+        first_layer_(chunk.stage.first_layer),
+        listener_(listener),
         tp_(comm, dims_, plan.recipe.mesh.sequence_parallel) {
     const ModelConfig& model = plan.recipe.model;
+    const OptimizerConfig& optimizer = plan.recipe.optimizer;
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
-    if (chunk.stage.embedding) embedding_.emplace(parameters, dims_, tp_, scratch_);
+    if (chunk.stage.embedding) embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
     }
-    if (chunk.stage.head) head_.emplace(parameters, model, dims_, tp_, scratch_, buffers);
+    if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
     for (int64_t slot = 0; slot < chunk.in_flight; ++slot) slots_.push_back(make_slot(chunk.stage, buffers, slot));
+  }
+
+  void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) override {
+    Slot<Real>& saved = slots_.at(slot);
+    RT_CHECK(keys.empty() || std::ssize(keys) == dims_.samples, "{} keys for {} samples", keys.size(), dims_.samples);
+    saved.drops = !keys.empty();
+    std::copy(keys.begin(), keys.end(), saved.dropout_keys.begin());
   }
 
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                  void* output) override {
     const Slot<Real>& saved = slot_at(slot);
+    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
     Real* first_RH = saved.layers.front().attention.input_RH;
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
-      RT_TRY(embedding_->forward(tokens, first_RH));
+      RT_TRY(use(kEmbeddingLayer, Pass::kForward, [&] { return embedding_->forward(tokens, first_RH); }));
     } else {
       RT_CHECK(input != nullptr, "a later stage needs an input");
       std::copy_n(static_cast<const Real*>(input), dims_.local_rows * dims_.width, first_RH);
@@ -92,30 +105,36 @@ class Model final : public StageModel {
       Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.input_RH
                       : head_                ? saved.head.input_RH
                                              : static_cast<Real*>(output);
-      RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
-      RT_TRY(layers_[i].mlp.forward(layer.mlp, next_RH));
+      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kForward, [&]() -> Status {
+        RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
+        return layers_[i].mlp.forward(layer.mlp, next_RH);
+      }));
     }
-    return head_ ? head_->forward(saved.head, targets) : Status{};
+    if (!head_) return {};
+    return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(saved.head, targets); });
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
                   float loss_scale) override {
     const Slot<Real>& saved = slot_at(slot);
     RT_CHECK(trains_, "backward of a model made without gradients");
+    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      RT_TRY(head_->backward(saved.head, targets, loss_scale));
+      RT_TRY(use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(saved.head, targets, loss_scale); }));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), dims_.local_rows * dims_.width, scratch_.dresidual_RH);
     }
     for (size_t i = layers_.size(); i-- > 0;) {
-      RT_TRY(layers_[i].mlp.backward(saved.layers[i].mlp));
-      RT_TRY(layers_[i].attention.backward(saved.layers[i].attention));
+      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kBackward, [&]() -> Status {
+        RT_TRY(layers_[i].mlp.backward(saved.layers[i].mlp));
+        return layers_[i].attention.backward(saved.layers[i].attention);
+      }));
     }
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
-      return embedding_->backward(tokens);
+      return use(kEmbeddingLayer, Pass::kBackward, [&] { return embedding_->backward(tokens); });
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
     std::copy_n(scratch_.dresidual_RH, dims_.local_rows * dims_.width, static_cast<Real*>(dinput));
@@ -143,6 +162,15 @@ class Model final : public StageModel {
   }
 
  private:
+  /// Runs `body`, which uses the tensors of `layer`.
+  template <typename Body>
+  Status use(int64_t layer, Pass pass, const Body& body) const {
+    if (listener_ == nullptr) return body();
+    RT_TRY(listener_->begin_use(layer, pass));
+    RT_TRY(body());
+    return listener_->end_use(layer, pass);
+  }
+
   void set_scratch(const ModelConfig& model, const Buffers& buffers) {
     scratch_.rows_TH = buffers.get<Real>("scratch.rows");
     scratch_.partial_TH = buffers.get<Real>("scratch.partial");
@@ -162,6 +190,7 @@ class Model final : public StageModel {
 
   Slot<Real> make_slot(const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
+    out.dropout_keys.resize(dims_.samples);
     for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
       const auto real = [&](const char* name) { return buffers.get<Real>(prefix + name, slot); };
@@ -189,6 +218,8 @@ class Model final : public StageModel {
   StageDims dims_;
   int64_t vocab_ = 0;
   bool trains_ = false;
+  int64_t first_layer_ = 0;
+  UseListener* listener_ = nullptr;
   TensorParallel<Real> tp_;
   Scratch<Real> scratch_;
   std::optional<Embedding<Real>> embedding_;  // these refer to tp_ and scratch_: a Model does not move
@@ -201,23 +232,22 @@ class Model final : public StageModel {
 
 Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
                                                      comm::Comm& tp, void* weights, float* grads,
-                                                     std::span<std::byte> activations) {
-  const ModelConfig& model = plan.recipe.model;
+                                                     std::span<std::byte> activations, UseListener* listener) {
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
                                                    tp.rank(), tp.size(), rank.at.tp, plan.mesh.tp())};
   }
-  if (model.positions == Positions::kRotary && model.head_dim % 2 != 0) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("rotary positions turn pairs: model.head_dim must be even, got {}", model.head_dim)};
-  }
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {
     return std::unique_ptr<StageModel>(std::make_unique<Model<bf16>>(
-        plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers));
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers, listener));
+  }
+  if (plan.compute_dtype() == DType::kF16) {
+    return std::unique_ptr<StageModel>(std::make_unique<Model<f16>>(
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const f16*>(weights), grads, buffers));
   }
   return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
-      plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers));
+      plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers, listener));
 }
 
 }  // namespace cairn::nn

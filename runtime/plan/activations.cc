@@ -20,7 +20,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.head_dim = m.head_dim;
   d.qkv = (d.heads + 2 * d.kv_heads) * d.head_dim;
   d.ffn = m.ffn / tp;
-  d.ffn_in = m.activation == Activation::kSwiGlu ? 2 * d.ffn : d.ffn;
+  d.ffn_in = is_gated(m.activation) ? 2 * d.ffn : d.ffn;
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
     const int64_t fitting = kLogitsBytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));

@@ -406,7 +406,7 @@ TEST_SUITE("runtime/comm/conformance") {
       EXPECT_OK(comm->all_gather(in.data(), in.data(), 12, "in place"));
       EXPECT_OK(comm->broadcast(in.data(), 12, 0, "x"));
       EXPECT_OK(comm->barrier("x"));
-      EXPECT((comm->traffic().calls == 0 && comm->traffic().all_reduce_bytes == 0));
+      EXPECT(comm->traffic() == Comm::Traffic{});
       return "";
     });
   }
@@ -426,12 +426,11 @@ TEST_SUITE("runtime/comm/conformance") {
       EXPECT_OK(comm->recv(data.data(), 12, (comm->rank() + 2) % 3, "x"));
       EXPECT_OK(comm->wait_sends("x"));
       const Comm::Traffic t = comm->traffic();
-      EXPECT(t.all_reduce_bytes == 30 * 4 + 10 * 2);
-      EXPECT(t.reduce_scatter_bytes == 3 * 10 * 4);
-      EXPECT(t.all_gather_bytes == 40);
-      EXPECT(t.broadcast_bytes == (comm->rank() == 1 ? 8 : 0));
-      EXPECT(t.p2p_bytes == 12);
-      EXPECT(t.calls == 9);
+      EXPECT((t.all_reduce == Comm::Volume{30 * 4 + 10 * 2, 2}));
+      EXPECT((t.reduce_scatter == Comm::Volume{3 * 10 * 4, 1}));
+      EXPECT((t.all_gather == Comm::Volume{40, 1}));
+      EXPECT((t.broadcast == Comm::Volume{comm->rank() == 1 ? 8 : 0, 1}));
+      EXPECT((t.send == Comm::Volume{12, 1}));
       return "";
     });
   }
