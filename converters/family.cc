@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "converters/weights_folder.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -358,6 +359,18 @@ std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model) 
   for (const TensorSpec& tensor : model_tensors(model)) {
     out.push_back(family.model_type == "gpt2" ? map_gpt2(tensor.name) : map_llama(tensor.name));
   }
+  return out;
+}
+
+std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical) {
+  const int64_t rows = row_count(logical);
+  return {{0, mapping.part * rows, rows}};
+}
+
+Shape stored_shape(const Mapping& mapping, const Shape& logical) {
+  Shape out = logical;
+  out[0] *= mapping.parts;
+  if (mapping.transpose) std::swap(out[0], out[1]);
   return out;
 }
 

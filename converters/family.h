@@ -12,6 +12,7 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/core/shape.h"
 
 namespace cairn::convert {
 
@@ -22,6 +23,17 @@ struct Mapping {
   bool transpose = false;       // stored [in, out] (Conv1D): the logical weight is its transpose
   int64_t part = 0, parts = 1;  // the part-th of `parts` equal blocks along the output dim ([q|k|v])
 };
+
+/// Rows [logical, logical + count) of a logical tensor are rows [stored, stored + count) of the stored one, or its
+/// columns where Mapping::transpose. A tensor is a matrix here, as row_count and column_count have it
+/// (weights_folder.h).
+struct RowRun {
+  int64_t logical = 0, stored = 0, count = 0;
+};
+/// All rows of a logical tensor of this shape, ascending: all that import and export know of a transform.
+std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical);
+/// The shape on disk of the stored tensor that a logical one of this shape is a part of.
+Shape stored_shape(const Mapping& mapping, const Shape& logical);
 
 struct Family {
   std::string_view model_type;    // config.json "model_type"

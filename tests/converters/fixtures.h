@@ -19,6 +19,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "converters/export.h"
 #include "converters/hf_folder.h"
+#include "converters/safetensors.h"
 #include "converters/import.h"
 #include "dsl/dsl.h"
 #include "runtime/inference/session.h"
