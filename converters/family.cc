@@ -9,6 +9,7 @@
 
 #include "converters/family_table.h"
 #include "converters/model_compare.h"
+#include "converters/weights_folder.h"
 #include "runtime/plan/model_check.h"
 #include "runtime/plan/model_tensors.h"
 
@@ -302,8 +303,7 @@ std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model) 
 }
 
 std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical) {
-  int64_t rows = 1;
-  for (size_t d = 0; d + 1 < std::max<size_t>(logical.size(), 2); ++d) rows *= logical[d];
+  const int64_t rows = row_count(logical);
   if (mapping.run == 0) return {{0, mapping.first, rows}};
   std::vector<RowRun> out;
   for (int64_t row = 0; row < rows; row += mapping.run) {

@@ -42,7 +42,8 @@ struct Mapping {
 };
 
 /// Rows [logical, logical + count) of a logical tensor are rows [stored, stored + count) of the stored one, or its
-/// columns where Mapping::transpose. Rows are all dims but the last; a vector is one column.
+/// columns where Mapping::transpose. A tensor is a matrix here, as row_count and column_count have it
+/// (weights_folder.h).
 struct RowRun {
   int64_t logical = 0, stored = 0, count = 0;
 };

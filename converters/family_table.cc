@@ -195,6 +195,10 @@ ConfigKey only(std::string_view name, json value) {
   return out;
 }
 
+ConfigKey dropout(std::string_view name, double ModelConfig::*field) {
+  return {{name}, nullptr, [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
+}
+
 ConfigKey constant(std::string_view name, json value) {
   return {{name}, nullptr, [=](const ModelConfig&, ordered_json& out) { out[std::string(name)] = value; }};
 }

@@ -77,6 +77,8 @@ std::vector<ActivationName> gated_activations();
 ConfigKey only(std::string_view name, nlohmann::json value);
 /// The same, not written.
 ConfigKey refuse_unless(std::string_view name, nlohmann::json value);
+/// A rate of dropout: written from the model, not read, as how to train is the recipe's business.
+ConfigKey dropout(std::string_view name, double ModelConfig::*field);
 /// A key that matters for training or for speed alone: written so, not read.
 ConfigKey constant(std::string_view name, nlohmann::json value);
 /// Keys that may be there and mean nothing here.

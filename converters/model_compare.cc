@@ -69,7 +69,8 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
   const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, position_offset, rope_theta,
                rope, embed, embedding_norm, block, residual_scale, norm, norm_eps, final_norm, activation, bias,
                qkv_bias, out_bias, mlp_bias, head_bias, qk_norm, mask, sliding_window, window_layers, attention_scale,
-               attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, init_std] = m;
+               attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, embedding_dropout, attention_dropout,
+               residual_dropout, init_std] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},
@@ -105,6 +106,9 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"top_query", text(top_query)},
           {"moe", text(moe)},
           {"tied_embeddings", text(tied_embeddings)},
+          {"embedding_dropout", text(embedding_dropout)},
+          {"attention_dropout", text(attention_dropout)},
+          {"residual_dropout", text(residual_dropout)},
           {"init_std", text(init_std)}};
 }
 
@@ -155,6 +159,7 @@ ModelConfig canonical(ModelConfig m) {
   if (m.sliding_window == 0 || m.window_layers == all) m.window_layers.clear();
   if (m.attention_scale == 1.0 / std::sqrt(static_cast<double>(m.head_dim))) m.attention_scale = 0;
   if (m.moe.experts == 0) m.moe = {};
+  m.embedding_dropout = m.attention_dropout = m.residual_dropout = 0;  // how to train, not what the weights mean
   return m;
 }
 

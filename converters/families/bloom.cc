@@ -47,8 +47,8 @@ const std::vector<ConfigKey>& keys() {
       context(),
       number("layer_norm_epsilon", &M::norm_eps, 1e-5),
       residual_after_norm(),
-      constant("hidden_dropout", 0.0),
-      constant("attention_dropout", 0.0),
+      dropout("hidden_dropout", &M::residual_dropout),
+      dropout("attention_dropout", &M::attention_dropout),
       // A way to sum that changes rounding only, and nothing that is stored.
       constant("pretraining_tp", 1),
       constant("slow_but_exact", false),

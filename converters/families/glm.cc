@@ -28,7 +28,7 @@ const std::vector<ConfigKey>& keys() {
       number("rms_norm_eps", &M::norm_eps, 1.5625e-7),
       rope({.partial = "partial_rotary_factor", .absent_partial = 0.5}),
       biases("attention_bias", kQkv, true),
-      constant("attention_dropout", 0.0),
+      dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
   };

@@ -28,9 +28,9 @@ const std::vector<ConfigKey>& keys() {
       flag("scale_attn_by_inverse_layer_idx", &M::attention_scale_by_layer, false),
       constant("reorder_and_upcast_attn", false),  // the same scores, in float32
       only("add_cross_attention", false),
-      constant("embd_pdrop", 0.0),
-      constant("attn_pdrop", 0.0),
-      constant("resid_pdrop", 0.0),
+      dropout("embd_pdrop", &M::embedding_dropout),
+      dropout("attn_pdrop", &M::attention_dropout),
+      dropout("resid_pdrop", &M::residual_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, true),
       number("initializer_range", &M::init_std, 0.02),
       unread({"n_ctx", "summary_use_proj", "summary_proj_to_labels"}),

@@ -35,8 +35,8 @@ const std::vector<ConfigKey>& keys() {
       rope({.base = "rotary_emb_base", .partial = "rotary_pct", .absent_partial = 0.25}),
       parallel_residual(),
       biases("attention_bias", kQkv | kOut, true),
-      constant("attention_dropout", 0.0),
-      constant("hidden_dropout", 0.0),
+      dropout("attention_dropout", &M::attention_dropout),
+      dropout("hidden_dropout", &M::residual_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
   };

@@ -28,7 +28,7 @@ const std::vector<ConfigKey>& keys() {
       rope(),
       biases("attention_bias", kQkv | kOut, false),
       biases("mlp_bias", kMlp, false),
-      constant("attention_dropout", 0.0),
+      dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
       constant("pretraining_tp", 1),

@@ -27,7 +27,7 @@ const std::vector<ConfigKey>& keys() {
       number("rms_norm_eps", &M::norm_eps, 1e-6),
       rope(),
       sliding_window(4096),
-      constant("attention_dropout", 0.0),
+      dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
   };

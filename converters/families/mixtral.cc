@@ -52,7 +52,7 @@ const std::vector<ConfigKey>& keys() {
       rope({.absent_base = 1e6}),
       sliding_window(0),
       experts(),
-      constant("attention_dropout", 0.0),
+      dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
       constant("router_jitter_noise", 0.0),

@@ -29,7 +29,7 @@ const std::vector<ConfigKey>& keys() {
       rope(),
       biases("attention_bias", kQkv | kOut, false),
       windowed_layers(),
-      constant("attention_dropout", 0.0),
+      dropout("attention_dropout", &M::attention_dropout),
       flag("tie_word_embeddings", &M::tied_embeddings, false),
       number("initializer_range", &M::init_std, 0.02),
   };
