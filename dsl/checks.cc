@@ -140,6 +140,18 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
     fail("mesh.shard", fmt::format("mesh.shard = {} does not divide dp = {}", shard, dp),
          "shard " + near_values(sizes, shard), dp_is);
   }
+  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+    if (recipe.optimizer.zero == 0)
+      fail("deterministic",
+           "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none", "zero = 1, 2 or 3",
+           dp_is);
+    else if (recipe.mesh.shard != 0 && recipe.mesh.shard != dp)
+      fail("mesh.shard",
+           fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
+                       "of them apart",
+                       recipe.mesh.shard),
+           "no shard", dp_is);
+  }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
   const int64_t slice = micro * dp;
@@ -275,30 +287,37 @@ void CrossCheck::schedule() {
   if (!sizes) return;
   const double whole = *samples(stop);
   double used = 0;
+  size_t open = 0;  // number of the stage without `over`
   for (size_t i = 0; i < stages.size(); ++i) {
     const LrStage& stage = stages[i];
     const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
     if (i > 0 && stage.kind == LrStage::Kind::kWarmup)
       fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path));
     if (stage.over.value == 0) {
-      if (i + 1 != stages.size())
+      if (open > 0) {
         fail(path,
-             fmt::format("{} has no `over`, so it lasts until the end of the run and stage {} would never begin", path,
-                         i + 2),
+             fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave", path,
+                         open),
              "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
-      else if (used >= whole * (1 + 1e-9) || (whole - used) < 1e-9 * whole)
-        fail(path, fmt::format("{} has no time left: the stages before it take all of stop = {}{}", path,
-                               span_text(stop), where(path, "stop")));
-      return;
+        return;
+      }
+      open = i + 1;
+      continue;
     }
     used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
+  }
+  if (open > 0 && used >= whole * (1 - 1e-9)) {
+    const std::string path = fmt::format("optimizer.lr[{}]", open);
+    fail(path, fmt::format("{} has no time left: the other stages take all of stop = {}{}", path, span_text(stop),
+                           where(path, "stop")));
+    return;
   }
   if (used > whole * (1 + 1e-9)) {
     const double steps = static_cast<double>(recipe.batch.samples);
     fail("optimizer.lr",
          fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g} (stop = {}{})",
                      used / steps, whole / steps, span_text(stop), where("optimizer.lr", "stop")),
-         "stages that sum to at most stop; leave out `over` of the last one to fill the rest");
+         "stages that sum to at most stop; leave out `over` of one to fill the rest");
   }
 }
 

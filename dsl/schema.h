@@ -45,7 +45,7 @@ enum class Form {
   kEveryStep,  // T.every { steps = n }
   kEveryList,  // { T.every {...}, ... }
   kKeep,       // { T.last(n), T.every {...}, ... }
-  kPlaces,     // { T.place { "path", ... }, ... }
+  kPlaces,     // { T.place { "path", ... }, ... }, and T.group likewise: one constructor with a positional field
   kStages,     // T.schedule { T.warmup {...}, ... }
   kTokenizer,  // T.bytes, T.sentencepiece "path"
   kData,       // T.megatron {...}, T.token_files {...}, T.blend {...}

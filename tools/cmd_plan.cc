@@ -237,7 +237,10 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              plan.micro_batches * recipe.mesh.virtual_stages + mesh.pp() - 1, bubble_fraction(plan.schedule()) * 100);
 
   fmt::print("{} of a rank, {}\n", head("memory"),
-             recipe.precision == Precision::kBf16 ? "bf16 weights, fp32 gradients, masters and moments" : "fp32");
+             recipe.precision == Precision::kF32
+                 ? "fp32"
+                 : fmt::format("{} weights, fp32 gradients, masters and moments",
+                               recipe.precision == Precision::kBf16 ? "bf16" : "fp16"));
   const std::string optimizer =
       plan.zero() > 0 ? fmt::format("optimizer/{}", plan.shard_size()) : "optimizer";
   const int wide = memory.size() > kMaxRows ? 22 : 13;

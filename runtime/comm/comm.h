@@ -4,7 +4,7 @@
 //
 // Every operation has a name and a deadline. When a peer dies, or the run is aborted, every rank that waits gets an
 // Error (kPeerLost, kTimeout, kStopped) which says rank, group, operation; nothing waits for ever.
-// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 payloads, so
+// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 and f16 payloads, so
 // every member gets the same bits and a rerun gets them again.
 // A Comm is driven by one thread at a time; different Comms of a rank may be driven by different threads. Members call
 // the same collectives in the same order.
@@ -33,7 +33,7 @@ class Comm {
   virtual int64_t size() const = 0;
   virtual const std::string& name() const = 0;  // "tp[0,1]"
 
-  /// In place. `count` elements of `dtype` (f32, bf16, f64, i64).
+  /// In place. `count` elements of `dtype` (f32, bf16, f16, f64, i64).
   virtual Status all_reduce(void* data, int64_t count, DType dtype, ReduceOp op, std::string_view what) = 0;
   /// `input` holds size() chunks of `count_per_rank`; chunk rank() of the sum goes to `output`, which may be that very
   /// chunk of `input` (in place) and otherwise must not overlap it.

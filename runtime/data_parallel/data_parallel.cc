@@ -185,8 +185,24 @@ Status DataParallel::sum_over_tp() {
 }
 
 Status DataParallel::sum_tied_embedding() {
+  std::vector<const LocalTensor*> copies;  // two on one rank with deterministic = "layout"
+  for (const LocalTensor& local : rank_.tensors) {
+    if (plan_.tensors[local.tensor].name == "embed.tokens") copies.push_back(&local);
+  }
+  if (copies.size() == 2) {
+    std::vector<std::pair<float*, int64_t>> first, second;  // their buckets are their own, and cut alike
+    for_shards_of(rank_, *copies[0], [&](int64_t at, int64_t count) { first.emplace_back(memory_.sums + at, count); });
+    for_shards_of(rank_, *copies[1], [&](int64_t at, int64_t count) { second.emplace_back(memory_.sums + at, count); });
+    RT_CHECK(first.size() == second.size(), "{} and {} shards of a tied embedding", first.size(), second.size());
+    for (size_t k = 0; k < first.size(); ++k) {
+      const auto [a, count] = first[k];
+      float* const b = second[k].first;
+      for (int64_t i = 0; i < count; ++i) a[i] = b[i] = a[i] + b[i];
+    }
+    return {};
+  }
   if (groups_.embedding == nullptr) return {};
-  const LocalTensor* tied = rank_.find(plan_.tensors, "embed.tokens");
+  const LocalTensor* tied = copies.front();
   const int64_t end = tied->offset + count_elems(tied->shape);
   for (const Bucket& bucket : rank_.buckets) {  // they are its own, and cut alike on both stages
     if (bucket.range.begin < tied->offset || bucket.range.begin >= end) continue;

@@ -22,6 +22,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
         return ColumnGroup<Real>(parts);
       }()),
       o_(linear(parameters, fmt::format("layers.{}.attn.o", layer), dims.heads * dims.head_dim)),
+      probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
+      output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} attn.in", layer)),
@@ -55,9 +57,9 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   if (scratch_.rotary_table != nullptr) {  // q and k lie side by side: N + K heads in one call
     kernels::rotary(q, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, false);
   }
-  kernels::attention_forward(attention_dims_, q, k, v, saved.out, saved.logsumexp_BNS);
+  kernels::attention_forward(attention_dims(), q, k, v, saved.out, saved.logsumexp_BNS);
 
-  return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  return row_cut_forward(o_, output_dropout_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
 }
 
 template <typename Real>
@@ -65,13 +67,13 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
   const StageDims& d = dims_;
   Real* dout = scratch_.hidden;  // [T, N D]
   const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(o_, &dy_TH, tp_, scratch_, d, what_dout_));
+  RT_TRY(row_cut_gather(o_, output_dropout_, &dy_TH, tp_, scratch_, d, what_dout_));
   RT_TRY(o_.backward_weight(dy_TH, d.width, saved.out, d.rows));
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
   Real* dqkv = scratch_.dhidden;
-  kernels::attention_backward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
+  kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
                               saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
   if (scratch_.rotary_table != nullptr) {
     kernels::rotary(dqkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, true);
@@ -79,7 +81,20 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
   return column_cut_backward(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_in_, what_din_);
 }
 
+template <typename Real>
+kernels::AttentionDims Attention<Real>::attention_dims() const {
+  kernels::AttentionDims out = attention_dims_;
+  if (probabilities_dropout_.on(scratch_)) {
+    out.dropout = {.rate = probabilities_dropout_.rate(),
+                   .sample_keys = scratch_.dropout_keys,
+                   .site = probabilities_dropout_.site(),
+                   .first_head = tp_.comm().rank() * dims_.heads};
+  }
+  return out;
+}
+
 template class Attention<float>;
 template class Attention<bf16>;
+template class Attention<f16>;
 
 }  // namespace cairn::nn

@@ -22,6 +22,7 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
         return ColumnGroup<Real>(parts);
       }()),
       down_(linear(parameters, fmt::format("layers.{}.mlp.down", layer), dims.ffn)),
+      dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} mlp.in", layer)),
@@ -36,14 +37,14 @@ Status Mlp<Real>::forward(const SavedMlp<Real>& saved, Real* output_RH) const {
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(up_.forward(scratch_.rows_TH, saved.pre, d.rows));
   activate(saved.pre, scratch_.hidden);
-  return row_cut_forward(down_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  return row_cut_forward(down_, dropout_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
 }
 
 template <typename Real>
 Status Mlp<Real>::backward(const SavedMlp<Real>& saved) const {
   const StageDims& d = dims_;
   const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(down_, &dy_TH, tp_, scratch_, d, what_dout_));
+  RT_TRY(row_cut_gather(down_, dropout_, &dy_TH, tp_, scratch_, d, what_dout_));
   activate(saved.pre, scratch_.hidden);
   RT_TRY(down_.backward_weight(dy_TH, d.width, scratch_.hidden, d.rows));
   RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
@@ -83,5 +84,6 @@ void Mlp<Real>::activate_backward(const Real* dhidden_TF, const Real* pre, Real*
 
 template class Mlp<float>;
 template class Mlp<bf16>;
+template class Mlp<f16>;
 
 }  // namespace cairn::nn

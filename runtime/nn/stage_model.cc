@@ -31,7 +31,9 @@ struct SavedLayer {
 template <typename Real>
 struct Slot {
   std::vector<SavedLayer<Real>> layers;
-  SavedHead<Real> head;  // last stage only
+  SavedHead<Real> head;                // last stage only
+  std::vector<uint64_t> dropout_keys;  // [B]
+  bool drops = false;
 };
 
 /// Errors: kInvalidInput naming the first id outside [0, vocab).
@@ -59,20 +61,29 @@ class Model final : public StageModel {
         listener_(listener),
         tp_(comm, dims_, plan.recipe.mesh.sequence_parallel) {
     const ModelConfig& model = plan.recipe.model;
+    const OptimizerConfig& optimizer = plan.recipe.optimizer;
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
-    if (chunk.stage.embedding) embedding_.emplace(parameters, dims_, tp_, scratch_);
+    if (chunk.stage.embedding) embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
     }
-    if (chunk.stage.head) head_.emplace(parameters, model, dims_, tp_, scratch_, buffers);
+    if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
     for (int64_t slot = 0; slot < chunk.in_flight; ++slot) slots_.push_back(make_slot(chunk.stage, buffers, slot));
+  }
+
+  void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) override {
+    Slot<Real>& saved = slots_.at(slot);
+    RT_CHECK(keys.empty() || std::ssize(keys) == dims_.samples, "{} keys for {} samples", keys.size(), dims_.samples);
+    saved.drops = !keys.empty();
+    std::copy(keys.begin(), keys.end(), saved.dropout_keys.begin());
   }
 
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                  void* output) override {
     const Slot<Real>& saved = slot_at(slot);
+    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
     Real* first_RH = saved.layers.front().attention.input_RH;
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
@@ -107,6 +118,7 @@ class Model final : public StageModel {
                   float loss_scale) override {
     const Slot<Real>& saved = slot_at(slot);
     RT_CHECK(trains_, "backward of a model made without gradients");
+    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       RT_TRY(use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(saved.head, targets, loss_scale); }));
@@ -178,6 +190,7 @@ class Model final : public StageModel {
 
   Slot<Real> make_slot(const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
+    out.dropout_keys.resize(dims_.samples);
     for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
       const auto real = [&](const char* name) { return buffers.get<Real>(prefix + name, slot); };
@@ -233,6 +246,10 @@ Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const Ran
   if (plan.compute_dtype() == DType::kBf16) {
     return std::unique_ptr<StageModel>(std::make_unique<Model<bf16>>(
         plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers, listener));
+  }
+  if (plan.compute_dtype() == DType::kF16) {
+    return std::unique_ptr<StageModel>(std::make_unique<Model<f16>>(
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const f16*>(weights), grads, buffers));
   }
   return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
       plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers, listener));

@@ -46,6 +46,10 @@ class StageModel {
                                                   UseListener* listener = nullptr);
   virtual ~StageModel() = default;
 
+  /// Keys of the dropout masks of the micro-batch that goes into `slot` next, one a sample (runtime/kernels/dropout.h);
+  /// its backward draws the same masks. Empty, as at first: nothing is dropped.
+  virtual void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) = 0;
+
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
   /// tokens, targets [T]: needed on the first / last stage, may be null elsewhere. input [R, H] null on the first
   /// stage, output [R, H] null on the last. Both in the compute dtype.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/core/check.h"
+#include "runtime/core/word_sums.h"
 #include "runtime/kernels/elementwise.h"
 
 namespace cairn::optim {
@@ -22,11 +23,23 @@ ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm:
   }
   stream_ = rank.bank_bytes() > kCachedBytes;
   sums_.resize(3 * saved);
+  for (const TensorSpec& tensor : plan.tensors) rates_.push_back(rates_of(plan.recipe.optimizer, tensor));
 }
 
 kernels::AdamwState ShardedOptimizer::private_at(int64_t offset) const {
   const kernels::AdamwState& all = arrays_.private_state;
   return {all.master + offset, all.exp_avg + offset, all.exp_avg_sq + offset};
+}
+
+void ShardedOptimizer::put_weights(const float* master, int64_t flat, int64_t count) const {
+  switch (plan_.compute_dtype()) {
+    case DType::kBf16:
+      return kernels::cast(master, static_cast<bf16*>(arrays_.weights) + flat, count);
+    case DType::kF16:
+      return kernels::cast(master, static_cast<f16*>(arrays_.weights) + flat, count);
+    default:
+      std::copy_n(master, count, static_cast<float*>(arrays_.weights) + flat);
+  }
 }
 
 template <typename Body>
@@ -37,33 +50,46 @@ void ShardedOptimizer::for_pieces(int64_t bank, const Body& body) const {
   }
 }
 
-double ShardedOptimizer::squared_norm_part() const {
-  double sum = 0;
+ExactSum ShardedOptimizer::squared_norm_part() const {
+  ExactSum sum;
+  int64_t tensor = -1, begin = 0, end = 0;  // a run: pieces that follow one another, begun at a multiple of 16 elements
+  const auto add_run = [&] {
+    if (end > begin) kernels::add_squares(arrays_.grads + begin, end - begin, sum);
+  };
   for (const StatePiece& piece : rank_.pieces) {
     if (!piece.primary) continue;
-    sum += kernels::sum_of_squares(arrays_.grads + rank_.grad_offset(piece), piece.count_elems());
+    const int64_t at = rank_.grad_offset(piece);
+    if (piece.tensor != tensor || at != end) {
+      add_run();
+      tensor = piece.tensor;
+      begin = at;
+      RT_CHECK(begin % kAlignElems == 0, "a share begins at element {}", begin);
+    }
+    end = at + piece.count_elems();
   }
+  add_run();
   return sum;
 }
 
 void ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to) {
   const OptimizerConfig& config = plan_.recipe.optimizer;
-  kernels::AdamwArgs args{.lr = static_cast<float>(lr),
-                          .beta1 = static_cast<float>(config.beta1),
+  kernels::AdamwArgs args{.beta1 = static_cast<float>(config.beta1),
                           .beta2 = static_cast<float>(config.beta2),
                           .eps = static_cast<float>(config.eps),
                           .grad_scale = grad_scale,
                           .step = update,
                           .stream = stream_};
-  const bool is_bf16 = plan_.compute_dtype() == DType::kBf16;
-  auto* low = is_bf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
-  auto* full = is_bf16 ? nullptr : static_cast<float*>(arrays_.weights);
+  const DType compute = plan_.compute_dtype();
+  auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
+  auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
   const auto run = [&](const auto& part, int64_t count, const kernels::AdamwState& source,
                        const kernels::AdamwState& target, kernels::AdamwSums* sums) {
-    args.weight_decay = plan_.tensors[part.tensor].decay ? static_cast<float>(config.weight_decay) : 0.0f;
+    args.lr = static_cast<float>(lr * rates_[part.tensor].lr);
+    args.weight_decay = static_cast<float>(rates_[part.tensor].weight_decay);
     const int64_t weight = rank_.weight_offset(part);
     kernels::adamw(args, arrays_.grads + rank_.grad_offset(part), source, target,
                    full != nullptr ? full + weight : nullptr, low != nullptr ? low + weight : nullptr, count, sums);
+    if (compute == DType::kF16) put_weights(target.master, weight, count);
   };
   const size_t saved = sums_.size() / 3;
   size_t k = 0;
@@ -86,6 +112,23 @@ void ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64
   }
 }
 
+void ShardedOptimizer::keep(int64_t from, int64_t to) {
+  const size_t saved = sums_.size() / 3;
+  size_t k = 0;
+  for (const StatePiece& piece : rank_.pieces) {
+    if (!piece.primary) continue;
+    size_t array = 0;
+    for (float* kernels::AdamwState::*const member :
+         {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+      const float* const source = arrays_.banks[from][k].*member;
+      float* const target = arrays_.banks[to][k].*member;
+      if (target != source) std::copy_n(source, piece.count_elems(), target);
+      sums_[array++ * saved + k] = word_sums(reinterpret_cast<const std::byte*>(target), piece.count_elems());
+    }
+    ++k;
+  }
+}
+
 Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
   if (replica_.size() > 1) {  // each array takes the way of the gradients: by bucket, in their memory
     for (float* kernels::AdamwState::*const array :
@@ -104,18 +147,11 @@ Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
     }
   }
   if (weights_ready) return {};
-  const auto put_weight = [&](const float* master, int64_t at, int64_t count) {
-    if (plan_.compute_dtype() == DType::kBf16) {
-      kernels::cast(master, static_cast<bf16*>(arrays_.weights) + at, count);
-    } else {
-      std::copy_n(master, count, static_cast<float*>(arrays_.weights) + at);
-    }
-  };
   for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
-    put_weight(state.master, rank_.weight_offset(piece), piece.count_elems());
+    put_weights(state.master, rank_.weight_offset(piece), piece.count_elems());
   });
   for (const ReplicaRun& run : rank_.replicas) {
-    put_weight(private_at(run.state_offset).master, rank_.weight_offset(run), run.count);
+    put_weights(private_at(run.state_offset).master, rank_.weight_offset(run), run.count);
   }
   return {};
 }

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "runtime/comm/comm.h"
+#include "runtime/core/exact_sum.h"
 #include "runtime/core/result.h"
 #include "runtime/kernels/adamw.h"
+#include "runtime/optim/groups.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::optim {
@@ -27,13 +29,17 @@ class ShardedOptimizer {
   /// `replica`: the ranks with the same shards.
   ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica, Arrays arrays);
 
-  /// This rank's part of the squared global gradient norm: add over the world, then square root.
-  double squared_norm_part() const;
+  /// This rank's part of the squared global gradient norm: add over the world, then square root. The same bits for
+  /// every way of cutting gradients over dp and pp.
+  ExactSum squared_norm_part() const;
 
   /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient. The saved state goes from bank
   /// `from` into bank `to`, which may be the same; a kill leaves `from` whole if it is another. The rest is updated in
   /// place. All memory is written when it returns, visible to other processes.
   void update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
+
+  /// In place of an update when the step is skipped: the saved state goes from bank `from` into bank `to` as it is.
+  void keep(int64_t from, int64_t to);
 
   /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank: the weights of all primary pieces,
   /// then the first moments, then the second ones.
@@ -46,6 +52,8 @@ class ShardedOptimizer {
 
  private:
   kernels::AdamwState private_at(int64_t offset) const;
+  /// The weights that forward and backward read, from the float master.
+  void put_weights(const float* master, int64_t flat, int64_t count) const;
   /// Calls body(piece, its state in `bank` or the private state).
   template <typename Body>
   void for_pieces(int64_t bank, const Body& body) const;
@@ -56,6 +64,7 @@ class ShardedOptimizer {
   Arrays arrays_;
   bool stream_;  // a bank is larger than the caches
   std::vector<uint64_t> sums_;
+  std::vector<TensorRates> rates_;  // of the plan's tensors
 };
 
 }  // namespace cairn::optim

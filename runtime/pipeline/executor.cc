@@ -34,6 +34,7 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
   const bool is_first = first(action), is_last = last(action);
   if (!is_first) RT_TRY(activations_.recv(input_, bytes_, before_, "activations"));
   if (!is_last) RT_TRY(activations_.wait_sends("activations sent"));  // the output buffer may still be leaving
+  model.set_dropout_keys(action.slot, batch.dropout_keys);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_,
                        is_last ? nullptr : output_));
   if (!is_last) return activations_.isend(output_, bytes_, after_, "activations");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/plan/activations.h"
 
 namespace cairn {
@@ -130,7 +131,8 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
     if (tied && (rank.embedding() || rank.head())) tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
   }
   Traffic world;
-  world.all_reduce.add((2 * static_cast<int64_t>(plan.recipe.data.sources.size()) + 2) * 8);  // losses, norm, bank
+  const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
+  world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
   world.broadcast.add(rank.rank == 0 ? 8 : 0);                                                // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;

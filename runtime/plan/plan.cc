@@ -7,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "runtime/core/glob.h"
+
 namespace cairn {
 namespace {
 
@@ -81,6 +83,18 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
                               "{} none are gathered; it is for zero = 3",
                               zero));
   }
+  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+    if (zero == 0) {
+      return refuse(fmt::format("deterministic = \"layout\" adds gradients into shards, and with optimizer.zero = 0 there "
+                                "are none for dp = {}; say zero = 1, 2 or 3",
+                                dp));
+    }
+    if (shard != 0 && shard != dp) {
+      return refuse(fmt::format("deterministic = \"layout\" adds the gradients of all replicas one after another, and "
+                                "mesh.shard = {} adds groups of dp = {} apart; leave mesh.shard out",
+                                shard, dp));
+    }
+  }
   if (shard == 0) return {};
   if (zero == 0) {
     return refuse(fmt::format("mesh.shard = {} divides optimizer state over {} replicas, but optimizer.zero = 0 divides "
@@ -124,6 +138,14 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(check_schedule(plan.schedule()));
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = span_in_steps(recipe.stop, recipe, 0);
+  for (const ParameterGroup& group : recipe.optimizer.groups) {
+    const bool used = std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                                  [&](const TensorSpec& tensor) { return matches(group.tensors, tensor.name); });
+    if (!used) {
+      return refuse(fmt::format("optimizer.groups: \"{}\" is of no tensor of the model; it has \"{}\", for one",
+                                group.tensors, plan.tensors.back().name));
+    }
+  }
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
   plan.checkpoint_bytes = plan.parameters * 3 * 4;
   return plan;
@@ -149,7 +171,7 @@ class RankPlanner {
   RankPlanner(const Plan& plan, int64_t rank) : plan_(plan) {
     out_.rank = rank;
     out_.at = plan.mesh.coords(rank);
-    out_.scattered_grads = plan.zero() >= 2;
+    out_.scattered_grads = plan.zero() >= 2 || plan.layout_free();
     out_.scattered_weights = plan.zero() >= 3;
     const std::vector<int64_t> in_flight = in_flight_micro_batches(plan.schedule(), out_.at.pp);
     for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
@@ -213,7 +235,8 @@ class RankPlanner {
     }
     const bool starts_unit = out_.units.empty() || out_.units.back().layer != layer;
     // Two stages add their gradients of a tied embedding shard by shard: it is cut alike on both, apart from others.
-    const bool apart = plan_.mesh.pp() > 1 && plan_.recipe.model.tied_embeddings && index == 0;
+    const bool two = plan_.mesh.pp() > 1 || plan_.layout_free();
+    const bool apart = two && plan_.recipe.model.tied_embeddings && index == 0;
     if (apart || (starts_unit && out_.scattered_grads)) end_segment();
     if (starts_unit) {
       if (!out_.units.empty()) out_.units.back().range.end = out_.flat_elems;
@@ -230,10 +253,11 @@ class RankPlanner {
       if (here(plan_.tensors[index])) hold(static_cast<int64_t>(index), plan_.tensors[index].layer, false);
     }
     const bool tied = plan_.recipe.model.tied_embeddings;
-    if (tied && out_.head() && !out_.embedding()) hold(0, kHeadLayer, true);  // embed.tokens is first
+    const bool one_copy = out_.embedding() && !plan_.layout_free();
+    if (tied && out_.head() && !one_copy) hold(0, kHeadLayer, true);  // embed.tokens is first
     end_segment();
     out_.units.back().range.end = out_.flat_elems;
-    if (tied && out_.head() && out_.embedding()) out_.units.front().uses = 2;
+    if (tied && out_.head() && one_copy) out_.units.front().uses = 2;
   }
 
   void cut_buckets() {

@@ -13,7 +13,9 @@
 // ZeRO-2 and -3 work by *unit* (the embedding, a layer, the head): buckets then end where units do. ZeRO-2 keeps the
 // sums of gradients as shards alone; the gradients of a micro-batch are made in a few slots, which layers take in turn,
 // and added to the shards. ZeRO-3 keeps the weights as shards too and gathers a unit before it is used, into slots
-// likewise. So arrays that hold all shards of a rank one after another (`shard_offset`) stand beside flat ones.
+// likewise. deterministic = "layout" sums gradients as ZeRO-2 does under every ZeRO stage, since that adds micro-batches
+// in the order of the batch, and holds both copies of a tied embedding also where one rank has both ends of the model,
+// since their gradients are two sums. So arrays that hold all shards of a rank one after another (`shard_offset`) stand beside flat ones.
 //
 // Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a
 // *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
@@ -121,7 +123,7 @@ struct RankPlan {
   std::vector<ReplicaRun> replicas;  // of the rest of the shards; empty when every replica has a shard of its own
   int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
   int64_t private_elems = 0;         // of all other state
-  bool scattered_grads = false;      // ZeRO-2: sums of gradients lie as shards, those of a micro-batch in slots
+  bool scattered_grads = false;      // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
   bool scattered_weights = false;    // ZeRO-3: weights lie as shards and are gathered into slots
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
   // Weights: what an update leaves, in the compute dtype. Gathered: slots that whole units are gathered into (ZeRO-3),
@@ -146,7 +148,8 @@ struct RankPlan {
   }
   /// Units that are used with a layer (TensorSpec::layer), indices: its own, and a tied embedding with the head.
   std::vector<int64_t> units_of(int64_t layer) const;
-  /// The tensor of that logical name, or nullptr when it lives on another stage.
+  /// The tensor of that logical name, or nullptr when it lives on another stage; of two copies of a tied embedding the
+  /// first stage's.
   const LocalTensor* find(const std::vector<TensorSpec>& specs, std::string_view name) const;
 };
 
@@ -164,11 +167,18 @@ struct Plan {
 
   /// The ZeRO stage in effect: 0 when there is one replica.
   int zero() const { return mesh.dp() > 1 ? recipe.optimizer.zero : 0; }
+  /// Gradients are summed micro-batch by micro-batch in the order of the batch: no layout but tp changes a bit.
+  bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
   /// Replicas that divide a bucket among them.
   int64_t shard_size() const;
   /// Largest bucket, elements.
   int64_t bucket_elems() const;
-  DType compute_dtype() const { return recipe.precision == Precision::kBf16 ? DType::kBf16 : DType::kF32; }
+  /// Of weights, activations and what pipeline and tensor parallelism send; gradients and optimizer state are float.
+  DType compute_dtype() const {
+    return recipe.precision == Precision::kBf16  ? DType::kBf16
+           : recipe.precision == Precision::kF16 ? DType::kF16
+                                                 : DType::kF32;
+  }
   RankPlan rank(int64_t rank) const;
   /// One boundary tensor between stages: the rows of the residual stream that a rank holds, in the compute dtype.
   int64_t boundary_bytes() const;

@@ -10,6 +10,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
+#include "runtime/optim/loss_scale.h"
 
 namespace cairn::trainer {
 
@@ -30,6 +31,7 @@ struct TrainPosition {
   int64_t step = 0;
   int64_t samples = 0, tokens = 0;
   double lr = 0, loss = 0;
+  optim::LossScale loss_scale;
   uint64_t seed = 0;    // of all counter-based random numbers: initialisation, order
   std::string sampler;  // data::SamplerState as JSON
   std::string metrics;  // telemetry::StepMetrics of this step as JSON, times left out: a kill may come before

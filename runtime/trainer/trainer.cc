@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/core/log.h"
+#include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data_parallel/data_parallel.h"
 #include "runtime/nn/stage_model.h"
@@ -69,14 +71,32 @@ struct Groups {
   }
 };
 
-/// Sums of token losses, by source; what the ranks add up over the world.
-struct LossSums {
-  explicit LossSums(int64_t sources) : sums(2 * sources, 0.0) {}
-  void add(int64_t source, std::span<const float> losses) {
-    for (const float loss : losses) sums[2 * source] += loss;
-    sums[2 * source + 1] += static_cast<double>(losses.size());
+/// Sums that the ranks add up over the world in one collective, exactly: no layout changes a bit of a loss or a norm.
+struct WorldSums {
+  std::vector<double> words;
+  size_t at = 0;  // what take() returns next
+
+  void put(const ExactSum& sum) {
+    const auto add = sum.words();
+    words.insert(words.end(), add.begin(), add.end());
   }
-  std::vector<double> sums;  // loss, tokens of each source
+  void put(double integer) { words.push_back(integer); }
+  double take() { return words[at++]; }
+  double take_sum() {
+    at += ExactSum::kWords;
+    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at - ExactSum::kWords], ExactSum::kWords))
+        .value();
+  }
+};
+
+/// Token losses of one source.
+struct LossSum {
+  ExactSum loss;
+  int64_t tokens = 0;
+  void add(std::span<const float> losses) {
+    for (const float x : losses) loss.add(static_cast<double>(x));
+    tokens += std::ssize(losses);
+  }
 };
 
 class Run {
@@ -137,6 +157,8 @@ class Run {
 
   std::vector<data::MicroBatch> loaded_;       // all micro-batches of this rank's step
   std::vector<pipeline::MicroBatch> batches_;  // views of them
+  bool drops_ = false;                         // the model has dropout
+  std::vector<uint64_t> dropout_keys_;         // of each sample of the step on this rank
 };
 
 Status Run::start() {
@@ -176,6 +198,11 @@ Status Run::start() {
     position_ = TrainPosition{.seed = recipe.seed};
     state_.initialize(plan_, rank_);
   }
+  if (recipe.precision != Precision::kF16) {
+    position_.loss_scale = {};
+  } else if (position_.loss_scale.scale == 0) {
+    position_.loss_scale = optim::initial_loss_scale(recipe.loss_scale);
+  }
   position_.sampler = data::to_json(sampler_.state());
   if (position_.sampler.size() > 12 << 10) {  // it grows by digits only; a snapshot's position holds 16 KiB
     return Error{ErrorCode::kInvalidInput, fmt::format("{} data sources are too many for a snapshot's position; blend "
@@ -184,6 +211,9 @@ Status Run::start() {
   }
   loaded_.resize(plan_.micro_batches);
   batches_.resize(plan_.micro_batches);
+  const ModelConfig& model = recipe.model;
+  drops_ = model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0;
+  dropout_keys_.resize(plan_.micro_batches * recipe.batch.micro);
   const bool weights_ready = found && found->weights_ready;
   RT_TRY(optimizer_.spread_share(bank_, weights_ready));
   return weights_ready ? Status{} : data_parallel_.spread_weights([] { return Status{}; });
@@ -196,7 +226,13 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
     if (rank_.embedding() || rank_.head()) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded_[k]));
     }
-    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data()};
+    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data(), {}};
+    if (part == data::DataPart::kTrain && drops_) {
+      const uint64_t key = stream_key(recipe.seed, "dropout");
+      uint64_t* const keys = dropout_keys_.data() + k * recipe.batch.micro;
+      for (size_t m = 0; m < mine.size(); ++m) keys[m] = mix64(key + static_cast<uint64_t>(mine[m].position));
+      batches_[k].dropout_keys = {keys, mine.size()};
+    }
   }
   return {};
 }
@@ -211,52 +247,65 @@ Status Run::step(int64_t number) {
 
   phase(number, "forward and backward");
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
-  LossSums losses(sources);
+  std::vector<LossSum> losses(sources);
   data_parallel_.begin_pass(true);
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      losses.add(loaded_[micro_batch].sources[m], token_losses.subspan(m * context, context));
+      losses[loaded_[micro_batch].sources[m]].add(token_losses.subspan(m * context, context));
     }
   };
-  const float loss_scale = 1.0f / static_cast<float>(plan_.tokens_per_step);
-  RT_TRY(executor_->train(batches_, loss_scale, on_losses));
+  const bool scaled = position_.loss_scale.scale > 0;
+  const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
+  const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan_.tokens_per_step);
+  RT_TRY(executor_->train(batches_, weight, on_losses));
 
   phase(number, "gradients");
   RT_TRY(data_parallel_.finish());
-  std::vector<double> sums = std::move(losses.sums);
-  sums.push_back(optimizer_.squared_norm_part());
+  WorldSums sums;
+  for (const LossSum& source : losses) {
+    sums.put(source.loss);
+    sums.put(static_cast<double>(source.tokens));
+  }
+  sums.put(optimizer_.squared_norm_part());
   // The bank of the update travels with the sums: rank 0 chooses as late as it can, and no collective is added.
   paused_ms_ = 0;
-  sums.push_back(0);
+  sums.put(0);
   Status chosen;
   if (groups_.world->rank() == 0) {
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
-    sums.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
+    sums.words.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
     if (!bank.ok()) chosen = std::move(bank).error();
     paused_ms_ += ms_since(asked);
   }
-  RT_TRY(add_over_world(sums, "losses, gradient norm and bank"));
+  RT_TRY(add_over_world(sums.words, "losses, gradient norm and bank"));
   RT_TRY(std::move(chosen));
-  if (sums.back() < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
-  const auto bank = static_cast<int64_t>(sums.back());
-  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
-  sums.pop_back();
-  const double norm = std::sqrt(sums.back());
   double loss = 0;
   metrics_ = {};
   for (int64_t s = 0; s < sources; ++s) {
-    loss += sums[2 * s];
-    if (sums[2 * s + 1] > 0)
-      metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sums[2 * s] / sums[2 * s + 1]);
+    const double sum = sums.take_sum(), tokens = sums.take();
+    loss += sum;
+    if (tokens > 0) metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
+  const double norm = std::sqrt(sums.take_sum()) / loss_scale;
+  const auto bank = static_cast<int64_t>(sums.take());
+  if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
+  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
   loss /= static_cast<double>(plan_.tokens_per_step);
-  if (!std::isfinite(norm) || !std::isfinite(loss)) {
+  const bool overflow = !std::isfinite(norm);
+  if (!std::isfinite(loss) || (overflow && !scaled)) {  // no loss scale mends the loss itself
     return Error{ErrorCode::kGuard,
                  fmt::format("step {}: loss {} and gradient norm {} are not finite; stopped before the update, so step "
                              "{} is the last good state",
                              number, loss, norm, number - 1)};
+  }
+
+  if (scaled) {
+    metrics_.loss_scale = loss_scale;
+    RT_TRY_SET(position_.loss_scale, optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow)
+                                         .with(fmt::format("step {}", number)));
+    metrics_.skipped = position_.loss_scale.skipped;
   }
 
   phase(number, "optimizer");
@@ -266,8 +315,14 @@ Status Run::step(int64_t number) {
   const Clock::time_point begun = Clock::now();
   RT_TRY(env_.hook.begin_update(bank, number));
   paused_ms_ += ms_since(begun);
-  optimizer_.update(number, lr, static_cast<float>(scale), bank_, bank);
-  RT_TRY(data_parallel_.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
+  if (overflow) {
+    optimizer_.keep(bank_, bank);
+    RT_TRY(env_.hook.weights_whole(number));
+  } else {
+    const int64_t update = number - position_.loss_scale.skipped;
+    optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank);
+    RT_TRY(data_parallel_.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
+  }
   bank_ = bank;
 
   position_.step = number;
@@ -290,18 +345,21 @@ Status Run::step(int64_t number) {
 }
 
 Result<double> Run::evaluate() {
-  std::vector<double> sums(2, 0.0);
+  LossSum sum;
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
     data_parallel_.begin_pass(false);
     RT_TRY(executor_->evaluate(batches_, [&](int64_t, std::span<const float> losses) {
       if (!counts_losses()) return;
-      for (const float loss : losses) sums[0] += loss;
-      sums[1] += static_cast<double>(losses.size());
+      sum.add(losses);
     }));
   }
-  RT_TRY(add_over_world(sums, "validation loss"));
-  return sums[0] / sums[1];
+  WorldSums sums;
+  sums.put(sum.loss);
+  sums.put(static_cast<double>(sum.tokens));
+  RT_TRY(add_over_world(sums.words, "validation loss"));
+  const double loss = sums.take_sum();
+  return loss / sums.take();
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
