@@ -249,7 +249,7 @@ Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const Ran
   }
   if (plan.compute_dtype() == DType::kF16) {
     return std::unique_ptr<StageModel>(std::make_unique<Model<f16>>(
-        plan, rank, rank.chunks.at(chunk), tp, static_cast<const f16*>(weights), grads, buffers));
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const f16*>(weights), grads, buffers, listener));
   }
   return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
       plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers, listener));
