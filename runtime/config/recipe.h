@@ -33,6 +33,7 @@ enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
 enum class MeshAxis { kTp, kDp, kPp };
 enum class Deterministic { kRun, kLayout };
+enum class OptimizerKind { kAdamW, kLamb };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -124,9 +125,27 @@ struct TokenizerConfig {
   std::string path;  // SentencePiece model file
 };
 
+/// From a small batch to batch.samples in equal increments (runtime/plan/batch_schedule.h).
+struct BatchRamp {
+  int64_t from = 0;  // 0: no ramp
+  int64_t by = 0;
+  Span over;  // from the beginning of the run; the increments divide it evenly
+};
+
+/// From the first step at which so much has been trained on, other values; 0: as before.
+struct BatchPhase {
+  Span at;
+  int64_t samples = 0, micro = 0;
+  int64_t tokens = 0;
+  double rope_theta = 0;
+};
+
 struct BatchConfig {
   int64_t samples = 0;  // global batch, sequences a step
   int64_t micro = 0;    // sequences a micro-batch on one data-parallel rank
+  int64_t tokens = 0;   // of a sequence, a part of model.context into which samples are cut; 0: all
+  BatchRamp ramp;
+  std::vector<BatchPhase> phases;  // in the order of their beginnings
 };
 
 struct LrStage {
@@ -143,6 +162,7 @@ struct ParameterGroup {
 };
 
 struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kAdamW;
   double peak_lr = 0;
   std::vector<LrStage> lr;  // empty: constant
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;

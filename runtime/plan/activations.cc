@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace cairn {
 
@@ -10,8 +12,8 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.samples = plan.recipe.batch.micro;
-  d.tokens = m.context;
+  d.tokens = plan.sequence_tokens;
+  d.samples = plan.recipe.batch.micro * (m.context / d.tokens);
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
@@ -90,6 +92,20 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank) {
   int64_t bytes = 0;
   for (const BufferSpec& buffer : stage_buffers(plan, rank)) {
     bytes += buffer.bytes() * buffer.copies;
+  }
+  return bytes;
+}
+
+int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
+  const int64_t pipeline_rank = plan.mesh.coords(rank).pp;
+  int64_t bytes = 0;
+  std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // most stages of a ramp take the same
+  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+    const StepStage& stage = plan.step_stages[k];
+    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
+    if (!seen.insert({{stage.micro, stage.tokens}, in_flight_micro_batches(shape, pipeline_rank)}).second) continue;
+    const Plan then = plan.at(k);
+    bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }
   return bytes;
 }

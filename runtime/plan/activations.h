@@ -19,8 +19,8 @@ namespace cairn {
 
 /// Sizes of one rank's part of the model.
 struct StageDims {
-  int64_t samples = 0;     // B, of a micro-batch
-  int64_t tokens = 0;      // S, of a sample
+  int64_t samples = 0;     // B, sequences of a micro-batch
+  int64_t tokens = 0;      // S, of a sequence
   int64_t rows = 0;        // T = B S
   int64_t local_rows = 0;  // R = T, or T / tp with sequence parallelism
   int64_t width = 0;       // H
@@ -59,5 +59,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank);
 
 /// Bytes of all copies of all of them.
 int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank);
+
+/// The same, of the stage of the run (Plan::step_stages) that takes most: what a training rank allocates.
+int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank);
 
 }  // namespace cairn

@@ -133,6 +133,9 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
+  if (plan.recipe.optimizer.kind == OptimizerKind::kLamb) {
+    world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
+  }
   world.broadcast.add(rank.rank == 0 ? 8 : 0);                                                // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;
