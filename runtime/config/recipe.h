@@ -168,12 +168,12 @@ struct OptimizerConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;  // matrices only; none on biases and norm weights
   std::vector<ParameterGroup> groups;
-  double clip = 0;                // global gradient norm over the whole mesh; 0: off
-  double z_loss = 0;              // weight of the squared logarithm of the softmax's denominator, added to each loss
-  double embedding_gradient = 1;  // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
-  int zero = 0;                   // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
-  int64_t bucket = 0;             // elements reduced or gathered at once; 0: plan::default_bucket_elems
-  bool overlap = true;            // reductions run beside backward, gathers of weights beside forward
+  double clip = 0;                  // global gradient norm over the whole mesh; 0: off
+  double z_loss = 0;                // weight of the squared logarithm of the softmax's denominator, added to each loss
+  double embedding_gradient = 1;    // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
+  int zero = 0;                     // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
+  int64_t bucket = 0;               // elements reduced or gathered at once; 0: plan::default_bucket_elems
+  bool overlap = true;              // reductions run beside backward, gathers of weights beside forward
   bool keep_after_forward = false;  // ZeRO-3: weights gathered for forward stay until the end of the step
 };
 

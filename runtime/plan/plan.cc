@@ -254,7 +254,7 @@ class RankPlanner {
       // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
       // partial.
       local.primary = out_.at.tp == 0;
-      local.sum_over_tp = plan_.recipe.mesh.sequence_parallel && tp > 1;
+      local.sum_over_tp = (plan_.recipe.mesh.sequence_parallel || spec.partial) && tp > 1;
       return local;
     }
     const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
@@ -457,10 +457,12 @@ double Plan::flops_per_token() const {
   const ModelConfig& m = recipe.model;
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() == 2 && tensor.layer != kEmbeddingLayer)
-      matrices += static_cast<double>(count_elems(tensor.shape));
+    if (tensor.shape.size() != 2 || tensor.layer == kEmbeddingLayer) continue;
+    const bool expert = tensor.name.find(".experts.") != std::string::npos;
+    const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
+    matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
-  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * m.width);
+  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
   return 6 * matrices + 6.0 * static_cast<double>(m.layers * m.context * m.heads * m.head_dim);
 }
 
