@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "runtime/mesh/mesh.h"
+#include "runtime/plan/model_check.h"
 #include "runtime/plan/schedule.h"
 
 namespace cairn::dsl {
@@ -129,11 +130,13 @@ void CrossCheck::model() {
     fail(at, fmt::format("model.ffn = {} is not divisible by mesh.tp = {}{}", m.ffn, tp, where(at, "mesh.tp")),
          "ffn " + near_multiples(tp, m.ffn));
   }
-  if (known("model.head_dim") && m.positions == Positions::kRotary && m.head_dim % 2 != 0 &&
-      (is_set("model.head_dim") || m.width % m.heads == 0)) {
-    fail(is_set("model.head_dim") ? "model.head_dim" : "model.heads",
-         fmt::format("model.head_dim = {} is odd, and rotary positions turn pairs of channels", m.head_dim),
-         "head_dim " + near_multiples(2, m.head_dim));
+  if (!known("model.layers") || !known("model.head_dim")) return;
+  for (ModelMistake& found : find_mistakes(m)) {
+    if (found.field == "model.head_dim" && !is_set("model.head_dim")) {
+      if (m.width % m.heads != 0) continue;  // told above
+      found.field = "model.heads";           // head_dim follows from it
+    }
+    fail(found.field, found.message, found.accepted);
   }
 }
 

@@ -39,7 +39,7 @@ enum class Type {
 
 enum class Form {
   kPlain,      // a value, or a table for a block
-  kPositions,  // "rotary", or T.rotary { theta = ... }, which also sets model.rope_theta
+  kPositions,  // "rotary", or T.rotary {...}, whose fields set those that their keys name
   kVocab,      // 50257, or T.vocab { size = 50257 }
   kBetas,      // { 0.9, 0.95 }: sets beta1 and beta2; no member of its own
   kEveryStep,  // T.every { steps = n }

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "runtime/core/glob.h"
+#include "runtime/plan/model_check.h"
 
 namespace cairn {
 namespace {
@@ -157,6 +158,10 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   const ModelConfig& m = recipe.model;
   const MeshConfig& mesh = recipe.mesh;
   RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
+  if (const std::vector<ModelMistake> mistakes = find_mistakes(m); !mistakes.empty()) {
+    const ModelMistake& first = mistakes.front();
+    return refuse(first.message + (first.accepted.empty() ? "" : "; accepted: " + first.accepted));
+  }
   RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
@@ -249,7 +254,7 @@ class RankPlanner {
       // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
       // partial.
       local.primary = out_.at.tp == 0;
-      local.sum_over_tp = plan_.recipe.mesh.sequence_parallel && tp > 1;
+      local.sum_over_tp = (plan_.recipe.mesh.sequence_parallel || spec.partial) && tp > 1;
       return local;
     }
     const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
@@ -452,10 +457,12 @@ double Plan::flops_per_token() const {
   const ModelConfig& m = recipe.model;
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() == 2 && tensor.layer != kEmbeddingLayer)
-      matrices += static_cast<double>(count_elems(tensor.shape));
+    if (tensor.shape.size() != 2 || tensor.layer == kEmbeddingLayer) continue;
+    const bool expert = tensor.name.find(".experts.") != std::string::npos;
+    const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
+    matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
-  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * m.width);
+  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
   return 6 * matrices + 6.0 * static_cast<double>(m.layers * m.context * m.heads * m.head_dim);
 }
 
