@@ -64,24 +64,37 @@ Recipe everything_changed() {
              .top_query = true,
              .moe = {16, 17, false, 18},
              .tied_embeddings = false,
+             .embedding_dropout = 0.5,
+             .attention_dropout = 0.25,
+             .residual_dropout = 0.75,
              .init_std = 0.125};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
   r.data.seed = 3;
-  r.batch = {4, 5};
-  r.optimizer = {.peak_lr = 0.1,
+  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}};
+  r.optimizer = {.kind = OptimizerKind::kLamb,
+                 .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
                  .beta1 = 0.5,
                  .beta2 = 0.25,
                  .eps = 0.125,
                  .weight_decay = 0.75,
+                 .groups = {{"g", 0.5, 0.25}},
                  .clip = 3,
-                 .zero = 1};
+                 .z_loss = 0.5,
+                 .embedding_gradient = 0.25,
+                 .zero = 1,
+                 .bucket = 17,
+                 .overlap = false,
+                 .keep_after_forward = true};
   r.precision = Precision::kBf16;
+  r.loss_scale = {2, 3, 4, 5};
+  r.deterministic = Deterministic::kLayout;
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,
             .order = {MeshAxis::kDp, MeshAxis::kPp, MeshAxis::kTp},
+            .shard = 6,
             .sequence_parallel = true,
             .virtual_stages = 5,
             .stages = {1, 2, 3}};
@@ -124,14 +137,14 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 129);
+    CHECK(changed.size() == 133);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 384);
     CHECK(sizeof(RopeConfig) == 96);
     CHECK(sizeof(MoeConfig) == 32);
     CHECK(sizeof(DataSource) == 168);
-    CHECK(sizeof(OptimizerConfig) == 80);
-    CHECK(sizeof(MeshConfig) == 88);
+    CHECK(sizeof(OptimizerConfig) == 96);
+    CHECK(sizeof(MeshConfig) == 96);
     CHECK(sizeof(CheckpointConfig) == 96);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);

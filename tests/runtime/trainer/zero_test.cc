@@ -100,16 +100,18 @@ TEST_SUITE("runtime/trainer/zero") {
       llama = tied != llama;
       CAPTURE(layout.text());
       CAPTURE(tied);
-      const Recipe two = with(short_recipe(llama, tied, 2), layout);
-      const Plan plan = make_plan(two, layout.world()).value();
-      const auto after_two = train_on_threads(two, layout.world());
-      const auto after_three = train_on_threads(with(short_recipe(llama, tied, 3), layout), layout.world());
-      REQUIRE_MESSAGE(after_two.ok(), after_two.error().message);
-      REQUIRE_MESSAGE(after_three.ok(), after_three.error().message);
+      Recipe recipe = with(short_recipe(llama, tied, 1), layout);
+      recipe.batch.samples = 8;
+      const Plan plan = make_plan(recipe, layout.world()).value();
+      const auto one_step = train_on_threads(recipe, layout.world());
+      recipe.stop.value = 2;
+      const auto two_steps = train_on_threads(recipe, layout.world());
+      REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
+      REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
       for (int64_t rank = 0; rank < layout.world(); ++rank) {
         const std::vector<GroupTraffic> planned = step_traffic(plan, plan.rank(rank));
-        const auto& more = after_three.value().traffic[rank];
-        const auto& less = after_two.value().traffic[rank];
+        const auto& more = two_steps.value().traffic[rank];
+        const auto& less = one_step.value().traffic[rank];
         std::vector<GroupTraffic> counted;
         for (size_t g = 0; g < more.size(); ++g) {
           GroupTraffic step{more[g].group, more[g].size, more[g].traffic - less[g].traffic};
