@@ -16,6 +16,7 @@ _cairn_pkg(lua lua5.4-c++)  # the C++-linked flavour: lua_error unwinds like an 
 _cairn_pkg(hdf5 hdf5)
 _cairn_pkg(uring liburing)
 _cairn_pkg(zstd libzstd)
+_cairn_pkg(zlib zlib)
 _cairn_pkg(xxhash libxxhash)
 _cairn_pkg(sentencepiece sentencepiece)
 _cairn_pkg(curl libcurl)

@@ -35,12 +35,18 @@ constexpr std::string_view kSingleHdf5 = "model.h5";
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
+/// Rows of a stored tensor (columns of a transposed one) that are rows of a logical tensor.
+struct OutputRun {
+  int64_t stored = 0, count = 0;
+  int64_t source = 0, row = 0;  // index into the source's tensors, its first row
+};
+
 /// One tensor of the folder and the logical tensors it is made of.
 struct Output {
   std::string name;
   Shape shape;
   bool transpose = false;
-  std::vector<int64_t> parts;  // indices into the source's tensors, in order along the output dim
+  std::vector<OutputRun> runs;  // in the order of the stored rows
 };
 
 /// In the order in which shards are filled: embedding, layers by number, final norm, head.
@@ -51,15 +57,18 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source)
   for (size_t k = 0; k < mappings.size(); ++k) {
     const Mapping& mapping = mappings[k];
     const auto [at, is_new] = index.emplace(mapping.stored, out.size());
-    if (is_new) {
-      Output tensor{.name = mapping.stored, .shape = source.tensors()[k].shape, .transpose = mapping.transpose};
-      tensor.shape[0] *= mapping.parts;
-      if (mapping.transpose) std::swap(tensor.shape[0], tensor.shape[1]);
-      out.push_back(std::move(tensor));
+    if (is_new) out.push_back({.name = mapping.stored, .shape = mapping.shape, .transpose = mapping.transpose});
+    for (const RowRun& run : row_runs(mapping, source.tensors()[k].shape)) {
+      out[at->second].runs.push_back({run.stored, run.count, static_cast<int64_t>(k), run.logical});
     }
-    Output& tensor = out[at->second];
-    RT_CHECK(static_cast<int64_t>(tensor.parts.size()) == mapping.part, "{} is out of order", mapping.logical);
-    tensor.parts.push_back(static_cast<int64_t>(k));
+  }
+  for (Output& output : out) {
+    std::ranges::sort(output.runs, {}, &OutputRun::stored);
+    int64_t rows = 0;
+    for (const OutputRun& run : output.runs) {
+      RT_CHECK(run.stored == rows, "{}: rows {} to {} come from nowhere or twice", output.name, rows, run.stored);
+      rows += run.count;
+    }
   }
   return out;
 }
@@ -88,33 +97,32 @@ Status emit(const Output& tensor, DType dtype, std::span<const float> values, co
 }
 
 Status write_tensor(const WeightSource& source, const Output& tensor, DType dtype, const ByteSink& sink) {
+  const auto columns_of = [&](const OutputRun& run) {
+    const Shape& shape = source.tensors()[run.source].shape;
+    return cairn::count_elems(shape) / shape[0];
+  };
+  std::vector<float> rows;
   if (!tensor.transpose) {
-    std::vector<float> rows;
-    for (const int64_t part : tensor.parts) {
-      const Shape& shape = source.tensors()[part].shape;
-      const int64_t columns = cairn::count_elems(shape) / shape[0];
+    for (const OutputRun& run : tensor.runs) {
+      const int64_t columns = columns_of(run);
       const int64_t rows_a_block = std::max<int64_t>(1, 16 * kBlockElems / columns);
-      for (int64_t first = 0; first < shape[0]; first += rows_a_block) {
-        const int64_t end = std::min(shape[0], first + rows_a_block);
-        rows.resize((end - first) * columns);
-        RT_TRY(source.read_rows(part, first, end, rows));
+      for (int64_t first = 0; first < run.count; first += rows_a_block) {
+        const int64_t n = std::min(run.count - first, rows_a_block);
+        rows.resize(n * columns);
+        RT_TRY(source.read_rows(run.source, run.row + first, run.row + first + n, rows));
         RT_TRY(emit(tensor, dtype, rows, sink));
       }
     }
     return {};
   }
-  // [in, parts * out] from parts of [out, in].
-  std::vector<float> stored(cairn::count_elems(tensor.shape)), logical;
+  std::vector<float> stored(cairn::count_elems(tensor.shape));
   const int64_t inputs = tensor.shape[0], width = tensor.shape[1];
-  int64_t left = 0;
-  for (const int64_t part : tensor.parts) {
-    const int64_t outs = source.tensors()[part].shape[0];
-    logical.resize(outs * inputs);
-    RT_TRY(source.read(part, logical));
-    for (int64_t o = 0; o < outs; ++o) {
-      for (int64_t i = 0; i < inputs; ++i) stored[i * width + left + o] = logical[o * inputs + i];
+  for (const OutputRun& run : tensor.runs) {
+    rows.resize(run.count * inputs);
+    RT_TRY(source.read_rows(run.source, run.row, run.row + run.count, rows));
+    for (int64_t o = 0; o < run.count; ++o) {
+      for (int64_t i = 0; i < inputs; ++i) stored[i * width + run.stored + o] = rows[o * inputs + i];
     }
-    left += outs;
   }
   return emit(tensor, dtype, stored, sink);
 }
@@ -184,12 +192,10 @@ Status sync_folder(const fs::path& path) {
 }
 
 /// Token ids of the original config: ints, a list of ints, or null; anything else is left out.
-void keep_token_ids(const std::string& original, nlohmann::ordered_json* config) {
-  const auto parsed = parse_json_strictly(original, "the kept config", 32);
-  if (!parsed.ok() || !parsed.value().is_object()) return;
+void keep_token_ids(const nlohmann::json& original, nlohmann::ordered_json* config) {
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-    const auto found = parsed.value().find(key);
-    if (found == parsed.value().end()) {
+    const auto found = original.find(key);
+    if (found == original.end()) {
       config->erase(key);  // absent there: the class default holds, as it did
       continue;
     }
@@ -240,26 +246,34 @@ class Exporter {
       : source_(source), source_dir_(source_dir), options_(options), report_(report) {}
 
   Status run(const fs::path& into) {
-    RT_TRY_SET(const Family family, family_for(source_.model()));
+    RT_TRY(gather_files());
+    const nlohmann::json original = original_config();
+    const std::string preferred = original.is_object() ? original.value("model_type", "") : "";
+    RT_TRY_SET(const Family family, family_for(source_.model(), preferred));
     const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(DType::kF32));
     report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
     report_.model_type = family.model_type;
-    RT_TRY(gather_files());
     RT_TRY(write_weights(family, into));
     for (const auto& [name, text] : files_) {
       if (name == kConfigFile || name == kIndexFile) continue;
       RT_TRY(write_text(into / name, text));
       ++report_.files_passed;
     }
-    RT_TRY_SET(nlohmann::ordered_json config, config_from_model(source_.model(), report_.dtype));
-    if (const auto original = files_.find(std::string(kConfigFile)); original != files_.end()) {
-      keep_token_ids(original->second, &config);
-    }
+    nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
+    if (original.is_object()) keep_token_ids(original, &config);
     config["transformers_version"] = kTestedVersion;
     return write_text(into / kConfigFile, config.dump(2) + "\n");
   }
 
  private:
+  /// The config.json that was imported; null when there is none, or none that can be read.
+  nlohmann::json original_config() const {
+    const auto file = files_.find(std::string(kConfigFile));
+    if (file == files_.end()) return nullptr;
+    Result<nlohmann::json> parsed = parse_json_strictly(file->second, "the kept config", 32);
+    return parsed.ok() && parsed.value().is_object() ? std::move(parsed).value() : nlohmann::json();
+  }
+
   Status gather_files() {
     const std::set<std::string_view> known(passed_files().begin(), passed_files().end());
     for (const std::string& name : source_.files()) {
@@ -339,8 +353,8 @@ class Exporter {
     std::vector<int64_t> out;
     for (const SafeTensor& tensor : tensors) {
       const Output& output = *by_name.at(tensor.name);
-      if (output.transpose || output.parts.size() != 1) return std::nullopt;
-      out.push_back(output.parts[0]);
+      if (output.transpose || output.runs.size() != 1) return std::nullopt;
+      out.push_back(output.runs[0].source);
     }
     return out;
   }

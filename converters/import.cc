@@ -17,6 +17,7 @@
 #include "ckpt/plan/save_plan.h"
 #include "converters/hf_folder.h"
 #include "runtime/core/random.h"
+#include "runtime/core/unique_handle.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::convert {
