@@ -61,6 +61,10 @@ std::string span_text(const Span& span) {
 
 }  // namespace
 
+bool CrossCheck::changes_batch() const {
+  return recipe.batch.ramp.from > 0 || recipe.batch.tokens > 0 || !recipe.batch.phases.empty();
+}
+
 bool CrossCheck::all_known(std::initializer_list<const char*> paths) const {
   return std::all_of(paths.begin(), paths.end(), [&](const char* path) { return known(path); });
 }
@@ -157,6 +161,11 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
+  if (changes_batch()) {
+    const Status fits = check_batch(recipe, dp);
+    if (!fits.ok()) fail("batch", fits.error().message, "", dp_is);
+    return;
+  }
   const int64_t slice = micro * dp;
   if (samples % slice == 0) {
     const MeshConfig& mesh = recipe.mesh;
@@ -273,7 +282,7 @@ void CrossCheck::schedule() {
   if (!known("optimizer.lr")) return;
   const std::vector<LrStage>& stages = recipe.optimizer.lr;
   // Everything in samples, where the sizes are known; in the common unit otherwise.
-  const bool sizes = all_known({"batch.samples", "model.context"});
+  const bool sizes = all_known({"batch.samples", "model.context"}) && !changes_batch();  // else spans do not add up
   const auto samples = [&](const Span& span) -> std::optional<double> {
     switch (span.unit) {
       case Span::Unit::kSteps:

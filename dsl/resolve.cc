@@ -267,6 +267,10 @@ std::optional<Json> Resolver::fallback(const std::string& path, const Field& fie
   }
   if (!field.rule.empty()) return derived_default(path, llama, [this](const std::string& other) { return get(other); });
   if (field.form == Form::kTokenizer) return Json{{"kind", "none"}, {"path", ""}};
+  if (field.from_constructor) {
+    const auto written = blocks_.find(path.substr(0, path.rfind('.')));
+    if (written != blocks_.end() && !written->second.first.empty()) return Json(written->second.first);
+  }
   return llama && field.llama ? *field.llama : field.fallback;
 }
 

@@ -78,6 +78,7 @@ struct Def : Field {
   Def& below_or_at(double high) { return hi = high, *this; }
   Def& needed() { return required = true, *this; }
   Def& newer() { return later = true, *this; }
+  Def& by_constructor() { return from_constructor = true, *this; }
   Def& silently() { return later = silent = true, *this; }
   Def& otherwise(Json value) { return fallback = std::move(value), *this; }
   Def& in_llama(Json value) { return llama = std::move(value), *this; }
@@ -452,7 +453,11 @@ const Block& model_block() {
               .otherwise(false)
               .silently()
               .says("the scores of layer i, from 0, are divided by i + 1 as well"),
-          bound("logit_scale", &ModelConfig::logit_scale).above(0).otherwise(1.0).silently().says("factor of the logits"),
+          bound("logit_scale", &ModelConfig::logit_scale)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("factor of the logits"),
           bound("top_query", &ModelConfig::top_query)
               .otherwise(false)
               .silently()
@@ -468,7 +473,8 @@ const Block& model_block() {
               .otherwise(0.0)
               .silently()
               .says("dropout rate of the embedded tokens",
-                    "Masks are drawn from the seed and each sample's place in the run, so that they depend on no layout."),
+                    "Masks are drawn from the seed and each sample's place in the run, so that they depend on no "
+                    "layout."),
           bound("attention_dropout", &ModelConfig::attention_dropout)
               .at_least(0)
               .under(1)
@@ -604,6 +610,59 @@ const Block& data_block() {
   return out;
 }
 
+const Json kNoSpan = {{"unit", "steps"}, {"value", 0.0}};
+
+const Block& ramp_block() {
+  static const Block out{
+      .name = "ramp",
+      .constructors = {"ramp"},
+      .doc = "A batch that grows: T.ramp { from = 192, by = 16, over = T.samples(9765625) }. It ends at batch.samples.",
+      .fields = {
+          bound("from", &BatchRamp::from)
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .says("samples of the first steps", "0: no ramp."),
+          bound("by", &BatchRamp::by)
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .says("samples of an increment", "Must divide batch.samples - from."),
+          bound("over", &BatchRamp::over)
+              .at_least(0)
+              .one_of({"steps", "samples", "tokens"})
+              .otherwise(kNoSpan)
+              .silently()
+              .says("how long, from the beginning of the run", "The increments divide it evenly.")
+              .like("T.samples(9765625)"),
+      }};
+  return out;
+}
+
+const Block& phase_block() {
+  const auto of = [](Def field) { return field.otherwise(0); };
+  static const Block out{
+      .name = "phase",
+      .constructors = {"phase"},
+      .positional = true,
+      .doc = "A change of the batch in the middle of the run: T.phase { T.samples(1e6), micro = 2 }.",
+      .fields = {
+          bound("at", &BatchPhase::at)
+              .at_least(0)
+              .one_of({"steps", "samples", "tokens"})
+              .needed()
+              .says("the amount after which it begins: T.steps(n), T.samples(n) or T.tokens(n)"),
+          of(bound("samples", &BatchPhase::samples).range(0, kMany)).says("batch.samples from then on", "0: as before."),
+          of(bound("micro", &BatchPhase::micro).range(0, kMany)).says("batch.micro from then on", "0: as before."),
+          of(bound("tokens", &BatchPhase::tokens).range(0, 1 << 24)).says("batch.tokens from then on", "0: as before."),
+          bound("rope_theta", &BatchPhase::rope_theta)
+              .range(0, 1e12)
+              .otherwise(0.0)
+              .says("model.rope_theta from then on", "0: as before."),
+      }};
+  return out;
+}
+
 const Block& batch_block() {
   static const Block out{
       .name = "batch",
@@ -619,7 +678,28 @@ const Block& batch_block() {
                      .range(1, kMany)
                      .otherwise(1)
                      .says("sequences of one micro-batch on one data-parallel rank")
-                     .like("4")}};
+                     .like("4"),
+                 bound("tokens", &BatchConfig::tokens)
+                     .range(0, 1 << 24)
+                     .otherwise(0)
+                     .silently()
+                     .in(Unit::kCount)
+                     .says("tokens of a sequence, when shorter than model.context",
+                           "Samples are cut into sequences of so many tokens, which see nothing of each other; the "
+                           "tokens of a step stay. Must divide model.context; 0: all of it. For training that begins "
+                           "with short sequences: T.phase lengthens them."),
+                 block("ramp", &BatchConfig::ramp, ramp_block())
+                     .silently()
+                     .says("a batch that grows to batch.samples; default: none")
+                     .like("T.ramp { from = 8, by = 8, over = T.samples(10000) }"),
+                 items("phases", &BatchConfig::phases, phase_block())
+                     .otherwise(Json::array())
+                     .silently()
+                     .written(Form::kPlaces, {&phase_block()})
+                     .says("changes in the middle of the run",
+                           "Each begins at the first step after the given amount; the last one that has begun counts, "
+                           "field by field.")
+                     .like("{ T.phase { T.samples(100000), micro = 2 } }")}};
   return out;
 }
 
@@ -668,8 +748,9 @@ const Block& hold_block() {
 const Block& inverse_sqrt_block() {
   static const Block out{.name = "inverse_sqrt",
                          .constructors = {"inverse_sqrt"},
-                         .doc = "The rate so far, falling as 1 / sqrt(step); after a warm-up of w steps: peak_lr * "
-                                "sqrt(w / step).",
+                         .doc =
+                             "The rate so far, falling as 1 / sqrt(step); after a warm-up of w steps: peak_lr * "
+                             "sqrt(w / step).",
                          .fields = {written_only("to", Type::kNumber).at_least(0).otherwise(0.0).says("the least rate"),
                                     over_field(false)}};
   return out;
@@ -697,51 +778,57 @@ const Block& schedule_block() {
   static const Block out{.name = "schedule",
                          .constructors = {"schedule"},
                          .list = true,
-                         .doc = "Stages of the learning rate, one after the other. Warm-up, stable, decay (WSD): "
-                                "T.schedule { T.warmup { over = T.steps(2000) }, T.hold {}, T.linear { to = 0, over = "
-                                "T.fraction(0.1) } }."};
+                         .doc =
+                             "Stages of the learning rate, one after the other. Warm-up, stable, decay (WSD): "
+                             "T.schedule { T.warmup { over = T.steps(2000) }, T.hold {}, T.linear { to = 0, over = "
+                             "T.fraction(0.1) } }."};
   return out;
 }
 
 const Block& stage_block() {
-  static const Block out{.name = "stage",
-                         .doc = "One stage of the learning rate.",
-                         .fields = {chosen("kind", &LrStage::kind,
-                                           {"warmup", "cosine", "linear", "hold", "inverse_sqrt", "exponential",
-                                            "one_minus_sqrt"}),
-                                    bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
+  static const Block out{
+      .name = "stage",
+      .doc = "One stage of the learning rate.",
+      .fields = {chosen("kind", &LrStage::kind,
+                        {"warmup", "cosine", "linear", "hold", "inverse_sqrt", "exponential", "one_minus_sqrt"}),
+                 bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
   return out;
 }
 
 const Block& group_block() {
-  static const Block out{
-      .name = "group",
-      .constructors = {"group"},
-      .positional = true,
-      .doc = "Tensors that are trained differently: T.group { \"embed.*\", lr = 0.1 }.",
-      .fields = {
-          bound("tensors", &ParameterGroup::tensors)
-              .needed()
-              .says("a pattern of tensor names", "* stands for any characters and ? for one.")
-              .like("\"embed.*\""),
-          bound("lr", &ParameterGroup::lr)
-              .range(0, 1e6)
-              .otherwise(1.0)
-              .says("times the learning rate", "0 freezes the tensors."),
-          bound("weight_decay", &ParameterGroup::weight_decay)
-              .range(-1, 10)
-              .otherwise(-1.0)
-              .says("their weight decay, vectors included", "Below 0: as without the group."),
-      }};
+  static const Block out{.name = "group",
+                         .constructors = {"group"},
+                         .positional = true,
+                         .doc = "Tensors that are trained differently: T.group { \"embed.*\", lr = 0.1 }.",
+                         .fields = {
+                             bound("tensors", &ParameterGroup::tensors)
+                                 .needed()
+                                 .says("a pattern of tensor names", "* stands for any characters and ? for one.")
+                                 .like("\"embed.*\""),
+                             bound("lr", &ParameterGroup::lr)
+                                 .range(0, 1e6)
+                                 .otherwise(1.0)
+                                 .says("times the learning rate", "0 freezes the tensors."),
+                             bound("weight_decay", &ParameterGroup::weight_decay)
+                                 .range(-1, 10)
+                                 .otherwise(-1.0)
+                                 .says("their weight decay, vectors included", "Below 0: as without the group."),
+                         }};
   return out;
 }
 
 const Block& optimizer_block() {
   static const Block out{
       .name = "adamw",
-      .constructors = {"adamw"},
-      .doc = "AdamW with decoupled weight decay.",
+      .constructors = {"adamw", "lamb"},
+      .doc = "AdamW with decoupled weight decay; T.lamb takes the same fields and scales each tensor's step by the ratio of "
+             "the weights' norm to the step's (LAMB, for large batches).",
       .fields = {
+          chosen("kind", &OptimizerConfig::kind, {"adamw", "lamb"})
+              .otherwise("adamw")
+              .silently()
+              .by_constructor()
+              .says("which optimizer", "Set by the constructor: T.adamw or T.lamb."),
           bound("peak_lr", &OptimizerConfig::peak_lr)
               .above(0)
               .needed()

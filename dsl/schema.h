@@ -66,6 +66,7 @@ struct Field {
   bool required = false;
   bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
   bool silent = false;                // not in the canonical JSON where it has its default: stored recipes keep their hash
+  bool from_constructor = false;      // the default is the name of the constructor that wrote the block
   Json fallback;                      // the default; null with `required` or `rule`
   std::optional<Json> llama;          // the default under T.llama where it differs
   std::string rule;                   // a derived default, in words

@@ -66,7 +66,7 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
                        .weight_bytes = rank.weight_bytes,
                        .grad_bytes = rank.grad_bytes,
                        .optimizer_bytes = rank.optimizer_bytes,
-                       .activation_bytes = stage_buffers_bytes(plan, rank)};
+                       .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) memory.snapshot_bytes += piece.count_elems() * kStateBytes;
@@ -165,7 +165,21 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              recipe.mesh.sequence_parallel ? "on" : "off", recipe.optimizer.zero);
   fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
-             format_count(tokens * static_cast<double>(plan.steps)), plan.steps);
+             format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
+             plan.steps);
+  if (plan.step_stages.size() > 1) {
+    constexpr size_t kShown = 8;
+    for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+      const StepStage& s = plan.step_stages[k];
+      if (k >= kShown && k + 1 < plan.step_stages.size()) continue;
+      fmt::print("  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}{}\n", s.first_step,
+                 s.samples, s.micro, s.samples / (s.micro * mesh.dp()), mesh.dp(), s.tokens,
+                 recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
+                 k == kShown - 1 && k + 2 < plan.step_stages.size()
+                     ? fmt::format("; {} more stages, then", plan.step_stages.size() - kShown - 1)
+                     : "");
+    }
+  }
   fmt::print("{} {}     {}; bubble at {} micro-batches: {} of {} ({:.1f}%)\n", head("stages"), stages_text(plan),
              schedule_text(plan), plan.micro_batches, mesh.pp() - 1,
              plan.micro_batches * recipe.mesh.virtual_stages + mesh.pp() - 1, bubble_fraction(plan.schedule()) * 100);

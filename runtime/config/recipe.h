@@ -33,6 +33,7 @@ enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
 enum class MeshAxis { kTp, kDp, kPp };
 enum class Deterministic { kRun, kLayout };
+enum class OptimizerKind { kAdamW, kLamb };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -124,9 +125,27 @@ struct TokenizerConfig {
   std::string path;  // SentencePiece model file
 };
 
+/// From a small batch to batch.samples in equal increments (runtime/plan/batch_schedule.h).
+struct BatchRamp {
+  int64_t from = 0;  // 0: no ramp
+  int64_t by = 0;
+  Span over;  // from the beginning of the run; the increments divide it evenly
+};
+
+/// From the first step at which so much has been trained on, other values; 0: as before.
+struct BatchPhase {
+  Span at;
+  int64_t samples = 0, micro = 0;
+  int64_t tokens = 0;
+  double rope_theta = 0;
+};
+
 struct BatchConfig {
   int64_t samples = 0;  // global batch, sequences a step
   int64_t micro = 0;    // sequences a micro-batch on one data-parallel rank
+  int64_t tokens = 0;   // of a sequence, a part of model.context into which samples are cut; 0: all
+  BatchRamp ramp;
+  std::vector<BatchPhase> phases;  // in the order of their beginnings
 };
 
 struct LrStage {
@@ -143,17 +162,18 @@ struct ParameterGroup {
 };
 
 struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kAdamW;
   double peak_lr = 0;
   std::vector<LrStage> lr;  // empty: constant
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;  // matrices only; none on biases and norm weights
   std::vector<ParameterGroup> groups;
-  double clip = 0;                // global gradient norm over the whole mesh; 0: off
-  double z_loss = 0;              // weight of the squared logarithm of the softmax's denominator, added to each loss
-  double embedding_gradient = 1;  // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
-  int zero = 0;                   // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
-  int64_t bucket = 0;             // elements reduced or gathered at once; 0: plan::default_bucket_elems
-  bool overlap = true;            // reductions run beside backward, gathers of weights beside forward
+  double clip = 0;                  // global gradient norm over the whole mesh; 0: off
+  double z_loss = 0;                // weight of the squared logarithm of the softmax's denominator, added to each loss
+  double embedding_gradient = 1;    // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
+  int zero = 0;                     // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
+  int64_t bucket = 0;               // elements reduced or gathered at once; 0: plan::default_bucket_elems
+  bool overlap = true;              // reductions run beside backward, gathers of weights beside forward
   bool keep_after_forward = false;  // ZeRO-3: weights gathered for forward stay until the end of the step
 };
 

@@ -12,25 +12,31 @@ namespace {
 Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   const StageDims d = stage_dims(plan, rank);
   const int64_t elem = dtype_size_bytes(plan.compute_dtype());
-  const int64_t all = d.rows * d.width * elem, local = d.local_rows * d.width * elem;
   const bool scattered = plan.recipe.mesh.sequence_parallel;
   Traffic out;
-  const auto reduce = [&] { (scattered ? out.reduce_scatter : out.all_reduce).add(all); };
-  const auto gather = [&] {
-    if (scattered) out.all_gather.add(local);
+  const auto reduce_rows = [&](int64_t width) {
+    (scattered ? out.reduce_scatter : out.all_reduce).add(d.rows * width * elem);
   };
-  const auto branch = [&] {  // attention or MLP, forward and backward
+  const auto gather_rows = [&](int64_t width) {
+    if (scattered) out.all_gather.add(d.local_rows * width * elem);
+  };
+  const auto reduce = [&] { reduce_rows(d.width); };
+  const auto gather = [&] { gather_rows(d.width); };
+  const auto branch = [&] {        // attention or MLP, forward and backward
     gather(), reduce();            // norm -> column cut; row cut -> sum
     gather(), gather(), reduce();  // gradient of the output; norm again; gradient of the input
   };
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     for (const Chunk& chunk : rank.chunks) {
-      if (chunk.stage.embedding) reduce(), gather();
-      for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) branch(), branch();
+      if (chunk.stage.embedding) reduce_rows(d.embed), gather_rows(d.embed);
+      for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+        branch(), branch();
+        if (d.experts > 0) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
+      }
       if (!chunk.stage.head) continue;
-      gather(), gather(), reduce();        // forward; backward, which norms again
-      out.all_reduce.add(d.rows * 4);      // maximum of each row
-      out.all_reduce.add(2 * d.rows * 4);  // sum of exponentials, target's logit
+      gather_rows(d.embed), gather_rows(d.embed), reduce_rows(d.embed);  // forward; backward, which norms again
+      out.all_reduce.add(d.rows * 4);                                    // maximum of each row
+      out.all_reduce.add(2 * d.rows * 4);                                // sum of exponentials, target's logit
     }
   }
   int64_t partial = 0;  // of replicated tensors, summed once the shards are
@@ -133,6 +139,9 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
+  if (plan.recipe.optimizer.kind == OptimizerKind::kLamb) {
+    world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
+  }
   world.broadcast.add(rank.rank == 0 ? 8 : 0);                                                // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;

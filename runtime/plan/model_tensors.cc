@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace cairn {
@@ -55,6 +56,7 @@ class Tensors {
     if (m_.qk_norm == QkNorm::kHead) {
       for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
         vector(prefix + name, m_.head_dim, TensorCut::kReplicated, InitKind::kOnes);
+        out_.back().partial = true;
       }
     }
     linear(prefix + "attn.o", m_.width, m_.heads * m_.head_dim, TensorCut::kDim1, std_out_, has_bias(m_, BiasOf::kOut));
@@ -133,6 +135,16 @@ bool is_gated(Activation activation) {
     default:
       return false;
   }
+}
+
+bool is_parallel(BlockKind block) { return block == BlockKind::kParallel || block == BlockKind::kParallelShared; }
+
+bool has_post_norms(BlockKind block) { return block == BlockKind::kPostNorm || block == BlockKind::kSandwich; }
+
+bool has_window(const ModelConfig& m, int64_t layer) {
+  if (m.sliding_window == 0) return false;
+  return m.window_layers.empty() ||
+         std::find(m.window_layers.begin(), m.window_layers.end(), layer) != m.window_layers.end();
 }
 
 int64_t embed_dim(const ModelConfig& m) { return m.embed_dim > 0 ? m.embed_dim : m.width; }

@@ -38,6 +38,7 @@ struct TensorSpec {
   Shape shape;  // logical, unpadded
   TensorCut cut = TensorCut::kReplicated;
   bool decay = false;       // weight decay applies (matrices), not to biases and norm weights
+  bool partial = false;     // replicated, but each tp rank's gradient is of its own heads: to be summed over tp
   bool vocab_rows = false;  // dim 0 is the vocabulary: padded in memory, never in a file
   InitKind init = InitKind::kZeros;
   double init_std = 0;  // kNormal
@@ -47,6 +48,12 @@ struct TensorSpec {
 enum class BiasOf { kQkv, kOut, kMlp };
 bool has_bias(const ModelConfig& model, BiasOf projections);
 bool is_gated(Activation activation);
+/// Attention and MLP read the same input.
+bool is_parallel(BlockKind block);
+/// A norm stands behind each branch: on its output, or on the sum.
+bool has_post_norms(BlockKind block);
+/// The layer uses model.sliding_window.
+bool has_window(const ModelConfig& model, int64_t layer);
 /// E: channels of token embedding and head.
 int64_t embed_dim(const ModelConfig& model);
 /// Channels of a head that turn with rotary positions.
