@@ -24,18 +24,6 @@ constexpr std::string_view kHead = "lm_head.weight";
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-/// out[c * stride + r] = in[r * columns + c], in squares that the caches hold.
-void transpose_into(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride) {
-  constexpr int64_t kSquare = 32;
-  for (int64_t r0 = 0; r0 < rows; r0 += kSquare) {
-    for (int64_t c0 = 0; c0 < columns; c0 += kSquare) {
-      for (int64_t c = c0; c < std::min(columns, c0 + kSquare); ++c) {
-        for (int64_t r = r0; r < std::min(rows, r0 + kSquare); ++r) out[c * stride + r] = in[r * columns + c];
-      }
-    }
-  }
-}
-
 }  // namespace
 
 const std::vector<std::string_view>& passed_files() {
