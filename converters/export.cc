@@ -63,8 +63,7 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source)
     const Shape& logical = source.tensors()[k].shape;
     const auto [at, is_new] = index.emplace(mapping.stored, out.size());
     if (is_new) {
-      out.push_back(
-          {.name = mapping.stored, .shape = stored_shape(mapping, logical), .transpose = mapping.transpose});
+      out.push_back({.name = mapping.stored, .shape = stored_shape(mapping, logical), .transpose = mapping.transpose});
     }
     for (const RowRun& run : row_runs(mapping, logical))
       out[at->second].runs.push_back({run.stored, run.count, static_cast<int64_t>(k), run.logical});
@@ -290,8 +289,8 @@ class Exporter {
                    .model_type = report_.model_type,
                    .dtype = std::string(dtype_name(report_.dtype)),
                    .parameters = count_parameters(source_.model())};
-    card.lineage.push_back(fmt::format("run `{}` (id `{}`), step {}, {} samples and {} tokens seen", m.run.name, m.run.id,
-                                       m.step, m.samples, m.tokens));
+    card.lineage.push_back(fmt::format("run `{}` (id `{}`), step {}, {} samples and {} tokens seen", m.run.name,
+                                       m.run.id, m.step, m.samples, m.tokens));
     card.lineage.push_back(fmt::format("recipe hash `{}`", m.recipe_hash));
     if (!m.origin.empty()) card.lineage.push_back(m.origin);
     for (auto parent = m.run.parents.rbegin(); parent != m.run.parents.rend(); ++parent)

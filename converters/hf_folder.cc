@@ -263,6 +263,18 @@ void HfFolder::settle_dtype() {
   if (weights_->quantised()) warnings_.push_back("eight-bit weights are multiplied with their scales, in float32");
 }
 
+std::string HfFolder::identity() const {
+  std::string out = config_text_ + "\n";
+  for (const auto& file : weights_->files()) {
+    std::error_code ignored;
+    out += fmt::format("{} {} {}\n", file->path().filename().string(), fs::file_size(file->path(), ignored),
+                       fs::last_write_time(file->path(), ignored).time_since_epoch().count());
+    for (const SafeTensor& tensor : file->tensors())
+      out += fmt::format("{} {} {} {}\n", tensor.name, tensor.dtype, to_string(tensor.shape), tensor.begin);
+  }
+  return out;
+}
+
 Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) const {
   RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", mappings_[tensor].logical,
            out.size());

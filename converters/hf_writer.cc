@@ -381,7 +381,8 @@ Result<Fd> lock_work(const fs::path& work) {
     return invalid(fmt::format("{}: another process is writing this folder", work.string()));
   }
   // Its owner may have given it the target's name just before we got the lock.
-  struct stat locked {}, there {};
+  struct stat locked {
+  }, there{};
   if (::fstat(fd.get(), &locked) != 0 || ::stat(work.c_str(), &there) != 0 || locked.st_ino != there.st_ino)
     return invalid(fmt::format("{}: another process has just written this folder; try again", work.string()));
   return fd;

@@ -3,8 +3,8 @@
 //
 //   1. Work in .NAME.converting beside the target, under a lock: two conversions into one folder never meet.
 //   2. Each weights file is made in a stream, several at a time, in bounded memory; durable, it gets a note with the
-//      hashes of its bytes. A conversion that was killed or stopped leaves them; the same one, started again, takes over
-//      the files whose bytes hold and removes the rest. What is left of another one is removed.
+//      hashes of its bytes. A conversion that was killed or stopped leaves them; the same one, started again, takes
+//      over the files whose bytes hold and removes the rest. What is left of another one is removed.
 //   3. The small files, config.json last; notes are removed.
 //   4. The folder takes the target's name. Over a folder that is not empty (overwrite): remove its config.json (what is
 //      left cannot be opened), remove the other files that a conversion writes, move the new ones in, config.json last.
@@ -61,9 +61,9 @@ class TensorSource {
 using OpenTensors = std::function<Result<std::unique_ptr<TensorSource>>(std::span<const int64_t> tensors)>;
 
 struct HfWriteOptions {
-  int64_t max_shard_bytes = 0;  // tensor bytes of a file; 0: HfOutput::split, else kDefaultShardBytes
-  bool overwrite = false;       // a target folder that is not empty
-  int64_t threads = 2;          // files at a time
+  int64_t max_shard_bytes = 0;                // tensor bytes of a file; 0: HfOutput::split, else kDefaultShardBytes
+  bool overwrite = false;                     // a target folder that is not empty
+  int64_t threads = 2;                        // files at a time
   const std::atomic<bool>* cancel = nullptr;  // looked at every few MiB; when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // from one thread at a time; may be empty
   std::function<std::unique_ptr<ckpt::IoBackend>()> make_io;              // one a thread; empty: make_best_backend
