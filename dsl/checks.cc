@@ -10,6 +10,7 @@
 
 #include "runtime/mesh/mesh.h"
 #include "runtime/plan/model_check.h"
+#include "runtime/plan/plan.h"
 #include "runtime/plan/schedule.h"
 
 namespace cairn::dsl {
