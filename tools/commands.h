@@ -31,6 +31,7 @@ struct Session {
 void add_check(CLI::App& app, Session& session);
 void add_ckpt(CLI::App& app, Session& session);
 void add_completion(CLI::App& app, Session& session);
+void add_convert(CLI::App& app, Session& session);
 void add_copy(CLI::App& app, Session& session);
 void add_data(CLI::App& app, Session& session);
 void add_diff(CLI::App& app, Session& session);
