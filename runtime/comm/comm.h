@@ -71,6 +71,8 @@ class Engine {
   virtual Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) = 0;
   /// Wakes every rank that waits, here and elsewhere, with `kStopped` and this reason. Safe from any thread.
   virtual void abort(std::string_view reason) = 0;
+  /// Where this rank is, for messages and reports about it: "step 12, forward and backward". Cheap.
+  virtual void at(int64_t /*step*/, std::string_view /*phase*/) {}
 };
 
 struct Options {

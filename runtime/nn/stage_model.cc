@@ -12,9 +12,12 @@
 #include "runtime/nn/head.h"
 #include "runtime/nn/mlp.h"
 #include "runtime/plan/activations.h"
+#include "runtime/telemetry/trace.h"
 
 namespace cairn::nn {
 namespace {
+
+using telemetry::TraceScope;
 
 template <typename Real>
 struct Layer {
@@ -54,6 +57,7 @@ class Model final : public StageModel {
         const Buffers& buffers)
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
+        first_layer_(chunk.stage.first_layer),
         trains_(grads != nullptr),
         tp_(comm, dims_, plan.recipe.mesh.sequence_parallel) {
     const ModelConfig& model = plan.recipe.model;
@@ -92,10 +96,16 @@ class Model final : public StageModel {
       Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.input_RH
                       : head_                ? saved.head.input_RH
                                              : static_cast<Real*>(output);
-      RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
+      {
+        const TraceScope scope("compute", "attention", {.layer = first_layer_ + static_cast<int64_t>(i)});
+        RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
+      }
+      const TraceScope scope("compute", "mlp", {.layer = first_layer_ + static_cast<int64_t>(i)});
       RT_TRY(layers_[i].mlp.forward(layer.mlp, next_RH));
     }
-    return head_ ? head_->forward(saved.head, targets) : Status{};
+    if (!head_) return {};
+    const TraceScope scope("compute", "head");
+    return head_->forward(saved.head, targets);
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
@@ -104,13 +114,18 @@ class Model final : public StageModel {
     RT_CHECK(trains_, "backward of a model made without gradients");
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
+      const TraceScope scope("compute", "head backward");
       RT_TRY(head_->backward(saved.head, targets, loss_scale));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), dims_.local_rows * dims_.width, scratch_.dresidual_RH);
     }
     for (size_t i = layers_.size(); i-- > 0;) {
-      RT_TRY(layers_[i].mlp.backward(saved.layers[i].mlp));
+      {
+        const TraceScope scope("compute", "mlp backward", {.layer = first_layer_ + static_cast<int64_t>(i)});
+        RT_TRY(layers_[i].mlp.backward(saved.layers[i].mlp));
+      }
+      const TraceScope scope("compute", "attention backward", {.layer = first_layer_ + static_cast<int64_t>(i)});
       RT_TRY(layers_[i].attention.backward(saved.layers[i].attention));
     }
     if (embedding_) {
@@ -188,6 +203,7 @@ class Model final : public StageModel {
 
   StageDims dims_;
   int64_t vocab_ = 0;
+  int64_t first_layer_ = 0;
   bool trains_ = false;
   TensorParallel<Real> tp_;
   Scratch<Real> scratch_;

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::trainer {
@@ -22,6 +24,9 @@ struct Environment {
   std::function<void(const telemetry::StepMetrics&)> on_step;
   /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
   std::function<void(int64_t step, const char* phase)> on_phase;
+  telemetry::TraceWindow trace;  // steps whose timeline is drawn
+  /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
+  std::function<void(const std::string& trace)> on_trace;
 };
 
 struct Outcome {
