@@ -72,7 +72,9 @@ def main():
             error = time["ms"] / measured - 1
             worst = max(worst, abs(error))
             parts = " ".join(f"{k} {v:.1f}" for k, v in time["parts_ms"].items() if v > 0)
-            print(f"{name:<14}{time['ms']:>10.1f}{measured:>10.1f}{100 * error:>+7.1f}%   {parts}", flush=True)
+            split = {k: statistics.median(s["split_ms"][k] for s in steps[3:]) for k in steps[-1]["split_ms"]}
+            took = " ".join(f"{k} {v:.1f}" for k, v in split.items() if v > 0.05)
+            print(f"{name:<14}{time['ms']:>10.1f}{measured:>10.1f}{100 * error:>+7.1f}%   {parts}   took: {took}", flush=True)
     print(f"largest error {100 * worst:.1f} %; the bar is 10 %")
 
 

@@ -23,7 +23,9 @@
 namespace cairn::tools {
 namespace {
 
-constexpr double kMeasureMs = 250;         // of each thing, at least
+constexpr double kMeasureMs = 250;  // of each thing, at least
+constexpr int64_t kWarmUps = 2;     // rounds that make primitives and fault pages in: both banks of the optimizer
+constexpr int64_t kRounds = 5;      // at least
 constexpr int64_t kMaxModelBytes = int64_t{3} << 30;  // weights and gradients of one measured copy
 constexpr Device kCpu{DeviceKind::kCpu, 0};
 
@@ -134,15 +136,16 @@ Result<ModelTimes> time_model(const Plan& plan, int64_t workers, int64_t threads
       std::vector<double> forward, backward;
       ModelTimes& out = times[static_cast<size_t>(worker)];
       double begun = 0;
-      for (int64_t round = 0; round < 3 || (now_ms() - begun < 4 * kMeasureMs && round < 200); ++round) {
-        if (round == 1) begun = now_ms();  // the first makes primitives and faults pages in
+      for (int64_t round = 0; round < kWarmUps + kRounds || (now_ms() - begun < 4 * kMeasureMs && round < 200);
+           ++round) {
+        if (round == kWarmUps) begun = now_ms();
         const comm::Comm::Traffic before = comm.traffic();
         const double t0 = now_ms();
         RT_TRY(model->forward(0, tokens.data(), tokens.data(), nullptr, nullptr));
         const double t1 = now_ms();
         RT_TRY(model->backward(0, tokens.data(), tokens.data(), nullptr, nullptr, 1e-4f));
         const double t2 = now_ms();
-        if (round > 0) forward.push_back(t1 - t0), backward.push_back(t2 - t1);
+        if (round >= kWarmUps) forward.push_back(t1 - t0), backward.push_back(t2 - t1);
         out.traffic = comm.traffic();
         out.traffic.all_reduce_bytes -= before.all_reduce_bytes;
         out.traffic.reduce_scatter_bytes -= before.reduce_scatter_bytes;
@@ -172,14 +175,16 @@ Status time_elements(const Plan& plan, int64_t workers, int64_t threads, ShapeTi
       return kernels::AdamwState{at + k * count, at + (k + 1) * count, at + (k + 2) * count};
     };
     const bool low = plan.compute_dtype() == DType::kBf16;
-    const kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .stream = count * 12 > (8 << 20)};
+    const kernels::AdamwArgs args{
+        .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .stream = count * 12 > (8 << 20)};
     const auto time = [&](const auto& body) {
       std::vector<double> ms;
-      const double begin = now_ms();
-      while (ms.size() < 4 || (now_ms() - begin < kMeasureMs && ms.size() < 2000)) {
+      double begin = 0;
+      for (int64_t round = 0; round < kWarmUps + kRounds || (now_ms() - begin < kMeasureMs && round < 2000); ++round) {
+        if (round == kWarmUps) begin = now_ms();
         const double t0 = now_ms();
-        body(static_cast<int64_t>(ms.size()));
-        ms.push_back(now_ms() - t0);
+        body(round);
+        if (round >= kWarmUps) ms.push_back(now_ms() - t0);
       }
       return median(ms) * 1e6 / static_cast<double>(count);
     };
@@ -237,7 +242,8 @@ Status time_comm(const Plan& plan, ShapeTimes* out) {
           return group->all_reduce(data.data(), bytes / 4, DType::kF32, comm::ReduceOp::kSum, "calibration");
         }));
         RT_TRY(time("reduce_scatter", [&] {
-          return group->reduce_scatter(data.data(), other.data(), part, DType::kF32, comm::ReduceOp::kSum, "calibration");
+          return group->reduce_scatter(data.data(), other.data(), part, DType::kF32, comm::ReduceOp::kSum,
+                                       "calibration");
         }));
         RT_TRY(time("all_gather", [&] {  // of the whole, so that all three say the same with `bytes`
           return group->all_gather(other.data(), data.data(), part * 4, "calibration");
@@ -271,8 +277,17 @@ double peak_tflops(DType dtype) {
   constexpr int64_t kSize = 1536;
   const int64_t bytes = kSize * kSize * dtype_size_bytes(dtype);
   std::vector<std::byte> a(static_cast<size_t>(bytes)), b(a.size()), c(static_cast<size_t>(kSize * kSize * 4));
-  const kernels::MatmulArgs args{.m = kSize, .n = kSize, .k = kSize, .a = a.data(), .lda = kSize, .b = b.data(),
-                                 .ldb = kSize, .c = c.data(), .ldc = kSize, .ab_dtype = dtype, .c_dtype = dtype};
+  const kernels::MatmulArgs args{.m = kSize,
+                                 .n = kSize,
+                                 .k = kSize,
+                                 .a = a.data(),
+                                 .lda = kSize,
+                                 .b = b.data(),
+                                 .ldb = kSize,
+                                 .c = c.data(),
+                                 .ldc = kSize,
+                                 .ab_dtype = dtype,
+                                 .c_dtype = dtype};
   double best_ms = 1e30;
   const double begin = now_ms();
   for (int64_t round = 0; round < 3 || now_ms() - begin < 2 * kMeasureMs; ++round) {
@@ -286,17 +301,18 @@ double peak_tflops(DType dtype) {
 double copy_gb_per_s(int64_t cores) {
   constexpr int64_t kBytes = int64_t{64} << 20;
   std::vector<double> rates(static_cast<size_t>(cores));
-  ignore(in_parallel(cores, 1, [&](int64_t worker) -> Status {
-           std::vector<char> from(kBytes, 1), to(kBytes);
-           double best = 1e30;
-           for (int round = 0; round < 6; ++round) {
-             const double t0 = now_ms();
-             std::copy(from.begin(), from.end(), to.begin());
-             best = std::min(best, now_ms() - t0);
-           }
-           rates[static_cast<size_t>(worker)] = 2.0 * kBytes / best / 1e6;
-           return {};
-         }),
+  ignore(in_parallel(cores, 1,
+                     [&](int64_t worker) -> Status {
+                       std::vector<char> from(kBytes, 1), to(kBytes);
+                       double best = 1e30;
+                       for (int round = 0; round < 6; ++round) {
+                         const double t0 = now_ms();
+                         std::copy(from.begin(), from.end(), to.begin());
+                         best = std::min(best, now_ms() - t0);
+                       }
+                       rates[static_cast<size_t>(worker)] = 2.0 * kBytes / best / 1e6;
+                       return {};
+                     }),
          "copies cannot fail");
   double sum = 0;
   for (const double rate : rates) sum += rate;

@@ -88,7 +88,8 @@ std::string shape_key(const Plan& plan, int64_t cores) {
   uint64_t kind = 1469598103934665603u;
   for (const TensorSpec& tensor : plan.tensors) {
     if (tensor.layer > 0) continue;
-    for (const char c : tensor.name) kind = (kind ^ static_cast<uint64_t>(static_cast<unsigned char>(c))) * 1099511628211u;
+    for (const char c : tensor.name)
+      kind = (kind ^ static_cast<uint64_t>(static_cast<unsigned char>(c))) * 1099511628211u;
     for (const int64_t n : tensor.shape) kind = (kind ^ static_cast<uint64_t>(n)) * 1099511628211u;
   }
   return fmt::format("{} b{} s{} h{} n{} k{} d{} f{} v{} l{} tp{} sp{} t{} r{} {:08x}",

@@ -1,8 +1,8 @@
 #pragma once
-// What this machine can do, measured: the peak of its matrix product, its memory, and for the shapes of the recipes that
-// were calibrated what a layer, the ends of the model, the optimizer and each collective take. Kept in the user's cache
-// ($XDG_CACHE_HOME or ~/.cache, cairn/calibration.json; CAIRN_CALIBRATION names another file), for `cairn plan` and
-// for the model FLOP utilisation that `cairn train` reports.
+// What this machine can do, measured: the peak of its matrix product, its memory, and for the shapes of the recipes
+// that were calibrated what a layer, the ends of the model, the optimizer and each collective take. Kept in the user's
+// cache ($XDG_CACHE_HOME or ~/.cache, cairn/calibration.json; CAIRN_CALIBRATION names another file), for `cairn plan`
+// and for the model FLOP utilisation that `cairn train` reports.
 
 #include <cstdint>
 #include <filesystem>

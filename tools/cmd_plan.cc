@@ -16,8 +16,8 @@
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/plan.h"
-#include "tools/commands.h"
 #include "tools/calibration.h"
+#include "tools/commands.h"
 #include "tools/plan_cost.h"
 #include "tools/plan_draw.h"
 #include "tools/plan_search.h"
@@ -301,7 +301,8 @@ Result<StepTime> step_time(const Plan& plan, const PlanArgs& args) {
   if (!calibration) return StepTime{std::nullopt, "this machine is not measured; --calibrate does"};
   std::optional<StepCost> cost = calibrated_cost(plan, *calibration);
   if (!cost) return StepTime{std::nullopt, "these shapes are not measured here; --calibrate does"};
-  return StepTime{cost, fmt::format("on this machine ({}, {} cores) as measured", calibration->cpu, calibration->cores)};
+  return StepTime{cost,
+                  fmt::format("on this machine ({}, {} cores) as measured", calibration->cpu, calibration->cores)};
 }
 
 std::string step_time_text(const StepTime& time) {

@@ -11,7 +11,6 @@
 #include "tools/commands.h"
 
 namespace cairn::tools {
-void add_stacks(CLI::App& app, Session& session);
 
 void add_stacks(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("_stacks", "stacks of processes; started by `cairn train`")->group("");
@@ -20,8 +19,9 @@ void add_stacks(CLI::App& app, Session& session) {
   command->callback([pids, &session] {
     session.action = [pids]() -> Result<int> {
       for (const pid_t pid : *pids) {
-        fmt::print("{}\n", agent::to_json(agent::read_stacks(pid)).dump(-1, ' ', false,
-                                                                       nlohmann::json::error_handler_t::replace));
+        fmt::print(
+            "{}\n",
+            agent::to_json(agent::read_stacks(pid)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
         std::fflush(stdout);
       }
       return 0;

@@ -164,7 +164,6 @@ class TrainAgent final : public agent::SupervisorClient {
   /// A wait that has taken most of its deadline, until the run goes on or fails.
   struct LongWait {
     int64_t rank = 0, operation = 0;  // who has waited longest, and in which of its operations
-    bool told = false;
     agent::WaitReport report;
     fs::path path;
   };
@@ -172,9 +171,9 @@ class TrainAgent final : public agent::SupervisorClient {
   std::optional<agent::StackProbe> probe_;
   int64_t probe_until_ns_ = 0;
   int64_t reports_ = 0;
-  fs::path report_path_;  // of the last failure
-  std::vector<fs::path> traced_;              // files of ranks, until they are merged
-  std::vector<telemetry::TraceSpan> saves_;   // for the trace
+  fs::path report_path_;                     // of the last failure
+  std::vector<fs::path> traced_;             // files of ranks, until they are merged
+  std::vector<telemetry::TraceSpan> saves_;  // for the trace
   Status last_persist_;
   int64_t failed_step_ = -1;  // of the last save that failed
   Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
@@ -262,8 +261,8 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
                      .inherit_fds = {world_->fd()},
                      .log_path = folder_.log_of(rank).string()});
     if (!args_.trace.empty()) {
-      for (const std::string& word : {std::string("--trace"), args_.trace, std::string("--trace-dir"),
-                                      trace_dir().string()}) {
+      for (const std::string& word :
+           {std::string("--trace"), args_.trace, std::string("--trace-dir"), trace_dir().string()}) {
         specs.back().argv.push_back(word);
       }
     }
@@ -320,11 +319,13 @@ std::vector<agent::RankState> TrainAgent::rank_states() const {
   return out;
 }
 
-/// A rank in a wait for three quarters of its deadline: who keeps it waiting is found out, and all stacks are read, while
-/// everybody still stands where it is. At the deadline the ranks give up and leave.
+/// A rank in a wait for three quarters of its deadline: who keeps it waiting is found out, and all stacks are read,
+/// while everybody still stands where it is. At the deadline the ranks give up and leave.
 void TrainAgent::watch_waits() {
-  if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) take_stacks(0);
-  if (wait_ && !probe_ && !wait_->told) tell_wait();
+  if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) {
+    take_stacks(0);
+    write_report();
+  }
   if (!world_ || world_->aborted() || probe_) return;
   const auto limit_ms = static_cast<int64_t>(750 * plan_.recipe.restart.deadline_s);
   const std::vector<comm::RankView> views = world_->ranks();
@@ -332,7 +333,8 @@ void TrainAgent::watch_waits() {
   int64_t rank = 0;
   for (size_t r = 0; r < views.size(); ++r) {
     if (!views[r].inside || views[r].since_ms < limit_ms) continue;
-    if (longest == nullptr || views[r].since_ms > longest->since_ms) longest = &views[r], rank = static_cast<int64_t>(r);
+    if (longest == nullptr || views[r].since_ms > longest->since_ms)
+      longest = &views[r], rank = static_cast<int64_t>(r);
   }
   if (wait_) {  // the same wait, or over?
     const comm::RankView& before = views[static_cast<size_t>(wait_->rank)];
@@ -345,6 +347,7 @@ void TrainAgent::watch_waits() {
   wait_ = LongWait{.rank = rank, .operation = longest->operations};
   wait_->report.ranks = rank_states();
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+  tell_wait();
   probe_stacks();
 }
 
@@ -394,11 +397,9 @@ void TrainAgent::write_report() {
 }
 
 void TrainAgent::tell_wait() {
-  wait_->told = true;
   const agent::WaitFinding& finding = wait_->report.finding;
-  wait_->report.title =
-      fmt::format("{}: ranks have waited for {:.1f} s of the {:g} s they may", plan_.recipe.name,
-                  static_cast<double>(finding.waited_ms) / 1e3, plan_.recipe.restart.deadline_s);
+  wait_->report.title = fmt::format("{}: ranks have waited for {:.1f} s of the {:g} s they may", plan_.recipe.name,
+                                    static_cast<double>(finding.waited_ms) / 1e3, plan_.recipe.restart.deadline_s);
   write_report();
   progress_.say(fmt::format("{}  stacks of all ranks: {}", agent::summary_text(finding, wait_->report.ranks),
                             wait_->path.string()));

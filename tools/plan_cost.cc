@@ -20,10 +20,8 @@ constexpr double kGb = 1e9;
 const std::vector<Machine>& machines() {
   constexpr int64_t kGiB = int64_t{1} << 30;
   static const std::vector<Machine> list = {
-      {"a100-40", 312, 0.62, 40 * kGiB, 1555, 8, 300, 25, 8},
-      {"a100-80", 312, 0.62, 80 * kGiB, 2039, 8, 300, 25, 8},
-      {"h100-80", 989, 0.55, 80 * kGiB, 3350, 8, 450, 50, 8},
-      {"h200-141", 989, 0.57, 131 * kGiB, 4800, 8, 450, 50, 8},
+      {"a100-40", 312, 0.62, 40 * kGiB, 1555, 8, 300, 25, 8}, {"a100-80", 312, 0.62, 80 * kGiB, 2039, 8, 300, 25, 8},
+      {"h100-80", 989, 0.55, 80 * kGiB, 3350, 8, 450, 50, 8}, {"h200-141", 989, 0.57, 131 * kGiB, 4800, 8, 450, 50, 8},
       {"h800-80", 989, 0.55, 80 * kGiB, 3350, 8, 200, 50, 8},
   };
   return list;
@@ -58,9 +56,8 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<double>& rank_ms)
 
 const std::vector<CostPart>& cost_parts() {
   static const std::vector<CostPart> parts = {
-      {"compute", &StepCost::compute_ms},   {"bubble", &StepCost::bubble_ms},
-      {"tensor", &StepCost::tensor_ms},     {"pipeline", &StepCost::pipeline_ms},
-      {"reduce", &StepCost::reduce_ms},     {"optimizer", &StepCost::optimizer_ms},
+      {"compute", &StepCost::compute_ms},   {"bubble", &StepCost::bubble_ms}, {"tensor", &StepCost::tensor_ms},
+      {"pipeline", &StepCost::pipeline_ms}, {"reduce", &StepCost::reduce_ms}, {"optimizer", &StepCost::optimizer_ms},
       {"gather", &StepCost::gather_ms},
   };
   return parts;
@@ -100,11 +97,13 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
     if (tensor.layer == 0) layer_parameters += static_cast<double>(count_elems(tensor.shape));
   }
   layer_parameters /= tp;
-  const double saved = rows * c * (2 * width + (model.heads + 2.0 * model.kv_heads) * model.head_dim / tp +
-                                   static_cast<double>(model.heads * model.head_dim + model.ffn * 2) / tp);
+  const double saved = rows * c *
+                       (2 * width + (model.heads + 2.0 * model.kv_heads) * model.head_dim / tp +
+                        static_cast<double>(model.heads * model.head_dim + model.ffn * 2) / tp);
   const double layer_ms = std::max(layer_flops / flop_per_ms, 3 * (layer_parameters * c + saved) / memory_per_ms) +
                           4 * saved / memory_per_ms;  // norms, activations, residuals, forward and backward
-  const double head_ms = head_flops / flop_per_ms + 4 * rows * static_cast<double>(model.vocab) / tp * c / memory_per_ms;
+  const double head_ms =
+      head_flops / flop_per_ms + 4 * rows * static_cast<double>(model.vocab) / tp * c / memory_per_ms;
 
   const auto node = static_cast<double>(machine.node_devices);
   const auto ring_ms = [&](double bytes, double ranks, bool inside) {  // reduce-scatter or all-gather of `bytes`
@@ -140,7 +139,8 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
   const bool sharded = plan.recipe.optimizer.zero > 0;
   out.reduce_ms = ring_ms(parameters * 4, dp, dp_inside) * (sharded ? 1 : 2);
   out.gather_ms = sharded ? ring_ms(parameters * c, dp, dp_inside) : 0;
-  out.optimizer_ms = parameters / (sharded ? dp : 1.0) * (3 * 8 + 4 + c) / memory_per_ms + parameters * 4 / memory_per_ms;
+  out.optimizer_ms =
+      parameters / (sharded ? dp : 1.0) * (3 * 8 + 4 + c) / memory_per_ms + parameters * 4 / memory_per_ms;
   return out;
 }
 
@@ -163,7 +163,8 @@ std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& cal
   const auto traffic_ms = [&](const comm::Comm::Traffic& t) {
     const int64_t tp = mesh.tp();
     // Payloads are of the whole where the speeds were measured for the whole: an all-gather counts its own chunk.
-    double ms = comm_ms("all_reduce", tp, t.all_reduce_bytes, 0) + comm_ms("reduce_scatter", tp, t.reduce_scatter_bytes, 0) +
+    double ms = comm_ms("all_reduce", tp, t.all_reduce_bytes, 0) +
+                comm_ms("reduce_scatter", tp, t.reduce_scatter_bytes, 0) +
                 comm_ms("all_gather", tp, t.all_gather_bytes * tp, 0);
     const char* const usual = t.reduce_scatter_bytes > 0 ? "reduce_scatter" : "all_reduce";
     const auto speed = shape.comm.find(fmt::format("{} x {}", usual, tp));
@@ -190,7 +191,8 @@ std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& cal
   out.compute_ms = time.busy_ms - out.tensor_ms;
   out.bubble_ms = time.bubble_ms;
   // More ranks than cores take turns: the work of all, on all cores, is the least a step takes.
-  const double turns_ms = sum_ms * m * static_cast<double>(mesh.tp() * mesh.dp()) / static_cast<double>(calibration.cores);
+  const double turns_ms =
+      sum_ms * m * static_cast<double>(mesh.tp() * mesh.dp()) / static_cast<double>(calibration.cores);
   if (mesh.world() > calibration.cores && turns_ms > out.compute_ms + out.bubble_ms) {
     out.compute_ms = turns_ms;
     out.bubble_ms = 0;
@@ -213,10 +215,10 @@ std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& cal
   out.reduce_ms = comm_ms(sharded ? "reduce_scatter" : "all_reduce", mesh.dp(), flat_bytes, buckets) +
                   comm_ms("all_reduce", mesh.world(), 64, 1);
   if (sharded) {
-    out.gather_ms = comm_ms("all_gather", mesh.dp(), static_cast<int64_t>(flat) * dtype_size_bytes(plan.compute_dtype()), buckets);
+    out.gather_ms =
+        comm_ms("all_gather", mesh.dp(), static_cast<int64_t>(flat) * dtype_size_bytes(plan.compute_dtype()), buckets);
   }
-  const double ranks_a_core =
-      std::max(1.0, static_cast<double>(mesh.world()) / static_cast<double>(calibration.cores));
+  const double ranks_a_core = std::max(1.0, static_cast<double>(mesh.world()) / static_cast<double>(calibration.cores));
   out.optimizer_ms = ranks_a_core * (share * shape.adamw_ns + flat * shape.clear_ns + share * shape.norm_ns) / 1e6;
   if (!known) return std::nullopt;
   return out;

@@ -36,14 +36,14 @@ const std::vector<CostPart>& cost_parts();
 /// A device and its network, as a data sheet tells.
 struct Machine {
   std::string name;
-  double peak_tflops = 0;         // dense, in the precision of the recipe
-  double gemm_fraction = 0;       // of the peak that large matrix products reach
-  int64_t memory_bytes = 0;       // of a device
-  double memory_gb_per_s = 0;     // of a device
-  int64_t node_devices = 1;       // that share the fast network
-  double node_gb_per_s = 0;       // a device sends to others of its node
-  double network_gb_per_s = 0;    // a device sends to other nodes
-  double latency_us = 0;          // of a collective's step or a message
+  double peak_tflops = 0;       // dense, in the precision of the recipe
+  double gemm_fraction = 0;     // of the peak that large matrix products reach
+  int64_t memory_bytes = 0;     // of a device
+  double memory_gb_per_s = 0;   // of a device
+  int64_t node_devices = 1;     // that share the fast network
+  double node_gb_per_s = 0;     // a device sends to others of its node
+  double network_gb_per_s = 0;  // a device sends to other nodes
+  double latency_us = 0;        // of a collective's step or a message
 };
 
 /// "a100-80", ... Errors: kInvalidInput naming those known.

@@ -78,9 +78,16 @@ std::string slower_text(const Candidate& candidate, const Candidate& best) {
 }  // namespace
 
 Result<int64_t> parse_bytes(std::string_view text) {
-  constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"TiB", 1099511627776.0}, {"GiB", 1073741824.0}, {"MiB", 1048576.0}, {"KiB", 1024.0}, {"TB", 1e12}, {"GB", 1e9},
-      {"MB", 1e6},              {"kB", 1e3},           {"B", 1.0},         {"", 1.0}};
+  constexpr std::pair<std::string_view, double> kUnits[] = {{"TiB", 1099511627776.0},
+                                                            {"GiB", 1073741824.0},
+                                                            {"MiB", 1048576.0},
+                                                            {"KiB", 1024.0},
+                                                            {"TB", 1e12},
+                                                            {"GB", 1e9},
+                                                            {"MB", 1e6},
+                                                            {"kB", 1e3},
+                                                            {"B", 1.0},
+                                                            {"", 1.0}};
   const std::string copy(text);
   char* end = nullptr;
   const double value = std::strtod(copy.c_str(), &end);
@@ -110,7 +117,8 @@ Recipe with_layout(const Recipe& recipe, const Layout& layout) {
 
 std::string layout_text(const Layout& l) {
   return fmt::format("tp {}, pp {}, dp {}, micro {}{}{}{}", l.tp, l.pp, l.dp, l.micro,
-                     l.sequence_parallel ? ", sequence parallel" : "", l.zero > 0 ? fmt::format(", ZeRO-{}", l.zero) : "",
+                     l.sequence_parallel ? ", sequence parallel" : "",
+                     l.zero > 0 ? fmt::format(", ZeRO-{}", l.zero) : "",
                      l.virtual_stages > 1 ? fmt::format(", interleaved {}", l.virtual_stages) : "");
 }
 
@@ -152,10 +160,11 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t
   }
   if (all.empty()) {
     if (!refused.ok()) return std::move(refused).error();
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("no layout of {} ranks cuts batch.samples = {}, model.layers = {} and model.heads = {}; a world "
-                             "that shares factors with them has some",
-                             world, recipe.batch.samples, recipe.model.layers, recipe.model.heads)};
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("no layout of {} ranks cuts batch.samples = {}, model.layers = {} and model.heads = {}; a world "
+                    "that shares factors with them has some",
+                    world, recipe.batch.samples, recipe.model.layers, recipe.model.heads)};
   }
   out.layouts = static_cast<int64_t>(all.size());
   std::stable_sort(all.begin(), all.end(),
@@ -177,7 +186,8 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t
       if (!out.fitting.empty()) candidate.loses = slower_text(candidate, out.fitting.front());
       out.fitting.push_back(candidate);
     } else if (out.fitting.empty()) {
-      candidate.loses = fmt::format("memory: {} of {} a rank", format_bytes(candidate.rank_bytes), format_bytes(memory_bytes));
+      candidate.loses =
+          fmt::format("memory: {} of {} a rank", format_bytes(candidate.rank_bytes), format_bytes(memory_bytes));
       out.too_large.push_back(candidate);
     }
   }
@@ -208,9 +218,10 @@ std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t
   std::string out = fmt::format("{} on {} x {} with {} each: {} layouts\n", recipe.name, world, machine.name,
                                 format_bytes(memory_bytes), found.layouts);
   if (found.fitting.empty()) {
-    return out + fmt::format("none fits: the smallest rank looked at takes {}; use more ranks, a smaller batch.micro or "
-                             "a shorter model.context\n",
-                             format_bytes(found.least_bytes));
+    return out + fmt::format(
+                     "none fits: the smallest rank looked at takes {}; use more ranks, a smaller batch.micro or "
+                     "a shorter model.context\n",
+                     format_bytes(found.least_bytes));
   }
   const auto row = [&](const Candidate& c) {
     out += fmt::format("  {:<66}{:>9.0f} ms{:>9.1f} %{:>11}  {}\n", layout_text(c.layout), c.cost.total(),
@@ -231,10 +242,11 @@ std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t
   }
   out += fmt::format("; {} micro-batches\n", best.micro_batches);
   const Layout& l = best.layout;
-  out += fmt::format("  --set mesh.tp={} --set mesh.pp={} --set mesh.dp={} --set mesh.virtual_stages={} --set "
-                     "mesh.sequence_parallel={} --set schedule={} --set batch.micro={} --set optimizer.zero={}\n",
-                     l.tp, l.pp, l.dp, l.virtual_stages, l.sequence_parallel, l.virtual_stages > 1 ? "interleaved" : "1f1b",
-                     l.micro, l.zero);
+  out += fmt::format(
+      "  --set mesh.tp={} --set mesh.pp={} --set mesh.dp={} --set mesh.virtual_stages={} --set "
+      "mesh.sequence_parallel={} --set schedule={} --set batch.micro={} --set optimizer.zero={}\n",
+      l.tp, l.pp, l.dp, l.virtual_stages, l.sequence_parallel, l.virtual_stages > 1 ? "interleaved" : "1f1b", l.micro,
+      l.zero);
   return out;
 }
 

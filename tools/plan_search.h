@@ -26,16 +26,16 @@ struct Candidate {
   Layout layout;
   StepCost cost;
   int64_t micro_batches = 0;
-  double bubble = 0;          // of the pipeline's time
-  int64_t rank_bytes = -1;    // of the fullest rank; -1: not reckoned
-  std::string loses;          // why it is not the choice; empty for the choice
+  double bubble = 0;        // of the pipeline's time
+  int64_t rank_bytes = -1;  // of the fullest rank; -1: not reckoned
+  std::string loses;        // why it is not the choice; empty for the choice
 };
 
 struct SearchResult {
-  int64_t layouts = 0;                // that the recipe can run at this world size
-  std::vector<Candidate> fitting;     // fastest first; the first is the choice
-  std::vector<Candidate> too_large;   // faster than the choice, but they do not fit; fastest first
-  int64_t least_bytes = -1;           // when nothing fits: of the smallest layout looked at
+  int64_t layouts = 0;               // that the recipe can run at this world size
+  std::vector<Candidate> fitting;    // fastest first; the first is the choice
+  std::vector<Candidate> too_large;  // faster than the choice, but they do not fit; fastest first
+  int64_t least_bytes = -1;          // when nothing fits: of the smallest layout looked at
 };
 
 /// "80GiB", "40GB", "512MiB" or a plain number. Errors: kInvalidInput.

@@ -44,8 +44,7 @@ std::string frame_text(Dwfl* dwfl, Dwarf_Addr pc) {
   Dwfl_Module* const module = dwfl_addrmodule(dwfl, pc);
   if (module == nullptr) return fmt::format("{:#x}", pc);
   const char* const symbol = dwfl_module_addrname(module, pc);
-  const char* const file =
-      dwfl_module_info(module, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
+  const char* const file = dwfl_module_info(module, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
   std::string out = symbol != nullptr ? demangled(symbol) : fmt::format("{:#x}", pc);
   int line = 0;
   const char* source = nullptr;
@@ -152,7 +151,8 @@ std::string to_text(const ProcessStacks& stacks, std::string_view indent) {
   std::vector<std::pair<std::string, std::vector<std::string>>> told;  // frames, threads that have them
   for (const ThreadStack& thread : stacks.threads) {
     std::string frames;
-    for (size_t i = 0; i < thread.frames.size(); ++i) frames += fmt::format("{}  #{:<2} {}\n", indent, i, thread.frames[i]);
+    for (size_t i = 0; i < thread.frames.size(); ++i)
+      frames += fmt::format("{}  #{:<2} {}\n", indent, i, thread.frames[i]);
     const std::string who = fmt::format("{} ({})", thread.tid, thread.name);
     const auto same = std::find_if(told.begin(), told.end(), [&](const auto& t) { return t.first == frames; });
     if (same != told.end()) {

@@ -443,8 +443,8 @@ void Supervisor::judge() {
     if (now < cause_deadline_ns_) return;
   }
   if (cause_is_symptom) {
-    // Ranks wait for ranks that wait for others: the one that gave up first need not name the one that hangs. The client
-    // may know; and a stopped process waits for nobody. (State t is that of one whose stacks are being read.)
+    // Ranks wait for ranks that wait for others: the one that gave up first need not name the one that hangs. The
+    // client may know; and a stopped process waits for nobody. (State t is that of one whose stacks are being read.)
     if (const auto known = client_.suspect(); known && known->first < std::ssize(children_)) {
       blame(*children_[static_cast<size_t>(known->first)], true,
             fmt::format("{}; noticed as rank {} gave up{}", known->second, cause->rank, failure_detail(*cause)));

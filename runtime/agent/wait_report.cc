@@ -20,12 +20,14 @@ std::string reason_for(const RankState& rank) {
   if (rank.view.pid == 0) return "has not started";
   if (rank.state == 'D') return "waits for a disk or a device (state D)";
   if (rank.view.inside) return "is inside an operation and waits for nobody";
-  return fmt::format("is in no operation of the group: it computes, or waits for something else (state {})", rank.state);
+  return fmt::format("is in no operation of the group: it computes, or waits for something else (state {})",
+                     rank.state);
 }
 
 std::string place(const RankState& rank) {
   if (rank.view.step < 0) return {};
-  return fmt::format(", at step {}{}", rank.view.step, rank.view.phase.empty() ? "" : fmt::format(" ({})", rank.view.phase));
+  return fmt::format(", at step {}{}", rank.view.step,
+                     rank.view.phase.empty() ? "" : fmt::format(" ({})", rank.view.phase));
 }
 
 std::string who(const RankState& rank) { return fmt::format("rank {} (pid {})", rank.rank, rank.view.pid); }
@@ -116,7 +118,8 @@ std::string to_text(const WaitReport& report) {
   std::string out = fmt::format("{}\n{}\n\n", report.title, report.time);
   if (!report.failure.empty()) out += report.failure + "\n\n";
   out += summary_text(report.finding, report.ranks);
-  if (report.finding.chain.size() > 1) out += fmt::format("  chain of waits: {}\n", fmt::join(report.finding.chain, " -> "));
+  if (report.finding.chain.size() > 1)
+    out += fmt::format("  chain of waits: {}\n", fmt::join(report.finding.chain, " -> "));
   // Culprits first, then the others in their order.
   std::vector<const RankState*> order;
   for (const int64_t rank : report.finding.culprits) order.push_back(&report.ranks[static_cast<size_t>(rank)]);

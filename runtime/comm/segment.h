@@ -148,8 +148,8 @@ class Segment {
   void publish_place(int64_t rank, int64_t step, std::string_view phase);
   /// "forward and backward"; empty before the first place.
   std::string phase(int64_t rank);
-  /// "in tp[0,1].all_reduce(attn.out), entered 12 ms ago, at step 5 (optimizer)", "outside of any operation, after ...",
-  /// "not started yet".
+  /// "in tp[0,1].all_reduce(attn.out), entered 12 ms ago, at step 5 (optimizer)", "outside of any operation, after
+  /// ...", "not started yet".
   std::string describe_operation(int64_t rank);
 
  private:

@@ -69,8 +69,8 @@ class TracedComm final : public Comm {
   }
   /// The same at both ends: a group's name is the same on all its members, and messages of a pair keep their order.
   uint64_t flow(int64_t src, int64_t dst, uint64_t sequence) const {
-    const uint64_t pair = std::hash<std::string>{}(inner_->name()) ^ static_cast<uint64_t>(src) << 20 ^
-                          static_cast<uint64_t>(dst) << 40;
+    const uint64_t pair =
+        std::hash<std::string>{}(inner_->name()) ^ static_cast<uint64_t>(src) << 20 ^ static_cast<uint64_t>(dst) << 40;
     return (pair + sequence + 1) * 0x9E3779B97F4A7C15u | 1;
   }
 

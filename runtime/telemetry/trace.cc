@@ -8,8 +8,8 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <sstream>
+#include <utility>
 
 namespace cairn::telemetry {
 namespace {
@@ -53,8 +53,8 @@ int64_t trace_clock_ns() {
 }
 
 std::string_view phase_name(Phase phase) {
-  constexpr std::array<std::string_view, kPhases> kNames = {"other",  "data",      "forward",    "backward",   "pipeline",
-                                                            "reduce", "optimizer", "validation", "checkpoint", "log"};
+  constexpr std::array<std::string_view, kPhases> kNames = {
+      "other", "data", "forward", "backward", "pipeline", "reduce", "optimizer", "validation", "checkpoint", "log"};
   return kNames[static_cast<size_t>(phase)];
 }
 

@@ -84,17 +84,17 @@ class Trace(RunTest):
         self.assertGreater(checked, 0)
 
     def test_a_wrong_window_is_refused_and_a_window_past_the_end_draws_nothing(self):
-        recipe = self.recipe(steps=4, tp=1, pp=1, dp=1, sp="false")
+        recipe = self.recipe(steps=6, tp=1, pp=1, dp=1, sp="false")
         job = self.train(recipe, "run", "--trace", "steps=9..2", code=2)
         self.assertIn("expected steps=A..B", job.output())
         self.train(recipe, "run", "--trace", "steps=90..99")
         self.assertFalse((self.folder / "run" / "trace" / "trace.json").exists())
 
     def test_a_window_that_the_end_cuts_is_drawn(self):
-        recipe = self.recipe(steps=4, tp=1, pp=1, dp=2, sp="false")
+        recipe = self.recipe(steps=6, tp=1, pp=1, dp=2, sp="false")
         self.train(recipe, "run", "--trace", "steps=3..100")
         bars = json.loads((self.folder / "run" / "trace" / "trace.json").read_text())["traceEvents"]
-        self.assertEqual({e["args"]["step"] for e in bars if e["ph"] == "X" and e["pid"] < 2}, {3, 4})
+        self.assertEqual({e["args"]["step"] for e in bars if e["ph"] == "X" and e["pid"] < 2}, {3, 4, 5, 6})
 
     def test_the_time_of_each_step_is_split_and_its_use_of_the_peak_told(self):
         recipe = self.recipe(steps=12, tp=1, pp=2, dp=2, sp="false", save=4)

@@ -8,6 +8,12 @@ from program import ProgramTest, main
 
 PUBLISHED = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "published"
 
+
+def gpt_parameters(layers, width, vocab=51200, context=2048):
+    """Narayanan et al. 2021: 12 L h^2 (1 + 13 / 12 h + (V + s) / 12 L h), and the last norm, which they leave out."""
+    return layers * (12 * width**2 + 13 * width) + (vocab + context) * width + 2 * width
+
+
 # What each has by its publication (or by its architecture, where only a round number was published), and its world.
 SYSTEMS = [
     ("gpt3_175b.lua", [], 1024, 174_615_846_912),
@@ -16,10 +22,10 @@ SYSTEMS = [
     ("llama2_70b.lua", [], 512, 68_976_648_192),
     ("llama3_70b.lua", [], 1024, 70_553_706_496),
     ("llama3_405b.lua", [], 16384, 405_853_388_800),
-    ("megatron_gpt.lua", ["--param", "size=1.7b"], 32, 1_651_802_112),
-    ("megatron_gpt.lua", ["--param", "size=76b"], 1024, 76_051_046_400),
-    ("megatron_gpt.lua", ["--param", "size=530b"], 2520, 529_600_819_200),
-    ("megatron_gpt.lua", ["--param", "size=1t"], 3072, 1_008_038_707_200),
+    ("megatron_gpt.lua", ["--param", "size=1.7b"], 32, gpt_parameters(24, 2304)),
+    ("megatron_gpt.lua", ["--param", "size=76b"], 1024, gpt_parameters(60, 10240)),
+    ("megatron_gpt.lua", ["--param", "size=530b"], 2520, gpt_parameters(105, 20480)),
+    ("megatron_gpt.lua", ["--param", "size=1t"], 3072, gpt_parameters(128, 25600)),
 ]
 
 SMALL = """
