@@ -21,6 +21,7 @@ _cairn_pkg(xxhash libxxhash)
 _cairn_pkg(sentencepiece sentencepiece)
 _cairn_pkg(curl libcurl)
 _cairn_pkg(crypto libcrypto)
+_cairn_pkg(dw libdw)
 
 # Found by hand: the package's own CMake file insists on OpenCL's development files, which we do not use.
 find_path(DNNL_INCLUDE_DIR dnnl.hpp REQUIRED)

@@ -1,5 +1,6 @@
 #include "converters/elements.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -92,6 +93,17 @@ int64_t from_floats(DType dtype, std::span<const float> values, std::byte* out) 
     if ((half[k] & 0x7fff) == 0x7c00 && !std::isinf(values[k]) && too_large < 0) too_large = static_cast<int64_t>(k);
   }
   return too_large;
+}
+
+void transpose_into(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride) {
+  constexpr int64_t kSquare = 32;
+  for (int64_t r0 = 0; r0 < rows; r0 += kSquare) {
+    for (int64_t c0 = 0; c0 < columns; c0 += kSquare) {
+      for (int64_t c = c0; c < std::min(columns, c0 + kSquare); ++c) {
+        for (int64_t r = r0; r < std::min(rows, r0 + kSquare); ++r) out[c * stride + r] = in[r * columns + c];
+      }
+    }
+  }
 }
 
 }  // namespace cairn::convert

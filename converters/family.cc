@@ -276,7 +276,8 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) out[key] = nullptr;
   out["use_cache"] = true;
   out["torch_dtype"] = weights == DType::kBf16 ? "bfloat16" : weights == DType::kF16 ? "float16" : "float32";
-  if (!original.is_object() || original.value("model_type", "") != family.model_type) return out;
+  if (!original.is_object() || !original.contains("model_type") || original["model_type"] != family.model_type)
+    return out;
   const ModelConfig wanted = canonical(model);
   for (const ConfigKey& key : family.keys) {
     for (const std::string_view name : key.names) {

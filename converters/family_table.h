@@ -60,8 +60,9 @@ ConfigKey flag(std::string_view name, bool ModelConfig::*field, bool absent);
 /// One switch for the biases of several groups of projections.
 enum Projections { kQkv = 1, kOut = 2, kMlp = 4 };
 ConfigKey biases(std::string_view name, int projections, bool absent);
-/// head_dim: an absent one is `absent`, or width / heads when that is 0; null is width / heads, whatever the class makes
-/// of it. Written as a number, with `if_unusual` only where it is not width / heads (a class that has no such key).
+/// head_dim: an absent one is `absent`, or width / heads when that is 0; null is width / heads, whatever the class
+/// makes of it. Written as a number, with `if_unusual` only where it is not width / heads (a class that has no such
+/// key).
 ConfigKey head_dim(int64_t absent, bool if_unusual = false);
 /// head_dim = width / heads and a key/value head for each head, for a class that has no keys for them.
 ConfigKey divided_heads();

@@ -23,18 +23,6 @@ constexpr int64_t kBlockElems = int64_t{1} << 20;  // of a stored tensor in memo
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-/// out[c * stride + r] = in[r * columns + c], in squares that the caches hold.
-void transpose_into(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride) {
-  constexpr int64_t kSquare = 32;
-  for (int64_t r0 = 0; r0 < rows; r0 += kSquare) {
-    for (int64_t c0 = 0; c0 < columns; c0 += kSquare) {
-      for (int64_t c = c0; c < std::min(columns, c0 + kSquare); ++c) {
-        for (int64_t r = r0; r < std::min(rows, r0 + kSquare); ++r) out[c * stride + r] = in[r * columns + c];
-      }
-    }
-  }
-}
-
 }  // namespace
 
 const std::vector<std::string_view>& passed_files() {
@@ -273,6 +261,18 @@ void HfFolder::settle_dtype() {
   if (dtypes.size() > 1) warnings_.push_back("the weights have several dtypes");
   if (dtypes.contains(DType::kF64)) warnings_.push_back("F64 weights are rounded to float32");
   if (weights_->quantised()) warnings_.push_back("eight-bit weights are multiplied with their scales, in float32");
+}
+
+std::string HfFolder::identity() const {
+  std::string out = config_text_ + "\n";
+  for (const auto& file : weights_->files()) {
+    std::error_code ignored;
+    out += fmt::format("{} {} {}\n", file->path().filename().string(), fs::file_size(file->path(), ignored),
+                       fs::last_write_time(file->path(), ignored).time_since_epoch().count());
+    for (const SafeTensor& tensor : file->tensors())
+      out += fmt::format("{} {} {} {}\n", tensor.name, tensor.dtype, to_string(tensor.shape), tensor.begin);
+  }
+  return out;
 }
 
 Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) const {

@@ -71,6 +71,8 @@ class HfFolder final : public WeightSource {
   const Family& family() const { return family_; }
   /// config.json as it is.
   const std::string& config_text() const { return config_text_; }
+  /// Text that changes when a weights file or config.json does: names, sizes, times of change, headers.
+  std::string identity() const;
   /// The dtype of all weights; the widest (f64, f32, bf16 or f16) when they differ. Of scaled eight-bit weights: what
   /// config.json says that they stand for, else f32.
   DType dtype() const { return dtype_; }

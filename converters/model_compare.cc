@@ -69,8 +69,8 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
   const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, position_offset, rope_theta,
                rope, embed, embedding_norm, block, residual_scale, norm, norm_eps, final_norm, activation, bias,
                qkv_bias, out_bias, mlp_bias, head_bias, qk_norm, mask, sliding_window, window_layers, attention_scale,
-               attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, embedding_dropout, attention_dropout,
-               residual_dropout, init_std] = m;
+               attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, embedding_dropout,
+               attention_dropout, residual_dropout, init_std] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},

@@ -15,9 +15,12 @@
 #include "runtime/nn/moe.h"
 #include "runtime/nn/rotary.h"
 #include "runtime/plan/activations.h"
+#include "runtime/telemetry/trace.h"
 
 namespace cairn::nn {
 namespace {
+
+using telemetry::TraceScope;
 
 template <typename Real>
 struct Layer {
@@ -114,9 +117,14 @@ class Model final : public StageModel {
       Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.residual.input_RH
                       : head_                ? saved.head.input_RH
                                              : static_cast<Real*>(output);
-      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kForward, [&]() -> Status {
+      const int64_t number = first_layer_ + static_cast<int64_t>(i);
+      RT_TRY(use(number, Pass::kForward, [&]() -> Status {
         Real* between_RH = parallel_ ? next_RH : layer.mlp.residual.input_RH;
-        RT_TRY(layers_[i].attention.forward(layer.attention, between_RH));
+        {
+          const TraceScope scope("compute", "attention", {.layer = number});
+          RT_TRY(layers_[i].attention.forward(layer.attention, between_RH));
+        }
+        const TraceScope scope("compute", "mlp", {.layer = number});
         if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
           return moe->forward(layer.moe, between_RH, next_RH);
         }
@@ -124,6 +132,7 @@ class Model final : public StageModel {
       }));
     }
     if (!head_) return {};
+    const TraceScope scope("compute", "head");
     return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(saved.head, targets); });
   }
 
@@ -134,18 +143,24 @@ class Model final : public StageModel {
     scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
+      const TraceScope scope("compute", "head backward");
       RT_TRY(use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(saved.head, targets, loss_scale); }));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), dims_.local_rows * dims_.width, scratch_.dresidual_RH);
     }
     for (size_t i = layers_.size(); i-- > 0;) {
-      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kBackward, [&]() -> Status {
-        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
-          RT_TRY(moe->backward(saved.layers[i].moe, loss_scale));
-        } else {
-          RT_TRY(std::get<Mlp<Real>>(layers_[i].mlp).backward(saved.layers[i].mlp));
+      const int64_t number = first_layer_ + static_cast<int64_t>(i);
+      RT_TRY(use(number, Pass::kBackward, [&]() -> Status {
+        {
+          const TraceScope scope("compute", "mlp backward", {.layer = number});
+          if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
+            RT_TRY(moe->backward(saved.layers[i].moe, loss_scale));
+          } else {
+            RT_TRY(std::get<Mlp<Real>>(layers_[i].mlp).backward(saved.layers[i].mlp));
+          }
         }
+        const TraceScope scope("compute", "attention backward", {.layer = number});
         return layers_[i].attention.backward(saved.layers[i].attention);
       }));
     }

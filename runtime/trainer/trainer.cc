@@ -22,12 +22,15 @@
 #include "runtime/pipeline/executor.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using telemetry::Phase;
+using telemetry::PhaseScope;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -130,7 +133,9 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_, *groups_.replica, state_.arrays()) {}
+        optimizer_(plan_, rank_, *groups_.replica, state_.arrays()),
+        recorder_(env.trace, env.rank,
+                  fmt::format("rank {} (tp {}, dp {}, pp {})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp)) {}
 
   Result<Outcome> loop();
   /// Data-parallel collectives run beside this thread: an engine that is left must be given up.
@@ -142,9 +147,13 @@ class Run {
   Status enter(size_t stage);
   Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
   Status step(int64_t number);
+  void finish_trace(bool last);
   Result<double> evaluate();
   Result<StepOrder> agree_on_order(bool last);
-  void phase(int64_t step, const char* what) {
+  /// The rank's next part of a step: told to who watches it, and its time counted.
+  void phase(int64_t step, const char* what, Phase counted) {
+    in_phase_.emplace(counted);
+    env_.engine.at(step, what);
     if (env_.on_phase) env_.on_phase(step, what);
   }
   /// Adds the parts of all ranks; the same bits everywhere.
@@ -170,6 +179,9 @@ class Run {
   double paused_ms_ = 0;                           // of this step: this rank stood still for checkpoints
   TrainPosition position_;
   telemetry::StepMetrics metrics_;
+  telemetry::Recorder recorder_;
+  std::optional<PhaseScope> in_phase_;
+  bool traced_ = false;  // on_trace was called
 };
 
 Status Run::enter(size_t stage) {
@@ -275,13 +287,16 @@ Status Run::step(int64_t number) {
   const Recipe& recipe = plan.recipe;
   const int64_t context = recipe.model.context;
 
-  phase(number, "data");
+  phase(number, "data", Phase::kData);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
 
-  phase(number, "forward and backward");
+  phase(number, "forward and backward", Phase::kOther);
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
   std::vector<LossSum> losses(sources);
-  now_->data_parallel.begin_pass(true);
+  {
+    const PhaseScope scope(Phase::kBackward);
+    now_->data_parallel.begin_pass(true);
+  }
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
@@ -293,7 +308,7 @@ Status Run::step(int64_t number) {
   const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
   RT_TRY(now_->executor->train(now_->batches, weight, on_losses));
 
-  phase(number, "gradients");
+  phase(number, "gradients", Phase::kReduce);
   RT_TRY(now_->data_parallel.finish());
   WorldSums sums;
   for (const LossSum& source : losses) {
@@ -306,6 +321,7 @@ Status Run::step(int64_t number) {
   sums.put(0);
   Status chosen;
   if (groups_.world->rank() == 0) {
+    const PhaseScope scope(Phase::kCheckpoint);
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
     sums.words.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
@@ -341,13 +357,16 @@ Status Run::step(int64_t number) {
     metrics_.skipped = position_.loss_scale.skipped;
   }
 
-  phase(number, "optimizer");
+  phase(number, "optimizer", Phase::kOptimizer);
   const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps);
   const double clip = recipe.optimizer.clip;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  const Clock::time_point begun = Clock::now();
-  RT_TRY(env_.hook.begin_update(bank, number));
-  paused_ms_ += ms_since(begun);
+  {
+    const PhaseScope scope(Phase::kCheckpoint);
+    const Clock::time_point begun = Clock::now();
+    RT_TRY(env_.hook.begin_update(bank, number));
+    paused_ms_ += ms_since(begun);
+  }
   if (overflow) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
@@ -397,6 +416,7 @@ Result<double> Run::evaluate() {
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
+  phase(position_.step, "order", Phase::kCheckpoint);
   int64_t wire = 0;  // flags or -1
   Status refused;
   if (groups_.world->rank() == 0) {
@@ -417,16 +437,26 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0};
 }
 
+void Run::finish_trace(bool last) {
+  if (traced_ || !env_.on_trace || (position_.step < recorder_.window().last && !last)) return;
+  in_phase_.reset();  // draws the open bar
+  if (!recorder_.end_window()) return;
+  traced_ = true;
+  env_.on_trace(recorder_.to_json());
+}
+
 Result<Outcome> Run::loop() {
+  recorder_.attach("training");
   RT_TRY(start());
   const EvalConfig& eval = plan_.recipe.eval;
   bool stopped = false;
   while (position_.step < plan_.steps && !stopped) {
     const int64_t number = position_.step + 1;
+    recorder_.begin_step(number);
     RT_TRY(step(number));
     const bool last = number == plan_.steps;
     if (validation_ && (number % eval.every_steps == 0 || last)) {
-      phase(number, "validation");
+      phase(number, "validation", Phase::kValidation);
       RT_TRY_SET(metrics_.valid_loss, evaluate());
     }
     telemetry::StepMetrics told = metrics_;
@@ -434,16 +464,22 @@ Result<Outcome> Run::loop() {
     position_.metrics = telemetry::to_json(told).dump();
     RT_TRY_SET(const StepOrder order, agree_on_order(last));
     if (order.snapshot) {
-      phase(number, "snapshot");
+      phase(number, "snapshot", Phase::kCheckpoint);
       const Clock::time_point begin = Clock::now();
       RT_TRY(env_.hook.snapshot(order, position_, bank_, tensors_[bank_], optimizer_.sums()));
       paused_ms_ += ms_since(begin);
     }
     metrics_.checkpoint_lost_ms = paused_ms_;
     stopped = order.stop;
+    finish_trace(stopped || last);
+    phase(number, "log", Phase::kLog);
+    const telemetry::StepSplit split = recorder_.take_split();
+    for (size_t i = 0; i < telemetry::kPhases; ++i) {
+      metrics_.split_ms.emplace_back(telemetry::phase_name(static_cast<Phase>(i)), split[i]);
+    }
     if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
   }
-  phase(position_.step, "finish");
+  phase(position_.step, "finish", Phase::kOther);
   RT_TRY(now_->data_parallel.settle());
   RT_TRY(env_.hook.finish());
   return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes(), groups_.traffic()};

@@ -20,8 +20,8 @@
 #include "ckpt/store/posix_backend.h"
 #include "converters/export.h"
 #include "converters/hf_folder.h"
-#include "converters/safetensors.h"
 #include "converters/import.h"
+#include "converters/safetensors.h"
 #include "dsl/dsl.h"
 #include "runtime/comm/thread_world.h"
 #include "runtime/inference/session.h"
@@ -96,7 +96,7 @@ inline Result<Recipe> decode(std::string_view json) { return dsl::decode_recipe(
 struct Reference {
   std::vector<std::vector<int32_t>> inputs;
   std::vector<std::vector<float>> logits;  // [tokens, vocab] of each
-  std::vector<double> bf16_error;          // of transformers' own bf16 run: root mean squares of error and logits, divided
+  std::vector<double> bf16_error;  // of transformers' own bf16 run: root mean squares of error and logits, divided
 };
 
 /// The numbers of a tensor of reference.safetensors; empty when it has none of this name.
@@ -142,7 +142,8 @@ inline GradientReference gradient_reference_of(const std::string& name) {
   const auto ids = reference_tensor<int64_t>(file, "gradient_input");
   out.input.assign(ids.begin(), ids.end());
   for (const SafeTensor& tensor : file.header().tensors) {
-    if (tensor.name.starts_with("grad.")) out.samples[tensor.name.substr(5)] = reference_tensor<float>(file, tensor.name);
+    if (tensor.name.starts_with("grad."))
+      out.samples[tensor.name.substr(5)] = reference_tensor<float>(file, tensor.name);
   }
   return out;
 }
