@@ -633,8 +633,7 @@ const Block& ramp_block() {
               .one_of({"steps", "samples", "tokens"})
               .otherwise(kNoSpan)
               .silently()
-              .says("how long, from the beginning of the run", "The increments divide it evenly.")
-              .like("T.samples(9765625)"),
+              .says("how long, from the beginning of the run", "The increments divide it evenly."),
       }};
   return out;
 }

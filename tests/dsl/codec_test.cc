@@ -144,7 +144,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(MoeConfig) == 32);
     CHECK(sizeof(DataSource) == 168);
     CHECK(sizeof(OptimizerConfig) == 144);
-    CHECK(sizeof(BatchConfig) == 88);
+    CHECK(sizeof(BatchConfig) == 80);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);
     CHECK(sizeof(LossScaleConfig) == 32);
