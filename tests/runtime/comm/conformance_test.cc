@@ -468,7 +468,7 @@ TEST_SUITE("runtime/comm/conformance") {
       EXPECT_SET(auto comm, engine.group("tp", {0, 1}));
       float x = 1;
       EXPECT(comm->all_reduce(&x, 1, DType::kU8, ReduceOp::kSum, "x").error().message ==
-             "tp[0,1].all_reduce(x): collectives reduce f32, bf16, f64 and i64, got u8");
+             "tp[0,1].all_reduce(x): collectives reduce f32, bf16, f16, f64 and i64, got u8");
       EXPECT(comm->all_reduce(&x, -1, DType::kF32, ReduceOp::kSum, "x").error().code == ErrorCode::kInvalidInput);
       EXPECT(comm->broadcast(&x, 4, 2, "x").error().code == ErrorCode::kInvalidInput);
       EXPECT(comm->isend(&x, 4, -1, "x").error().code == ErrorCode::kInvalidInput);
