@@ -28,6 +28,7 @@
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_check.h"
+#include "runtime/tensor/buffer.h"
 
 namespace cairn::convert::testing {
 
@@ -241,12 +242,13 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
     REQUIRE(local.box.count_elems() == static_cast<int64_t>(weights[local.tensor].size()));
     std::ranges::copy(weights[local.tensor], flat.begin() + local.weight_at);
   }
-  std::vector<std::max_align_t> activations(stage_buffers_bytes(plan, rank) / sizeof(std::max_align_t) + 64);
+  auto activations = Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(plan, rank));
+  REQUIRE(activations.ok());
   auto engine = comm::ThreadWorld(1).engine(0);
   auto tp = engine->group("tp", {0});
   REQUIRE(tp.ok());
   auto stage = nn::StageModel::make(plan, rank, 0, *tp.value(), flat.data(), gradients.data(),
-                                    std::as_writable_bytes(std::span(activations)));
+                                    activations.value().as<std::byte>());
   REQUIRE_MESSAGE(stage.ok(), stage.error().message);
   const int32_t* const targets = tokens.data() + 1;
   REQUIRE(stage.value()->forward(0, tokens.data(), targets, nullptr, nullptr).ok());
