@@ -13,7 +13,8 @@ enum class Positions { kNone, kLearned, kRotary };
 enum class NormKind { kLayerNorm, kRmsNorm };
 enum class Activation { kGeluTanh, kGeluErf, kRelu, kSwiGlu };
 enum class Precision { kF32, kBf16 };
-enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
+enum class PipelineKind { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
+enum class RecomputeMode { kNone, kSelective, kFull };
 enum class MeshAxis { kTp, kDp, kPp };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
@@ -87,8 +88,17 @@ struct MeshConfig {
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
   bool sequence_parallel = false;
-  int64_t virtual_stages = 1;   // stages of a rank, with the interleaved schedule
-  std::vector<int64_t> stages;  // layers of each pipeline stage, pp * virtual_stages; empty: balanced
+  int64_t virtual_stages = 1;                    // stages of a rank, with the interleaved and zb-v schedules
+  std::vector<int64_t> stages;                   // layers of each pipeline stage, pp * virtual_stages; empty: balanced
+  double embedding_weight = 0, head_weight = 0;  // of the first and last stage, in layers, when they are balanced
+  int64_t micro_batch_group = 0;                 // of the interleaved schedule; 0: pp
+};
+
+/// Activations that backward computes again instead of keeping them.
+struct RecomputeConfig {
+  RecomputeMode mode = RecomputeMode::kNone;  // selective: the attention core; full: whole layers
+  int64_t layers = 0;                         // the first ones of each stage; 0: all
+  bool distribute = false;                    // full: the inputs kept are split over tp
 };
 
 struct Every {
@@ -175,6 +185,7 @@ struct Recipe {
   Precision precision = Precision::kF32;
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
+  RecomputeConfig recompute;
   CheckpointConfig checkpoint;
   InitConfig init;
   EvalConfig eval;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/kernels/elementwise.h"
@@ -49,24 +50,32 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
 
-  Real* q = saved.qkv;
-  Real* k = q + d.heads * d.head_dim;
-  Real* v = k + d.kv_heads * d.head_dim;
   if (scratch_.rotary_table != nullptr) {  // q and k lie side by side: N + K heads in one call
-    kernels::rotary(q, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, false);
+    kernels::rotary(saved.qkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, false);
   }
-  kernels::attention_forward(attention_dims_, q, k, v, saved.out, saved.logsumexp_BNS);
-
+  recompute_core(saved);
   return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
 }
 
 template <typename Real>
-Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
+void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
+  const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
+  const Real* v = k + dims_.kv_heads * dims_.head_dim;
+  kernels::attention_forward(attention_dims_, saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+}
+
+template <typename Real>
+Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const {
   const StageDims& d = dims_;
-  Real* dout = scratch_.hidden;  // [T, N D]
+  const bool late = late_dout_RH != nullptr;
   const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(o_, &dy_TH, tp_, scratch_, d, what_dout_));
-  RT_TRY(o_.backward_weight(dy_TH, d.width, saved.out, d.rows));
+  RT_TRY(row_cut_gather<Real>(scratch_.dresidual_RH, &dy_TH, tp_, scratch_, what_dout_));
+  if (late) {
+    std::copy_n(scratch_.dresidual_RH, d.local_rows * d.width, late_dout_RH);
+  } else {
+    RT_TRY(row_cut_weight<Real>(o_, scratch_.dresidual_RH, dy_TH, saved.out, d));
+  }
+  Real* dout = scratch_.hidden;  // [T, N D]
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
@@ -76,7 +85,21 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
   if (scratch_.rotary_table != nullptr) {
     kernels::rotary(dqkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, true);
   }
-  return column_cut_backward(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_in_, what_din_);
+  if (late) {
+    std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);
+    norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);  // for its statistics
+  } else {
+    RT_TRY(column_cut_weight<Real>(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_in_));
+  }
+  return column_cut_input<Real>(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_din_);
+}
+
+template <typename Real>
+Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
+  const Real* dy_TH = nullptr;
+  RT_TRY(row_cut_gather(late_dout_RH, &dy_TH, tp_, scratch_, what_dout_));
+  RT_TRY(row_cut_weight(o_, late_dout_RH, dy_TH, saved.out, dims_));
+  return column_cut_weight<Real>(norm_, qkv_, saved.input_RH, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 
 template class Attention<float>;

@@ -15,7 +15,7 @@ namespace cairn::nn {
 template <typename Real>
 struct SavedAttention {
   Real* input_RH = nullptr;  // the residual stream
-  Real* qkv = nullptr;       // [T, (N + 2 K) D] after rotary
+  Real* qkv = nullptr;       // [T, (N + 2 K) D] after rotary; between the halves of a backward, their gradients
   Real* out = nullptr;       // [T, N D]
   float* logsumexp_BNS = nullptr;
 };
@@ -28,8 +28,13 @@ class Attention {
 
   /// output [R, H] = input + attention(norm(input)).
   Status forward(const SavedAttention<Real>& saved, Real* output_RH) const;
-  /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to.
-  Status backward(const SavedAttention<Real>& saved) const;
+  /// `out` and `logsumexp` again, from q, k and v.
+  void recompute_core(const SavedAttention<Real>& saved) const;
+
+  /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to, those of the
+  /// projections only when `late_dout_RH` is null: else it and `saved.qkv` keep for backward_weight() what it needs.
+  Status backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const;
+  Status backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const;
 
  private:
   StageDims dims_;

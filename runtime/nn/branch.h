@@ -35,23 +35,39 @@ Status row_cut_forward(const Linear<Real>& projection, const Real* hidden, const
   return {};
 }
 
-/// The first step back: the bias's gradient from this rank's rows of scratch.dresidual, and all rows of it.
+/// The first step back: all rows of the gradient of the branch's output.
 template <typename Real>
-Status row_cut_gather(const Linear<Real>& projection, const Real** dy_TH, const TensorParallel<Real>& tp,
-                      const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
-  if (projection.bias) kernels::bias_backward(scratch.dresidual_RH, projection.bias.grad, d.local_rows, d.width);
-  return tp.gather_from(scratch.dresidual_RH, scratch.partial_TH, dy_TH, what);
+Status row_cut_gather(const Real* dy_RH, const Real** dy_TH, const TensorParallel<Real>& tp,
+                      const Scratch<Real>& scratch, std::string_view what) {
+  return tp.gather_from(dy_RH, scratch.partial_TH, dy_TH, what);
 }
 
-/// The last steps back: through the column cut, the sum over tp and the norm of `input`, into scratch.dresidual.
+/// Gradients of the row cut's weight, and of its bias from this rank's rows. `hidden` [T, in] was its input.
 template <typename Real>
-Status column_cut_backward(const Norm<Real>& norm, const ColumnGroup<Real>& projections, const Real* input_RH,
-                           const Real* dy, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
-                           const StageDims& d, std::string_view what_in, std::string_view what_din) {
+Status row_cut_weight(const Linear<Real>& projection, const Real* dy_RH, const Real* dy_TH, const Real* hidden,
+                      const StageDims& d) {
+  if (projection.bias) kernels::bias_backward(dy_RH, projection.bias.grad, d.local_rows, d.width);
+  return projection.backward_weight(dy_TH, d.width, hidden, d.rows);
+}
+
+/// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm of `input`.
+template <typename Real>
+Status column_cut_weight(const Norm<Real>& norm, const ColumnGroup<Real>& projections, const Real* input_RH,
+                         const Real* dy, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
+                         const StageDims& d, std::string_view what) {
   norm.forward(input_RH, tp.local(scratch.rows_TH), scratch.stats, d.local_rows);
-  RT_TRY(tp.gather(scratch.rows_TH, what_in));
-  RT_TRY(projections.backward(dy, scratch.rows_TH, scratch.partial_TH, scratch.dbias, d.rows));
-  RT_TRY(tp.reduce(scratch.partial_TH, what_din));
+  RT_TRY(tp.gather(scratch.rows_TH, what));
+  return projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows);
+}
+
+/// The last steps back: through the column cut, the sum over tp and the norm of `input`, whose statistics must be in
+/// scratch.stats, into scratch.dresidual.
+template <typename Real>
+Status column_cut_input(const Norm<Real>& norm, const ColumnGroup<Real>& projections, const Real* input_RH,
+                        const Real* dy, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
+                        const StageDims& d, std::string_view what) {
+  RT_TRY(projections.backward_input(dy, scratch.partial_TH, d.rows));
+  RT_TRY(tp.reduce(scratch.partial_TH, what));
   Real* dinput_RH = scratch.rows_TH;  // the norm's output is not needed any more
   norm.backward(tp.local(scratch.partial_TH), input_RH, scratch.stats, dinput_RH, d.local_rows);
   kernels::add(scratch.dresidual_RH, dinput_RH, scratch.dresidual_RH, d.local_rows * d.width);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "runtime/kernels/elementwise.h"
 #include "runtime/nn/branch.h"
 
@@ -30,25 +32,48 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_din_(fmt::format("layer {} mlp.din", layer)) {}
 
 template <typename Real>
-Status Mlp<Real>::forward(const SavedMlp<Real>& saved, Real* output_RH) const {
-  const StageDims& d = dims_;
-  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);
+Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
+  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, dims_.local_rows);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(up_.forward(scratch_.rows_TH, saved.pre, d.rows));
-  activate(saved.pre, scratch_.hidden);
-  return row_cut_forward(down_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  return up_.forward(scratch_.rows_TH, saved.pre, dims_.rows);
 }
 
 template <typename Real>
-Status Mlp<Real>::backward(const SavedMlp<Real>& saved) const {
+Status Mlp<Real>::forward(const SavedMlp<Real>& saved, Real* output_RH) const {
+  RT_TRY(recompute(saved));
+  activate(saved.pre, scratch_.hidden);
+  return row_cut_forward(down_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, dims_, what_out_);
+}
+
+template <typename Real>
+Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* late) const {
   const StageDims& d = dims_;
   const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(down_, &dy_TH, tp_, scratch_, d, what_dout_));
-  activate(saved.pre, scratch_.hidden);
-  RT_TRY(down_.backward_weight(dy_TH, d.width, scratch_.hidden, d.rows));
+  RT_TRY(row_cut_gather<Real>(scratch_.dresidual_RH, &dy_TH, tp_, scratch_, what_dout_));
+  if (late != nullptr) {
+    std::copy_n(scratch_.dresidual_RH, d.local_rows * d.width, late->dout_RH);
+  } else {
+    activate(saved.pre, scratch_.hidden);
+    RT_TRY(row_cut_weight<Real>(down_, scratch_.dresidual_RH, dy_TH, scratch_.hidden, d));
+  }
   RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
-  activate_backward(scratch_.hidden, saved.pre, scratch_.dhidden);
-  return column_cut_backward(norm_, up_, saved.input_RH, scratch_.dhidden, tp_, scratch_, d, what_in_, what_din_);
+  Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
+  activate_backward(scratch_.hidden, saved.pre, dpre);
+  if (late != nullptr) {
+    norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);  // for its statistics
+  } else {
+    RT_TRY(column_cut_weight<Real>(norm_, up_, saved.input_RH, dpre, tp_, scratch_, d, what_in_));
+  }
+  return column_cut_input<Real>(norm_, up_, saved.input_RH, dpre, tp_, scratch_, d, what_din_);
+}
+
+template <typename Real>
+Status Mlp<Real>::backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const {
+  const Real* dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(late.dout_RH, &dy_TH, tp_, scratch_, what_dout_));
+  activate(saved.pre, scratch_.hidden);
+  RT_TRY(row_cut_weight<Real>(down_, late.dout_RH, dy_TH, scratch_.hidden, dims_));
+  return column_cut_weight<Real>(norm_, up_, saved.input_RH, late.dpre, tp_, scratch_, dims_, what_in_);
 }
 
 template <typename Real>

@@ -28,10 +28,27 @@ struct SavedLayer {
   SavedMlp<Real> mlp;
 };
 
+/// Where a layer keeps what its forward leaves, by how long it is needed (runtime/plan/activations.h).
 template <typename Real>
-struct Slot {
-  std::vector<SavedLayer<Real>> layers;
-  SavedHead<Real> head;  // last stage only
+struct LayerBuffers {
+  /// One of the three: a copy for each micro-batch in flight, one for each between the halves of its backward, or one
+  /// for all layers.
+  template <typename T>
+  struct Kept {
+    Copies<T> kept;
+    bool until_late = false;
+    Copies<T> shared;
+    T* at(int64_t slot, int64_t late) const {
+      if (!until_late) return kept ? kept.at(slot) : shared.at(0);
+      return late < 0 ? shared.at(0) : kept.at(late);
+    }
+  };
+  RecomputeMode mode = RecomputeMode::kNone;
+  Copies<Real> input;        // of the layer; of this rank's part of it when distributed
+  Copies<Real> whole_input;  // shared; only when distributed
+  Kept<Real> qkv, out, mlp_input, pre;
+  Kept<float> logsumexp;
+  Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
 };
 
 /// Errors: kInvalidInput naming the first id outside [0, vocab).
@@ -63,22 +80,24 @@ class Model final : public StageModel {
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
+      buffers_.push_back(layer_buffers(plan, chunk, layer, buffers));
     }
     if (chunk.stage.head) head_.emplace(parameters, model, dims_, tp_, scratch_, buffers);
-    for (int64_t slot = 0; slot < chunk.in_flight; ++slot) slots_.push_back(make_slot(chunk.stage, buffers, slot));
+    if (chunk.stage.head) {
+      for (int64_t slot = 0; slot < chunk.in_flight; ++slot) saved_heads_.push_back(saved_head(buffers, slot));
+    }
   }
 
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                  void* output) override {
-    const Slot<Real>& saved = slot_at(slot);
-    Real* first_RH = saved.layers.front().attention.input_RH;
+    Real* first_RH = input_place(0, slot);
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
       RT_TRY(embedding_->forward(tokens, first_RH));
     } else {
       RT_CHECK(input != nullptr, "a later stage needs an input");
-      std::copy_n(static_cast<const Real*>(input), dims_.local_rows * dims_.width, first_RH);
+      std::copy_n(static_cast<const Real*>(input), stream_elems(), first_RH);
     }
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
@@ -88,43 +107,66 @@ class Model final : public StageModel {
     }
 
     for (size_t i = 0; i < layers_.size(); ++i) {
-      const SavedLayer<Real>& layer = saved.layers[i];
-      Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.input_RH
-                      : head_                ? saved.head.input_RH
+      const SavedLayer<Real> saved = saved_layer(i, slot, -1);
+      if (buffers_[i].whole_input) keep_own_part(i, slot);
+      Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot)
+                      : head_                ? saved_head_at(slot).input_RH
                                              : static_cast<Real*>(output);
-      RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
-      RT_TRY(layers_[i].mlp.forward(layer.mlp, next_RH));
+      RT_TRY(layers_[i].attention.forward(saved.attention, saved.mlp.input_RH));
+      RT_TRY(layers_[i].mlp.forward(saved.mlp, next_RH));
     }
-    return head_ ? head_->forward(saved.head, targets) : Status{};
+    return head_ ? head_->forward(saved_head_at(slot), targets) : Status{};
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
                   float loss_scale) override {
-    const Slot<Real>& saved = slot_at(slot);
+    return backward_input(slot, -1, tokens, targets, doutput, dinput, loss_scale);
+  }
+
+  Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets, const void* doutput,
+                        void* dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      RT_TRY(head_->backward(saved.head, targets, loss_scale));
+      RT_TRY(head_->backward(saved_head_at(slot), targets, loss_scale));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
-      std::copy_n(static_cast<const Real*>(doutput), dims_.local_rows * dims_.width, scratch_.dresidual_RH);
+      std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
     }
     for (size_t i = layers_.size(); i-- > 0;) {
-      RT_TRY(layers_[i].mlp.backward(saved.layers[i].mlp));
-      RT_TRY(layers_[i].attention.backward(saved.layers[i].attention));
+      const SavedLayer<Real> saved = saved_layer(i, slot, late);
+      RT_TRY(recompute(i, slot, saved));
+      if (late < 0) {
+        RT_TRY(layers_[i].mlp.backward(saved.mlp, nullptr));
+        RT_TRY(layers_[i].attention.backward(saved.attention, nullptr));
+      } else {
+        const LateMlp<Real> late_mlp = late_mlp_at(i, late);
+        RT_TRY(layers_[i].mlp.backward(saved.mlp, &late_mlp));
+        RT_TRY(layers_[i].attention.backward(saved.attention, buffers_[i].attn_dout.at(late)));
+      }
     }
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       return embedding_->backward(tokens);
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
-    std::copy_n(scratch_.dresidual_RH, dims_.local_rows * dims_.width, static_cast<Real*>(dinput));
+    std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
+    return {};
+  }
+
+  Status backward_weight(int64_t slot, int64_t late) override {
+    for (size_t i = layers_.size(); i-- > 0;) {
+      const SavedLayer<Real> saved = saved_layer(i, slot, late);
+      if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
+      RT_TRY(layers_[i].mlp.backward_weight(saved.mlp, late_mlp_at(i, late)));
+      RT_TRY(layers_[i].attention.backward_weight(saved.attention, buffers_[i].attn_dout.at(late)));
+    }
     return {};
   }
 
   std::span<const float> token_losses(int64_t slot) const override {
     RT_CHECK(head_.has_value(), "losses are on the last stage");
-    return {slot_at(slot).head.loss_T, static_cast<size_t>(dims_.rows)};
+    return {saved_head_at(slot).loss_T, static_cast<size_t>(dims_.rows)};
   }
 
   Status logits(int64_t slot, std::span<float> out) override {
@@ -135,7 +177,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(static_cast<int64_t>(out.size()) == dims_.rows * vocab_, "logits [{}, {}] do not fit {} floats",
              dims_.rows, vocab_, out.size());
-    return head_->logits(slot_at(slot).head, out);
+    return head_->logits(saved_head_at(slot), out);
   }
 
   int64_t boundary_bytes() const override {
@@ -160,30 +202,88 @@ class Model final : public StageModel {
     }
   }
 
-  Slot<Real> make_slot(const Stage& stage, const Buffers& buffers, int64_t slot) const {
-    Slot<Real> out;
-    for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
-      const std::string prefix = fmt::format("layers.{}.", layer);
-      const auto real = [&](const char* name) { return buffers.get<Real>(prefix + name, slot); };
-      out.layers.push_back({{.input_RH = real("attn.input"),
-                             .qkv = real("attn.qkv"),
-                             .out = real("attn.out"),
-                             .logsumexp_BNS = buffers.get<float>(prefix + "attn.logsumexp", slot)},
-                            {.input_RH = real("mlp.input"), .pre = real("mlp.pre")}});
-    }
-    if (stage.head) {
-      float* sums = buffers.get<float>("head.sums", slot);
-      out.head = {.input_RH = buffers.get<Real>("head.input", slot),
-                  .max_T = buffers.get<float>("head.max", slot),
-                  .sum_exp_T = sums,
-                  .loss_T = sums + dims_.rows};
-    }
+  static LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, const Buffers& buffers) {
+    LayerBuffers<Real> out;
+    out.mode = layer_recompute(plan, chunk.stage, layer);
+    const std::string prefix = fmt::format("layers.{}.", layer);
+    const auto own = [&](const char* name) { return buffers.copies<Real>(prefix + name); };
+    const auto kept = [&]<typename T>(const char* name, bool recomputed, T) {
+      return
+          typename LayerBuffers<Real>::template Kept<T>{buffers.copies<T>(prefix + name), recomputed && chunk.late > 0,
+                                                        buffers.copies<T>(std::string("shared.") + name)};
+    };
+    const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
+    out.input = own("attn.input");
+    if (full) out.whole_input = buffers.copies<Real>("shared.attn.input");
+    out.qkv = kept("attn.qkv", full, Real{});
+    out.out = kept("attn.out", core, Real{});
+    out.logsumexp = kept("attn.logsumexp", false, float{});
+    out.mlp_input = kept("mlp.input", full, Real{});
+    out.pre = kept("mlp.pre", full, Real{});
+    out.attn_dout = own("attn.dout");
+    out.mlp_dout = own("mlp.dout");
+    out.mlp_dpre = own("mlp.dpre");
     return out;
   }
 
-  const Slot<Real>& slot_at(int64_t slot) const {
-    RT_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), "no slot {} of {}", slot, slots_.size());
-    return slots_[slot];
+  SavedHead<Real> saved_head(const Buffers& buffers, int64_t slot) const {
+    float* sums = buffers.get<float>("head.sums", slot);
+    return {.input_RH = buffers.get<Real>("head.input", slot),
+            .max_T = buffers.get<float>("head.max", slot),
+            .sum_exp_T = sums,
+            .loss_T = sums + dims_.rows};
+  }
+
+  const SavedHead<Real>& saved_head_at(int64_t slot) const {
+    RT_CHECK(slot >= 0 && slot < std::ssize(saved_heads_), "no slot {} of {}", slot, saved_heads_.size());
+    return saved_heads_[slot];
+  }
+
+  int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
+
+  /// Where a layer's forward finds its input.
+  Real* input_place(size_t layer, int64_t slot) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    return b.whole_input ? b.whole_input.at(0) : b.input.at(slot);
+  }
+
+  /// `late` -1: not between the halves of a backward.
+  SavedLayer<Real> saved_layer(size_t layer, int64_t slot, int64_t late) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    return {{.input_RH = input_place(layer, slot),
+             .qkv = b.qkv.at(slot, late),
+             .out = b.out.at(slot, late),
+             .logsumexp_BNS = b.logsumexp.at(slot, late)},
+            {.input_RH = b.mlp_input.at(slot, late), .pre = b.pre.at(slot, late)}};
+  }
+
+  LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {
+    return {buffers_[layer].mlp_dout.at(late), buffers_[layer].mlp_dpre.at(late)};
+  }
+
+  // A distributed input: each tp rank keeps an equal part of the elements that all of them have.
+  void keep_own_part(size_t layer, int64_t slot) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    const int64_t part = stream_elems() / tp_.comm().size();
+    std::copy_n(b.whole_input.at(0) + tp_.comm().rank() * part, part, b.input.at(slot));
+  }
+  Status gather_input(size_t layer, int64_t slot) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    const int64_t part = stream_elems() / tp_.comm().size();
+    return tp_.comm().all_gather(b.input.at(slot), b.whole_input.at(0), part * sizeof(Real), "input kept in parts");
+  }
+
+  /// What the layer's forward did not leave for the backward to come.
+  Status recompute(size_t layer, int64_t slot, const SavedLayer<Real>& saved) const {
+    if (buffers_[layer].mode == RecomputeMode::kNone) return {};
+    const Layer<Real>& l = layers_[layer];
+    if (buffers_[layer].mode == RecomputeMode::kSelective) {
+      l.attention.recompute_core(saved.attention);
+      return {};
+    }
+    if (buffers_[layer].whole_input) RT_TRY(gather_input(layer, slot));
+    RT_TRY(l.attention.forward(saved.attention, saved.mlp.input_RH));
+    return l.mlp.recompute(saved.mlp);
   }
 
   StageDims dims_;
@@ -194,7 +294,8 @@ class Model final : public StageModel {
   std::optional<Embedding<Real>> embedding_;  // these refer to tp_ and scratch_: a Model does not move
   std::vector<Layer<Real>> layers_;
   std::optional<Head<Real>> head_;
-  std::vector<Slot<Real>> slots_;
+  std::vector<LayerBuffers<Real>> buffers_;   // of the layers
+  std::vector<SavedHead<Real>> saved_heads_;  // by slot; last stage only
 };
 
 }  // namespace

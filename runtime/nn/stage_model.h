@@ -42,6 +42,14 @@ class StageModel {
   virtual Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput,
                           void* dinput, float loss_scale) = 0;
 
+  /// The same in two halves, for chunks with Chunk::late > 0: first the gradient of the stage's input, and those of the
+  /// embedding, the head and the norms; then, any number of other passes later, those of the blocks' projections.
+  /// `late` in [0, Chunk::late) keeps between them what the second needs; `slot` stays in use until then. The sums are
+  /// the same bit for bit.
+  virtual Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets,
+                                const void* doutput, void* dinput, float loss_scale) = 0;
+  virtual Status backward_weight(int64_t slot, int64_t late) = 0;
+
   /// Last stage, after forward(slot): the loss of each token [T] in nats; every tp rank has all of them.
   virtual std::span<const float> token_losses(int64_t slot) const = 0;
 

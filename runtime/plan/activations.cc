@@ -38,35 +38,67 @@ int64_t BufferSpec::bytes() const {
   return (raw + kBufferAlignBytes - 1) / kBufferAlignBytes * kBufferAlignBytes;
 }
 
+RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t layer) {
+  const RecomputeConfig& config = plan.recipe.recompute;
+  const bool counted = config.layers == 0 || layer - stage.first_layer < config.layers;
+  return counted ? config.mode : RecomputeMode::kNone;
+}
+
+bool distributes_inputs(const Plan& plan) {
+  const RecomputeConfig& config = plan.recipe.recompute;
+  return config.mode == RecomputeMode::kFull && config.distribute && plan.mesh.tp() > 1;
+}
+
 std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const StageDims d = stage_dims(plan, rank);
   const DType compute = plan.compute_dtype();
   std::vector<BufferSpec> out;
-  int64_t in_flight = 1;
-  const auto saved = [&](std::string name, int64_t elems, DType dtype) {
-    out.push_back({std::move(name), dtype, elems, in_flight});
+  const auto add = [&](std::string name, int64_t elems, DType dtype, int64_t copies) {
+    if (copies > 0) out.push_back({std::move(name), dtype, elems, copies});
   };
-  const auto scratch = [&](std::string name, int64_t elems, DType dtype) {
-    out.push_back({std::move(name), dtype, elems});
-  };
+  const auto scratch = [&](std::string name, int64_t elems, DType dtype) { add(std::move(name), elems, dtype, 1); };
+  const int64_t stream = d.local_rows * d.width, core = d.rows * d.heads * d.head_dim;
+  bool shares_core = false, shares_layer = false;
 
   for (const Chunk& chunk : rank.chunks) {
-    in_flight = chunk.in_flight;
-    for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
+    const Stage& stage = chunk.stage;
+    for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
-      saved(prefix + "attn.input", d.local_rows * d.width, compute);  // of its norm: the residual stream
-      saved(prefix + "attn.qkv", d.rows * d.qkv, compute);
-      saved(prefix + "attn.out", d.rows * d.heads * d.head_dim, compute);
-      saved(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32);
-      saved(prefix + "mlp.input", d.local_rows * d.width, compute);
-      saved(prefix + "mlp.pre", d.rows * d.ffn_in, compute);
+      const RecomputeMode mode = layer_recompute(plan, stage, layer);
+      const bool full = mode == RecomputeMode::kFull;
+      const int64_t whole = full ? chunk.late : chunk.in_flight;
+      const int64_t of_core = mode == RecomputeMode::kNone ? chunk.in_flight : chunk.late;
+      shares_core |= mode != RecomputeMode::kNone;
+      shares_layer |= full;
+      const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
+      add(prefix + "attn.input", input, compute, chunk.in_flight);  // of its norm: the residual stream
+      add(prefix + "attn.qkv", d.rows * d.qkv, compute, whole);
+      add(prefix + "attn.out", core, compute, of_core);
+      if (mode == RecomputeMode::kNone) {
+        add(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32, chunk.in_flight);
+      }
+      add(prefix + "mlp.input", stream, compute, whole);
+      add(prefix + "mlp.pre", d.rows * d.ffn_in, compute, whole);
+      add(prefix + "attn.dout", stream, compute, chunk.late);
+      add(prefix + "mlp.dout", stream, compute, chunk.late);
+      add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, chunk.late);
     }
-    if (chunk.stage.head) {
-      saved("head.input", d.local_rows * d.width, compute);
-      saved("head.max", d.rows, DType::kF32);
-      saved("head.sums", 2 * d.rows, DType::kF32);  // sum of exponentials; target logit, which becomes the loss
+    if (stage.head) {
+      add("head.input", stream, compute, chunk.in_flight);
+      add("head.max", d.rows, DType::kF32, chunk.in_flight);
+      add("head.sums", 2 * d.rows, DType::kF32, chunk.in_flight);  // of exponentials; target logit, becomes the loss
     }
+  }
+  if (shares_core) {
+    scratch("shared.attn.out", core, compute);
+    scratch("shared.attn.logsumexp", d.rows * d.heads, DType::kF32);
+  }
+  if (shares_layer) {
+    scratch("shared.attn.qkv", d.rows * d.qkv, compute);
+    scratch("shared.mlp.input", stream, compute);
+    scratch("shared.mlp.pre", d.rows * d.ffn_in, compute);
+    if (distributes_inputs(plan)) scratch("shared.attn.input", stream, compute);
   }
   scratch("scratch.rows", d.rows * d.width, compute);     // input of column-cut projections: norm output, gathered
   scratch("scratch.partial", d.rows * d.width, compute);  // summed over tp: outputs of row cuts, gradients of the above

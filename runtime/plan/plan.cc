@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <queue>
 
 namespace cairn {
 namespace {
@@ -20,39 +20,70 @@ Status divides(std::string_view what, int64_t value, std::string_view by_what, i
                             below > 0 ? fmt::format("{}, ", below) : "", below + by));
 }
 
+// Each next layer goes where least lies, to the middle of those: first one to each stage, then the others.
+std::vector<int64_t> balanced_stages(int64_t layers, int64_t count, double embedding_weight, double head_weight) {
+  std::vector<int64_t> out(count, 1);
+  std::vector<double> load(count, 1);
+  load.front() += embedding_weight;
+  load.back() += head_weight;
+  const auto from_middle = [&](int64_t stage) { return std::abs(2 * stage - (count - 1)); };
+  const auto later = [&](int64_t a, int64_t b) {  // stage a takes a layer after stage b
+    return load[a] != load[b]                 ? load[a] > load[b]
+           : from_middle(a) != from_middle(b) ? from_middle(a) > from_middle(b)
+                                              : a > b;
+  };
+  std::priority_queue<int64_t, std::vector<int64_t>, decltype(later)> next(later);
+  for (int64_t stage = 0; stage < count; ++stage) next.push(stage);
+  for (int64_t layer = count; layer < layers; ++layer) {
+    const int64_t stage = next.top();
+    next.pop();
+    ++out[stage];
+    load[stage] += 1;
+    next.push(stage);
+  }
+  return out;
+}
+
 }  // namespace
+
+std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers) {
+  const int64_t count = mesh.pp * mesh.virtual_stages;
+  std::vector<int64_t> out = mesh.stages;
+  if (static_cast<int64_t>(out.size()) != count) {
+    return balanced_stages(layers, count, mesh.embedding_weight, mesh.head_weight);
+  }
+  int64_t sum = 0;
+  for (int64_t& stage : out) sum += stage = std::clamp<int64_t>(stage, 1, layers);
+  for (; sum < layers; ++sum) ++*std::ranges::min_element(out);
+  for (; sum > layers; --sum) --*std::ranges::max_element(out);
+  return out;
+}
 
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
   const int64_t count = mesh.pp * mesh.virtual_stages;
   const std::string said = mesh.virtual_stages > 1 ? fmt::format("mesh.pp x mesh.virtual_stages = {}", count)
                                                    : fmt::format("mesh.pp = {}", count);
-  std::vector<int64_t> counts = mesh.stages;
-  if (counts.empty()) {
-    if (model.layers < count) {
-      return refuse(fmt::format("model.layers = {} is less than {}: a stage would be empty", model.layers, said));
-    }
-    counts.assign(count, model.layers / count);
-    // The remainder goes to the middle stages first, outwards.
-    std::vector<int64_t> order(count);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-      return std::abs(2 * a - (count - 1)) < std::abs(2 * b - (count - 1));
-    });
-    for (int64_t k = 0; k < model.layers % count; ++k) ++counts[order[k]];
+  if (model.layers < count) {
+    return refuse(fmt::format("model.layers = {} is less than {}: a stage would be empty; nearest: {} stages",
+                              model.layers, said, model.layers));
   }
+  const std::vector<int64_t> balanced = balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight);
+  const std::vector<int64_t>& counts = mesh.stages.empty() ? balanced : mesh.stages;
+  const std::string nearest = fmt::format("nearest: {{ {} }}", fmt::join(nearest_stages(mesh, model.layers), ", "));
   if (static_cast<int64_t>(counts.size()) != count) {
-    return refuse(fmt::format("mesh.stages lists {} stages, {}", counts.size(), said));
+    return refuse(fmt::format("mesh.stages lists {} stages, {}; {}", counts.size(), said, nearest));
   }
   std::vector<Stage> stages;
   int64_t layer = 0;
   for (int64_t s = 0; s < count; ++s) {
     if (counts[s] < 1)
-      return refuse(fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer", s + 1, counts[s]));
+      return refuse(
+          fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer; {}", s + 1, counts[s], nearest));
     stages.push_back({layer, layer + counts[s], s == 0, s == count - 1});
     layer += counts[s];
   }
   if (layer != model.layers) {
-    return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}", layer, model.layers));
+    return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}; {}", layer, model.layers, nearest));
   }
   return stages;
 }
@@ -83,6 +114,10 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   if (mesh.sequence_parallel) {
     RT_TRY(divides("batch.micro x model.context", recipe.batch.micro * m.context, "mesh.tp", mesh.tp));
   }
+  if (recipe.recompute.distribute) {
+    RT_TRY(divides("batch.micro x model.context x model.width of a kept input",
+                   recipe.batch.micro * m.context * m.width, "mesh.tp", mesh.tp));
+  }
   const int64_t slice = recipe.batch.micro * made.dp();
   if (recipe.batch.samples < 1 || recipe.batch.samples % slice != 0) {
     const int64_t below = recipe.batch.samples / slice * slice;
@@ -97,6 +132,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   plan.padded_vocab = padded_vocab(m.vocab, mesh.tp);
   plan.micro_batches = recipe.batch.samples / slice;
   RT_TRY(check_schedule(plan.schedule()));
+  if (made.pp() > 1) plan.boundary = boundary_buffers(plan.schedule());
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = span_in_steps(recipe.stop, recipe, 0);
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
@@ -109,8 +145,9 @@ RankPlan Plan::rank(int64_t rank) const {
   out.rank = rank;
   out.at = mesh.coords(rank);
   const std::vector<int64_t> in_flight = in_flight_micro_batches(schedule(), out.at.pp);
-  for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
-    out.chunks.push_back({stages[static_cast<int64_t>(chunk) * mesh.pp() + out.at.pp], in_flight[chunk]});
+  const std::vector<int64_t> late = late_micro_batches(schedule(), out.at.pp);
+  for (int64_t chunk = 0; chunk < std::ssize(in_flight); ++chunk) {
+    out.chunks.push_back({stages[stage_at(schedule(), out.at.pp, chunk)], in_flight[chunk], late[chunk]});
   }
   const int64_t tp = mesh.tp(), dp = mesh.dp();
 

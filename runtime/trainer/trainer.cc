@@ -72,8 +72,7 @@ class Run {
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
         optimizer_(plan_, rank_,
-                   {groups_.tp.get(), groups_.dp.get(),
-                    plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr},
+                   {groups_.tp.get(), groups_.dp.get(), plan_.has_tied_copy() ? groups_.embedding.get() : nullptr},
                    state_.arrays()) {}
 
   Result<Outcome> loop();

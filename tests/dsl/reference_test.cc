@@ -72,6 +72,8 @@ TEST_SUITE("dsl/reference") {
                     : path.substr(0, dot) + " = { " + path.substr(dot + 1) + " = " + changes + " }";
       if (path == "mesh.stages") changes += ", model = { layers = 14 }";
       if (path == "mesh.virtual_stages") changes = "mesh = { pp = 2, virtual_stages = 2 }, schedule = \"interleaved\"";
+      if (path == "mesh.micro_batch_group")
+        changes = "mesh = { pp = 2, virtual_stages = 2, micro_batch_group = 4 }, schedule = \"interleaved\"";
       if (path == "model.heads") changes = "model = { heads = 12, width = 768 }";
       load_good(with(changes));
     });
