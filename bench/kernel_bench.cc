@@ -259,8 +259,10 @@ void bench_optimizer(Bench& bench, bool tiny) {
             [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count); });
   bench.run("adamw f32 and bf16 weight", 7.5 * bytes, "GB/s",
             [&] { kernels::adamw(args, grad, state, state, nullptr, weight, count); });
-  bench.run("sum_of_squares", bytes, "GB/s", [&] {
-    const volatile double sum = kernels::sum_of_squares(grad, count);
+  bench.run("add_squares", bytes, "GB/s", [&] {
+    ExactSum exact;
+    kernels::add_squares(grad, count, exact);
+    const volatile double sum = exact.value();
     (void)sum;
   });
   bench.run("add_to", 3 * bytes, "GB/s", [&] { kernels::add_to(m, grad, count); });

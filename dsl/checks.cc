@@ -135,6 +135,24 @@ void CrossCheck::model() {
 }
 
 void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
+  if (const int64_t shard = recipe.mesh.shard; shard > 1 && recipe.optimizer.zero > 0 && dp > 1 && dp % shard != 0) {
+    std::vector<int64_t> sizes = divisors(dp);
+    std::erase(sizes, 1);
+    fail("mesh.shard", fmt::format("mesh.shard = {} does not divide dp = {}", shard, dp),
+         "shard " + near_values(sizes, shard), dp_is);
+  }
+  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+    if (recipe.optimizer.zero == 0)
+      fail("deterministic",
+           "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none", "zero = 1, 2 or 3",
+           dp_is);
+    else if (recipe.mesh.shard != 0 && recipe.mesh.shard != dp)
+      fail("mesh.shard",
+           fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
+                       "of them apart",
+                       recipe.mesh.shard),
+           "no shard", dp_is);
+  }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
   const int64_t slice = micro * dp;
@@ -210,6 +228,17 @@ void CrossCheck::mesh() {
          fmt::format("schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got {} and {}", mesh.pp,
                      mesh.virtual_stages),
          "virtual_stages 2, or schedule = \"zb-h1\"");
+  const bool layout_free = recipe.deterministic == Deterministic::kLayout;
+  if (splits_backward(recipe.schedule) && (recipe.optimizer.zero >= 2 || layout_free))
+    fail("schedule",
+         fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and {} adds "
+                     "them up micro-batch by micro-batch",
+                     schedule_name(recipe.schedule),
+                     recipe.optimizer.zero >= 2
+                         ? fmt::format("optimizer.zero = {}{}", recipe.optimizer.zero, where("schedule", "optimizer.zero"))
+                         : "deterministic = \"layout\"" + where("schedule", "deterministic")),
+         recipe.optimizer.zero >= 2 ? "optimizer.zero = 1, or schedule = \"1f1b\""
+                                    : "deterministic = \"run\", or schedule = \"1f1b\"");
   if (!interleaved && !zb_v && mesh.virtual_stages > 1)
     fail("mesh.virtual_stages",
          fmt::format("mesh.virtual_stages = {} needs the interleaved schedule", mesh.virtual_stages),
@@ -237,6 +266,20 @@ void CrossCheck::mesh() {
                        recipe.batch.micro, recipe.model.context, tokens, mesh.tp),
            fmt::format("context {}", near_multiples(mesh.tp, recipe.model.context)));
   }
+  const OptimizerConfig& optimizer = recipe.optimizer;
+  if (optimizer.keep_after_forward && optimizer.zero < 3)
+    fail("optimizer.keep_after_forward",
+         fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = {} none are "
+                     "gathered",
+                     optimizer.zero),
+         "zero = 3, or keep_after_forward = false");
+  if (mesh.shard > 0 && optimizer.zero == 0)
+    fail("mesh.shard",
+         fmt::format("mesh.shard = {} says over how many ranks ZeRO splits, but optimizer.zero = 0 splits nothing",
+                     mesh.shard),
+         "zero = 1, 2 or 3, or no shard");
+  else if (mesh.shard == 1)
+    fail("mesh.shard", "mesh.shard = 1 splits nothing", "shard >= 2, or optimizer.zero = 0 without shard");
   const int64_t model_ranks = mesh.tp * mesh.pp;
   if (world > 0) {
     const Result<Mesh> made = Mesh::make(mesh, world);
@@ -322,30 +365,37 @@ void CrossCheck::schedule() {
   if (!sizes) return;
   const double whole = *samples(stop);
   double used = 0;
+  size_t open = 0;  // number of the stage without `over`
   for (size_t i = 0; i < stages.size(); ++i) {
     const LrStage& stage = stages[i];
     const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
     if (i > 0 && stage.kind == LrStage::Kind::kWarmup)
       fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path));
     if (stage.over.value == 0) {
-      if (i + 1 != stages.size())
+      if (open > 0) {
         fail(path,
-             fmt::format("{} has no `over`, so it lasts until the end of the run and stage {} would never begin", path,
-                         i + 2),
+             fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave", path,
+                         open),
              "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
-      else if (used >= whole * (1 + 1e-9) || (whole - used) < 1e-9 * whole)
-        fail(path, fmt::format("{} has no time left: the stages before it take all of stop = {}{}", path,
-                               span_text(stop), where(path, "stop")));
-      return;
+        return;
+      }
+      open = i + 1;
+      continue;
     }
     used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
+  }
+  if (open > 0 && used >= whole * (1 - 1e-9)) {
+    const std::string path = fmt::format("optimizer.lr[{}]", open);
+    fail(path, fmt::format("{} has no time left: the other stages take all of stop = {}{}", path, span_text(stop),
+                           where(path, "stop")));
+    return;
   }
   if (used > whole * (1 + 1e-9)) {
     const double steps = static_cast<double>(recipe.batch.samples);
     fail("optimizer.lr",
          fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g} (stop = {}{})",
                      used / steps, whole / steps, span_text(stop), where("optimizer.lr", "stop")),
-         "stages that sum to at most stop; leave out `over` of the last one to fill the rest");
+         "stages that sum to at most stop; leave out `over` of one to fill the rest");
   }
 }
 

@@ -74,6 +74,7 @@ struct Def : Field {
   Def& below_or_at(double high) { return hi = high, *this; }
   Def& needed() { return required = true, *this; }
   Def& newer() { return later = true, *this; }
+  Def& silently() { return later = silent = true, *this; }
   Def& otherwise(Json value) { return fallback = std::move(value), *this; }
   Def& in_llama(Json value) { return llama = std::move(value), *this; }
   Def& derived(std::string words) { return rule = std::move(words), *this; }
@@ -250,6 +251,26 @@ const Block& model_block() {
               .otherwise(true)
               .in_llama(false)
               .says("the output head is the token embedding"),
+          bound("embedding_dropout", &ModelConfig::embedding_dropout)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("dropout rate of the embedded tokens",
+                    "Masks are drawn from the seed and each sample's place in the run, so that they depend on no layout."),
+          bound("attention_dropout", &ModelConfig::attention_dropout)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("dropout rate of the attention probabilities"),
+          bound("residual_dropout", &ModelConfig::residual_dropout)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("dropout rate of what attention and MLP add to the residual stream")
+              .like("0.1"),
           bound("init_std", &ModelConfig::init_std)
               .above(0)
               .below_or_at(10)
@@ -396,7 +417,7 @@ Def over_field(bool needed) {
                 .above(0)
                 .says("how long", "T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x) of the recipe's stop.");
   if (needed) return out.needed();
-  return out.derived("until the end of the run");
+  return out.derived("what the other stages leave of the run");
 }
 
 const Block& warmup_block() {
@@ -433,19 +454,74 @@ const Block& hold_block() {
   return out;
 }
 
+const Block& inverse_sqrt_block() {
+  static const Block out{.name = "inverse_sqrt",
+                         .constructors = {"inverse_sqrt"},
+                         .doc = "The rate so far, falling as 1 / sqrt(step); after a warm-up of w steps: peak_lr * "
+                                "sqrt(w / step).",
+                         .fields = {written_only("to", Type::kNumber).at_least(0).otherwise(0.0).says("the least rate"),
+                                    over_field(false)}};
+  return out;
+}
+
+const Block& exponential_block() {
+  static const Block out{
+      .name = "exponential",
+      .constructors = {"exponential"},
+      .doc = "From the rate so far to `to`, by the same factor each step.",
+      .fields = {written_only("to", Type::kNumber).above(0).needed().says("the rate at the end of the stage"),
+                 over_field(false)}};
+  return out;
+}
+
+const Block& one_minus_sqrt_block() {
+  static const Block out{.name = "one_minus_sqrt",
+                         .constructors = {"one_minus_sqrt"},
+                         .doc = "From the rate so far to `to` as 1 - sqrt(x): steep first. The cool-down of WSD.",
+                         .fields = {to_field(), over_field(false)}};
+  return out;
+}
+
 const Block& schedule_block() {
   static const Block out{.name = "schedule",
                          .constructors = {"schedule"},
                          .list = true,
-                         .doc = "Stages of the learning rate, one after the other."};
+                         .doc = "Stages of the learning rate, one after the other. Warm-up, stable, decay (WSD): "
+                                "T.schedule { T.warmup { over = T.steps(2000) }, T.hold {}, T.linear { to = 0, over = "
+                                "T.fraction(0.1) } }."};
   return out;
 }
 
 const Block& stage_block() {
   static const Block out{.name = "stage",
                          .doc = "One stage of the learning rate.",
-                         .fields = {chosen("kind", &LrStage::kind, {"warmup", "cosine", "linear", "hold"}),
+                         .fields = {chosen("kind", &LrStage::kind,
+                                           {"warmup", "cosine", "linear", "hold", "inverse_sqrt", "exponential",
+                                            "one_minus_sqrt"}),
                                     bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
+  return out;
+}
+
+const Block& group_block() {
+  static const Block out{
+      .name = "group",
+      .constructors = {"group"},
+      .positional = true,
+      .doc = "Tensors that are trained differently: T.group { \"embed.*\", lr = 0.1 }.",
+      .fields = {
+          bound("tensors", &ParameterGroup::tensors)
+              .needed()
+              .says("a pattern of tensor names", "* stands for any characters and ? for one.")
+              .like("\"embed.*\""),
+          bound("lr", &ParameterGroup::lr)
+              .range(0, 1e6)
+              .otherwise(1.0)
+              .says("times the learning rate", "0 freezes the tensors."),
+          bound("weight_decay", &ParameterGroup::weight_decay)
+              .range(-1, 10)
+              .otherwise(-1.0)
+              .says("their weight decay, vectors included", "Below 0: as without the group."),
+      }};
   return out;
 }
 
@@ -463,7 +539,8 @@ const Block& optimizer_block() {
           items("lr", &OptimizerConfig::lr, stage_block())
               .otherwise(Json::array())
               .written(Form::kStages,
-                       {&schedule_block(), &warmup_block(), &cosine_block(), &linear_block(), &hold_block()})
+                       {&schedule_block(), &warmup_block(), &cosine_block(), &linear_block(), &hold_block(),
+                        &inverse_sqrt_block(), &exponential_block(), &one_minus_sqrt_block()})
               .says("the learning rate over the run", "Without it the rate is optimizer.peak_lr throughout.")
               .like("T.schedule { T.warmup { over = T.steps(100) }, T.cosine { to = T.ref \"optimizer.peak_lr\" * "
                     "0.1 } }"),
@@ -487,14 +564,84 @@ const Block& optimizer_block() {
               .range(0, 10)
               .otherwise(0.0)
               .says("on matrices alone", "Biases and norm weights are never decayed."),
+          items("groups", &OptimizerConfig::groups, group_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kPlaces, {&group_block()})
+              .says("tensors with another learning rate or weight decay",
+                    "Of several groups that name a tensor the last one counts.")
+              .like("{ T.group { \"embed.*\", lr = 0.1, weight_decay = 0 } }"),
+          bound("z_loss", &OptimizerConfig::z_loss)
+              .range(0, 1)
+              .otherwise(0.0)
+              .silently()
+              .says("weight of z-loss, the squared logarithm of the softmax's denominator",
+                    "Its gradient is added; the loss that is told is the cross-entropy alone. PaLM: 1e-4."),
+          bound("embedding_gradient", &OptimizerConfig::embedding_gradient)
+              .range(0, 1)
+              .otherwise(1.0)
+              .silently()
+              .says("part of the gradient that reaches the token embedding through the input",
+                    "Embedding-gradient shrink; GLM-130B: 0.1."),
           bound("clip", &OptimizerConfig::clip)
               .range(0, kMany)
               .otherwise(0.0)
               .says("largest global gradient norm", "Over the whole mesh; 0 turns clipping off."),
           bound("zero", &OptimizerConfig::zero)
-              .range(0, 1)
+              .range(0, 3)
               .otherwise(0)
-              .says("1: optimizer states are split over dp (ZeRO-1)"),
+              .says("what is split over dp: 1 optimizer states, 2 and gradients, 3 and weights",
+                    "ZeRO-2 keeps sums of gradients as shards and reduces after each micro-batch: less memory, more "
+                    "traffic. ZeRO-3 also gathers the weights of a layer before it is used, one layer ahead."),
+          bound("bucket", &OptimizerConfig::bucket)
+              .range(0, 1e12)
+              .otherwise(0)
+              .silently()
+              .says("elements reduced or gathered at once",
+                    "0: 8 Mi, or 1 Mi for each data-parallel rank when that is more."),
+          bound("overlap", &OptimizerConfig::overlap)
+              .otherwise(true)
+              .silently()
+              .says("gradients are reduced beside backward, weights gathered beside forward",
+                    "By a thread of each rank. The same bits either way.")
+              .like("false"),
+          bound("keep_after_forward", &OptimizerConfig::keep_after_forward)
+              .otherwise(false)
+              .silently()
+              .says("weights gathered for forward stay until the end of the step",
+                    "For zero = 3: each layer is gathered once a step, and all are held.")
+              .like("true"),
+      }};
+  return out;
+}
+
+const Block& loss_scale_block() {
+  static const Block out{
+      .name = "loss_scale",
+      .constructors = {"loss_scale"},
+      .doc = "The dynamic loss scale of fp16. A step whose gradients overflow is skipped, and its samples with it.",
+      .fields = {
+          bound("initial", &LossScaleConfig::initial)
+              .range(1, 0x1p40)
+              .otherwise(65536.0)
+              .silently()
+              .says("the scale of the first step", "Powers of two keep gradients exact."),
+          bound("window", &LossScaleConfig::window)
+              .range(0, kMany)
+              .otherwise(1000)
+              .silently()
+              .says("steps in a row without overflow before it doubles", "0: it never grows."),
+          bound("hysteresis", &LossScaleConfig::hysteresis)
+              .range(1, kMany)
+              .otherwise(2)
+              .silently()
+              .says("overflows before it halves", "Counted anew when it doubles."),
+          bound("min", &LossScaleConfig::min)
+              .above(0)
+              .below_or_at(0x1p40)
+              .otherwise(1.0)
+              .silently()
+              .says("the smallest scale", "An overflow there stops the run with exit code 76."),
       }};
   return out;
 }
@@ -514,6 +661,14 @@ const Block& mesh_block() {
           chosen("order", &MeshConfig::order, {"tp", "dp", "pp"})
               .otherwise(Json::array({"tp", "dp", "pp"}))
               .says("which axis neighbouring ranks share, fastest first"),
+          bound("shard", &MeshConfig::shard)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("data-parallel ranks that optimizer.zero splits over",
+                    "Neighbours in dp; must divide it. The groups of so many ranks hold the same and add their shards "
+                    "up. 0: all of dp.")
+              .like("8"),
           bound("sequence_parallel", &MeshConfig::sequence_parallel)
               .otherwise(false)
               .says("norms and residuals are split over tp along the sequence",
@@ -676,7 +831,7 @@ const Block& place_block() {
       .fields = {
           bound("path", &CopyTo::path)
               .needed()
-              .says("a directory, or s3://bucket/prefix",
+              .says("a directory or s3://bucket/prefix",
                     "The name of the run's folder is added, so runs may share it. A directory is relative to the "
                     "working directory. S3 credentials come from the environment or ~/.aws/credentials, never from a "
                     "recipe.")
@@ -918,9 +1073,22 @@ const Block& recipe_block() {
               .like("T.megatron { prefix = \"data/text_document\", split = { 95, 5 } }"),
           block("batch", &Recipe::batch, batch_block()).needed().says("how many samples a step takes"),
           block("optimizer", &Recipe::optimizer, optimizer_block()).needed().says("how the weights move"),
-          chosen("precision", &Recipe::precision, {"fp32", "bf16"})
+          chosen("precision", &Recipe::precision, {"fp32", "bf16", "fp16"})
               .otherwise("fp32")
-              .says("of the arithmetic", "bf16 keeps fp32 master weights and accumulates gradients in fp32."),
+              .says("of the arithmetic",
+                    "bf16 and fp16 keep fp32 master weights and accumulate products and gradients in fp32; fp16 scales "
+                    "the loss."),
+          block("loss_scale", &Recipe::loss_scale, loss_scale_block())
+              .silently()
+              .says("how fp16 scales the loss", "Read only with precision = \"fp16\"."),
+          chosen("deterministic", &Recipe::deterministic, {"run", "layout"})
+              .otherwise("run")
+              .silently()
+              .says("what gives the same bits",
+                    "run: the same recipe in the same layout. layout: also another dp, pp, schedule, ZeRO stage, "
+                    "accumulation or recomputation, from the first step or from a checkpoint; only tp and batch.micro "
+                    "stay. It costs a reduction of gradients after each micro-batch, as ZeRO-2 does, and with tied "
+                    "embeddings a second copy of the embedding where one rank has both ends of the model."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")

@@ -45,7 +45,7 @@ enum class Form {
   kEveryStep,  // T.every { steps = n }
   kEveryList,  // { T.every {...}, ... }
   kKeep,       // { T.last(n), T.every {...}, ... }
-  kPlaces,     // { T.place { "path", ... }, ... }
+  kPlaces,     // { T.place { "path", ... }, ... }, and T.group likewise: one constructor with a positional field
   kStages,     // T.schedule { T.warmup {...}, ... }
   kTokenizer,  // T.bytes, T.sentencepiece "path"
   kData,       // T.megatron {...}, T.token_files {...}, T.blend {...}
@@ -65,6 +65,7 @@ struct Field {
   std::vector<std::string> choices;       // kEnum, kEnumList: in the order of the C++ enum; kSpan: units, empty: all
   bool required = false;
   bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
+  bool silent = false;                // not in the canonical JSON where it has its default: stored recipes keep their hash
   Json fallback;                      // the default; null with `required` or `rule`
   std::optional<Json> llama;          // the default under T.llama where it differs
   std::string rule;                   // a derived default, in words

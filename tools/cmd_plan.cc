@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "ckpt/retention/policy.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/communication.h"
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
 #include "tools/plan_draw.h"
@@ -36,9 +38,10 @@ struct PlanArgs {
 struct StageMemory {
   std::vector<Chunk> chunks;
   int64_t parameters = 0;
-  int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
-  int64_t snapshot_bytes = 0;  // of one snapshot of its share, in shared memory
-  int64_t total() const { return weight_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
+  int64_t weight_bytes = 0, gathered_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
+  int64_t snapshot_bytes = 0;         // of one snapshot of its share, in shared memory
+  std::vector<GroupTraffic> traffic;  // what it puts in, a step
+  int64_t total() const { return weight_bytes + gathered_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
   /// Equal but for the activations, which shrink towards the last stage with the micro-batches in flight.
   bool same_weights(const StageMemory& other) const {
     return layers() == other.layers() && parameters == other.parameters;
@@ -64,9 +67,11 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
     const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
     StageMemory memory{.chunks = rank.chunks,
                        .weight_bytes = rank.weight_bytes,
+                       .gathered_bytes = rank.gathered_bytes,
                        .grad_bytes = rank.grad_bytes,
                        .optimizer_bytes = rank.optimizer_bytes,
-                       .activation_bytes = stage_buffers_bytes(plan, rank)};
+                       .activation_bytes = stage_buffers_bytes(plan, rank),
+                       .traffic = step_traffic(plan, rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) memory.snapshot_bytes += piece.count_elems() * kStateBytes;
@@ -155,6 +160,67 @@ std::string range_text(T first, T last, Format format) {
   return from == to ? from : from + " - " + to;
 }
 
+/// "ZeRO 3 over 8 of 16 replicas"
+std::string zero_text(const Plan& plan) {
+  if (plan.zero() == 0) return fmt::format("ZeRO {}", plan.recipe.optimizer.zero);
+  return fmt::format("ZeRO {} over {} of {} replicas{}", plan.zero(), plan.shard_size(), plan.mesh.dp(),
+                     plan.recipe.optimizer.keep_after_forward ? ", weights kept after forward" : "");
+}
+
+/// "all-reduce 1.2 GiB in 12 calls; send 3 MiB in 4 calls"
+std::string traffic_text(const Traffic& traffic) {
+  std::string out;
+  const auto tell = [&](const char* op, const Volume& volume) {
+    if (volume.calls == 0) return;
+    out += fmt::format("{}{} {} in {} call{}", out.empty() ? "" : "; ", op, format_bytes(volume.bytes), volume.calls,
+                       volume.calls == 1 ? "" : "s");
+  };
+  tell("all-reduce", traffic.all_reduce);
+  tell("reduce-scatter", traffic.reduce_scatter);
+  tell("all-gather", traffic.all_gather);
+  tell("broadcast", traffic.broadcast);
+  tell("send", traffic.send);
+  return out.empty() ? "nothing" : out;
+}
+
+int64_t traffic_bytes(const StageMemory& memory) {
+  int64_t out = 0;
+  for (const GroupTraffic& group : memory.traffic) {
+    const Traffic& t = group.traffic;
+    out += t.all_reduce.bytes + t.reduce_scatter.bytes + t.all_gather.bytes + t.broadcast.bytes + t.send.bytes;
+  }
+  return out;
+}
+
+/// What the rank that moves most puts in.
+void print_traffic(const std::vector<StageMemory>& memory, const std::function<std::string(const char*)>& head) {
+  const auto most = std::max_element(memory.begin(), memory.end(), [](const StageMemory& a, const StageMemory& b) {
+    return traffic_bytes(a) < traffic_bytes(b);
+  });
+  if (most->traffic.empty()) return;
+  fmt::print("{} of a rank{}, what it puts in a step\n", head("communication"),
+             memory.size() > 1 ? fmt::format(" of stage {}", most - memory.begin()) : "");
+  for (const GroupTraffic& group : most->traffic) {
+    fmt::print("  {:<10}{:>6} ranks   {}\n", group.group, group.size, traffic_text(group.traffic));
+  }
+}
+
+nlohmann::json traffic_json(const std::vector<GroupTraffic>& traffic) {
+  nlohmann::json out = nlohmann::json::array();
+  const auto volume = [](const Volume& v) { return nlohmann::json{{"bytes", v.bytes}, {"calls", v.calls}}; };
+  for (const GroupTraffic& group : traffic) {
+    const Traffic& t = group.traffic;
+    out.push_back({{"group", group.group},
+                   {"ranks", group.size},
+                   {"all_reduce", volume(t.all_reduce)},
+                   {"reduce_scatter", volume(t.reduce_scatter)},
+                   {"all_gather", volume(t.all_gather)},
+                   {"broadcast", volume(t.broadcast)},
+                   {"send", volume(t.send)}});
+  }
+  return out;
+}
+
 void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
   const Recipe& recipe = plan.recipe;
   const Palette color = palette_for(STDOUT_FILENO);
@@ -166,9 +232,9 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   fmt::print("{} {} parameters; {} FLOP a token, {} a step\n", head("model"),
              format_count(static_cast<double>(plan.parameters)), format_count(plan.flops_per_token()),
              format_count(plan.flops_per_token() * tokens));
-  fmt::print("{} {} = pp {} x dp {} x tp {}     (neighbours first: {}; sequence parallel {}; ZeRO {})\n", head("world"),
+  fmt::print("{} {} = pp {} x dp {} x tp {}     (neighbours first: {}; sequence parallel {}; {})\n", head("world"),
              mesh.world(), mesh.pp(), mesh.dp(), mesh.tp(), order_text(recipe.mesh),
-             recipe.mesh.sequence_parallel ? "on" : "off", recipe.optimizer.zero);
+             recipe.mesh.sequence_parallel ? "on" : "off", zero_text(plan));
   fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
              format_count(tokens * static_cast<double>(plan.steps)), plan.steps);
@@ -179,9 +245,12 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   }
 
   fmt::print("{} of a rank, {}\n", head("memory"),
-             recipe.precision == Precision::kBf16 ? "bf16 weights, fp32 gradients, masters and moments" : "fp32");
+             recipe.precision == Precision::kF32
+                 ? "fp32"
+                 : fmt::format("{} weights, fp32 gradients, masters and moments",
+                               recipe.precision == Precision::kBf16 ? "bf16" : "fp16"));
   const std::string optimizer =
-      recipe.optimizer.zero > 0 && mesh.dp() > 1 ? fmt::format("optimizer/{}", mesh.dp()) : "optimizer";
+      plan.zero() > 0 ? fmt::format("optimizer/{}", plan.shard_size()) : "optimizer";
   const int wide = memory.size() > kMaxRows ? 22 : 13;
   fmt::print("  {}{:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}{}\n", color.dim, "stage", "parameters", "weights",
              "grads", optimizer, "activations", wide, "in flight", "total", wide, color.reset);
@@ -195,12 +264,14 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     const StageMemory& last = memory[end - 1];
     fmt::print("  {:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}\n",
                range_text(i, end - 1, [](size_t n) { return n; }), format_count(static_cast<double>(m.parameters)),
-               format_bytes(m.weight_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
+               format_bytes(m.weight_bytes + m.gathered_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
                range_text(m.activation_bytes, last.activation_bytes, format_bytes), wide,
                range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
                range_text(m.total(), last.total(), format_bytes), wide);
     i = end;
   }
+
+  print_traffic(memory, head);
 
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
@@ -235,11 +306,13 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
     stages.push_back({{"chunks", std::move(chunks)},
                       {"rank_parameters", m.parameters},
                       {"rank_weight_bytes", m.weight_bytes},
+                      {"rank_gathered_bytes", m.gathered_bytes},
                       {"rank_grad_bytes", m.grad_bytes},
                       {"rank_optimizer_bytes", m.optimizer_bytes},
                       {"rank_activation_bytes", m.activation_bytes},
                       {"rank_bytes", m.total()},
-                      {"rank_snapshot_bytes", m.snapshot_bytes}});
+                      {"rank_snapshot_bytes", m.snapshot_bytes},
+                      {"rank_traffic", traffic_json(m.traffic)}});
   }
   nlohmann::json save = nlohmann::json::array();
   for (const Every& every : recipe.checkpoint.save)
@@ -261,6 +334,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"parameters", plan.parameters},
       {"padded_vocab", plan.padded_vocab},
       {"zero", recipe.optimizer.zero},
+      {"shard", plan.shard_size()},
       {"schedule", schedule_name(recipe.schedule)},
       {"virtual_stages", recipe.mesh.virtual_stages},
       {"micro_batch_group", recipe.mesh.micro_batch_group},

@@ -35,6 +35,11 @@ class HybridComm final : public Comm {
     return run("reduce_scatter", what,
                [&] { return comm_->reduce_scatter(input, output, count_per_rank, dtype, op, what); });
   }
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                            std::string_view what) override {
+    return run("reduce_scatter_add", what,
+               [&] { return comm_->reduce_scatter_add(input, output, count_per_rank, dtype, what); });
+  }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     return run("all_gather", what, [&] { return comm_->all_gather(input, output, bytes_per_rank, what); });
   }
@@ -103,6 +108,10 @@ class HybridEngine final : public Engine {
   void abort(std::string_view reason) override {
     pair_.remote->abort(reason);
     pair_.local->abort(reason);
+  }
+  void give_up(ErrorCode code, std::string_view reason) override {
+    pair_.remote->give_up(code, reason);
+    pair_.local->give_up(code, reason);
   }
 
  private:

@@ -12,10 +12,11 @@ namespace cairn {
 enum class Positions { kNone, kLearned, kRotary };
 enum class NormKind { kLayerNorm, kRmsNorm };
 enum class Activation { kGeluTanh, kGeluErf, kRelu, kSwiGlu };
-enum class Precision { kF32, kBf16 };
+enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
 enum class RecomputeMode { kNone, kSelective, kFull };
 enum class MeshAxis { kTp, kDp, kPp };
+enum class Deterministic { kRun, kLayout };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -39,6 +40,7 @@ struct ModelConfig {
   Activation activation = Activation::kGeluTanh;
   bool bias = true;  // on every projection (q, k, v, o, MLP), GPT-2; none in Llama
   bool tied_embeddings = true;
+  double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // rates; residual: each branch's output
   double init_std = 0.02;  // N(0, std); residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
 };
 
@@ -69,9 +71,16 @@ struct BatchConfig {
 };
 
 struct LrStage {
-  enum class Kind { kWarmup, kCosine, kLinear, kHold } kind = Kind::kHold;
-  Span over;      // length; value 0: until the end of the run
-  double to = 0;  // cosine, linear: the rate at the end of the stage
+  enum class Kind { kWarmup, kCosine, kLinear, kHold, kInverseSqrt, kExponential, kOneMinusSqrt } kind = Kind::kHold;
+  Span over;      // length; value 0, at most one: what the others leave of the run
+  double to = 0;  // the rate at the end of the stage; inverse square root: the least rate; none with warm-up and hold
+};
+
+/// Tensors that are trained differently. Of several groups that name a tensor the last one counts.
+struct ParameterGroup {
+  std::string tensors;       // pattern of names (runtime/core/glob.h)
+  double lr = 1;             // times the learning rate; 0 freezes
+  double weight_decay = -1;  // below 0: as without the group
 };
 
 struct OptimizerConfig {
@@ -79,14 +88,29 @@ struct OptimizerConfig {
   std::vector<LrStage> lr;  // empty: constant
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;  // matrices only; none on biases and norm weights
-  double clip = 0;          // global gradient norm over the whole mesh; 0: off
-  int zero = 0;             // 0, or 1: optimizer states split over dp
+  std::vector<ParameterGroup> groups;
+  double clip = 0;                // global gradient norm over the whole mesh; 0: off
+  double z_loss = 0;              // weight of the squared logarithm of the softmax's denominator, added to each loss
+  double embedding_gradient = 1;  // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
+  int zero = 0;                   // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
+  int64_t bucket = 0;             // elements reduced or gathered at once; 0: plan::default_bucket_elems
+  bool overlap = true;            // reductions run beside backward, gathers of weights beside forward
+  bool keep_after_forward = false;  // ZeRO-3: weights gathered for forward stay until the end of the step
+};
+
+/// precision = fp16 alone.
+struct LossScaleConfig {
+  double initial = 65536;
+  int64_t window = 1000;   // steps without overflow before it doubles; 0: never
+  int64_t hysteresis = 2;  // overflows before it halves
+  double min = 1;          // an overflow at this scale stops the run
 };
 
 struct MeshConfig {
   int64_t tp = 1, pp = 1;
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
+  int64_t shard = 0;  // replicas that ZeRO splits over, neighbours in dp; 0: all
   bool sequence_parallel = false;
   int64_t virtual_stages = 1;                    // stages of a rank, with the interleaved and zb-v schedules
   std::vector<int64_t> stages;                   // layers of each pipeline stage, pp * virtual_stages; empty: balanced
@@ -183,6 +207,8 @@ struct Recipe {
   BatchConfig batch;
   OptimizerConfig optimizer;
   Precision precision = Precision::kF32;
+  LossScaleConfig loss_scale;
+  Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: the same layout; any dp, pp, ZeRO
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
   RecomputeConfig recompute;

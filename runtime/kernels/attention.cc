@@ -114,6 +114,20 @@ RT_CLONES void probabilities(float* scores, int64_t rows, int64_t first_visible,
   }
 }
 
+/// Dropout factors of one tile: queries from query0 on, keys from key0 on.
+void mask_tile(const AttentionDropout& d, int64_t sample, int64_t head, int64_t tokens, int64_t query0, int64_t rows,
+               int64_t key0, float* mask) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t row = (d.first_head + head) * tokens + query0 + r;
+    const uint64_t key = dropout_row_key(d.sample_keys[sample], d.site, static_cast<uint64_t>(row));
+    dropout_factors(key, key0, kKeys, d.rate, mask + r * kKeys);
+  }
+}
+
+RT_CLONES void multiply(float* x, const float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= y[i];
+}
+
 /// dp becomes d(loss)/d(scores before scaling): p * (dp - delta) * scale.
 RT_CLONES void score_gradients(const float* p, float* dp, int64_t rows, const float* delta, float scale) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -164,11 +178,12 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
   const int64_t packed_elems = key_tiles * kKeys * padded;
 
   parallel_ranges(dims.batch * dims.heads, 1, head_work(dims), [&](int64_t begin, int64_t end) {
-    float* const keys_t = workspace(2 * packed_elems + kQueries * (2 * padded + kKeys));  // [tile][Dp, kKeys]
-    float* const values = keys_t + packed_elems;                                          // [tile][kKeys, Dp]
-    float* const queries = values + packed_elems;                                         // [kQueries, Dp]
-    float* const sums = queries + kQueries * padded;                                      // [kQueries, Dp]
-    float* const scores = sums + kQueries * padded;                                       // [kQueries, kKeys]
+    float* const keys_t = workspace(2 * packed_elems + kQueries * (2 * padded + 2 * kKeys));  // [tile][Dp, kKeys]
+    float* const values = keys_t + packed_elems;                                              // [tile][kKeys, Dp]
+    float* const queries = values + packed_elems;                                             // [kQueries, Dp]
+    float* const sums = queries + kQueries * padded;                                          // [kQueries, Dp]
+    float* const scores = sums + kQueries * padded;                                           // [kQueries, kKeys]
+    float* const mask = scores + kQueries * kKeys;                                            // [kQueries, kKeys]
     float max[kQueries], sum[kQueries];
     int64_t packed_head = -1;  // heads of one group are neighbours: their keys and values are packed once
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -204,6 +219,10 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .c = scores,
                      .c_row = kKeys});
           online_softmax(scores, rows, first - t * kKeys, max, sum, sums, padded);
+          if (dims.dropout) {  // the sum is of all probabilities
+            mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
+            multiply(scores, mask, rows * kKeys);
+          }
           const int64_t seen = std::min(kKeys, first + rows - t * kKeys);
           tile_gemm({.m = rows,
                      .n = padded,
@@ -245,7 +264,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
   parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
     constexpr int64_t kTile = kKeys;
     static_assert(kQueries == kKeys);
-    float* const keys = workspace(kTile * (8 * padded + 2 * kKeys));  // [kKeys, Dp]
+    float* const keys = workspace(kTile * (8 * padded + 3 * kKeys));  // [kKeys, Dp]
     float* const keys_t = keys + kTile * padded;                      // [Dp, kKeys]
     float* const values_t = keys_t + kTile * padded;                  // [Dp, kKeys]
     float* const dkeys = values_t + kTile * padded;                   // [kKeys, Dp]
@@ -254,6 +273,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     float* const douts = queries + kTile * padded;                    // [kQueries, Dp]
     float* const p = douts + kTile * padded;                          // [kQueries, kKeys]
     float* const dp = p + kTile * kKeys;                              // [kQueries, kKeys]
+    float* const mask = dp + kTile * kKeys;                           // [kQueries, kKeys]
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
       const int64_t row0 = sample * tokens;
@@ -304,7 +324,12 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                        .b_row = kKeys,
                        .c = dp,
                        .c_row = kKeys});
+            if (dims.dropout) {
+              mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
+              multiply(dp, mask, rows * kKeys);
+            }
             score_gradients(p, dp, rows, deltas + head_row0 + query0, dims.scale);
+            if (dims.dropout) multiply(p, mask, rows * kKeys);
             tile_gemm({.m = key_rows,
                        .n = padded,
                        .k = rows,
@@ -390,6 +415,7 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
   template void attention_decode<T>(const AttentionDims&, int64_t, int64_t, const T*, const T*, const T*, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
 
 }  // namespace cairn::kernels

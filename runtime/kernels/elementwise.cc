@@ -1,6 +1,7 @@
 #include "runtime/kernels/elementwise.h"
 
 #include <cmath>
+#include <mutex>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/parallel.h"
@@ -129,8 +130,8 @@ RT_CLONES void swiglu_backward_leaf(const float* dy, const float* gate, const fl
   for (int64_t i = 0; i < n; ++i) swiglu_slopes(dy[i], gate[i], up[i], &dgate[i], &dup[i]);
 }
 
-RT_CLONES void swiglu_backward_leaf(const bf16* dy, const bf16* gate, const bf16* up, bf16* dgate, bf16* dup,
-                                    int64_t n) {
+template <typename T>
+RT_CLONES void swiglu_backward_leaf(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t n) {
   float d[kMapBlock], g[kMapBlock], u[kMapBlock];
   for (int64_t i = 0; i < n; i += kMapBlock) {
     const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
@@ -172,11 +173,25 @@ RT_CLONES void add_to_leaf(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
-RT_CLONES double sum_of_squares_leaf(const float* x, int64_t n) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return sum;
+constexpr int64_t kSquaresBlock = 16;
+
+/// Always in the same order: i + 8 to i, then i + 4, ...
+RT_INLINE double block_of_squares(const float* x) {
+  double part[kSquaresBlock];
+  for (int64_t i = 0; i < kSquaresBlock; ++i) part[i] = static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (int64_t i = 0; i < 8; ++i) part[i] += part[i + 8];
+  for (int64_t i = 0; i < 4; ++i) part[i] += part[i + 4];
+  return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
+/// out[b] = the sum over block b; the last one may be short.
+RT_CLONES void squares_leaf(const float* x, int64_t n, double* out) {
+  const int64_t whole = n / kSquaresBlock;
+  for (int64_t b = 0; b < whole; ++b) out[b] = block_of_squares(x + b * kSquaresBlock);
+  if (whole * kSquaresBlock == n) return;
+  float last[kSquaresBlock] = {};
+  for (int64_t i = whole * kSquaresBlock; i < n; ++i) last[i - whole * kSquaresBlock] = x[i];
+  out[whole] = block_of_squares(last);
 }
 
 }  // namespace
@@ -287,6 +302,12 @@ void cast(const float* in, bf16* out, int64_t count) {
 void cast(const bf16* in, float* out, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { cast_leaf(in + i, out + i, end - i); });
 }
+void cast(const float* in, f16* out, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { cast_leaf(in + i, out + i, end - i); });
+}
+void cast(const f16* in, float* out, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { cast_leaf(in + i, out + i, end - i); });
+}
 void scale(float* x, float factor, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { scale_leaf(x + i, factor, end - i); });
 }
@@ -294,19 +315,20 @@ void add_to(float* x, const float* y, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { add_to_leaf(x + i, y + i, end - i); });
 }
 
-double sum_of_squares(const float* x, int64_t count) {
-  // The number of blocks bounds the stack array; their bounds depend on count alone.
-  constexpr int64_t kMaxBlocks = 256;
-  constexpr int64_t kMinBlock = 4096;
-  const int64_t block = std::max(kMinBlock, ((count + kMaxBlocks - 1) / kMaxBlocks + 1023) / 1024 * 1024);
-  const int64_t blocks = (count + block - 1) / block;
-  double partial[kMaxBlocks] = {};
-  parallel_ranges(blocks, 1, block, [&](int64_t b, int64_t end) {
-    for (; b < end; ++b) partial[b] = sum_of_squares_leaf(x + b * block, std::min(block, count - b * block));
+void add_squares(const float* x, int64_t count, ExactSum& sum) {
+  constexpr int64_t kBlocks = 64;
+  std::mutex mutex;
+  parallel_ranges(count, kSquaresBlock, 1, [&](int64_t begin, int64_t end) {
+    ExactSum mine;
+    double partial[kBlocks];
+    for (int64_t i = begin; i < end; i += kBlocks * kSquaresBlock) {
+      const int64_t n = std::min(kBlocks * kSquaresBlock, end - i);
+      squares_leaf(x + i, n, partial);
+      for (int64_t b = 0; b * kSquaresBlock < n; ++b) mine.add(partial[b]);
+    }
+    const std::lock_guard lock(mutex);  // once a thread; the sum is exact in any order
+    sum.add(mine);
   });
-  double sum = 0;
-  for (int64_t b = 0; b < blocks; ++b) sum += partial[b];
-  return sum;
 }
 
 #define RT_INSTANTIATE(T)                                                     \
@@ -324,6 +346,7 @@ double sum_of_squares(const float* x, int64_t count) {
   template void rotary<T>(T*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, bool)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
 
 }  // namespace cairn::kernels

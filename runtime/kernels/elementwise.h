@@ -1,11 +1,12 @@
 #pragma once
-// Pointwise maps and small reductions. T is float or bf16; sums are in float. All are deterministic for a given
+// Pointwise maps and small reductions. T is float, bf16 or f16; sums are in float. All are deterministic for a given
 // thread count, and the reductions over rows do not depend on it. A map's output may be the very array of an input of
 // its shape. A NaN comes out where one went in.
 
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
+#include "runtime/core/exact_sum.h"
 
 namespace cairn::kernels {
 
@@ -48,9 +49,11 @@ void rotary(T* x, const float* table, int64_t rows, int64_t tokens, int64_t head
 
 void cast(const float* in, bf16* out, int64_t count);
 void cast(const bf16* in, float* out, int64_t count);
+void cast(const float* in, f16* out, int64_t count);
+void cast(const f16* in, float* out, int64_t count);
 void scale(float* x, float factor, int64_t count);
 void add_to(float* x, const float* y, int64_t count);  // x += y
-/// Sum of squares in double, in a fixed order of blocks: independent of the thread count.
-double sum_of_squares(const float* x, int64_t count);
+/// Adds the squares of x. Blocks of 16 elements are summed in double first, so cuts at multiples of 16 change no bit.
+void add_squares(const float* x, int64_t count, ExactSum& sum);
 
 }  // namespace cairn::kernels

@@ -155,6 +155,7 @@ void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rs
   template void rms_norm_backward<T>(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
 
 }  // namespace cairn::kernels

@@ -23,6 +23,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
         return ColumnGroup<Real>(parts);
       }()),
       o_(linear(parameters, fmt::format("layers.{}.attn.o", layer), dims.heads * dims.head_dim)),
+      probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
+      output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} attn.in", layer)),
@@ -54,33 +56,34 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
     kernels::rotary(saved.qkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, false);
   }
   recompute_core(saved);
-  return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  return row_cut_forward(o_, output_dropout_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
 }
 
 template <typename Real>
 void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
   const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
   const Real* v = k + dims_.kv_heads * dims_.head_dim;
-  kernels::attention_forward(attention_dims_, saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
 }
 
 template <typename Real>
 Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const {
   const StageDims& d = dims_;
   const bool late = late_dout_RH != nullptr;
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather<Real>(scratch_.dresidual_RH, &dy_TH, tp_, scratch_, what_dout_));
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(output_dropout_, scratch_.dresidual_RH, &masked_RH, &dy_TH, tp_, scratch_, d,
+                              what_dout_));
   if (late) {
     std::copy_n(scratch_.dresidual_RH, d.local_rows * d.width, late_dout_RH);
   } else {
-    RT_TRY(row_cut_weight<Real>(o_, scratch_.dresidual_RH, dy_TH, saved.out, d));
+    RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, d));
   }
   Real* dout = scratch_.hidden;  // [T, N D]
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
   Real* dqkv = scratch_.dhidden;
-  kernels::attention_backward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
+  kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
                               saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
   if (scratch_.rotary_table != nullptr) {
     kernels::rotary(dqkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, true);
@@ -96,13 +99,26 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
 
 template <typename Real>
 Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(late_dout_RH, &dy_TH, tp_, scratch_, what_dout_));
-  RT_TRY(row_cut_weight(o_, late_dout_RH, dy_TH, saved.out, dims_));
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
+  RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, dims_));
   return column_cut_weight<Real>(norm_, qkv_, saved.input_RH, saved.qkv, tp_, scratch_, dims_, what_in_);
+}
+
+template <typename Real>
+kernels::AttentionDims Attention<Real>::attention_dims() const {
+  kernels::AttentionDims out = attention_dims_;
+  if (probabilities_dropout_.on(scratch_)) {
+    out.dropout = {.rate = probabilities_dropout_.rate(),
+                   .sample_keys = scratch_.dropout_keys,
+                   .site = probabilities_dropout_.site(),
+                   .first_head = tp_.comm().rank() * dims_.heads};
+  }
+  return out;
 }
 
 template class Attention<float>;
 template class Attention<bf16>;
+template class Attention<f16>;
 
 }  // namespace cairn::nn

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "runtime/kernels/attention.h"
+#include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/norm.h"
 #include "runtime/nn/scratch.h"
@@ -37,11 +38,15 @@ class Attention {
   Status backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const;
 
  private:
+  /// With the masks of the micro-batch at work.
+  kernels::AttentionDims attention_dims() const;
+
   StageDims dims_;
   kernels::AttentionDims attention_dims_;
   Norm<Real> norm_;
   ColumnGroup<Real> qkv_;
   Linear<Real> o_;
+  Dropout<Real> probabilities_dropout_, output_dropout_;
   const TensorParallel<Real>& tp_;
   const Scratch<Real>& scratch_;
   std::string what_in_, what_out_, what_dout_, what_din_;  // names of the collectives

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "runtime/kernels/elementwise.h"
+#include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/norm.h"
 #include "runtime/nn/scratch.h"
@@ -20,33 +21,42 @@ Linear<Real> linear(const Parameters<Real>& parameters, const std::string& name,
   return {weight, parameters.get_optional(name + ".bias"), weight.rows, in};
 }
 
-/// output [R, H] = input [R, H] + sum over tp of hidden [T, in] W^T + bias: the bias once, after the sum.
+/// output [R, H] = input [R, H] + dropout(sum over tp of hidden [T, in] W^T + bias): the bias once, after the sum.
 template <typename Real>
-Status row_cut_forward(const Linear<Real>& projection, const Real* hidden, const Real* input_RH, Real* output_RH,
-                       const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const StageDims& d,
-                       std::string_view what) {
+Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& dropout, const Real* hidden,
+                       const Real* input_RH, Real* output_RH, const TensorParallel<Real>& tp,
+                       const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   Linear<Real> product = projection;
   product.bias = {};
   RT_TRY(product.forward(hidden, scratch.partial_TH, d.width, d.rows));
   RT_TRY(tp.reduce(scratch.partial_TH, what));
   Real* sum_RH = tp.local(scratch.partial_TH);
   if (projection.bias) kernels::add_bias(sum_RH, projection.bias.weight, d.local_rows, d.width);
+  if (dropout.on(scratch)) dropout.apply(sum_RH, sum_RH, tp, scratch, d);
   kernels::add(input_RH, sum_RH, output_RH, d.local_rows * d.width);
   return {};
 }
 
-/// The first step back: all rows of the gradient of the branch's output.
+/// The first step back: the gradient of the branch's output behind its dropout, this rank's rows and all of them.
 template <typename Real>
-Status row_cut_gather(const Real* dy_RH, const Real** dy_TH, const TensorParallel<Real>& tp,
-                      const Scratch<Real>& scratch, std::string_view what) {
+Status row_cut_gather(const Dropout<Real>& dropout, const Real* dy_RH, const Real** masked_RH, const Real** dy_TH,
+                      const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const StageDims& d,
+                      std::string_view what) {
+  if (dropout.on(scratch)) {  // the residual stream itself goes on unmasked
+    dropout.apply(dy_RH, tp.local(scratch.partial_TH), tp, scratch, d);
+    *masked_RH = tp.local(scratch.partial_TH);
+    *dy_TH = scratch.partial_TH;
+    return tp.gather(scratch.partial_TH, what);
+  }
+  *masked_RH = dy_RH;
   return tp.gather_from(dy_RH, scratch.partial_TH, dy_TH, what);
 }
 
 /// Gradients of the row cut's weight, and of its bias from this rank's rows. `hidden` [T, in] was its input.
 template <typename Real>
-Status row_cut_weight(const Linear<Real>& projection, const Real* dy_RH, const Real* dy_TH, const Real* hidden,
+Status row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
                       const StageDims& d) {
-  if (projection.bias) kernels::bias_backward(dy_RH, projection.bias.grad, d.local_rows, d.width);
+  if (projection.bias) kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width);
   return projection.backward_weight(dy_TH, d.width, hidden, d.rows);
 }
 

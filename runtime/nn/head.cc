@@ -8,17 +8,20 @@
 namespace cairn::nn {
 
 template <typename Real>
-Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
+Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
                  const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
     : dims_(dims),
       norm_(parameters, "final_norm", model),
-      // On the last stage of several a tied model has its own copy of the embedding, by the same name.
-      projection_{parameters.get(model.tied_embeddings ? "embed.tokens" : "head.weight"), {}, dims.vocab, model.width},
+      projection_{model.tied_embeddings ? parameters.tied_head() : parameters.get("head.weight"),
+                  {},
+                  dims.vocab,
+                  model.width},
       tp_(tp),
       scratch_(scratch),
       logits_(buffers.get<Real>("head.logits")),
       local_max_(tp.comm().size() > 1 ? buffers.get<float>("head.local_max") : nullptr),
-      scale_(buffers.get<float>("head.scale")) {}
+      scale_(buffers.get<float>("head.scale")),
+      z_loss_(static_cast<float>(z_loss)) {}
 
 template <typename Real>
 Status Head<Real>::normed_rows(const SavedHead<Real>& saved) const {
@@ -77,7 +80,7 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets
     if (!held) RT_TRY(compute_logits(begin, count));
     Real* dlogits = logits_;
     kernels::cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
-                                    saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin);
+                                    saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
     RT_TRY(projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.width, count));
     RT_TRY(projection_.backward_input(dlogits, d.vocab, scratch_.partial_TH + begin * d.width, false, count));
   }
@@ -108,5 +111,6 @@ Status Head<Real>::logits(const SavedHead<Real>& saved, std::span<float> out) {
 
 template class Head<float>;
 template class Head<bf16>;
+template class Head<f16>;
 
 }  // namespace cairn::nn

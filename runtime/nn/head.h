@@ -26,7 +26,8 @@ struct SavedHead {
 template <typename Real>
 class Head {
  public:
-  Head(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
+  /// `z_loss`: OptimizerConfig::z_loss.
+  Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
        const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
 
   Status forward(const SavedHead<Real>& saved, const int32_t* targets_T);
@@ -49,6 +50,7 @@ class Head {
   Real* logits_ = nullptr;      // [logit_rows, V]
   float* local_max_ = nullptr;  // [T]; null with tp 1
   float* scale_ = nullptr;      // [T]
+  float z_loss_ = 0;
   const Real* held_ = nullptr;  // the input whose logits, all rows, are in the buffer
 };
 

@@ -24,6 +24,7 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
         return ColumnGroup<Real>(parts);
       }()),
       down_(linear(parameters, fmt::format("layers.{}.mlp.down", layer), dims.ffn)),
+      dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} mlp.in", layer)),
@@ -42,19 +43,19 @@ template <typename Real>
 Status Mlp<Real>::forward(const SavedMlp<Real>& saved, Real* output_RH) const {
   RT_TRY(recompute(saved));
   activate(saved.pre, scratch_.hidden);
-  return row_cut_forward(down_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, dims_, what_out_);
+  return row_cut_forward(down_, dropout_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, dims_, what_out_);
 }
 
 template <typename Real>
 Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* late) const {
   const StageDims& d = dims_;
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather<Real>(scratch_.dresidual_RH, &dy_TH, tp_, scratch_, what_dout_));
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(dropout_, scratch_.dresidual_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   if (late != nullptr) {
     std::copy_n(scratch_.dresidual_RH, d.local_rows * d.width, late->dout_RH);
   } else {
     activate(saved.pre, scratch_.hidden);
-    RT_TRY(row_cut_weight<Real>(down_, scratch_.dresidual_RH, dy_TH, scratch_.hidden, d));
+    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, d));
   }
   RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
   Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
@@ -69,10 +70,10 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
 
 template <typename Real>
 Status Mlp<Real>::backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const {
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather<Real>(late.dout_RH, &dy_TH, tp_, scratch_, what_dout_));
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(dropout_, late.dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
   activate(saved.pre, scratch_.hidden);
-  RT_TRY(row_cut_weight<Real>(down_, late.dout_RH, dy_TH, scratch_.hidden, dims_));
+  RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, dims_));
   return column_cut_weight<Real>(norm_, up_, saved.input_RH, late.dpre, tp_, scratch_, dims_, what_in_);
 }
 
@@ -108,5 +109,6 @@ void Mlp<Real>::activate_backward(const Real* dhidden_TF, const Real* pre, Real*
 
 template class Mlp<float>;
 template class Mlp<bf16>;
+template class Mlp<f16>;
 
 }  // namespace cairn::nn

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/norm.h"
 #include "runtime/nn/scratch.h"
@@ -49,6 +50,7 @@ class Mlp {
   Norm<Real> norm_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;
+  Dropout<Real> dropout_;
   const TensorParallel<Real>& tp_;
   const Scratch<Real>& scratch_;
   std::string what_in_, what_out_, what_dout_, what_din_;  // names of the collectives

@@ -17,7 +17,8 @@ struct Scratch {
   float* attention = nullptr;
   float* dbias = nullptr;  // null without biases
   NormStats stats;
-  const float* rotary_table = nullptr;  // [S, D / 2, 2]; null without rotary positions
+  const float* rotary_table = nullptr;     // [S, D / 2, 2]; null without rotary positions
+  const uint64_t* dropout_keys = nullptr;  // of the samples of the micro-batch at work; null: nothing is dropped
 };
 
 }  // namespace cairn::nn

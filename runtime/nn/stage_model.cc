@@ -51,6 +51,13 @@ struct LayerBuffers {
   Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
 };
 
+template <typename Real>
+struct Slot {
+  SavedHead<Real> head;                // last stage only
+  std::vector<uint64_t> dropout_keys;  // [B]
+  bool drops = false;
+};
+
 /// Errors: kInvalidInput naming the first id outside [0, vocab).
 Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64_t vocab) {
   for (int64_t i = 0; i < count; ++i) {
@@ -68,33 +75,42 @@ template <typename Real>
 class Model final : public StageModel {
  public:
   Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, comm::Comm& comm, const Real* weights, float* grads,
-        const Buffers& buffers)
+        const Buffers& buffers, UseListener* listener)
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
         trains_(grads != nullptr),
+        first_layer_(chunk.stage.first_layer),
+        listener_(listener),
         tp_(comm, dims_, plan.recipe.mesh.sequence_parallel) {
     const ModelConfig& model = plan.recipe.model;
+    const OptimizerConfig& optimizer = plan.recipe.optimizer;
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
-    if (chunk.stage.embedding) embedding_.emplace(parameters, dims_, tp_, scratch_);
+    if (chunk.stage.embedding) embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
       buffers_.push_back(layer_buffers(plan, chunk, layer, buffers));
     }
-    if (chunk.stage.head) head_.emplace(parameters, model, dims_, tp_, scratch_, buffers);
-    if (chunk.stage.head) {
-      for (int64_t slot = 0; slot < chunk.in_flight; ++slot) saved_heads_.push_back(saved_head(buffers, slot));
-    }
+    if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
+    for (int64_t slot = 0; slot < chunk.in_flight; ++slot) slots_.push_back(make_slot(chunk.stage, buffers, slot));
+  }
+
+  void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) override {
+    Slot<Real>& saved = slots_.at(slot);
+    RT_CHECK(keys.empty() || std::ssize(keys) == dims_.samples, "{} keys for {} samples", keys.size(), dims_.samples);
+    saved.drops = !keys.empty();
+    std::copy(keys.begin(), keys.end(), saved.dropout_keys.begin());
   }
 
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                  void* output) override {
+    use_dropout_keys_of(slot);
     Real* first_RH = input_place(0, slot);
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
-      RT_TRY(embedding_->forward(tokens, first_RH));
+      RT_TRY(use(kEmbeddingLayer, Pass::kForward, [&] { return embedding_->forward(tokens, first_RH); }));
     } else {
       RT_CHECK(input != nullptr, "a later stage needs an input");
       std::copy_n(static_cast<const Real*>(input), stream_elems(), first_RH);
@@ -110,12 +126,15 @@ class Model final : public StageModel {
       const SavedLayer<Real> saved = saved_layer(i, slot, -1);
       if (buffers_[i].whole_input) keep_own_part(i, slot);
       Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot)
-                      : head_                ? saved_head_at(slot).input_RH
+                      : head_                ? slot_at(slot).head.input_RH
                                              : static_cast<Real*>(output);
-      RT_TRY(layers_[i].attention.forward(saved.attention, saved.mlp.input_RH));
-      RT_TRY(layers_[i].mlp.forward(saved.mlp, next_RH));
+      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kForward, [&]() -> Status {
+        RT_TRY(layers_[i].attention.forward(saved.attention, saved.mlp.input_RH));
+        return layers_[i].mlp.forward(saved.mlp, next_RH);
+      }));
     }
-    return head_ ? head_->forward(saved_head_at(slot), targets) : Status{};
+    if (!head_) return {};
+    return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(slot_at(slot).head, targets); });
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
@@ -126,28 +145,22 @@ class Model final : public StageModel {
   Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets, const void* doutput,
                         void* dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
+    use_dropout_keys_of(slot);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      RT_TRY(head_->backward(saved_head_at(slot), targets, loss_scale));
+      RT_TRY(use(kHeadLayer, Pass::kBackward,
+                 [&] { return head_->backward(slot_at(slot).head, targets, loss_scale); }));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
     }
     for (size_t i = layers_.size(); i-- > 0;) {
-      const SavedLayer<Real> saved = saved_layer(i, slot, late);
-      RT_TRY(recompute(i, slot, saved));
-      if (late < 0) {
-        RT_TRY(layers_[i].mlp.backward(saved.mlp, nullptr));
-        RT_TRY(layers_[i].attention.backward(saved.attention, nullptr));
-      } else {
-        const LateMlp<Real> late_mlp = late_mlp_at(i, late);
-        RT_TRY(layers_[i].mlp.backward(saved.mlp, &late_mlp));
-        RT_TRY(layers_[i].attention.backward(saved.attention, buffers_[i].attn_dout.at(late)));
-      }
+      const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
+      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), pass, [&] { return layer_backward(i, slot, late); }));
     }
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
-      return embedding_->backward(tokens);
+      return use(kEmbeddingLayer, Pass::kBackward, [&] { return embedding_->backward(tokens); });
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
     std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
@@ -155,18 +168,21 @@ class Model final : public StageModel {
   }
 
   Status backward_weight(int64_t slot, int64_t late) override {
+    use_dropout_keys_of(slot);
     for (size_t i = layers_.size(); i-- > 0;) {
-      const SavedLayer<Real> saved = saved_layer(i, slot, late);
-      if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
-      RT_TRY(layers_[i].mlp.backward_weight(saved.mlp, late_mlp_at(i, late)));
-      RT_TRY(layers_[i].attention.backward_weight(saved.attention, buffers_[i].attn_dout.at(late)));
+      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kBackward, [&]() -> Status {
+        const SavedLayer<Real> saved = saved_layer(i, slot, late);
+        if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
+        RT_TRY(layers_[i].mlp.backward_weight(saved.mlp, late_mlp_at(i, late)));
+        return layers_[i].attention.backward_weight(saved.attention, buffers_[i].attn_dout.at(late));
+      }));
     }
     return {};
   }
 
   std::span<const float> token_losses(int64_t slot) const override {
     RT_CHECK(head_.has_value(), "losses are on the last stage");
-    return {saved_head_at(slot).loss_T, static_cast<size_t>(dims_.rows)};
+    return {slot_at(slot).head.loss_T, static_cast<size_t>(dims_.rows)};
   }
 
   Status logits(int64_t slot, std::span<float> out) override {
@@ -177,7 +193,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(static_cast<int64_t>(out.size()) == dims_.rows * vocab_, "logits [{}, {}] do not fit {} floats",
              dims_.rows, vocab_, out.size());
-    return head_->logits(saved_head_at(slot), out);
+    return head_->logits(slot_at(slot).head, out);
   }
 
   int64_t boundary_bytes() const override {
@@ -185,6 +201,15 @@ class Model final : public StageModel {
   }
 
  private:
+  /// Runs `body`, which uses the tensors of `layer`.
+  template <typename Body>
+  Status use(int64_t layer, Pass pass, const Body& body) const {
+    if (listener_ == nullptr) return body();
+    RT_TRY(listener_->begin_use(layer, pass));
+    RT_TRY(body());
+    return listener_->end_use(layer, pass);
+  }
+
   void set_scratch(const ModelConfig& model, const Buffers& buffers) {
     scratch_.rows_TH = buffers.get<Real>("scratch.rows");
     scratch_.partial_TH = buffers.get<Real>("scratch.partial");
@@ -226,17 +251,27 @@ class Model final : public StageModel {
     return out;
   }
 
-  SavedHead<Real> saved_head(const Buffers& buffers, int64_t slot) const {
-    float* sums = buffers.get<float>("head.sums", slot);
-    return {.input_RH = buffers.get<Real>("head.input", slot),
-            .max_T = buffers.get<float>("head.max", slot),
-            .sum_exp_T = sums,
-            .loss_T = sums + dims_.rows};
+  Slot<Real> make_slot(const Stage& stage, const Buffers& buffers, int64_t slot) const {
+    Slot<Real> out;
+    out.dropout_keys.resize(dims_.samples);
+    if (stage.head) {
+      float* sums = buffers.get<float>("head.sums", slot);
+      out.head = {.input_RH = buffers.get<Real>("head.input", slot),
+                  .max_T = buffers.get<float>("head.max", slot),
+                  .sum_exp_T = sums,
+                  .loss_T = sums + dims_.rows};
+    }
+    return out;
   }
 
-  const SavedHead<Real>& saved_head_at(int64_t slot) const {
-    RT_CHECK(slot >= 0 && slot < std::ssize(saved_heads_), "no slot {} of {}", slot, saved_heads_.size());
-    return saved_heads_[slot];
+  const Slot<Real>& slot_at(int64_t slot) const {
+    RT_CHECK(slot >= 0 && slot < std::ssize(slots_), "no slot {} of {}", slot, slots_.size());
+    return slots_[slot];
+  }
+
+  void use_dropout_keys_of(int64_t slot) {
+    const Slot<Real>& saved = slot_at(slot);
+    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
   }
 
   int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
@@ -273,6 +308,20 @@ class Model final : public StageModel {
     return tp_.comm().all_gather(b.input.at(slot), b.whole_input.at(0), part * sizeof(Real), "input kept in parts");
   }
 
+  /// `late` -1: whole, else its first half.
+  Status layer_backward(size_t layer, int64_t slot, int64_t late) const {
+    const SavedLayer<Real> saved = saved_layer(layer, slot, late);
+    RT_TRY(recompute(layer, slot, saved));
+    const Layer<Real>& l = layers_[layer];
+    if (late < 0) {
+      RT_TRY(l.mlp.backward(saved.mlp, nullptr));
+      return l.attention.backward(saved.attention, nullptr);
+    }
+    const LateMlp<Real> late_mlp = late_mlp_at(layer, late);
+    RT_TRY(l.mlp.backward(saved.mlp, &late_mlp));
+    return l.attention.backward(saved.attention, buffers_[layer].attn_dout.at(late));
+  }
+
   /// What the layer's forward did not leave for the backward to come.
   Status recompute(size_t layer, int64_t slot, const SavedLayer<Real>& saved) const {
     if (buffers_[layer].mode == RecomputeMode::kNone) return {};
@@ -289,20 +338,22 @@ class Model final : public StageModel {
   StageDims dims_;
   int64_t vocab_ = 0;
   bool trains_ = false;
+  int64_t first_layer_ = 0;
+  UseListener* listener_ = nullptr;
   TensorParallel<Real> tp_;
   Scratch<Real> scratch_;
   std::optional<Embedding<Real>> embedding_;  // these refer to tp_ and scratch_: a Model does not move
   std::vector<Layer<Real>> layers_;
   std::optional<Head<Real>> head_;
   std::vector<LayerBuffers<Real>> buffers_;   // of the layers
-  std::vector<SavedHead<Real>> saved_heads_;  // by slot; last stage only
+  std::vector<Slot<Real>> slots_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
                                                      comm::Comm& tp, void* weights, float* grads,
-                                                     std::span<std::byte> activations) {
+                                                     std::span<std::byte> activations, UseListener* listener) {
   const ModelConfig& model = plan.recipe.model;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
@@ -315,10 +366,14 @@ Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const Ran
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {
     return std::unique_ptr<StageModel>(std::make_unique<Model<bf16>>(
-        plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers));
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers, listener));
+  }
+  if (plan.compute_dtype() == DType::kF16) {
+    return std::unique_ptr<StageModel>(std::make_unique<Model<f16>>(
+        plan, rank, rank.chunks.at(chunk), tp, static_cast<const f16*>(weights), grads, buffers, listener));
   }
   return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
-      plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers));
+      plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers, listener));
 }
 
 }  // namespace cairn::nn

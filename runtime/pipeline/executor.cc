@@ -54,6 +54,7 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
   if (!is_last) {
     RT_TRY_SET(output, room(activation_rings_[place.ring], activations_, place.after, "room for activations"));
   }
+  model.set_dropout_keys(action.slot, batch.dropout_keys);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_, output));
   if (!is_last) return activations_.isend(output, bytes_, place.after, "activations");
   if (on_losses) on_losses(action.micro_batch, model.token_losses(action.slot));

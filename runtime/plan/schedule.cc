@@ -9,8 +9,6 @@
 namespace cairn {
 namespace {
 
-bool splits_backward(PipelineKind kind) { return kind == PipelineKind::kZbH1 || kind == PipelineKind::kZbV; }
-
 int64_t group_size(const ScheduleShape& shape) {
   if (shape.kind != PipelineKind::kInterleaved) return shape.micro_batches;
   return shape.group > 0 ? shape.group : shape.pp;
@@ -194,6 +192,8 @@ const char* schedule_name(PipelineKind kind) {
   constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
   return kNames[static_cast<int>(kind)];
 }
+
+bool splits_backward(PipelineKind kind) { return kind == PipelineKind::kZbH1 || kind == PipelineKind::kZbV; }
 
 int64_t stage_at(const ScheduleShape& shape, int64_t rank, int64_t chunk) {
   if (shape.kind == PipelineKind::kZbV) return chunk == 0 ? rank : 2 * shape.pp - 1 - rank;

@@ -52,6 +52,9 @@ ScheduleShape schedule_shape(const Recipe& recipe, int64_t micro_batches);
 /// "1f1b", as a recipe writes it.
 const char* schedule_name(PipelineKind kind);
 
+/// Some of its backwards are two actions.
+bool splits_backward(PipelineKind kind);
+
 /// The stage that is chunk `chunk` of pipeline rank `rank`, and back.
 int64_t stage_at(const ScheduleShape& shape, int64_t rank, int64_t chunk);
 struct StagePlace {

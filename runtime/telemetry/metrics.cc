@@ -34,6 +34,10 @@ json to_json(const StepMetrics& m) {
               {"step_ms", finite(m.step_ms)},
               {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
+  if (m.loss_scale) {
+    out["loss_scale"] = finite(*m.loss_scale);
+    out["skipped"] = m.skipped;
+  }
   return out;
 }
 
@@ -71,6 +75,14 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     number("valid_loss", loss);
     out.valid_loss = loss;
   }
+  if (in.contains("loss_scale")) {
+    double scale = 0;
+    number("loss_scale", scale);
+    out.loss_scale = scale;
+    number("skipped", out.skipped);
+  }
+  if (!wrong.empty())
+    return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
   if (in.contains("source_loss") && in["source_loss"].is_object()) {
     for (const auto& [name, loss] : in["source_loss"].items()) {
       if (loss.is_number()) out.source_loss.emplace_back(name, loss.get<double>());

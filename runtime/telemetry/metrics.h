@@ -25,6 +25,8 @@ struct StepMetrics {
   double tokens_per_s = 0, step_ms = 0;
   double checkpoint_lost_ms = 0;  // the rank stood still for a snapshot
   std::optional<double> valid_loss;
+  std::optional<double> loss_scale;  // fp16: of this step
+  int64_t skipped = 0;               // fp16: steps of the run whose gradients overflowed, this one included
 };
 
 nlohmann::json to_json(const StepMetrics& metrics);

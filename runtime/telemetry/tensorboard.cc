@@ -153,6 +153,7 @@ Status TensorBoardWriter::write(const StepMetrics& m) {
   scalar("speed/tokens_per_s", m.tokens_per_s);
   scalar("speed/checkpoint_lost_ms", m.checkpoint_lost_ms);
   if (m.valid_loss) scalar("valid/loss", *m.valid_loss);
+  if (m.loss_scale) scalar("train/loss_scale", *m.loss_scale);
   return append(records);
 }
 

@@ -11,12 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/core/log.h"
+#include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
+#include "runtime/data_parallel/data_parallel.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/pipeline/executor.h"
+#include "runtime/plan/communication.h"
 #include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
@@ -30,33 +34,69 @@ double ms_since(Clock::time_point start) {
 
 /// The groups of one rank, created in the same order everywhere.
 struct Groups {
-  std::unique_ptr<comm::Comm> tp, dp, activations, gradients, embedding, world;  // the pipeline twice
+  std::unique_ptr<comm::Comm> tp, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
+  std::vector<std::pair<std::string, const comm::Comm*>> named;
 
-  static Result<Groups> make(const Mesh& mesh, int64_t rank, comm::Engine& engine) {
+  static Result<Groups> make(const Plan& plan, int64_t rank, comm::Engine& engine) {
+    const Mesh& mesh = plan.mesh;
     Groups out;
-    RT_TRY_SET(out.tp, engine.group("tp", mesh.group(MeshAxis::kTp, rank)));
-    RT_TRY_SET(out.dp, engine.group("dp", mesh.group(MeshAxis::kDp, rank)));
-    RT_TRY_SET(out.activations, engine.group("pp", mesh.group(MeshAxis::kPp, rank)));
-    RT_TRY_SET(out.gradients, engine.group("pp back", mesh.group(MeshAxis::kPp, rank)));
+    const auto group = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
+                           const std::vector<int64_t>& ranks) -> Status {
+      RT_TRY_SET(made, engine.group(name, ranks));
+      out.named.emplace_back(name, made.get());
+      return {};
+    };
+    RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
+    const int64_t shards = plan.shard_size();
+    RT_TRY(group(out.shard, shards == mesh.dp() ? kDpGroup : kShardGroup, mesh.shard_group(rank, shards)));
+    RT_TRY(group(out.replica, shards == 1 ? kDpGroup : kReplicaGroup, mesh.replica_group(rank, shards)));
+    RT_TRY(group(out.activations, kForwardGroup, mesh.group(MeshAxis::kPp, rank)));
+    RT_TRY(group(out.gradients, kBackwardGroup, mesh.group(MeshAxis::kPp, rank)));
     const std::vector<int64_t> ends = mesh.embedding_group(rank);
     if (ends.size() > 1 && std::find(ends.begin(), ends.end(), rank) != ends.end()) {
-      RT_TRY_SET(out.embedding, engine.group("embedding", ends));
+      RT_TRY(group(out.embedding, kEmbeddingGroup, ends));
     }
     std::vector<int64_t> all(mesh.world());
     for (int64_t r = 0; r < mesh.world(); ++r) all[r] = r;
-    RT_TRY_SET(out.world, engine.group("world", all));
+    RT_TRY(group(out.world, kWorldGroup, all));
+    return out;
+  }
+
+  std::vector<GroupTraffic> traffic() const {
+    std::vector<GroupTraffic> out;
+    for (const auto& [name, comm] : named) {
+      if (comm->size() > 1) out.push_back({name, comm->size(), comm->traffic()});
+    }
     return out;
   }
 };
 
-/// Sums of token losses, by source; what the ranks add up over the world.
-struct LossSums {
-  explicit LossSums(int64_t sources) : sums(2 * sources, 0.0) {}
-  void add(int64_t source, std::span<const float> losses) {
-    for (const float loss : losses) sums[2 * source] += loss;
-    sums[2 * source + 1] += static_cast<double>(losses.size());
+/// Sums that the ranks add up over the world in one collective, exactly: no layout changes a bit of a loss or a norm.
+struct WorldSums {
+  std::vector<double> words;
+  size_t at = 0;  // what take() returns next
+
+  void put(const ExactSum& sum) {
+    const auto add = sum.words();
+    words.insert(words.end(), add.begin(), add.end());
   }
-  std::vector<double> sums;  // loss, tokens of each source
+  void put(double integer) { words.push_back(integer); }
+  double take() { return words[at++]; }
+  double take_sum() {
+    at += ExactSum::kWords;
+    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at - ExactSum::kWords], ExactSum::kWords))
+        .value();
+  }
+};
+
+/// Token losses of one source.
+struct LossSum {
+  ExactSum loss;
+  int64_t tokens = 0;
+  void add(std::span<const float> losses) {
+    for (const float x : losses) loss.add(static_cast<double>(x));
+    tokens += std::ssize(losses);
+  }
 };
 
 class Run {
@@ -71,11 +111,15 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_,
-                   {groups_.tp.get(), groups_.dp.get(), plan_.has_tied_copy() ? groups_.embedding.get() : nullptr},
-                   state_.arrays()) {}
+        optimizer_(plan_, rank_, *groups_.replica, state_.arrays()),
+        data_parallel_(plan_, rank_,
+                       {groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
+                        plan_.has_tied_copy() ? groups_.embedding.get() : nullptr},
+                       state_.memory()) {}
 
   Result<Outcome> loop();
+  /// Data-parallel collectives run beside this thread: an engine that is left must be given up.
+  bool busy() const { return data_parallel_.busy(); }
 
  private:
   Status start();
@@ -102,6 +146,7 @@ class Run {
   data::Sampler sampler_;
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
+  data_parallel::DataParallel data_parallel_;  // before what it runs on goes
   std::vector<std::unique_ptr<nn::StageModel>> models_;  // of the chunks
   std::unique_ptr<pipeline::Executor> executor_;
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
@@ -112,14 +157,18 @@ class Run {
 
   std::vector<data::MicroBatch> loaded_;       // all micro-batches of this rank's step
   std::vector<pipeline::MicroBatch> batches_;  // views of them
+  bool drops_ = false;                         // the model has dropout
+  std::vector<uint64_t> dropout_keys_;         // of each sample of the step on this rank
 };
 
 Status Run::start() {
   const Recipe& recipe = plan_.recipe;
   std::vector<nn::StageModel*> chunks;
   for (size_t chunk = 0; chunk < rank_.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto model, nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
-                                                state_.arrays().weights, state_.arrays().grads, state_.activations()));
+    RT_TRY_SET(auto model,
+               nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
+                                    state_.memory().used_weights(), state_.memory().used_grads(), state_.activations(),
+                                    &data_parallel_));
     RT_CHECK(model->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model->boundary_bytes(),
              plan_.boundary_bytes());
     chunks.push_back(model.get());
@@ -149,6 +198,11 @@ Status Run::start() {
     position_ = TrainPosition{.seed = recipe.seed};
     state_.initialize(plan_, rank_);
   }
+  if (recipe.precision != Precision::kF16) {
+    position_.loss_scale = {};
+  } else if (position_.loss_scale.scale == 0) {
+    position_.loss_scale = optim::initial_loss_scale(recipe.loss_scale);
+  }
   position_.sampler = data::to_json(sampler_.state());
   if (position_.sampler.size() > 12 << 10) {  // it grows by digits only; a snapshot's position holds 16 KiB
     return Error{ErrorCode::kInvalidInput, fmt::format("{} data sources are too many for a snapshot's position; blend "
@@ -157,7 +211,12 @@ Status Run::start() {
   }
   loaded_.resize(plan_.micro_batches);
   batches_.resize(plan_.micro_batches);
-  return optimizer_.spread_share(bank_, found && found->weights_ready);
+  const ModelConfig& model = recipe.model;
+  drops_ = model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0;
+  dropout_keys_.resize(plan_.micro_batches * recipe.batch.micro);
+  const bool weights_ready = found && found->weights_ready;
+  RT_TRY(optimizer_.spread_share(bank_, weights_ready));
+  return weights_ready ? Status{} : data_parallel_.spread_weights([] { return Status{}; });
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
@@ -167,7 +226,13 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
     if (rank_.embedding() || rank_.head()) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded_[k]));
     }
-    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data()};
+    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data(), {}};
+    if (part == data::DataPart::kTrain && drops_) {
+      const uint64_t key = stream_key(recipe.seed, "dropout");
+      uint64_t* const keys = dropout_keys_.data() + k * recipe.batch.micro;
+      for (size_t m = 0; m < mine.size(); ++m) keys[m] = mix64(key + static_cast<uint64_t>(mine[m].position));
+      batches_[k].dropout_keys = {keys, mine.size()};
+    }
   }
   return {};
 }
@@ -182,52 +247,65 @@ Status Run::step(int64_t number) {
 
   phase(number, "forward and backward");
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
-  LossSums losses(sources);
-  std::fill_n(state_.arrays().grads, rank_.flat_elems, 0.0f);
+  std::vector<LossSum> losses(sources);
+  data_parallel_.begin_pass(true);
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      losses.add(loaded_[micro_batch].sources[m], token_losses.subspan(m * context, context));
+      losses[loaded_[micro_batch].sources[m]].add(token_losses.subspan(m * context, context));
     }
   };
-  const float loss_scale = 1.0f / static_cast<float>(plan_.tokens_per_step);
-  RT_TRY(executor_->train(batches_, loss_scale, on_losses));
+  const bool scaled = position_.loss_scale.scale > 0;
+  const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
+  const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan_.tokens_per_step);
+  RT_TRY(executor_->train(batches_, weight, on_losses));
 
   phase(number, "gradients");
-  RT_TRY(optimizer_.reduce_gradients());
-  std::vector<double> sums = std::move(losses.sums);
-  sums.push_back(optimizer_.squared_norm_part());
+  RT_TRY(data_parallel_.finish());
+  WorldSums sums;
+  for (const LossSum& source : losses) {
+    sums.put(source.loss);
+    sums.put(static_cast<double>(source.tokens));
+  }
+  sums.put(optimizer_.squared_norm_part());
   // The bank of the update travels with the sums: rank 0 chooses as late as it can, and no collective is added.
   paused_ms_ = 0;
-  sums.push_back(0);
+  sums.put(0);
   Status chosen;
   if (groups_.world->rank() == 0) {
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
-    sums.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
+    sums.words.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
     if (!bank.ok()) chosen = std::move(bank).error();
     paused_ms_ += ms_since(asked);
   }
-  RT_TRY(add_over_world(sums, "losses, gradient norm and bank"));
+  RT_TRY(add_over_world(sums.words, "losses, gradient norm and bank"));
   RT_TRY(std::move(chosen));
-  if (sums.back() < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
-  const auto bank = static_cast<int64_t>(sums.back());
-  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
-  sums.pop_back();
-  const double norm = std::sqrt(sums.back());
   double loss = 0;
   metrics_ = {};
   for (int64_t s = 0; s < sources; ++s) {
-    loss += sums[2 * s];
-    if (sums[2 * s + 1] > 0)
-      metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sums[2 * s] / sums[2 * s + 1]);
+    const double sum = sums.take_sum(), tokens = sums.take();
+    loss += sum;
+    if (tokens > 0) metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
+  const double norm = std::sqrt(sums.take_sum()) / loss_scale;
+  const auto bank = static_cast<int64_t>(sums.take());
+  if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
+  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
   loss /= static_cast<double>(plan_.tokens_per_step);
-  if (!std::isfinite(norm) || !std::isfinite(loss)) {
+  const bool overflow = !std::isfinite(norm);
+  if (!std::isfinite(loss) || (overflow && !scaled)) {  // no loss scale mends the loss itself
     return Error{ErrorCode::kGuard,
                  fmt::format("step {}: loss {} and gradient norm {} are not finite; stopped before the update, so step "
                              "{} is the last good state",
                              number, loss, norm, number - 1)};
+  }
+
+  if (scaled) {
+    metrics_.loss_scale = loss_scale;
+    RT_TRY_SET(position_.loss_scale, optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow)
+                                         .with(fmt::format("step {}", number)));
+    metrics_.skipped = position_.loss_scale.skipped;
   }
 
   phase(number, "optimizer");
@@ -237,7 +315,14 @@ Status Run::step(int64_t number) {
   const Clock::time_point begun = Clock::now();
   RT_TRY(env_.hook.begin_update(bank, number));
   paused_ms_ += ms_since(begun);
-  RT_TRY(optimizer_.update(number, lr, static_cast<float>(scale), bank_, bank));
+  if (overflow) {
+    optimizer_.keep(bank_, bank);
+    RT_TRY(env_.hook.weights_whole(number));
+  } else {
+    const int64_t update = number - position_.loss_scale.skipped;
+    optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank);
+    RT_TRY(data_parallel_.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
+  }
   bank_ = bank;
 
   position_.step = number;
@@ -260,17 +345,21 @@ Status Run::step(int64_t number) {
 }
 
 Result<double> Run::evaluate() {
-  std::vector<double> sums(2, 0.0);
+  LossSum sum;
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
+    data_parallel_.begin_pass(false);
     RT_TRY(executor_->evaluate(batches_, [&](int64_t, std::span<const float> losses) {
       if (!counts_losses()) return;
-      for (const float loss : losses) sums[0] += loss;
-      sums[1] += static_cast<double>(losses.size());
+      sum.add(losses);
     }));
   }
-  RT_TRY(add_over_world(sums, "validation loss"));
-  return sums[0] / sums[1];
+  WorldSums sums;
+  sums.put(sum.loss);
+  sums.put(static_cast<double>(sum.tokens));
+  RT_TRY(add_over_world(sums.words, "validation loss"));
+  const double loss = sums.take_sum();
+  return loss / sums.take();
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
@@ -321,8 +410,9 @@ Result<Outcome> Run::loop() {
     if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
   }
   phase(position_.step, "finish");
+  RT_TRY(data_parallel_.settle());
   RT_TRY(env_.hook.finish());
-  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes()};
+  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes(), groups_.traffic()};
 }
 
 }  // namespace
@@ -340,10 +430,13 @@ Result<Outcome> run(const Environment& env) {
   }
   RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
-  RT_TRY_SET(Groups groups, Groups::make(env.plan.mesh, env.rank, env.engine));
+  RT_TRY_SET(Groups groups, Groups::make(env.plan, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
                std::move(validation));
-  return training.loop();
+  Result<Outcome> outcome = training.loop();
+  // Else this rank would wait for peers which wait for this rank, until the deadline.
+  if (!outcome.ok() && training.busy()) env.engine.give_up(outcome.error().code, outcome.error().message);
+  return outcome;
 }
 
 }  // namespace cairn::trainer

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/core/traffic.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "runtime/trainer/checkpoint_hook.h"
@@ -28,6 +30,7 @@ struct Outcome {
   TrainPosition position;
   bool stopped_early = false;   // an order said stop before the last step
   int64_t allocated_bytes = 0;  // by this rank, equal to the plan's figure
+  std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };
 
 Result<Outcome> run(const Environment& environment);

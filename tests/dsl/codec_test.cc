@@ -44,12 +44,16 @@ Recipe everything_changed() {
                  .eps = 0.125,
                  .weight_decay = 0.75,
                  .clip = 3,
-                 .zero = 1};
+                 .zero = 1,
+                 .bucket = 17,
+                 .overlap = false,
+                 .keep_after_forward = true};
   r.precision = Precision::kBf16;
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,
             .order = {MeshAxis::kDp, MeshAxis::kPp, MeshAxis::kTp},
+            .shard = 6,
             .sequence_parallel = true,
             .virtual_stages = 5,
             .stages = {1, 2, 3},
@@ -96,12 +100,12 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 100);
+    CHECK(changed.size() == 104);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 112);
     CHECK(sizeof(DataSource) == 168);
-    CHECK(sizeof(OptimizerConfig) == 80);
-    CHECK(sizeof(MeshConfig) == 112);
+    CHECK(sizeof(OptimizerConfig) == 96);
+    CHECK(sizeof(MeshConfig) == 120);
     CHECK(sizeof(RecomputeConfig) == 24);
     CHECK(sizeof(CheckpointConfig) == 96);
     CHECK(sizeof(Keep) == 56);

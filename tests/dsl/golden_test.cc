@@ -75,6 +75,13 @@ TEST_SUITE("dsl/golden") {
     check_golden("world", "broken/base.lua", options);
   }
 
+  TEST_CASE("shard groups that do not tile the replicas, and what is of ZeRO without it") {
+    LoadOptions options;
+    options.world = 64;
+    check_golden("shard", "broken/shard.lua", options);
+    check_golden("shard_off", "broken/shard_off.lua", options);
+  }
+
   TEST_CASE("a file that cannot be read is told") {
     check_golden("nowhere", "broken/nowhere.lua", {});
     check_golden("folder", "broken", {});

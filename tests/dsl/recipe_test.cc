@@ -264,7 +264,7 @@ return require "base":with {
     const auto lr = [](const std::string& stages) {
       return only_mistake(with("optimizer = { lr = T.schedule { " + stages + " } }"));
     };
-    CHECK(lr("T.hold {}, T.linear { to = 0 }").find("optimizer.lr[1] has no `over`, so it lasts until the end") !=
+    CHECK(lr("T.hold {}, T.linear { to = 0 }").find("optimizer.lr[2] has no `over`, and nor has stage 1") !=
           std::string::npos);
     CHECK(lr("T.hold { over = T.steps(5) }, T.warmup { over = T.steps(5) }").find("only be the first stage") !=
           std::string::npos);
@@ -275,6 +275,9 @@ return require "base":with {
     load_good(with(
         "optimizer = { lr = T.schedule { T.warmup { over = T.fraction(0.5) }, T.hold { over = T.samples(8000) } } }"));
     load_good(with("optimizer = { lr = T.cosine { to = 0, over = T.tokens(512) } }"));
+    load_good(with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.hold {}, T.one_minus_sqrt { to = 0, "
+                   "over = T.fraction(0.2) } } }"));
+    load_good(with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.inverse_sqrt {} } }"));
   }
 
   TEST_CASE("second places for checkpoints") {

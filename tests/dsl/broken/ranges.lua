@@ -3,7 +3,7 @@ return require("broken.base"):with {
   optimizer = {
     peak_lr = 1 / 0,
     betas = { 0.9, 1.5 },
-    zero = 3,
+    zero = 4,
   },
   precision = "fp16",
   schedule = "1F1B",

@@ -141,7 +141,7 @@ const Shape kShapes[] = {
 }  // namespace
 
 TEST_SUITE("runtime/kernels/attention") {
-  TEST_CASE_TEMPLATE("forward and backward agree with softmax over the whole matrix", T, float, bf16) {
+  TEST_CASE_TEMPLATE("forward and backward agree with softmax over the whole matrix", T, float, bf16, f16) {
     for (const Shape& s : kShapes) {
       CAPTURE(s.tokens);
       CAPTURE(s.head_dim);
@@ -206,7 +206,7 @@ TEST_SUITE("runtime/kernels/attention") {
     }
   }
 
-  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16) {
+  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16, f16) {
     const Shape s{2, 150, 6, 2, 48};
     const auto qkv = normals<T>("qkv", s.rows() * s.row());
     const auto dout = normals<T>("dout", s.rows() * s.out_row());
@@ -239,7 +239,7 @@ TEST_SUITE("runtime/kernels/attention") {
     CHECK(std::isnan(spoilt.grad[40 * s.row()]));
   }
 
-  TEST_CASE_TEMPLATE("decoding a token gives the row that forward gives", T, float, bf16) {
+  TEST_CASE_TEMPLATE("decoding a token gives the row that forward gives", T, float, bf16, f16) {
     for (const int64_t tokens : {1, 64, 65, 150}) {
       CAPTURE(tokens);
       const Shape s{2, tokens, 4, 2, 24};

@@ -65,6 +65,12 @@ double relu(double x) {
   return x < 0 ? 0 : x;
 }
 
+double sum_of_squares(const float* x, int64_t count) {
+  ExactSum sum;
+  kernels::add_squares(x, count, sum);
+  return sum.value();
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/elementwise") {
@@ -115,13 +121,30 @@ TEST_SUITE("runtime/kernels/elementwise") {
     }
   }
 
-  TEST_CASE_TEMPLATE("activations and their slopes agree with libm", T, float, bf16) {
+  TEST_CASE("f16 is read and rounded without a branch as by f16_to_f32 and f32_to_f16") {
+    for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
+      const float got = kernels::load_f32(f16{static_cast<uint16_t>(bits)});
+      const float wanted = f16_to_f32(static_cast<uint16_t>(bits));
+      REQUIRE(std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(wanted));
+    }
+    for (uint64_t i = 0; i < 300000; ++i) {
+      // Random bits, and exponents around those of f16.
+      const uint32_t random = static_cast<uint32_t>(mix64(i));
+      const float x = std::bit_cast<float>(
+          i % 2 == 0 ? random : (random & 0x807fffffu) | static_cast<uint32_t>(95 + mix64(i) % 53) << 23);
+      f16 got;
+      kernels::store_f32(&got, x);
+      REQUIRE(got.bits == f32_to_f16(x));
+    }
+  }
+
+  TEST_CASE_TEMPLATE("activations and their slopes agree with libm", T, float, bf16, f16) {
     SUBCASE("gelu by tanh") { check_map<T>(gelu_tanh, kernels::gelu_tanh_forward<T>, kernels::gelu_tanh_backward<T>); }
     SUBCASE("gelu by erf") { check_map<T>(gelu_erf, kernels::gelu_erf_forward<T>, kernels::gelu_erf_backward<T>); }
     SUBCASE("relu") { check_map<T>(relu<T>, kernels::relu_forward<T>, kernels::relu_backward<T>); }
   }
 
-  TEST_CASE_TEMPLATE("swiglu and its slopes agree with libm", T, float, bf16) {
+  TEST_CASE_TEMPLATE("swiglu and its slopes agree with libm", T, float, bf16, f16) {
     const int64_t rows = 5, ffn = 37;
     const auto gate_up = normals<T>("gate_up", rows * 2 * ffn, 3.0), dy = normals<T>("dy", rows * ffn);
     std::vector<T> y(rows * ffn), grad(gate_up.size());
@@ -143,7 +166,7 @@ TEST_SUITE("runtime/kernels/elementwise") {
     check_close(grad, numeric_gradient(at, doubles(dy), forward), tolerance);
   }
 
-  TEST_CASE_TEMPLATE("rotary turns pairs by the position's angle, keeps gaps, and turns back", T, float, bf16) {
+  TEST_CASE_TEMPLATE("rotary turns pairs by the position's angle, keeps gaps, and turns back", T, float, bf16, f16) {
     for (const int64_t head_dim : {6, 64, 320}) {
       CAPTURE(head_dim);
       const int64_t batch = 2, tokens = 5, rows = batch * tokens, heads = 3, stride = heads * head_dim + 4;
@@ -174,7 +197,7 @@ TEST_SUITE("runtime/kernels/elementwise") {
     }
   }
 
-  TEST_CASE_TEMPLATE("sums, biases and casts", T, float, bf16) {
+  TEST_CASE_TEMPLATE("sums, biases and casts", T, float, bf16, f16) {
     const int64_t rows = 21, width = 133;
     const auto a = normals<T>("a", rows * width), b = normals<T>("b", rows * width), bias = normals<T>("bias", width);
     std::vector<double> sum(a.size()), biased(a.size()), columns(width, 0.5);
@@ -228,7 +251,7 @@ TEST_SUITE("runtime/kernels/elementwise") {
         std::vector<float> a(width), b(width);
         kernels::bias_backward(x.data(), a.data(), rows, width);
         kernels::bias_backward(h.data(), b.data(), rows, width);
-        const double s = kernels::sum_of_squares(x.data(), rows * width);
+        const double s = sum_of_squares(x.data(), rows * width);
         if (threads == 1) {
           sums = a;
           sums16 = b;
@@ -240,13 +263,19 @@ TEST_SUITE("runtime/kernels/elementwise") {
       });
     }
     CHECK(squares == doctest::Approx(exact).epsilon(1e-12));
-    CHECK(kernels::sum_of_squares(x.data(), 0) == 0.0);
-    CHECK(kernels::sum_of_squares(x.data(), 5000) > 0.0);
+    ExactSum parts;  // cut at multiples of 16, in another order
+    for (const int64_t begin : {1600, 0, 160}) {
+      const int64_t end = begin == 0 ? 160 : begin == 160 ? 1600 : rows * width;
+      kernels::add_squares(x.data() + begin, end - begin, parts);
+    }
+    CHECK(parts.value() == squares);
+    CHECK(sum_of_squares(x.data(), 0) == 0.0);
+    CHECK(sum_of_squares(x.data(), 5000) > 0.0);
   }
 
   TEST_CASE("a NaN shows through every map") {
     std::vector<float> nan(40, NAN), out(40), ones(40, 1.0f);
-    CHECK(std::isnan(kernels::sum_of_squares(nan.data(), 40)));
+    CHECK(std::isnan(sum_of_squares(nan.data(), 40)));
     kernels::gelu_tanh_backward(ones.data(), nan.data(), out.data(), 40);
     CHECK(std::isnan(out[39]));
     kernels::gelu_erf_backward(ones.data(), nan.data(), out.data(), 40);

@@ -52,7 +52,7 @@ Run<T> run_kernel(const std::vector<T>& x, const std::vector<T>& weight, const s
 }  // namespace
 
 TEST_SUITE("runtime/kernels/norm") {
-  TEST_CASE_TEMPLATE("forward and backward agree with the naive norm and its finite differences", T, float, bf16) {
+  TEST_CASE_TEMPLATE("forward and backward agree with the naive norm and its finite differences", T, float, bf16, f16) {
     for (const bool centred : {true, false}) {
       for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{5, 33}, {9, 16}, {1, 7}, {11, 1}}) {
         CAPTURE(centred);
@@ -119,7 +119,7 @@ TEST_SUITE("runtime/kernels/norm") {
     check_close(run.y, naive(doubles(x), doubles(weight), doubles(bias), 1, width, true), {.absolute = 1e-3});
   }
 
-  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16) {
+  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16, f16) {
     const int64_t rows = 301, width = 700;
     const auto x = normals<T>("x", rows * width), weight = normals<T>("weight", width);
     const auto bias = normals<T>("bias", width), dy = normals<T>("dy", rows * width);
@@ -136,7 +136,7 @@ TEST_SUITE("runtime/kernels/norm") {
     }
   }
 
-  TEST_CASE_TEMPLATE("a NaN shows", T, float, bf16) {
+  TEST_CASE_TEMPLATE("a NaN shows", T, float, bf16, f16) {
     const int64_t rows = 3, width = 50;
     auto x = normals<T>("x", rows * width);
     store_nan(x[width + 4]);

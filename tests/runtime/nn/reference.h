@@ -1,6 +1,6 @@
 #pragma once
 // The decoder once more, in double precision, as plainly as it can be written: no tiles, no fusion, no parallelism, and
-// no code shared with what it judges. Rows are tokens in flat order, row = sample * S + position.
+// no code shared with what it judges but the draw of dropout masks. Rows are tokens in flat order, row = sample * S + position.
 
 #include <cmath>
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/config/recipe.h"
+#include "runtime/kernels/dropout.h"
 
 namespace cairn::nn::testing {
 
@@ -17,7 +18,9 @@ using Weights = std::map<std::string, std::vector<double>>;  // by logical name,
 
 class Reference {
  public:
-  Reference(const ModelConfig& model, const Weights& weights) : m_(model), w_(weights) {}
+  /// `dropout_keys`: one a sample; without them nothing is dropped.
+  Reference(const ModelConfig& model, const Weights& weights, std::vector<uint64_t> dropout_keys = {})
+      : m_(model), w_(weights), keys_(std::move(dropout_keys)) {}
 
   Matrix embed(const std::vector<int32_t>& tokens) const {
     Matrix x(tokens.size(), std::vector<double>(m_.width));
@@ -29,14 +32,19 @@ class Reference {
         }
       }
     }
+    drop(x, m_.embedding_dropout, -1, 0);
     return x;
   }
 
   Matrix layers(Matrix x, int64_t first, int64_t end) const {
     for (int64_t i = first; i < end; ++i) {
       const std::string p = "layers." + std::to_string(i) + ".";
-      add(x, attention(norm(x, p + "attn_norm"), p + "attn."));
-      add(x, mlp(norm(x, p + "mlp_norm"), p + "mlp."));
+      Matrix branch = attention(norm(x, p + "attn_norm"), p + "attn.", i);
+      drop(branch, m_.residual_dropout, i, 2);
+      add(x, branch);
+      branch = mlp(norm(x, p + "mlp_norm"), p + "mlp.");
+      drop(branch, m_.residual_dropout, i, 3);
+      add(x, branch);
     }
     return x;
   }
@@ -68,6 +76,24 @@ class Reference {
   }
 
  private:
+  /// 0 or 1 / (1 - rate) for element `c` of row `row` of the sample of row r.
+  double factor(double rate, size_t r, int64_t layer, uint64_t place, uint64_t row, int64_t c) const {
+    if (keys_.empty() || rate == 0) return 1;
+    float out = 0;
+    const uint64_t key =
+        kernels::dropout_row_key(keys_[r / m_.context], kernels::dropout_site(layer, place), row);
+    kernels::dropout_factors(key, c, 1, kernels::DropoutRate::of(rate), &out);
+    return out == 0 ? 0 : 1 / (1 - rate);
+  }
+
+  void drop(Matrix& x, double rate, int64_t layer, uint64_t place) const {
+    for (size_t r = 0; r < x.size(); ++r) {
+      for (size_t c = 0; c < x[r].size(); ++c) {
+        x[r][c] *= factor(rate, r, layer, place, r % m_.context, static_cast<int64_t>(c));
+      }
+    }
+  }
+
   static void add(Matrix& x, const Matrix& y) {
     for (size_t r = 0; r < x.size(); ++r) {
       for (size_t c = 0; c < x[r].size(); ++c) x[r][c] += y[r][c];
@@ -123,7 +149,7 @@ class Reference {
     }
   }
 
-  Matrix attention(const Matrix& x, const std::string& p) const {
+  Matrix attention(const Matrix& x, const std::string& p, int64_t layer) const {
     Matrix q = linear(x, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
     if (m_.positions == Positions::kRotary) {
       rotate(q, m_.heads);
@@ -143,8 +169,10 @@ class Reference {
           sum += p_row.back();
         }
         for (size_t s = first; s <= r; ++s) {
+          const auto row = static_cast<uint64_t>(h * m_.context) + r - first;
+          const double kept = factor(m_.attention_dropout, r, layer, 1, row, static_cast<int64_t>(s - first));
           for (int64_t i = 0; i < m_.head_dim; ++i) {
-            out[r][h * m_.head_dim + i] += p_row[s - first] / sum * v[s][kv + i];
+            out[r][h * m_.head_dim + i] += kept * p_row[s - first] / sum * v[s][kv + i];
           }
         }
       }
@@ -180,6 +208,7 @@ class Reference {
 
   ModelConfig m_;
   const Weights& w_;
+  std::vector<uint64_t> keys_;
 };
 
 }  // namespace cairn::nn::testing

@@ -127,6 +127,107 @@ TEST_SUITE("runtime/nn/stage_model") {
     }
   }
 
+  TEST_CASE("z-loss adds its gradient, and the told loss stays the cross-entropy") {
+    Recipe recipe = gpt2_recipe();
+    const Plan plain = plan_of(recipe);
+    recipe.optimizer.z_loss = 0.05;
+    const Plan plan = plan_of(recipe);
+    const Logical weights = draw_weights(plan);
+    Weights reference = reference_weights(plan, weights);
+    const Batch batch = draw_batch(plan);
+    const Outcome without = run_alone(plain, weights, batch), outcome = run_alone(plan, weights, batch);
+    CHECK(outcome.losses == without.losses);
+    const Reference judge(plan.recipe.model, reference);
+    const auto loss = [&] {
+      const Matrix x = judge.layers(judge.embed(batch.tokens), 0, plan.recipe.model.layers);
+      double sum = 0;
+      for (const double l : judge.losses(x, batch.targets)) sum += l;
+      for (const std::vector<double>& row : judge.logits(x)) {
+        double z = 0;
+        for (const double v : row) z += std::exp(v);
+        sum += 0.05 * std::log(z) * std::log(z);
+      }
+      return sum;
+    };
+    const double floor = largest(outcome.grads);
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      const std::string& name = plan.tensors[t].name;
+      CAPTURE(name);
+      std::vector<double> got, wanted;
+      for (int k = 0; k < 4; ++k) {
+        const auto at =
+            static_cast<size_t>(uniform_at(stream_key(14, name), k) * static_cast<double>(outcome.grads[t].size()));
+        got.push_back(outcome.grads[t][at]);
+        wanted.push_back(difference(reference[name][at], loss));
+      }
+      CHECK(distance(got, wanted, std::max(floor, largest(outcome.grads[t]) * 100)) < 2e-5);
+    }
+    CHECK(outcome.grads.back() != without.grads.back());
+  }
+
+  TEST_CASE("the embedding's gradient is shrunk on the input's side alone") {
+    for (const bool tied : {false, true}) {
+      Recipe recipe = gpt2_recipe();
+      recipe.model.tied_embeddings = tied;
+      const Plan plain = plan_of(recipe);
+      const auto at = [&](double part) {
+        recipe.optimizer.embedding_gradient = part;
+        const Plan plan = plan_of(recipe);
+        return run_alone(plan, draw_weights(plan), draw_batch(plan));
+      };
+      const Outcome whole = at(1), half = at(0.5), none = at(0);
+      for (size_t t = 1; t < plain.tensors.size(); ++t) CHECK(half.grads[t] == whole.grads[t]);
+      const double size = largest(whole.grads[0]);
+      for (size_t i = 0; i < whole.grads[0].size(); ++i) {
+        CHECK(std::abs(whole.grads[0][i] + none.grads[0][i] - 2 * half.grads[0][i]) < 1e-5 * size);
+      }
+      CHECK((largest(none.grads[0]) > 0) == tied);  // the head's part is whole
+    }
+  }
+
+  TEST_CASE("with dropout, losses and gradients equal the reference's under the same masks") {
+    Recipe gpt2 = gpt2_recipe(), llama = llama_recipe();
+    for (Recipe* recipe : {&gpt2, &llama}) {
+      CAPTURE(recipe->name);
+      recipe->model.embedding_dropout = 0.2;
+      recipe->model.attention_dropout = 0.3;
+      recipe->model.residual_dropout = 0.4;
+      const Plan plan = plan_of(*recipe);
+      const Logical weights = draw_weights(plan);
+      Weights reference = reference_weights(plan, weights);
+      Batch batch = draw_batch(plan);
+      const Outcome dry = run_alone(plan, weights, batch);
+      batch.dropout_keys = {mix64(1), mix64(2)};
+      const Outcome wet = run_alone(plan, weights, batch);
+      CHECK(dry.losses != wet.losses);
+      const Reference judge(plan.recipe.model, reference, batch.dropout_keys);
+      const auto loss = [&] { return judge.loss(batch.tokens, batch.targets); };
+      const Matrix x = judge.layers(judge.embed(batch.tokens), 0, plan.recipe.model.layers);
+      CHECK(distance({wet.losses.begin(), wet.losses.end()}, judge.losses(x, batch.targets), 0) < 2e-5);
+      const double floor = largest(wet.grads);
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        const std::string& name = plan.tensors[t].name;
+        CAPTURE(name);
+        std::vector<double> got, wanted;
+        for (int k = 0; k < 6; ++k) {
+          const auto at = static_cast<size_t>(uniform_at(stream_key(13, name), k) *
+                                              static_cast<double>(wet.grads[t].size()));
+          got.push_back(wet.grads[t][at]);
+          wanted.push_back(difference(reference[name][at], loss));
+        }
+        CHECK(distance(got, wanted, std::max(floor, largest(wet.grads[t]) * 100)) < 2e-5);
+      }
+      // The samples change places with their keys: so do their masks, and the sum of the losses stays.
+      Batch swapped = batch;
+      const int64_t context = plan.recipe.model.context;
+      std::swap(swapped.dropout_keys[0], swapped.dropout_keys[1]);
+      std::swap_ranges(swapped.tokens.begin(), swapped.tokens.begin() + context, swapped.tokens.begin() + context);
+      std::swap_ranges(swapped.targets.begin(), swapped.targets.begin() + context, swapped.targets.begin() + context);
+      const Outcome other = run_alone(plan, weights, swapped);
+      CHECK(std::equal(wet.losses.begin(), wet.losses.begin() + context, other.losses.begin() + context));
+    }
+  }
+
   TEST_CASE("the gradient of a stage's input equals finite differences, and stages chained equal one stage") {
     for (const Variant& variant : variants()) {
       for (const int64_t pp : {2, 3}) {
@@ -234,6 +335,37 @@ TEST_SUITE("runtime/nn/stage_model") {
         CAPTURE(plan.tensors[t].name);
         CHECK(distance(got.grads[t], exact.grads[t], floor) < 8e-2);
       }
+    }
+  }
+
+  TEST_CASE("fp16 is close to float, and a loss scale keeps small gradients") {
+    for (const Variant& variant : variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = variant.recipe;
+      if (recipe.model.activation == Activation::kRelu) recipe.model.activation = Activation::kGeluErf;
+      const Plan plan = plan_of(recipe);
+      recipe.precision = Precision::kF16;
+      const Plan rounded = plan_of(recipe);
+      Logical weights = draw_weights(plan);
+      round_to_f16(weights);
+      const Batch batch = draw_batch(plan);
+      constexpr float kSmall = 1e-6f, kScale = 65536.0f;  // losses weigh as in a batch of a million tokens
+      const Outcome exact = run_alone(plan, weights, batch, kSmall);
+      const Outcome scaled = run_alone(rounded, weights, batch, kSmall * kScale);
+      const Outcome bare = run_alone(rounded, weights, batch, kSmall);
+      for (size_t r = 0; r < exact.losses.size(); ++r) {
+        CHECK(std::abs(scaled.losses[r] - exact.losses[r]) < 7e-3);
+      }
+      const double floor = largest(exact.grads);
+      double worst = 0;
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        CAPTURE(plan.tensors[t].name);
+        std::vector<double> unscaled = scaled.grads[t];
+        for (double& g : unscaled) g /= kScale;
+        CHECK(distance(unscaled, exact.grads[t], floor) < 1.5e-2);
+        worst = std::max(worst, distance(bare.grads[t], exact.grads[t], floor));
+      }
+      CHECK(worst > 5e-2);  // without a scale they are lost
     }
   }
 

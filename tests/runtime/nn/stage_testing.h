@@ -27,6 +27,7 @@ class LoneComm final : public comm::Comm {
   const std::string& name() const override { return name_; }
   Status all_reduce(void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
   Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
+  Status reduce_scatter_add(const void*, void*, int64_t, DType, std::string_view) override { return {}; }
   Status all_gather(const void*, void*, int64_t, std::string_view) override { return {}; }
   Status broadcast(void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status barrier(std::string_view) override { return {}; }
@@ -106,6 +107,26 @@ inline void round_to_bf16(Logical& weights) {
     for (float& x : tensor) x = to_f32(to_bf16(x));
   }
 }
+inline void round_to_f16(Logical& weights) {
+  for (auto& tensor : weights) {
+    for (float& x : tensor) x = to_f32(to_f16(x));
+  }
+}
+
+inline void store(DType dtype, float x, std::byte* array, int64_t at) {
+  if (dtype == DType::kBf16) {
+    reinterpret_cast<bf16*>(array)[at] = to_bf16(x);
+  } else if (dtype == DType::kF16) {
+    reinterpret_cast<f16*>(array)[at] = to_f16(x);
+  } else {
+    reinterpret_cast<float*>(array)[at] = x;
+  }
+}
+inline float load(DType dtype, const std::byte* array, int64_t at) {
+  if (dtype == DType::kBf16) return to_f32(reinterpret_cast<const bf16*>(array)[at]);
+  if (dtype == DType::kF16) return to_f32(reinterpret_cast<const f16*>(array)[at]);
+  return reinterpret_cast<const float*>(array)[at];
+}
 
 inline Weights reference_weights(const Plan& plan, const Logical& logical) {
   Weights out;
@@ -117,6 +138,7 @@ inline Weights reference_weights(const Plan& plan, const Logical& logical) {
 
 struct Batch {
   std::vector<int32_t> tokens, targets;  // [T]
+  std::vector<uint64_t> dropout_keys;    // [B], or empty
 };
 inline Batch draw_batch(const Plan& plan, uint64_t seed = 3) {
   Batch out;
@@ -151,17 +173,12 @@ class Rank {
  public:
   Rank(const Plan& plan, int64_t world_rank, comm::Comm& tp, const Logical& weights, bool trains = true)
       : plan_(plan), rank_(plan.rank(world_rank)) {
-    const bool is_bf16 = plan.compute_dtype() == DType::kBf16;
-    weights_.assign(rank_.flat_elems * (is_bf16 ? 2 : 4), std::byte{0});
+    const DType dtype = plan.compute_dtype();
+    weights_.assign(rank_.flat_elems * dtype_size_bytes(dtype), std::byte{0});
     grads_.assign(rank_.flat_elems, 0.0f);
     for (const LocalTensor& local : rank_.tensors) {
       for_each_element(plan.tensors[local.tensor], local, [&](int64_t global, int64_t flat) {
-        const float x = weights[local.tensor][global];
-        if (is_bf16) {
-          reinterpret_cast<bf16*>(weights_.data())[flat] = to_bf16(x);
-        } else {
-          reinterpret_cast<float*>(weights_.data())[flat] = x;
-        }
+        store(dtype, weights[local.tensor][global], weights_.data(), flat);
       });
     }
     bytes_ = stage_buffers_bytes(plan, rank_);
@@ -233,7 +250,7 @@ struct Outcome {
 inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
                    const std::function<std::unique_ptr<comm::Comm>(int64_t)>& tp_comm, float loss_scale = 1.0f) {
   const int64_t tp = plan.mesh.tp(), pp = plan.mesh.pp();
-  const bool is_bf16 = plan.compute_dtype() == DType::kBf16;
+  const DType dtype = plan.compute_dtype();
   const bool scattered = plan.recipe.mesh.sequence_parallel;
   std::vector<std::unique_ptr<comm::Comm>> comms(tp);
   std::vector<std::vector<std::unique_ptr<Rank>>> ranks(tp);  // [tp][pp]
@@ -252,6 +269,7 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
       if (!status.ok() && failures[t].empty()) failures[t] = status.error().message;
     };
     for (int64_t p = 0; p < pp; ++p) {
+      ranks[t][p]->model().set_dropout_keys(0, batch.dropout_keys);
       check(ranks[t][p]->model().forward(
           0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
           p == 0 ? nullptr : boundary[p].data(), p == pp - 1 ? nullptr : boundary[p + 1].data()));
@@ -294,11 +312,8 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
     }
     for (int64_t p = 1; p < pp && (t == 0 || scattered); ++p) {
       const auto& bytes = dinputs[t][p];
-      const size_t count = bytes.size() / (is_bf16 ? 2 : 4);
-      for (size_t i = 0; i < count; ++i) {
-        out.dinputs[p - 1].push_back(is_bf16 ? to_f32(reinterpret_cast<const bf16*>(bytes.data())[i])
-                                             : reinterpret_cast<const float*>(bytes.data())[i]);
-      }
+      const int64_t count = std::ssize(bytes) / dtype_size_bytes(dtype);
+      for (int64_t i = 0; i < count; ++i) out.dinputs[p - 1].push_back(load(dtype, bytes.data(), i));
     }
   }
   return out;

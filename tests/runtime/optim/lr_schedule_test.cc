@@ -20,6 +20,32 @@ TEST_SUITE("runtime/optim/lr_schedule") {
     CHECK(optim::learning_rate(r, 90, 100) == doctest::Approx(0.1));
   }
 
+  TEST_CASE("warm-up, stable, decay: the stage in the middle takes what the others leave") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 2.0;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 10}, 0},
+                      {LrStage::Kind::kHold, {}, 0},
+                      {LrStage::Kind::kOneMinusSqrt, {Span::Unit::kFraction, 0.2}, 0.4}};
+    CHECK(optim::learning_rate(r, 5, 100) == doctest::Approx(1.0));
+    CHECK(optim::learning_rate(r, 80, 100) == 2.0);
+    CHECK(optim::learning_rate(r, 85, 100) == doctest::Approx(2.0 - 1.6 * 0.5));
+    CHECK(optim::learning_rate(r, 100, 100) == doctest::Approx(0.4));
+  }
+
+  TEST_CASE("inverse square root and exponential") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 1.0;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 100}, 0}, {LrStage::Kind::kInverseSqrt, {}, 0.3}};
+    CHECK(optim::learning_rate(r, 100, 10000) == doctest::Approx(1.0));
+    CHECK(optim::learning_rate(r, 400, 10000) == doctest::Approx(0.5));
+    CHECK(optim::learning_rate(r, 10000, 10000) == doctest::Approx(0.3));
+    r.optimizer.lr = {{LrStage::Kind::kExponential, {}, 0.01}};
+    CHECK(optim::learning_rate(r, 50, 100) == doctest::Approx(0.1));
+    CHECK(optim::learning_rate(r, 100, 100) == doctest::Approx(0.01));
+  }
+
   TEST_CASE("a stage without a length lasts to the end; no stages mean the peak") {
     Recipe r;
     r.batch.samples = 1;
