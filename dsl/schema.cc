@@ -257,7 +257,8 @@ const Block& model_block() {
               .otherwise(0.0)
               .silently()
               .says("dropout rate of the embedded tokens",
-                    "Masks are drawn from the seed and each sample's place in the run, so that they depend on no layout."),
+                    "Masks are drawn from the seed and each sample's place in the run, so that they depend on no "
+                    "layout."),
           bound("attention_dropout", &ModelConfig::attention_dropout)
               .at_least(0)
               .under(1)
@@ -457,8 +458,9 @@ const Block& hold_block() {
 const Block& inverse_sqrt_block() {
   static const Block out{.name = "inverse_sqrt",
                          .constructors = {"inverse_sqrt"},
-                         .doc = "The rate so far, falling as 1 / sqrt(step); after a warm-up of w steps: peak_lr * "
-                                "sqrt(w / step).",
+                         .doc =
+                             "The rate so far, falling as 1 / sqrt(step); after a warm-up of w steps: peak_lr * "
+                             "sqrt(w / step).",
                          .fields = {written_only("to", Type::kNumber).at_least(0).otherwise(0.0).says("the least rate"),
                                     over_field(false)}};
   return out;
@@ -486,42 +488,42 @@ const Block& schedule_block() {
   static const Block out{.name = "schedule",
                          .constructors = {"schedule"},
                          .list = true,
-                         .doc = "Stages of the learning rate, one after the other. Warm-up, stable, decay (WSD): "
-                                "T.schedule { T.warmup { over = T.steps(2000) }, T.hold {}, T.linear { to = 0, over = "
-                                "T.fraction(0.1) } }."};
+                         .doc =
+                             "Stages of the learning rate, one after the other. Warm-up, stable, decay (WSD): "
+                             "T.schedule { T.warmup { over = T.steps(2000) }, T.hold {}, T.linear { to = 0, over = "
+                             "T.fraction(0.1) } }."};
   return out;
 }
 
 const Block& stage_block() {
-  static const Block out{.name = "stage",
-                         .doc = "One stage of the learning rate.",
-                         .fields = {chosen("kind", &LrStage::kind,
-                                           {"warmup", "cosine", "linear", "hold", "inverse_sqrt", "exponential",
-                                            "one_minus_sqrt"}),
-                                    bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
+  static const Block out{
+      .name = "stage",
+      .doc = "One stage of the learning rate.",
+      .fields = {chosen("kind", &LrStage::kind,
+                        {"warmup", "cosine", "linear", "hold", "inverse_sqrt", "exponential", "one_minus_sqrt"}),
+                 bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
   return out;
 }
 
 const Block& group_block() {
-  static const Block out{
-      .name = "group",
-      .constructors = {"group"},
-      .positional = true,
-      .doc = "Tensors that are trained differently: T.group { \"embed.*\", lr = 0.1 }.",
-      .fields = {
-          bound("tensors", &ParameterGroup::tensors)
-              .needed()
-              .says("a pattern of tensor names", "* stands for any characters and ? for one.")
-              .like("\"embed.*\""),
-          bound("lr", &ParameterGroup::lr)
-              .range(0, 1e6)
-              .otherwise(1.0)
-              .says("times the learning rate", "0 freezes the tensors."),
-          bound("weight_decay", &ParameterGroup::weight_decay)
-              .range(-1, 10)
-              .otherwise(-1.0)
-              .says("their weight decay, vectors included", "Below 0: as without the group."),
-      }};
+  static const Block out{.name = "group",
+                         .constructors = {"group"},
+                         .positional = true,
+                         .doc = "Tensors that are trained differently: T.group { \"embed.*\", lr = 0.1 }.",
+                         .fields = {
+                             bound("tensors", &ParameterGroup::tensors)
+                                 .needed()
+                                 .says("a pattern of tensor names", "* stands for any characters and ? for one.")
+                                 .like("\"embed.*\""),
+                             bound("lr", &ParameterGroup::lr)
+                                 .range(0, 1e6)
+                                 .otherwise(1.0)
+                                 .says("times the learning rate", "0 freezes the tensors."),
+                             bound("weight_decay", &ParameterGroup::weight_decay)
+                                 .range(-1, 10)
+                                 .otherwise(-1.0)
+                                 .says("their weight decay, vectors included", "Below 0: as without the group."),
+                         }};
   return out;
 }
 

@@ -89,7 +89,8 @@ Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<st
   }
   if (zero >= 0) recipe.optimizer.zero = zero;
   if (recipe.mesh.shard > 0 && (recipe.optimizer.zero == 0 || mesh.dp % recipe.mesh.shard != 0)) {
-    notes->push_back(fmt::format("mesh.shard was {}; all {} replicas are one shard group now", recipe.mesh.shard, mesh.dp));
+    notes->push_back(
+        fmt::format("mesh.shard was {}; all {} replicas are one shard group now", recipe.mesh.shard, mesh.dp));
     recipe.mesh.shard = 0;
   }
   if (recipe.optimizer.keep_after_forward && recipe.optimizer.zero < 3) {

@@ -71,8 +71,8 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
   const StageDims& d = dims_;
   const bool late = late_dout_RH != nullptr;
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
-  RT_TRY(row_cut_gather<Real>(output_dropout_, scratch_.dresidual_RH, &masked_RH, &dy_TH, tp_, scratch_, d,
-                              what_dout_));
+  RT_TRY(
+      row_cut_gather<Real>(output_dropout_, scratch_.dresidual_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   if (late) {
     std::copy_n(scratch_.dresidual_RH, d.local_rows * d.width, late_dout_RH);
   } else {

@@ -86,7 +86,8 @@ class Model final : public StageModel {
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
-    if (chunk.stage.embedding) embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
+    if (chunk.stage.embedding)
+      embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
@@ -148,8 +149,8 @@ class Model final : public StageModel {
     use_dropout_keys_of(slot);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      RT_TRY(use(kHeadLayer, Pass::kBackward,
-                 [&] { return head_->backward(slot_at(slot).head, targets, loss_scale); }));
+      RT_TRY(
+          use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(slot_at(slot).head, targets, loss_scale); }));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
@@ -345,7 +346,7 @@ class Model final : public StageModel {
   std::optional<Embedding<Real>> embedding_;  // these refer to tp_ and scratch_: a Model does not move
   std::vector<Layer<Real>> layers_;
   std::optional<Head<Real>> head_;
-  std::vector<LayerBuffers<Real>> buffers_;   // of the layers
+  std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;
 };
 

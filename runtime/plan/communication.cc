@@ -20,9 +20,9 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
     if (scattered) out.all_gather.add(local);
   };
   const auto branch = [&](bool split) {  // attention or MLP, forward and backward
-    gather(), reduce();            // norm -> column cut; row cut -> sum
-    gather(), gather(), reduce();  // gradient of the output; norm again; gradient of the input
-    if (split) gather();           // the second half of a backward wants the gradient of the output too
+    gather(), reduce();                  // norm -> column cut; row cut -> sum
+    gather(), gather(), reduce();        // gradient of the output; norm again; gradient of the input
+    if (split) gather();                 // the second half of a backward wants the gradient of the output too
   };
   const auto recompute = [&](bool split) {  // a whole layer, but for its last projection
     gather(), reduce();                     // attention
@@ -139,12 +139,13 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
     }
     tell(kForwardGroup, mesh.pp(), forward);
     tell(kBackwardGroup, mesh.pp(), backward);
-    if (plan.has_tied_copy() && (rank.embedding() || rank.head())) tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
+    if (plan.has_tied_copy() && (rank.embedding() || rank.head()))
+      tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
   }
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
-  world.broadcast.add(rank.rank == 0 ? 8 : 0);                                                // the step's order
+  world.broadcast.add(rank.rank == 0 ? 8 : 0);                                          // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;
 }

@@ -128,8 +128,8 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
     }
   }
   if (splits_backward(recipe.schedule) && (zero >= 2 || recipe.deterministic == Deterministic::kLayout)) {
-    return refuse(fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and {} "
-                              "adds them up micro-batch by micro-batch; possible: {}, or schedule = \"1f1b\"",
+    return refuse(fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and "
+                              "{} adds them up micro-batch by micro-batch; possible: {}, or schedule = \"1f1b\"",
                               schedule_name(recipe.schedule),
                               zero >= 2 ? fmt::format("optimizer.zero = {}", zero) : "deterministic = \"layout\"",
                               zero >= 2 ? "optimizer.zero = 1" : "deterministic = \"run\""));

@@ -47,20 +47,24 @@ constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI =
 
 // Drawn so that each value of each axis meets each of another at least once.
 const Layout kLayouts[] = {
-    {2, 1, 1, kF, 0, false},    {2, 1, 1, kF, 1, true},    {4, 1, 1, kG, 0, true},     {4, 1, 1, kF, 1, false},
-    {1, 2, 1, kG, 0, false},    {1, 2, 1, kF, 1, false},   {1, 4, 1, kG, 1, false},    {1, 4, 1, kF, 0, false},
-    {1, 1, 2, kF, 0, false},    {1, 1, 2, kF, 1, false},   {1, 1, 4, kG, 1, false},    {1, 1, 4, kF, 0, false},
-    {2, 2, 1, kF, 0, true},     {2, 2, 1, kG, 1, false},   {2, 1, 2, kF, 1, true},     {2, 1, 2, kG, 0, false},
-    {1, 2, 2, kF, 1, false},    {1, 2, 2, kG, 0, false},   {2, 2, 2, kF, 1, true},     {2, 2, 2, kG, 1, false},
-    {2, 2, 2, kF, 0, false},    {4, 2, 1, kF, 1, true},    {2, 4, 1, kG, 0, true},     {1, 4, 2, kF, 1, false},
-    {4, 1, 2, kG, 1, true},     {2, 2, 4, kF, 1, true},    {4, 4, 1, kF, 0, true},     {1, 2, 4, kG, 1, false},
-    {1, 2, 1, kI, 0, false, 2}, {2, 2, 1, kI, 1, true, 2}, {1, 2, 2, kI, 1, false, 2}, {1, 2, 1, kH, 0, false},
-    {2, 2, 1, kH, 1, true},     {1, 4, 1, kH, 1, false},   {1, 2, 1, kV, 0, false, 2}, {2, 2, 1, kV, 1, true, 2},
-    {1, 2, 2, kV, 1, false, 2}, {4, 2, 1, kH, 0, false},   {1, 2, 4, kH, 1, false, 1, 2},
-    {1, 1, 2, kF, 2, false},    {1, 1, 4, kG, 3, false},   {2, 1, 2, kF, 3, true},     {1, 2, 2, kF, 2, false},
-    {1, 2, 2, kG, 3, false},    {2, 2, 2, kF, 3, true},    {1, 2, 2, kI, 3, false, 2}, {2, 2, 2, kI, 2, true, 2},
-    {1, 1, 4, kF, 1, false, 1, 2}, {1, 1, 4, kF, 2, false, 1, 2}, {2, 1, 4, kF, 3, true, 1, 2},
-    {1, 2, 4, kF, 3, false, 1, 2}, {1, 4, 2, kF, 3, false}, {4, 1, 2, kF, 2, true},
+    {2, 1, 1, kF, 0, false},       {2, 1, 1, kF, 1, true},       {4, 1, 1, kG, 0, true},
+    {4, 1, 1, kF, 1, false},       {1, 2, 1, kG, 0, false},      {1, 2, 1, kF, 1, false},
+    {1, 4, 1, kG, 1, false},       {1, 4, 1, kF, 0, false},      {1, 1, 2, kF, 0, false},
+    {1, 1, 2, kF, 1, false},       {1, 1, 4, kG, 1, false},      {1, 1, 4, kF, 0, false},
+    {2, 2, 1, kF, 0, true},        {2, 2, 1, kG, 1, false},      {2, 1, 2, kF, 1, true},
+    {2, 1, 2, kG, 0, false},       {1, 2, 2, kF, 1, false},      {1, 2, 2, kG, 0, false},
+    {2, 2, 2, kF, 1, true},        {2, 2, 2, kG, 1, false},      {2, 2, 2, kF, 0, false},
+    {4, 2, 1, kF, 1, true},        {2, 4, 1, kG, 0, true},       {1, 4, 2, kF, 1, false},
+    {4, 1, 2, kG, 1, true},        {2, 2, 4, kF, 1, true},       {4, 4, 1, kF, 0, true},
+    {1, 2, 4, kG, 1, false},       {1, 2, 1, kI, 0, false, 2},   {2, 2, 1, kI, 1, true, 2},
+    {1, 2, 2, kI, 1, false, 2},    {1, 2, 1, kH, 0, false},      {2, 2, 1, kH, 1, true},
+    {1, 4, 1, kH, 1, false},       {1, 2, 1, kV, 0, false, 2},   {2, 2, 1, kV, 1, true, 2},
+    {1, 2, 2, kV, 1, false, 2},    {4, 2, 1, kH, 0, false},      {1, 2, 4, kH, 1, false, 1, 2},
+    {1, 1, 2, kF, 2, false},       {1, 1, 4, kG, 3, false},      {2, 1, 2, kF, 3, true},
+    {1, 2, 2, kF, 2, false},       {1, 2, 2, kG, 3, false},      {2, 2, 2, kF, 3, true},
+    {1, 2, 2, kI, 3, false, 2},    {2, 2, 2, kI, 2, true, 2},    {1, 1, 4, kF, 1, false, 1, 2},
+    {1, 1, 4, kF, 2, false, 1, 2}, {2, 1, 4, kF, 3, true, 1, 2}, {1, 2, 4, kF, 3, false, 1, 2},
+    {1, 4, 2, kF, 3, false},       {4, 1, 2, kF, 2, true},
 };
 
 }  // namespace
@@ -270,9 +274,8 @@ TEST_SUITE("runtime/trainer/parity") {
 
   TEST_CASE("from bank to bank or in place: the same bits, also from one to the other at a restart") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
-      for (const Layout& layout :
-           {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 1, 2, kG, 0, false},
-            Layout{2, 1, 4, kF, 3, true, 1, 2}}) {
+      for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
+                                   Layout{2, 1, 2, kG, 0, false}, Layout{2, 1, 4, kF, 3, true, 1, 2}}) {
         CAPTURE(spelled(layout));
         Recipe recipe = with(tiny_recipe(layout.pp == 1, layout.pp > 1), layout);
         recipe.precision = precision;
@@ -352,9 +355,9 @@ TEST_SUITE("runtime/trainer/parity") {
         const auto with_banks = train_on_threads(recipe, world, nullptr, 0, {}, 3).value();
         for (int64_t rank = 0; rank < world; ++rank) {
           const RankPlan mine = plan.rank(rank);
-          CHECK(trained.allocated_bytes[rank] ==
-                mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
-                    stage_buffers_bytes(plan, mine) + plan.boundary_buffers_bytes());
+          CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
+                                                     mine.optimizer_bytes + stage_buffers_bytes(plan, mine) +
+                                                     plan.boundary_buffers_bytes());
           CHECK(with_banks.allocated_bytes[rank] ==
                 trained.allocated_bytes[rank] - mine.weight_bytes - mine.bank_bytes());
         }

@@ -104,8 +104,12 @@ TEST_SUITE("runtime/trainer/zero") {
       layouts.push_back({.tp = 2, .pp = 2, .zero = zero, .sequence_parallel = true, .schedule = PipelineKind::kZbH1});
       layouts.push_back({.pp = 2, .dp = 2, .zero = zero, .virtual_stages = 2, .schedule = PipelineKind::kZbV});
     }
-    layouts.push_back({.tp = 2, .pp = 2, .sequence_parallel = true, .virtual_stages = 2,
-                       .schedule = PipelineKind::kZbV, .recompute = {kFull, 1}});
+    layouts.push_back({.tp = 2,
+                       .pp = 2,
+                       .sequence_parallel = true,
+                       .virtual_stages = 2,
+                       .schedule = PipelineKind::kZbV,
+                       .recompute = {kFull, 1}});
     layouts.push_back({.tp = 2, .pp = 2, .schedule = PipelineKind::kZbH1, .recompute = {kFull, 0, true}});
     layouts.push_back({.tp = 2, .recompute = {kFull, 0, true}});
     layouts.push_back({.tp = 2, .dp = 2, .zero = 3, .sequence_parallel = true, .recompute = {kFull}});
@@ -142,7 +146,8 @@ TEST_SUITE("runtime/trainer/zero") {
 
   TEST_CASE("overlapped or not, the bits are the same") {
     for (const Layout& layout :
-         {Layout{.dp = 4}, Layout{.dp = 4, .zero = 1}, Layout{.dp = 2, .zero = 2}, Layout{.dp = 4, .zero = 3, .shard = 2},
+         {Layout{.dp = 4}, Layout{.dp = 4, .zero = 1}, Layout{.dp = 2, .zero = 2},
+          Layout{.dp = 4, .zero = 3, .shard = 2},
           Layout{.tp = 2, .pp = 2, .dp = 2, .zero = 3, .sequence_parallel = true},
           Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2},
           Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2, .schedule = PipelineKind::kZbV}}) {
@@ -179,13 +184,15 @@ TEST_SUITE("runtime/trainer/zero") {
     }
   }
 
-  TEST_CASE("with ZeRO-2 and -3 sums over micro-batches do not depend on how replicas, stages and buckets divide them") {
+  TEST_CASE(
+      "with ZeRO-2 and -3 sums over micro-batches do not depend on how replicas, stages and buckets divide them") {
     Recipe recipe = short_recipe(false, false, 6);
     recipe.optimizer.clip = 0;  // the norm is a sum over shards
     const auto two = train_on_threads(with(recipe, {.dp = 2, .zero = 2}), 2);
     REQUIRE_MESSAGE(two.ok(), two.error().message);
-    for (const Layout& layout : {Layout{.dp = 4, .zero = 2}, Layout{.dp = 8, .zero = 3}, Layout{.pp = 2, .dp = 2, .zero = 3},
-                                 Layout{.pp = 2, .dp = 4, .zero = 2, .virtual_stages = 2}}) {
+    for (const Layout& layout :
+         {Layout{.dp = 4, .zero = 2}, Layout{.dp = 8, .zero = 3}, Layout{.pp = 2, .dp = 2, .zero = 3},
+          Layout{.pp = 2, .dp = 4, .zero = 2, .virtual_stages = 2}}) {
       CAPTURE(layout.text());
       const auto other = train_on_threads(with(recipe, layout, 5000), layout.world());
       REQUIRE_MESSAGE(other.ok(), other.error().message);
