@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "runtime/mesh/mesh.h"
+#include "runtime/plan/model_check.h"
 #include "runtime/plan/plan.h"
 #include "runtime/plan/schedule.h"
 
@@ -60,6 +61,10 @@ std::string span_text(const Span& span) {
 }
 
 }  // namespace
+
+bool CrossCheck::changes_batch() const {
+  return recipe.batch.ramp.from > 0 || recipe.batch.tokens > 0 || !recipe.batch.phases.empty();
+}
 
 bool CrossCheck::all_known(std::initializer_list<const char*> paths) const {
   return std::all_of(paths.begin(), paths.end(), [&](const char* path) { return known(path); });
@@ -126,11 +131,13 @@ void CrossCheck::model() {
     fail(at, fmt::format("model.ffn = {} is not divisible by mesh.tp = {}{}", m.ffn, tp, where(at, "mesh.tp")),
          "ffn " + near_multiples(tp, m.ffn));
   }
-  if (known("model.head_dim") && m.positions == Positions::kRotary && m.head_dim % 2 != 0 &&
-      (is_set("model.head_dim") || m.width % m.heads == 0)) {
-    fail(is_set("model.head_dim") ? "model.head_dim" : "model.heads",
-         fmt::format("model.head_dim = {} is odd, and rotary positions turn pairs of channels", m.head_dim),
-         "head_dim " + near_multiples(2, m.head_dim));
+  if (!known("model.layers") || !known("model.head_dim")) return;
+  for (ModelMistake& found : find_mistakes(m)) {
+    if (found.field == "model.head_dim" && !is_set("model.head_dim")) {
+      if (m.width % m.heads != 0) continue;  // told above
+      found.field = "model.heads";           // head_dim follows from it
+    }
+    fail(found.field, found.message, found.accepted);
   }
 }
 
@@ -155,6 +162,11 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
+  if (changes_batch()) {
+    const Status fits = check_batch(recipe, dp);
+    if (!fits.ok()) fail("batch", fits.error().message, "", dp_is);
+    return;
+  }
   const int64_t slice = micro * dp;
   if (samples % slice == 0) {
     const MeshConfig& mesh = recipe.mesh;
@@ -349,7 +361,7 @@ void CrossCheck::schedule() {
   if (!known("optimizer.lr")) return;
   const std::vector<LrStage>& stages = recipe.optimizer.lr;
   // Everything in samples, where the sizes are known; in the common unit otherwise.
-  const bool sizes = all_known({"batch.samples", "model.context"});
+  const bool sizes = all_known({"batch.samples", "model.context"}) && !changes_batch();  // else spans do not add up
   const auto samples = [&](const Span& span) -> std::optional<double> {
     switch (span.unit) {
       case Span::Unit::kSteps:

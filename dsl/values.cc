@@ -333,7 +333,7 @@ std::string lua_text(const Field& field, const Json& value) {
   if (field.form == Form::kPlaces) {
     for (const Json& element : value) {
       const Field& first = field.block->fields.front();
-      std::vector<std::string> inner = {lua_text(element.at(first.key))};
+      std::vector<std::string> inner = {lua_text(first, element.at(first.key))};
       for (const Field& part : field.block->fields) {
         if (part.key == first.key || element.at(part.key) == part.fallback) continue;
         inner.push_back(part.name + " = " + lua_text(part, element.at(part.key)));

@@ -1,5 +1,6 @@
 // cairn plan RECIPE --world N: what a run will be, by arithmetic alone: mesh, stages, bytes, batch, checkpoints.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "ckpt/retention/policy.h"
@@ -16,8 +18,11 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
 #include "runtime/plan/plan.h"
+#include "tools/calibration.h"
 #include "tools/commands.h"
+#include "tools/plan_cost.h"
 #include "tools/plan_draw.h"
+#include "tools/plan_search.h"
 
 namespace cairn::tools {
 namespace {
@@ -32,6 +37,9 @@ struct PlanArgs {
   int64_t world = 0;
   bool draw = false;
   std::string svg;  // file to write
+  bool calibrate = false, search = false;
+  std::string machine;  // of a data sheet
+  std::string memory;   // of a rank, for the search
 };
 
 /// What one rank of a stage holds; all ranks of a stage allocate the same.
@@ -70,7 +78,7 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
                        .gathered_bytes = rank.gathered_bytes,
                        .grad_bytes = rank.grad_bytes,
                        .optimizer_bytes = rank.optimizer_bytes,
-                       .activation_bytes = stage_buffers_bytes(plan, rank),
+                       .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
                        .traffic = step_traffic(plan, rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
     for (const StatePiece& piece : rank.pieces) {
@@ -237,7 +245,21 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              recipe.mesh.sequence_parallel ? "on" : "off", zero_text(plan));
   fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
-             format_count(tokens * static_cast<double>(plan.steps)), plan.steps);
+             format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
+             plan.steps);
+  if (plan.step_stages.size() > 1) {
+    constexpr size_t kShown = 8;
+    for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+      const StepStage& s = plan.step_stages[k];
+      if (k >= kShown && k + 1 < plan.step_stages.size()) continue;
+      fmt::print("  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}{}\n", s.first_step,
+                 s.samples, s.micro, s.samples / (s.micro * mesh.dp()), mesh.dp(), s.tokens,
+                 recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
+                 k == kShown - 1 && k + 2 < plan.step_stages.size()
+                     ? fmt::format("; {} more stages, then", plan.step_stages.size() - kShown - 1)
+                     : "");
+    }
+  }
   fmt::print("{} {}     {}; bubble at {} micro-batches: {:.1f}%\n", head("stages"), stages_text(plan),
              schedule_text(plan), plan.micro_batches, bubble_fraction(plan.schedule()) * 100);
   if (recipe.recompute.mode != RecomputeMode::kNone) {
@@ -363,19 +385,79 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }
 
+/// What a step takes: on the machine of --machine by its data sheet, else on this one as it was measured.
+struct StepTime {
+  std::optional<StepCost> cost;
+  std::string source;  // of the cost, or why there is none
+};
+
+Result<StepTime> step_time(const Plan& plan, const PlanArgs& args) {
+  if (!args.machine.empty()) {
+    RT_TRY_SET(const Machine machine, find_machine(args.machine));
+    return StepTime{data_sheet_cost(plan, machine), fmt::format("by the data sheet of {}", machine.name)};
+  }
+  RT_TRY_SET(std::optional<Calibration> calibration, load_calibration());
+  if (args.calibrate) {
+    if (!calibration) calibration.emplace();
+    RT_TRY(calibrate(plan, &*calibration));
+    RT_TRY(save_calibration(*calibration));
+    fmt::print(stderr, "measured, and kept in {}\n", calibration_path().string());
+  }
+  if (!calibration) return StepTime{std::nullopt, "this machine is not measured; --calibrate does"};
+  std::optional<StepCost> cost = calibrated_cost(plan, *calibration);
+  if (!cost) return StepTime{std::nullopt, "these shapes are not measured here; --calibrate does"};
+  return StepTime{cost,
+                  fmt::format("on this machine ({}, {} cores) as measured", calibration->cpu, calibration->cores)};
+}
+
+std::string step_time_text(const StepTime& time) {
+  if (!time.cost) return time.source;
+  std::string out = fmt::format("{:.4g} ms {}:", time.cost->total(), time.source);
+  for (const CostPart& part : cost_parts()) {
+    if ((*time.cost).*part.ms > 0) out += fmt::format(" {} {:.3g}", part.name, (*time.cost).*part.ms);
+  }
+  return out;
+}
+
+Result<int> show_search(const Recipe& recipe, int64_t world, const PlanArgs& args, bool json) {
+  RT_TRY_SET(Machine machine, find_machine(args.machine.empty() ? "a100-80" : args.machine));
+  int64_t memory = machine.memory_bytes;
+  if (!args.memory.empty()) {
+    RT_TRY_SET(memory, parse_bytes(args.memory));
+  }
+  constexpr size_t kWanted = 5;
+  RT_TRY_SET(const SearchResult found, search_layouts(recipe, world, memory, machine, kWanted));
+  if (json) {
+    fmt::print("{}\n", search_json(found).dump(2));
+  } else {
+    fmt::print("{}", search_text(recipe, found, world, memory, machine));
+  }
+  return found.fitting.empty() ? 1 : 0;
+}
+
 Result<int> show_plan(const PlanArgs& args, bool json) {
   dsl::LoadedRecipe loaded;
-  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.world, json, &loaded));
+  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.search ? 0 : args.world, json, &loaded));
   if (refused != 0) return refused;
   const MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t world = args.world > 0 ? args.world : mesh.tp * mesh.pp * std::max<int64_t>(mesh.dp, 1);
+  if (args.search) return show_search(loaded.recipe, world, args, json);
   Result<Plan> plan = make_plan(loaded.recipe, world);
   if (!plan.ok()) return std::move(plan).error().with(args.recipe.path);
   const std::vector<StageMemory> memory = stage_memory(plan.value());
+  RT_TRY_SET(const StepTime time, step_time(plan.value(), args));
   if (json) {
-    fmt::print("{}\n", to_json(plan.value(), loaded, memory).dump(2));
+    nlohmann::json out = to_json(plan.value(), loaded, memory);
+    if (time.cost) {
+      nlohmann::json parts = nlohmann::json::object();
+      for (const CostPart& part : cost_parts()) parts[part.name] = (*time.cost).*part.ms;
+      out["step_time"] = {{"ms", time.cost->total()}, {"source", time.source}, {"parts_ms", std::move(parts)}};
+    }
+    fmt::print("{}\n", out.dump(2));
   } else {
     print_text(plan.value(), loaded, memory);
+    const Palette color = palette_for(STDOUT_FILENO);
+    fmt::print("{}step time{} {}\n", color.bold, color.reset, step_time_text(time));
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
   }
   if (args.draw && !json) {
@@ -406,6 +488,15 @@ void add_plan(CLI::App& app, Session& session) {
   add_recipe_options(*command, args->recipe, &args->world);
   command->add_flag("--draw", args->draw, "also draw the pipeline's schedule as a timeline");
   command->add_option("--svg", args->svg, "write that timeline to this SVG file")->type_name("FILE");
+  command->add_flag("--calibrate", args->calibrate,
+                    "measure on this machine what the step time needs, some seconds, and keep it for later plans");
+  command
+      ->add_option("--machine", args->machine,
+                   fmt::format("reckon the step time by a data sheet: {}", fmt::join(machine_names(), ", ")))
+      ->type_name("NAME");
+  command->add_flag("--search", args->search,
+                    "find the fastest layouts for --world ranks of --machine (default a100-80), and why others lose");
+  command->add_option("--memory", args->memory, "of a rank in the search (default: the machine's)")->type_name("80GiB");
   add_json_flag(*command, session);
   command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
 }

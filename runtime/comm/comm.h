@@ -78,6 +78,8 @@ class Engine {
   /// Like abort(), with any code; the reason is taken as it stands. With another code than kStopped the others get
   /// kPeerLost. Safe from any thread.
   virtual void give_up(ErrorCode code, std::string_view reason) = 0;
+  /// Where this rank is, for messages and reports about it: "step 12, forward and backward". Cheap.
+  virtual void at(int64_t /*step*/, std::string_view /*phase*/) {}
 };
 
 struct Options {

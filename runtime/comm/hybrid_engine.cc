@@ -113,6 +113,7 @@ class HybridEngine final : public Engine {
     pair_.remote->give_up(code, reason);
     pair_.local->give_up(code, reason);
   }
+  void at(int64_t step, std::string_view phase) override { pair_.local->at(step, phase); }
 
  private:
   int64_t host_of(int64_t rank) const { return host_of_rank_[static_cast<size_t>(rank)]; }

@@ -142,9 +142,8 @@ void DataParallel::add_unit(const Unit& unit, bool last) {
     for (int64_t b = unit.end_bucket; b-- > unit.first_bucket;) {
       const Bucket& bucket = rank_.buckets[b];
       float* const shard = memory_.sums + bucket.shard_offset;
-      RT_TRY(groups_.shard->reduce_scatter_add(
-          memory_.slots + unit.grad_at + bucket.range.begin - unit.range.begin, shard, bucket.shard.size(), DType::kF32,
-          "gradients of a layer"));
+      RT_TRY(groups_.shard->reduce_scatter_add(memory_.slots + unit.grad_at + bucket.range.begin - unit.range.begin,
+                                               shard, bucket.shard.size(), DType::kF32, "gradients of a layer"));
       if (last) {
         RT_TRY(groups_.replica->all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
                                            "gradient shard"));

@@ -90,10 +90,11 @@ class DataParallel final : public nn::UseListener {
   std::vector<UnitUse> train_uses_, evaluate_uses_;  // with ZeRO-3
 
   const std::vector<UnitUse>* uses_ = nullptr;
-  size_t next_use_ = 0, next_gather_ = 0;                    // of uses_
-  std::vector<int64_t> passed_;                              // by unit: backwards that have used it
-  std::vector<int64_t> open_units_;                          // by bucket: units whose gradients are not complete
-  std::vector<comm::Queue::Ticket> weights_of_, grads_from_;  // by bucket or unit its gather; by slot its last reduction
+  size_t next_use_ = 0, next_gather_ = 0;  // of uses_
+  std::vector<int64_t> passed_;            // by unit: backwards that have used it
+  std::vector<int64_t> open_units_;        // by bucket: units whose gradients are not complete
+  std::vector<comm::Queue::Ticket> weights_of_,
+      grads_from_;              // by bucket or unit its gather; by slot its last reduction
   std::vector<float> partial_;  // gathers the small replicated tensors for one all-reduce over tp
   comm::Queue queue_;           // last: its thread uses all above
 };

@@ -12,6 +12,10 @@
 namespace cairn::inference {
 
 Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
+  if (trained.model.mask != Mask::kCausal) {
+    return Error{ErrorCode::kUnsupported,
+                 "this model's tokens see those to their right (model.mask): it has no next token to compute"};
+  }
   Recipe recipe = trained;
   recipe.mesh = MeshConfig{.dp = 1};
   recipe.batch = {.samples = 1, .micro = 1};

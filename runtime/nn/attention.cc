@@ -6,15 +6,34 @@
 #include <cmath>
 
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/norm.h"
 #include "runtime/nn/branch.h"
 
 namespace cairn::nn {
+namespace {
+
+double score_scale(const ModelConfig& model, int64_t layer) {
+  double scale =
+      model.attention_scale > 0 ? model.attention_scale : 1.0 / std::sqrt(static_cast<double>(model.head_dim));
+  if (model.attention_scale_by_layer) scale /= static_cast<double>(layer + 1);
+  return scale;
+}
+
+}  // namespace
 
 template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
-      norm_(parameters, fmt::format("layers.{}.attn_norm", layer), model),
+      rotary_dims_{.rows = dims.rows,
+                   .tokens = dims.tokens,
+                   .heads = dims.heads + dims.kv_heads,  // q and k lie side by side
+                   .head_dim = dims.head_dim,
+                   .stride = dims.qkv,
+                   .turning = rotary_dims(model),
+                   .interleaved = model.rope.pairs == RotaryPairs::kInterleaved},
+      norm_eps_(static_cast<float>(model.norm_eps)),
+      residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kAttention, tp, scratch),
       qkv_([&] {
         std::vector<Linear<Real>> parts;
         for (const char* part : {"q", "k", "v"}) {
@@ -22,6 +41,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
         }
         return ColumnGroup<Real>(parts);
       }()),
+      q_norm_(parameters.get_optional(fmt::format("layers.{}.attn.q_norm.weight", layer))),
+      k_norm_(parameters.get_optional(fmt::format("layers.{}.attn.k_norm.weight", layer))),
       o_(linear(parameters, fmt::format("layers.{}.attn.o", layer), dims.heads * dims.head_dim)),
       probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
       output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
@@ -31,15 +52,18 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_out_(fmt::format("layer {} attn.out", layer)),
       what_dout_(fmt::format("layer {} attn.dout", layer)),
       what_din_(fmt::format("layer {} attn.din", layer)) {
-  attention_dims_ = {.batch = dims.samples,
-                     .tokens = dims.tokens,
-                     .heads = dims.heads,
-                     .kv_heads = dims.kv_heads,
-                     .head_dim = dims.head_dim,
-                     .q_stride = dims.qkv,
-                     .kv_stride = dims.qkv,
-                     .out_stride = dims.heads * dims.head_dim,
-                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dims.head_dim)))};
+  attention_dims_ = {
+      .batch = dims.samples,
+      .tokens = dims.tokens,
+      .heads = dims.heads,
+      .kv_heads = dims.kv_heads,
+      .head_dim = dims.head_dim,
+      .q_stride = dims.qkv,
+      .kv_stride = dims.qkv,
+      .out_stride = dims.heads * dims.head_dim,
+      .scale = static_cast<float>(score_scale(model, layer)),
+      .mask = {.causal = model.mask == Mask::kCausal, .window = has_window(model, layer) ? model.sliding_window : 0},
+      .alibi_slopes = scratch.alibi_slopes};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));
@@ -48,15 +72,41 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
 template <typename Real>
 Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_RH) const {
   const StageDims& d = dims_;
-  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);
+  residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
+  prepare_qk(saved);
 
-  if (scratch_.rotary_table != nullptr) {  // q and k lie side by side: N + K heads in one call
-    kernels::rotary(saved.qkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, false);
-  }
   recompute_core(saved);
-  return row_cut_forward(o_, output_dropout_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
+                               output_RH, tp_, scratch_, d, what_out_);
+}
+
+template <typename Real>
+void Attention<Real>::prepare_qk(const SavedAttention<Real>& saved) const {
+  const StageDims& d = dims_;
+  const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
+  if (q_norm_) {
+    for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
+    kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
+                               norm_eps_);
+    kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
+                               d.kv_heads, d.head_dim, norm_eps_);
+  }
+  if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+}
+
+template <typename Real>
+void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
+  const StageDims& d = dims_;
+  const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
+  if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, dqkv, scratch_.rotary_table, true);
+  if (!q_norm_) return;
+  float* rstd = scratch_.attention;  // attention's backward is done with it
+  kernels::head_norm_backward(dqkv, d.qkv, saved.qk, qk_width, q_norm_.weight, dqkv, d.qkv, q_norm_.grad, rstd, d.rows,
+                              d.heads, d.head_dim, norm_eps_);
+  kernels::head_norm_backward(dqkv + q_width, d.qkv, saved.qk + q_width, qk_width, k_norm_.weight, dqkv + q_width,
+                              d.qkv, k_norm_.grad, rstd, d.rows, d.kv_heads, d.head_dim, norm_eps_);
 }
 
 template <typename Real>
@@ -70,11 +120,11 @@ template <typename Real>
 Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const {
   const StageDims& d = dims_;
   const bool late = late_dout_RH != nullptr;
+  const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
-  RT_TRY(
-      row_cut_gather<Real>(output_dropout_, scratch_.dresidual_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
+  RT_TRY(row_cut_gather<Real>(output_dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   if (late) {
-    std::copy_n(scratch_.dresidual_RH, d.local_rows * d.width, late_dout_RH);
+    std::copy_n(dbranch_RH, d.local_rows * d.width, late_dout_RH);
   } else {
     RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, d));
   }
@@ -85,16 +135,14 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
   Real* dqkv = scratch_.dhidden;
   kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
                               saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
-  if (scratch_.rotary_table != nullptr) {
-    kernels::rotary(dqkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, true);
-  }
+  prepare_qk_backward(saved, dqkv);
   if (late) {
     std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);
-    norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);  // for its statistics
+    residual_.input(saved.residual);  // for its statistics
   } else {
-    RT_TRY(column_cut_weight<Real>(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_in_));
+    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_));
   }
-  return column_cut_input<Real>(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_din_);
+  return column_cut_input<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_din_);
 }
 
 template <typename Real>
@@ -102,7 +150,7 @@ Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
   RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, dims_));
-  return column_cut_weight<Real>(norm_, qkv_, saved.input_RH, saved.qkv, tp_, scratch_, dims_, what_in_);
+  return column_cut_weight<Real>(residual_, saved.residual, qkv_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 
 template <typename Real>

@@ -1,12 +1,13 @@
 #pragma once
-// The attention half of a block: norm, q k v, rotary, causal attention, output projection.
+// The attention half of a block: norm, q k v, their norms, positions, attention, output projection.
 
 #include <string>
 
 #include "runtime/kernels/attention.h"
+#include "runtime/kernels/elementwise.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
-#include "runtime/nn/norm.h"
+#include "runtime/nn/residual.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
 
@@ -15,9 +16,10 @@ namespace cairn::nn {
 /// What one micro-batch leaves for its backward pass.
 template <typename Real>
 struct SavedAttention {
-  Real* input_RH = nullptr;  // the residual stream
-  Real* qkv = nullptr;       // [T, (N + 2 K) D] after rotary; between the halves of a backward, their gradients
-  Real* out = nullptr;       // [T, N D]
+  SavedResidual<Real> residual;
+  Real* qk = nullptr;   // [T, (N + K) D] before their norms; null without
+  Real* qkv = nullptr;  // [T, (N + 2 K) D] after rotary
+  Real* out = nullptr;  // [T, N D]
   float* logsumexp_BNS = nullptr;
 };
 
@@ -27,7 +29,7 @@ class Attention {
   Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
             const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
-  /// output [R, H] = input + attention(norm(input)).
+  /// output [R, H] from the input (residual.h).
   Status forward(const SavedAttention<Real>& saved, Real* output_RH) const;
   /// `out` and `logsumexp` again, from q, k and v.
   void recompute_core(const SavedAttention<Real>& saved) const;
@@ -38,13 +40,19 @@ class Attention {
   Status backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const;
 
  private:
+  /// The norms and positions of q and k in `saved.qkv`; and their gradients, from those after to those before.
+  void prepare_qk(const SavedAttention<Real>& saved) const;
+  void prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
   /// With the masks of the micro-batch at work.
   kernels::AttentionDims attention_dims() const;
 
   StageDims dims_;
   kernels::AttentionDims attention_dims_;
-  Norm<Real> norm_;
+  kernels::RotaryDims rotary_dims_;
+  float norm_eps_;
+  Residual<Real> residual_;
   ColumnGroup<Real> qkv_;
+  Parameter<Real> q_norm_, k_norm_;  // absent without qk_norm
   Linear<Real> o_;
   Dropout<Real> probabilities_dropout_, output_dropout_;
   const TensorParallel<Real>& tp_;

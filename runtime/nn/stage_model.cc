@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "runtime/kernels/elementwise.h"
@@ -11,48 +12,57 @@
 #include "runtime/nn/embedding.h"
 #include "runtime/nn/head.h"
 #include "runtime/nn/mlp.h"
+#include "runtime/nn/moe.h"
+#include "runtime/nn/rotary.h"
 #include "runtime/plan/activations.h"
+#include "runtime/telemetry/trace.h"
 
 namespace cairn::nn {
 namespace {
 
+using telemetry::TraceScope;
+
 template <typename Real>
 struct Layer {
   Attention<Real> attention;
-  Mlp<Real> mlp;
+  std::variant<Mlp<Real>, Moe<Real>> mlp;
 };
 
 template <typename Real>
 struct SavedLayer {
   SavedAttention<Real> attention;
   SavedMlp<Real> mlp;
+  SavedMoe<Real> moe;  // in its place
 };
 
 /// Where a layer keeps what its forward leaves, by how long it is needed (runtime/plan/activations.h).
 template <typename Real>
 struct LayerBuffers {
   /// One of the three: a copy for each micro-batch in flight, one for each between the halves of its backward, or one
-  /// for all layers.
+  /// for all layers. None: the model has no such buffer.
   template <typename T>
   struct Kept {
     Copies<T> kept;
     bool until_late = false;
     Copies<T> shared;
     T* at(int64_t slot, int64_t late) const {
-      if (!until_late) return kept ? kept.at(slot) : shared.at(0);
-      return late < 0 ? shared.at(0) : kept.at(late);
+      if (until_late ? late >= 0 : static_cast<bool>(kept)) return kept.at(until_late ? late : slot);
+      return shared ? shared.at(0) : nullptr;
     }
   };
   RecomputeMode mode = RecomputeMode::kNone;
   Copies<Real> input;        // of the layer; of this rank's part of it when distributed
   Copies<Real> whole_input;  // shared; only when distributed
-  Kept<Real> qkv, out, mlp_input, pre;
-  Kept<float> logsumexp;
+  Kept<Real> qk, qkv, out, attn_post, mlp_input, mlp_post, pre, moe_pre;
+  Kept<float> logsumexp, probabilities, weights;
+  Kept<int32_t> chosen;
   Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
+  Real* output = nullptr;                      // shared: what a layer that is computed again puts out, for nobody
 };
 
 template <typename Real>
 struct Slot {
+  SavedEmbedding<Real> embedding;      // first stage only
   SavedHead<Real> head;                // last stage only
   std::vector<uint64_t> dropout_keys;  // [B]
   bool drops = false;
@@ -79,6 +89,7 @@ class Model final : public StageModel {
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
         trains_(grads != nullptr),
+        parallel_(is_parallel(plan.recipe.model.block)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
         tp_(comm, dims_, plan.recipe.mesh.sequence_parallel) {
@@ -90,11 +101,12 @@ class Model final : public StageModel {
       embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
-                         Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_)});
+                         make_mlp(parameters, model, layer, buffers)});
       buffers_.push_back(layer_buffers(plan, chunk, layer, buffers));
     }
     if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
-    for (int64_t slot = 0; slot < chunk.in_flight; ++slot) slots_.push_back(make_slot(chunk.stage, buffers, slot));
+    for (int64_t slot = 0; slot < chunk.in_flight; ++slot)
+      slots_.push_back(make_slot(model, chunk.stage, buffers, slot));
   }
 
   void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) override {
@@ -111,7 +123,8 @@ class Model final : public StageModel {
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
-      RT_TRY(use(kEmbeddingLayer, Pass::kForward, [&] { return embedding_->forward(tokens, first_RH); }));
+      RT_TRY(use(kEmbeddingLayer, Pass::kForward,
+                 [&] { return embedding_->forward(slot_at(slot).embedding, tokens, first_RH); }));
     } else {
       RT_CHECK(input != nullptr, "a later stage needs an input");
       std::copy_n(static_cast<const Real*>(input), stream_elems(), first_RH);
@@ -126,13 +139,21 @@ class Model final : public StageModel {
     for (size_t i = 0; i < layers_.size(); ++i) {
       const SavedLayer<Real> saved = saved_layer(i, slot, -1);
       if (buffers_[i].whole_input) keep_own_part(i, slot);
+      // A distributed input stands where the next one will: attention is done with it by then, but in parallel blocks.
       Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot)
                       : head_                ? slot_at(slot).head.input_RH
                                              : static_cast<Real*>(output);
+      const bool in_place = parallel_ && next_RH == saved.attention.residual.input_RH;
+      Real* out_RH = in_place ? buffers_[i].output : next_RH;
       RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kForward, [&]() -> Status {
-        RT_TRY(layers_[i].attention.forward(saved.attention, saved.mlp.input_RH));
-        return layers_[i].mlp.forward(saved.mlp, next_RH);
+        Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
+        RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
+        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
+          return moe->forward(saved.moe, between_RH, out_RH);
+        }
+        return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
       }));
+      if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
     }
     if (!head_) return {};
     return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(slot_at(slot).head, targets); });
@@ -157,11 +178,11 @@ class Model final : public StageModel {
     }
     for (size_t i = layers_.size(); i-- > 0;) {
       const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
-      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), pass, [&] { return layer_backward(i, slot, late); }));
+      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), pass, [&] { return layer_backward(i, slot, late, loss_scale); }));
     }
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
-      return use(kEmbeddingLayer, Pass::kBackward, [&] { return embedding_->backward(tokens); });
+      return use(kEmbeddingLayer, Pass::kBackward, [&] { return embedding_->backward(slot_at(slot).embedding, tokens); });
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
     std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
@@ -174,7 +195,9 @@ class Model final : public StageModel {
       RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kBackward, [&]() -> Status {
         const SavedLayer<Real> saved = saved_layer(i, slot, late);
         if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
-        RT_TRY(layers_[i].mlp.backward_weight(saved.mlp, late_mlp_at(i, late)));
+        if (const Mlp<Real>* mlp = std::get_if<Mlp<Real>>(&layers_[i].mlp)) {  // experts' backwards are not split
+          RT_TRY(mlp->backward_weight(saved.mlp, late_mlp_at(i, late)));
+        }
         return layers_[i].attention.backward_weight(saved.attention, buffers_[i].attn_dout.at(late));
       }));
     }
@@ -211,6 +234,12 @@ class Model final : public StageModel {
     return listener_->end_use(layer, pass);
   }
 
+  std::variant<Mlp<Real>, Moe<Real>> make_mlp(const Parameters<Real>& parameters, const ModelConfig& model,
+                                              int64_t layer, const Buffers& buffers) const {
+    if (model.moe.experts > 0) return Moe<Real>(parameters, model, dims_, layer, tp_, scratch_, buffers);
+    return Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_);
+  }
+
   void set_scratch(const ModelConfig& model, const Buffers& buffers) {
     scratch_.rows_TH = buffers.get<Real>("scratch.rows");
     scratch_.partial_TH = buffers.get<Real>("scratch.partial");
@@ -220,41 +249,68 @@ class Model final : public StageModel {
     scratch_.attention = buffers.get<float>("scratch.attention");
     scratch_.stats.rstd = buffers.get<float>("scratch.rstd");
     if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>("scratch.mean");
-    if (model.bias) scratch_.dbias = buffers.get<float>("scratch.dbias");
+    if (is_parallel(model.block) || model.block == BlockKind::kSandwich) {
+      scratch_.dbranch_RH = buffers.get<Real>("scratch.dbranch");
+    }
+    if (has_bias(model, BiasOf::kQkv) || has_bias(model, BiasOf::kMlp)) {
+      scratch_.dbias = buffers.get<float>("scratch.dbias");
+    }
     if (model.positions == Positions::kRotary) {
       float* table = buffers.get<float>("rotary.table");
-      kernels::rotary_table(table, 0, dims_.tokens, dims_.head_dim, model.rope_theta);
+      const RotaryAngles angles = rotary_angles(model, dims_.tokens);
+      kernels::rotary_table(table, 0, dims_.tokens, angles.frequencies, angles.factor);
       scratch_.rotary_table = table;
+    }
+    if (model.positions == Positions::kAlibi) {
+      float* slopes = buffers.get<float>("alibi.slopes");
+      kernels::alibi_slopes(model.heads, tp_.comm().rank() * dims_.heads, dims_.heads, slopes);
+      scratch_.alibi_slopes = slopes;
     }
   }
 
-  static LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, const Buffers& buffers) {
+  LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, const Buffers& buffers) const {
     LayerBuffers<Real> out;
     out.mode = layer_recompute(plan, chunk.stage, layer);
     const std::string prefix = fmt::format("layers.{}.", layer);
     const auto own = [&](const char* name) { return buffers.copies<Real>(prefix + name); };
-    const auto kept = [&]<typename T>(const char* name, bool recomputed, T) {
-      return
-          typename LayerBuffers<Real>::template Kept<T>{buffers.copies<T>(prefix + name), recomputed && chunk.late > 0,
-                                                        buffers.copies<T>(std::string("shared.") + name)};
+    const auto kept = [&]<typename T>(const char* name, T, bool recomputed_and_read_late) {
+      return typename LayerBuffers<Real>::template Kept<T>{buffers.copies<T>(prefix + name),
+                                                           recomputed_and_read_late && chunk.late > 0,
+                                                           buffers.copies<T>(std::string("shared.") + name)};
     };
     const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
+    const bool dense = plan.recipe.model.moe.experts == 0;
     out.input = own("attn.input");
     if (full) out.whole_input = buffers.copies<Real>("shared.attn.input");
-    out.qkv = kept("attn.qkv", full, Real{});
-    out.out = kept("attn.out", core, Real{});
-    out.logsumexp = kept("attn.logsumexp", false, float{});
-    out.mlp_input = kept("mlp.input", full, Real{});
-    out.pre = kept("mlp.pre", full, Real{});
+    out.qk = kept("attn.qk", Real{}, false);
+    out.qkv = kept("attn.qkv", Real{}, full);
+    out.out = kept("attn.out", Real{}, core);
+    out.logsumexp = kept("attn.logsumexp", float{}, false);
+    out.attn_post = kept("attn.post", Real{}, false);
+    out.mlp_input = kept("mlp.input", Real{}, full && dense);
+    out.mlp_post = kept("mlp.post", Real{}, false);
+    out.pre = kept("mlp.pre", Real{}, full && dense);
+    out.probabilities = kept("moe.probabilities", float{}, false);
+    out.chosen = kept("moe.chosen", int32_t{}, false);
+    out.weights = kept("moe.weights", float{}, false);
+    out.moe_pre = kept("moe.pre", Real{}, false);
     out.attn_dout = own("attn.dout");
     out.mlp_dout = own("mlp.dout");
     out.mlp_dpre = own("mlp.dpre");
+    if (const Copies<Real> output = buffers.copies<Real>("shared.output")) out.output = output.at(0);
     return out;
   }
 
-  Slot<Real> make_slot(const Stage& stage, const Buffers& buffers, int64_t slot) const {
+  Slot<Real> make_slot(const ModelConfig& model, const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
     out.dropout_keys.resize(dims_.samples);
+    const auto real = [&](const std::string& name, bool has) {
+      return has ? buffers.get<Real>(name, slot) : nullptr;
+    };
+    if (stage.embedding) {
+      out.embedding = {.rows_RE = real("embed.rows", dims_.embed != dims_.width),
+                       .norm_input_RH = real("embed.input", model.embedding_norm)};
+    }
     if (stage.head) {
       float* sums = buffers.get<float>("head.sums", slot);
       out.head = {.input_RH = buffers.get<Real>("head.input", slot),
@@ -286,11 +342,20 @@ class Model final : public StageModel {
   /// `late` -1: not between the halves of a backward.
   SavedLayer<Real> saved_layer(size_t layer, int64_t slot, int64_t late) const {
     const LayerBuffers<Real>& b = buffers_[layer];
-    return {{.input_RH = input_place(layer, slot),
+    Real* input_RH = input_place(layer, slot);
+    const SavedResidual<Real> residual{.input_RH = parallel_ ? input_RH : b.mlp_input.at(slot, late),
+                                       .post_RH = b.mlp_post.at(slot, late)};
+    return {{.residual = {.input_RH = input_RH, .post_RH = b.attn_post.at(slot, late)},
+             .qk = b.qk.at(slot, late),
              .qkv = b.qkv.at(slot, late),
              .out = b.out.at(slot, late),
              .logsumexp_BNS = b.logsumexp.at(slot, late)},
-            {.input_RH = b.mlp_input.at(slot, late), .pre = b.pre.at(slot, late)}};
+            {.residual = residual, .pre = b.pre.at(slot, late)},
+            {.residual = residual,
+             .probabilities = b.probabilities.at(slot, late),
+             .chosen = b.chosen.at(slot, late),
+             .weights = b.weights.at(slot, late),
+             .pre = b.moe_pre.at(slot, late)}};
   }
 
   LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {
@@ -310,35 +375,41 @@ class Model final : public StageModel {
   }
 
   /// `late` -1: whole, else its first half.
-  Status layer_backward(size_t layer, int64_t slot, int64_t late) const {
+  Status layer_backward(size_t layer, int64_t slot, int64_t late, float loss_scale) const {
     const SavedLayer<Real> saved = saved_layer(layer, slot, late);
     RT_TRY(recompute(layer, slot, saved));
     const Layer<Real>& l = layers_[layer];
-    if (late < 0) {
-      RT_TRY(l.mlp.backward(saved.mlp, nullptr));
-      return l.attention.backward(saved.attention, nullptr);
+    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) {
+      RT_TRY(moe->backward(saved.moe, loss_scale));
+    } else if (late < 0) {
+      RT_TRY(std::get<Mlp<Real>>(l.mlp).backward(saved.mlp, nullptr));
+    } else {
+      const LateMlp<Real> late_mlp = late_mlp_at(layer, late);
+      RT_TRY(std::get<Mlp<Real>>(l.mlp).backward(saved.mlp, &late_mlp));
     }
-    const LateMlp<Real> late_mlp = late_mlp_at(layer, late);
-    RT_TRY(l.mlp.backward(saved.mlp, &late_mlp));
-    return l.attention.backward(saved.attention, buffers_[layer].attn_dout.at(late));
+    return l.attention.backward(saved.attention, late < 0 ? nullptr : buffers_[layer].attn_dout.at(late));
   }
 
   /// What the layer's forward did not leave for the backward to come.
   Status recompute(size_t layer, int64_t slot, const SavedLayer<Real>& saved) const {
-    if (buffers_[layer].mode == RecomputeMode::kNone) return {};
+    const LayerBuffers<Real>& b = buffers_[layer];
     const Layer<Real>& l = layers_[layer];
-    if (buffers_[layer].mode == RecomputeMode::kSelective) {
+    if (b.mode == RecomputeMode::kNone) return {};
+    if (b.mode == RecomputeMode::kSelective) {
       l.attention.recompute_core(saved.attention);
       return {};
     }
-    if (buffers_[layer].whole_input) RT_TRY(gather_input(layer, slot));
-    RT_TRY(l.attention.forward(saved.attention, saved.mlp.input_RH));
-    return l.mlp.recompute(saved.mlp);
+    if (b.whole_input) RT_TRY(gather_input(layer, slot));
+    Real* between_RH = parallel_ ? b.output : saved.mlp.residual.input_RH;
+    RT_TRY(l.attention.forward(saved.attention, between_RH));
+    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) return moe->forward(saved.moe, between_RH, b.output);
+    return std::get<Mlp<Real>>(l.mlp).recompute(saved.mlp);
   }
 
   StageDims dims_;
   int64_t vocab_ = 0;
   bool trains_ = false;
+  bool parallel_ = false;  // blocks whose MLP reads attention's input
   int64_t first_layer_ = 0;
   UseListener* listener_ = nullptr;
   TensorParallel<Real> tp_;
@@ -355,14 +426,9 @@ class Model final : public StageModel {
 Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
                                                      comm::Comm& tp, void* weights, float* grads,
                                                      std::span<std::byte> activations, UseListener* listener) {
-  const ModelConfig& model = plan.recipe.model;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
                                                    tp.rank(), tp.size(), rank.at.tp, plan.mesh.tp())};
-  }
-  if (model.positions == Positions::kRotary && model.head_dim % 2 != 0) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("rotary positions turn pairs: model.head_dim must be even, got {}", model.head_dim)};
   }
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {

@@ -42,8 +42,8 @@ class UseListener {
 
 class StageModel {
  public:
-  /// `chunk` of the rank. weights: in the compute dtype, tensors at their LocalTensor::weight_at; grads: float, at their
-  /// grad_at, or null for a model that only runs forward; activations: as long as stage_buffers_bytes() of
+  /// `chunk` of the rank. weights: in the compute dtype, tensors at their LocalTensor::weight_at; grads: float, at
+  /// their grad_at, or null for a model that only runs forward; activations: as long as stage_buffers_bytes() of
   /// runtime/plan/activations.h. All outlive the model, and so does the listener, which may be null.
   static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, int64_t chunk, comm::Comm& tp,
                                                   void* weights, float* grads, std::span<std::byte> activations,

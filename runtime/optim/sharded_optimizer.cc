@@ -1,11 +1,13 @@
 #include "runtime/optim/sharded_optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "runtime/core/check.h"
 #include "runtime/core/word_sums.h"
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/lamb.h"
 
 namespace cairn::optim {
 namespace {
@@ -71,45 +73,97 @@ ExactSum ShardedOptimizer::squared_norm_part() const {
   return sum;
 }
 
-void ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to) {
-  const OptimizerConfig& config = plan_.recipe.optimizer;
-  kernels::AdamwArgs args{.beta1 = static_cast<float>(config.beta1),
-                          .beta2 = static_cast<float>(config.beta2),
-                          .eps = static_cast<float>(config.eps),
-                          .grad_scale = grad_scale,
-                          .step = update,
-                          .stream = stream_};
-  const DType compute = plan_.compute_dtype();
-  auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
-  auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
-  const auto run = [&](const auto& part, int64_t count, const kernels::AdamwState& source,
-                       const kernels::AdamwState& target, kernels::AdamwSums* sums) {
-    args.lr = static_cast<float>(lr * rates_[part.tensor].lr);
-    args.weight_decay = static_cast<float>(rates_[part.tensor].weight_decay);
-    const int64_t weight = rank_.weight_offset(part);
-    kernels::adamw(args, arrays_.grads + rank_.grad_offset(part), source, target,
-                   full != nullptr ? full + weight : nullptr, low != nullptr ? low + weight : nullptr, count, sums);
-    if (compute == DType::kF16) put_weights(target.master, weight, count);
-  };
-  const size_t saved = sums_.size() / 3;
-  size_t k = 0;
+template <typename Body>
+void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body) const {
+  int64_t saved = 0;
   for (const StatePiece& piece : rank_.pieces) {
-    if (!piece.primary) {
+    if (piece.primary) {
+      body(piece, piece.count_elems(), arrays_.banks[from][saved], arrays_.banks[to][saved], saved);
+      ++saved;
+    } else {
       const kernels::AdamwState state = private_at(piece.state_offset);
-      run(piece, piece.count_elems(), state, state, nullptr);
-      continue;
+      body(piece, piece.count_elems(), state, state, int64_t{-1});
     }
-    kernels::AdamwSums sums;
-    run(piece, piece.count_elems(), arrays_.banks[from][k], arrays_.banks[to][k], &sums);
-    sums_[k] = sums.master;
-    sums_[saved + k] = sums.exp_avg;
-    sums_[2 * saved + k] = sums.exp_avg_sq;
-    ++k;
   }
   for (const ReplicaRun& replica : rank_.replicas) {
     const kernels::AdamwState state = private_at(replica.state_offset);
-    run(replica, replica.count, state, state, nullptr);
+    body(replica, replica.count, state, state, int64_t{-1});
   }
+}
+
+kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const {
+  const OptimizerConfig& config = plan_.recipe.optimizer;
+  return {.lr = static_cast<float>(lr * rates_[tensor].lr),
+          .beta1 = static_cast<float>(config.beta1),
+          .beta2 = static_cast<float>(config.beta2),
+          .eps = static_cast<float>(config.eps),
+          .weight_decay = static_cast<float>(rates_[tensor].weight_decay),
+          .grad_scale = grad_scale,
+          .step = update,
+          .stream = stream_};
+}
+
+Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to,
+                                comm::Comm& world) {
+  if (plan_.recipe.optimizer.kind == OptimizerKind::kLamb) return lamb(update, lr, grad_scale, from, to, world);
+  adamw(update, lr, grad_scale, from, to);
+  return {};
+}
+
+void ShardedOptimizer::adamw(int64_t update, double lr, float grad_scale, int64_t from, int64_t to) {
+  const DType compute = plan_.compute_dtype();
+  auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
+  auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
+  const auto saved = static_cast<int64_t>(sums_.size() / 3);
+  for_parts(from, to, [&](const auto& part, int64_t count, const kernels::AdamwState& source,
+                          const kernels::AdamwState& target, int64_t k) {
+    const int64_t weight = rank_.weight_offset(part);
+    kernels::AdamwSums sums;
+    kernels::adamw(args_of(part.tensor, update, lr, grad_scale), arrays_.grads + rank_.grad_offset(part), source, target,
+                   full != nullptr ? full + weight : nullptr, low != nullptr ? low + weight : nullptr, count,
+                   k >= 0 ? &sums : nullptr);
+    if (compute == DType::kF16) put_weights(target.master, weight, count);
+    if (k < 0) return;
+    sums_[k] = sums.master;
+    sums_[saved + k] = sums.exp_avg;
+    sums_[2 * saved + k] = sums.exp_avg_sq;
+  });
+}
+
+Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64_t from, int64_t to,
+                              comm::Comm& world) {
+  std::vector<kernels::LambNorms> norms(plan_.tensors.size());
+  for_parts(from, to, [&](const auto& part, int64_t count, const kernels::AdamwState& source,
+                          const kernels::AdamwState& target, int64_t k) {
+    kernels::lamb_moments(args_of(part.tensor, update, lr, grad_scale), arrays_.grads + rank_.grad_offset(part), source,
+                          target, count, k >= 0 ? &norms[part.tensor] : nullptr);
+  });
+  std::vector<double> words;
+  for (const kernels::LambNorms& n : norms) {
+    for (const ExactSum* sum : {&n.weight, &n.step}) {
+      const auto add = sum->words();
+      words.insert(words.end(), add.begin(), add.end());
+    }
+  }
+  RT_TRY(world.all_reduce(words.data(), std::ssize(words), DType::kF64, comm::ReduceOp::kSum, "norms of tensors"));
+  const auto norm = [&](int64_t index) {
+    return std::sqrt(
+        ExactSum::from(std::span<const double, ExactSum::kWords>(&words[index * ExactSum::kWords], ExactSum::kWords))
+            .value());
+  };
+  const auto saved = static_cast<int64_t>(sums_.size() / 3);
+  for_parts(from, to, [&](const auto& part, int64_t count, const kernels::AdamwState& source,
+                          const kernels::AdamwState& target, int64_t k) {
+    const double weight = norm(2 * part.tensor), step = norm(2 * part.tensor + 1);
+    const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
+    kernels::lamb_step(args_of(part.tensor, update, lr, grad_scale), static_cast<float>(trust), source, target, count);
+    put_weights(target.master, rank_.weight_offset(part), count);
+    for (int64_t a = 0; k >= 0 && a < 3; ++a) {
+      const float* const array = a == 0 ? target.master : a == 1 ? target.exp_avg : target.exp_avg_sq;
+      sums_[a * saved + k] = word_sums(reinterpret_cast<const std::byte*>(array), count);
+    }
+  });
+  return {};
 }
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {

@@ -36,7 +36,8 @@ class ShardedOptimizer {
   /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient. The saved state goes from bank
   /// `from` into bank `to`, which may be the same; a kill leaves `from` whole if it is another. The rest is updated in
   /// place. All memory is written when it returns, visible to other processes.
-  void update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
+  /// `world`: all ranks; LAMB adds up the norms of each tensor there.
+  Status update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
 
   /// In place of an update when the step is skipped: the saved state goes from bank `from` into bank `to` as it is.
   void keep(int64_t from, int64_t to);
@@ -54,6 +55,13 @@ class ShardedOptimizer {
   kernels::AdamwState private_at(int64_t offset) const;
   /// The weights that forward and backward read, from the float master.
   void put_weights(const float* master, int64_t flat, int64_t count) const;
+  kernels::AdamwArgs args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const;
+  void adamw(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
+  Status lamb(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
+  /// Calls body(part, elements, its state in bank `from`, its state in bank `to`, number of the saved piece or -1) for all
+  /// that this rank updates, pieces and replica runs; private state is both.
+  template <typename Body>
+  void for_parts(int64_t from, int64_t to, const Body& body) const;
   /// Calls body(piece, its state in `bank` or the private state).
   template <typename Body>
   void for_pieces(int64_t bank, const Body& body) const;

@@ -3,8 +3,12 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/telemetry/trace.h"
 
 namespace cairn::pipeline {
+
+using telemetry::Phase;
+using telemetry::PhaseScope;
 
 Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
                    comm::Comm& gradients, std::span<std::byte> buffers)
@@ -49,10 +53,14 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
   nn::StageModel& model = *chunks_[action.chunk];
   const Place& place = places_[action.chunk];
   const bool is_first = place.before < 0, is_last = place.after < 0;
+  const PhaseScope scope(Phase::kForward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
   std::byte* output = nullptr;
-  if (!is_first) RT_TRY(activations_.recv(input_, bytes_, place.before, "activations"));
-  if (!is_last) {
-    RT_TRY_SET(output, room(activation_rings_[place.ring], activations_, place.after, "room for activations"));
+  {
+    const PhaseScope waiting(Phase::kPipeline);
+    if (!is_first) RT_TRY(activations_.recv(input_, bytes_, place.before, "activations"));
+    if (!is_last) {
+      RT_TRY_SET(output, room(activation_rings_[place.ring], activations_, place.after, "room for activations"));
+    }
   }
   model.set_dropout_keys(action.slot, batch.dropout_keys);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_, output));
@@ -64,12 +72,16 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
 Status Executor::backward(const Action& action, const MicroBatch& batch, float loss_scale) {
   nn::StageModel& model = *chunks_[action.chunk];
   const Place& place = places_[action.chunk];
+  const PhaseScope scope(Phase::kBackward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
   if (action.kind == ActionKind::kBackwardWeight) return model.backward_weight(action.slot, action.late);
   const bool is_first = place.before < 0, is_last = place.after < 0;
   std::byte* dinput = nullptr;
-  if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, place.after, "gradients"));
-  if (!is_first) {
-    RT_TRY_SET(dinput, room(gradient_rings_[place.ring], gradients_, place.before, "room for gradients"));
+  {
+    const PhaseScope waiting(Phase::kPipeline);
+    if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, place.after, "gradients"));
+    if (!is_first) {
+      RT_TRY_SET(dinput, room(gradient_rings_[place.ring], gradients_, place.before, "room for gradients"));
+    }
   }
   const std::byte* doutput = is_last ? nullptr : doutput_;
   if (action.kind == ActionKind::kBackward) {
@@ -92,6 +104,7 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale, co
       RT_TRY(backward(action, batch, loss_scale));
     }
   }
+  const PhaseScope waiting(Phase::kPipeline);
   RT_TRY(activations_.wait_sends("end of step"));
   return gradients_.wait_sends("end of step");
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace cairn {
 
@@ -10,17 +12,25 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.samples = plan.recipe.batch.micro;
-  d.tokens = m.context;
+  d.tokens = plan.sequence_tokens;
+  d.samples = plan.recipe.batch.micro * (m.context / d.tokens);
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
+  d.embed = embed_dim(m);
   d.heads = m.heads / tp;
   d.kv_heads = m.kv_heads / tp;
   d.head_dim = m.head_dim;
   d.qkv = (d.heads + 2 * d.kv_heads) * d.head_dim;
   d.ffn = m.ffn / tp;
-  d.ffn_in = m.activation == Activation::kSwiGlu ? 2 * d.ffn : d.ffn;
+  d.ffn_in = is_gated(m.activation) ? 2 * d.ffn : d.ffn;
+  if (m.moe.experts > 0) {
+    d.experts = m.moe.experts;
+    d.choices = m.moe.top_k;
+    // The worst case: all experts are chosen and each is one row over a multiple.
+    const int64_t chosen = d.rows * d.choices, used = std::min(d.experts, chosen);
+    d.expert_rows = (chosen + used * (kExpertRowsAlign - 1)) / kExpertRowsAlign * kExpertRowsAlign;
+  }
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
     const int64_t fitting = kLogitsBytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
@@ -58,36 +68,54 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     if (copies > 0) out.push_back({std::move(name), dtype, elems, copies});
   };
   const auto scratch = [&](std::string name, int64_t elems, DType dtype) { add(std::move(name), elems, dtype, 1); };
-  const int64_t stream = d.local_rows * d.width, core = d.rows * d.heads * d.head_dim;
-  bool shares_core = false, shares_layer = false;
 
+  const int64_t stream = d.local_rows * d.width, core = d.rows * d.heads * d.head_dim;
+  const int64_t qk = m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim : 0;
+  const bool dense = d.experts == 0, parallel = is_parallel(m.block);
+  bool shares_core = false, shares_layer = false;
   for (const Chunk& chunk : rank.chunks) {
     const Stage& stage = chunk.stage;
+    const int64_t in_flight = chunk.in_flight;
     for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
       const RecomputeMode mode = layer_recompute(plan, stage, layer);
       const bool full = mode == RecomputeMode::kFull;
-      const int64_t whole = full ? chunk.late : chunk.in_flight;
-      const int64_t of_core = mode == RecomputeMode::kNone ? chunk.in_flight : chunk.late;
+      const int64_t whole = full ? chunk.late : in_flight;  // what the second half of a backward reads too
+      const int64_t first = full ? 0 : in_flight;           // what it does not
+      const int64_t of_core = mode == RecomputeMode::kNone ? in_flight : chunk.late;
       shares_core |= mode != RecomputeMode::kNone;
       shares_layer |= full;
       const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
-      add(prefix + "attn.input", input, compute, chunk.in_flight);  // of its norm: the residual stream
+      add(prefix + "attn.input", input, compute, in_flight);  // the residual stream
       add(prefix + "attn.qkv", d.rows * d.qkv, compute, whole);
+      if (qk > 0) add(prefix + "attn.qk", qk, compute, first);
       add(prefix + "attn.out", core, compute, of_core);
-      if (mode == RecomputeMode::kNone) {
-        add(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32, chunk.in_flight);
+      if (mode == RecomputeMode::kNone) add(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32, in_flight);
+      if (has_post_norms(m.block)) add(prefix + "attn.post", stream, compute, in_flight);
+      if (!parallel) add(prefix + "mlp.input", stream, compute, dense ? whole : first);
+      if (dense) {
+        add(prefix + "mlp.pre", d.rows * d.ffn_in, compute, whole);
+      } else {
+        add(prefix + "moe.probabilities", d.rows * d.experts, DType::kF32, first);
+        add(prefix + "moe.chosen", d.rows * d.choices, DType::kI32, first);
+        add(prefix + "moe.weights", d.rows * d.choices, DType::kF32, first);
+        add(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute, first);
       }
-      add(prefix + "mlp.input", stream, compute, whole);
-      add(prefix + "mlp.pre", d.rows * d.ffn_in, compute, whole);
+      if (has_post_norms(m.block)) add(prefix + "mlp.post", stream, compute, in_flight);
       add(prefix + "attn.dout", stream, compute, chunk.late);
-      add(prefix + "mlp.dout", stream, compute, chunk.late);
-      add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, chunk.late);
+      if (dense) {
+        add(prefix + "mlp.dout", stream, compute, chunk.late);
+        add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, chunk.late);
+      }
+    }
+    if (stage.embedding) {
+      if (d.embed != d.width) add("embed.rows", d.local_rows * d.embed, compute, in_flight);
+      if (m.embedding_norm) add("embed.input", stream, compute, in_flight);  // of its norm
     }
     if (stage.head) {
-      add("head.input", stream, compute, chunk.in_flight);
-      add("head.max", d.rows, DType::kF32, chunk.in_flight);
-      add("head.sums", 2 * d.rows, DType::kF32, chunk.in_flight);  // of exponentials; target logit, becomes the loss
+      add("head.input", stream, compute, in_flight);
+      add("head.max", d.rows, DType::kF32, in_flight);
+      add("head.sums", 2 * d.rows, DType::kF32, in_flight);  // of exponentials; target logit, becomes the loss
     }
   }
   if (shares_core) {
@@ -96,20 +124,46 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   }
   if (shares_layer) {
     scratch("shared.attn.qkv", d.rows * d.qkv, compute);
-    scratch("shared.mlp.input", stream, compute);
-    scratch("shared.mlp.pre", d.rows * d.ffn_in, compute);
+    if (qk > 0) scratch("shared.attn.qk", qk, compute);
+    if (!parallel) scratch("shared.mlp.input", stream, compute);
+    if (parallel || !dense) scratch("shared.output", stream, compute);
+    if (dense) {
+      scratch("shared.mlp.pre", d.rows * d.ffn_in, compute);
+    } else {
+      scratch("shared.moe.probabilities", d.rows * d.experts, DType::kF32);
+      scratch("shared.moe.chosen", d.rows * d.choices, DType::kI32);
+      scratch("shared.moe.weights", d.rows * d.choices, DType::kF32);
+      scratch("shared.moe.pre", d.expert_rows * d.ffn_in, compute);
+    }
     if (distributes_inputs(plan)) scratch("shared.attn.input", stream, compute);
   }
-  scratch("scratch.rows", d.rows * d.width, compute);     // input of column-cut projections: norm output, gathered
-  scratch("scratch.partial", d.rows * d.width, compute);  // summed over tp: outputs of row cuts, gradients of the above
-  scratch("scratch.dresidual", d.local_rows * d.width, compute);
-  scratch("scratch.hidden", d.rows * std::max(d.ffn, d.heads * d.head_dim), compute);  // between a column and a row cut
-  scratch("scratch.dhidden", d.rows * std::max(d.ffn_in, d.qkv), compute);
+  const int64_t widest = std::max(d.width, d.embed);
+  scratch("scratch.rows", d.rows * widest, compute);     // input of column-cut projections: norm output, gathered
+  scratch("scratch.partial", d.rows * widest, compute);  // summed over tp: outputs of row cuts, gradients of the above
+  scratch("scratch.dresidual", stream, compute);
+  if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch("scratch.dbranch", stream, compute);
+  const int64_t ffn_rows = d.experts > 0 ? d.expert_rows : d.rows;
+  // Between a column and a row cut.
+  scratch("scratch.hidden", std::max(ffn_rows * d.ffn, d.rows * d.heads * d.head_dim), compute);
+  scratch("scratch.dhidden", std::max(ffn_rows * d.ffn_in, d.rows * d.qkv), compute);
+  if (d.experts > 0) {
+    scratch("moe.rows", d.expert_rows * d.width, compute);
+    scratch("moe.drows", d.expert_rows * d.width, compute);
+    scratch("moe.dhidden", d.expert_rows * d.ffn, compute);
+    scratch("moe.dlogits", d.rows * d.experts, compute);
+    scratch("moe.rows_of", d.rows * d.choices, DType::kI32);
+    scratch("moe.offsets", d.experts + 1, DType::kI32);
+    scratch("moe.dweights", d.rows * d.choices, DType::kF32);
+    scratch("moe.balance", d.experts, DType::kF32);
+  }
   scratch("scratch.attention", attention_scratch_elems(d), DType::kF32);
   scratch("scratch.rstd", d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch("scratch.mean", d.local_rows, DType::kF32);
-  if (m.bias) scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
-  if (m.positions == Positions::kRotary) scratch("rotary.table", d.tokens * d.head_dim, DType::kF32);
+  if (has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp)) {
+    scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
+  }
+  if (m.positions == Positions::kRotary) scratch("rotary.table", d.tokens * rotary_dims(m), DType::kF32);
+  if (m.positions == Positions::kAlibi) scratch("alibi.slopes", d.heads, DType::kF32);
   if (rank.head()) {
     scratch("head.logits", d.logit_rows * d.vocab, compute);
     if (plan.mesh.tp() > 1) scratch("head.local_max", d.rows, DType::kF32);
@@ -122,6 +176,23 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank) {
   int64_t bytes = 0;
   for (const BufferSpec& buffer : stage_buffers(plan, rank)) {
     bytes += buffer.bytes() * buffer.copies;
+  }
+  return bytes;
+}
+
+int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
+  const int64_t pipeline_rank = plan.mesh.coords(rank).pp;
+  int64_t bytes = 0;
+  std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // most stages of a ramp take the same
+  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+    const StepStage& stage = plan.step_stages[k];
+    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
+    std::vector<int64_t> held = in_flight_micro_batches(shape, pipeline_rank);
+    const std::vector<int64_t> late = late_micro_batches(shape, pipeline_rank);
+    held.insert(held.end(), late.begin(), late.end());
+    if (!seen.insert({{stage.micro, stage.tokens}, std::move(held)}).second) continue;
+    const Plan then = plan.at(k);
+    bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }
   return bytes;
 }

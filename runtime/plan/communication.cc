@@ -12,36 +12,43 @@ namespace {
 Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   const StageDims d = stage_dims(plan, rank);
   const int64_t elem = dtype_size_bytes(plan.compute_dtype());
-  const int64_t all = d.rows * d.width * elem, local = d.local_rows * d.width * elem;
   const bool scattered = plan.recipe.mesh.sequence_parallel;
   Traffic out;
-  const auto reduce = [&] { (scattered ? out.reduce_scatter : out.all_reduce).add(all); };
-  const auto gather = [&] {
-    if (scattered) out.all_gather.add(local);
+  const auto reduce_rows = [&](int64_t width) {
+    (scattered ? out.reduce_scatter : out.all_reduce).add(d.rows * width * elem);
   };
+  const auto gather_rows = [&](int64_t width) {
+    if (scattered) out.all_gather.add(d.local_rows * width * elem);
+  };
+  const auto reduce = [&] { reduce_rows(d.width); };
+  const auto gather = [&] { gather_rows(d.width); };
   const auto branch = [&](bool split) {  // attention or MLP, forward and backward
     gather(), reduce();                  // norm -> column cut; row cut -> sum
     gather(), gather(), reduce();        // gradient of the output; norm again; gradient of the input
     if (split) gather();                 // the second half of a backward wants the gradient of the output too
   };
-  const auto recompute = [&](bool split) {  // a whole layer, but for its last projection
+  const bool dense = d.experts == 0;
+  const auto recompute = [&](bool split) {  // a whole layer, but for an MLP's last projection
     gather(), reduce();                     // attention
-    gather();                               // MLP
+    gather();                               // MLP or experts
+    if (!dense) reduce();
     if (!distributes_inputs(plan)) return;
-    for (int pass = 0; pass < (split ? 2 : 1); ++pass) out.all_gather.add(local / plan.mesh.tp());
+    const int64_t part = d.local_rows * d.width / plan.mesh.tp() * elem;
+    for (int pass = 0; pass < (split ? 2 : 1); ++pass) out.all_gather.add(part);
   };
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     for (const Chunk& chunk : rank.chunks) {
       const bool split = chunk.late > 0;
-      if (chunk.stage.embedding) reduce(), gather();
+      if (chunk.stage.embedding) reduce_rows(d.embed), gather_rows(d.embed);
       for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
-        branch(split), branch(split);
+        branch(split), branch(split && dense);
+        if (!dense) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
         if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split);
       }
       if (!chunk.stage.head) continue;
-      gather(), gather(), reduce();        // forward; backward, which norms again
-      out.all_reduce.add(d.rows * 4);      // maximum of each row
-      out.all_reduce.add(2 * d.rows * 4);  // sum of exponentials, target's logit
+      gather_rows(d.embed), gather_rows(d.embed), reduce_rows(d.embed);  // forward; backward, which norms again
+      out.all_reduce.add(d.rows * 4);                                    // maximum of each row
+      out.all_reduce.add(2 * d.rows * 4);                                // sum of exponentials, target's logit
     }
   }
   int64_t partial = 0;  // of replicated tensors, summed once the shards are
@@ -145,7 +152,10 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
-  world.broadcast.add(rank.rank == 0 ? 8 : 0);                                          // the step's order
+  if (plan.recipe.optimizer.kind == OptimizerKind::kLamb) {
+    world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
+  }
+  world.broadcast.add(rank.rank == 0 ? 8 : 0);  // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;
 }

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <numeric>
 #include <queue>
+#include <set>
 
 #include "runtime/core/glob.h"
+#include "runtime/plan/model_check.h"
 
 namespace cairn {
 namespace {
@@ -93,14 +95,13 @@ Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfi
 }
 
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps) {
-  const auto samples = static_cast<double>(recipe.batch.samples);
   switch (span.unit) {
     case Span::Unit::kSteps:
       return static_cast<int64_t>(std::ceil(span.value));
     case Span::Unit::kSamples:
-      return static_cast<int64_t>(std::ceil(span.value / samples));
+      return steps_for_samples(step_stages(recipe), span.value);
     case Span::Unit::kTokens:
-      return static_cast<int64_t>(std::ceil(span.value / (samples * static_cast<double>(recipe.model.context))));
+      return steps_for_samples(step_stages(recipe), span.value / static_cast<double>(recipe.model.context));
     case Span::Unit::kFraction:
       return static_cast<int64_t>(std::llround(span.value * static_cast<double>(stop_steps)));
   }
@@ -149,37 +150,98 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
   return refuse(fmt::format("mesh.shard = {} does not divide dp = {}; possible: {}", shard, dp, fmt::join(near, ", ")));
 }
 
+Status check_batch(const Recipe& recipe, int64_t dp) {
+  const BatchConfig& batch = recipe.batch;
+  const BatchRamp& ramp = batch.ramp;
+  if (batch.samples < 1 || batch.micro < 1) {
+    return refuse(fmt::format("batch.samples = {} and batch.micro = {} must be 1 or more", batch.samples, batch.micro));
+  }
+  if (ramp.from > 0 && (ramp.by < 1 || ramp.over.value <= 0 || ramp.over.unit == Span::Unit::kFraction ||
+                        ramp.from >= batch.samples || (batch.samples - ramp.from) % ramp.by != 0)) {
+    return refuse(fmt::format("batch.ramp goes from {} by {} to batch.samples = {}: it wants `over`, not as a fraction, "
+                              "and a whole number of increments",
+                              ramp.from, ramp.by, batch.samples));
+  }
+  for (const BatchPhase& phase : batch.phases) {
+    if (phase.at.unit == Span::Unit::kFraction) {
+      return refuse("a phase of the batch begins at a number of steps, samples or tokens, not at a fraction");
+    }
+    if (phase.rope_theta > 0 && recipe.model.positions != Positions::kRotary) {
+      return refuse("a phase of the batch changes rope_theta, and the model has no rotary positions");
+    }
+  }
+  const std::vector<StepStage> stages = step_stages(recipe);
+  for (const StepStage& stage : stages) {
+    const std::string when = stages.size() > 1 ? fmt::format("from step {} on: ", stage.first_step) : "";
+    const int64_t slice = stage.micro * dp;
+    if (stage.samples % slice != 0) {
+      const int64_t below = stage.samples / slice * slice;
+      return refuse(
+          fmt::format("{}batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: "
+                      "{}{}",
+                      when, stage.samples, stage.micro, dp, slice, below > 0 ? fmt::format("{}, ", below) : "",
+                      below + slice));
+    }
+    if (recipe.model.context % stage.tokens != 0) {
+      return refuse(fmt::format("{}batch.tokens = {} does not divide model.context = {}: samples are cut into equal "
+                                "sequences",
+                                when, stage.tokens, recipe.model.context));
+    }
+    if (recipe.mesh.sequence_parallel) {
+      RT_TRY(divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
+    }
+  }
+  return {};
+}
+
+namespace {
+
+/// Of the stages of the run the most: they differ in the size of a micro-batch and in how many there are.
+int64_t largest_boundary_room(const Plan& plan) {
+  if (plan.mesh.pp() == 1) return 0;
+  int64_t bytes = 0;
+  std::set<std::pair<int64_t, int64_t>> seen;
+  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+    const Plan then = plan.at(k);
+    if (!seen.insert({then.micro_batches, then.recipe.batch.micro}).second) continue;
+    bytes = std::max(bytes, boundary_buffers(then.schedule()).total() * then.boundary_bytes());
+  }
+  return bytes;
+}
+
+}  // namespace
+
 Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   const ModelConfig& m = recipe.model;
   const MeshConfig& mesh = recipe.mesh;
   RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
+  if (const std::vector<ModelMistake> mistakes = find_mistakes(m); !mistakes.empty()) {
+    const ModelMistake& first = mistakes.front();
+    return refuse(first.message + (first.accepted.empty() ? "" : "; accepted: " + first.accepted));
+  }
   RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
   RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
-  if (mesh.sequence_parallel) {
-    RT_TRY(divides("batch.micro x model.context", recipe.batch.micro * m.context, "mesh.tp", mesh.tp));
-  }
+  RT_TRY(check_batch(recipe, made.dp()));
   if (recipe.recompute.distribute) {
     RT_TRY(divides("batch.micro x model.context x model.width of a kept input",
                    recipe.batch.micro * m.context * m.width, "mesh.tp", mesh.tp));
-  }
-  const int64_t slice = recipe.batch.micro * made.dp();
-  if (recipe.batch.samples < 1 || recipe.batch.samples % slice != 0) {
-    const int64_t below = recipe.batch.samples / slice * slice;
-    return refuse(
-        fmt::format("batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: {}{}",
-                    recipe.batch.samples, recipe.batch.micro, made.dp(), slice,
-                    below > 0 ? fmt::format("{}, ", below) : "", below + slice));
   }
   RT_TRY(check_sharding(recipe, made.dp()));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
   plan.padded_vocab = padded_vocab(m.vocab, mesh.tp);
-  plan.micro_batches = recipe.batch.samples / slice;
-  RT_TRY(check_schedule(plan.schedule()));
-  if (made.pp() > 1) plan.boundary = boundary_buffers(plan.schedule());
+  plan.step_stages = step_stages(recipe);
+  for (size_t k = plan.step_stages.size(); k-- > 0;) {
+    const StepStage& stage = plan.step_stages[k];
+    Status fits = check_schedule(plan.at(k).schedule());
+    if (!fits.ok()) return std::move(fits).error().with(fmt::format("from step {} on", stage.first_step));
+  }
+  plan.boundary_room = largest_boundary_room(plan);
+  plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
+  plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = span_in_steps(recipe.stop, recipe, 0);
   for (const ParameterGroup& group : recipe.optimizer.groups) {
@@ -255,7 +317,7 @@ class RankPlanner {
       // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
       // partial.
       local.primary = out_.at.tp == 0;
-      local.sum_over_tp = plan_.recipe.mesh.sequence_parallel && tp > 1;
+      local.sum_over_tp = (plan_.recipe.mesh.sequence_parallel || spec.partial) && tp > 1;
       return local;
     }
     const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
@@ -430,6 +492,18 @@ const LocalTensor* RankPlan::find(const std::vector<TensorSpec>& specs, std::str
   return nullptr;
 }
 
+Plan Plan::at(size_t stage) const {
+  const StepStage& s = step_stages.at(stage);
+  Plan out = *this;
+  out.recipe.batch.samples = s.samples;
+  out.recipe.batch.micro = s.micro;
+  out.recipe.model.rope_theta = s.rope_theta;
+  out.sequence_tokens = s.tokens;
+  out.micro_batches = s.samples / (s.micro * mesh.dp());
+  out.tokens_per_step = s.samples * recipe.model.context;
+  return out;
+}
+
 int64_t Plan::boundary_bytes() const {
   const int64_t rows = recipe.batch.micro * recipe.model.context / (recipe.mesh.sequence_parallel ? mesh.tp() : 1);
   return rows * recipe.model.width * dtype_size_bytes(compute_dtype());
@@ -439,10 +513,12 @@ double Plan::flops_per_token() const {
   const ModelConfig& m = recipe.model;
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() == 2 && tensor.layer != kEmbeddingLayer)
-      matrices += static_cast<double>(count_elems(tensor.shape));
+    if (tensor.shape.size() != 2 || tensor.layer == kEmbeddingLayer) continue;
+    const bool expert = tensor.name.find(".experts.") != std::string::npos;
+    const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
+    matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
-  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * m.width);
+  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
   return 6 * matrices + 6.0 * static_cast<double>(m.layers * m.context * m.heads * m.head_dim);
 }
 

@@ -30,6 +30,7 @@
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
 #include "runtime/mesh/mesh.h"
+#include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/schedule.h"
 
@@ -159,9 +160,11 @@ struct Plan {
   Mesh mesh;
   std::vector<TensorSpec> tensors;
   std::vector<Stage> stages;  // pp * virtual_stages, in model order; stage_at() says which are a rank's chunks
-  BoundaryBuffers boundary;   // of every pipeline rank; none are needed with one
+  int64_t boundary_room = 0;  // bytes of a pipeline rank's boundary tensors, in any stage of the run
   int64_t padded_vocab = 0;
-  int64_t micro_batches = 0;  // a step and data-parallel rank: accumulation
+  std::vector<StepStage> step_stages;  // how the batch changes; one unless the recipe says. What follows is at()'s
+  int64_t sequence_tokens = 0;         // model.context, or the part of it that samples are cut into
+  int64_t micro_batches = 0;           // a step and data-parallel rank: accumulation
   int64_t tokens_per_step = 0;
   int64_t steps = 0;  // of the run, from recipe.stop
   int64_t parameters = 0;
@@ -182,10 +185,13 @@ struct Plan {
                                                  : DType::kF32;
   }
   RankPlan rank(int64_t rank) const;
+  /// The plan while step_stages[stage] lasts: recipe.batch, rope_theta and what follows from them are its own. The flat
+  /// range, buckets and optimizer state of a rank are the same in all.
+  Plan at(size_t stage) const;
   /// One boundary tensor between stages: the rows of the residual stream that a rank holds, in the compute dtype.
   int64_t boundary_bytes() const;
-  /// Those that a pipeline rank sends from and receives into; 0 with one stage.
-  int64_t boundary_buffers_bytes() const { return mesh.pp() > 1 ? boundary.total() * boundary_bytes() : 0; }
+  /// Those that a pipeline rank sends from and receives into, in any stage of the run; 0 with one rank.
+  int64_t boundary_buffers_bytes() const { return boundary_room; }
   /// The last stage lies on another rank than the first, so a tied embedding is there twice.
   bool has_tied_copy() const {
     return recipe.model.tied_embeddings && place_of(schedule(), std::ssize(stages) - 1).rank != 0;
@@ -197,6 +203,9 @@ struct Plan {
 
 /// Errors: kInvalidInput, naming the fields, the values and the nearest valid ones.
 Result<Plan> make_plan(const Recipe& recipe, int64_t world);
+
+/// Refuses batches that no replica can be given its part of, in any stage of the run. Errors: kInvalidInput.
+Status check_batch(const Recipe& recipe, int64_t dp);
 
 /// Refuses shard groups that do not tile the replicas, what only ZeRO has, without it, and what a split backward cannot
 /// have. Errors: kInvalidInput.
@@ -211,7 +220,7 @@ Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfi
 /// its shortest stages longer or its longest ones shorter, or balanced when it has not an entry for each stage.
 std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers);
 
-/// A span of training in steps of this recipe (rounded up); kFraction is of `stop_steps`.
+/// The steps that a span takes from the beginning of the run, rounded up; kFraction is of `stop_steps`.
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps);
 
 }  // namespace cairn

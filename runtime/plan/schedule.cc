@@ -287,6 +287,8 @@ std::vector<Action> forward_actions(const ScheduleShape& shape, int64_t rank) {
 }
 
 BoundaryBuffers boundary_buffers(const ScheduleShape& shape) {
+  // Neighbours are in step: each message is taken before its sender wants to send the next.
+  if (shape.kind == PipelineKind::kGpipe || shape.kind == PipelineKind::k1F1B) return {};
   const auto timeline = simulate_schedule(shape, PassTimes{});
   RT_CHECK(timeline.ok(), "{}", timeline.error().message);
   const int64_t m = shape.micro_batches, stages = shape.pp * shape.chunks;

@@ -38,6 +38,9 @@ json to_json(const StepMetrics& m) {
     out["loss_scale"] = finite(*m.loss_scale);
     out["skipped"] = m.skipped;
   }
+  for (const auto& [phase, ms] : m.split_ms) out["split_ms"][phase] = finite(ms);
+  if (m.tflops) out["tflops"] = finite(*m.tflops);
+  if (m.mfu) out["mfu"] = finite(*m.mfu);
   return out;
 }
 
@@ -83,6 +86,14 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   }
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
+  if (in.contains("split_ms") && in["split_ms"].is_object()) {
+    for (const auto& [phase, ms] : in["split_ms"].items()) {
+      if (ms.is_number()) out.split_ms.emplace_back(phase, ms.get<double>());
+    }
+  }
+  for (const auto& [name, into] : {std::pair("tflops", &out.tflops), std::pair("mfu", &out.mfu)}) {
+    if (in.contains(name) && in[name].is_number()) *into = in[name].get<double>();
+  }
   if (in.contains("source_loss") && in["source_loss"].is_object()) {
     for (const auto& [name, loss] : in["source_loss"].items()) {
       if (loss.is_number()) out.source_loss.emplace_back(name, loss.get<double>());

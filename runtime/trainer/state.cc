@@ -28,7 +28,7 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   RT_TRY_SET(out.gathered_, Buffer::allocate(device, rank.gathered_bytes));
   RT_TRY_SET(out.grads_, Buffer::allocate(device, rank.grad_bytes));
   RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_elems * 12));
-  RT_TRY_SET(out.activations_, Buffer::allocate(device, stage_buffers_bytes(plan, rank)));
+  RT_TRY_SET(out.activations_, Buffer::allocate(device, largest_stage_buffers_bytes(plan, rank.rank)));
   RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
   out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());

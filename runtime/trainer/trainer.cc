@@ -20,13 +20,17 @@
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/pipeline/executor.h"
+#include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using telemetry::Phase;
+using telemetry::PhaseScope;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -99,6 +103,24 @@ struct LossSum {
   }
 };
 
+/// What runs while one stage of the batch (Plan::step_stages) lasts.
+struct StageRun {
+  Plan plan;
+  RankPlan rank;
+  std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
+  std::vector<pipeline::MicroBatch> batches;  // views of them
+  std::vector<uint64_t> dropout_keys;         // of each sequence of the step on this rank
+  data_parallel::DataParallel data_parallel;
+  std::vector<std::unique_ptr<nn::StageModel>> models;  // of the chunks
+  std::unique_ptr<pipeline::Executor> executor;
+
+  StageRun(Plan of, int64_t world_rank, const data_parallel::Groups& groups, const data_parallel::Memory& memory)
+      : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(plan, rank, groups, memory) {
+    loaded.resize(plan.micro_batches);
+    batches.resize(plan.micro_batches);
+  }
+};
+
 class Run {
  public:
   Run(const Environment& env, RankPlan rank, Groups groups, TrainState state, data::Dataset dataset,
@@ -112,22 +134,26 @@ class Run {
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
         optimizer_(plan_, rank_, *groups_.replica, state_.arrays()),
-        data_parallel_(plan_, rank_,
-                       {groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
-                        plan_.has_tied_copy() ? groups_.embedding.get() : nullptr},
-                       state_.memory()) {}
+        recorder_(env.trace, env.rank,
+                  fmt::format("rank {} (tp {}, dp {}, pp {})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp)) {}
 
   Result<Outcome> loop();
   /// Data-parallel collectives run beside this thread: an engine that is left must be given up.
-  bool busy() const { return data_parallel_.busy(); }
+  bool busy() const { return now_ != nullptr && now_->data_parallel.busy(); }
 
  private:
   Status start();
+  /// Makes `stage` of the batch the one that runs.
+  Status enter(size_t stage);
   Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
   Status step(int64_t number);
+  void finish_trace(bool last);
   Result<double> evaluate();
   Result<StepOrder> agree_on_order(bool last);
-  void phase(int64_t step, const char* what) {
+  /// The rank's next part of a step: told to who watches it, and its time counted.
+  void phase(int64_t step, const char* what, Phase counted) {
+    in_phase_.emplace(counted);
+    env_.engine.at(step, what);
     if (env_.on_phase) env_.on_phase(step, what);
   }
   /// Adds the parts of all ranks; the same bits everywhere.
@@ -146,36 +172,50 @@ class Run {
   data::Sampler sampler_;
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
-  data_parallel::DataParallel data_parallel_;  // before what it runs on goes
-  std::vector<std::unique_ptr<nn::StageModel>> models_;  // of the chunks
-  std::unique_ptr<pipeline::Executor> executor_;
+  std::unique_ptr<StageRun> now_;  // before what it runs on goes
+  size_t stage_ = 0;
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
   int64_t bank_ = 0;                               // holds the saved state of the last step
   double paused_ms_ = 0;                           // of this step: this rank stood still for checkpoints
   TrainPosition position_;
   telemetry::StepMetrics metrics_;
-
-  std::vector<data::MicroBatch> loaded_;       // all micro-batches of this rank's step
-  std::vector<pipeline::MicroBatch> batches_;  // views of them
-  bool drops_ = false;                         // the model has dropout
-  std::vector<uint64_t> dropout_keys_;         // of each sample of the step on this rank
+  telemetry::Recorder recorder_;
+  std::optional<PhaseScope> in_phase_;
+  bool traced_ = false;  // on_trace was called
 };
+
+Status Run::enter(size_t stage) {
+  if (now_ != nullptr && stage == stage_) return {};
+  if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
+  now_.reset();
+  const data_parallel::Groups groups{groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
+                                     plan_.has_tied_copy() ? groups_.embedding.get() : nullptr};
+  auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
+  const Plan& plan = next->plan;
+  const ModelConfig& model = plan.recipe.model;
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0) {
+    next->dropout_keys.resize(plan.micro_batches * stage_dims(plan, next->rank).samples);
+  }
+  const auto bytes = static_cast<size_t>(stage_buffers_bytes(plan, next->rank));
+  std::vector<nn::StageModel*> chunks;
+  for (size_t chunk = 0; chunk < next->rank.chunks.size(); ++chunk) {
+    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), *groups_.tp,
+                                               state_.memory().used_weights(), state_.memory().used_grads(),
+                                               state_.activations().first(bytes), &next->data_parallel));
+    RT_CHECK(made->boundary_bytes() == plan.boundary_bytes(), "{} and {}", made->boundary_bytes(),
+             plan.boundary_bytes());
+    chunks.push_back(made.get());
+    next->models.push_back(std::move(made));
+  }
+  next->executor = std::make_unique<pipeline::Executor>(plan.schedule(), std::move(chunks), *groups_.activations,
+                                                        *groups_.gradients, state_.boundary());
+  now_ = std::move(next);
+  stage_ = stage;
+  return {};
+}
 
 Status Run::start() {
   const Recipe& recipe = plan_.recipe;
-  std::vector<nn::StageModel*> chunks;
-  for (size_t chunk = 0; chunk < rank_.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto model,
-               nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
-                                    state_.memory().used_weights(), state_.memory().used_grads(), state_.activations(),
-                                    &data_parallel_));
-    RT_CHECK(model->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model->boundary_bytes(),
-             plan_.boundary_bytes());
-    chunks.push_back(model.get());
-    models_.push_back(std::move(model));
-  }
-  executor_ = std::make_unique<pipeline::Executor>(plan_.schedule(), std::move(chunks), *groups_.activations,
-                                                   *groups_.gradients, state_.boundary());
   for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
     tensors_.push_back(state_.tensors(rank_, bank));
   }
@@ -209,59 +249,67 @@ Status Run::start() {
                                                        "at most about 100",
                                                        recipe.data.sources.size())};
   }
-  loaded_.resize(plan_.micro_batches);
-  batches_.resize(plan_.micro_batches);
-  const ModelConfig& model = recipe.model;
-  drops_ = model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0;
-  dropout_keys_.resize(plan_.micro_batches * recipe.batch.micro);
+  RT_TRY(enter(stage_of_step(plan_.step_stages, position_.step + 1)));
   const bool weights_ready = found && found->weights_ready;
   RT_TRY(optimizer_.spread_share(bank_, weights_ready));
-  return weights_ready ? Status{} : data_parallel_.spread_weights([] { return Status{}; });
+  return weights_ready ? Status{} : now_->data_parallel.spread_weights([] { return Status{}; });
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
-  const Recipe& recipe = plan_.recipe;
-  for (int64_t k = 0; k < plan_.micro_batches; ++k) {
-    const auto mine = data::micro_batch_samples(samples, plan_.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
+  const Plan& plan = now_->plan;
+  const Recipe& recipe = plan.recipe;
+  const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
+  const bool drops = part == data::DataPart::kTrain && !now_->dropout_keys.empty();
+  const uint64_t key = stream_key(recipe.seed, "dropout");
+  uint64_t* at = now_->dropout_keys.data();
+  for (int64_t k = 0; k < plan.micro_batches; ++k) {
+    const auto mine = data::micro_batch_samples(samples, plan.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
+    data::MicroBatch& loaded = now_->loaded[k];
     if (rank_.embedding() || rank_.head()) {
-      RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded_[k]));
+      RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
     }
-    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data(), {}};
-    if (part == data::DataPart::kTrain && drops_) {
-      const uint64_t key = stream_key(recipe.seed, "dropout");
-      uint64_t* const keys = dropout_keys_.data() + k * recipe.batch.micro;
-      for (size_t m = 0; m < mine.size(); ++m) keys[m] = mix64(key + static_cast<uint64_t>(mine[m].position));
-      batches_[k].dropout_keys = {keys, mine.size()};
+    now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}};
+    if (!drops) continue;
+    uint64_t* const first = at;
+    for (const data::SampleRef& sample : mine) {
+      const uint64_t of_sample = mix64(key + static_cast<uint64_t>(sample.position));
+      for (int64_t p = 0; p < pieces; ++p) *at++ = p == 0 ? of_sample : mix64(of_sample + static_cast<uint64_t>(p));
     }
+    now_->batches[k].dropout_keys = {first, at};
   }
   return {};
 }
 
 Status Run::step(int64_t number) {
   const Clock::time_point begin = Clock::now();
-  const Recipe& recipe = plan_.recipe;
+  RT_TRY(enter(stage_of_step(plan_.step_stages, number)));
+  const Plan& plan = now_->plan;
+  const Recipe& recipe = plan.recipe;
   const int64_t context = recipe.model.context;
 
-  phase(number, "data");
+  phase(number, "data", Phase::kData);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
 
-  phase(number, "forward and backward");
+  phase(number, "forward and backward", Phase::kOther);
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
   std::vector<LossSum> losses(sources);
-  data_parallel_.begin_pass(true);
+  {
+    const PhaseScope scope(Phase::kBackward);
+    now_->data_parallel.begin_pass(true);
+  }
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      losses[loaded_[micro_batch].sources[m]].add(token_losses.subspan(m * context, context));
+      losses[now_->loaded[micro_batch].sources[m]].add(token_losses.subspan(m * context, context));
     }
   };
   const bool scaled = position_.loss_scale.scale > 0;
   const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
-  const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan_.tokens_per_step);
-  RT_TRY(executor_->train(batches_, weight, on_losses));
+  const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
+  RT_TRY(now_->executor->train(now_->batches, weight, on_losses));
 
-  phase(number, "gradients");
-  RT_TRY(data_parallel_.finish());
+  phase(number, "gradients", Phase::kReduce);
+  RT_TRY(now_->data_parallel.finish());
   WorldSums sums;
   for (const LossSum& source : losses) {
     sums.put(source.loss);
@@ -273,6 +321,7 @@ Status Run::step(int64_t number) {
   sums.put(0);
   Status chosen;
   if (groups_.world->rank() == 0) {
+    const PhaseScope scope(Phase::kCheckpoint);
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
     sums.words.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
@@ -292,7 +341,7 @@ Status Run::step(int64_t number) {
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
-  loss /= static_cast<double>(plan_.tokens_per_step);
+  loss /= static_cast<double>(plan.tokens_per_step);
   const bool overflow = !std::isfinite(norm);
   if (!std::isfinite(loss) || (overflow && !scaled)) {  // no loss scale mends the loss itself
     return Error{ErrorCode::kGuard,
@@ -308,26 +357,29 @@ Status Run::step(int64_t number) {
     metrics_.skipped = position_.loss_scale.skipped;
   }
 
-  phase(number, "optimizer");
-  const double lr = optim::learning_rate(recipe, number, plan_.steps);
+  phase(number, "optimizer", Phase::kOptimizer);
+  const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps);
   const double clip = recipe.optimizer.clip;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  const Clock::time_point begun = Clock::now();
-  RT_TRY(env_.hook.begin_update(bank, number));
-  paused_ms_ += ms_since(begun);
+  {
+    const PhaseScope scope(Phase::kCheckpoint);
+    const Clock::time_point begun = Clock::now();
+    RT_TRY(env_.hook.begin_update(bank, number));
+    paused_ms_ += ms_since(begun);
+  }
   if (overflow) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
   } else {
     const int64_t update = number - position_.loss_scale.skipped;
-    optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank);
-    RT_TRY(data_parallel_.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
+    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank, *groups_.world));
+    RT_TRY(now_->data_parallel.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;
 
   position_.step = number;
   position_.samples += recipe.batch.samples;
-  position_.tokens += plan_.tokens_per_step;
+  position_.tokens += plan.tokens_per_step;
   position_.lr = lr;
   position_.loss = loss;
   sampler_.advance(recipe.batch.samples);
@@ -340,16 +392,17 @@ Status Run::step(int64_t number) {
   metrics_.grad_norm = norm;
   metrics_.lr = lr;
   metrics_.step_ms = ms_since(begin);
-  metrics_.tokens_per_s = static_cast<double>(plan_.tokens_per_step) / (metrics_.step_ms / 1000);
+  metrics_.tokens_per_s = static_cast<double>(plan.tokens_per_step) / (metrics_.step_ms / 1000);
   return {};
 }
 
 Result<double> Run::evaluate() {
+  RT_TRY(enter(plan_.step_stages.size() - 1));  // all of a run's validation losses are of the same batches
   LossSum sum;
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
-    data_parallel_.begin_pass(false);
-    RT_TRY(executor_->evaluate(batches_, [&](int64_t, std::span<const float> losses) {
+    now_->data_parallel.begin_pass(false);
+    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t, std::span<const float> losses) {
       if (!counts_losses()) return;
       sum.add(losses);
     }));
@@ -363,6 +416,7 @@ Result<double> Run::evaluate() {
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
+  phase(position_.step, "order", Phase::kCheckpoint);
   int64_t wire = 0;  // flags or -1
   Status refused;
   if (groups_.world->rank() == 0) {
@@ -383,16 +437,26 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0};
 }
 
+void Run::finish_trace(bool last) {
+  if (traced_ || !env_.on_trace || (position_.step < recorder_.window().last && !last)) return;
+  in_phase_.reset();  // draws the open bar
+  if (!recorder_.end_window()) return;
+  traced_ = true;
+  env_.on_trace(recorder_.to_json());
+}
+
 Result<Outcome> Run::loop() {
+  recorder_.attach("training");
   RT_TRY(start());
   const EvalConfig& eval = plan_.recipe.eval;
   bool stopped = false;
   while (position_.step < plan_.steps && !stopped) {
     const int64_t number = position_.step + 1;
+    recorder_.begin_step(number);
     RT_TRY(step(number));
     const bool last = number == plan_.steps;
     if (validation_ && (number % eval.every_steps == 0 || last)) {
-      phase(number, "validation");
+      phase(number, "validation", Phase::kValidation);
       RT_TRY_SET(metrics_.valid_loss, evaluate());
     }
     telemetry::StepMetrics told = metrics_;
@@ -400,17 +464,23 @@ Result<Outcome> Run::loop() {
     position_.metrics = telemetry::to_json(told).dump();
     RT_TRY_SET(const StepOrder order, agree_on_order(last));
     if (order.snapshot) {
-      phase(number, "snapshot");
+      phase(number, "snapshot", Phase::kCheckpoint);
       const Clock::time_point begin = Clock::now();
       RT_TRY(env_.hook.snapshot(order, position_, bank_, tensors_[bank_], optimizer_.sums()));
       paused_ms_ += ms_since(begin);
     }
     metrics_.checkpoint_lost_ms = paused_ms_;
     stopped = order.stop;
+    finish_trace(stopped || last);
+    phase(number, "log", Phase::kLog);
+    const telemetry::StepSplit split = recorder_.take_split();
+    for (size_t i = 0; i < telemetry::kPhases; ++i) {
+      metrics_.split_ms.emplace_back(telemetry::phase_name(static_cast<Phase>(i)), split[i]);
+    }
     if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
   }
-  phase(position_.step, "finish");
-  RT_TRY(data_parallel_.settle());
+  phase(position_.step, "finish", Phase::kOther);
+  RT_TRY(now_->data_parallel.settle());
   RT_TRY(env_.hook.finish());
   return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes(), groups_.traffic()};
 }
@@ -426,7 +496,7 @@ Result<Outcome> run(const Environment& env) {
              data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
   std::optional<data::ValidationSet> validation;
   if (recipe.eval.every_steps > 0) {
-    RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, recipe.batch.samples, recipe.eval.steps));
+    RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, env.plan.step_stages.back().samples, recipe.eval.steps));
   }
   RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "runtime/comm/comm.h"
@@ -11,6 +12,7 @@
 #include "runtime/core/traffic.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::trainer {
@@ -24,6 +26,9 @@ struct Environment {
   std::function<void(const telemetry::StepMetrics&)> on_step;
   /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
   std::function<void(int64_t step, const char* phase)> on_phase;
+  telemetry::TraceWindow trace;  // steps whose timeline is drawn
+  /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
+  std::function<void(const std::string& trace)> on_trace;
 };
 
 struct Outcome {

@@ -2,8 +2,8 @@
 //
 // Tolerance, float: 1e-5 of the largest value compared; only the order of sums over tp differs.
 
-#include "runtime/comm/thread_world.h"
 #include <tuple>
+#include "runtime/comm/thread_world.h"
 
 #include "tests/runtime/nn/stage_testing.h"
 
@@ -131,6 +131,35 @@ TEST_SUITE("runtime/nn/parallel") {
       for (size_t t = 0; t < plan.tensors.size(); ++t) {
         CAPTURE(plan.tensors[t].name);
         CHECK(distance(got.grads[t], one.grads[t], largest(one.grads)) < 1e-5);
+      }
+    }
+  }
+
+  TEST_CASE("every option gives under tensor, sequence and pipeline parallelism what it gives alone") {
+    for (const Variant& variant : option_variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = variant.recipe;
+      const Plan one_plan = plan_of(recipe);
+      const Logical weights = draw_weights(one_plan);
+      const Batch batch = draw_batch(one_plan);
+      const Outcome one = run_alone(one_plan, weights, batch);
+      const std::vector<double> one_losses(one.losses.begin(), one.losses.end());
+      const double floor = largest(one.grads);
+      for (const auto& [tp, pp, sequence_parallel] :
+           {std::tuple<int64_t, int64_t, bool>{2, 1, false}, {4, 2, false}, {2, 3, true}, {4, 1, true}}) {
+        CAPTURE(tp);
+        CAPTURE(pp);
+        CAPTURE(sequence_parallel);
+        recipe.mesh.tp = tp;
+        recipe.mesh.pp = pp;
+        recipe.mesh.sequence_parallel = sequence_parallel;
+        const Plan plan = plan_of(recipe);
+        const Outcome got = run_threads(plan, weights, batch);
+        CHECK(distance({got.losses.begin(), got.losses.end()}, one_losses, 0) < 1e-5);
+        for (size_t t = 0; t < plan.tensors.size(); ++t) {
+          CAPTURE(plan.tensors[t].name);
+          CHECK(distance(got.grads[t], one.grads[t], floor) < 1e-5);
+        }
       }
     }
   }

@@ -80,6 +80,123 @@ inline Recipe llama_recipe() {
   return r;
 }
 
+struct Variant {
+  std::string name;
+  Recipe recipe;
+};
+
+/// Small models that together use every option, most pairs of options that could meet, and the families' combinations.
+inline std::vector<Variant> option_variants() {
+  std::vector<Variant> out;
+  const auto add = [&](std::string name, Recipe r, const auto& change) {
+    change(r.model);
+    r.name = name;
+    out.push_back({std::move(name), std::move(r)});
+  };
+  const auto rotary = [](ModelConfig& m) {
+    m.positions = Positions::kRotary;
+    m.rope_theta = 100.0;
+    m.tied_embeddings = false;
+  };
+  add("gpt_neox: parallel, two norms, part of the head turns, exact gelu", gpt2_recipe(), [&](ModelConfig& m) {
+    rotary(m);
+    m.block = BlockKind::kParallel;
+    m.rope.dims = 4;
+    m.activation = Activation::kGeluErf;
+  });
+  add("gptj: parallel, one norm, interleaved, biases of the MLP and the head only", gpt2_recipe(), [&](ModelConfig& m) {
+    rotary(m);
+    m.block = BlockKind::kParallelShared;
+    m.rope = {.dims = 4, .pairs = RotaryPairs::kInterleaved};
+    m.qkv_bias = m.out_bias = false;
+    m.head_bias = true;
+  });
+  add("bloom: alibi, embedding norm", gpt2_recipe(), [](ModelConfig& m) {
+    m.heads = m.kv_heads = 12;  // no power of two, and a rank's heads cross the border of the lists
+    m.head_dim = 4;
+    m.positions = Positions::kAlibi;
+    m.embedding_norm = true;
+  });
+  add("opt: offset positions, silu for relu's kink", gpt2_recipe(), [](ModelConfig& m) {
+    m.position_offset = 2;
+    m.activation = Activation::kSilu;
+  });
+  add("opt-350m: norms behind the sums, no final norm, narrower embedding", gpt2_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kPostNorm;
+    m.position_offset = 2;
+    m.final_norm = false;
+    m.embed_dim = 12;
+  });
+  add("wider embedding, untied, with a norm", gpt2_recipe(), [](ModelConfig& m) {
+    m.embed_dim = 28;
+    m.tied_embeddings = false;
+    m.embedding_norm = true;
+    m.head_bias = true;
+  });
+  add("qwen2: biases of q, k, v only, a window in some layers", llama_recipe(), [](ModelConfig& m) {
+    m.qkv_bias = true;
+    m.sliding_window = 3;
+    m.window_layers = {1, 2};
+  });
+  add("qwen3: norms of q and k", llama_recipe(), [](ModelConfig& m) { m.qk_norm = QkNorm::kHead; });
+  add("mistral: window in all layers, linear scaling", llama_recipe(), [](ModelConfig& m) {
+    m.sliding_window = 2;
+    m.rope.scaling = RopeScaling::kLinear;
+    m.rope.factor = 3;
+  });
+  add("glm: interleaved half of the head, biases of q, k, v", llama_recipe(), [](ModelConfig& m) {
+    m.head_dim = 8;
+    m.rope = {.dims = 4, .pairs = RotaryPairs::kInterleaved};
+    m.qkv_bias = true;
+  });
+  add("glm4: norms before and behind, norms of q and k too", llama_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kSandwich;
+    m.qk_norm = QkNorm::kHead;
+    m.rope.pairs = RotaryPairs::kInterleaved;
+    m.qkv_bias = true;
+  });
+  add("glm-130b: deep norm, exact geglu, all biases", llama_recipe(), [](ModelConfig& m) {
+    m.kv_heads = m.heads;
+    m.norm = NormKind::kLayerNorm;
+    m.block = BlockKind::kDeepNorm;
+    m.residual_scale = 2.5;
+    m.activation = Activation::kGeGlu;
+    m.bias = true;
+    m.tied_embeddings = true;
+  });
+  add("bidirectional, dynamic scaling, scaled scores and logits", llama_recipe(), [](ModelConfig& m) {
+    m.mask = Mask::kBidirectional;
+    m.rope = {.scaling = RopeScaling::kDynamic, .factor = 2, .original_context = 4};
+    m.attention_scale = 0.7;
+    m.attention_scale_by_layer = true;
+    m.logit_scale = 0.5;
+    m.activation = Activation::kGeGluTanh;
+  });
+  add("parallel, rms norms, squared relu, alibi and a window", gpt2_recipe(), [](ModelConfig& m) {
+    m.norm = NormKind::kRmsNorm;
+    m.positions = Positions::kAlibi;
+    m.block = BlockKind::kParallel;
+    m.activation = Activation::kRelu2;
+    m.sliding_window = 4;
+    m.qk_norm = QkNorm::kHead;
+  });
+  add("mixtral: experts, balanced", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 5, .top_k = 2, .aux_loss = 0.3};
+    m.sliding_window = 5;
+  });
+  add("experts without renormalised weights, norms on both sides, geglu", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 3, .top_k = 3, .renormalise = false};
+    m.block = BlockKind::kSandwich;
+    m.activation = Activation::kGeGlu;
+  });
+  add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
+    m.activation = Activation::kGeluQuick;
+    m.bias = false;
+    m.out_bias = true;
+  });
+  return out;
+}
+
 /// For tp x pp ranks: dp is 1.
 inline Plan plan_of(const Recipe& recipe) {
   auto plan = make_plan(recipe, recipe.mesh.tp * recipe.mesh.pp);

@@ -33,6 +33,23 @@ TEST_SUITE("runtime/optim/lr_schedule") {
     CHECK(optim::learning_rate(r, 100, 100) == doctest::Approx(0.4));
   }
 
+  TEST_CASE("spans in samples follow the samples: a batch ramp does not bend the curve") {
+    // BLOOM's public log: warm-up of 183,105 samples, cosine to 6e-6 at 200,000,000, in the batch ramp of 192 to 2048.
+    Recipe r;
+    r.model.context = 2048;
+    r.batch = {.samples = 2048, .micro = 2};
+    r.batch.ramp = {.from = 192, .by = 16, .over = {Span::Unit::kSamples, 9765625}};
+    r.optimizer.peak_lr = 6e-5;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSamples, 183105}, 0},
+                      {LrStage::Kind::kCosine, {Span::Unit::kSamples, 200e6 - 183105}, 6e-6},
+                      {LrStage::Kind::kHold, {}, 0}};
+    CHECK(optim::learning_rate(r, 12695, 115311) == doctest::Approx(5.969e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 31214, 115311) == doctest::Approx(5.279e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 31222, 115311) == doctest::Approx(5.278e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 31250, 115311) == doctest::Approx(5.277e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 115311, 115311) == doctest::Approx(6e-6));
+  }
+
   TEST_CASE("inverse square root and exponential") {
     Recipe r;
     r.batch.samples = 1;

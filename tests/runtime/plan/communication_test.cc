@@ -120,9 +120,10 @@ TEST_SUITE("runtime/plan/communication") {
 
   TEST_CASE("shard groups that cannot be are refused with those that can") {
     CHECK(make_plan(recipe_of(1, 3), 8).error().message == "mesh.shard = 3 does not divide dp = 8; possible: 2, 4, 8");
-    CHECK(make_plan(recipe_of(0, 2), 8).error().message ==
-          "mesh.shard = 2 divides optimizer state over 2 replicas, but optimizer.zero = 0 divides nothing; say zero = 1, "
-          "2 or 3");
+    CHECK(
+        make_plan(recipe_of(0, 2), 8).error().message ==
+        "mesh.shard = 2 divides optimizer state over 2 replicas, but optimizer.zero = 0 divides nothing; say zero = 1, "
+        "2 or 3");
     CHECK(make_plan(recipe_of(1, 1), 8).error().message ==
           "mesh.shard = 1 divides nothing; leave it out with optimizer.zero = 0");
     Recipe kept = recipe_of(2);

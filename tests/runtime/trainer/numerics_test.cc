@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 
 #include "tests/runtime/trainer/harness.h"
@@ -111,7 +112,7 @@ TEST_SUITE("runtime/trainer/numerics") {
   TEST_CASE("a group with rate 0 does not move, in any layout; the others move as its rate says") {
     Recipe recipe = tiny_recipe(false, true);
     recipe.stop = {Span::Unit::kSteps, 3};
-    recipe.optimizer.groups = {{.tensors = "layers.0.*", .lr = 0}, {.tensors = "*.bias", .weight_decay = 0.5}};
+    recipe.optimizer.groups = {{.tensors = "*.bias", .weight_decay = 0.5}, {.tensors = "layers.0.*", .lr = 0}};
     const Plan plan = make_plan(recipe, 1).value();
     Recipe still = recipe;
     still.optimizer.peak_lr = 1e-30;
@@ -125,6 +126,21 @@ TEST_SUITE("runtime/trainer/numerics") {
       CHECK((after.state.at(key) == before.state.at(key)) == frozen);
       CHECK((meshed.state.at(key) == before.state.at(key)) == frozen);
     }
+  }
+
+  TEST_CASE("LAMB learns, alike in every layout, and resumes to the bit") {
+    Recipe recipe = tiny_recipe(false, true);
+    recipe.optimizer.kind = OptimizerKind::kLamb;
+    recipe.optimizer.peak_lr = 6e-2;
+    const auto serial = train_on_threads(recipe, 1).value();
+    CHECK(serial.losses.back() < serial.losses.front() - 0.3);
+    for (const auto& [tp, pp, dp, zero] : std::vector<std::array<int64_t, 4>>{{2, 2, 2, 1}, {1, 1, 4, 0}, {1, 2, 2, 3}}) {
+      const auto got = train_on_threads(cut(recipe, tp, pp, static_cast<int>(zero), tp > 1), tp * pp * dp).value();
+      for (size_t k = 0; k < 20; ++k) CHECK(got.losses[k] == doctest::Approx(serial.losses[k]).epsilon(3e-5));
+    }
+    const auto half = train_on_threads(recipe, 1, nullptr, 9, {}, 2).value();
+    const auto rest = train_on_threads(recipe, 1, &half, 0, {}, 2).value();
+    CHECK(same_bits(rest.state, serial.state));
   }
 
   TEST_CASE("dropout keeps the trajectory in every layout and over a restart") {

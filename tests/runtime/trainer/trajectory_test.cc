@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 
 using namespace cairn;
@@ -121,6 +122,45 @@ TEST_SUITE("runtime/trainer/trajectory") {
     now.norms = whole.norms;
     now.source_losses = whole.source_losses;
     same(now, whole);
+  }
+
+  TEST_CASE("a batch ramp, longer sequences, another micro-batch and rotary base in the middle: every layout follows") {
+    Recipe recipe = base(true, true, Precision::kF32);
+    recipe.batch = {.samples = 16, .micro = 1, .tokens = 4};
+    recipe.batch.ramp = {.from = 4, .by = 4, .over = {Span::Unit::kSteps, 6}};
+    recipe.batch.phases = {{.at = {Span::Unit::kSteps, 3}, .tokens = 8},
+                           {.at = {Span::Unit::kSamples, 60}, .micro = 2, .tokens = 16, .rope_theta = 5e4}};
+    recipe.model.attention_dropout = 0.1;
+    recipe.eval = {.every_steps = 5, .steps = 1};
+    for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
+    recipe.stop = {Span::Unit::kSteps, 10};
+    const auto whole = train_on_threads(recipe, 1).value();
+    CHECK(whole.position.samples == samples_after(step_stages(recipe), 10));
+    CHECK(whole.valid.size() == 2);
+    for (const Layout& layout : {Layout{2, 2, 2}, Layout{1, 4, 3}, Layout{4, 1, 0, kG}, Layout{2, 1, 0, kI, 2}}) {
+      CAPTURE(spelled(layout));
+      const auto got = train_on_threads(with(recipe, layout), layout.pp * layout.dp).value();
+      same(got, whole);
+      CHECK(got.valid == whole.valid);
+    }
+    for (const int64_t stop : {2, 6, 8}) {  // within stages and at their ends
+      const auto half = train_on_threads(with(recipe, {2, 2, 3}), 4, nullptr, stop).value();
+      auto rest = train_on_threads(recipe, 1, &half).value();
+      rest.losses.insert(rest.losses.begin(), half.losses.begin(), half.losses.end());
+      CHECK(rest.losses == whole.losses);
+      CHECK(rest.state == whole.state);
+    }
+    for (const int64_t world : {1, 4}) {
+      const Recipe layout = world == 1 ? recipe : with(recipe, {2, 2, 2});
+      const Plan plan = make_plan(layout, world).value();
+      const auto trained = train_on_threads(layout, world).value();
+      for (int64_t rank = 0; rank < world; ++rank) {
+        const RankPlan mine = plan.rank(rank);
+        CHECK(trained.allocated_bytes[rank] ==
+              mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
+                  largest_stage_buffers_bytes(plan, rank) + plan.boundary_buffers_bytes());
+      }
+    }
   }
 
   TEST_CASE("with tensor parallelism the same holds among the layouts of one tp") {
