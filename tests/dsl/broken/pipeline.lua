@@ -3,7 +3,7 @@ return T.recipe {
   name = "pipeline", stop = T.steps(1), batch = { samples = 12, micro = 1 },
   model = T.gpt { layers = 8, width = 64, heads = 4, context = 64, vocab = 65 },
   data = T.token_files { train = "t.bin", dtype = "uint16" },
-  optimizer = T.adamw { peak_lr = 1e-3, zero = 2 },
+  optimizer = T.adamw { peak_lr = 1e-3 },
   mesh = T.mesh {
     pp = 4,
     dp = 1,

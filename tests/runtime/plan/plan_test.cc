@@ -136,6 +136,17 @@ TEST_SUITE("runtime/plan/plan") {
     CHECK(counts(4, {.pp = 4, .head_weight = 100}) == std::vector<int64_t>{1, 1, 1, 1});  // each has at least one
   }
 
+  TEST_CASE("gradients that are added up micro-batch by micro-batch do not go with backwards in two halves") {
+    Recipe recipe = small_recipe();
+    recipe.mesh.pp = 2;
+    recipe.schedule = PipelineKind::kZbH1;
+    recipe.optimizer.zero = 1;
+    CHECK(make_plan(recipe, 4).ok());
+    recipe.optimizer.zero = 2;
+    CHECK(make_plan(recipe, 4).error().message.find("possible: optimizer.zero = 1, or schedule = \"1f1b\"") !=
+          std::string::npos);
+  }
+
   TEST_CASE("a V puts the first and the last stage on rank 0, where a tied embedding is there once") {
     Recipe recipe = small_recipe();
     recipe.model.layers = 4;
