@@ -158,7 +158,9 @@ class FileStream {
  public:
   explicit FileStream(ckpt::IoFile& file) : file_(file) {}
   FileStream(const FileStream&) = delete;
-  ~FileStream() { ignore(file_.finish(), "the buffers must outlive what is in flight"); }
+  ~FileStream() {
+    if (!finished_) ignore(file_.finish(), "the buffers must outlive what is in flight");
+  }
 
   /// Room for the next bytes, at least one: ask, fill, advance.
   Result<std::span<std::byte>> room() {
@@ -182,7 +184,9 @@ class FileStream {
       slot.busy = false;
       RT_TRY(file_.wait(slot.ticket));
     }
-    return file_.finish();
+    RT_TRY(file_.finish());
+    finished_ = true;
+    return {};
   }
   std::vector<uint64_t> take_hashes() { return std::move(hashes_); }
 
@@ -208,6 +212,7 @@ class FileStream {
   std::array<Slot, kBuffers> slots_;
   size_t at_ = 0;
   int64_t used_ = 0, offset_ = 0;
+  bool finished_ = false;
   std::vector<uint64_t> hashes_;
 };
 

@@ -163,6 +163,7 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
   if (changes_batch()) {
+    if (!known("model.context")) return;
     const Status fits = check_batch(recipe, dp);
     if (!fits.ok()) fail("batch", fits.error().message, "", dp_is);
     return;
@@ -304,6 +305,8 @@ void CrossCheck::mesh() {
     }
   } else if (mesh.dp > 0) {
     batch(mesh.dp, fmt::format("dp = {}, as mesh.dp says", mesh.dp));
+  } else if (changes_batch()) {
+    batch(1, "");
   } else if (known("batch.samples") && recipe.batch.samples % recipe.batch.micro != 0) {
     // dp is not known, but no dp can help.
     fail("batch.samples",

@@ -633,8 +633,7 @@ const Block& ramp_block() {
               .one_of({"steps", "samples", "tokens"})
               .otherwise(kNoSpan)
               .silently()
-              .says("how long, from the beginning of the run", "The increments divide it evenly.")
-              .like("T.samples(9765625)"),
+              .says("how long, from the beginning of the run", "The increments divide it evenly."),
       }};
   return out;
 }
@@ -987,7 +986,7 @@ const Block& mesh_block() {
           bound("embedding_weight", &MeshConfig::embedding_weight)
               .range(0, 1e6)
               .otherwise(0.0)
-              .newer()
+              .silently()
               .says("layers that the embedding counts as when stages are balanced",
                     "1 gives the first stage one layer less where that is even: [emb 5] [6] ... for 70 layers on 12 "
                     "stages with head_weight 1. Not with mesh.stages.")
@@ -995,14 +994,14 @@ const Block& mesh_block() {
           bound("head_weight", &MeshConfig::head_weight)
               .range(0, 1e6)
               .otherwise(0.0)
-              .newer()
+              .silently()
               .says("layers that the final norm and head count as when stages are balanced",
                     "By arithmetic about vocab / (12 * width) and more. Not with mesh.stages.")
               .like("1"),
           bound("micro_batch_group", &MeshConfig::micro_batch_group)
               .range(0, kMany)
               .otherwise(0)
-              .newer()
+              .silently()
               .says("micro-batches that pass a stage before the rank's next stage takes its turn",
                     "Interleaved schedule only; at least pp, and a short last group has at least pp too. More overlap "
                     "of messages, more activations. 0: mesh.pp.")
@@ -1019,15 +1018,18 @@ const Block& recompute_block() {
       .fields = {
           chosen("mode", &RecomputeConfig::mode, {"none", "selective", "full"})
               .otherwise("none")
+              .silently()
               .says("what is computed again",
                     "selective: the attention core, from the queries, keys and values kept. full: whole layers, of "
                     "which only the input is kept."),
           bound("layers", &RecomputeConfig::layers)
               .range(0, 100000)
               .otherwise(0)
+              .silently()
               .says("how many layers of each stage, from its first", "0: all of them."),
           bound("distribute", &RecomputeConfig::distribute)
               .otherwise(false)
+              .silently()
               .says("the inputs kept are split over tp",
                     "With mode = \"full\"; costs an all-gather a layer. mesh.sequence_parallel has them split "
                     "already.")}};
@@ -1396,7 +1398,7 @@ const Block& recipe_block() {
                     "from those of the activations, in what would be idle time: a third and a sixth of 1F1B's bubble. "
                     "zb-v has two stages a rank (mesh.virtual_stages = 2), and the first and the last on rank 0."),
           block("recompute", &Recipe::recompute, recompute_block())
-              .newer()
+              .silently()
               .says("activations computed again in backward instead of kept"),
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
           block("init", &Recipe::init, init_block())

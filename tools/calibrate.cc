@@ -47,16 +47,19 @@ class CountingComm final : public comm::Comm {
   const std::string& name() const override { return name_; }
   Traffic traffic() const override { return traffic_; }
   Status all_reduce(void*, int64_t count, DType dtype, comm::ReduceOp, std::string_view) override {
-    return add(traffic_.all_reduce_bytes, count * dtype_size_bytes(dtype));
+    return add(traffic_.all_reduce, count * dtype_size_bytes(dtype));
   }
   Status reduce_scatter(const void*, void*, int64_t count, DType dtype, comm::ReduceOp, std::string_view) override {
-    return add(traffic_.reduce_scatter_bytes, size_ * count * dtype_size_bytes(dtype));
+    return add(traffic_.reduce_scatter, size_ * count * dtype_size_bytes(dtype));
+  }
+  Status reduce_scatter_add(const void*, void*, int64_t count, DType dtype, std::string_view) override {
+    return add(traffic_.reduce_scatter, size_ * count * dtype_size_bytes(dtype));
   }
   Status all_gather(const void*, void*, int64_t bytes, std::string_view) override {
-    return add(traffic_.all_gather_bytes, bytes);
+    return add(traffic_.all_gather, bytes);
   }
   Status broadcast(void*, int64_t bytes, int64_t, std::string_view) override {
-    return add(traffic_.broadcast_bytes, bytes);
+    return add(traffic_.broadcast, bytes);
   }
   Status barrier(std::string_view) override { return {}; }
   Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
@@ -64,16 +67,24 @@ class CountingComm final : public comm::Comm {
   Status wait_sends(std::string_view) override { return {}; }
 
  private:
-  Status add(int64_t& to, int64_t bytes) {
-    if (size_ == 1) return {};
-    to += bytes;
-    ++traffic_.calls;
+  Status add(Volume& to, int64_t bytes) {
+    if (size_ > 1) to.add(bytes);
     return {};
   }
   const int64_t size_;
   const std::string name_ = "tp";
   Traffic traffic_;
 };
+
+/// What many have more than one, a part of it: tensor parallelism reduces and gathers, nothing else.
+comm::Comm::Traffic scaled_difference(const comm::Comm::Traffic& many, const comm::Comm::Traffic& one, int64_t by) {
+  const auto part = [&](const comm::Comm::Volume& m, const comm::Comm::Volume& o) {
+    return comm::Comm::Volume{(m.bytes - o.bytes) / by, (m.calls - o.calls) / by};
+  };
+  return {.all_reduce = part(many.all_reduce, one.all_reduce),
+          .reduce_scatter = part(many.reduce_scatter, one.reduce_scatter),
+          .all_gather = part(many.all_gather, one.all_gather)};
+}
 
 /// Runs `body(worker)` on so many threads at once, each with `threads` OpenMP threads; the first error.
 Status in_parallel(int64_t workers, int64_t threads, const std::function<Status(int64_t)>& body) {
@@ -146,11 +157,7 @@ Result<ModelTimes> time_model(const Plan& plan, int64_t workers, int64_t threads
         RT_TRY(model->backward(0, tokens.data(), tokens.data(), nullptr, nullptr, 1e-4f));
         const double t2 = now_ms();
         if (round >= kWarmUps) forward.push_back(t1 - t0), backward.push_back(t2 - t1);
-        out.traffic = comm.traffic();
-        out.traffic.all_reduce_bytes -= before.all_reduce_bytes;
-        out.traffic.reduce_scatter_bytes -= before.reduce_scatter_bytes;
-        out.traffic.all_gather_bytes -= before.all_gather_bytes;
-        out.traffic.calls -= before.calls;
+        out.traffic = scaled_difference(comm.traffic(), before, 1);
       }
       out.forward_ms = median(forward);
       out.backward_ms = median(backward);
@@ -166,7 +173,7 @@ Result<ModelTimes> time_model(const Plan& plan, int64_t workers, int64_t threads
 
 /// Nanoseconds an element of the update, of zeroing, and of the squared norm.
 Status time_elements(const Plan& plan, int64_t workers, int64_t threads, ShapeTimes* out) {
-  const int64_t count = std::clamp<int64_t>(plan.rank(0).share_elems, 1 << 12, int64_t{16} << 20);
+  const int64_t count = std::clamp<int64_t>(plan.rank(0).shard_elems, 1 << 12, int64_t{16} << 20);
   std::vector<std::array<double, 3>> times(static_cast<size_t>(workers));
   RT_TRY(in_parallel(workers, threads, [&](int64_t worker) -> Status {
     RT_TRY_SET(Buffer memory, Buffer::allocate(kCpu, count * 4 * 8));
@@ -196,7 +203,11 @@ Status time_elements(const Plan& plan, int64_t workers, int64_t threads, ShapeTi
     });
     mine[1] = time([&](int64_t) { std::fill_n(at, count, 0.0f); });
     volatile double kept = 0;
-    mine[2] = time([&](int64_t) { kept = kernels::sum_of_squares(at, count); });
+    mine[2] = time([&](int64_t) {
+      ExactSum sum;
+      kernels::add_squares(at, count, sum);
+      kept = sum.value();
+    });
     return {};
   }));
   for (size_t k = 0; k < 3; ++k) {
@@ -317,15 +328,6 @@ double copy_gb_per_s(int64_t cores) {
   double sum = 0;
   for (const double rate : rates) sum += rate;
   return sum;
-}
-
-comm::Comm::Traffic scaled_difference(const comm::Comm::Traffic& many, const comm::Comm::Traffic& one, int64_t by) {
-  comm::Comm::Traffic out;
-  out.all_reduce_bytes = (many.all_reduce_bytes - one.all_reduce_bytes) / by;
-  out.reduce_scatter_bytes = (many.reduce_scatter_bytes - one.reduce_scatter_bytes) / by;
-  out.all_gather_bytes = (many.all_gather_bytes - one.all_gather_bytes) / by;
-  out.calls = (many.calls - one.calls) / by;
-  return out;
 }
 
 }  // namespace

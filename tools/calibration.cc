@@ -20,16 +20,14 @@ namespace fs = std::filesystem;
 constexpr int64_t kVersion = 1;
 
 json to_json(const comm::Comm::Traffic& t) {
-  return {t.all_reduce_bytes, t.reduce_scatter_bytes, t.all_gather_bytes, t.calls};
+  json out = json::array();
+  for (const comm::Comm::Volume& v : {t.all_reduce, t.reduce_scatter, t.all_gather}) out.push_back({v.bytes, v.calls});
+  return out;
 }
 
 comm::Comm::Traffic traffic_from(const json& in) {
-  comm::Comm::Traffic out;
-  out.all_reduce_bytes = in.at(0);
-  out.reduce_scatter_bytes = in.at(1);
-  out.all_gather_bytes = in.at(2);
-  out.calls = in.at(3);
-  return out;
+  const auto volume = [&](size_t k) { return comm::Comm::Volume{in.at(k).at(0), in.at(k).at(1)}; };
+  return {.all_reduce = volume(0), .reduce_scatter = volume(1), .all_gather = volume(2)};
 }
 
 json to_json(const ShapeTimes& s) {

@@ -18,12 +18,10 @@ void add_stacks(CLI::App& app, Session& session) {
   command->add_option("PID", *pids)->required();
   command->callback([pids, &session] {
     session.action = [pids]() -> Result<int> {
-      for (const pid_t pid : *pids) {
-        fmt::print(
-            "{}\n",
-            agent::to_json(agent::read_stacks(pid)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      agent::read_stacks(*pids, [](const agent::ProcessStacks& stacks) {
+        fmt::print("{}\n", agent::to_json(stacks).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
         std::fflush(stdout);
-      }
+      });
       return 0;
     };
   });

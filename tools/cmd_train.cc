@@ -50,7 +50,7 @@ struct TrainArgs {
   bool fresh = false, dry_run = false;
 };
 
-constexpr int64_t kStackPatienceMs = 4000;  // for the stacks of all ranks
+constexpr int64_t kStackPatienceMs = 10'000;  // for the stacks of all ranks
 
 double unix_now() { return SystemClock().unix_s(); }
 int64_t clock_ns() { return SystemClock().now_ns(); }
@@ -319,7 +319,7 @@ std::vector<agent::RankState> TrainAgent::rank_states() const {
   return out;
 }
 
-/// A rank in a wait for three quarters of its deadline: who keeps it waiting is found out, and all stacks are read,
+/// A rank in a wait for half of its deadline: who keeps it waiting is found out, and all stacks are read,
 /// while everybody still stands where it is. At the deadline the ranks give up and leave.
 void TrainAgent::watch_waits() {
   if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) {
@@ -327,7 +327,7 @@ void TrainAgent::watch_waits() {
     write_report();
   }
   if (!world_ || world_->aborted() || probe_) return;
-  const auto limit_ms = static_cast<int64_t>(750 * plan_.recipe.restart.deadline_s);
+  const auto limit_ms = static_cast<int64_t>(500 * plan_.recipe.restart.deadline_s);
   const std::vector<comm::RankView> views = world_->ranks();
   const comm::RankView* longest = nullptr;
   int64_t rank = 0;

@@ -163,12 +163,12 @@ std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& cal
   const auto traffic_ms = [&](const comm::Comm::Traffic& t) {
     const int64_t tp = mesh.tp();
     // Payloads are of the whole where the speeds were measured for the whole: an all-gather counts its own chunk.
-    double ms = comm_ms("all_reduce", tp, t.all_reduce_bytes, 0) +
-                comm_ms("reduce_scatter", tp, t.reduce_scatter_bytes, 0) +
-                comm_ms("all_gather", tp, t.all_gather_bytes * tp, 0);
-    const char* const usual = t.reduce_scatter_bytes > 0 ? "reduce_scatter" : "all_reduce";
+    double ms = comm_ms("all_reduce", tp, t.all_reduce.bytes, 0) +
+                comm_ms("reduce_scatter", tp, t.reduce_scatter.bytes, 0) +
+                comm_ms("all_gather", tp, t.all_gather.bytes * tp, 0);
+    const char* const usual = t.reduce_scatter.bytes > 0 ? "reduce_scatter" : "all_reduce";
     const auto speed = shape.comm.find(fmt::format("{} x {}", usual, tp));
-    if (speed != shape.comm.end()) ms += speed->second.latency_ms * static_cast<double>(t.calls);
+    if (speed != shape.comm.end()) ms += speed->second.latency_ms * static_cast<double>(t.all_reduce.calls + t.reduce_scatter.calls + t.all_gather.calls);
     return ms;
   };
   const double layer_comm = traffic_ms(shape.layer_traffic), ends_comm = traffic_ms(shape.ends_traffic);

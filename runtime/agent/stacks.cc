@@ -40,11 +40,8 @@ std::string demangled(const char* name) {
 }
 
 /// "cairn::comm::Segment::sleep(...) (segment.cc:279)"
-std::string frame_text(Dwfl* dwfl, Dwarf_Addr pc) {
-  Dwfl_Module* const module = dwfl_addrmodule(dwfl, pc);
-  if (module == nullptr) return fmt::format("{:#x}", pc);
+std::string name_frame(Dwfl_Module* module, Dwarf_Addr pc, const char* file) {
   const char* const symbol = dwfl_module_addrname(module, pc);
-  const char* const file = dwfl_module_info(module, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
   std::string out = symbol != nullptr ? demangled(symbol) : fmt::format("{:#x}", pc);
   int line = 0;
   const char* source = nullptr;
@@ -56,29 +53,74 @@ std::string frame_text(Dwfl* dwfl, Dwarf_Addr pc) {
   return out;
 }
 
-struct Walk {
-  Dwfl* dwfl;
-  ProcessStacks* out;
+/// Frames by file and place in it: processes of one program stand in the same functions, and naming one takes long.
+using FrameNames = std::map<std::pair<std::string, Dwarf_Addr>, std::string>;
+
+std::string frame_text(Dwfl* dwfl, Dwarf_Addr pc, FrameNames* names) {
+  Dwfl_Module* const module = dwfl_addrmodule(dwfl, pc);
+  if (module == nullptr) return fmt::format("{:#x}", pc);
+  Dwarf_Addr start = 0;
+  const char* const file = dwfl_module_info(module, nullptr, &start, nullptr, nullptr, nullptr, nullptr, nullptr);
+  auto [it, fresh] = names->try_emplace({file != nullptr ? file : "", pc - start});
+  if (fresh) it->second = name_frame(module, pc, file);
+  return it->second;
+}
+
+/// A process whose threads were unwound; frames are addresses still.
+struct Unwound {
+  std::unique_ptr<Dwfl, decltype(&dwfl_end)> dwfl{nullptr, &dwfl_end};
+  ProcessStacks stacks;
+  std::vector<std::vector<Dwarf_Addr>> frames;  // of each thread
 };
 
 int on_frame(Dwfl_Frame* frame, void* arg) {
-  auto& walk = *static_cast<Walk*>(arg);
+  auto& unwound = *static_cast<Unwound*>(arg);
   Dwarf_Addr pc = 0;
   bool activation = false;
   if (!dwfl_frame_pc(frame, &pc, &activation)) return DWARF_CB_ABORT;
-  std::vector<std::string>& frames = walk.out->threads.back().frames;
-  frames.push_back(frame_text(walk.dwfl, activation ? pc : pc - 1));  // a return address belongs to the call before it
+  std::vector<Dwarf_Addr>& frames = unwound.frames.back();
+  frames.push_back(activation ? pc : pc - 1);  // a return address belongs to the call before it
   return frames.size() < kMaxFrames ? DWARF_CB_OK : DWARF_CB_ABORT;
 }
 
 int on_thread(Dwfl_Thread* thread, void* arg) {
-  auto& walk = *static_cast<Walk*>(arg);
-  ThreadStack& stack = walk.out->threads.emplace_back();
+  auto& unwound = *static_cast<Unwound*>(arg);
+  ThreadStack& stack = unwound.stacks.threads.emplace_back();
+  unwound.frames.emplace_back();
   stack.tid = dwfl_thread_tid(thread);
-  std::ifstream name(fmt::format("/proc/{}/task/{}/comm", walk.out->pid, stack.tid));
+  std::ifstream name(fmt::format("/proc/{}/task/{}/comm", unwound.stacks.pid, stack.tid));
   std::getline(name, stack.name);
   dwfl_thread_getframes(thread, on_frame, arg);  // what could be unwound is kept
   return DWARF_CB_OK;
+}
+
+/// Attaches, walks the stacks, detaches.
+Unwound unwind(pid_t pid) {
+  static char* no_debuginfo_path = nullptr;
+  static const Dwfl_Callbacks callbacks = {.find_elf = dwfl_linux_proc_find_elf,
+                                           .find_debuginfo = dwfl_standard_find_debuginfo,
+                                           .section_address = nullptr,
+                                           .debuginfo_path = &no_debuginfo_path};
+  Unwound out;
+  out.stacks.pid = pid;
+  out.dwfl.reset(dwfl_begin(&callbacks));
+  const auto failed = [&](std::string_view what, int rc) {  // > 0: an errno, < 0: elfutils' own
+    out.stacks.problem = fmt::format("{}: {}", what, rc > 0 ? std::strerror(rc) : dwfl_errmsg(-1));
+  };
+  if (!out.dwfl) {
+    failed("elfutils", -1);
+  } else if (const int rc = dwfl_linux_proc_report(out.dwfl.get(), pid); rc != 0) {
+    failed("its maps cannot be read", rc);
+  } else if (dwfl_report_end(out.dwfl.get(), nullptr, nullptr) != 0) {
+    failed("its modules cannot be read", -1);
+  } else if (const int refused = dwfl_linux_proc_attach(out.dwfl.get(), pid, false); refused != 0) {
+    failed("attaching is refused", refused);
+  } else if (dwfl_getthreads(out.dwfl.get(), on_thread, &out) != 0 && out.stacks.threads.empty()) {
+    failed("its threads cannot be read", -1);
+  } else if (std::all_of(out.frames.begin(), out.frames.end(), [](const auto& f) { return f.empty(); })) {
+    failed("nothing could be unwound", -1);
+  }
+  return out;
 }
 
 std::vector<ProcessStacks> parse_lines(const std::string& text) {
@@ -93,34 +135,19 @@ std::vector<ProcessStacks> parse_lines(const std::string& text) {
 
 }  // namespace
 
-ProcessStacks read_stacks(pid_t pid) {
-  ProcessStacks out{.pid = pid};
+void read_stacks(const std::vector<pid_t>& pids, const std::function<void(const ProcessStacks&)>& each) {
   ::unsetenv("DEBUGINFOD_URLS");  // a report must not wait for a server
-  static char* no_debuginfo_path = nullptr;
-  static const Dwfl_Callbacks callbacks = {.find_elf = dwfl_linux_proc_find_elf,
-                                           .find_debuginfo = dwfl_standard_find_debuginfo,
-                                           .section_address = nullptr,
-                                           .debuginfo_path = &no_debuginfo_path};
-  const std::unique_ptr<Dwfl, decltype(&dwfl_end)> dwfl(dwfl_begin(&callbacks), &dwfl_end);
-  const auto failed = [&](std::string_view what) {
-    out.problem = fmt::format("{}: {}", what, dwfl_errmsg(-1));
-    return out;
-  };
-  if (!dwfl) return failed("elfutils");
-  if (const int rc = dwfl_linux_proc_report(dwfl.get(), pid); rc != 0) {
-    out.problem = rc > 0 ? fmt::format("its maps cannot be read: {}", std::strerror(rc)) : dwfl_errmsg(-1);
-    return out;
+  std::vector<Unwound> all;
+  for (const pid_t pid : pids) all.push_back(unwind(pid));
+  FrameNames names;
+  for (Unwound& one : all) {
+    for (size_t thread = 0; thread < one.frames.size(); ++thread) {
+      for (const Dwarf_Addr pc : one.frames[thread]) {
+        one.stacks.threads[thread].frames.push_back(frame_text(one.dwfl.get(), pc, &names));
+      }
+    }
+    each(one.stacks);
   }
-  if (dwfl_report_end(dwfl.get(), nullptr, nullptr) != 0) return failed("its modules cannot be read");
-  if (const int rc = dwfl_linux_proc_attach(dwfl.get(), pid, false); rc != 0) {
-    out.problem = rc > 0 ? fmt::format("attaching is refused: {}", std::strerror(rc)) : dwfl_errmsg(-1);
-    return out;
-  }
-  Walk walk{dwfl.get(), &out};
-  if (dwfl_getthreads(dwfl.get(), on_thread, &walk) != 0 && out.threads.empty()) return failed("its threads");
-  const bool any = std::any_of(out.threads.begin(), out.threads.end(), [](const auto& t) { return !t.frames.empty(); });
-  if (!any) return failed("nothing could be unwound");
-  return out;
 }
 
 json to_json(const ProcessStacks& stacks) {

@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -30,8 +31,9 @@ struct ProcessStacks {
   std::string problem;  // why there are none
 };
 
-/// Attaches and unwinds. Never fails as a whole: what went wrong stands in `problem`.
-ProcessStacks read_stacks(pid_t pid);
+/// Attaches to each and unwinds, first all of them, while they stand where they are; then names their functions, which
+/// takes longer, and calls `each` in that order. Never fails as a whole: what went wrong stands in `problem`.
+void read_stacks(const std::vector<pid_t>& pids, const std::function<void(const ProcessStacks&)>& each);
 
 nlohmann::json to_json(const ProcessStacks& stacks);
 /// Errors: kCorrupt.

@@ -33,6 +33,11 @@ class TracedComm final : public Comm {
     const TraceScope scope("comm", "reduce_scatter", args(size() * count_per_rank * dtype_size_bytes(dtype), what));
     return inner_->reduce_scatter(input, output, count_per_rank, dtype, op, what);
   }
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                            std::string_view what) override {
+    const TraceScope scope("comm", "reduce_scatter", args(size() * count_per_rank * dtype_size_bytes(dtype), what));
+    return inner_->reduce_scatter_add(input, output, count_per_rank, dtype, what);
+  }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     const TraceScope scope("comm", "all_gather", args(bytes_per_rank, what));
     return inner_->all_gather(input, output, bytes_per_rank, what);
@@ -62,6 +67,10 @@ class TracedComm final : public Comm {
     const TraceScope scope("comm", "wait_sends", args(-1, what));
     return inner_->wait_sends(what);
   }
+  Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
+    const TraceScope scope("comm", "wait_sends", args(-1, what));
+    return inner_->wait_sends_to(dst, may_stay, what);
+  }
 
  private:
   TraceArgs args(int64_t bytes, std::string_view what) const {
@@ -89,6 +98,7 @@ class TracedEngine final : public Engine {
     return std::unique_ptr<Comm>(std::make_unique<TracedComm>(std::move(made)));
   }
   void abort(std::string_view reason) override { inner_.abort(reason); }
+  void give_up(ErrorCode code, std::string_view reason) override { inner_.give_up(code, reason); }
   void at(int64_t step, std::string_view phase) override { inner_.at(step, phase); }
 
  private:

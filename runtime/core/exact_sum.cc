@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kDigitBits = 24;
 constexpr int64_t kDigitMask = (int64_t{1} << kDigitBits) - 1;
-constexpr int kLowest = -168;   // the exponent of the last digit's unit
-constexpr int kHighest = 120;   // terms are below 2^this
+constexpr int kLowest = -168;                // the exponent of the last digit's unit
+constexpr int kHighest = 120;                // terms are below 2^this
 constexpr int64_t kRoom = int64_t{1} << 36;  // terms of 24 bits that a digit of 63 surely holds
 
 }  // namespace

@@ -65,7 +65,7 @@ void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row,
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                              \
+#define RT_INSTANTIATE(T) \
   template void dropout<T>(const T*, T*, int64_t, int64_t, int64_t, int64_t, const uint64_t*, uint64_t, DropoutRate)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

@@ -31,8 +31,8 @@ constexpr uint64_t dropout_row_key(uint64_t sample_key, uint64_t site, uint64_t 
 /// factors[i] = 0 or keep_scale for elements [first, first + n) of the row.
 void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rate, float* factors);
 
-/// out[r, c] = x[r, c] * factor. Row r is token (first_row + r) % tokens of sample (first_row + r) / tokens, whose key is
-/// sample_keys[that]. out may be x. The backward pass is the same map.
+/// out[r, c] = x[r, c] * factor. Row r is token (first_row + r) % tokens of sample (first_row + r) / tokens, whose key
+/// is sample_keys[that]. out may be x. The backward pass is the same map.
 template <typename T>
 void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, int64_t tokens,
              const uint64_t* sample_keys, uint64_t site, DropoutRate rate);

@@ -66,11 +66,10 @@ void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t firs
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                    \
-  template void embedding_forward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);      \
-  template void embedding_backward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, float*,  \
-                                      float);                                                              \
-  template void positions_forward<T>(T*, const T*, int64_t, int64_t, int64_t, int64_t);                      \
+#define RT_INSTANTIATE(T)                                                                                           \
+  template void embedding_forward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);             \
+  template void embedding_backward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, float*, float); \
+  template void positions_forward<T>(T*, const T*, int64_t, int64_t, int64_t, int64_t);                             \
   template void positions_backward<T>(const T*, float*, int64_t, int64_t, int64_t, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

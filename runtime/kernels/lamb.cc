@@ -91,9 +91,8 @@ void lamb_moments(const AdamwArgs& args, const float* grad, const AdamwState& fr
 
 void lamb_step(const AdamwArgs& args, float trust, const AdamwState& from, const AdamwState& to, int64_t count) {
   const Coefficients k = coefficients(args);
-  parallel_elements(count, [&](int64_t begin, int64_t end) {
-    step_range(k, args.lr * trust, from.master, to, begin, end);
-  });
+  parallel_elements(count,
+                    [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, from.master, to, begin, end); });
 }
 
 }  // namespace cairn::kernels

@@ -1,6 +1,6 @@
 #pragma once
-// LAMB (You et al. 2020, Algorithm 2): Adam's step with decoupled weight decay, scaled for each tensor by the ratio of the
-// weights' norm to the step's. Two passes, since the ratio needs the whole tensor, which may lie on several ranks.
+// LAMB (You et al. 2020, Algorithm 2): Adam's step with decoupled weight decay, scaled for each tensor by the ratio of
+// the weights' norm to the step's. Two passes, since the ratio needs the whole tensor, which may lie on several ranks.
 
 #include <cstdint>
 

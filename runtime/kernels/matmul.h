@@ -28,9 +28,10 @@ struct MatmulArgs {
   const void* bias = nullptr;
 };
 
-/// f16 always, and bf16 where the processor multiplies it slower than f32 or not at all, or where leading dims make cache sets collide, blocks
-/// of A and B are converted or copied to f32 scratch first (at most 28 MiB a thread, kept); the choice is fixed per
-/// machine. Errors: kUnsupported when oneDNN refuses the shape or dtype on this machine; the text names all sizes.
+/// f16 always, and bf16 where the processor multiplies it slower than f32 or not at all, or where leading dims make
+/// cache sets collide, blocks of A and B are converted or copied to f32 scratch first (at most 28 MiB a thread, kept);
+/// the choice is fixed per machine. Errors: kUnsupported when oneDNN refuses the shape or dtype on this machine; the
+/// text names all sizes.
 Status matmul(const MatmulArgs& args);
 
 }  // namespace cairn::kernels

@@ -145,9 +145,13 @@ class Model final : public StageModel {
                                              : static_cast<Real*>(output);
       const bool in_place = parallel_ && next_RH == saved.attention.residual.input_RH;
       Real* out_RH = in_place ? buffers_[i].output : next_RH;
-      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kForward, [&]() -> Status {
+      RT_TRY(use(number_of(i), Pass::kForward, [&]() -> Status {
         Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
-        RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
+        {
+          const TraceScope scope("compute", "attention", {.layer = number_of(i)});
+          RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
+        }
+        const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
         if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
           return moe->forward(saved.moe, between_RH, out_RH);
         }
@@ -156,6 +160,7 @@ class Model final : public StageModel {
       if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
     }
     if (!head_) return {};
+    const TraceScope scope("compute", "head");
     return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(slot_at(slot).head, targets); });
   }
 
@@ -170,6 +175,7 @@ class Model final : public StageModel {
     use_dropout_keys_of(slot);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
+      const TraceScope scope("compute", "head backward");
       RT_TRY(
           use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(slot_at(slot).head, targets, loss_scale); }));
     } else {
@@ -178,11 +184,12 @@ class Model final : public StageModel {
     }
     for (size_t i = layers_.size(); i-- > 0;) {
       const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
-      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), pass, [&] { return layer_backward(i, slot, late, loss_scale); }));
+      RT_TRY(use(number_of(i), pass, [&] { return layer_backward(i, slot, late, loss_scale); }));
     }
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
-      return use(kEmbeddingLayer, Pass::kBackward, [&] { return embedding_->backward(slot_at(slot).embedding, tokens); });
+      return use(kEmbeddingLayer, Pass::kBackward,
+                 [&] { return embedding_->backward(slot_at(slot).embedding, tokens); });
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
     std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
@@ -192,12 +199,14 @@ class Model final : public StageModel {
   Status backward_weight(int64_t slot, int64_t late) override {
     use_dropout_keys_of(slot);
     for (size_t i = layers_.size(); i-- > 0;) {
-      RT_TRY(use(first_layer_ + static_cast<int64_t>(i), Pass::kBackward, [&]() -> Status {
+      RT_TRY(use(number_of(i), Pass::kBackward, [&]() -> Status {
         const SavedLayer<Real> saved = saved_layer(i, slot, late);
         if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
         if (const Mlp<Real>* mlp = std::get_if<Mlp<Real>>(&layers_[i].mlp)) {  // experts' backwards are not split
+          const TraceScope scope("compute", "mlp weights", {.layer = number_of(i)});
           RT_TRY(mlp->backward_weight(saved.mlp, late_mlp_at(i, late)));
         }
+        const TraceScope scope("compute", "attention weights", {.layer = number_of(i)});
         return layers_[i].attention.backward_weight(saved.attention, buffers_[i].attn_dout.at(late));
       }));
     }
@@ -304,9 +313,7 @@ class Model final : public StageModel {
   Slot<Real> make_slot(const ModelConfig& model, const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
     out.dropout_keys.resize(dims_.samples);
-    const auto real = [&](const std::string& name, bool has) {
-      return has ? buffers.get<Real>(name, slot) : nullptr;
-    };
+    const auto real = [&](const std::string& name, bool has) { return has ? buffers.get<Real>(name, slot) : nullptr; };
     if (stage.embedding) {
       out.embedding = {.rows_RE = real("embed.rows", dims_.embed != dims_.width),
                        .norm_input_RH = real("embed.input", model.embedding_norm)};
@@ -330,6 +337,9 @@ class Model final : public StageModel {
     const Slot<Real>& saved = slot_at(slot);
     scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
   }
+
+  /// The model's number of this stage's i-th layer.
+  int64_t number_of(size_t i) const { return first_layer_ + static_cast<int64_t>(i); }
 
   int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
 
@@ -374,19 +384,23 @@ class Model final : public StageModel {
     return tp_.comm().all_gather(b.input.at(slot), b.whole_input.at(0), part * sizeof(Real), "input kept in parts");
   }
 
+  Status mlp_backward(size_t layer, const SavedLayer<Real>& saved, int64_t late, float loss_scale) const {
+    const TraceScope scope("compute", "mlp backward", {.layer = number_of(layer)});
+    const Layer<Real>& l = layers_[layer];
+    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) return moe->backward(saved.moe, loss_scale);
+    const Mlp<Real>& mlp = std::get<Mlp<Real>>(l.mlp);
+    if (late < 0) return mlp.backward(saved.mlp, nullptr);
+    const LateMlp<Real> late_mlp = late_mlp_at(layer, late);
+    return mlp.backward(saved.mlp, &late_mlp);
+  }
+
   /// `late` -1: whole, else its first half.
   Status layer_backward(size_t layer, int64_t slot, int64_t late, float loss_scale) const {
     const SavedLayer<Real> saved = saved_layer(layer, slot, late);
     RT_TRY(recompute(layer, slot, saved));
+    RT_TRY(mlp_backward(layer, saved, late, loss_scale));
     const Layer<Real>& l = layers_[layer];
-    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) {
-      RT_TRY(moe->backward(saved.moe, loss_scale));
-    } else if (late < 0) {
-      RT_TRY(std::get<Mlp<Real>>(l.mlp).backward(saved.mlp, nullptr));
-    } else {
-      const LateMlp<Real> late_mlp = late_mlp_at(layer, late);
-      RT_TRY(std::get<Mlp<Real>>(l.mlp).backward(saved.mlp, &late_mlp));
-    }
+    const TraceScope scope("compute", "attention backward", {.layer = number_of(layer)});
     return l.attention.backward(saved.attention, late < 0 ? nullptr : buffers_[layer].attn_dout.at(late));
   }
 
@@ -395,6 +409,7 @@ class Model final : public StageModel {
     const LayerBuffers<Real>& b = buffers_[layer];
     const Layer<Real>& l = layers_[layer];
     if (b.mode == RecomputeMode::kNone) return {};
+    const TraceScope scope("compute", "recompute", {.layer = number_of(layer)});
     if (b.mode == RecomputeMode::kSelective) {
       l.attention.recompute_core(saved.attention);
       return {};

@@ -115,29 +115,32 @@ void ShardedOptimizer::adamw(int64_t update, double lr, float grad_scale, int64_
   auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
   auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
   const auto saved = static_cast<int64_t>(sums_.size() / 3);
-  for_parts(from, to, [&](const auto& part, int64_t count, const kernels::AdamwState& source,
-                          const kernels::AdamwState& target, int64_t k) {
-    const int64_t weight = rank_.weight_offset(part);
-    kernels::AdamwSums sums;
-    kernels::adamw(args_of(part.tensor, update, lr, grad_scale), arrays_.grads + rank_.grad_offset(part), source, target,
-                   full != nullptr ? full + weight : nullptr, low != nullptr ? low + weight : nullptr, count,
-                   k >= 0 ? &sums : nullptr);
-    if (compute == DType::kF16) put_weights(target.master, weight, count);
-    if (k < 0) return;
-    sums_[k] = sums.master;
-    sums_[saved + k] = sums.exp_avg;
-    sums_[2 * saved + k] = sums.exp_avg_sq;
-  });
+  for_parts(from, to,
+            [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
+                int64_t k) {
+              const int64_t weight = rank_.weight_offset(part);
+              kernels::AdamwSums sums;
+              kernels::adamw(args_of(part.tensor, update, lr, grad_scale), arrays_.grads + rank_.grad_offset(part),
+                             source, target, full != nullptr ? full + weight : nullptr,
+                             low != nullptr ? low + weight : nullptr, count, k >= 0 ? &sums : nullptr);
+              if (compute == DType::kF16) put_weights(target.master, weight, count);
+              if (k < 0) return;
+              sums_[k] = sums.master;
+              sums_[saved + k] = sums.exp_avg;
+              sums_[2 * saved + k] = sums.exp_avg_sq;
+            });
 }
 
 Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64_t from, int64_t to,
                               comm::Comm& world) {
   std::vector<kernels::LambNorms> norms(plan_.tensors.size());
-  for_parts(from, to, [&](const auto& part, int64_t count, const kernels::AdamwState& source,
-                          const kernels::AdamwState& target, int64_t k) {
-    kernels::lamb_moments(args_of(part.tensor, update, lr, grad_scale), arrays_.grads + rank_.grad_offset(part), source,
-                          target, count, k >= 0 ? &norms[part.tensor] : nullptr);
-  });
+  for_parts(from, to,
+            [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
+                int64_t k) {
+              kernels::lamb_moments(args_of(part.tensor, update, lr, grad_scale),
+                                    arrays_.grads + rank_.grad_offset(part), source, target, count,
+                                    k >= 0 ? &norms[part.tensor] : nullptr);
+            });
   std::vector<double> words;
   for (const kernels::LambNorms& n : norms) {
     for (const ExactSum* sum : {&n.weight, &n.step}) {
@@ -152,17 +155,19 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
             .value());
   };
   const auto saved = static_cast<int64_t>(sums_.size() / 3);
-  for_parts(from, to, [&](const auto& part, int64_t count, const kernels::AdamwState& source,
-                          const kernels::AdamwState& target, int64_t k) {
-    const double weight = norm(2 * part.tensor), step = norm(2 * part.tensor + 1);
-    const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
-    kernels::lamb_step(args_of(part.tensor, update, lr, grad_scale), static_cast<float>(trust), source, target, count);
-    put_weights(target.master, rank_.weight_offset(part), count);
-    for (int64_t a = 0; k >= 0 && a < 3; ++a) {
-      const float* const array = a == 0 ? target.master : a == 1 ? target.exp_avg : target.exp_avg_sq;
-      sums_[a * saved + k] = word_sums(reinterpret_cast<const std::byte*>(array), count);
-    }
-  });
+  for_parts(from, to,
+            [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
+                int64_t k) {
+              const double weight = norm(2 * part.tensor), step = norm(2 * part.tensor + 1);
+              const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
+              kernels::lamb_step(args_of(part.tensor, update, lr, grad_scale), static_cast<float>(trust), source,
+                                 target, count);
+              put_weights(target.master, rank_.weight_offset(part), count);
+              for (int64_t a = 0; k >= 0 && a < 3; ++a) {
+                const float* const array = a == 0 ? target.master : a == 1 ? target.exp_avg : target.exp_avg_sq;
+                sums_[a * saved + k] = word_sums(reinterpret_cast<const std::byte*>(array), count);
+              }
+            });
   return {};
 }
 

@@ -18,9 +18,9 @@ namespace cairn::optim {
 
 /// Where the arrays of a rank lie; memory of others.
 struct Arrays {
-  void* weights = nullptr;            // weight_bytes, in the compute dtype: RankPlan::weight_offset()
-  float* grads = nullptr;             // reduced sums: RankPlan::grad_offset()
-  kernels::AdamwState private_state;  // private_elems each
+  void* weights = nullptr;                              // weight_bytes, in the compute dtype: RankPlan::weight_offset()
+  float* grads = nullptr;                               // reduced sums: RankPlan::grad_offset()
+  kernels::AdamwState private_state;                    // private_elems each
   std::vector<std::vector<kernels::AdamwState>> banks;  // of each bank, where each primary piece's state lies
 };
 
@@ -58,8 +58,8 @@ class ShardedOptimizer {
   kernels::AdamwArgs args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const;
   void adamw(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
   Status lamb(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
-  /// Calls body(part, elements, its state in bank `from`, its state in bank `to`, number of the saved piece or -1) for all
-  /// that this rank updates, pieces and replica runs; private state is both.
+  /// Calls body(part, elements, its state in bank `from`, its state in bank `to`, number of the saved piece or -1) for
+  /// all that this rank updates, pieces and replica runs; private state is both.
   template <typename Body>
   void for_parts(int64_t from, int64_t to, const Body& body) const;
   /// Calls body(piece, its state in `bank` or the private state).

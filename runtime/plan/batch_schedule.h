@@ -1,9 +1,9 @@
 #pragma once
 // How the batch changes over a run: batch.ramp and batch.phases, as stages of steps with everything fixed. Pure.
 //
-// A sample stays model.context tokens, so what has been consumed is a number of samples whatever the stage, and the data
-// order knows nothing of stages. Shorter sequences are pieces of a sample: attention and positions begin anew in each.
-// Source of the ramp: Megatron-LM's rampup_batch_size.
+// A sample stays model.context tokens, so what has been consumed is a number of samples whatever the stage, and the
+// data order knows nothing of stages. Shorter sequences are pieces of a sample: attention and positions begin anew in
+// each. Source of the ramp: Megatron-LM's rampup_batch_size.
 
 #include <cstdint>
 #include <vector>

@@ -153,8 +153,9 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
 Status check_batch(const Recipe& recipe, int64_t dp) {
   const BatchConfig& batch = recipe.batch;
   const BatchRamp& ramp = batch.ramp;
-  if (batch.samples < 1 || batch.micro < 1) {
-    return refuse(fmt::format("batch.samples = {} and batch.micro = {} must be 1 or more", batch.samples, batch.micro));
+  if (batch.samples < 1 || batch.micro < 1 || recipe.model.context < 1) {
+    return refuse(fmt::format("batch.samples = {}, batch.micro = {} and model.context = {} must be 1 or more",
+                              batch.samples, batch.micro, recipe.model.context));
   }
   if (ramp.from > 0 && (ramp.by < 1 || ramp.over.value <= 0 || ramp.over.unit == Span::Unit::kFraction ||
                         ramp.from >= batch.samples || (batch.samples - ramp.from) % ramp.by != 0)) {

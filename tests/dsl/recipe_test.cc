@@ -275,16 +275,17 @@ return require "base":with {
     load_good(with(
         "optimizer = { lr = T.schedule { T.warmup { over = T.fraction(0.5) }, T.hold { over = T.samples(8000) } } }"));
     load_good(with("optimizer = { lr = T.cosine { to = 0, over = T.tokens(512) } }"));
-    load_good(with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.hold {}, T.one_minus_sqrt { to = 0, "
-                   "over = T.fraction(0.2) } } }"));
+    load_good(
+        with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.hold {}, T.one_minus_sqrt { to = 0, "
+             "over = T.fraction(0.2) } } }"));
     load_good(with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.inverse_sqrt {} } }"));
   }
 
   TEST_CASE("numerics: precision, dropout, groups, optimizers, batch stages; and what is unset leaves no trace") {
     const Recipe plain = load_good(kBase);
     const std::string json = encode_recipe(plain);
-    for (const char* key : {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"", "ramp",
-                            "phases", "\"tokens\":0", "deterministic"})
+    for (const char* key : {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"",
+                            "ramp", "phases", "\"tokens\":0", "deterministic"})
       CHECK_MESSAGE(json.find(key) == std::string::npos, key);
 
     const Recipe r = load_good(

@@ -5,7 +5,7 @@ return require("broken.base"):with {
     betas = { 0.9, 1.5 },
     zero = 4,
   },
-  precision = "fp16",
+  precision = "fp8",
   schedule = "1F1B",
   mesh = {
     tp = 0,

@@ -34,6 +34,12 @@ RankState computing(int64_t rank) {
           'R'};
 }
 
+ProcessStacks stacks_of(pid_t pid) {
+  ProcessStacks out;
+  read_stacks({pid}, [&](const ProcessStacks& stacks) { out = stacks; });
+  return out;
+}
+
 }  // namespace
 
 // Not inlined, and not static: its name must stand in the stack.
@@ -105,7 +111,7 @@ TEST_SUITE("runtime/agent/wait_report") {
     REQUIRE(kill(pid, SIGSTOP) == 0);
     int status = 0;
     REQUIRE(waitpid(pid, &status, WUNTRACED) == pid);
-    const ProcessStacks stacks = read_stacks(pid);
+    const ProcessStacks stacks = stacks_of(pid);
     CHECK(process_state(pid) == 'T');
     kill(pid, SIGKILL);
     waitpid(pid, &status, 0);
@@ -128,7 +134,7 @@ TEST_SUITE("runtime/agent/wait_report") {
     if (pid == 0) _exit(0);
     int status = 0;
     waitpid(pid, &status, 0);
-    CHECK_FALSE(read_stacks(pid).problem.empty());
+    CHECK_FALSE(stacks_of(pid).problem.empty());
   }
 
 }  // TEST_SUITE

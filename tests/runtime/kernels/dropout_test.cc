@@ -41,7 +41,8 @@ TEST_SUITE("runtime/kernels/dropout") {
     };
     std::set<std::vector<float>> seen;
     for (uint64_t key = 0; key < 4; ++key) {
-      for (const uint64_t site : {kernels::dropout_site(-1, 0), kernels::dropout_site(0, 0), kernels::dropout_site(0, 3)}) {
+      for (const uint64_t site :
+           {kernels::dropout_site(-1, 0), kernels::dropout_site(0, 0), kernels::dropout_site(0, 3)}) {
         for (uint64_t row = 0; row < 4; ++row) seen.insert(draw(key, site, row));
       }
     }
@@ -64,7 +65,8 @@ TEST_SUITE("runtime/kernels/dropout") {
       const int64_t row = kFirst + r;
       kernels::dropout_factors(kernels::dropout_row_key(keys[row / kTokens], 5, row % kTokens), 0, kWidth, rate,
                                f.data());
-      for (int64_t c = 0; c < kWidth; ++c) wanted[r * kWidth + c] = static_cast<double>(to_f32(x[r * kWidth + c])) * f[c];
+      for (int64_t c = 0; c < kWidth; ++c)
+        wanted[r * kWidth + c] = static_cast<double>(to_f32(x[r * kWidth + c])) * f[c];
     }
     std::vector<T> out(x.size()), in_place = x;
     kernels::dropout(x.data(), out.data(), kRows, kWidth, kFirst, kTokens, keys.data(), 5, rate);

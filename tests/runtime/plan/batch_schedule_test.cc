@@ -34,7 +34,8 @@ TEST_SUITE("runtime/plan/batch_schedule") {
 
   TEST_CASE("the ramp of BLOOM gives the counts of its log") {
     // Public log of the 176B run: 192 + 16 over 9,765,625 samples to 2048. After iteration 12,695: 9,841,584 samples,
-    // after 31,214: 47,768,496, after 31,250: 47,842,224; iteration 115,311 reaches 220,000,000.
+    // after 31,214: 47,768,496, after 31,250: 47,842,224. Megatron stops before 220,000,000 would be passed, at
+    // iteration 115,311; here a span is over when it is reached.
     Recipe r = recipe_of(2048);
     r.batch.micro = 2;
     r.batch.ramp = {.from = 192, .by = 16, .over = {Span::Unit::kSamples, 9765625}};
@@ -45,7 +46,8 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     CHECK(samples_after(stages, 12695) == 9841584);
     CHECK(samples_after(stages, 31214) == 47768496);
     CHECK(samples_after(stages, 31250) == 47842224);
-    CHECK(steps_for_samples(stages, 220e6) == 115311);
+    CHECK(samples_after(stages, 115311) == 219999152);
+    CHECK(steps_for_samples(stages, 220e6) == 115312);
     for (int64_t step = 1; step < 13000; ++step) {
       const StepStage& stage = stages[stage_of_step(stages, step)];
       const int64_t before = samples_after(stages, step - 1);

@@ -37,8 +37,7 @@ TEST_SUITE("runtime/trainer/numerics") {
       const auto exact = train_on_threads(recipe, 1).value();
       recipe.precision = Precision::kF16;
       for (const int64_t world : {1, 8}) {
-        const auto rounded =
-            train_on_threads(world == 1 ? recipe : cut(recipe, 2, 2, 1, true), world);
+        const auto rounded = train_on_threads(world == 1 ? recipe : cut(recipe, 2, 2, 1, true), world);
         REQUIRE_MESSAGE(rounded.ok(), rounded.error().message);
         for (size_t k = 0; k < 20; ++k) {  // 11 bits of mantissa: an eighth of what bf16 is allowed
           CHECK(rounded.value().losses[k] == doctest::Approx(exact.losses[k]).epsilon(2e-3));
@@ -134,7 +133,8 @@ TEST_SUITE("runtime/trainer/numerics") {
     recipe.optimizer.peak_lr = 6e-2;
     const auto serial = train_on_threads(recipe, 1).value();
     CHECK(serial.losses.back() < serial.losses.front() - 0.3);
-    for (const auto& [tp, pp, dp, zero] : std::vector<std::array<int64_t, 4>>{{2, 2, 2, 1}, {1, 1, 4, 0}, {1, 2, 2, 3}}) {
+    for (const auto& [tp, pp, dp, zero] :
+         std::vector<std::array<int64_t, 4>>{{2, 2, 2, 1}, {1, 1, 4, 0}, {1, 2, 2, 3}}) {
       const auto got = train_on_threads(cut(recipe, tp, pp, static_cast<int>(zero), tp > 1), tp * pp * dp).value();
       for (size_t k = 0; k < 20; ++k) CHECK(got.losses[k] == doctest::Approx(serial.losses[k]).epsilon(3e-5));
     }
@@ -155,8 +155,8 @@ TEST_SUITE("runtime/trainer/numerics") {
       int zero;
       bool sequence_parallel;
     };
-    for (const Layout& l : {Layout{2, 2, 1, 0, true}, Layout{1, 1, 4, 1, false}, Layout{1, 4, 1, 0, false},
-                            Layout{2, 1, 2, 1, false}}) {
+    for (const Layout& l :
+         {Layout{2, 2, 1, 0, true}, Layout{1, 1, 4, 1, false}, Layout{1, 4, 1, 0, false}, Layout{2, 1, 2, 1, false}}) {
       CAPTURE(l.tp);
       CAPTURE(l.pp);
       CAPTURE(l.dp);

@@ -52,15 +52,41 @@ Recipe base(bool llama, bool tied, Precision precision) {
 
 // With the one-rank run: 36. dp 3 and 6 are no powers of two.
 const std::vector<Layout> kLayouts = {
-    {1, 2, 1},          {1, 2, 2},          {1, 2, 3},          {1, 3, 1},
-    {1, 3, 3},          {1, 4, 1},          {1, 4, 2},          {1, 4, 3},
-    {1, 6, 1},          {1, 6, 2},          {1, 8, 3},          {2, 1, 0},
-    {2, 1, 0, kG},      {2, 2, 1},          {2, 2, 2},          {2, 2, 3},
-    {2, 2, 1, kG},      {2, 3, 2, kG},      {2, 4, 3},          {2, 4, 1},
-    {4, 1, 0},          {4, 1, 0, kG},      {4, 2, 1},          {4, 2, 2},
-    {4, 2, 3, kG},      {2, 1, 0, kI, 2},   {2, 2, 1, kI, 2},   {2, 2, 2, kI, 2},
-    {2, 2, 3, kI, 2},   {3, 1, 0, kF},      {3, 2, 2, kF},      {2, 1, 0, kF, 1, {1, 3}},
-    {2, 2, 2, kF, 1, {3, 1}}, {1, 4, 1, kF, 1, {}, 64}, {1, 2, 2, kF, 1, {}, 256, false},
+    {1, 2, 1},
+    {1, 2, 2},
+    {1, 2, 3},
+    {1, 3, 1},
+    {1, 3, 3},
+    {1, 4, 1},
+    {1, 4, 2},
+    {1, 4, 3},
+    {1, 6, 1},
+    {1, 6, 2},
+    {1, 8, 3},
+    {2, 1, 0},
+    {2, 1, 0, kG},
+    {2, 2, 1},
+    {2, 2, 2},
+    {2, 2, 3},
+    {2, 2, 1, kG},
+    {2, 3, 2, kG},
+    {2, 4, 3},
+    {2, 4, 1},
+    {4, 1, 0},
+    {4, 1, 0, kG},
+    {4, 2, 1},
+    {4, 2, 2},
+    {4, 2, 3, kG},
+    {2, 1, 0, kI, 2},
+    {2, 2, 1, kI, 2},
+    {2, 2, 2, kI, 2},
+    {2, 2, 3, kI, 2},
+    {3, 1, 0, kF},
+    {3, 2, 2, kF},
+    {2, 1, 0, kF, 1, {1, 3}},
+    {2, 2, 2, kF, 1, {3, 1}},
+    {1, 4, 1, kF, 1, {}, 64},
+    {1, 2, 2, kF, 1, {}, 256, false},
 };
 
 void same(const Trained& got, const Trained& wanted) {
@@ -156,9 +182,9 @@ TEST_SUITE("runtime/trainer/trajectory") {
       const auto trained = train_on_threads(layout, world).value();
       for (int64_t rank = 0; rank < world; ++rank) {
         const RankPlan mine = plan.rank(rank);
-        CHECK(trained.allocated_bytes[rank] ==
-              mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
-                  largest_stage_buffers_bytes(plan, rank) + plan.boundary_buffers_bytes());
+        CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
+                                                   mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
+                                                   plan.boundary_buffers_bytes());
       }
     }
   }

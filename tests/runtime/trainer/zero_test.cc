@@ -78,6 +78,32 @@ std::string told(const GroupTraffic& g) {
                      t.broadcast.calls, t.send.bytes, t.send.calls);
 }
 
+/// What the second step of a run moves is what the plan says, on every rank and in every group.
+void check_step(Recipe recipe, const Layout& layout) {
+  CAPTURE(layout.text());
+  recipe.batch.samples = 8;
+  const Result<Plan> plan = make_plan(recipe, layout.world());
+  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
+  const auto one_step = train_on_threads(recipe, layout.world());
+  recipe.stop.value = 2;
+  const auto two_steps = train_on_threads(recipe, layout.world());
+  REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
+  REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
+  for (int64_t rank = 0; rank < layout.world(); ++rank) {
+    const std::vector<GroupTraffic> planned = step_traffic(plan.value(), plan.value().rank(rank));
+    const auto& more = two_steps.value().traffic[rank];
+    const auto& less = one_step.value().traffic[rank];
+    std::vector<GroupTraffic> counted;
+    for (size_t g = 0; g < more.size(); ++g) {
+      GroupTraffic step{more[g].group, more[g].size, more[g].traffic - less[g].traffic};
+      // Ends of the pipeline that have no embedding in common have a group for it, and never use it.
+      if (step.group != kEmbeddingGroup || step.traffic != Traffic{}) counted.push_back(std::move(step));
+    }
+    REQUIRE(planned.size() == counted.size());
+    for (size_t g = 0; g < planned.size(); ++g) CHECK(told(planned[g]) == told(counted[g]));
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/trainer/zero") {
@@ -114,32 +140,28 @@ TEST_SUITE("runtime/trainer/zero") {
     layouts.push_back({.tp = 2, .recompute = {kFull, 0, true}});
     layouts.push_back({.tp = 2, .dp = 2, .zero = 3, .sequence_parallel = true, .recompute = {kFull}});
     layouts.push_back({.tp = 2, .pp = 2, .zero = 1, .recompute = {RecomputeMode::kSelective, 1}});
-    bool tied = false, llama = false;
+    bool tied = false;
     for (const Layout& layout : layouts) {
       tied = !tied;
-      llama = tied != llama;
-      CAPTURE(layout.text());
       CAPTURE(tied);
-      Recipe recipe = with(short_recipe(llama, tied, 1), layout);
-      recipe.batch.samples = 8;
-      const Plan plan = make_plan(recipe, layout.world()).value();
-      const auto one_step = train_on_threads(recipe, layout.world());
-      recipe.stop.value = 2;
-      const auto two_steps = train_on_threads(recipe, layout.world());
-      REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
-      REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
-      for (int64_t rank = 0; rank < layout.world(); ++rank) {
-        const std::vector<GroupTraffic> planned = step_traffic(plan, plan.rank(rank));
-        const auto& more = two_steps.value().traffic[rank];
-        const auto& less = one_step.value().traffic[rank];
-        std::vector<GroupTraffic> counted;
-        for (size_t g = 0; g < more.size(); ++g) {
-          GroupTraffic step{more[g].group, more[g].size, more[g].traffic - less[g].traffic};
-          // Ends of the pipeline that have no embedding in common have a group for it, and never use it.
-          if (step.group != kEmbeddingGroup || step.traffic != Traffic{}) counted.push_back(std::move(step));
-        }
-        REQUIRE(planned.size() == counted.size());
-        for (size_t g = 0; g < planned.size(); ++g) CHECK(told(planned[g]) == told(counted[g]));
+      check_step(with(short_recipe(!tied, tied, 1), layout), layout);
+    }
+  }
+
+  TEST_CASE(
+      "so it is with experts, with projections around the embedding, with parallel branches and with more norms") {
+    const Layout split{.tp = 2, .dp = 2, .zero = 2, .sequence_parallel = true}, whole{.tp = 2, .pp = 2, .zero = 1};
+    for (const Layout& layout : {split, whole}) {
+      Recipe experts = with(short_recipe(true, false, 1), layout);
+      experts.model.moe = {.experts = 4, .top_k = 2};
+      check_step(experts, layout);
+      Recipe projected = with(short_recipe(false, true, 1), layout);
+      projected.model.embed_dim = 16;
+      check_step(projected, layout);
+      for (const BlockKind block : {BlockKind::kParallel, BlockKind::kParallelShared, BlockKind::kSandwich}) {
+        Recipe other = with(short_recipe(false, false, 1), layout);
+        other.model.block = block;
+        check_step(other, layout);
       }
     }
   }
