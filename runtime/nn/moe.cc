@@ -136,7 +136,7 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   kernels::rows_to_experts(scratch_.rows_TH, rows_of_Tk_, d.rows, d.choices, d.width, rows_PH_);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) -> Status {
     const Real* dpre = scratch_.dhidden + first * d.ffn_in;
     RT_TRY(expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows));
     return expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);

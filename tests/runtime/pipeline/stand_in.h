@@ -43,6 +43,7 @@ class StandIn final : public nn::StageModel {
     RT_CHECK(bytes_ >= static_cast<int64_t>(sizeof(Stamp)));
   }
 
+  void set_dropout_keys(int64_t, std::span<const uint64_t>) override {}
   Status forward(int64_t slot, const int32_t* tokens, const int32_t*, const void* input, void* output) override {
     const int64_t micro_batch = tokens[0];
     RT_CHECK((input == nullptr) == (stage_ == 0) && (output == nullptr) == (stage_ + 1 == stages_));
