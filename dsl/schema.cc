@@ -974,7 +974,8 @@ const Block& mesh_block() {
               .range(1, 1 << 10)
               .otherwise(1)
               .newer()
-              .says("pipeline stages of a rank", "More than one needs schedule = \"interleaved\".")
+              .says("pipeline stages of a rank",
+                    "More than one needs schedule = \"interleaved\"; \"zb-v\" has exactly 2.")
               .like("2"),
           bound("stages", &MeshConfig::stages)
               .at_least(1)
@@ -982,7 +983,56 @@ const Block& mesh_block() {
               .says("layers of each pipeline stage",
                     "Must have pp * virtual_stages entries that sum to model.layers; empty: balanced.")
               .like("{ 3, 4, 4, 3 }"),
+          bound("embedding_weight", &MeshConfig::embedding_weight)
+              .range(0, 1e6)
+              .otherwise(0.0)
+              .silently()
+              .says("layers that the embedding counts as when stages are balanced",
+                    "1 gives the first stage one layer less where that is even: [emb 5] [6] ... for 70 layers on 12 "
+                    "stages with head_weight 1. Not with mesh.stages.")
+              .like("1"),
+          bound("head_weight", &MeshConfig::head_weight)
+              .range(0, 1e6)
+              .otherwise(0.0)
+              .silently()
+              .says("layers that the final norm and head count as when stages are balanced",
+                    "By arithmetic about vocab / (12 * width) and more. Not with mesh.stages.")
+              .like("1"),
+          bound("micro_batch_group", &MeshConfig::micro_batch_group)
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .says("micro-batches that pass a stage before the rank's next stage takes its turn",
+                    "Interleaved schedule only; at least pp, and a short last group has at least pp too. More overlap "
+                    "of messages, more activations. 0: mesh.pp.")
+              .like("4"),
       }};
+  return out;
+}
+
+const Block& recompute_block() {
+  static const Block out{
+      .name = "recompute",
+      .doc =
+          "Activations that the backward pass computes again instead of keeping them: memory for time, the same bits.",
+      .fields = {
+          chosen("mode", &RecomputeConfig::mode, {"none", "selective", "full"})
+              .otherwise("none")
+              .silently()
+              .says("what is computed again",
+                    "selective: the attention core, from the queries, keys and values kept. full: whole layers, of "
+                    "which only the input is kept."),
+          bound("layers", &RecomputeConfig::layers)
+              .range(0, 100000)
+              .otherwise(0)
+              .silently()
+              .says("how many layers of each stage, from its first", "0: all of them."),
+          bound("distribute", &RecomputeConfig::distribute)
+              .otherwise(false)
+              .silently()
+              .says("the inputs kept are split over tp",
+                    "With mode = \"full\"; costs an all-gather a layer. mesh.sequence_parallel has them split "
+                    "already.")}};
   return out;
 }
 
@@ -1340,12 +1390,16 @@ const Block& recipe_block() {
                     "stay. It costs a reduction of gradients after each micro-batch, as ZeRO-2 does, and with tied "
                     "embeddings a second copy of the embedding where one rank has both ends of the model."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
-          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved"})
+          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")
               .says("order of micro-batches in the pipeline",
                     "Read only with mesh.pp > 1. interleaved is 1F1B over mesh.virtual_stages stages a rank: a smaller "
-                    "bubble, "
-                    "more messages and activations."),
+                    "bubble, more messages and activations. zb-h1 and zb-v compute the gradients of the weights apart "
+                    "from those of the activations, in what would be idle time: a third and a sixth of 1F1B's bubble. "
+                    "zb-v has two stages a rank (mesh.virtual_stages = 2), and the first and the last on rank 0."),
+          block("recompute", &Recipe::recompute, recompute_block())
+              .silently()
+              .says("activations computed again in backward instead of kept"),
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
           block("init", &Recipe::init, init_block())
               .newer()

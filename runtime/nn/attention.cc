@@ -77,10 +77,7 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
   prepare_qk(saved);
 
-  Real* k = saved.qkv + d.heads * d.head_dim;
-  Real* v = k + d.kv_heads * d.head_dim;
-  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
-
+  recompute_core(saved);
   return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
                                output_RH, tp_, scratch_, d, what_out_);
 }
@@ -113,12 +110,25 @@ void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Rea
 }
 
 template <typename Real>
-Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
+void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
+  const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
+  const Real* v = k + dims_.kv_heads * dims_.head_dim;
+  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+}
+
+template <typename Real>
+Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const {
   const StageDims& d = dims_;
+  const bool late = late_dout_RH != nullptr;
+  const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(output_dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
+  if (late) {
+    std::copy_n(dbranch_RH, d.local_rows * d.width, late_dout_RH);
+  } else {
+    RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, d));
+  }
   Real* dout = scratch_.hidden;  // [T, N D]
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(o_, output_dropout_, residual_, saved.residual, &dy_TH, tp_, scratch_, d, what_dout_));
-  RT_TRY(o_.backward_weight(dy_TH, d.width, saved.out, d.rows));
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
@@ -126,7 +136,21 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
   kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
                               saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
   prepare_qk_backward(saved, dqkv);
-  return column_cut_backward<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_, what_din_);
+  if (late) {
+    std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);
+    residual_.input(saved.residual);  // for its statistics
+  } else {
+    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_));
+  }
+  return column_cut_input<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_din_);
+}
+
+template <typename Real>
+Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
+  RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, dims_));
+  return column_cut_weight<Real>(residual_, saved.residual, qkv_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 
 template <typename Real>

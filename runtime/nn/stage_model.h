@@ -22,7 +22,11 @@
 
 namespace cairn::nn {
 
-enum class Pass { kForward, kBackward };
+enum class Pass {
+  kForward,
+  kBackwardInput,  // the first half of a split backward; kBackward is the second one
+  kBackward,
+};
 
 /// Is told when parameters come into use and go out of it, on the thread that runs the stage: who gathers weights and
 /// reduces gradients beside the computation listens. `layer` is a TensorSpec::layer; with the head goes a tied
@@ -32,7 +36,7 @@ class UseListener {
   virtual ~UseListener() = default;
   /// Weights must be there when it returns, in backward also the memory of gradients.
   virtual Status begin_use(int64_t layer, Pass pass) = 0;
-  /// In backward the gradients of this micro-batch are complete.
+  /// After kBackward the gradients of this micro-batch are complete.
   virtual Status end_use(int64_t layer, Pass pass) = 0;
 };
 
@@ -60,6 +64,14 @@ class StageModel {
   /// the global batch). doutput null on the last stage, dinput null on the first. tokens as in forward.
   virtual Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput,
                           void* dinput, float loss_scale) = 0;
+
+  /// The same in two halves, for chunks with Chunk::late > 0: first the gradient of the stage's input, and those of the
+  /// embedding, the head and the norms; then, any number of other passes later, those of the blocks' projections.
+  /// `late` in [0, Chunk::late) keeps between them what the second needs; `slot` stays in use until then. The sums are
+  /// the same bit for bit.
+  virtual Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets,
+                                const void* doutput, void* dinput, float loss_scale) = 0;
+  virtual Status backward_weight(int64_t slot, int64_t late) = 0;
 
   /// Last stage, after forward(slot): the loss of each token [T] in nats; every tp rank has all of them.
   virtual std::span<const float> token_losses(int64_t slot) const = 0;
