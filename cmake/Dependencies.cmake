@@ -18,6 +18,8 @@ _cairn_pkg(uring liburing)
 _cairn_pkg(zstd libzstd)
 _cairn_pkg(xxhash libxxhash)
 _cairn_pkg(sentencepiece sentencepiece)
+_cairn_pkg(pcre2 libpcre2-8)
+_cairn_pkg(icu icu-uc)
 _cairn_pkg(curl libcurl)
 _cairn_pkg(crypto libcrypto)
 

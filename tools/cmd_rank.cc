@@ -16,6 +16,7 @@
 #include "runtime/core/log.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
+#include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run_folder.h"
 
@@ -51,6 +52,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
   });
 
+  hook.may_begin_with(open_hf_for(recipe.model));
   trainer::Environment env{.plan = plan, .rank = args.rank, .engine = *engine, .hook = hook};
   if (args.rank == 0) {
     env.on_step = [&](const telemetry::StepMetrics& metrics) {

@@ -24,6 +24,7 @@
 #include "runtime/telemetry/tensorboard.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/commands.h"
+#include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run_copies.h"
 #include "tools/run_folder.h"
@@ -155,7 +156,10 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
                             .on_persisted = [this] {
                               if (supervisor_ != nullptr) supervisor_->wake();
                             }};
-  if (!plan_.recipe.init.path.empty()) options.init_from = plan_.recipe.init.path;
+  if (!plan_.recipe.init.path.empty()) {
+    options.init_from = plan_.recipe.init.path;
+    options.open_foreign = open_hf_for(plan_.recipe.model);
+  }
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);

@@ -58,8 +58,8 @@ struct DataConfig {
 };
 
 struct TokenizerConfig {
-  enum class Kind { kNone, kBytes, kSentencePiece } kind = Kind::kNone;
-  std::string path;  // SentencePiece model file
+  enum class Kind { kNone, kBytes, kSentencePiece, kHf } kind = Kind::kNone;
+  std::string path;  // SentencePiece model or tokenizer.json
 };
 
 struct BatchConfig {

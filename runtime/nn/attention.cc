@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/kernels/elementwise.h"
@@ -13,6 +14,7 @@ template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
+      layer_(layer),
       norm_(parameters, fmt::format("layers.{}.attn_norm", layer), model),
       qkv_([&] {
         std::vector<Linear<Real>> parts;
@@ -49,6 +51,10 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
 
+  if (scratch_.cached != nullptr) {
+    attend_cached(*scratch_.cached, saved);
+    return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  }
   Real* q = saved.qkv;
   Real* k = q + d.heads * d.head_dim;
   Real* v = k + d.kv_heads * d.head_dim;
@@ -58,6 +64,42 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   kernels::attention_forward(attention_dims_, q, k, v, saved.out, saved.logsumexp_BNS);
 
   return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+}
+
+template <typename Real>
+void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const {
+  const StageDims& d = dims_;
+  const KvCache& cache = *rows.cache;
+  const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
+  for (int64_t r = 0; r < d.rows; ++r) {
+    const int64_t position = rows.position[r];
+    if (position < 0) continue;
+    Real* qkv = saved.qkv + r * d.qkv;
+    if (scratch_.rotary_table != nullptr) {
+      kernels::rotary(qkv, scratch_.rotary_table + position * d.head_dim, 1, 1, d.heads + d.kv_heads, d.head_dim, d.qkv,
+                      false);
+    }
+    const int64_t at = position * cache.row_elems;
+    std::copy_n(qkv + k_at, cache.row_elems, cache.keys<Real>(layer_, rows.sequence[r]) + at);
+    std::copy_n(qkv + v_at, cache.row_elems, cache.values<Real>(layer_, rows.sequence[r]) + at);
+  }
+  if (rows.from_start) {
+    kernels::attention_forward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
+                               saved.logsumexp_BNS);
+    return;
+  }
+  kernels::AttentionDims one = attention_dims_;
+  one.batch = 1;
+  for (int64_t r = 0; r < d.rows; ++r) {
+    Real* out = saved.out + r * k_at;
+    if (rows.position[r] < 0) {
+      std::fill_n(out, k_at, Real{});
+      continue;
+    }
+    kernels::attention_decode(one, rows.position[r], cache.capacity, saved.qkv + r * d.qkv,
+                              cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]),
+                              out);
+  }
 }
 
 template <typename Real>

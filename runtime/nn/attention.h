@@ -32,7 +32,11 @@ class Attention {
   Status backward(const SavedAttention<Real>& saved) const;
 
  private:
+  /// The same for rows that follow what a cache holds.
+  void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
+
   StageDims dims_;
+  int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
   Norm<Real> norm_;
   ColumnGroup<Real> qkv_;

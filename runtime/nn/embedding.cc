@@ -24,7 +24,12 @@ Status Embedding<Real>::forward(const int32_t* tokens_T, Real* output_RH) const 
                              partial_TH);
   RT_TRY(tp_.reduce(partial_TH, "embedding"));
   std::copy_n(tp_.local(partial_TH), d.local_rows * d.width, output_RH);
-  if (positions_) {
+  if (positions_ && scratch_.cached != nullptr) {
+    for (int64_t r = 0; r < d.rows; ++r) {
+      const int64_t position = std::max(0, scratch_.cached->position[r]);
+      kernels::positions_forward(output_RH + r * d.width, positions_.weight + position * d.width, 1, 0, 1, d.width);
+    }
+  } else if (positions_) {
     kernels::positions_forward(output_RH, positions_.weight, d.local_rows, tp_.first_row(), d.tokens, d.width);
   }
   return {};

@@ -3,6 +3,7 @@
 // Legend in stage_model.h; sizes in runtime/plan/activations.h.
 
 #include "runtime/nn/buffers.h"
+#include "runtime/nn/kv_cache.h"
 #include "runtime/nn/norm.h"
 
 namespace cairn::nn {
@@ -17,6 +18,7 @@ struct Scratch {
   float* attention = nullptr;
   float* dbias = nullptr;  // null without biases
   NormStats stats;
+  const CachedRows* cached = nullptr;  // generation: where the rows of the pass under way stand
   const float* rotary_table = nullptr;  // [S, D / 2, 2]; null without rotary positions
 };
 

@@ -87,15 +87,28 @@ class Model final : public StageModel {
       RT_CHECK(output != nullptr, "an earlier stage needs an output");
     }
 
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const SavedLayer<Real>& layer = saved.layers[i];
-      Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.input_RH
-                      : head_                ? saved.head.input_RH
-                                             : static_cast<Real*>(output);
-      RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
-      RT_TRY(layers_[i].mlp.forward(layer.mlp, next_RH));
-    }
+    RT_TRY(forward_layers(saved, head_ ? saved.head.input_RH : static_cast<Real*>(output)));
     return head_ ? head_->forward(saved.head, targets) : Status{};
+  }
+
+  Status forward_cached(const int32_t* tokens, const CachedRows& rows) override {
+    RT_CHECK(embedding_ && head_ && !trains_ && tp_.comm().size() == 1, "generation needs a whole model on one rank");
+    RT_CHECK(std::ssize(rows.position) == dims_.rows && std::ssize(rows.sequence) == dims_.rows, "{} rows of {}",
+             rows.position.size(), dims_.rows);
+    RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
+    const Slot<Real>& saved = slot_at(0);
+    scratch_.cached = &rows;
+    Status done = embedding_->forward(tokens, saved.layers.front().attention.input_RH);
+    if (done.ok()) done = forward_layers(saved, saved.head.input_RH);
+    scratch_.cached = nullptr;
+    head_->forget();
+    return done;
+  }
+
+  Status cached_logits(int64_t first, int64_t count, std::span<float> out) override {
+    RT_CHECK(first >= 0 && count >= 0 && first + count <= dims_.rows, "logits of rows [{}, +{})", first, count);
+    RT_CHECK(std::ssize(out) == count * vocab_, "logits [{}, {}] do not fit {} floats", count, vocab_, out.size());
+    return head_->logits(slot_at(0).head, first, count, out);
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
@@ -135,7 +148,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(static_cast<int64_t>(out.size()) == dims_.rows * vocab_, "logits [{}, {}] do not fit {} floats",
              dims_.rows, vocab_, out.size());
-    return head_->logits(slot_at(slot).head, out);
+    return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
   }
 
   int64_t boundary_bytes() const override {
@@ -143,6 +156,16 @@ class Model final : public StageModel {
   }
 
  private:
+  Status forward_layers(const Slot<Real>& saved, Real* output_RH) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const SavedLayer<Real>& layer = saved.layers[i];
+      Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.input_RH : output_RH;
+      RT_TRY(layers_[i].attention.forward(layer.attention, layer.mlp.input_RH));
+      RT_TRY(layers_[i].mlp.forward(layer.mlp, next_RH));
+    }
+    return {};
+  }
+
   void set_scratch(const ModelConfig& model, const Buffers& buffers) {
     scratch_.rows_TH = buffers.get<Real>("scratch.rows");
     scratch_.partial_TH = buffers.get<Real>("scratch.partial");
@@ -155,7 +178,7 @@ class Model final : public StageModel {
     if (model.bias) scratch_.dbias = buffers.get<float>("scratch.dbias");
     if (model.positions == Positions::kRotary) {
       float* table = buffers.get<float>("rotary.table");
-      kernels::rotary_table(table, 0, dims_.tokens, dims_.head_dim, model.rope_theta);
+      kernels::rotary_table(table, 0, model.context, dims_.head_dim, model.rope_theta);
       scratch_.rotary_table = table;
     }
   }

@@ -11,7 +11,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const int64_t tp = plan.mesh.tp();
   StageDims d;
   d.samples = plan.recipe.batch.micro;
-  d.tokens = m.context;
+  d.tokens = plan.pass_tokens > 0 ? plan.pass_tokens : m.context;
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
@@ -23,7 +23,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.ffn_in = m.activation == Activation::kSwiGlu ? 2 * d.ffn : d.ffn;
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
-    const int64_t fitting = kLogitsBytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
+    const int64_t fitting = (plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes) / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
   }
   return d;
@@ -77,7 +77,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   scratch("scratch.rstd", d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch("scratch.mean", d.local_rows, DType::kF32);
   if (m.bias) scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
-  if (m.positions == Positions::kRotary) scratch("rotary.table", d.tokens * d.head_dim, DType::kF32);
+  if (m.positions == Positions::kRotary) scratch("rotary.table", m.context * d.head_dim, DType::kF32);
   if (rank.head()) {
     scratch("head.logits", d.logit_rows * d.vocab, compute);
     if (plan.mesh.tp() > 1) scratch("head.local_max", d.rows, DType::kF32);

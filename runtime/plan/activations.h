@@ -41,6 +41,7 @@ int64_t attention_scratch_elems(const StageDims& dims);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;
+constexpr int64_t kPassLogitsBytes = int64_t{64} << 20;  // in passes of generation and evaluation
 
 struct BufferSpec {
   std::string name;  // "layers.3.attn.out"

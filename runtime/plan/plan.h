@@ -106,6 +106,7 @@ struct Plan {
   std::vector<TensorSpec> tensors;
   std::vector<Stage> stages;  // pp * virtual_stages, in model order; chunk c of pipeline rank r is stages[c * pp + r]
   int64_t padded_vocab = 0;
+  int64_t pass_tokens = 0;    // of a sample in one forward pass, in generation with a cache; 0: the context
   int64_t micro_batches = 0;  // a step and data-parallel rank: accumulation
   int64_t tokens_per_step = 0;
   int64_t steps = 0;  // of the run, from recipe.stop
