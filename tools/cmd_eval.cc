@@ -77,7 +77,7 @@ class Evaluator {
     return {};
   }
 
-  Result<Score> text(const Set& set) {
+  Result<Score> score_text(const Set& set) {
     RT_TRY_SET(const std::string text, convert::read_text_file(set.path, kMaxTextBytes));
     std::vector<int32_t> ids = options_.raw ? std::vector<int32_t>() : model_.tokenizer->before();
     RT_TRY(model_.tokenizer->encode(text, &ids).with(set.path));
@@ -86,7 +86,7 @@ class Evaluator {
     return checked(set, out);
   }
 
-  Result<Score> data(const Set& set) {
+  Result<Score> score_data(const Set& set) {
     std::error_code error;
     const bool pair = std::filesystem::exists(set.path + ".idx", error);
     RT_TRY_SET(const std::unique_ptr<data::TokenSource> source,
@@ -188,7 +188,7 @@ Result<int> run(const Options& options, bool json) {
   }
   nlohmann::json out = nlohmann::json::array();
   for (const Set& set : sets) {
-    RT_TRY_SET(const Score score, set.is_text ? evaluator.text(set) : evaluator.data(set));
+    RT_TRY_SET(const Score score, set.is_text ? evaluator.score_text(set) : evaluator.score_data(set));
     const nlohmann::json row = to_json(set, score);
     out.push_back(row);
     if (json) continue;

@@ -46,13 +46,13 @@ class Output {
     RT_TRY_SET(std::string out, take(more, &stopped));
     if (!stopped) {
       out += held_;
-      text += held_;
+      shown += held_;
     }
     held_.clear();
     return out;
   }
 
-  std::string text;
+  std::string shown;
   std::vector<int32_t> tokens;
 
  private:
@@ -72,7 +72,7 @@ class Output {
     if (!*stopped) end = held_.size() - keep;
     std::string out = held_.substr(0, end);
     held_ = *stopped ? std::string() : held_.substr(end);
-    text += out;
+    shown += out;
     return out;
   }
 
@@ -179,7 +179,7 @@ Result<int> run(Options options, bool json) {
     for (size_t k = 0; k < outputs.size(); ++k) {
       texts.push_back({{"prompt", options.prompts[k]},
                        {"prompt_tokens", prompts[k].size()},
-                       {"text", outputs[k].text},
+                       {"text", outputs[k].shown},
                        {"tokens", outputs[k].tokens},
                        {"finish", name_of(finish[k])}});
     }
@@ -197,7 +197,7 @@ Result<int> run(Options options, bool json) {
   } else {
     for (size_t k = 0; k < outputs.size(); ++k) {
       fmt::print("--- {} ({} tokens, {})\n{}{}\n", k + 1, outputs[k].tokens.size(), name_of(finish[k]),
-                 options.prompts[k], outputs[k].text);
+                 options.prompts[k], outputs[k].shown);
     }
   }
   if (is_terminal(STDERR_FILENO)) {

@@ -34,8 +34,8 @@ Status check_same_model(const ModelConfig& wanted, const ModelConfig& found) {
   std::string differences;
   for (const auto& [key, value] : mine.items()) {
     if (theirs.at(key) == value || is_free(key, wanted)) continue;
-    differences += fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, value.dump(),
-                               theirs.at(key).dump());
+    differences +=
+        fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, value.dump(), theirs.at(key).dump());
   }
   if (differences.empty()) return {};
   return Error{ErrorCode::kInvalidInput, fmt::format("the recipe trains another model:{}", differences)};

@@ -46,8 +46,7 @@ class Batch {
 
   void take(size_t s, std::span<const float> logits) {
     Text& text = texts_[s];
-    const int32_t token =
-        sample_token(logits, options_.sampling, text.made, static_cast<int64_t>(first_ + s));
+    const int32_t token = sample_token(logits, options_.sampling, text.made, static_cast<int64_t>(first_ + s));
     if (std::find(options_.stop_ids.begin(), options_.stop_ids.end(), token) != options_.stop_ids.end()) {
       text.finish = Finish::kToken;
       return;

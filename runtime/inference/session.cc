@@ -61,8 +61,7 @@ Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens) {
   made->plan.pass_tokens = pass_tokens;
   made->rank = made->plan.rank(0);
   // Memory of its own: a model keeps tables in it that it writes once.
-  RT_TRY_SET(made->activations,
-             Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
+  RT_TRY_SET(made->activations, Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
   RT_TRY_SET(made->model, nn::StageModel::make(made->plan, made->rank, 0, *tp_, weights_.data(), nullptr,
                                                made->activations.as<std::byte>()));
   found = std::move(made);
@@ -113,8 +112,8 @@ Result<std::vector<float>> Session::token_losses(std::span<const int32_t> tokens
 Status Session::make_cache(int64_t sequences, int64_t capacity) {
   const ModelConfig& model = plan_.recipe.model;
   if (sequences < 1 || capacity < 1 || capacity > model.context) {
-    return invalid(fmt::format("a cache of {} sequences of {} tokens; the context holds {}", sequences, capacity,
-                               model.context));
+    return invalid(
+        fmt::format("a cache of {} sequences of {} tokens; the context holds {}", sequences, capacity, model.context));
   }
   cache_ = {.sequences = sequences, .capacity = capacity, .row_elems = model.kv_heads * model.head_dim};
   const int64_t elems = model.layers * sequences * capacity * cache_.row_elems;

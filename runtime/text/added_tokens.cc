@@ -54,8 +54,8 @@ std::vector<TextPart> AddedTokens::split(std::string_view text) const {
     }
     size_t begin = at, end = at + token->content.size();
     at = end;  // where the next search begins, whatever white space is taken
-    if (token->single_word &&
-        ((begin > 0 && is_word(utf8_at(text, previous(text, begin)))) || (end < text.size() && is_word(utf8_at(text, end))))) {
+    if (token->single_word && ((begin > 0 && is_word(utf8_at(text, previous(text, begin)))) ||
+                               (end < text.size() && is_word(utf8_at(text, end))))) {
       continue;
     }
     if (begin < done) continue;  // in the white space that the one before took

@@ -1,5 +1,5 @@
-// Byte-pair encoding: a piece begins as one symbol a character; the adjacent pair of lowest rank, leftmost among equals,
-// is merged until none is left.
+// Byte-pair encoding: a piece begins as one symbol a character; the adjacent pair of lowest rank, leftmost among
+// equals, is merged until none is left.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -158,10 +158,10 @@ class Bpe final : public SubwordModel {
         add(found->second);
         continue;
       }
-      if (!bytes_.empty() && std::all_of(character.begin(), character.end(), [&](char c) {
-            return bytes_[static_cast<unsigned char>(c)] >= 0;
-          })) {
-        for (const char c : character) add(bytes_[static_cast<unsigned char>(c)]);  // before a pending unknown: as upstream
+      if (!bytes_.empty() && std::all_of(character.begin(), character.end(),
+                                         [&](char c) { return bytes_[static_cast<unsigned char>(c)] >= 0; })) {
+        for (const char c : character)
+          add(bytes_[static_cast<unsigned char>(c)]);  // before a pending unknown: as upstream
         continue;
       }
       if (unknown_ < 0) continue;  // upstream drops what it cannot name

@@ -155,8 +155,8 @@ class HfTokenizer final : public Tokenizer {
           continue;
         }
         RT_TRY_SET(const std::vector<Piece> pieces,
-                   pre_tokenizer_.apply({normal.substr(inner.begin, inner.end - inner.begin),
-                                         part.begin == 0 && inner.begin == 0}));
+                   pre_tokenizer_.apply(
+                       {normal.substr(inner.begin, inner.end - inner.begin), part.begin == 0 && inner.begin == 0}));
         for (const Piece& piece : pieces) encode_piece(piece.text, &remembered, ids);
       }
     }

@@ -38,10 +38,11 @@ struct Capitals {
   char32_t first, last;
   int32_t distance;
 };
-constexpr Capitals kNewCapitals[] = {
-    {0x1C89, 0x1C89, 1}, {0xA7CB, 0xA7CB, 0x264 - 0xA7CB}, {0xA7CC, 0xA7CC, 1},        {0xA7CE, 0xA7CE, 1},
-    {0xA7D2, 0xA7D2, 1}, {0xA7D4, 0xA7D4, 1},              {0xA7DA, 0xA7DA, 1},        {0xA7DC, 0xA7DC, 0x19B - 0xA7DC},
-    {0x10D50, 0x10D65, 32}, {0x16EA0, 0x16EB8, 27}};
+constexpr Capitals kNewCapitals[] = {{0x1C89, 0x1C89, 1},    {0xA7CB, 0xA7CB, 0x264 - 0xA7CB},
+                                     {0xA7CC, 0xA7CC, 1},    {0xA7CE, 0xA7CE, 1},
+                                     {0xA7D2, 0xA7D2, 1},    {0xA7D4, 0xA7D4, 1},
+                                     {0xA7DA, 0xA7DA, 1},    {0xA7DC, 0xA7DC, 0x19B - 0xA7DC},
+                                     {0x10D50, 0x10D65, 32}, {0x16EA0, 0x16EB8, 27}};
 
 char32_t lower_of(char32_t c) {
   for (const Capitals& range : kNewCapitals) {
@@ -232,8 +233,7 @@ Status Normalizer::add(const json& spec) {
     });
   } else if (type == "Prepend") {
     RT_TRY_SET(const std::string prefix, string_field(spec, "prepend"));
-    steps_.push_back(
-        [prefix](std::string text) -> Result<std::string> { return text.empty() ? text : prefix + text; });
+    steps_.push_back([prefix](std::string text) -> Result<std::string> { return text.empty() ? text : prefix + text; });
   } else if (type == "Strip") {
     RT_TRY_SET(const bool left, bool_field(spec, "strip_left", true));
     RT_TRY_SET(const bool right, bool_field(spec, "strip_right", true));

@@ -1,6 +1,7 @@
 #include "runtime/text/pre_tokenizer.h"
 
 #include <fmt/format.h>
+#include <unicode/uchar.h>
 
 #include <algorithm>
 #include <optional>
@@ -8,6 +9,7 @@
 #include "runtime/text/byte_level.h"
 #include "runtime/text/json_fields.h"
 #include "runtime/text/regex.h"
+#include "runtime/text/utf8.h"
 
 namespace cairn::text {
 namespace {
@@ -17,6 +19,20 @@ using nlohmann::json;
 // GPT-2's, as ByteLevel has it built in.
 constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// Whitespace's, whose \w is that of Rust's regular expressions.
+constexpr std::string_view kWordsPattern =
+    R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+|[^\s\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)";
+
+/// As Punctuation has it: ASCII's, and what was punctuation in Unicode 8.0.
+bool is_punctuation(char32_t c) {
+  const auto point = static_cast<UChar32>(c);
+  if (c < 0x80) return u_ispunct(point) != 0 || (U_GET_GC_MASK(point) & U_GC_S_MASK) != 0;
+  UVersionInfo age{};
+  u_charAge(point, age);
+  if (age[0] == 0 || age[0] > 8) return false;
+  return (U_GET_GC_MASK(point) & U_GC_P_MASK) != 0 || c == 0x166D || c == 0x111C9;
+}
 
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
@@ -79,13 +95,17 @@ std::vector<Span> behave(const std::vector<Span>& spans, Behavior behavior) {
   return out;
 }
 
+void append_spans(const std::vector<Span>& spans, const Piece& piece, std::vector<Piece>* out) {
+  for (const Span& span : spans) {
+    out->push_back({piece.text.substr(span.begin, span.end - span.begin), piece.at_start && span.begin == 0});
+  }
+}
+
 Status split(const Regex& pattern, Behavior behavior, bool invert, Piece piece, std::vector<Piece>* out) {
   thread_local std::vector<std::pair<size_t, size_t>> found;
   found.clear();
   RT_TRY(pattern.matches(piece.text, &found));
-  for (const Span& span : behave(cover(found, piece.text.size(), invert), behavior)) {
-    out->push_back({piece.text.substr(span.begin, span.end - span.begin), piece.at_start && span.begin == 0});
-  }
+  append_spans(behave(cover(found, piece.text.size(), invert), behavior), piece, out);
   return {};
 }
 
@@ -182,15 +202,24 @@ Status PreTokenizer::add(const json& spec) {
     return add_split(R"(\p{N})", each ? "Isolated" : "Contiguous");
   }
   if (type == "Punctuation") {
-    std::string behavior = "Isolated";
+    std::string name = "Isolated";
     if (spec.contains("behavior")) {
-      RT_TRY_SET(behavior, string_field(spec, "behavior"));
+      RT_TRY_SET(name, string_field(spec, "behavior"));
     }
-    return add_split(R"([!-/:-@\[-`{-~\p{P}])", behavior);
+    RT_TRY_SET(const Behavior behavior, behavior_of(name));
+    steps_.push_back([behavior](const Piece& piece, std::vector<Piece>* out) -> Status {
+      std::vector<std::pair<size_t, size_t>> found;
+      for (size_t at = 0; at < piece.text.size(); at += utf8_length(piece.text[at])) {
+        if (is_punctuation(utf8_at(piece.text, at))) found.emplace_back(at, at + utf8_length(piece.text[at]));
+      }
+      append_spans(behave(cover(found, piece.text.size(), /*invert=*/false), behavior), piece, out);
+      return {};
+    });
+    return {};
   }
   if (type == "WhitespaceSplit") return add_split(R"(\s)", "Removed");
   if (type == "Whitespace") {
-    RT_TRY_SET(const Regex pattern, Regex::compile(R"(\w+|[^\w\s]+)"));
+    RT_TRY_SET(const Regex pattern, Regex::compile(kWordsPattern));
     steps_.push_back([pattern](Piece piece, std::vector<Piece>* out) {
       return split(pattern, Behavior::kRemoved, /*invert=*/true, std::move(piece), out);
     });

@@ -25,7 +25,6 @@ class PreTokenizer {
   /// Pieces of well-formed UTF-8, none empty. Threads: any.
   Result<std::vector<Piece>> apply(Piece whole) const;
 
-
  private:
   using Step = std::function<Status(Piece piece, std::vector<Piece>* out)>;
   Status add(const nlohmann::json& spec);

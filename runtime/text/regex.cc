@@ -15,9 +15,9 @@
 namespace cairn::text {
 namespace {
 
-// What Oniguruma matches with these under UTF-8, written as the inside of a class. \s: the property White_Space; PCRE2's
-// own has U+180E too. \w: letters, marks, decimal and letter numbers, connectors, and what else is Alphabetic or was
-// in Latin-1's list.
+// What Oniguruma matches with these under UTF-8, written as the inside of a class. \s: the property White_Space;
+// PCRE2's own has U+180E too. \w: letters, marks, decimal and letter numbers, connectors, and what else is Alphabetic
+// or was in Latin-1's list.
 constexpr std::string_view kSpace =
     R"(\x09-\x0D\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 constexpr std::string_view kDigit = R"(\p{Nd})";
@@ -25,12 +25,13 @@ constexpr std::string_view kWord =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149})"
     R"(\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
 
-constexpr std::array<std::string_view, 38> kCategories = {
-    "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe",
-    "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Cn", "Co", "Cs", "Any"};
+constexpr std::array<std::string_view, 39> kProperties = {
+    "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd",  "Nl",
+    "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc",  "Sk",
+    "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Cn", "Co", "Cs", "Any", "Alphabetic"};
 // Scripts that patterns in use name. PCRE2 would look at script extensions, Oniguruma at the script.
-constexpr std::array<std::string_view, 14> kScripts = {"Han",      "Hiragana", "Katakana", "Hangul", "Latin",
-                                                       "Cyrillic", "Greek",    "Arabic",   "Hebrew", "Thai",
+constexpr std::array<std::string_view, 14> kScripts = {"Han",      "Hiragana", "Katakana", "Hangul",    "Latin",
+                                                       "Cyrillic", "Greek",    "Arabic",   "Hebrew",    "Thai",
                                                        "Bengali",  "Tamil",    "Armenian", "Devanagari"};
 
 class Translator {
@@ -151,7 +152,7 @@ class Translator {
     std::string found(name);
     if (std::find(kScripts.begin(), kScripts.end(), name) != kScripts.end()) {
       found = "sc:" + found;
-    } else if (std::find(kCategories.begin(), kCategories.end(), name) == kCategories.end()) {
+    } else if (std::find(kProperties.begin(), kProperties.end(), name) == kProperties.end()) {
       return unsupported(in_.substr(at_, end + 1 - at_));
     }
     *inside += fmt::format("\\{}{{{}}}", upper != caret ? 'P' : 'p', found);

@@ -17,8 +17,8 @@ Result<std::unique_ptr<SubwordModel>> make_subword_model(const nlohmann::json& s
   }
   if (type == "BPE") return make_bpe(spec).with("model");
   if (type == "Unigram") return make_unigram(spec).with("model");
-  return Error{ErrorCode::kUnsupported,
-               fmt::format("the model type {} is not read here; known are BPE, Unigram", type.empty() ? "(none)" : type)};
+  return Error{ErrorCode::kUnsupported, fmt::format("the model type {} is not read here; known are BPE, Unigram",
+                                                    type.empty() ? "(none)" : type)};
 }
 
 }  // namespace cairn::text

@@ -44,8 +44,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   Status load(std::string_view bytes) {
     const auto status = model_.LoadFromSerializedProto({bytes.data(), bytes.size()});
     if (status.ok() && model_.GetPieceSize() > 0) return {};
-    return invalid(
-        fmt::format("not a SentencePiece model ({})", status.ok() ? "it has no pieces" : status.ToString()));
+    return invalid(fmt::format("not a SentencePiece model ({})", status.ok() ? "it has no pieces" : status.ToString()));
   }
 
   int64_t vocab() const override { return model_.GetPieceSize(); }

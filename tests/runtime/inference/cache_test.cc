@@ -21,8 +21,14 @@ Recipe recipe_of(bool llama, Precision precision = Precision::kF32, int64_t cont
   r.name = "cache";
   r.seed = 5;
   r.stop = {Span::Unit::kSteps, 1};
-  r.model = {.layers = 2, .width = 48, .heads = 6, .kv_heads = llama ? 2 : 6, .head_dim = 8, .ffn = 80,
-             .context = context, .vocab = 61};
+  r.model = {.layers = 2,
+             .width = 48,
+             .heads = 6,
+             .kv_heads = llama ? 2 : 6,
+             .head_dim = 8,
+             .ffn = 80,
+             .context = context,
+             .vocab = 61};
   if (llama) {
     r.model.positions = Positions::kRotary;
     r.model.norm = NormKind::kRmsNorm;

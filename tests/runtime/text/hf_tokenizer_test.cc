@@ -16,8 +16,9 @@ using nlohmann::json;
 namespace {
 
 const std::string kFolder = CAIRN_SOURCE_DIR "/tests/golden/tokenizers/";
-const std::vector<std::string> kNames = {"gpt2",     "llama3", "qwen2",  "neox",             "o200k",   "bloom",        "falcon",
-                                         "deepseek", "clip",   "llama2", "llama2-metaspace", "unigram", "unigram-bytes"};
+const std::vector<std::string> kNames = {
+    "gpt2",   "llama3",           "qwen2",   "neox",         "o200k", "bloom", "falcon", "deepseek", "clip",
+    "llama2", "llama2-metaspace", "unigram", "unigram-bytes"};
 
 std::string read(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
