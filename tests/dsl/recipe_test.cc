@@ -56,7 +56,7 @@ TEST_SUITE("dsl/recipe") {
     REQUIRE(again.ok());
     CHECK(encode_recipe(again.value()) == encode_recipe(hf));
     for (const auto& [entries, message] : std::vector<std::pair<std::string, std::string>>{
-             {"init = T.hf { \"a\", wieghts = 1 }", "init.wieghts: no such field in hf"},
+             {"init = T.hf { \"a\", wieghts = 1 }", "init.wieghts: no such field in init_from"},
              {"init = T.hf {}", "init: T.hf must begin with the folder"},
              {"init = T.hf(5)", "init.path must be"},
              {"tokenizer = T.hf_tokenizer {}", "tokenizer"}}) {
