@@ -29,7 +29,7 @@ constexpr const char* kKnownCharacters = "[:age=9.0:]";
 bool is_mark(char32_t c) {
   UVersionInfo age{};
   u_charAge(static_cast<UChar32>(c), age);
-  if (age[0] == 0 || age[0] > 9) return false;
+  if (age[0] == 0 || age[0] > 9 || c == 0x111C9) return false;  // that one became a mark in 11.0
   return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_M_MASK) != 0 || c == 0x1CF2 || c == 0x1CF3;  // marks until 12.0
 }
 
