@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <dnnl.hpp>
 #include <fstream>
@@ -199,8 +200,10 @@ void bench_maps(Bench& bench, bool tiny) {
   bench.run("gelu_erf forward " + t, 8 * bytes, "GB/s", [&] { kernels::gelu_erf_forward<T>(x, y, rows * ffn); });
   bench.run("gelu_erf backward " + t, 12 * bytes, "GB/s", [&] { kernels::gelu_erf_backward<T>(y, x, z, rows * ffn); });
   bench.run("relu forward " + t, 8 * bytes, "GB/s", [&] { kernels::relu_forward<T>(x, y, rows * ffn); });
-  bench.run("swiglu forward " + t, 6 * bytes, "GB/s", [&] { kernels::swiglu_forward<T>(x, y, rows, ffn / 2); });
-  bench.run("swiglu backward " + t, 10 * bytes, "GB/s", [&] { kernels::swiglu_backward<T>(y, x, z, rows, ffn / 2); });
+  bench.run("swiglu forward " + t, 6 * bytes, "GB/s",
+            [&] { kernels::gated_forward<T>(kernels::Gate::kSilu, x, y, rows, ffn / 2); });
+  bench.run("swiglu backward " + t, 10 * bytes, "GB/s",
+            [&] { kernels::gated_backward<T>(kernels::Gate::kSilu, y, x, z, rows, ffn / 2); });
   bench.run("layer_norm forward " + t, 2 * bytes, "GB/s",
             [&] { kernels::layer_norm_forward<T>(x, w, b, y, mean, rstd, rows, width, 1e-5f); });
   bench.run("layer_norm backward " + t, 3 * bytes, "GB/s",
@@ -210,9 +213,12 @@ void bench_maps(Bench& bench, bool tiny) {
   bench.run("rms_norm backward " + t, 3 * bytes, "GB/s",
             [&] { kernels::rms_norm_backward<T>(y, x, w, rstd, z, dw, rows, width); });
   Values<float> table(rows / 4 * 64);
-  kernels::rotary_table(table, 0, rows / 4, 64, 10000.0);
-  bench.run("rotary " + t, 2 * bytes, "GB/s",
-            [&] { kernels::rotary<T>(x, table, rows, rows / 4, width / 64, 64, width, false); });
+  std::vector<double> frequencies(32);
+  for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] = std::pow(10000.0, -static_cast<double>(i) / 32);
+  kernels::rotary_table(table, 0, rows / 4, frequencies, 1);
+  const kernels::RotaryDims rotary{
+      .rows = rows, .tokens = rows / 4, .heads = width / 64, .head_dim = 64, .stride = width, .turning = 64};
+  bench.run("rotary " + t, 2 * bytes, "GB/s", [&] { kernels::rotary<T>(rotary, x, table, false); });
 
   Values<T> logits(head_rows * padded);
   std::vector<int32_t> ids(static_cast<size_t>(std::max(rows, head_rows)));
@@ -259,8 +265,10 @@ void bench_optimizer(Bench& bench, bool tiny) {
             [&] { kernels::adamw(args, grad, state, other, nullptr, nullptr, count); });
   bench.run("adamw f32 and bf16 weight", 7.5 * bytes, "GB/s",
             [&] { kernels::adamw(args, grad, state, state, nullptr, weight, count); });
-  bench.run("sum_of_squares", bytes, "GB/s", [&] {
-    const volatile double sum = kernels::sum_of_squares(grad, count);
+  bench.run("add_squares", bytes, "GB/s", [&] {
+    ExactSum exact;
+    kernels::add_squares(grad, count, exact);
+    const volatile double sum = exact.value();
     (void)sum;
   });
   bench.run("add_to", 3 * bytes, "GB/s", [&] { kernels::add_to(m, grad, count); });

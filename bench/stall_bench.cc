@@ -144,6 +144,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
         }
         args.stream = false;
         const double updated = now_s();
+        writer.weights_whole(1, round + 2);
         RT_CHECK(writer.publish(to, 1, round + 2, position, sums, 0).ok());
         published = now_s() - updated;
       } else {

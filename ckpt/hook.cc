@@ -164,6 +164,11 @@ Status SharedMemoryHook::begin_update(int64_t bank, int64_t step) {
   return {};
 }
 
+Status SharedMemoryHook::weights_whole(int64_t step) {
+  SnapshotWriter(arena_, rank_).weights_whole(incarnation_, step);
+  return {};
+}
+
 bool SharedMemoryHook::save_is_due(int64_t step) const {
   const int64_t saved_ns = arena_.control().saved_ns.load(std::memory_order_relaxed);
   for (const Every& every : plan_.recipe.checkpoint.save) {

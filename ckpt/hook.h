@@ -76,6 +76,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override;
   Result<int64_t> next_bank(int64_t current) override;
   Status begin_update(int64_t bank, int64_t step) override;
+  Status weights_whole(int64_t step) override;
   Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override;
   Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
                   std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/persist/layout.h"
@@ -26,38 +27,64 @@ namespace {
 constexpr std::chrono::milliseconds kLookEvery{20};
 constexpr int64_t kSmallArenaBytes = int64_t{256} << 20;  // of all slots; a save takes some 10 ms of CPU then
 
-/// Writes one whole slot. Returns what save_checkpoint reports.
-Result<SaveReport> persist_slot(const Arena& arena, IoBackend& io, const std::filesystem::path& checkpoints_dir,
-                                const CommonSnapshot& snapshot, SaveOptions options) {
-  RT_TRY_SET(Manifest manifest, decode_manifest(arena.directory()));
-  RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
-  std::vector<WriterPart> parts;
-  for (const FileEntry& file : manifest.files) parts.push_back({file.name, {}});
-  std::vector<int64_t> rank_of_file;
-  for (int64_t rank = 0; rank < arena.world(); ++rank) {
-    if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
+/// What a save of a slot is made of, kept from save to save: with many shards, making it anew costs as much as writing.
+class SlotSource {
+ public:
+  explicit SlotSource(const Arena& arena) : arena_(arena) {}
+
+  /// The skeleton for save_checkpoint; give_back() returns it.
+  Result<Manifest> take_skeleton() {
+    RT_TRY(read_directory());
+    return *std::exchange(skeleton_, std::nullopt);
   }
-  if (rank_of_file.size() != parts.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
-  for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
-    const auto payload = arena.payload(rank_of_file[shard.file], snapshot.slot);
-    if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size())) {
-      return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
+  void give_back(Manifest saved) { skeleton_ = std::move(saved); }
+
+  /// After take_skeleton(): the files of `slot`.
+  std::span<const WriterPart> parts(int64_t slot) {
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      const std::byte* const from = arena_.payload(ranks_[p], slot_).data();
+      const std::byte* const to = arena_.payload(ranks_[p], slot).data();
+      for (ShardData& shard : parts_[p].shards) shard.data = to + (shard.data - from);
     }
-    parts[shard.file].shards.push_back({.tensor = shard.tensor,
-                                        .lo = shard.box.lo,
-                                        .hi = shard.box.hi,
-                                        .data = payload.data() + shard.offset,
-                                        .bytes = shard.bytes});
+    slot_ = slot;
+    return parts_;
   }
-  manifest.files.clear();
-  manifest.shards.clear();
-  put_position(position, manifest);
-  manifest.created_unix_ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count();
-  options.chunk_bytes = arena.chunk_bytes();
-  return save_checkpoint(io, checkpoints_dir, std::move(manifest), parts, options);
-}
+
+ private:
+  Status read_directory() {
+    if (skeleton_) return {};
+    parts_.clear();
+    ranks_.clear();
+    slot_ = 0;
+    RT_TRY_SET(Manifest manifest, decode_manifest(arena_.directory()));
+    for (const FileEntry& file : manifest.files) parts_.push_back({file.name, {}});
+    for (int64_t rank = 0; rank < arena_.world(); ++rank) {
+      if (!arena_.shards(rank).empty()) ranks_.push_back(rank);
+    }
+    if (ranks_.size() != parts_.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
+    for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
+      const auto payload = arena_.payload(ranks_[shard.file], slot_);
+      if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size())) {
+        return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
+      }
+      parts_[shard.file].shards.push_back({.tensor = shard.tensor,
+                                           .lo = shard.box.lo,
+                                           .hi = shard.box.hi,
+                                           .data = payload.data() + shard.offset,
+                                           .bytes = shard.bytes});
+    }
+    manifest.files.clear();
+    manifest.shards.clear();
+    skeleton_ = std::move(manifest);
+    return {};
+  }
+
+  const Arena& arena_;
+  std::optional<Manifest> skeleton_;
+  std::vector<WriterPart> parts_;
+  std::vector<int64_t> ranks_;  // whose slot each part is
+  int64_t slot_ = 0;            // that `parts_` point into
+};
 
 }  // namespace
 
@@ -66,21 +93,63 @@ struct NodePersister::Impl {
   std::unique_ptr<IoBackend> io;
   std::filesystem::path dir;
   PersistOptions options;
+  SlotSource source;                   // of the thread
+  SaveCache cache;                     // of the thread
   std::optional<Manifest> last_saved;  // with options.incremental: what the next save may refer to
   CatalogCache catalog;                // of the thread
 
   std::mutex mutex;  // guards what follows; never held while writing
   std::condition_variable changed;
-  SaveCache cache;
   bool stopping = false, woken = false, flushing = false, flushed = false;
   Status last_status;
   std::thread thread;
 
+  void prepare();
+  SaveOptions save_options();
+  Result<SaveReport> persist(const CommonSnapshot& snapshot);
   bool write(int64_t slot, int64_t step);
   bool write_promised();
   void write_newest();
   void loop();
 };
+
+/// Ahead of the first save: libhdf5 takes 0.1 ms a dataset, seconds with many. An error will be the save's to tell.
+void NodePersister::Impl::prepare() {
+  const auto attempt = [&]() -> Status {
+    RT_TRY_SET(Manifest skeleton, source.take_skeleton());
+    const Status prepared = prepare_layouts(skeleton, source.parts(0), save_options());
+    source.give_back(std::move(skeleton));
+    return prepared;
+  };
+  ignore(attempt(), "the first save finds it too");
+}
+
+SaveOptions NodePersister::Impl::save_options() {
+  SaveOptions save = options.save;
+  save.cache = &cache;
+  save.chunk_bytes = arena.chunk_bytes();
+  save.huge_pages = arena.huge_pages();
+  return save;
+}
+
+/// Writes one whole slot. Returns what save_checkpoint reports.
+Result<SaveReport> NodePersister::Impl::persist(const CommonSnapshot& snapshot) {
+  RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
+  RT_TRY_SET(Manifest manifest, source.take_skeleton());
+  put_position(position, manifest);
+  manifest.created_unix_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  SaveOptions save = save_options();
+  if (options.incremental && last_saved) save.base = &*last_saved;
+  RT_TRY_SET(SaveReport report, save_checkpoint(*io, dir, std::move(manifest), source.parts(snapshot.slot), save));
+  if (options.incremental) {
+    last_saved = std::move(report.manifest);
+  } else {
+    source.give_back(std::move(report.manifest));
+  }
+  return report;
+}
 
 bool NodePersister::Impl::write(int64_t slot, int64_t step) {
   PersistEvent event{.step = step};
@@ -90,19 +159,16 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
     for (const RankSnapshot& rank : snapshot.ranks) {
       event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.pause_ns) * 1e-6);
     }
-    SaveOptions save = options.save;
-    save.cache = &cache;
-    save.huge_pages = arena.huge_pages();
-    if (options.incremental && last_saved) save.base = &*last_saved;
-    RT_TRY_SET(SaveReport report, persist_slot(arena, *io, dir, snapshot, save));
+    RT_TRY_SET(SaveReport report, persist(snapshot));
     event.dir = report.dir;
     event.bytes = report.payload_bytes;
-    if (options.incremental) last_saved = std::move(report.manifest);
     if (!report.leftover.empty()) event.problems.push_back("could not remove " + report.leftover);
     return {};
   };
   event.status = attempt();
   event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  arena::Control& control = arena.control();
+  if (event.status.ok()) control.persisted_step.store(step, std::memory_order_release);
   if (event.status.ok() && options.retention) {
     // The new one is kept by name: after going back in a run there may be higher steps of an older line.
     RetentionPolicy policy = *options.retention;
@@ -116,10 +182,7 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
       event.problems.push_back(kept.error().message);
     }
   }
-  arena::Control& control = arena.control();
-  if (event.status.ok()) {
-    control.persisted_step.store(step, std::memory_order_release);
-  } else {
+  if (!event.status.ok()) {
     const std::string& text = event.status.error().message;
     const size_t size = std::min(text.size(), static_cast<size_t>(arena::kMessageBytes - 1));
     std::memcpy(control.failure, text.data(), size);
@@ -177,6 +240,10 @@ void NodePersister::Impl::write_newest() {
 
 void NodePersister::Impl::loop() {
   if (options.low_priority) lower_thread_priority(arena.bytes() < kSmallArenaBytes ? kSmallSaveNice : kLeastNice);
+  try {
+    prepare();
+  } catch (const std::exception&) {  // out of memory: the save will tell
+  }
   std::unique_lock lock(mutex);
   while (!stopping) {
     arena.control().beat.fetch_add(1, std::memory_order_relaxed);
@@ -213,7 +280,7 @@ void NodePersister::Impl::loop() {
 
 NodePersister::NodePersister(Arena& arena, std::unique_ptr<IoBackend> io, std::filesystem::path checkpoints_dir,
                              PersistOptions options)
-    : impl_(new Impl{arena, std::move(io), std::move(checkpoints_dir), std::move(options)}) {
+    : impl_(new Impl{arena, std::move(io), std::move(checkpoints_dir), std::move(options), SlotSource(arena)}) {
   ranks_gone();  // an adopted arena may hold promises that its ranks did not keep
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }

@@ -19,6 +19,12 @@ json state_of(const TrainPosition& position) {
   out["lr"] = number_or_null(position.lr);
   out["loss"] = number_or_null(position.loss);
   out["seed"] = position.seed;
+  if (const optim::LossScale& s = position.loss_scale; s.scale > 0) {
+    out["loss_scale"] = {{"scale", s.scale},
+                         {"good_steps", s.good_steps},
+                         {"hysteresis_left", s.hysteresis_left},
+                         {"skipped", s.skipped}};
+  }
   // As JSON where it is JSON, so that a person can read it in the manifest; any other text stays text.
   json sampler = json::parse(position.sampler, nullptr, false);
   out["sampler"] = sampler.is_object() ? std::move(sampler) : json(position.sampler);
@@ -53,6 +59,14 @@ Status read_count(const json& object, const char* field, int64_t& out) {
 Status read_state(const json& object, TrainPosition& out) {
   RT_TRY(read_double(object, "lr", out.lr));
   RT_TRY(read_double(object, "loss", out.loss));
+  if (const auto it = object.find("loss_scale"); it != object.end()) {
+    if (!it->is_object()) return wrong("loss_scale", *it);
+    RT_TRY(read_double(*it, "scale", out.loss_scale.scale));
+    RT_TRY(read_count(*it, "good_steps", out.loss_scale.good_steps));
+    RT_TRY(read_count(*it, "hysteresis_left", out.loss_scale.hysteresis_left));
+    RT_TRY(read_count(*it, "skipped", out.loss_scale.skipped));
+    if (!(out.loss_scale.scale > 0)) return wrong("loss_scale.scale", *it);
+  }
   if (const auto it = object.find("seed"); it != object.end()) {
     if (!it->is_number_unsigned()) return wrong("seed", *it);
     out.seed = it->get<uint64_t>();

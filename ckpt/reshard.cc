@@ -93,32 +93,6 @@ Result<uint64_t> key_of(const Manifest& source, const Manifest& target, std::spa
   return std::max<uint64_t>(1, hash_bytes(text));
 }
 
-/// Of what dead saves of this step have left: the directory that has most to go on from, or "". The others are removed.
-Result<std::string> look_at_leftovers(IoBackend& io, const fs::path& dir, int64_t step, uint64_t key,
-                                      const std::function<bool(const WriterId&)>& alive,
-                                      std::vector<std::string>* cleaned) {
-  Result<std::vector<DirEntry>> entries = io.list(dir);
-  if (!entries.ok()) return is_not_found(entries.error()) ? Result<std::string>("") : std::move(entries).error();
-  std::string best;
-  size_t best_files = 0;
-  std::vector<std::string> dead;
-  for (const DirEntry& entry : entries.value()) {
-    const auto work = parse_work_dir_name(kTmpPrefix, entry.name);
-    if (!entry.is_dir || !work || work->step != step || alive(work->writer)) continue;
-    dead.push_back(entry.name);
-    const auto notes = read_notes(io, dir / entry.name, key);
-    if (!notes.ok() || notes.value().size() <= best_files) continue;
-    best_files = notes.value().size();
-    best = entry.name;
-  }
-  for (const std::string& name : dead) {
-    if (name == best) continue;
-    RT_TRY(remove_tree(io, dir / name));
-    cleaned->push_back(name);
-  }
-  return best;
-}
-
 std::string new_run_id() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return fmt::format("reshard-{:016x}", mix64(static_cast<uint64_t>(now.count()) ^ mix64(::getpid())));
@@ -213,8 +187,8 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   save.codec = options.codec;
   save.commit_bytes = options.commit_bytes;
   RT_TRY_SET(const uint64_t key, key_of(source, skeleton, parts, budget.chunk_bytes, options.codec));
-  RT_TRY_SET(save.resume_from, look_at_leftovers(io, target_checkpoints_dir, source.step, key,
-                                                 options.alive ? options.alive : may_be_alive, &report.cleaned));
+  RT_TRY_SET(save.resume_from, find_unfinished(io, target_checkpoints_dir, source.step, key,
+                                               options.alive ? options.alive : may_be_alive, &report.cleaned));
   if (options.codec == Codec::kRaw) save.resume_key = key;  // a note knows nothing of coded chunks: those begin anew
   RT_TRY_SET(SaveReport saved, save_checkpoint(io, target_checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = std::move(saved.dir);

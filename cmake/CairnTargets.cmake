@@ -3,6 +3,10 @@
 #   ckpt/ does not swallow ckpt/format/. The edges are kept for the layering test.
 # cairn_program(NAME FOLDER DEPS ... LINK ...)
 #   The same for a folder that holds main().
+# cairn_members(FOLDER OF PARENT LIST FILE MACRO NAME DEPS ...)
+#   A folder of equals, each one file, which join the library of PARENT. FILE, for PARENT to include in angle brackets,
+#   has a line NAME(stem) for each in alphabetical order: adding a file is all that adding a member takes, and as the list
+#   refers to every member no linker leaves one out.
 
 set_property(GLOBAL PROPERTY CAIRN_FOLDERS "")
 
@@ -64,6 +68,23 @@ function(cairn_program name folder)
     _cairn_target_name(${dep} dep_target)
     target_link_libraries(${name} PRIVATE ${dep_target})
   endforeach()
+endfunction()
+
+function(cairn_members folder)
+  cmake_parse_arguments(ARG "" "OF;LIST;MACRO" "DEPS" ${ARGN})
+  _cairn_target_name(${ARG_OF} target)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.cc)
+  list(SORT sources)
+  set(text "")
+  foreach(source ${sources})
+    get_filename_component(stem ${source} NAME_WE)
+    string(APPEND text "${ARG_MACRO}(${stem})\n")
+  endforeach()
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/${ARG_LIST} CONTENT "${text}" @ONLY)  # touched only by a change
+  target_sources(${target} PRIVATE ${sources})
+  target_include_directories(${target} PRIVATE ${CMAKE_BINARY_DIR}/generated)
+  set_property(GLOBAL APPEND PROPERTY CAIRN_FOLDERS ${folder})
+  set_property(GLOBAL PROPERTY CAIRN_DEPS_${folder} "${ARG_OF};${ARG_DEPS}")
 endfunction()
 
 # Writes {"folder": ["allowed folder", ...], ...}, direct edges only: an include needs its own declared edge.

@@ -16,12 +16,14 @@ _cairn_pkg(lua lua5.4-c++)  # the C++-linked flavour: lua_error unwinds like an 
 _cairn_pkg(hdf5 hdf5)
 _cairn_pkg(uring liburing)
 _cairn_pkg(zstd libzstd)
+_cairn_pkg(zlib zlib)
 _cairn_pkg(xxhash libxxhash)
 _cairn_pkg(sentencepiece sentencepiece)
 _cairn_pkg(pcre2 libpcre2-8)
 _cairn_pkg(icu icu-uc)
 _cairn_pkg(curl libcurl)
 _cairn_pkg(crypto libcrypto)
+_cairn_pkg(dw libdw)
 
 # Found by hand: the package's own CMake file insists on OpenCL's development files, which we do not use.
 find_path(DNNL_INCLUDE_DIR dnnl.hpp REQUIRED)

@@ -8,17 +8,19 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <cmath>
 #include <cstring>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
+#include "ckpt/store/uring_backend.h"
+#include "ckpt/tensors/box_stream.h"
 #include "converters/dual_file.h"
+#include "converters/elements.h"
 #include "converters/family.h"
 #include "converters/hf_folder.h"
+#include "converters/model_card.h"
 #include "converters/safetensors.h"
 #include "converters/strict_json.h"
 
@@ -28,19 +30,27 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kBlockElems = int64_t{1} << 20;      // converted and written at a time
-constexpr std::string_view kTestedVersion = "4.57.6";  // of transformers; with 5.23.0, docs/converters.md
-constexpr float kMaxF16 = 65504.0f;
-constexpr std::string_view kSingleHdf5 = "model.h5";
+// Memory of one file on its way: windows of the checkpoint, chunks that are being read, a block of a transposed tensor.
+constexpr int64_t kWindowBytes = int64_t{32} << 20, kReaderBytes = int64_t{8} << 20;
+constexpr int64_t kTransposedElems = int64_t{8} << 20;
+constexpr int64_t kMaxThreads = 2;  // files at a time: 80 MiB each
+constexpr int64_t kBlockElems = int64_t{1} << 20;
+constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+/// Rows of a stored tensor (columns of a transposed one) that are rows of a logical tensor.
+struct OutputRun {
+  int64_t stored = 0, count = 0;
+  int64_t source = 0, row = 0;  // index into the source's tensors, its first row
+};
 
 /// One tensor of the folder and the logical tensors it is made of.
 struct Output {
   std::string name;
   Shape shape;
   bool transpose = false;
-  std::vector<int64_t> parts;  // indices into the source's tensors, in order along the output dim
+  std::vector<OutputRun> runs;  // in the order of the stored rows
 };
 
 /// In the order in which shards are filled: embedding, layers by number, final norm, head.
@@ -50,119 +60,155 @@ std::vector<Output> outputs_of(const Family& family, const WeightSource& source)
   std::map<std::string, size_t> index;
   for (size_t k = 0; k < mappings.size(); ++k) {
     const Mapping& mapping = mappings[k];
+    const Shape& logical = source.tensors()[k].shape;
     const auto [at, is_new] = index.emplace(mapping.stored, out.size());
     if (is_new) {
-      Output tensor{.name = mapping.stored, .shape = source.tensors()[k].shape, .transpose = mapping.transpose};
-      tensor.shape[0] *= mapping.parts;
-      if (mapping.transpose) std::swap(tensor.shape[0], tensor.shape[1]);
-      out.push_back(std::move(tensor));
+      out.push_back({.name = mapping.stored, .shape = mapping.shape, .transpose = mapping.transpose});
     }
-    Output& tensor = out[at->second];
-    RT_CHECK(static_cast<int64_t>(tensor.parts.size()) == mapping.part, "{} is out of order", mapping.logical);
-    tensor.parts.push_back(static_cast<int64_t>(k));
+    for (const RowRun& run : row_runs(mapping, logical))
+      out[at->second].runs.push_back({run.stored, run.count, static_cast<int64_t>(k), run.logical});
+  }
+  for (Output& output : out) {
+    std::ranges::sort(output.runs, {}, &OutputRun::stored);
+    int64_t rows = 0;
+    for (const OutputRun& run : output.runs) {
+      RT_CHECK(run.stored == rows, "{}: rows {} to {} come from nowhere or twice", output.name, rows, run.stored);
+      rows += run.count;
+    }
   }
   return out;
 }
 
-/// Converts floats to `dtype` block by block and hands them on.
-Status emit(const Output& tensor, DType dtype, std::span<const float> values, const ByteSink& sink) {
-  if (dtype == DType::kF32) return sink(reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
-  std::vector<uint16_t> block(std::min<int64_t>(kBlockElems, static_cast<int64_t>(values.size())));
-  for (size_t at = 0; at < values.size(); at += block.size()) {
-    const size_t count = std::min(block.size(), values.size() - at);
-    for (size_t k = 0; k < count; ++k) {
-      const float x = values[at + k];
-      if (dtype == DType::kBf16) {
-        block[k] = to_bf16(x).bits;
-        continue;
-      }
-      block[k] = f32_to_f16(x);
-      if ((block[k] & 0x7fff) == 0x7c00 && !std::isinf(x)) {
-        return Error{ErrorCode::kUnsupported,
-                     fmt::format("{}: holds {}, f16 ends at {}; export as bf16 or f32", tensor.name, x, kMaxF16)};
-      }
-    }
-    RT_TRY(sink(reinterpret_cast<const std::byte*>(block.data()), static_cast<int64_t>(count * 2)));
+/// The bytes of one file's tensors out of a checkpoint, read ahead by a thread of the stream's own.
+class CheckpointTensors final : public TensorSource {
+ public:
+  static Result<std::unique_ptr<CheckpointTensors>> open(const fs::path& dir, const CheckpointWeights& weights,
+                                                         const std::vector<Output>& outputs, DType dtype,
+                                                         std::span<const int64_t> tensors) {
+    std::unique_ptr<CheckpointTensors> out(new CheckpointTensors(outputs, dtype));
+    out->io_ = ckpt::make_best_backend({.depth = 16, .in_flight_bytes = kReaderBytes});
+    int64_t chunk = 0;
+    RT_TRY(ckpt::check_chunks_fit(weights.manifest(), kWindowBytes, &chunk).with(dir.string()));
+    RT_TRY_SET(ckpt::CheckpointReader reader,
+               ckpt::CheckpointReader::open(*out->io_, dir, {.window_bytes = std::max(kReaderBytes, chunk)}));
+    out->reader_ = std::make_unique<ckpt::CheckpointReader>(std::move(reader));
+    out->planner_ = std::make_unique<ckpt::LoadPlanner>(out->reader_->manifest());
+    for (const int64_t tensor : tensors) out->plan(tensor, weights);
+    out->stream_ = std::make_unique<ckpt::BoxStream>(*out->reader_, *out->planner_, out->items_,
+                                                     ckpt::StreamOptions{.memory_bytes = kWindowBytes, .ahead = true});
+    return out;
   }
-  return {};
-}
 
-Status write_tensor(const WeightSource& source, const Output& tensor, DType dtype, const ByteSink& sink) {
-  if (!tensor.transpose) {
-    std::vector<float> rows;
-    for (const int64_t part : tensor.parts) {
-      const Shape& shape = source.tensors()[part].shape;
-      const int64_t columns = cairn::count_elems(shape) / shape[0];
-      const int64_t rows_a_block = std::max<int64_t>(1, 16 * kBlockElems / columns);
-      for (int64_t first = 0; first < shape[0]; first += rows_a_block) {
-        const int64_t end = std::min(shape[0], first + rows_a_block);
-        rows.resize((end - first) * columns);
-        RT_TRY(source.read_rows(part, first, end, rows));
-        RT_TRY(emit(tensor, dtype, rows, sink));
+  Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
+    const Output& output = outputs_[static_cast<size_t>(tensor)];
+    const int64_t elem = dtype_size_bytes(dtype_), count = static_cast<int64_t>(out.size()) / elem;
+    if (dtype_ == DType::kF32) return floats(tensor, first, {reinterpret_cast<float*>(out.data()), size_t(count)});
+    scratch_.resize(static_cast<size_t>(kBlockElems));
+    for (int64_t at = 0; at < count; at += kBlockElems) {
+      const std::span<float> block = std::span(scratch_).first(std::min(kBlockElems, count - at));
+      RT_TRY(floats(tensor, first + at, block));
+      if (const int64_t bad = from_floats(dtype_, block, out.data() + at * elem); bad >= 0) {
+        return Error{ErrorCode::kUnsupported, fmt::format("{}: holds {}, f16 ends at {}; export as bf16 or f32",
+                                                          output.name, block[bad], kMaxF16)};
       }
     }
     return {};
   }
-  // [in, parts * out] from parts of [out, in].
-  std::vector<float> stored(cairn::count_elems(tensor.shape)), logical;
-  const int64_t inputs = tensor.shape[0], width = tensor.shape[1];
-  int64_t left = 0;
-  for (const int64_t part : tensor.parts) {
-    const int64_t outs = source.tensors()[part].shape[0];
-    logical.resize(outs * inputs);
-    RT_TRY(source.read(part, logical));
-    for (int64_t o = 0; o < outs; ++o) {
-      for (int64_t i = 0; i < inputs; ++i) stored[i * width + left + o] = logical[o * inputs + i];
-    }
-    left += outs;
+
+ private:
+  /// Boxes of the checkpoint, one behind the other, that make elements [first, first + elems) of an output; of a
+  /// transposed one, rows [row, row + rows), which must be turned.
+  struct Part {
+    int64_t first = 0, elems = 0, item = 0, items = 0;
+    int64_t rows = 0;
+  };
+
+  CheckpointTensors(const std::vector<Output>& outputs, DType dtype) : outputs_(outputs), dtype_(dtype) {}
+
+  void add_item(const CheckpointWeights& weights, int64_t source, const Box& box) {
+    const std::string& name = weights.tensors()[source].name;
+    items_.push_back(ckpt::stream_item(reader_->manifest(), planner_->find("weight", name), box));
   }
-  return emit(tensor, dtype, stored, sink);
-}
 
-/// File name of each output.
-using Split = std::vector<std::string>;
-
-std::string shard_name(int64_t index, int64_t count) {
-  return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
-}
-
-/// transformers' algorithm: a tensor above the limit is a shard of its own at once; else a shard that would pass the
-/// limit is closed first.
-Split split_by_size(const std::vector<Output>& outputs, DType dtype, int64_t limit) {
-  std::vector<int64_t> shard(outputs.size());
-  int64_t count = 0, open_shard = -1, filled = 0;
-  for (size_t k = 0; k < outputs.size(); ++k) {
-    const int64_t bytes = cairn::count_elems(outputs[k].shape) * dtype_size_bytes(dtype);
-    if (bytes > limit) {
-      shard[k] = count++;
-      continue;
+  void plan(int64_t tensor, const CheckpointWeights& weights) {
+    const Output& output = outputs_[static_cast<size_t>(tensor)];
+    std::vector<Part>& parts = parts_[tensor];
+    if (!output.transpose) {
+      int64_t first = 0;
+      for (const OutputRun& run : output.runs) {
+        const Shape& shape = weights.tensors()[run.source].shape;
+        const int64_t columns = column_count(shape);
+        for (const Box& box : boxes_of_flat_range(shape, run.row * columns, (run.row + run.count) * columns)) {
+          parts.push_back({first, box.count_elems(), static_cast<int64_t>(items_.size()), 1});
+          add_item(weights, run.source, box);
+          first += box.count_elems();
+        }
+      }
+      return;
     }
-    if (open_shard < 0 || filled + bytes > limit) {
-      open_shard = count++;
-      filled = 0;
+    // Stored [in, out]: so many of its rows at a time are columns of each logical tensor.
+    const int64_t inputs = output.shape[0], width = output.shape[1];
+    const int64_t at_once = std::max<int64_t>(1, kTransposedElems / width);
+    for (int64_t row = 0; row < inputs; row += at_once) {
+      const int64_t rows = std::min(at_once, inputs - row);
+      parts.push_back({row * width, rows * width, static_cast<int64_t>(items_.size()),
+                       static_cast<int64_t>(output.runs.size()), rows});
+      for (const OutputRun& run : output.runs)
+        add_item(weights, run.source, Box{{run.row, row}, {run.row + run.count, row + rows}});
     }
-    shard[k] = open_shard;
-    filled += bytes;
   }
-  Split out;
-  for (const int64_t s : shard) out.push_back(count == 1 ? std::string(kSingleFile) : shard_name(s, count));
-  return out;
-}
 
-/// The split of the folder that was imported, when its index names exactly these tensors and files of safe names.
-std::optional<Split> split_by_index(const std::vector<Output>& outputs, const std::string& index) {
-  const auto map = parse_index(index);
-  if (!map.ok() || map.value().size() != outputs.size()) return std::nullopt;
-  Split out;
-  for (const Output& output : outputs) {
-    const auto file = map.value().find(output.name);
-    if (file == map.value().end() || !file->second.starts_with("model") || !file->second.ends_with(".safetensors")) {
-      return std::nullopt;
+  Status floats(int64_t tensor, int64_t first, std::span<float> out) {
+    const Output& output = outputs_[static_cast<size_t>(tensor)];
+    const std::vector<Part>& parts = parts_.at(tensor);
+    auto part = std::upper_bound(parts.begin(), parts.end(), first,
+                                 [](int64_t value, const Part& candidate) { return value < candidate.first; });
+    for (--part; !out.empty(); ++part) {
+      const int64_t skip = first - part->first, n = std::min<int64_t>(part->elems - skip, out.size());
+      if (output.transpose) {
+        RT_TRY(turn(output, *part));
+        std::copy_n(turned_.begin() + skip, n, out.begin());
+      } else {
+        RT_TRY(stream_->copy(part->item, skip * int64_t{sizeof(float)}, std::as_writable_bytes(out.first(n))));
+      }
+      out = out.subspan(static_cast<size_t>(n));
+      first += n;
     }
-    out.push_back(file->second);
+    return {};
   }
-  return out;
-}
+
+  Status turn(const Output& output, const Part& part) {
+    if (turned_item_ == part.item) return {};
+    const int64_t width = output.shape[1];
+    turned_.resize(static_cast<size_t>(part.elems));
+    turned_item_ = -1;
+    std::vector<float> block;
+    for (int64_t k = 0; k < part.items; ++k) {
+      const OutputRun& run = output.runs[static_cast<size_t>(k)];
+      const int64_t lines = std::max<int64_t>(1, kBlockElems / part.rows);
+      for (int64_t row = 0; row < run.count; row += lines) {
+        const int64_t n = std::min(lines, run.count - row);
+        block.resize(static_cast<size_t>(n * part.rows));
+        RT_TRY(stream_->copy(part.item + k, row * part.rows * int64_t{sizeof(float)},
+                             std::as_writable_bytes(std::span(block))));
+        transpose_into(block.data(), n, part.rows, turned_.data() + run.stored + row, width);
+      }
+    }
+    turned_item_ = part.item;
+    return {};
+  }
+
+  const std::vector<Output>& outputs_;
+  DType dtype_;
+  std::unique_ptr<ckpt::IoBackend> io_;
+  std::unique_ptr<ckpt::CheckpointReader> reader_;
+  std::unique_ptr<ckpt::LoadPlanner> planner_;
+  std::vector<ckpt::StreamItem> items_;
+  std::map<int64_t, std::vector<Part>> parts_;
+  std::unique_ptr<ckpt::BoxStream> stream_;
+  std::vector<float> scratch_, turned_;
+  int64_t turned_item_ = -1;  // first item of the part that turned_ holds
+};
 
 Status write_text(const fs::path& path, std::string_view text) {
   const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
@@ -177,89 +223,86 @@ Status write_text(const fs::path& path, std::string_view text) {
   return {};
 }
 
-Status sync_folder(const fs::path& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd || ::fsync(fd.get()) != 0) return os_error(errno, "fsync of " + path.string());
-  return {};
-}
-
-/// Token ids of the original config: ints, a list of ints, or null; anything else is left out.
-void keep_token_ids(const std::string& original, nlohmann::ordered_json* config) {
-  const auto parsed = parse_json_strictly(original, "the kept config", 32);
-  if (!parsed.ok() || !parsed.value().is_object()) return;
-  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-    const auto found = parsed.value().find(key);
-    if (found == parsed.value().end()) {
-      config->erase(key);  // absent there: the class default holds, as it did
-      continue;
-    }
-    const bool list = found->is_array() &&
-                      std::all_of(found->begin(), found->end(), [](const auto& id) { return id.is_number_integer(); });
-    if (found->is_number_integer() || found->is_null() || list) (*config)[key] = *found;
-  }
-}
-
-bool is_export_file(const std::string& name) {
-  if (name == kConfigFile || name == kIndexFile || name == kSingleFile) return true;
-  if (name.starts_with("model-") && (name.ends_with(".safetensors") || name.ends_with(".h5"))) return true;
-  if (name == kSingleHdf5 || name == ckpt::kManifestName || name == ckpt::kTableName) return true;
-  return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
-}
-
-/// Moves what `from` holds into `to`, which has files already; config.json leaves first and comes last.
-Status replace_files(const fs::path& from, const fs::path& to) {
-  std::error_code error;
-  std::vector<std::string> old_names, new_names;
-  for (fs::directory_iterator it(to, error), end; !error && it != end; it.increment(error)) {
-    old_names.push_back(it->path().filename().string());
-  }
-  for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error)) {
-    new_names.push_back(it->path().filename().string());
-  }
-  if (error) return os_error(error.value(), to.string());
-  const auto config = [](const std::string& name) { return name == kConfigFile; };
-  std::stable_partition(old_names.begin(), old_names.end(), config);
-  std::stable_partition(new_names.begin(), new_names.end(), [&](const std::string& name) { return !config(name); });
-  for (const std::string& name : old_names) {
-    if (!is_export_file(name)) continue;
-    if (::unlink((to / name).c_str()) != 0) return os_error(errno, (to / name).string());
-    if (config(name)) RT_TRY(sync_folder(to));
-  }
-  for (const std::string& name : new_names) {
-    if (config(name)) RT_TRY(sync_folder(to));
-    if (::rename((from / name).c_str(), (to / name).c_str()) != 0) return os_error(errno, (to / name).string());
-  }
-  fs::remove(from, error);
-  return sync_folder(to);
-}
-
 class Exporter {
  public:
   Exporter(const CheckpointWeights& source, const fs::path& source_dir, const ExportOptions& options,
            ExportReport& report)
       : source_(source), source_dir_(source_dir), options_(options), report_(report) {}
 
-  Status run(const fs::path& into) {
-    RT_TRY_SET(const Family family, family_for(source_.model()));
+  Status run(const fs::path& target) {
+    RT_TRY(gather_files());
+    // A model that came from Hugging Face goes back as what it was, where several families could hold it.
+    const auto kept = files_.find(std::string(kConfigFile));
+    const std::string original_text = kept == files_.end() ? "" : kept->second;
+    const nlohmann::json original = nlohmann::json::parse(original_text, nullptr, false);
+    const bool readable = original.is_object() && original.contains("model_type") && original["model_type"].is_string();
+    RT_TRY_SET(const Family family,
+               family_for(source_.model(), readable ? original["model_type"].get<std::string>() : ""));
     const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(DType::kF32));
     report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
     report_.model_type = family.model_type;
-    RT_TRY(gather_files());
-    RT_TRY(write_weights(family, into));
-    for (const auto& [name, text] : files_) {
-      if (name == kConfigFile || name == kIndexFile) continue;
-      RT_TRY(write_text(into / name, text));
-      ++report_.files_passed;
-    }
-    RT_TRY_SET(nlohmann::ordered_json config, config_from_model(source_.model(), report_.dtype));
-    if (const auto original = files_.find(std::string(kConfigFile)); original != files_.end()) {
-      keep_token_ids(original->second, &config);
-    }
+    nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
+    keep_token_ids(original_text, &config);
     config["transformers_version"] = kTestedVersion;
-    return write_text(into / kConfigFile, config.dump(2) + "\n");
+    outputs_ = outputs_of(family, source_);
+
+    HfOutput output{.dtype = report_.dtype};
+    for (const Output& tensor : outputs_) output.tensors.push_back({tensor.name, tensor.shape});
+    if (const auto index = files_.find(std::string(kIndexFile)); index != files_.end())
+      output.split = split_of_index(output.tensors, index->second);
+    for (auto& [name, text] : files_) {
+      if (name != kConfigFile && name != kIndexFile) output.texts[name] = std::move(text);
+    }
+    output.texts[std::string(kConfigFile)] = config.dump(2) + "\n";
+    output.texts[std::string(kCardFile)] = model_card(card_of(target));
+    RT_TRY_SET(output.source, ckpt::encode_manifest(source_.manifest()));
+
+    HfWriteOptions write{.max_shard_bytes = options_.max_shard_bytes,
+                         .overwrite = options_.overwrite,
+                         .threads = kMaxThreads,
+                         .cancel = options_.cancel,
+                         .progress = options_.progress,
+                         .make_io = options_.make_io};
+    if (options_.hdf5) {
+      write.write_file = [this](const fs::path& path, const std::vector<SafeTensor>& tensors,
+                                std::span<const int64_t> indices) { return write_with_hdf5(path, tensors, indices); };
+    }
+    RT_TRY_SET(const HfWriteReport written, write_hf_folder(target, output, opener(), write));
+    report_.dir = written.dir;
+    report_.tensors = written.tensors;
+    report_.parameters = written.parameters;
+    report_.data_bytes = written.data_bytes;
+    report_.shards = written.shards;
+    report_.files_passed = written.texts;
+    report_.taken_files = written.taken_files;
+    report_.taken_bytes = written.taken_bytes;
+    return {};
   }
 
  private:
+  OpenTensors opener() const {
+    return [this](std::span<const int64_t> tensors) -> Result<std::unique_ptr<TensorSource>> {
+      RT_TRY_SET(std::unique_ptr<CheckpointTensors> source,
+                 CheckpointTensors::open(source_dir_, source_, outputs_, report_.dtype, tensors));
+      return std::unique_ptr<TensorSource>(std::move(source));
+    };
+  }
+
+  ModelCard card_of(const fs::path& target) const {
+    const ckpt::Manifest& m = source_.manifest();
+    ModelCard card{.name = target.filename().string(),
+                   .model_type = report_.model_type,
+                   .dtype = std::string(dtype_name(report_.dtype)),
+                   .parameters = count_parameters(source_.model())};
+    card.lineage.push_back(fmt::format("run `{}` (id `{}`), step {}, {} samples and {} tokens seen", m.run.name,
+                                       m.run.id, m.step, m.samples, m.tokens));
+    card.lineage.push_back(fmt::format("recipe hash `{}`", m.recipe_hash));
+    if (!m.origin.empty()) card.lineage.push_back(m.origin);
+    for (auto parent = m.run.parents.rbegin(); parent != m.run.parents.rend(); ++parent)
+      card.lineage.push_back(fmt::format("continues the run with id `{}`", *parent));
+    return card;
+  }
+
   Status gather_files() {
     const std::set<std::string_view> known(passed_files().begin(), passed_files().end());
     for (const std::string& name : source_.files()) {
@@ -270,10 +313,10 @@ class Exporter {
       std::error_code error;
       for (const std::string_view name : passed_files()) {
         if (!fs::is_regular_file(source_dir_ / name, error)) continue;
-        RT_TRY_SET(files_[std::string(name)], read_text_file(source_dir_ / name, int64_t{256} << 20));
+        RT_TRY_SET(files_[std::string(name)], read_text_file(source_dir_ / name, kMaxKeptBytes));
       }
       if (fs::is_regular_file(source_dir_ / kConfigFile, error)) {
-        RT_TRY_SET(files_[std::string(kConfigFile)], read_text_file(source_dir_ / kConfigFile, int64_t{256} << 20));
+        RT_TRY_SET(files_[std::string(kConfigFile)], read_text_file(source_dir_ / kConfigFile, kMaxKeptBytes));
       }
     }
     for (const std::string& name : source_.empty_files()) {
@@ -281,7 +324,7 @@ class Exporter {
     }
     const TokenizerConfig& tokenizer = source_.recipe().tokenizer;
     if (tokenizer.kind == TokenizerConfig::Kind::kSentencePiece && !files_.contains("tokenizer.model")) {
-      Result<std::string> model = read_text_file(tokenizer.path, int64_t{256} << 20);
+      Result<std::string> model = read_text_file(tokenizer.path, kMaxKeptBytes);
       if (model.ok()) {
         files_["tokenizer.model"] = std::move(model).value();
       } else {
@@ -291,56 +334,15 @@ class Exporter {
     return {};
   }
 
-  Status write_weights(const Family& family, const fs::path& into) {
-    const std::vector<Output> outputs = outputs_of(family, source_);
-    std::optional<Split> kept;
-    const auto index = files_.find(std::string(kIndexFile));
-    if (options_.max_shard_bytes == 0 && index != files_.end()) kept = split_by_index(outputs, index->second);
-    const int64_t limit = options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes;
-    const Split split = kept ? *std::move(kept) : split_by_size(outputs, report_.dtype, limit);
-
-    std::map<std::string, std::vector<SafeTensor>> shards;
-    std::map<std::string_view, const Output*> by_name;
-    nlohmann::json weight_map = nlohmann::json::object();  // sorted keys
-    for (size_t k = 0; k < outputs.size(); ++k) {
-      const Output& output = outputs[k];
-      by_name[output.name] = &output;
-      weight_map[output.name] = split[k];
-      const int64_t elems = cairn::count_elems(output.shape);
-      report_.parameters += elems;
-      report_.data_bytes += elems * dtype_size_bytes(report_.dtype);
-      shards[split[k]].push_back(
-          {.name = output.name, .dtype = std::string(safetensors_dtype_name(report_.dtype)), .shape = output.shape});
-    }
-    report_.tensors = static_cast<int64_t>(outputs.size());
-    report_.shards = static_cast<int64_t>(shards.size());
-    for (auto& [file, tensors] : shards) {
-      if (options_.hdf5) {
-        RT_TRY(write_with_hdf5(into / file, tensors, by_name));
-        continue;
-      }
-      RT_TRY(write_safetensors(into / file, std::move(tensors), {{"format", "pt"}},
-                               [&](const SafeTensor& tensor, const ByteSink& sink) {
-                                 return write_tensor(source_, *by_name[tensor.name], report_.dtype, sink);
-                               }));
-    }
-    if (shards.size() == 1 && shards.contains(std::string(kSingleFile))) return {};
-    const nlohmann::json written = {
-        {"metadata", {{"total_parameters", report_.parameters}, {"total_size", report_.data_bytes}}},
-        {"weight_map", std::move(weight_map)}};
-    return write_text(into / kIndexFile, written.dump(2) + "\n");
-  }
-
   /// Index into the source's tensors for each tensor of the file when each is one logical tensor as it is, all of them:
   /// then the file can be a checkpoint's only one.
-  std::optional<std::vector<int64_t>> logical_tensors(const std::vector<SafeTensor>& tensors,
-                                                      const std::map<std::string_view, const Output*>& by_name) const {
-    if (report_.dtype != DType::kF32 || tensors.size() != source_.tensors().size()) return std::nullopt;
+  std::optional<std::vector<int64_t>> logical_tensors(std::span<const int64_t> indices) const {
+    if (report_.dtype != DType::kF32 || indices.size() != source_.tensors().size()) return std::nullopt;
     std::vector<int64_t> out;
-    for (const SafeTensor& tensor : tensors) {
-      const Output& output = *by_name.at(tensor.name);
-      if (output.transpose || output.parts.size() != 1) return std::nullopt;
-      out.push_back(output.parts[0]);
+    for (const int64_t index : indices) {
+      const Output& output = outputs_[static_cast<size_t>(index)];
+      if (output.transpose || output.runs.size() != 1) return std::nullopt;
+      out.push_back(output.runs[0].source);
     }
     return out;
   }
@@ -376,8 +378,8 @@ class Exporter {
   /// One file for both kinds of readers, under a name for each. Where the family stores logical tensors as they are and
   /// there is one file of f32, the folder is a checkpoint as well, and exporting that one writes no weights at all.
   Status write_with_hdf5(const fs::path& path, const std::vector<SafeTensor>& tensors,
-                         const std::map<std::string_view, const Output*>& by_name) {
-    const auto logical = logical_tensors(tensors, by_name);
+                         std::span<const int64_t> indices) {
+    const auto logical = logical_tensors(indices);
     const fs::path second = fs::path(path).replace_extension(".h5");
     const auto name_twice = [&]() -> Status {
       if (::link(path.c_str(), second.c_str()) != 0) return os_error(errno, "second name " + second.string());
@@ -397,9 +399,18 @@ class Exporter {
                       .shape = tensors[k].shape});
     }
     const int64_t step = source_.manifest().step;
+    RT_TRY_SET(const std::unique_ptr<TensorSource> source, opener()(indices));
+    std::vector<std::byte> block(static_cast<size_t>(kBlockElems) * sizeof(float));
+    const int64_t elem = dtype_size_bytes(report_.dtype);
     RT_TRY_SET(DualReport written,
-               write_dual(path, dual, {{"format", "pt"}}, step, [&](size_t k, const ByteSink& sink) {
-                 return write_tensor(source_, *by_name.at(tensors[k].name), report_.dtype, sink);
+               write_dual(path, dual, {{"format", "pt"}}, step, [&](size_t k, const ByteSink& sink) -> Status {
+                 const int64_t bytes = tensors[k].end - tensors[k].begin;
+                 for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(block.size())) {
+                   const auto n = std::min<int64_t>(bytes - at, static_cast<int64_t>(block.size()));
+                   RT_TRY(source->fill(indices[k], at / elem, std::span(block).first(static_cast<size_t>(n))));
+                   RT_TRY(sink(block.data(), n));
+                 }
+                 return {};
                }));
     RT_TRY(name_twice());
     if (!logical) return {};
@@ -424,6 +435,7 @@ class Exporter {
   const fs::path& source_dir_;
   const ExportOptions& options_;
   ExportReport& report_;
+  std::vector<Output> outputs_;
   std::map<std::string, std::string> files_;
 };
 
@@ -432,44 +444,34 @@ class Exporter {
 Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_dir, const fs::path& hf_dir,
                                const ExportOptions& options, const RecipeDecoder& decode) {
   const auto start = std::chrono::steady_clock::now();
-  if (options.dtype && *options.dtype != DType::kF32 && *options.dtype != DType::kBf16 &&
-      *options.dtype != DType::kF16) {
-    return invalid(fmt::format("dtype {}: weights are exported as f32, bf16 or f16", dtype_name(*options.dtype)));
-  }
-  std::error_code error;
-  const fs::path target = (fs::absolute(hf_dir, error) / "").lexically_normal().parent_path();
-  const bool exists = fs::exists(target, error);
-  if (exists && !fs::is_directory(target, error)) return invalid(target.string() + ": is there and is no folder");
-  const bool empty = !exists || fs::is_empty(target, error);
-  if (error) return os_error(error.value(), target.string());
-  if (!empty && !options.overwrite) {
-    return invalid(fmt::format("{}: is not empty; name another folder, or give --overwrite to replace the model in it",
-                               target.string()));
-  }
+  RT_TRY(check_export_dtype(options.dtype));
+  RT_TRY(check_hf_target(hf_dir, options.overwrite));
   RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source, CheckpointWeights::open(io, checkpoint_dir, decode));
-  fs::create_directories(target.parent_path(), error);
-  if (error) return os_error(error.value(), target.parent_path().string());
-  const fs::path work = target.parent_path() / fmt::format(".{}.tmp-{}", target.filename().string(), ::getpid());
-  fs::remove_all(work, error);
-  if (!fs::create_directory(work, error)) return os_error(error.value(), work.string());
-
   ExportReport report;
-  const auto publish = [&]() -> Status {
-    RT_TRY(Exporter(*source, checkpoint_dir, options, report).run(work));
-    RT_TRY(sync_folder(work));
-    if (!empty) return replace_files(work, target);
-    // A folder takes the name of an empty one, or of none, in one step.
-    if (::rename(work.c_str(), target.c_str()) != 0) return os_error(errno, target.string());
-    return sync_folder(target.parent_path());
-  };
-  Status done = publish();
-  if (!done.ok()) {
-    fs::remove_all(work, error);
-    return std::move(done).error();
-  }
-  report.dir = target;
+  RT_TRY(Exporter(*source, checkpoint_dir, options, report).run(hf_dir));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
+}
+
+Status check_export_dtype(const std::optional<DType>& dtype) {
+  if (!dtype || *dtype == DType::kF32 || *dtype == DType::kBf16 || *dtype == DType::kF16) return {};
+  return invalid(fmt::format("dtype {}: weights are exported as f32, bf16 or f16", dtype_name(*dtype)));
+}
+
+/// Token ids of the original config: ints, a list of ints, or null; anything else is left out.
+void keep_token_ids(const std::string& original, nlohmann::ordered_json* config) {
+  const auto parsed = parse_json_strictly(original, "the kept config", 32);
+  if (!parsed.ok() || !parsed.value().is_object()) return;
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    const auto found = parsed.value().find(key);
+    if (found == parsed.value().end()) {
+      config->erase(key);  // absent there: the class default holds, as it did
+      continue;
+    }
+    const bool list = found->is_array() &&
+                      std::all_of(found->begin(), found->end(), [](const auto& id) { return id.is_number_integer(); });
+    if (found->is_number_integer() || found->is_null() || list) (*config)[key] = *found;
+  }
 }
 
 Result<int64_t> parse_size(std::string_view text) {

@@ -1,10 +1,10 @@
 #pragma once
-// Families of Hugging Face models: config.json <-> ModelConfig, and the closed table from Hugging Face tensor names to
-// logical tensors. A family is one table; nothing else knows its names.
-// Source: transformers (4.52 and 5.x), models/gpt2 and models/llama: configuration and modeling files.
+// Families of Hugging Face models: config.json <-> ModelConfig, and from tensor names to logical tensors. A family is
+// one file in families/, a table (family_table.h says of what); nothing else knows its names.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,37 +12,67 @@
 #include "runtime/config/recipe.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/core/shape.h"
 
 namespace cairn::convert {
 
-/// How a stored tensor becomes a logical one. All are permutations of bytes, so import and export are exact inverses.
+struct ConfigKey;
+struct TensorRow;
+
+/// A table. Small: copies share the rows, which live as long as the program.
+struct Family {
+  std::string_view model_type;      // config.json "model_type"
+  std::string_view architecture;    // the class name in "architectures"; empty: import only, no class of transformers
+  std::string_view prefix;          // of the backbone: "transformer.", "model."
+  ModelConfig (*base)() = nullptr;  // what the class fixes and no key says
+  std::span<const ConfigKey> keys;
+  std::span<const TensorRow> tensors;
+  std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
+};
+
+/// Where the rows of a logical tensor lie in a stored one, which may hold several. A permutation of elements, so import
+/// and export are exact inverses.
 struct Mapping {
   std::string logical;          // "layers.3.attn.k.weight"
   std::string stored;           // "transformer.h.3.attn.c_attn.weight"
-  bool transpose = false;       // stored [in, out] (Conv1D): the logical weight is its transpose
-  int64_t part = 0, parts = 1;  // the part-th of `parts` equal blocks along the output dim ([q|k|v])
+  Shape shape;                  // of the stored tensor, on disk
+  bool transpose = false;       // stored [in, out] (Conv1D): the logical tensor's rows are its columns
+  int64_t first = 0;            // stored row of logical row 0
+  int64_t run = 0, stride = 0;  // `run` rows lie together, the next ones `stride` further; 0: all lie together
 };
 
-struct Family {
-  std::string_view model_type;    // config.json "model_type"
-  std::string_view architecture;  // the class name in "architectures"
-  std::string_view prefix;        // of the backbone: "transformer.", "model."
+/// Rows [logical, logical + count) of a logical tensor are rows [stored, stored + count) of the stored one, or its
+/// columns where Mapping::transpose. A tensor is a matrix here, as row_count and column_count have it
+/// (weights_folder.h).
+struct RowRun {
+  int64_t logical = 0, stored = 0, count = 0;
 };
+/// All rows of a logical tensor of this shape, ascending: all that import and export know of a transform.
+std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical);
 
+/// All families, by model_type.
+const std::vector<Family>& families();
 /// The family of a model_type. Errors: kUnsupported naming the families that are known.
 Result<Family> find_family(std::string_view model_type);
-/// The family that can hold this model. Errors: kUnsupported naming the field that fits none.
-Result<Family> family_for(const ModelConfig& model);
+/// The family that can hold this model: `preferred` (a model_type) if it can, else the first one whose config.json,
+/// written and read again, is this model. Errors: kUnsupported naming what the nearest family lacks.
+Result<Family> family_for(const ModelConfig& model, std::string_view preferred = "");
 
-/// Errors: kInvalidInput for a missing or ill-typed key, kUnsupported for a switch this build does not compute (rope
-/// scaling, other activations, ...): refused, never dropped. Absent keys take the class default.
+/// Errors: kInvalidInput for a missing or ill-typed key, kUnsupported for a switch this build does not compute or
+/// a switch that is on and that the family does not have: refused, never dropped. Absent keys take the class default.
 Result<ModelConfig> model_from_config(const nlohmann::json& config);
 
-/// config.json in the form that both transformers lines read, every key of the family explicit.
-Result<nlohmann::ordered_json> config_from_model(const ModelConfig& model, DType weights);
+/// config.json in the form that both transformers lines read, every key of the family explicit. Values of `original`,
+/// an object or null, stay as they are wherever they say the same.
+nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig& model, DType weights,
+                                         const nlohmann::json& original);
 
-/// All tensors of the model, canonical order.
+/// All tensors of the model, canonical order: one for each of model_tensors(model). The model is one that the family
+/// can hold: from model_from_config or checked by family_for.
 std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model);
+
+/// The stored name of the head's weight, which a file of a tied model may hold too.
+std::string head_name(const Family& family);
 
 /// A stored tensor that older releases wrote beside the weights (masks, inverse frequencies) and nobody needs.
 bool is_ignored_tensor(const Family& family, std::string_view stored);

@@ -1,16 +1,14 @@
 #include "converters/hf_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/elements.h"
+#include "converters/safetensors.h"
 #include "converters/strict_json.h"
 
 namespace cairn::convert {
@@ -20,57 +18,10 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
-constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
 constexpr int64_t kMaxConfigDepth = 32;
-constexpr int64_t kBlockBytes = int64_t{4} << 20;  // of a stored tensor in memory at a time
-constexpr std::string_view kHead = "lm_head.weight";
+constexpr int64_t kBlockElems = int64_t{1} << 20;  // of a stored tensor in memory at a time
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
-Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
-
-bool is_plain_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\\') == name.npos &&
-         name.find('\0') == name.npos;
-}
-
-bool is_file(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
-}
-
-/// `count` stored elements -> floats.
-void to_floats(DType dtype, const std::byte* in, int64_t count, float* out) {
-  switch (dtype) {
-    case DType::kF32:
-      std::memcpy(out, in, count * 4);
-      return;
-    case DType::kF64:
-      for (int64_t k = 0; k < count; ++k) {
-        double x = 0;
-        std::memcpy(&x, in + k * 8, 8);
-        out[k] = static_cast<float>(x);
-      }
-      return;
-    default:
-      for (int64_t k = 0; k < count; ++k) {
-        uint16_t x = 0;
-        std::memcpy(&x, in + k * 2, 2);
-        out[k] = dtype == DType::kF16 ? f16_to_f32(x) : to_f32(bf16{x});
-      }
-  }
-}
-
-bool is_weight_dtype(std::string_view name) {
-  return name == "F32" || name == "F16" || name == "BF16" || name == "F64";
-}
-
-/// The shape on disk of the stored tensor that this logical one is a part of.
-Shape stored_shape(const Mapping& mapping, const Shape& logical) {
-  Shape out = logical;
-  out[0] *= mapping.parts;
-  if (mapping.transpose) std::swap(out[0], out[1]);
-  return out;
-}
 
 }  // namespace
 
@@ -88,57 +39,53 @@ const std::vector<std::string_view>& passed_files() {
   return kFiles;
 }
 
-Result<std::string> read_text_file(const fs::path& path, int64_t max_bytes) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) {
-    Error error = os_error(errno, path.string());
-    if (error.os_errno == ENOENT || error.os_errno == EACCES) error.code = ErrorCode::kInvalidInput;
-    return error;
+std::string_view problem_name(TensorProblem::Kind kind) {
+  switch (kind) {
+    case TensorProblem::Kind::kMissing:
+      return "missing";
+    case TensorProblem::Kind::kUnexpected:
+      return "unexpected";
+    case TensorProblem::Kind::kShape:
+      return "shape";
+    case TensorProblem::Kind::kDtype:
+      return "dtype";
+    case TensorProblem::Kind::kTwice:
+      return "twice";
+    case TensorProblem::Kind::kTie:
+      return "tie";
   }
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return os_error(errno, path.string());
-  if (!S_ISREG(info.st_mode)) return invalid(fmt::format("{}: is no regular file", path.string()));
-  if (info.st_size > max_bytes) {
-    return invalid(fmt::format("{}: has {} bytes, at most {} are expected", path.string(), info.st_size, max_bytes));
-  }
-  std::string out(static_cast<size_t>(info.st_size), '\0');
-  for (size_t done = 0; done < out.size();) {
-    const ssize_t n = ::read(fd.get(), out.data() + done, out.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(errno, path.string());
-    if (n == 0) return corrupt(fmt::format("{}: ends at byte {} of {}", path.string(), done, out.size()));
-    done += static_cast<size_t>(n);
-  }
-  return out;
+  return "?";
 }
 
-Result<std::map<std::string, std::string>> parse_index(std::string_view text, int64_t* total_size) {
-  RT_TRY_SET(const nlohmann::json index, parse_json_strictly(text, "the index", kMaxConfigDepth));
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (!index.is_object() || map == index.end() || !map->is_object()) {
-    return corrupt("\"weight_map\" is missing or no object; expected {tensor name: file name}");
+std::string TensorProblem::text() const {
+  const std::string place = file.empty() ? tensor : fmt::format("{}: {}", file, tensor);
+  switch (kind) {
+    case Kind::kMissing:
+      return fmt::format("{}: missing, expected {}", place, expected);
+    case Kind::kUnexpected:
+      return fmt::format("{}: unexpected, {}", place, found);
+    case Kind::kShape:
+      return fmt::format("{}: shape {}, expected {}", place, found, expected);
+    case Kind::kDtype:
+      return fmt::format("{}: dtype {}, weights must be {}", place, found, expected);
+    case Kind::kTwice:
+      return fmt::format("{}: there twice, as {} and as {}", place, expected, found);
+    case Kind::kTie:
+      return fmt::format("{} {}", tensor, found);
   }
-  std::map<std::string, std::string> out;
-  for (const auto& [name, file] : map->items()) {
-    if (!file.is_string() || !is_plain_name(file.get_ref<const std::string&>())) {
-      return corrupt(fmt::format("\"weight_map\".\"{}\" = {}: must be the name of a file in this folder", name,
-                                 file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
-    }
-    out[name] = file.get<std::string>();
-  }
-  if (out.empty()) return corrupt("\"weight_map\" is empty");
-  if (total_size != nullptr) {
-    *total_size = 0;
-    const auto metadata = index.find("metadata");
-    if (metadata != index.end() && metadata->is_object() && metadata->contains("total_size") &&
-        (*metadata)["total_size"].is_number_integer()) {
-      *total_size = (*metadata)["total_size"].get<int64_t>();
-    }
-  }
-  return out;
+  return place;
 }
 
 Result<std::unique_ptr<HfFolder>> HfFolder::open(const fs::path& dir, const HfOptions& options) {
+  RT_TRY_SET(std::unique_ptr<HfFolder> out, inspect(dir, options));
+  if (out->problems_.empty()) return out;
+  std::string text = fmt::format("{}: its tensors are not those of the {} model in config.json:", dir.string(),
+                                 out->family_.model_type);
+  for (const TensorProblem& problem : out->problems_) text += "\n  " + problem.text();
+  return invalid(std::move(text));
+}
+
+Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const HfOptions& options) {
   std::unique_ptr<HfFolder> out(new HfFolder());
   out->dir_ = dir;
   std::error_code error;
@@ -146,10 +93,10 @@ Result<std::unique_ptr<HfFolder>> HfFolder::open(const fs::path& dir, const HfOp
     return invalid(fmt::format("{}: is no folder; expected one with config.json and model.safetensors", dir.string()));
   }
   RT_TRY(out->read_config());
-  RT_TRY(out->open_files());
   RT_TRY(out->match(options).with(dir.string()));
+  if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
   for (const std::string_view name : passed_files()) {
-    if (is_file(dir / name)) out->kept_files_.emplace_back(name);
+    if (is_plain_file(dir / name)) out->kept_files_.emplace_back(name);
   }
   out->kept_files_.emplace_back(kConfigFile);
   return out;
@@ -157,270 +104,225 @@ Result<std::unique_ptr<HfFolder>> HfFolder::open(const fs::path& dir, const HfOp
 
 Status HfFolder::read_config() {
   const fs::path path = dir_ / kConfigFile;
-  if (!is_file(path)) {
+  if (!is_plain_file(path)) {
     return invalid(
         fmt::format("{}: has no config.json; is this the folder that save_pretrained wrote?", dir_.string()));
   }
-  RT_TRY_SET(const std::string text, read_text_file(path, kMaxConfigBytes));
-  Result<nlohmann::json> config = parse_json_strictly(text, "the config", kMaxConfigDepth);
+  RT_TRY_SET(config_text_, read_text_file(path, kMaxConfigBytes));
+  Result<nlohmann::json> config = parse_json_strictly(config_text_, "the config", kMaxConfigDepth);
   if (!config.ok()) return std::move(config).error().with(path.string());
-  if (config.value().is_object() && config.value().contains("quantization_config") &&
-      !config.value()["quantization_config"].is_null()) {
-    return Error{ErrorCode::kUnsupported,
-                 fmt::format("{}: quantization_config: quantised weights are not supported; use the folder they were "
-                             "made from",
-                             path.string())};
-  }
   Result<ModelConfig> model = model_from_config(config.value());
   if (!model.ok()) return std::move(model).error().with(path.string());
   model_ = model.value();
   RT_TRY_SET(family_, find_family(config.value()["model_type"].get<std::string>()));
+  for (const char* key : {"dtype", "torch_dtype"}) {  // 5.x, 4.x
+    if (config_dtype_.empty() && config.value().contains(key) && config.value()[key].is_string())
+      config_dtype_ = config.value()[key];
+  }
+  RT_TRY_SET(WeightsFolder weights, WeightsFolder::open(dir_, config.value()));
+  weights_ = std::make_unique<WeightsFolder>(std::move(weights));
+  warnings_ = weights_->warnings();
   return {};
 }
 
-Status HfFolder::open_files() {
-  const auto open_one = [&](const std::string& name) -> Status {
-    RT_TRY_SET(SafetensorsFile file, SafetensorsFile::open(dir_ / name));
-    files_.push_back(std::make_unique<SafetensorsFile>(std::move(file)));
-    return {};
-  };
-  std::set<std::string> used;
-  if (is_file(dir_ / kSingleFile)) {
-    if (is_file(dir_ / kIndexFile)) {
-      warnings_.push_back(fmt::format("both {} and {} are there: the single file is read, as transformers does",
-                                      kSingleFile, kIndexFile));
-    }
-    RT_TRY(open_one(std::string(kSingleFile)));
-    used.emplace(kSingleFile);
-  } else if (is_file(dir_ / kIndexFile)) {
-    const fs::path path = dir_ / kIndexFile;
-    RT_TRY_SET(const std::string text, read_text_file(path, kMaxIndexBytes));
-    int64_t total_size = 0;
-    auto parsed = parse_index(text, &total_size);
-    if (!parsed.ok()) return std::move(parsed).error().with(path.string());
-    const std::map<std::string, std::string> map = std::move(parsed).value();
-    std::string problems;
-    for (const auto& [tensor, file] : map) {
-      if (!used.insert(file).second) continue;
-      if (!is_file(dir_ / file)) problems += fmt::format("\n  {}: the file is missing", file);
-    }
-    if (!problems.empty())
-      return invalid(fmt::format("{}: names files that are not there:{}", path.string(), problems));
-    std::map<std::string, std::string> seen;  // tensor -> file that holds it
-    int64_t data_bytes = 0;
-    for (const std::string& name : used) {
-      RT_TRY(open_one(name));
-      for (const SafeTensor& tensor : files_.back()->header().tensors) {
-        data_bytes += tensor.end - tensor.begin;
-        const auto listed = map.find(tensor.name);
-        if (!seen.emplace(tensor.name, name).second) {
-          problems += fmt::format("\n  {}: is in {} and in {}", tensor.name, seen[tensor.name], name);
-        } else if (listed == map.end()) {
-          problems += fmt::format("\n  {}: is in {}, the index does not list it", tensor.name, name);
-        } else if (listed->second != name) {
-          problems += fmt::format("\n  {}: is in {}, the index says {}", tensor.name, name, listed->second);
-        }
-      }
-    }
-    for (const auto& [tensor, file] : map) {
-      if (!seen.contains(tensor)) problems += fmt::format("\n  {}: is not in {}, which the index names", tensor, file);
-    }
-    if (!problems.empty()) {
-      return corrupt(fmt::format("{}: does not fit its files:{}", path.string(), problems));
-    }
-    if (total_size != 0 && total_size != data_bytes) {
-      warnings_.push_back(
-          fmt::format("{}: total_size = {}, the tensors have {} bytes", kIndexFile, total_size, data_bytes));
-    }
-    kept_files_.emplace_back(kIndexFile);
-  } else if (is_file(dir_ / "pytorch_model.bin") || is_file(dir_ / "pytorch_model.bin.index.json")) {
-    return Error{ErrorCode::kUnsupported,
-                 fmt::format("{}: the weights are in pytorch_model.bin, a pickle, which is not read here; convert them "
-                             "to safetensors first: load the folder with transformers and call save_pretrained",
-                             dir_.string())};
-  } else {
-    return invalid(fmt::format("{}: has neither {} nor {}", dir_.string(), kSingleFile, kIndexFile));
+Result<std::string> HfFolder::first_difference(const FolderTensor& a, const FolderTensor& b) const {
+  if (a.dtype != b.dtype || a.shape != b.shape) {
+    return fmt::format("{} {} and {} {}", a.dtype, to_string(a.shape), b.dtype, to_string(b.shape));
   }
-  std::error_code error;
-  std::vector<std::string> stray;
-  for (fs::directory_iterator it(dir_, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name.starts_with("model") && name.ends_with(".safetensors") && !used.contains(name)) stray.push_back(name);
-  }
-  std::sort(stray.begin(), stray.end());
-  for (const std::string& name : stray) warnings_.push_back(fmt::format("{}: nothing names this file, not read", name));
-  return {};
-}
-
-Result<std::string> HfFolder::first_difference(const Stored& a, const Stored& b) const {
-  if (a.tensor->dtype != b.tensor->dtype || a.tensor->shape != b.tensor->shape) {
-    return fmt::format("{} {} and {} {}", a.tensor->dtype, to_string(a.tensor->shape), b.tensor->dtype,
-                       to_string(b.tensor->shape));
-  }
-  const int64_t bytes = a.tensor->end - a.tensor->begin;
-  std::vector<std::byte> left(std::min(bytes, kBlockBytes)), right(left.size());
-  for (int64_t at = 0; at < bytes; at += kBlockBytes) {
-    const int64_t count = std::min(kBlockBytes, bytes - at);
-    RT_TRY(files_[a.file]->read(*a.tensor, at, count, left.data()));
-    RT_TRY(files_[b.file]->read(*b.tensor, at, count, right.data()));
-    const auto [where, other] = std::mismatch(left.begin(), left.begin() + count, right.begin());
-    if (where != left.begin() + count) {
-      const int64_t element = (at + (where - left.begin())) * 8 / safetensors_dtype_bits(a.tensor->dtype);
-      return fmt::format("first at element {} of {}", element, cairn::count_elems(a.tensor->shape));
-    }
+  if (!is_float_dtype(a.dtype)) return fmt::format("{} is no dtype of weights", a.dtype);
+  const int64_t count = count_elems(a.shape);
+  std::vector<float> left(static_cast<size_t>(std::min(count, kBlockElems))), right(left.size());
+  for (int64_t at = 0; at < count; at += kBlockElems) {
+    const int64_t n = std::min(kBlockElems, count - at);
+    RT_TRY(weights_->read(a, at, n, left.data()));
+    RT_TRY(weights_->read(b, at, n, right.data()));
+    // As bytes: NaNs may be equal, zeros may differ.
+    if (std::memcmp(left.data(), right.data(), static_cast<size_t>(n) * sizeof(float)) == 0) continue;
+    int64_t k = 0;
+    while (std::memcmp(&left[k], &right[k], sizeof(float)) == 0) ++k;
+    return fmt::format("first at element {} of {}", at + k, count);
   }
   return std::string();
 }
 
-Status HfFolder::settle_tie(const HfOptions& options, std::map<std::string, Stored>& found, std::string* problems) {
-  const auto head = found.find(std::string(kHead));
+void HfFolder::add_problem(TensorProblem::Kind kind, const FolderTensor* tensor, std::string name, std::string found,
+                           std::string expected) {
+  problems_.push_back(
+      {kind, tensor != nullptr ? tensor->file_name() : "", std::move(name), std::move(found), std::move(expected)});
+}
+
+/// The folder's tensors by what they are called with the prefix, of all names that the family can have.
+HfFolder::Found HfFolder::find_known() {
+  std::set<std::string> known = {head_name(family_)};
+  for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
+  Found found;
+  for (const FolderTensor& tensor : weights_->tensors()) {
+    std::string name = tensor.name;
+    if (!known.contains(name)) {
+      const std::string added = std::string(family_.prefix) + name;
+      if (known.contains(added)) {
+        name = added;
+      } else if (name.starts_with(family_.prefix) && known.contains(name.substr(family_.prefix.size()))) {
+        name = name.substr(family_.prefix.size());
+      } else if (is_ignored_tensor(family_, name)) {
+        ignored_.push_back(name);
+        continue;
+      } else {
+        add_problem(TensorProblem::Kind::kUnexpected, &tensor, name,
+                    fmt::format("{} {}", tensor.dtype, to_string(tensor.shape)), "");
+        continue;
+      }
+    }
+    const auto [at, is_new] = found.emplace(name, &tensor);
+    if (!is_new) add_problem(TensorProblem::Kind::kTwice, &tensor, name, tensor.name, at->second->name);
+  }
+  return found;
+}
+
+Status HfFolder::settle_tie(const HfOptions& options, Found& found) {
+  const std::string head_key = head_name(family_);
+  const auto head = found.find(head_key);
   const auto mappings = tensor_map(family_, model_);
   const auto embedding_mapping = std::find_if(mappings.begin(), mappings.end(),
                                               [](const Mapping& mapping) { return mapping.logical == "embed.tokens"; });
   const auto embedding = found.find(embedding_mapping->stored);
   if (!model_.tied_embeddings) {
     if (head == found.end() && embedding != found.end()) {
-      *problems += fmt::format(
-          "\n  (tie_word_embeddings is false, so {} must be stored; set it to true if the model shares its embedding)",
-          kHead);
+      add_problem(TensorProblem::Kind::kTie, nullptr, head_key,
+                  "must be stored, for tie_word_embeddings is false; set it to true if the model shares its embedding",
+                  "");
     }
     return {};
   }
   if (head == found.end()) return {};
   if (embedding == found.end()) {
     found[embedding_mapping->stored] = head->second;
-    found.erase(std::string(kHead));
+    found.erase(head_key);
     return {};
   }
-  RT_TRY_SET(const std::string difference, first_difference(embedding->second, head->second));
+  RT_TRY_SET(const std::string difference, first_difference(*embedding->second, *head->second));
   if (difference.empty()) {
+    ignored_.push_back(head->second->name);
     found.erase(head);
   } else if (options.untie) {
     model_.tied_embeddings = false;
     warnings_.push_back(fmt::format("{} and {} differ though tie_word_embeddings is true: imported as two tensors",
-                                    embedding_mapping->stored, kHead));
+                                    embedding_mapping->stored, head_key));
   } else {
-    *problems += fmt::format(
-        "\n  {} and {} differ ({}) though tie_word_embeddings is true; --untie imports both, as an untied model",
-        embedding_mapping->stored, kHead, difference);
+    add_problem(TensorProblem::Kind::kTie, nullptr, embedding_mapping->stored,
+                fmt::format("and {} differ ({}) though tie_word_embeddings is true; --untie imports both, as an untied "
+                            "model",
+                            head_key, difference),
+                "");
     found.erase(head);
   }
   return {};
 }
 
 Status HfFolder::match(const HfOptions& options) {
-  // All names that the family can have, by what they are called with the prefix.
-  std::set<std::string> known = {std::string(kHead)};
-  for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
-  std::string problems;
-  std::map<std::string, Stored> found;
-  std::map<std::string, std::string> called;  // canonical name -> name in the file
-  for (size_t f = 0; f < files_.size(); ++f) {
-    for (const SafeTensor& tensor : files_[f]->header().tensors) {
-      std::string name = tensor.name;
-      if (!known.contains(name)) {
-        const std::string added = std::string(family_.prefix) + name;
-        if (known.contains(added)) {
-          name = added;
-        } else if (name.starts_with(family_.prefix) && known.contains(name.substr(family_.prefix.size()))) {
-          name = name.substr(family_.prefix.size());
-        } else if (is_ignored_tensor(family_, name)) {
-          continue;
-        } else {
-          problems += fmt::format("\n  {}: unexpected, {} {}", name, tensor.dtype, to_string(tensor.shape));
-          continue;
-        }
-      }
-      if (!called.emplace(name, tensor.name).second) {
-        problems += fmt::format("\n  {}: there twice, as {} and as {}", name, called[name], tensor.name);
-        continue;
-      }
-      found[name] = {static_cast<int64_t>(f), &tensor};
-    }
-  }
-  RT_TRY(settle_tie(options, found, &problems));
-
+  Found found = find_known();
+  RT_TRY(settle_tie(options, found));
   tensors_ = model_tensors(model_);
   mappings_ = tensor_map(family_, model_);
   RT_CHECK(tensors_.size() == mappings_.size(), "{} tensors, {} mappings", tensors_.size(), mappings_.size());
-  stored_.resize(tensors_.size());
   std::set<std::string> told;
-  int64_t widest = 0;
-  bool mixed = false, any_f64 = false;
   for (size_t k = 0; k < tensors_.size(); ++k) {
     const Mapping& mapping = mappings_[k];
-    const Shape expected = stored_shape(mapping, tensors_[k].shape);
+    const std::string expected = to_string(mapping.shape);
     const auto it = found.find(mapping.stored);
-    const bool first_time = told.insert(mapping.stored).second;  // q, k and v may share one stored tensor
+    stored_.push_back({mapping.stored, it == found.end() ? nullptr : it->second});
+    if (!told.insert(mapping.stored).second) continue;  // q, k and v may share one stored tensor
     if (it == found.end()) {
-      if (first_time) problems += fmt::format("\n  {}: missing, expected {}", mapping.stored, to_string(expected));
-      continue;
-    }
-    const SafeTensor& tensor = *it->second.tensor;
-    if (first_time && !is_weight_dtype(tensor.dtype)) {
-      problems += fmt::format("\n  {}: dtype {}, weights must be F32, BF16, F16 or F64", tensor.name, tensor.dtype);
-    } else if (first_time && tensor.shape != expected) {
-      problems +=
-          fmt::format("\n  {}: shape {}, expected {}", tensor.name, to_string(tensor.shape), to_string(expected));
-    }
-    stored_[k] = it->second;
-    if (!is_weight_dtype(tensor.dtype)) continue;
-    const DType dtype = safetensors_dtype(tensor.dtype).value();
-    any_f64 = any_f64 || dtype == DType::kF64;
-    const int64_t bits = safetensors_dtype_bits(tensor.dtype) + (dtype == DType::kBf16 ? 1 : 0);
-    mixed = mixed || (widest != 0 && dtype != dtype_);
-    if (bits > widest) {
-      widest = bits;
-      dtype_ = dtype;
+      add_problem(TensorProblem::Kind::kMissing, nullptr, mapping.stored, "", expected);
+    } else if (const FolderTensor& tensor = *it->second; !is_float_dtype(tensor.dtype)) {
+      add_problem(TensorProblem::Kind::kDtype, &tensor, tensor.name, tensor.dtype, "F32, BF16, F16 or F64");
+    } else if (to_string(tensor.shape) != expected) {
+      add_problem(TensorProblem::Kind::kShape, &tensor, tensor.name, to_string(tensor.shape), expected);
     }
   }
-  if (!problems.empty()) {
-    return invalid(
-        fmt::format("its tensors are not those of the {} model in config.json:{}", family_.model_type, problems));
-  }
-  if (mixed) warnings_.push_back("the weights have several dtypes");
-  if (any_f64) warnings_.push_back("F64 weights are rounded to float32");
+  settle_dtype();
   return {};
 }
 
-Status HfFolder::read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const {
+void HfFolder::settle_dtype() {
+  const DType said = config_dtype_ == "bfloat16"  ? DType::kBf16
+                     : config_dtype_ == "float16" ? DType::kF16
+                                                  : DType::kF32;
+  std::set<DType> dtypes;
+  for (const NamedTensor& stored : stored_) {
+    if (stored.tensor == nullptr || !is_float_dtype(stored.tensor->dtype)) continue;
+    dtypes.insert(stored.tensor->scale != nullptr ? said : safetensors_dtype(stored.tensor->dtype).value());
+  }
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBf16, DType::kF16}) {
+    if (!dtypes.contains(dtype)) continue;
+    dtype_ = dtype;
+    break;
+  }
+  if (dtypes.size() > 1) warnings_.push_back("the weights have several dtypes");
+  if (dtypes.contains(DType::kF64)) warnings_.push_back("F64 weights are rounded to float32");
+  if (weights_->quantised()) warnings_.push_back("eight-bit weights are multiplied with their scales, in float32");
+}
+
+std::string HfFolder::identity() const {
+  std::string out = config_text_ + "\n";
+  for (const auto& file : weights_->files()) {
+    std::error_code ignored;
+    out += fmt::format("{} {} {}\n", file->path().filename().string(), fs::file_size(file->path(), ignored),
+                       fs::last_write_time(file->path(), ignored).time_since_epoch().count());
+    for (const SafeTensor& tensor : file->tensors())
+      out += fmt::format("{} {} {} {}\n", tensor.name, tensor.dtype, to_string(tensor.shape), tensor.begin);
+  }
+  return out;
+}
+
+Status HfFolder::read_box(int64_t tensor, const Box& box, std::span<float> out) const {
+  RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", mappings_[tensor].logical,
+           out.size());
+  if (out.empty()) return {};
   const Mapping& mapping = mappings_[tensor];
-  const SafetensorsFile& file = *files_[stored_[tensor].file];
-  const SafeTensor& stored = *stored_[tensor].tensor;
+  const FolderTensor& stored = *stored_[tensor].tensor;
   const Shape& shape = tensors_[tensor].shape;
-  const DType dtype = safetensors_dtype(stored.dtype).value();
-  const int64_t elem = dtype_size_bytes(dtype);
-  const int64_t columns = cairn::count_elems(shape) / shape[0];
-  const int64_t rows = end - first;
-  RT_CHECK(first >= 0 && rows >= 0 && end <= shape[0] && static_cast<int64_t>(out.size()) == rows * columns,
-           "{}: rows {}:{} into {} floats", mapping.logical, first, end, out.size());
-  std::vector<std::byte> block;
-  if (!mapping.transpose) {
-    // The part's rows are contiguous.
-    const int64_t begin = (mapping.part * shape[0] + first) * columns, count = rows * columns;
-    for (int64_t at = 0; at < count;) {
-      const int64_t n = std::min(count - at, kBlockBytes / elem);
-      block.resize(n * elem);
-      RT_TRY(file.read(stored, (begin + at) * elem, n * elem, block.data()));
-      to_floats(dtype, block.data(), n, out.data() + at);
-      at += n;
-    }
-    return {};
+  const bool vector = shape.size() < 2;
+  const int64_t column = vector ? 0 : box.lo.back(), columns = vector ? 1 : box.extent(box.dims() - 1);
+  const std::vector<RowRun> runs = row_runs(mapping, shape);
+  // Rows of the matrix that the box has, piece by piece: of more than two dims they are not one stretch.
+  Shape outer = shape, outer_lo = box.lo, outer_hi = box.hi;
+  if (!vector) {
+    outer.pop_back();
+    outer_lo.pop_back();
+    outer_hi.pop_back();
   }
-  // Stored [in, parts * out]: the wanted rows are a range of columns of it.
-  const int64_t width = shape[0] * mapping.parts, left = mapping.part * shape[0] + first;
-  const int64_t rows_a_block = std::max<int64_t>(1, kBlockBytes / (width * elem));
-  std::vector<float> line(rows);
-  for (int64_t in = 0; in < columns; in += rows_a_block) {
-    const int64_t n = std::min(rows_a_block, columns - in);
-    block.resize(n * width * elem);
-    RT_TRY(file.read(stored, in * width * elem, n * width * elem, block.data()));
-    for (int64_t k = 0; k < n; ++k) {
-      to_floats(dtype, block.data() + (k * width + left) * elem, rows, line.data());
-      for (int64_t r = 0; r < rows; ++r) out[r * columns + in + k] = line[r];
+  float* to = out.data();
+  std::vector<int64_t> at = outer_lo;
+  const size_t last = outer.size() - 1;
+  while (true) {
+    const int64_t first = flat_offset(outer, at), end = first + outer_hi[last] - outer_lo[last];
+    for (const RowRun& run : runs) {
+      const int64_t begin = std::max(first, run.logical), stop = std::min(end, run.logical + run.count);
+      if (begin >= stop) continue;
+      float* target = to + (begin - first) * columns;
+      const int64_t place = run.stored + begin - run.logical, rows = stop - begin;
+      if (!mapping.transpose) {
+        RT_TRY(weights_->read_rect(stored, place, rows, column, columns, target));
+        continue;
+      }
+      // The wanted rows are columns of what is stored, the wanted columns its rows.
+      const int64_t lines = std::max<int64_t>(1, kBlockElems / rows);
+      std::vector<float> block(static_cast<size_t>(std::min(lines, columns) * rows));
+      for (int64_t c = 0; c < columns; c += lines) {
+        const int64_t n = std::min(lines, columns - c);
+        RT_TRY(weights_->read_rect(stored, column + c, n, place, rows, block.data()));
+        transpose_into(block.data(), n, rows, target + c, columns);
+      }
     }
+    to += (end - first) * columns;
+    size_t d = last;
+    while (d-- > 0) {
+      if (++at[d] < outer_hi[d]) break;
+      at[d] = outer_lo[d];
+    }
+    if (d == static_cast<size_t>(-1)) return {};
   }
-  return {};
 }
 
 }  // namespace cairn::convert

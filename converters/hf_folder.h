@@ -2,8 +2,8 @@
 // A Hugging Face model folder, opened for reading: which files hold which tensor, checked as a whole before anything is
 // read, then any rows of any logical tensor as float32. Memory is a few MiB whatever the model's size.
 //
-// Order of preference, as transformers': model.safetensors, model.safetensors.index.json with its shards.
-// pytorch_model.bin is refused: it is a pickle. Code in a folder (*.py, auto_map) is never read.
+// Which files are read, and how eight-bit weights become floats: weights_folder.h. Code in a folder (*.py, auto_map) is
+// never read.
 //
 // Names: as the family's table has them, or with the backbone's prefix added or removed (some converters saved the bare
 // backbone); never both for one tensor.
@@ -23,70 +23,95 @@
 #include <vector>
 
 #include "converters/family.h"
-#include "converters/safetensors.h"
 #include "converters/weight_source.h"
+#include "converters/weights_folder.h"
 
 namespace cairn::convert {
 
-inline constexpr std::string_view kSingleFile = "model.safetensors";
-inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kConfigFile = "config.json";
 
 /// Files beside the weights that are kept and given back byte for byte: tokenizer, chat template, generation settings.
 const std::vector<std::string_view>& passed_files();
 
-/// weight_map of an index: tensor name -> file name. Errors: kCorrupt, naming what is wrong (a file name with a
-/// separator, no map, ...). `total_size`, when asked for, is 0 if the index has none.
-Result<std::map<std::string, std::string>> parse_index(std::string_view text, int64_t* total_size = nullptr);
-
 struct HfOptions {
   bool untie = false;  // an embedding and a head that differ in a model that says it is tied: keep both
+};
+
+/// A tensor that stands in the way.
+struct TensorProblem {
+  enum class Kind { kMissing, kUnexpected, kShape, kDtype, kTwice, kTie };
+  Kind kind = Kind::kMissing;
+  std::string file, tensor;     // file is empty for what is nowhere
+  std::string found, expected;  // shape, dtype or another name; may be empty
+
+  std::string text() const;
+};
+std::string_view problem_name(TensorProblem::Kind kind);  // "missing", "unexpected", "shape", ...
+
+/// A tensor of the folder under the name that the family's table has for it.
+struct NamedTensor {
+  std::string name;
+  const FolderTensor* tensor = nullptr;
 };
 
 class HfFolder final : public WeightSource {
  public:
   /// Errors, all naming the folder or the file: kInvalidInput (no folder, no weights, config.json that is no
   /// model, and one list of every missing, unexpected, doubled, oddly shaped or oddly typed tensor), kCorrupt (a
-  /// damaged file), kUnsupported (family, switch, dtype, .bin, quantised).
+  /// damaged file), kUnsupported (family, switch, dtype, quantisation).
   static Result<std::unique_ptr<HfFolder>> open(const std::filesystem::path& dir, const HfOptions& options = {});
+  /// The same, but tensors that stand in the way are no error: a folder with problems may be looked at, not read.
+  static Result<std::unique_ptr<HfFolder>> inspect(const std::filesystem::path& dir, const HfOptions& options = {});
 
   const ModelConfig& model() const override { return model_; }
   const std::vector<TensorSpec>& tensors() const override { return tensors_; }
-  Status read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const override;
+  Status read_box(int64_t tensor, const Box& box, std::span<float> out) const override;
 
   const std::filesystem::path& dir() const { return dir_; }
   const Family& family() const { return family_; }
-  /// The dtype of all weights; the widest (f64, f32, bf16 or f16) when they differ.
+  /// config.json as it is.
+  const std::string& config_text() const { return config_text_; }
+  /// Text that changes when a weights file or config.json does: names, sizes, times of change, headers.
+  std::string identity() const;
+  /// The dtype of all weights; the widest (f64, f32, bf16 or f16) when they differ. Of scaled eight-bit weights: what
+  /// config.json says that they stand for, else f32.
   DType dtype() const { return dtype_; }
   /// Things a person should know that stop nothing: stray weight files, a wrong total_size, precision that is lost.
   const std::vector<std::string>& warnings() const { return warnings_; }
   /// Which of passed_files(), config.json and the index are there.
   const std::vector<std::string>& kept_files() const { return kept_files_; }
 
+  const WeightsFolder& weights() const { return *weights_; }
+  /// mappings()[k] says how tensors()[k] is made, stored()[k] from what (its tensor is null where it is missing).
+  const std::vector<Mapping>& mappings() const { return mappings_; }
+  const std::vector<NamedTensor>& stored() const { return stored_; }
+  /// Old buffers, and a head that equals its tied embedding: names as in the files.
+  const std::vector<std::string>& ignored() const { return ignored_; }
+  const std::vector<TensorProblem>& problems() const { return problems_; }
+
  private:
   HfFolder() = default;
-  struct Stored {
-    int64_t file = -1;
-    const SafeTensor* tensor = nullptr;
-  };
+  using Found = std::map<std::string, const FolderTensor*>;  // by the table's name
   Status read_config();
-  Status open_files();
   Status match(const HfOptions& options);
-  Status settle_tie(const HfOptions& options, std::map<std::string, Stored>& found, std::string* problems);
-  Result<std::string> first_difference(const Stored& a, const Stored& b) const;
+  Found find_known();
+  Status settle_tie(const HfOptions& options, Found& found);
+  Result<std::string> first_difference(const FolderTensor& a, const FolderTensor& b) const;
+  void settle_dtype();
+  void add_problem(TensorProblem::Kind kind, const FolderTensor* tensor, std::string name, std::string found,
+                   std::string expected);
 
   std::filesystem::path dir_;
+  std::string config_text_, config_dtype_;
   Family family_;
   ModelConfig model_;
+  std::unique_ptr<WeightsFolder> weights_;
   std::vector<TensorSpec> tensors_;
-  std::vector<Mapping> mappings_;  // of each of tensors_
-  std::vector<Stored> stored_;     // of each of tensors_
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<Mapping> mappings_;
+  std::vector<NamedTensor> stored_;
   DType dtype_ = DType::kF32;
-  std::vector<std::string> warnings_, kept_files_;
+  std::vector<std::string> warnings_, kept_files_, ignored_;
+  std::vector<TensorProblem> problems_;
 };
-
-/// The whole of a small file. Errors: kInvalidInput (not there, no regular file, larger than max_bytes), kIo.
-Result<std::string> read_text_file(const std::filesystem::path& path, int64_t max_bytes);
 
 }  // namespace cairn::convert

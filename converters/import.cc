@@ -1,21 +1,21 @@
 #include "converters/import.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/save.h"
+#include "ckpt/persist/unfinished.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/retention/retention.h"
 #include "converters/hf_folder.h"
+#include "converters/source_stream.h"
 #include "runtime/core/random.h"
 #include "runtime/plan/plan.h"
 
@@ -25,50 +25,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kInMemoryBytes = int64_t{1} << 30;       // above: file-backed
 constexpr int64_t kMaxKeptFileBytes = int64_t{256} << 20;  // a tokenizer.json has some 10 MB
-
-/// Zeroed, page-aligned memory: anonymous, or of an unlinked file in `folder`.
-class Scratch {
- public:
-  static Result<Scratch> make(const fs::path& folder, int64_t bytes) {
-    Scratch out;
-    out.bytes_ = std::max<int64_t>(bytes, 1);
-    Fd fd;
-    if (bytes > kInMemoryBytes) {
-      std::string name = (folder / ".tmp-import-XXXXXX").string();
-      fd.reset(::mkstemp(name.data()));
-      if (!fd) return os_error(errno, name);
-      ::unlink(name.c_str());
-      // Reserved now: a full disk would otherwise be a SIGBUS later.
-      if (const int error = ::posix_fallocate(fd.get(), 0, bytes); error != 0) {
-        return os_error(error, fmt::format("{}: room for {} bytes", folder.string(), bytes));
-      }
-    }
-    void* at = ::mmap(nullptr, out.bytes_, PROT_READ | PROT_WRITE, fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
-                      fd ? fd.get() : -1, 0);
-    if (at == MAP_FAILED) return os_error(errno, fmt::format("memory for {} bytes of weights", bytes));
-    out.data_ = static_cast<std::byte*>(at);
-    return out;
-  }
-  Scratch(Scratch&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
-  Scratch& operator=(Scratch&&) = delete;
-  ~Scratch() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
-  }
-  std::byte* data() const { return data_; }
-
- private:
-  Scratch() = default;
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
-/// Where a rank's piece of a tensor is put together.
-struct Target {
-  Box box;
-  int64_t offset = 0;  // bytes into the scratch memory
-};
+constexpr int64_t kSourceThreads = 2;
 
 std::string clean_name(const std::string& name) {
   std::string out;
@@ -102,6 +60,49 @@ Recipe recipe_for_import(const ModelConfig& model, const MeshConfig& mesh, const
   return out;
 }
 
+namespace {
+
+/// What every rank of the plan would save, in files of about `file_bytes`; `boxes` gets the box of each shard.
+std::vector<ckpt::WriterPart> lay_out(const Plan& plan, int64_t file_bytes, std::vector<SourceBox>* boxes) {
+  std::vector<ckpt::WriterPart> out;
+  for (int64_t r = 0; r < plan.mesh.world(); ++r) {
+    ckpt::WriterPart part;
+    int64_t filled = 0;
+    for (const StatePiece& piece : plan.rank(r).pieces) {
+      if (!piece.primary) continue;
+      const int64_t bytes = piece.count_elems() * int64_t{sizeof(float)};
+      if (!part.shards.empty() && filled + bytes > file_bytes) {
+        out.push_back(std::exchange(part, {}));
+        filled = 0;
+      }
+      filled += bytes;
+      part.shards.push_back({.tensor = piece.tensor, .lo = piece.box.lo, .hi = piece.box.hi, .bytes = bytes});
+      boxes->push_back({piece.tensor, piece.box});
+    }
+    if (!part.shards.empty()) out.push_back(std::move(part));
+  }
+  for (size_t k = 0; k < out.size(); ++k)
+    out[k].file_name = ckpt::shard_file_name(static_cast<int64_t>(k), static_cast<int64_t>(out.size()));
+  return out;
+}
+
+/// All that decides the bytes of the checkpoint's files.
+uint64_t key_of(const HfFolder& folder, const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
+                       std::span<const std::string> contents) {
+  std::string text = "import\n" + folder.identity();
+  for (const std::string& content : contents) text += ckpt::hash_to_hex(ckpt::hash_bytes(content)) + "\n";
+  for (const ckpt::WriterPart& part : parts) {
+    text += part.file_name + "\n";
+    for (const ckpt::ShardData& shard : part.shards) {
+      const ckpt::TensorEntry& tensor = skeleton.tensors[static_cast<size_t>(shard.tensor)];
+      text += fmt::format("{} {} {}\n", tensor.kind, tensor.name, to_string(Box{shard.lo, shard.hi}));
+    }
+  }
+  return std::max<uint64_t>(1, ckpt::hash_bytes(text));
+}
+
+}  // namespace
+
 Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, const fs::path& checkpoints_dir,
                                const ImportOptions& options, const RecipeEncoder& encode) {
   const auto start = std::chrono::steady_clock::now();
@@ -114,40 +115,22 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
   RT_TRY_SET(const Plan plan, make_plan(report.recipe, world));
   RT_CHECK(plan.tensors.size() == folder->tensors().size(), "the plan has {} tensors", plan.tensors.size());
 
-  // Where every rank's pieces go.
-  std::vector<std::vector<Target>> targets(plan.tensors.size());
-  std::vector<ckpt::WriterPart> parts;
-  std::vector<int64_t> offsets;  // of all shards of all parts, in order
-  int64_t bytes = 0;
-  for (int64_t r = 0; r < world; ++r) {
-    ckpt::WriterPart part;
-    for (const StatePiece& piece : plan.rank(r).pieces) {
-      if (!piece.primary) continue;
-      const int64_t size = piece.count_elems() * int64_t{sizeof(float)};
-      const int64_t align = size >= ckpt::kPagedShardBytes ? ckpt::kPageBytes : ckpt::kPackedAlign;
-      bytes = (bytes + align - 1) / align * align;
-      targets[piece.tensor].push_back({piece.box, bytes});
-      ckpt::ShardData shard{.tensor = piece.tensor, .lo = piece.box.lo, .hi = piece.box.hi, .bytes = size};
-      part.shards.push_back(std::move(shard));
-      offsets.push_back(bytes);
-      bytes += size;
-    }
-    if (!part.shards.empty()) parts.push_back(std::move(part));
-  }
-  RT_TRY(ckpt::make_dirs(io, checkpoints_dir));
-  RT_TRY_SET(const Scratch scratch, Scratch::make(checkpoints_dir, bytes));
-  auto offset = offsets.begin();
-  for (ckpt::WriterPart& part : parts) {
-    for (ckpt::ShardData& shard : part.shards) shard.data = scratch.data() + *offset++;
-  }
+  for (const auto& file : folder->weights().files()) RT_TRY(file->verify());
 
-  std::vector<float> whole;
-  for (size_t t = 0; t < plan.tensors.size(); ++t) {
-    const Shape& shape = plan.tensors[t].shape;
-    whole.resize(cairn::count_elems(shape));
-    RT_TRY(folder->read(static_cast<int64_t>(t), whole));
-    for (const Target& target : targets[t]) {
-      copy_box_out(whole.data(), shape, target.box, reinterpret_cast<float*>(scratch.data() + target.offset));
+  std::vector<SourceBox> boxes;
+  std::vector<ckpt::WriterPart> parts = lay_out(plan, options.file_bytes, &boxes);
+  SourceStream stream(*folder, boxes, {.window_bytes = options.memory_bytes / 4, .threads = kSourceThreads});
+  int64_t box = 0, planned_bytes = 0;
+  const int64_t total_bytes = plan.parameters * int64_t{sizeof(float)};
+  for (ckpt::WriterPart& part : parts) {
+    for (ckpt::ShardData& shard : part.shards) {
+      shard.fill = [&, box, before = planned_bytes](int64_t offset, std::span<std::byte> out) -> Status {
+        RT_TRY(stream.copy(box, offset, out));
+        if (options.progress) options.progress(before + offset + static_cast<int64_t>(out.size()), total_bytes);
+        return {};
+      };
+      ++box;
+      planned_bytes += shard.bytes;
     }
   }
 
@@ -182,16 +165,21 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
                                .bytes = size});
   }
   skeleton.state = nlohmann::json{{"imported", std::move(imported)}}.dump();
-  for (size_t k = 0; k < parts.size(); ++k) {
-    parts[k].file_name = ckpt::shard_file_name(static_cast<int64_t>(k), static_cast<int64_t>(parts.size()));
-  }
-  RT_TRY_SET(ckpt::SaveReport saved, ckpt::save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts,
-                                                           {.replace_existing = options.replace}));
+  ckpt::SaveOptions save{.fill_bytes = options.memory_bytes / 4,
+                         .replace_existing = options.replace,
+                         .cancel = options.cancel,
+                         .resume_key = key_of(*folder, skeleton, parts, contents),
+                         .commit_bytes = int64_t{1} << 30};
+  RT_TRY_SET(save.resume_from, ckpt::find_unfinished(io, checkpoints_dir, skeleton.step, save.resume_key,
+                                                     ckpt::may_be_alive, &report.cleaned));
+  RT_TRY_SET(ckpt::SaveReport saved, ckpt::save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = saved.dir;
   report.dtype = folder->dtype();
   report.tensors = static_cast<int64_t>(plan.tensors.size());
   report.parameters = plan.parameters;
   report.payload_bytes = saved.payload_bytes;
+  report.taken_files = saved.taken_files;
+  report.taken_bytes = saved.taken_bytes;
   report.ranks = world;
   report.warnings = folder->warnings();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

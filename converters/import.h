@@ -1,10 +1,12 @@
 #pragma once
 // A Hugging Face folder -> a committed checkpoint of any layout: weights only (kind "weight"), step 0.
 //
-// The folder is read a tensor at a time. The shards of all ranks lie in memory until the commit; from 1 GiB on that
-// memory is an unlinked file beside the checkpoint, which the kernel may write out, so a model larger than memory
-// converts (and needs its size twice on the disk while it does).
+// Bounded memory whatever the model's size: the shards of all ranks are made from the folder on their way to the disk,
+// the next window while this one is written. Nothing temporary is written. Killed at any instant, the checkpoints
+// folder has no half-made step; the same import, started again, takes over the files that were durable (when each byte
+// of them holds), as resharding does. Files are cut so that no more than some GiB are ever made twice.
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -29,6 +31,10 @@ struct ImportOptions {
   bool untie = false;                          // HfOptions::untie
   bool replace = false;                        // an existing step 0; false: an error
   std::string run_name;                        // empty: the folder's name
+  int64_t memory_bytes = int64_t{192} << 20;   // for weights on their way
+  int64_t file_bytes = int64_t{4} << 30;       // of a checkpoint's file, about
+  const std::atomic<bool>* cancel = nullptr;   // when true it ends with kStopped, and may be gone on with
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // may be empty
 };
 
 struct ImportReport {
@@ -36,6 +42,8 @@ struct ImportReport {
   Recipe recipe;
   DType dtype = DType::kF32;  // of the weights in the folder; float in the checkpoint
   int64_t tensors = 0, parameters = 0, payload_bytes = 0, files_kept = 0, ranks = 0;
+  int64_t taken_files = 0, taken_bytes = 0;  // that an earlier import, cut off, had written
+  std::vector<std::string> cleaned;          // work directories of dead ones that were removed
   double seconds = 0;
   std::vector<std::string> warnings;
 };

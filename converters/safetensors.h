@@ -15,22 +15,15 @@
 #include <string_view>
 #include <vector>
 
+#include "converters/weights_file.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
-#include "runtime/core/shape.h"
 #include "runtime/core/unique_handle.h"
 
 namespace cairn::convert {
 
 /// Tensors of bytes (U8) of such names are no weights but HDF5's own bytes in a file that is both (dual_file.h).
 inline constexpr std::string_view kStructurePrefix = "__hdf5__.";
-
-struct SafeTensor {
-  std::string name;
-  std::string dtype;  // as in the file: "F32", "BF16", "I64", ...
-  Shape shape;
-  int64_t begin = 0, end = 0;  // bytes, relative to the data part
-};
 
 struct SafetensorsHeader {
   std::vector<SafeTensor> tensors;  // in data order
@@ -52,16 +45,15 @@ Result<SafetensorsHeader> decode_safetensors_header(std::string_view head, int64
 Result<std::string> encode_safetensors_header(std::vector<SafeTensor>& tensors,
                                               const std::map<std::string, std::string>& metadata);
 
-/// One file opened for reading. Threads: const functions may be called from any.
-class SafetensorsFile {
+class SafetensorsFile final : public WeightsFile {
  public:
   /// Errors: kInvalidInput (no such file), kCorrupt (header), kIo; all with the path.
   static Result<SafetensorsFile> open(const std::filesystem::path& path);
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const override { return path_; }
+  const std::vector<SafeTensor>& tensors() const override { return header_.tensors; }
   /// Without HDF5's own bytes, in a file that is HDF5 as well.
   const SafetensorsHeader& header() const { return header_; }
-  /// `bytes` bytes at `offset` of the tensor's data.
-  Status read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const;
+  Status read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const override;
 
  private:
   std::filesystem::path path_;

@@ -62,14 +62,10 @@ Result<std::unique_ptr<CheckpointWeights>> CheckpointWeights::open(ckpt::IoBacke
   return out;
 }
 
-Status CheckpointWeights::read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const {
+Status CheckpointWeights::read_box(int64_t tensor, const Box& box, std::span<float> out) const {
   const TensorSpec& spec = tensors_[tensor];
-  Shape part = spec.shape;
-  part[0] = end - first;
-  RT_CHECK(static_cast<int64_t>(out.size()) == cairn::count_elems(part), "{}: {} floats", spec.name, out.size());
-  ckpt::WantedBox wanted{"weight", spec.name, Box::whole(spec.shape)};
-  wanted.box.lo[0] = first;
-  wanted.box.hi[0] = end;
+  RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", spec.name, out.size());
+  const ckpt::WantedBox wanted{"weight", spec.name, box};
   RT_TRY_SET(const std::vector<ckpt::LoadRead> reads, planner_->plan_reads(std::span(&wanted, 1)));
   return run(reads, reinterpret_cast<std::byte*>(out.data()));
 }

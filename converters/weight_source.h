@@ -29,12 +29,20 @@ class WeightSource {
   virtual const ModelConfig& model() const = 0;
   /// model_tensors(model()): logical names and shapes, canonical order.
   virtual const std::vector<TensorSpec>& tensors() const = 0;
-  /// Rows [first, end) of dim 0 of tensors()[tensor], row-major. `out` holds exactly as many floats.
-  virtual Status read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const = 0;
+  /// A box of tensors()[tensor], dense, row-major. `out` holds exactly as many floats.
+  virtual Status read_box(int64_t tensor, const Box& box, std::span<float> out) const = 0;
+
+  /// Rows [first, end) of dim 0.
+  Status read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const {
+    Box box = Box::whole(tensors()[tensor].shape);
+    box.lo[0] = first;
+    box.hi[0] = end;
+    return read_box(tensor, box, out);
+  }
 
   /// The whole tensor.
   Status read(int64_t tensor, std::span<float> out) const {
-    return read_rows(tensor, 0, tensors()[tensor].shape[0], out);
+    return read_box(tensor, Box::whole(tensors()[tensor].shape), out);
   }
 };
 
@@ -57,7 +65,7 @@ class CheckpointWeights final : public WeightSource {
 
   const ModelConfig& model() const override { return recipe_.model; }
   const std::vector<TensorSpec>& tensors() const override { return tensors_; }
-  Status read_rows(int64_t tensor, int64_t first, int64_t end, std::span<float> out) const override;
+  Status read_box(int64_t tensor, const Box& box, std::span<float> out) const override;
 
   const Recipe& recipe() const { return recipe_; }
   const ckpt::Manifest& manifest() const { return reader_->manifest(); }

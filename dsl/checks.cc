@@ -9,6 +9,8 @@
 #include <optional>
 
 #include "runtime/mesh/mesh.h"
+#include "runtime/plan/model_check.h"
+#include "runtime/plan/plan.h"
 #include "runtime/plan/schedule.h"
 
 namespace cairn::dsl {
@@ -59,6 +61,10 @@ std::string span_text(const Span& span) {
 }
 
 }  // namespace
+
+bool CrossCheck::changes_batch() const {
+  return recipe.batch.ramp.from > 0 || recipe.batch.tokens > 0 || !recipe.batch.phases.empty();
+}
 
 bool CrossCheck::all_known(std::initializer_list<const char*> paths) const {
   return std::all_of(paths.begin(), paths.end(), [&](const char* path) { return known(path); });
@@ -125,17 +131,43 @@ void CrossCheck::model() {
     fail(at, fmt::format("model.ffn = {} is not divisible by mesh.tp = {}{}", m.ffn, tp, where(at, "mesh.tp")),
          "ffn " + near_multiples(tp, m.ffn));
   }
-  if (known("model.head_dim") && m.positions == Positions::kRotary && m.head_dim % 2 != 0 &&
-      (is_set("model.head_dim") || m.width % m.heads == 0)) {
-    fail(is_set("model.head_dim") ? "model.head_dim" : "model.heads",
-         fmt::format("model.head_dim = {} is odd, and rotary positions turn pairs of channels", m.head_dim),
-         "head_dim " + near_multiples(2, m.head_dim));
+  if (!known("model.layers") || !known("model.head_dim")) return;
+  for (ModelMistake& found : find_mistakes(m)) {
+    if (found.field == "model.head_dim" && !is_set("model.head_dim")) {
+      if (m.width % m.heads != 0) continue;  // told above
+      found.field = "model.heads";           // head_dim follows from it
+    }
+    fail(found.field, found.message, found.accepted);
   }
 }
 
 void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
+  if (const int64_t shard = recipe.mesh.shard; shard > 1 && recipe.optimizer.zero > 0 && dp > 1 && dp % shard != 0) {
+    std::vector<int64_t> sizes = divisors(dp);
+    std::erase(sizes, 1);
+    fail("mesh.shard", fmt::format("mesh.shard = {} does not divide dp = {}", shard, dp),
+         "shard " + near_values(sizes, shard), dp_is);
+  }
+  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+    if (recipe.optimizer.zero == 0)
+      fail("deterministic",
+           "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none", "zero = 1, 2 or 3",
+           dp_is);
+    else if (recipe.mesh.shard != 0 && recipe.mesh.shard != dp)
+      fail("mesh.shard",
+           fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
+                       "of them apart",
+                       recipe.mesh.shard),
+           "no shard", dp_is);
+  }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
+  if (changes_batch()) {
+    if (!known("model.context")) return;
+    const Status fits = check_batch(recipe, dp);
+    if (!fits.ok()) fail("batch", fits.error().message, "", dp_is);
+    return;
+  }
   const int64_t slice = micro * dp;
   if (samples % slice == 0) {
     const MeshConfig& mesh = recipe.mesh;
@@ -211,6 +243,20 @@ void CrossCheck::mesh() {
                        recipe.batch.micro, recipe.model.context, tokens, mesh.tp),
            fmt::format("context {}", near_multiples(mesh.tp, recipe.model.context)));
   }
+  const OptimizerConfig& optimizer = recipe.optimizer;
+  if (optimizer.keep_after_forward && optimizer.zero < 3)
+    fail("optimizer.keep_after_forward",
+         fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = {} none are "
+                     "gathered",
+                     optimizer.zero),
+         "zero = 3, or keep_after_forward = false");
+  if (mesh.shard > 0 && optimizer.zero == 0)
+    fail("mesh.shard",
+         fmt::format("mesh.shard = {} says over how many ranks ZeRO splits, but optimizer.zero = 0 splits nothing",
+                     mesh.shard),
+         "zero = 1, 2 or 3, or no shard");
+  else if (mesh.shard == 1)
+    fail("mesh.shard", "mesh.shard = 1 splits nothing", "shard >= 2, or optimizer.zero = 0 without shard");
   const int64_t model_ranks = mesh.tp * mesh.pp;
   if (world > 0) {
     const Result<Mesh> made = Mesh::make(mesh, world);
@@ -222,6 +268,8 @@ void CrossCheck::mesh() {
     }
   } else if (mesh.dp > 0) {
     batch(mesh.dp, fmt::format("dp = {}, as mesh.dp says", mesh.dp));
+  } else if (changes_batch()) {
+    batch(1, "");
   } else if (known("batch.samples") && recipe.batch.samples % recipe.batch.micro != 0) {
     // dp is not known, but no dp can help.
     fail("batch.samples",
@@ -238,7 +286,7 @@ void CrossCheck::schedule() {
   if (!known("optimizer.lr")) return;
   const std::vector<LrStage>& stages = recipe.optimizer.lr;
   // Everything in samples, where the sizes are known; in the common unit otherwise.
-  const bool sizes = all_known({"batch.samples", "model.context"});
+  const bool sizes = all_known({"batch.samples", "model.context"}) && !changes_batch();  // else spans do not add up
   const auto samples = [&](const Span& span) -> std::optional<double> {
     switch (span.unit) {
       case Span::Unit::kSteps:
@@ -255,30 +303,37 @@ void CrossCheck::schedule() {
   if (!sizes) return;
   const double whole = *samples(stop);
   double used = 0;
+  size_t open = 0;  // number of the stage without `over`
   for (size_t i = 0; i < stages.size(); ++i) {
     const LrStage& stage = stages[i];
     const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
     if (i > 0 && stage.kind == LrStage::Kind::kWarmup)
       fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path));
     if (stage.over.value == 0) {
-      if (i + 1 != stages.size())
+      if (open > 0) {
         fail(path,
-             fmt::format("{} has no `over`, so it lasts until the end of the run and stage {} would never begin", path,
-                         i + 2),
+             fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave", path,
+                         open),
              "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
-      else if (used >= whole * (1 + 1e-9) || (whole - used) < 1e-9 * whole)
-        fail(path, fmt::format("{} has no time left: the stages before it take all of stop = {}{}", path,
-                               span_text(stop), where(path, "stop")));
-      return;
+        return;
+      }
+      open = i + 1;
+      continue;
     }
     used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
+  }
+  if (open > 0 && used >= whole * (1 - 1e-9)) {
+    const std::string path = fmt::format("optimizer.lr[{}]", open);
+    fail(path, fmt::format("{} has no time left: the other stages take all of stop = {}{}", path, span_text(stop),
+                           where(path, "stop")));
+    return;
   }
   if (used > whole * (1 + 1e-9)) {
     const double steps = static_cast<double>(recipe.batch.samples);
     fail("optimizer.lr",
          fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g} (stop = {}{})",
                      used / steps, whole / steps, span_text(stop), where("optimizer.lr", "stop")),
-         "stages that sum to at most stop; leave out `over` of the last one to fill the rest");
+         "stages that sum to at most stop; leave out `over` of one to fill the rest");
   }
 }
 

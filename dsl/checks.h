@@ -24,6 +24,7 @@ struct CrossCheck {
   bool all_known(std::initializer_list<const char*> paths) const;
   void fail(const std::string& path, std::string message, std::string accepted = "", std::string detail = "");
   void model();
+  bool changes_batch() const;  // in the run, or sequences shorter than the context
   void batch(int64_t dp, const std::string& dp_is);
   void mesh();
   void schedule();

@@ -13,14 +13,16 @@ Json encode_block(const Block& block, void* object) {
   Json out = Json::object();
   for (const Field& field : block.fields) {
     if (field.member) {
-      out[field.key] = encode_block(*field.block, field.member(object));
+      Json block_json = encode_block(*field.block, field.member(object));
+      if (!field.silent || !block_json.empty()) out[field.key] = std::move(block_json);
     } else if (field.element) {
       Json list = Json::array();
       for (int64_t i = 0; i < field.size(object); ++i)
         list.push_back(encode_block(*field.block, field.element(object, i)));
-      out[field.key] = std::move(list);
+      if (!field.silent || !list.empty()) out[field.key] = std::move(list);
     } else if (field.load) {
-      out[field.key] = field.load(object);
+      Json value = field.load(object);
+      if (!field.silent || value != field.fallback) out[field.key] = std::move(value);
     }
   }
   return out;

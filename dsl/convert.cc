@@ -109,14 +109,17 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
       bool good = true;
       const auto add = [&](const Node& node, const Place& at) {
         const std::string here = fmt::format("{}[{}]", path, out.size() + 1);
-        if (!is_ctor(node, "place")) return complain_type(here, at, field, node), void(good = false);
-        if (node.find("path") == nullptr && (node.entries.empty() || !node.entries.front().key.empty())) {
+        const Block& block = *field.accepts.front();
+        const Field& first = block.fields.front();
+        if (!is_ctor(node, block.constructors.front().c_str()))
+          return complain_type(here, at, field, node), void(good = false);
+        if (node.find(first.name) == nullptr && (node.entries.empty() || !node.entries.front().key.empty())) {
           complain(here, node.place,
-                   {"missing", ": T.place must begin with a directory or s3://bucket/prefix, got " + describe(node), "",
-                    ""});
+                   {"missing",
+                    fmt::format(": T.{} must begin with {}, got {}", block.name, first.doc, describe(node)), "", ""});
           return void(good = false);
         }
-        const auto fields = convert_fields(here, *find_constructor("place"), node, pass);
+        const auto fields = convert_fields(here, block, node, pass);
         good = good && fields.has_value();
         out.push_back(fields ? *fields : Json());
       };
@@ -352,7 +355,7 @@ std::optional<Json> Resolver::convert_stages(const std::string& path, const Fiel
       if (node.kind == Node::Kind::kCtor && accepted->name == node.text && !accepted->list) block = accepted;
     if (block == nullptr) {
       complain(here, at,
-               {"wrong_type", fmt::format("must be T.warmup, T.cosine, T.linear or T.hold, got {}", describe(node)), "",
+               {"wrong_type", fmt::format("must be T.warmup, T.hold, T.cosine, T.linear, T.inverse_sqrt, T.exponential or T.one_minus_sqrt, got {}", describe(node)), "",
                 ""});
       good = false;
       out.push_back(Json());

@@ -20,6 +20,23 @@ NodePtr text_node(const std::string& text) {
   return std::make_shared<const Node>(std::move(out));
 }
 
+NodePtr ref_node(const std::string& path, const Place& place) {
+  Node out;
+  out.kind = Node::Kind::kRef;
+  out.text = path;
+  out.place = place;
+  return std::make_shared<const Node>(std::move(out));
+}
+
+NodePtr times(NodePtr left, const Entry& right) {
+  Node out;
+  out.kind = Node::Kind::kOp;
+  out.text = "mul";
+  out.entries = {{"", std::move(left), right.place}, {"", right.value, right.place}};
+  out.place = right.place;
+  return std::make_shared<const Node>(std::move(out));
+}
+
 bool has_constructor(const Block& block, const std::string& name) {
   return std::find(block.constructors.begin(), block.constructors.end(), name) != block.constructors.end();
 }
@@ -184,12 +201,19 @@ void Resolver::apply_field(const std::string& path, const Field& field, const No
   const std::string parent = path.substr(0, path.rfind('.'));
   if (field.form == Form::kPositions && value->kind == Node::Kind::kCtor && value->text == "rotary") {
     settings_[path] = {text_node("rotary"), place};
+    const Block& rotary = *find_constructor("rotary");
     for (const Entry& entry : value->entries) {
-      if (entry.key == "theta") {
-        const std::string theta = join_path(parent, "rope_theta");
-        apply_field(theta, *find_field(theta), entry.value, entry.place);
+      const Field* part = rotary.find(entry.key);
+      if (part == nullptr) {
+        unknown_field(rotary, path, entry);
+        continue;
+      }
+      const std::string sets = join_path(parent, part->key);
+      if (entry.key == "fraction") {
+        if (convert(sets, *part, *entry.value, entry.place, Pass::kApply))
+          settings_[sets] = {times(ref_node(join_path(parent, "head_dim"), entry.place), entry), entry.place};
       } else {
-        unknown_field(*find_constructor("rotary"), path, entry);
+        apply_field(sets, *find_field(sets), entry.value, entry.place);
       }
     }
     return;
@@ -272,6 +296,10 @@ std::optional<Json> Resolver::fallback(const std::string& path, const Field& fie
   }
   if (!field.rule.empty()) return derived_default(path, llama, [this](const std::string& other) { return get(other); });
   if (field.form == Form::kTokenizer) return Json{{"kind", "none"}, {"path", ""}};
+  if (field.from_constructor) {
+    const auto written = blocks_.find(path.substr(0, path.rfind('.')));
+    if (written != blocks_.end() && !written->second.first.empty()) return Json(written->second.first);
+  }
   return llama && field.llama ? *field.llama : field.fallback;
 }
 

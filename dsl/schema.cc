@@ -15,7 +15,9 @@ const std::vector<std::string> kSpanUnits = {"steps", "samples", "tokens", "frac
 
 template <class M>
 Json to_value(const M& member, const std::vector<std::string>& choices) {
-  if constexpr (std::is_same_v<M, Span>) {
+  if constexpr (std::is_same_v<M, std::optional<bool>>) {
+    return member ? Json(*member) : Json();
+  } else if constexpr (std::is_same_v<M, Span>) {
     return Json{{"unit", kSpanUnits.at(static_cast<size_t>(member.unit))}, {"value", member.value}};
   } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
     Json out = Json::array();
@@ -43,6 +45,8 @@ void from_value(M& member, const std::vector<std::string>& choices, const Json& 
     for (const Json& name : value) member.push_back(static_cast<MeshAxis>(choice_index(choices, name)));
   } else if constexpr (std::is_enum_v<M>) {
     member = static_cast<M>(choice_index(choices, value));
+  } else if constexpr (std::is_same_v<M, std::optional<bool>>) {
+    member = value.get<bool>();
   } else {
     member = value.get<M>();
   }
@@ -53,7 +57,7 @@ constexpr Type type_of() {
   if constexpr (std::is_same_v<M, int64_t> || std::is_same_v<M, int>) return Type::kInt;
   if constexpr (std::is_same_v<M, uint64_t>) return Type::kSeed;
   if constexpr (std::is_same_v<M, double>) return Type::kNumber;
-  if constexpr (std::is_same_v<M, bool>) return Type::kBool;
+  if constexpr (std::is_same_v<M, bool> || std::is_same_v<M, std::optional<bool>>) return Type::kBool;
   if constexpr (std::is_same_v<M, std::string>) return Type::kString;
   if constexpr (std::is_enum_v<M>) return Type::kEnum;
   if constexpr (std::is_same_v<M, Span>) return Type::kSpan;
@@ -74,6 +78,8 @@ struct Def : Field {
   Def& below_or_at(double high) { return hi = high, *this; }
   Def& needed() { return required = true, *this; }
   Def& newer() { return later = true, *this; }
+  Def& by_constructor() { return from_constructor = true, *this; }
+  Def& silently() { return later = silent = true, *this; }
   Def& otherwise(Json value) { return fallback = std::move(value), *this; }
   Def& in_llama(Json value) { return llama = std::move(value), *this; }
   Def& derived(std::string words) { return rule = std::move(words), *this; }
@@ -152,12 +158,134 @@ constexpr double kMany = 1e9;  // above any size that fits a machine, far below 
 // --- the table
 // --------------------------------------------------------------------------------------------------------
 
+const Block& rope_block() {
+  static const Block out{
+      .name = "rope",
+      .doc = "Which channels of a head turn and how their angles are scaled. Read only with rotary positions.",
+      .fields = {
+          bound("dims", &RopeConfig::dims)
+              .range(0, 1 << 16)
+              .otherwise(0)
+              .silently()
+              .says("channels of a head that turn, its first ones; 0: all", "Must be even, at most model.head_dim."),
+          chosen("pairs", &RopeConfig::pairs, {"half", "interleaved"})
+              .otherwise("half")
+              .silently()
+              .says("which channels turn together",
+                    "half: (i, i + dims/2), GPT-NeoX and Llama; interleaved: (2i, 2i+1), GPT-J and GLM."),
+          chosen("scaling", &RopeConfig::scaling, {"none", "linear", "dynamic", "yarn", "llama3"})
+              .otherwise("none")
+              .silently()
+              .says("how the angles are changed for a longer context"),
+          bound("factor", &RopeConfig::factor)
+              .at_least(1)
+              .otherwise(1.0)
+              .silently()
+              .says("how much longer; read by every scaling"),
+          bound("original_context", &RopeConfig::original_context)
+              .range(0, 1 << 24)
+              .otherwise(0)
+              .silently()
+              .says("tokens of the context before; 0: model.context", "Read by dynamic, yarn and llama3."),
+          bound("low_freq_factor", &RopeConfig::low_freq_factor)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("llama3: wavelengths above original_context / this are scaled"),
+          bound("high_freq_factor", &RopeConfig::high_freq_factor)
+              .above(0)
+              .otherwise(4.0)
+              .silently()
+              .says("llama3: wavelengths below original_context / this are not"),
+          bound("beta_fast", &RopeConfig::beta_fast)
+              .above(0)
+              .otherwise(32.0)
+              .silently()
+              .says("yarn: turns in the original context above which a dimension is not scaled"),
+          bound("beta_slow", &RopeConfig::beta_slow)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("yarn: turns below which it is scaled by the whole factor"),
+          bound("attention_factor", &RopeConfig::attention_factor)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("yarn: factor of cosines and sines", "0: 0.1 ln(factor) + 1, or from mscale and mscale_all_dim."),
+          bound("mscale", &RopeConfig::mscale)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("yarn: with mscale_all_dim, another way to the attention factor; 0: not given"),
+          bound("mscale_all_dim", &RopeConfig::mscale_all_dim)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("yarn: see mscale"),
+          bound("truncate", &RopeConfig::truncate)
+              .otherwise(true)
+              .silently()
+              .says("yarn: the ends of the ramp are whole dimensions"),
+      }};
+  return out;
+}
+
 const Block& rotary_block() {
   static const Block out{
       .name = "rotary",
       .constructors = {"rotary"},
-      .doc = "Rotary positions; sets model.positions and model.rope_theta.",
-      .fields = {written_only("theta", Type::kNumber).above(0).otherwise(10000.0).says("base of the rotation angles")}};
+      .doc = "Rotary positions; sets model.positions, model.rope_theta and model.rope.",
+      .fields = [] {
+        std::vector<Field> fields = {
+            written_only("theta", Type::kNumber, "rope_theta")
+                .above(0)
+                .otherwise(10000.0)
+                .says("base of the rotation angles"),
+            written_only("fraction", Type::kNumber, "rope.dims")
+                .above(0)
+                .below_or_at(1)
+                .otherwise(1.0)
+                .says("part of a head's channels that turn", "Sets model.rope.dims to this times model.head_dim."),
+        };
+        for (Field field : rope_block().fields) {
+          field.key = "rope." + field.key;
+          field.load = nullptr;
+          field.store = nullptr;
+          fields.push_back(std::move(field));
+        }
+        return fields;
+      }()};
+  return out;
+}
+
+const Block& moe_block() {
+  static const Block out{
+      .name = "moe",
+      .constructors = {"moe"},
+      .doc = "Experts instead of the MLP of every layer, as in Mixtral: a router's softmax picks top_k for each token.",
+      .fields = {
+          bound("experts", &MoeConfig::experts)
+              .range(0, 1 << 16)
+              .otherwise(0)
+              .silently()
+              .says("experts of a layer; 0: a dense MLP", "Each has model.ffn hidden units."),
+          bound("top_k", &MoeConfig::top_k)
+              .range(1, 1 << 10)
+              .otherwise(2)
+              .silently()
+              .says("experts that a token goes through", "No more than model.moe.experts. No token is dropped."),
+          bound("renormalise", &MoeConfig::renormalise)
+              .otherwise(true)
+              .silently()
+              .says("the weights of the chosen experts are divided by their sum"),
+          bound("aux_loss", &MoeConfig::aux_loss)
+              .range(0, 100)
+              .otherwise(0.0)
+              .silently()
+              .says("coefficient of the loss that balances the experts",
+                    "experts * sum over e of f_e P_e: the share of "
+                    "choices that fell on e, times its mean probability, over the tokens of a micro-batch."),
+      }};
   return out;
 }
 
@@ -218,16 +346,50 @@ const Block& model_block() {
                     "The logical size. Rows are padded to a multiple of mesh.tp at run time, so every size fits; the "
                     "padding is never stored.")
               .like("50257"),
-          chosen("positions", &ModelConfig::positions, {"none", "learned", "rotary"})
+          chosen("positions", &ModelConfig::positions, {"none", "learned", "rotary", "alibi"})
               .otherwise("learned")
               .in_llama("rotary")
               .written(Form::kPositions, {&rotary_block()})
-              .says("how a token knows its place", "`T.rotary { theta = 500000 }` sets model.rope_theta as well.")
+              .says(
+                  "how a token knows its place",
+                  "`T.rotary { theta = 500000, fraction = 0.25 }` sets model.rope_theta and model.rope as well. alibi "
+                  "adds -slope * distance to the scores, with a slope for each head.")
               .like("T.rotary { theta = 10000 }"),
           bound("rope_theta", &ModelConfig::rope_theta)
               .above(0)
               .otherwise(10000.0)
               .says("base of the rotary angles", "Read only with rotary positions."),
+          block("rope", &ModelConfig::rope, rope_block()).silently().says("more about rotary positions"),
+          bound("position_offset", &ModelConfig::position_offset)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("learned positions: rows of the table before the first position", "2 in OPT; they are never read."),
+          bound("embed_dim", &ModelConfig::embed_dim)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("channels of token embedding and head; 0: model.width",
+                    "When it differs from model.width a projection leads in and one out (OPT-350m)."),
+          bound("embedding_norm", &ModelConfig::embedding_norm)
+              .otherwise(false)
+              .silently()
+              .says("a norm right after the embedding (BLOOM)"),
+          chosen("block", &ModelConfig::block,
+                 {"pre_norm", "post_norm", "deep_norm", "parallel", "parallel_shared", "sandwich"})
+              .otherwise("pre_norm")
+              .silently()
+              .says("where a layer's norms and additions stand",
+                    "f is attention, then the MLP. pre_norm: x + f(norm x). post_norm: norm(x + f(x)). deep_norm: "
+                    "a norm x + f(norm x), a = model.residual_scale. parallel: x + attention(norm x) + mlp(norm' x); "
+                    "parallel_shared: one norm for both. sandwich: x + norm'(f(norm x))."),
+          bound("residual_scale", &ModelConfig::residual_scale)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("deep_norm: factor of the residual",
+                    "GLM-130B: sqrt(2 * layers). 1 with deep_norm is BLOOM's "
+                    "residual after the norm."),
           chosen("norm", &ModelConfig::norm, {"layernorm", "rmsnorm"})
               .otherwise("layernorm")
               .in_llama("rmsnorm")
@@ -237,19 +399,95 @@ const Block& model_block() {
               .below_or_at(1)
               .otherwise(1e-5)
               .says("added to the variance"),
-          chosen("activation", &ModelConfig::activation, {"gelu_tanh", "gelu", "relu", "swiglu"})
+          bound("final_norm", &ModelConfig::final_norm)
+              .otherwise(true)
+              .silently()
+              .says("a norm between the last layer and the head"),
+          chosen("activation", &ModelConfig::activation,
+                 {"gelu_tanh", "gelu", "relu", "gelu_quick", "relu2", "silu", "swiglu", "geglu", "geglu_tanh", "reglu"})
               .otherwise("gelu_tanh")
               .in_llama("swiglu")
               .says("of the MLP",
-                    "gelu_tanh is GPT-2's approximation, gelu the exact one; swiglu adds a gate projection."),
+                    "gelu_tanh is GPT-2's approximation, gelu the exact one, gelu_quick x sigmoid(1.702 x); relu2 is "
+                    "squared ReLU. swiglu, geglu, geglu_tanh and reglu add a gate projection: "
+                    "down(act(gate x) * up x)."),
           bound("bias", &ModelConfig::bias)
               .otherwise(true)
               .in_llama(false)
-              .says("a bias on every projection (q, k, v, o, MLP)"),
+              .says("a bias on every projection of the layers (q, k, v, o, MLP)"),
+          bound("qkv_bias", &ModelConfig::qkv_bias).derived("model.bias").silently().says("a bias on q, k and v"),
+          bound("out_bias", &ModelConfig::out_bias)
+              .derived("model.bias")
+              .silently()
+              .says("a bias on the output projection of attention"),
+          bound("mlp_bias", &ModelConfig::mlp_bias)
+              .derived("model.bias")
+              .silently()
+              .says("a bias on the projections of the MLP"),
+          bound("head_bias", &ModelConfig::head_bias).otherwise(false).silently().says("a bias on the output head"),
+          chosen("qk_norm", &ModelConfig::qk_norm, {"none", "head"})
+              .otherwise("none")
+              .silently()
+              .says("RMSNorm of each head's q and k before rotary (Qwen3)",
+                    "One weight of model.head_dim for all query heads of a layer, one for its key heads."),
+          chosen("mask", &ModelConfig::mask, {"causal", "bidirectional", "prefix"})
+              .otherwise("causal")
+              .silently()
+              .says("which keys a query sees"),
+          bound("sliding_window", &ModelConfig::sliding_window)
+              .range(0, 1 << 24)
+              .otherwise(0)
+              .silently()
+              .says("a query sees itself and window - 1 keys before it; 0: all (Mistral)"),
+          bound("window_layers", &ModelConfig::window_layers)
+              .range(0, 100000)
+              .otherwise(Json::array())
+              .silently()
+              .says("layers that use model.sliding_window, counted from 0; empty: all"),
+          bound("attention_scale", &ModelConfig::attention_scale)
+              .at_least(0)
+              .otherwise(0.0)
+              .silently()
+              .says("factor of the scores; 0: 1 / sqrt(model.head_dim)"),
+          bound("attention_scale_by_layer", &ModelConfig::attention_scale_by_layer)
+              .otherwise(false)
+              .silently()
+              .says("the scores of layer i, from 0, are divided by i + 1 as well"),
+          bound("logit_scale", &ModelConfig::logit_scale)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("factor of the logits"),
+          bound("top_query", &ModelConfig::top_query)
+              .otherwise(false)
+              .silently()
+              .says("one more layer after the final norm whose queries come from a table of positions (CodeGeeX)"),
+          block("moe", &ModelConfig::moe, moe_block()).silently().says("experts instead of the MLP"),
           bound("tied_embeddings", &ModelConfig::tied_embeddings)
               .otherwise(true)
               .in_llama(false)
               .says("the output head is the token embedding"),
+          bound("embedding_dropout", &ModelConfig::embedding_dropout)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("dropout rate of the embedded tokens",
+                    "Masks are drawn from the seed and each sample's place in the run, so that they depend on no "
+                    "layout."),
+          bound("attention_dropout", &ModelConfig::attention_dropout)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("dropout rate of the attention probabilities"),
+          bound("residual_dropout", &ModelConfig::residual_dropout)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("dropout rate of what attention and MLP add to the residual stream")
+              .like("0.1"),
           bound("init_std", &ModelConfig::init_std)
               .above(0)
               .below_or_at(10)
@@ -384,6 +622,58 @@ const Block& data_block() {
   return out;
 }
 
+const Json kNoSpan = {{"unit", "steps"}, {"value", 0.0}};
+
+const Block& ramp_block() {
+  static const Block out{
+      .name = "ramp",
+      .constructors = {"ramp"},
+      .doc = "A batch that grows: T.ramp { from = 192, by = 16, over = T.samples(9765625) }. It ends at batch.samples.",
+      .fields = {
+          bound("from", &BatchRamp::from)
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .says("samples of the first steps", "0: no ramp."),
+          bound("by", &BatchRamp::by)
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .says("samples of an increment", "Must divide batch.samples - from."),
+          bound("over", &BatchRamp::over)
+              .at_least(0)
+              .one_of({"steps", "samples", "tokens"})
+              .otherwise(kNoSpan)
+              .silently()
+              .says("how long, from the beginning of the run", "The increments divide it evenly."),
+      }};
+  return out;
+}
+
+const Block& phase_block() {
+  const auto of = [](Def field) { return field.otherwise(0); };
+  static const Block out{
+      .name = "phase",
+      .constructors = {"phase"},
+      .positional = true,
+      .doc = "A change of the batch in the middle of the run: T.phase { T.samples(1e6), micro = 2 }.",
+      .fields = {
+          bound("at", &BatchPhase::at)
+              .at_least(0)
+              .one_of({"steps", "samples", "tokens"})
+              .needed()
+              .says("the amount after which it begins: T.steps(n), T.samples(n) or T.tokens(n)"),
+          of(bound("samples", &BatchPhase::samples).range(0, kMany)).says("batch.samples from then on", "0: as before."),
+          of(bound("micro", &BatchPhase::micro).range(0, kMany)).says("batch.micro from then on", "0: as before."),
+          of(bound("tokens", &BatchPhase::tokens).range(0, 1 << 24)).says("batch.tokens from then on", "0: as before."),
+          bound("rope_theta", &BatchPhase::rope_theta)
+              .range(0, 1e12)
+              .otherwise(0.0)
+              .says("model.rope_theta from then on", "0: as before."),
+      }};
+  return out;
+}
+
 const Block& batch_block() {
   static const Block out{
       .name = "batch",
@@ -399,7 +689,28 @@ const Block& batch_block() {
                      .range(1, kMany)
                      .otherwise(1)
                      .says("sequences of one micro-batch on one data-parallel rank")
-                     .like("4")}};
+                     .like("4"),
+                 bound("tokens", &BatchConfig::tokens)
+                     .range(0, 1 << 24)
+                     .otherwise(0)
+                     .silently()
+                     .in(Unit::kCount)
+                     .says("tokens of a sequence, when shorter than model.context",
+                           "Samples are cut into sequences of so many tokens, which see nothing of each other; the "
+                           "tokens of a step stay. Must divide model.context; 0: all of it. For training that begins "
+                           "with short sequences: T.phase lengthens them."),
+                 block("ramp", &BatchConfig::ramp, ramp_block())
+                     .silently()
+                     .says("a batch that grows to batch.samples; default: none")
+                     .like("T.ramp { from = 8, by = 8, over = T.samples(10000) }"),
+                 items("phases", &BatchConfig::phases, phase_block())
+                     .otherwise(Json::array())
+                     .silently()
+                     .written(Form::kPlaces, {&phase_block()})
+                     .says("changes in the middle of the run",
+                           "Each begins at the first step after the given amount; the last one that has begun counts, "
+                           "field by field.")
+                     .like("{ T.phase { T.samples(100000), micro = 2 } }")}};
   return out;
 }
 
@@ -408,7 +719,7 @@ Def over_field(bool needed) {
                 .above(0)
                 .says("how long", "T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x) of the recipe's stop.");
   if (needed) return out.needed();
-  return out.derived("until the end of the run");
+  return out.derived("what the other stages leave of the run");
 }
 
 const Block& warmup_block() {
@@ -445,28 +756,90 @@ const Block& hold_block() {
   return out;
 }
 
+const Block& inverse_sqrt_block() {
+  static const Block out{.name = "inverse_sqrt",
+                         .constructors = {"inverse_sqrt"},
+                         .doc =
+                             "The rate so far, falling as 1 / sqrt(step); after a warm-up of w steps: peak_lr * "
+                             "sqrt(w / step).",
+                         .fields = {written_only("to", Type::kNumber).at_least(0).otherwise(0.0).says("the least rate"),
+                                    over_field(false)}};
+  return out;
+}
+
+const Block& exponential_block() {
+  static const Block out{
+      .name = "exponential",
+      .constructors = {"exponential"},
+      .doc = "From the rate so far to `to`, by the same factor each step.",
+      .fields = {written_only("to", Type::kNumber).above(0).needed().says("the rate at the end of the stage"),
+                 over_field(false)}};
+  return out;
+}
+
+const Block& one_minus_sqrt_block() {
+  static const Block out{.name = "one_minus_sqrt",
+                         .constructors = {"one_minus_sqrt"},
+                         .doc = "From the rate so far to `to` as 1 - sqrt(x): steep first. The cool-down of WSD.",
+                         .fields = {to_field(), over_field(false)}};
+  return out;
+}
+
 const Block& schedule_block() {
   static const Block out{.name = "schedule",
                          .constructors = {"schedule"},
                          .list = true,
-                         .doc = "Stages of the learning rate, one after the other."};
+                         .doc =
+                             "Stages of the learning rate, one after the other. Warm-up, stable, decay (WSD): "
+                             "T.schedule { T.warmup { over = T.steps(2000) }, T.hold {}, T.linear { to = 0, over = "
+                             "T.fraction(0.1) } }."};
   return out;
 }
 
 const Block& stage_block() {
-  static const Block out{.name = "stage",
-                         .doc = "One stage of the learning rate.",
-                         .fields = {chosen("kind", &LrStage::kind, {"warmup", "cosine", "linear", "hold"}),
-                                    bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
+  static const Block out{
+      .name = "stage",
+      .doc = "One stage of the learning rate.",
+      .fields = {chosen("kind", &LrStage::kind,
+                        {"warmup", "cosine", "linear", "hold", "inverse_sqrt", "exponential", "one_minus_sqrt"}),
+                 bound("over", &LrStage::over).at_least(0), bound("to", &LrStage::to).at_least(0)}};
+  return out;
+}
+
+const Block& group_block() {
+  static const Block out{.name = "group",
+                         .constructors = {"group"},
+                         .positional = true,
+                         .doc = "Tensors that are trained differently: T.group { \"embed.*\", lr = 0.1 }.",
+                         .fields = {
+                             bound("tensors", &ParameterGroup::tensors)
+                                 .needed()
+                                 .says("a pattern of tensor names", "* stands for any characters and ? for one.")
+                                 .like("\"embed.*\""),
+                             bound("lr", &ParameterGroup::lr)
+                                 .range(0, 1e6)
+                                 .otherwise(1.0)
+                                 .says("times the learning rate", "0 freezes the tensors."),
+                             bound("weight_decay", &ParameterGroup::weight_decay)
+                                 .range(-1, 10)
+                                 .otherwise(-1.0)
+                                 .says("their weight decay, vectors included", "Below 0: as without the group."),
+                         }};
   return out;
 }
 
 const Block& optimizer_block() {
   static const Block out{
       .name = "adamw",
-      .constructors = {"adamw"},
-      .doc = "AdamW with decoupled weight decay.",
+      .constructors = {"adamw", "lamb"},
+      .doc = "AdamW with decoupled weight decay; T.lamb takes the same fields and scales each tensor's step by the ratio of "
+             "the weights' norm to the step's (LAMB, for large batches).",
       .fields = {
+          chosen("kind", &OptimizerConfig::kind, {"adamw", "lamb"})
+              .otherwise("adamw")
+              .silently()
+              .by_constructor()
+              .says("which optimizer", "Set by the constructor: T.adamw or T.lamb."),
           bound("peak_lr", &OptimizerConfig::peak_lr)
               .above(0)
               .needed()
@@ -475,7 +848,8 @@ const Block& optimizer_block() {
           items("lr", &OptimizerConfig::lr, stage_block())
               .otherwise(Json::array())
               .written(Form::kStages,
-                       {&schedule_block(), &warmup_block(), &cosine_block(), &linear_block(), &hold_block()})
+                       {&schedule_block(), &warmup_block(), &cosine_block(), &linear_block(), &hold_block(),
+                        &inverse_sqrt_block(), &exponential_block(), &one_minus_sqrt_block()})
               .says("the learning rate over the run", "Without it the rate is optimizer.peak_lr throughout.")
               .like("T.schedule { T.warmup { over = T.steps(100) }, T.cosine { to = T.ref \"optimizer.peak_lr\" * "
                     "0.1 } }"),
@@ -499,14 +873,84 @@ const Block& optimizer_block() {
               .range(0, 10)
               .otherwise(0.0)
               .says("on matrices alone", "Biases and norm weights are never decayed."),
+          items("groups", &OptimizerConfig::groups, group_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kPlaces, {&group_block()})
+              .says("tensors with another learning rate or weight decay",
+                    "Of several groups that name a tensor the last one counts.")
+              .like("{ T.group { \"embed.*\", lr = 0.1, weight_decay = 0 } }"),
+          bound("z_loss", &OptimizerConfig::z_loss)
+              .range(0, 1)
+              .otherwise(0.0)
+              .silently()
+              .says("weight of z-loss, the squared logarithm of the softmax's denominator",
+                    "Its gradient is added; the loss that is told is the cross-entropy alone. PaLM: 1e-4."),
+          bound("embedding_gradient", &OptimizerConfig::embedding_gradient)
+              .range(0, 1)
+              .otherwise(1.0)
+              .silently()
+              .says("part of the gradient that reaches the token embedding through the input",
+                    "Embedding-gradient shrink; GLM-130B: 0.1."),
           bound("clip", &OptimizerConfig::clip)
               .range(0, kMany)
               .otherwise(0.0)
               .says("largest global gradient norm", "Over the whole mesh; 0 turns clipping off."),
           bound("zero", &OptimizerConfig::zero)
-              .range(0, 1)
+              .range(0, 3)
               .otherwise(0)
-              .says("1: optimizer states are split over dp (ZeRO-1)"),
+              .says("what is split over dp: 1 optimizer states, 2 and gradients, 3 and weights",
+                    "ZeRO-2 keeps sums of gradients as shards and reduces after each micro-batch: less memory, more "
+                    "traffic. ZeRO-3 also gathers the weights of a layer before it is used, one layer ahead."),
+          bound("bucket", &OptimizerConfig::bucket)
+              .range(0, 1e12)
+              .otherwise(0)
+              .silently()
+              .says("elements reduced or gathered at once",
+                    "0: 8 Mi, or 1 Mi for each data-parallel rank when that is more."),
+          bound("overlap", &OptimizerConfig::overlap)
+              .otherwise(true)
+              .silently()
+              .says("gradients are reduced beside backward, weights gathered beside forward",
+                    "By a thread of each rank. The same bits either way.")
+              .like("false"),
+          bound("keep_after_forward", &OptimizerConfig::keep_after_forward)
+              .otherwise(false)
+              .silently()
+              .says("weights gathered for forward stay until the end of the step",
+                    "For zero = 3: each layer is gathered once a step, and all are held.")
+              .like("true"),
+      }};
+  return out;
+}
+
+const Block& loss_scale_block() {
+  static const Block out{
+      .name = "loss_scale",
+      .constructors = {"loss_scale"},
+      .doc = "The dynamic loss scale of fp16. A step whose gradients overflow is skipped, and its samples with it.",
+      .fields = {
+          bound("initial", &LossScaleConfig::initial)
+              .range(1, 0x1p40)
+              .otherwise(65536.0)
+              .silently()
+              .says("the scale of the first step", "Powers of two keep gradients exact."),
+          bound("window", &LossScaleConfig::window)
+              .range(0, kMany)
+              .otherwise(1000)
+              .silently()
+              .says("steps in a row without overflow before it doubles", "0: it never grows."),
+          bound("hysteresis", &LossScaleConfig::hysteresis)
+              .range(1, kMany)
+              .otherwise(2)
+              .silently()
+              .says("overflows before it halves", "Counted anew when it doubles."),
+          bound("min", &LossScaleConfig::min)
+              .above(0)
+              .below_or_at(0x1p40)
+              .otherwise(1.0)
+              .silently()
+              .says("the smallest scale", "An overflow there stops the run with exit code 76."),
       }};
   return out;
 }
@@ -526,6 +970,14 @@ const Block& mesh_block() {
           chosen("order", &MeshConfig::order, {"tp", "dp", "pp"})
               .otherwise(Json::array({"tp", "dp", "pp"}))
               .says("which axis neighbouring ranks share, fastest first"),
+          bound("shard", &MeshConfig::shard)
+              .range(0, 1 << 20)
+              .otherwise(0)
+              .silently()
+              .says("data-parallel ranks that optimizer.zero splits over",
+                    "Neighbours in dp; must divide it. The groups of so many ranks hold the same and add their shards "
+                    "up. 0: all of dp.")
+              .like("8"),
           bound("sequence_parallel", &MeshConfig::sequence_parallel)
               .otherwise(false)
               .says("norms and residuals are split over tp along the sequence",
@@ -641,7 +1093,7 @@ const Block& place_block() {
       .fields = {
           bound("path", &CopyTo::path)
               .needed()
-              .says("a directory, or s3://bucket/prefix",
+              .says("a directory or s3://bucket/prefix",
                     "The name of the run's folder is added, so runs may share it. A directory is relative to the "
                     "working directory. S3 credentials come from the environment or ~/.aws/credentials, never from a "
                     "recipe.")
@@ -900,9 +1352,22 @@ const Block& recipe_block() {
               .like("T.megatron { prefix = \"data/text_document\", split = { 95, 5 } }"),
           block("batch", &Recipe::batch, batch_block()).needed().says("how many samples a step takes"),
           block("optimizer", &Recipe::optimizer, optimizer_block()).needed().says("how the weights move"),
-          chosen("precision", &Recipe::precision, {"fp32", "bf16"})
+          chosen("precision", &Recipe::precision, {"fp32", "bf16", "fp16"})
               .otherwise("fp32")
-              .says("of the arithmetic", "bf16 keeps fp32 master weights and accumulates gradients in fp32."),
+              .says("of the arithmetic",
+                    "bf16 and fp16 keep fp32 master weights and accumulate products and gradients in fp32; fp16 scales "
+                    "the loss."),
+          block("loss_scale", &Recipe::loss_scale, loss_scale_block())
+              .silently()
+              .says("how fp16 scales the loss", "Read only with precision = \"fp16\"."),
+          chosen("deterministic", &Recipe::deterministic, {"run", "layout"})
+              .otherwise("run")
+              .silently()
+              .says("what gives the same bits",
+                    "run: the same recipe in the same layout. layout: also another dp, pp, schedule, ZeRO stage, "
+                    "accumulation or recomputation, from the first step or from a checkpoint; only tp and batch.micro "
+                    "stay. It costs a reduction of gradients after each micro-batch, as ZeRO-2 does, and with tied "
+                    "embeddings a second copy of the embedding where one rank has both ends of the model."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved"})
               .otherwise("1f1b")

@@ -39,13 +39,13 @@ enum class Type {
 
 enum class Form {
   kPlain,      // a value, or a table for a block
-  kPositions,  // "rotary", or T.rotary { theta = ... }, which also sets model.rope_theta
+  kPositions,  // "rotary", or T.rotary {...}, whose fields set those that their keys name
   kVocab,      // 50257, or T.vocab { size = 50257 }
   kBetas,      // { 0.9, 0.95 }: sets beta1 and beta2; no member of its own
   kEveryStep,  // T.every { steps = n }
   kEveryList,  // { T.every {...}, ... }
   kKeep,       // { T.last(n), T.every {...}, ... }
-  kPlaces,     // { T.place { "path", ... }, ... }
+  kPlaces,     // { T.place { "path", ... }, ... }, and T.group likewise: one constructor with a positional field
   kStages,     // T.schedule { T.warmup {...}, ... }
   kTokenizer,  // T.bytes, T.sentencepiece "path", T.hf_tokenizer "path"
   kData,       // T.megatron {...}, T.token_files {...}, T.blend {...}
@@ -65,6 +65,8 @@ struct Field {
   std::vector<std::string> choices;       // kEnum, kEnumList: in the order of the C++ enum; kSpan: units, empty: all
   bool required = false;
   bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
+  bool silent = false;                // not in the canonical JSON where it has its default: stored recipes keep their hash
+  bool from_constructor = false;      // the default is the name of the constructor that wrote the block
   Json fallback;                      // the default; null with `required` or `rule`
   std::optional<Json> llama;          // the default under T.llama where it differs
   std::string rule;                   // a derived default, in words

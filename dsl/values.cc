@@ -132,7 +132,7 @@ std::string expected(const Field& field) {
     case Form::kKeep:
       return "a list of T.last(n), T.every {...}, T.best {...}, T.at {...}, T.within {...} and T.fractions(n)";
     case Form::kPlaces:
-      return "a list of T.place {...}";
+      return fmt::format("a list of T.{} {{...}}", field.accepts.front()->name);
     case Form::kStages:
       return "T.schedule { stages }";
     case Form::kTokenizer:
@@ -332,12 +332,13 @@ std::string lua_text(const Field& field, const Json& value) {
   }
   if (field.form == Form::kPlaces) {
     for (const Json& element : value) {
-      std::vector<std::string> inner = {lua_text(element.at("path"))};
+      const Field& first = field.block->fields.front();
+      std::vector<std::string> inner = {lua_text(first, element.at(first.key))};
       for (const Field& part : field.block->fields) {
-        if (part.key == "path" || element.at(part.key) == part.fallback) continue;
+        if (part.key == first.key || element.at(part.key) == part.fallback) continue;
         inner.push_back(part.name + " = " + lua_text(part, element.at(part.key)));
       }
-      parts.push_back("T.place { " + join(inner) + " }");
+      parts.push_back("T." + field.block->name + " { " + join(inner) + " }");
     }
     return parts.empty() ? "{}" : "{ " + join(parts) + " }";
   }
@@ -345,7 +346,8 @@ std::string lua_text(const Field& field, const Json& value) {
     for (const Json& stage : value) {
       std::vector<std::string> inner;
       const auto kind = stage.at("kind").get<std::string>();
-      if (kind == "cosine" || kind == "linear") inner.push_back("to = " + lua_text(stage.at("to")));
+      const bool ends = kind == "cosine" || kind == "linear" || kind == "exponential" || kind == "one_minus_sqrt";
+      if (ends || stage.at("to") != 0) inner.push_back("to = " + lua_text(stage.at("to")));
       if (stage.at("over").at("value") != 0) inner.push_back("over = " + span(stage.at("over")));
       parts.push_back("T." + kind + (inner.empty() ? " {}" : " { " + join(inner) + " }"));
     }

@@ -1,4 +1,5 @@
-// cairn ckpt prune RUN --keep RULES: removes the checkpoints that no rule keeps. Without --yes it only says which.
+// cairn ckpt prune RUN --keep RULES: removes the checkpoints that no rule keeps, or with --archive makes them smaller
+// where they are. Without --yes it only says which.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -11,6 +12,7 @@
 #include <set>
 #include <vector>
 
+#include "ckpt/archive.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
@@ -32,8 +34,41 @@ struct PruneArgs {
   std::string path, keep;
   std::vector<int64_t> steps;
   int64_t run_steps = 0;
-  bool yes = false, leftovers = false;
+  bool yes = false, leftovers = false, archive = false;
 };
+
+/// What happened to a checkpoint that no rule keeps.
+struct Archived {
+  int64_t step = 0, bytes_before = 0, bytes_after = 0;
+  std::string left_alone;  // why; else empty
+};
+
+/// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs.
+Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
+                                          const std::vector<int64_t>& steps, bool really) {
+  std::set<int64_t> shared;
+  for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+    shared.insert(info.references.begin(), info.references.end());
+    if (!info.references.empty()) shared.insert(info.step);
+  }
+  std::vector<Archived> out;
+  for (const int64_t step : steps) {
+    Archived one{.step = step};
+    if (shared.contains(step)) {
+      one.left_alone = "it shares files with other steps";
+    } else if (really) {
+      ByteProgress progress(fmt::format("of {} compressed", ckpt::step_dir_name(step)));
+      RT_TRY_SET(
+          const ckpt::ArchiveReport report,
+          ckpt::archive_checkpoint(io, dir, step, [&](int64_t done, int64_t total) { progress.show(done, total); }));
+      if (report.was_archived) one.left_alone = "it is compressed already";
+      one.bytes_before = report.bytes_before;
+      one.bytes_after = report.bytes_after;
+    }
+    out.push_back(std::move(one));
+  }
+  return out;
+}
 
 /// The lock of the run that these checkpoints belong to, so that nothing is removed under a training. A folder of
 /// checkpoints outside any run has none.
@@ -49,6 +84,10 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
 }
 
 Result<int> prune(const PruneArgs& args, bool as_json) {
+  if (args.archive && args.keep.empty() && args.steps.empty()) {
+    return Error{ErrorCode::kInvalidInput,
+                 "--archive compresses what no rule keeps: say what stays as it is, for example --keep 'last(3)'"};
+  }
   if (args.keep.empty() && args.steps.empty() && !args.leftovers) {
     return Error{ErrorCode::kInvalidInput,
                  "say what stays, for example --keep 'last(3), every(1000)', or --step 1200; --leftovers alone removes "
@@ -78,7 +117,14 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   }
   ckpt::RetentionReport removed;
   ckpt::CleanReport cleaned;
-  if (args.yes && by_rules) {
+  std::vector<Archived> archived;
+  if (args.archive) {
+    std::vector<int64_t> steps;
+    for (const ckpt::Fate& fate : fates) {
+      if (!fate.stays) steps.push_back(fate.step);
+    }
+    RT_TRY_SET(archived, archive_all(io, dir, catalog, steps, args.yes));
+  } else if (args.yes && by_rules) {
     RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
   }
   if (args.yes && args.leftovers) {
@@ -102,6 +148,16 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     json out = {{"dir", dir.string()},         {"done", args.yes},           {"checkpoints", std::move(list)},
                 {"kept_bytes", kept_bytes},    {"freed_bytes", freed_bytes}, {"removed", removed.removed},
                 {"problems", removed.problems}};
+    if (args.archive) {
+      json done = json::array();
+      for (const Archived& one : archived) {
+        done.push_back({{"step", one.step},
+                        {"bytes_before", one.bytes_before},
+                        {"bytes_after", one.bytes_after},
+                        {"left_alone", one.left_alone}});
+      }
+      out["archived"] = std::move(done);
+    }
     if (args.leftovers) out["leftovers"] = {{"removed", cleaned.removed}, {"left", cleaned.left}};
     if (args.leftovers && !args.yes) out["leftovers"] = catalog.leftovers;
     print_json(out);
@@ -109,7 +165,20 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   }
   const Palette color = palette_for(STDOUT_FILENO);
   const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
+  for (const Archived& one : archived) {
+    const std::string name = ckpt::step_dir_name(one.step);
+    if (!one.left_alone.empty()) {
+      fmt::print("{:<16}{:>12}   left alone: {}\n", name, format_bytes(size_of(one.step)), one.left_alone);
+    } else if (args.yes) {
+      fmt::print("{:<16}{:>12}   compressed to {}\n", name, format_bytes(one.bytes_before),
+                 format_bytes(one.bytes_after));
+    } else {
+      fmt::print("{:<16}{:>12}   would be compressed\n", name, format_bytes(size_of(one.step)));
+    }
+  }
+  if (args.archive && !args.yes) fmt::print("nothing was touched: --yes does it\n");
   for (const ckpt::Fate& fate : fates) {
+    if (args.archive && !fate.stays) continue;
     const char* word = fate.stays ? "stays" : !args.yes ? "would go" : gone.contains(fate.step) ? "removed" : "failed";
     fmt::print("{:<16}{:>12}   {}{}{}: {}\n", ckpt::step_dir_name(fate.step), format_bytes(size_of(fate.step)),
                fate.stays ? color.green : color.red, word, color.reset, fate.why);
@@ -120,7 +189,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
       fmt::print("{}: {}\n", name, args.yes ? "removed" : "would go, if its writer is dead");
     for (const std::string& name : cleaned.left) fmt::print("left: {}\n", name);
   }
-  if (by_rules) {
+  if (by_rules && !args.archive) {
     fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
                format_bytes(kept_bytes), args.yes ? "" : "; nothing was removed: --yes does it");
   }
@@ -144,14 +213,17 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
   command->add_flag("--leftovers", args->leftovers, "also what dead saves and removals have left");
-  command->add_flag("--yes", args->yes, "remove them; without it nothing is touched");
+  command->add_flag("--archive", args->archive,
+                    "what no rule keeps is not removed but compressed where it is, without loss; any command reads it");
+  command->add_flag("--yes", args->yes, "do it; without it nothing is touched");
   add_json_flag(*command, session);
   command->footer(
       "The newest complete checkpoint always stays, and so does every step that a kept one refers to. A run in "
       "training\n"
       "is refused.\n"
       "Examples:\n  cairn ckpt prune runs/gpt2 --keep 'last(3), every(1000)'\n"
-      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --step 1200 --yes");
+      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --step 1200 --yes\n"
+      "  cairn ckpt prune runs/gpt2 --keep 'last(1)' --archive --yes");
   command->callback([args, &session] { session.action = [args, &session] { return prune(*args, session.json); }; });
 }
 

@@ -86,6 +86,15 @@ Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<st
     notes->push_back("mesh.sequence_parallel is off now: with tp = 1 there is nothing to split");
   }
   if (zero >= 0) recipe.optimizer.zero = zero;
+  if (recipe.mesh.shard > 0 && (recipe.optimizer.zero == 0 || mesh.dp % recipe.mesh.shard != 0)) {
+    notes->push_back(
+        fmt::format("mesh.shard was {}; all {} replicas are one shard group now", recipe.mesh.shard, mesh.dp));
+    recipe.mesh.shard = 0;
+  }
+  if (recipe.optimizer.keep_after_forward && recipe.optimizer.zero < 3) {
+    recipe.optimizer.keep_after_forward = false;
+    notes->push_back("optimizer.keep_after_forward is off now: it is for ZeRO-3");
+  }
   return recipe;
 }
 
@@ -196,9 +205,9 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command->add_option("--mesh", args->mesh, "the new layout, as tp=1,pp=2,dp=2; what is not named is 1")
       ->required()
       ->type_name("SIZES");
-  command->add_option("--zero", args->zero, "0, or 1: optimizer states split over dp (default: as it was)")
-      ->type_name("0|1")
-      ->check(CLI::IsMember({0, 1}));
+  command->add_option("--zero", args->zero, "what is split over dp: 0 to 3 (default: as it was)")
+      ->type_name("0|1|2|3")
+      ->check(CLI::IsMember({0, 1, 2, 3}));
   command->add_option("--memory", args->memory_bytes, "what the copy may take, as 256MiB (default) or 4GiB")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));

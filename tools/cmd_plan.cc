@@ -1,21 +1,28 @@
 // cairn plan RECIPE --world N: what a run will be, by arithmetic alone: mesh, stages, bytes, batch, checkpoints.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "ckpt/retention/policy.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/communication.h"
 #include "runtime/plan/plan.h"
+#include "tools/calibration.h"
 #include "tools/commands.h"
+#include "tools/plan_cost.h"
 #include "tools/plan_draw.h"
+#include "tools/plan_search.h"
 
 namespace cairn::tools {
 namespace {
@@ -30,15 +37,19 @@ struct PlanArgs {
   int64_t world = 0;
   bool draw = false;
   std::string svg;  // file to write
+  bool calibrate = false, search = false;
+  std::string machine;  // of a data sheet
+  std::string memory;   // of a rank, for the search
 };
 
 /// What one rank of a stage holds; all ranks of a stage allocate the same.
 struct StageMemory {
   std::vector<Chunk> chunks;
   int64_t parameters = 0;
-  int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
-  int64_t snapshot_bytes = 0;  // of one snapshot of its share, in shared memory
-  int64_t total() const { return weight_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
+  int64_t weight_bytes = 0, gathered_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
+  int64_t snapshot_bytes = 0;         // of one snapshot of its share, in shared memory
+  std::vector<GroupTraffic> traffic;  // what it puts in, a step
+  int64_t total() const { return weight_bytes + gathered_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
   /// Equal but for the activations, which shrink towards the last stage with the micro-batches in flight.
   bool same_weights(const StageMemory& other) const {
     return layers() == other.layers() && parameters == other.parameters;
@@ -64,9 +75,11 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
     const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
     StageMemory memory{.chunks = rank.chunks,
                        .weight_bytes = rank.weight_bytes,
+                       .gathered_bytes = rank.gathered_bytes,
                        .grad_bytes = rank.grad_bytes,
                        .optimizer_bytes = rank.optimizer_bytes,
-                       .activation_bytes = stage_buffers_bytes(plan, rank)};
+                       .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
+                       .traffic = step_traffic(plan, rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) memory.snapshot_bytes += piece.count_elems() * kStateBytes;
@@ -149,6 +162,67 @@ std::string range_text(T first, T last, Format format) {
   return from == to ? from : from + " - " + to;
 }
 
+/// "ZeRO 3 over 8 of 16 replicas"
+std::string zero_text(const Plan& plan) {
+  if (plan.zero() == 0) return fmt::format("ZeRO {}", plan.recipe.optimizer.zero);
+  return fmt::format("ZeRO {} over {} of {} replicas{}", plan.zero(), plan.shard_size(), plan.mesh.dp(),
+                     plan.recipe.optimizer.keep_after_forward ? ", weights kept after forward" : "");
+}
+
+/// "all-reduce 1.2 GiB in 12 calls; send 3 MiB in 4 calls"
+std::string traffic_text(const Traffic& traffic) {
+  std::string out;
+  const auto tell = [&](const char* op, const Volume& volume) {
+    if (volume.calls == 0) return;
+    out += fmt::format("{}{} {} in {} call{}", out.empty() ? "" : "; ", op, format_bytes(volume.bytes), volume.calls,
+                       volume.calls == 1 ? "" : "s");
+  };
+  tell("all-reduce", traffic.all_reduce);
+  tell("reduce-scatter", traffic.reduce_scatter);
+  tell("all-gather", traffic.all_gather);
+  tell("broadcast", traffic.broadcast);
+  tell("send", traffic.send);
+  return out.empty() ? "nothing" : out;
+}
+
+int64_t traffic_bytes(const StageMemory& memory) {
+  int64_t out = 0;
+  for (const GroupTraffic& group : memory.traffic) {
+    const Traffic& t = group.traffic;
+    out += t.all_reduce.bytes + t.reduce_scatter.bytes + t.all_gather.bytes + t.broadcast.bytes + t.send.bytes;
+  }
+  return out;
+}
+
+/// What the rank that moves most puts in.
+void print_traffic(const std::vector<StageMemory>& memory, const std::function<std::string(const char*)>& head) {
+  const auto most = std::max_element(memory.begin(), memory.end(), [](const StageMemory& a, const StageMemory& b) {
+    return traffic_bytes(a) < traffic_bytes(b);
+  });
+  if (most->traffic.empty()) return;
+  fmt::print("{} of a rank{}, what it puts in a step\n", head("communication"),
+             memory.size() > 1 ? fmt::format(" of stage {}", most - memory.begin()) : "");
+  for (const GroupTraffic& group : most->traffic) {
+    fmt::print("  {:<10}{:>6} ranks   {}\n", group.group, group.size, traffic_text(group.traffic));
+  }
+}
+
+nlohmann::json traffic_json(const std::vector<GroupTraffic>& traffic) {
+  nlohmann::json out = nlohmann::json::array();
+  const auto volume = [](const Volume& v) { return nlohmann::json{{"bytes", v.bytes}, {"calls", v.calls}}; };
+  for (const GroupTraffic& group : traffic) {
+    const Traffic& t = group.traffic;
+    out.push_back({{"group", group.group},
+                   {"ranks", group.size},
+                   {"all_reduce", volume(t.all_reduce)},
+                   {"reduce_scatter", volume(t.reduce_scatter)},
+                   {"all_gather", volume(t.all_gather)},
+                   {"broadcast", volume(t.broadcast)},
+                   {"send", volume(t.send)}});
+  }
+  return out;
+}
+
 void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
   const Recipe& recipe = plan.recipe;
   const Palette color = palette_for(STDOUT_FILENO);
@@ -160,20 +234,37 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   fmt::print("{} {} parameters; {} FLOP a token, {} a step\n", head("model"),
              format_count(static_cast<double>(plan.parameters)), format_count(plan.flops_per_token()),
              format_count(plan.flops_per_token() * tokens));
-  fmt::print("{} {} = pp {} x dp {} x tp {}     (neighbours first: {}; sequence parallel {}; ZeRO {})\n", head("world"),
+  fmt::print("{} {} = pp {} x dp {} x tp {}     (neighbours first: {}; sequence parallel {}; {})\n", head("world"),
              mesh.world(), mesh.pp(), mesh.dp(), mesh.tp(), order_text(recipe.mesh),
-             recipe.mesh.sequence_parallel ? "on" : "off", recipe.optimizer.zero);
+             recipe.mesh.sequence_parallel ? "on" : "off", zero_text(plan));
   fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
-             format_count(tokens * static_cast<double>(plan.steps)), plan.steps);
+             format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
+             plan.steps);
+  if (plan.step_stages.size() > 1) {
+    constexpr size_t kShown = 8;
+    for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+      const StepStage& s = plan.step_stages[k];
+      if (k >= kShown && k + 1 < plan.step_stages.size()) continue;
+      fmt::print("  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}{}\n", s.first_step,
+                 s.samples, s.micro, s.samples / (s.micro * mesh.dp()), mesh.dp(), s.tokens,
+                 recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
+                 k == kShown - 1 && k + 2 < plan.step_stages.size()
+                     ? fmt::format("; {} more stages, then", plan.step_stages.size() - kShown - 1)
+                     : "");
+    }
+  }
   fmt::print("{} {}     {}; bubble at {} micro-batches: {} of {} ({:.1f}%)\n", head("stages"), stages_text(plan),
              schedule_text(plan), plan.micro_batches, mesh.pp() - 1,
              plan.micro_batches * recipe.mesh.virtual_stages + mesh.pp() - 1, bubble_fraction(plan.schedule()) * 100);
 
   fmt::print("{} of a rank, {}\n", head("memory"),
-             recipe.precision == Precision::kBf16 ? "bf16 weights, fp32 gradients, masters and moments" : "fp32");
+             recipe.precision == Precision::kF32
+                 ? "fp32"
+                 : fmt::format("{} weights, fp32 gradients, masters and moments",
+                               recipe.precision == Precision::kBf16 ? "bf16" : "fp16"));
   const std::string optimizer =
-      recipe.optimizer.zero > 0 && mesh.dp() > 1 ? fmt::format("optimizer/{}", mesh.dp()) : "optimizer";
+      plan.zero() > 0 ? fmt::format("optimizer/{}", plan.shard_size()) : "optimizer";
   const int wide = memory.size() > kMaxRows ? 22 : 13;
   fmt::print("  {}{:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}{}\n", color.dim, "stage", "parameters", "weights",
              "grads", optimizer, "activations", wide, "in flight", "total", wide, color.reset);
@@ -187,12 +278,14 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     const StageMemory& last = memory[end - 1];
     fmt::print("  {:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}\n",
                range_text(i, end - 1, [](size_t n) { return n; }), format_count(static_cast<double>(m.parameters)),
-               format_bytes(m.weight_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
+               format_bytes(m.weight_bytes + m.gathered_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
                range_text(m.activation_bytes, last.activation_bytes, format_bytes), wide,
                range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
                range_text(m.total(), last.total(), format_bytes), wide);
     i = end;
   }
+
+  print_traffic(memory, head);
 
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
@@ -226,11 +319,13 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
     stages.push_back({{"chunks", std::move(chunks)},
                       {"rank_parameters", m.parameters},
                       {"rank_weight_bytes", m.weight_bytes},
+                      {"rank_gathered_bytes", m.gathered_bytes},
                       {"rank_grad_bytes", m.grad_bytes},
                       {"rank_optimizer_bytes", m.optimizer_bytes},
                       {"rank_activation_bytes", m.activation_bytes},
                       {"rank_bytes", m.total()},
-                      {"rank_snapshot_bytes", m.snapshot_bytes}});
+                      {"rank_snapshot_bytes", m.snapshot_bytes},
+                      {"rank_traffic", traffic_json(m.traffic)}});
   }
   nlohmann::json save = nlohmann::json::array();
   for (const Every& every : recipe.checkpoint.save)
@@ -252,6 +347,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"parameters", plan.parameters},
       {"padded_vocab", plan.padded_vocab},
       {"zero", recipe.optimizer.zero},
+      {"shard", plan.shard_size()},
       {"schedule", kScheduleNames[static_cast<int>(recipe.schedule)]},
       {"virtual_stages", recipe.mesh.virtual_stages},
       {"bubble", bubble_fraction(plan.schedule())},
@@ -272,19 +368,79 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }
 
+/// What a step takes: on the machine of --machine by its data sheet, else on this one as it was measured.
+struct StepTime {
+  std::optional<StepCost> cost;
+  std::string source;  // of the cost, or why there is none
+};
+
+Result<StepTime> step_time(const Plan& plan, const PlanArgs& args) {
+  if (!args.machine.empty()) {
+    RT_TRY_SET(const Machine machine, find_machine(args.machine));
+    return StepTime{data_sheet_cost(plan, machine), fmt::format("by the data sheet of {}", machine.name)};
+  }
+  RT_TRY_SET(std::optional<Calibration> calibration, load_calibration());
+  if (args.calibrate) {
+    if (!calibration) calibration.emplace();
+    RT_TRY(calibrate(plan, &*calibration));
+    RT_TRY(save_calibration(*calibration));
+    fmt::print(stderr, "measured, and kept in {}\n", calibration_path().string());
+  }
+  if (!calibration) return StepTime{std::nullopt, "this machine is not measured; --calibrate does"};
+  std::optional<StepCost> cost = calibrated_cost(plan, *calibration);
+  if (!cost) return StepTime{std::nullopt, "these shapes are not measured here; --calibrate does"};
+  return StepTime{cost,
+                  fmt::format("on this machine ({}, {} cores) as measured", calibration->cpu, calibration->cores)};
+}
+
+std::string step_time_text(const StepTime& time) {
+  if (!time.cost) return time.source;
+  std::string out = fmt::format("{:.4g} ms {}:", time.cost->total(), time.source);
+  for (const CostPart& part : cost_parts()) {
+    if ((*time.cost).*part.ms > 0) out += fmt::format(" {} {:.3g}", part.name, (*time.cost).*part.ms);
+  }
+  return out;
+}
+
+Result<int> show_search(const Recipe& recipe, int64_t world, const PlanArgs& args, bool json) {
+  RT_TRY_SET(Machine machine, find_machine(args.machine.empty() ? "a100-80" : args.machine));
+  int64_t memory = machine.memory_bytes;
+  if (!args.memory.empty()) {
+    RT_TRY_SET(memory, parse_bytes(args.memory));
+  }
+  constexpr size_t kWanted = 5;
+  RT_TRY_SET(const SearchResult found, search_layouts(recipe, world, memory, machine, kWanted));
+  if (json) {
+    fmt::print("{}\n", search_json(found).dump(2));
+  } else {
+    fmt::print("{}", search_text(recipe, found, world, memory, machine));
+  }
+  return found.fitting.empty() ? 1 : 0;
+}
+
 Result<int> show_plan(const PlanArgs& args, bool json) {
   dsl::LoadedRecipe loaded;
-  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.world, json, &loaded));
+  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.search ? 0 : args.world, json, &loaded));
   if (refused != 0) return refused;
   const MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t world = args.world > 0 ? args.world : mesh.tp * mesh.pp * std::max<int64_t>(mesh.dp, 1);
+  if (args.search) return show_search(loaded.recipe, world, args, json);
   Result<Plan> plan = make_plan(loaded.recipe, world);
   if (!plan.ok()) return std::move(plan).error().with(args.recipe.path);
   const std::vector<StageMemory> memory = stage_memory(plan.value());
+  RT_TRY_SET(const StepTime time, step_time(plan.value(), args));
   if (json) {
-    fmt::print("{}\n", to_json(plan.value(), loaded, memory).dump(2));
+    nlohmann::json out = to_json(plan.value(), loaded, memory);
+    if (time.cost) {
+      nlohmann::json parts = nlohmann::json::object();
+      for (const CostPart& part : cost_parts()) parts[part.name] = (*time.cost).*part.ms;
+      out["step_time"] = {{"ms", time.cost->total()}, {"source", time.source}, {"parts_ms", std::move(parts)}};
+    }
+    fmt::print("{}\n", out.dump(2));
   } else {
     print_text(plan.value(), loaded, memory);
+    const Palette color = palette_for(STDOUT_FILENO);
+    fmt::print("{}step time{} {}\n", color.bold, color.reset, step_time_text(time));
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
   }
   if (args.draw && !json) {
@@ -315,6 +471,15 @@ void add_plan(CLI::App& app, Session& session) {
   add_recipe_options(*command, args->recipe, &args->world);
   command->add_flag("--draw", args->draw, "also draw the pipeline's schedule as a timeline");
   command->add_option("--svg", args->svg, "write that timeline to this SVG file")->type_name("FILE");
+  command->add_flag("--calibrate", args->calibrate,
+                    "measure on this machine what the step time needs, some seconds, and keep it for later plans");
+  command
+      ->add_option("--machine", args->machine,
+                   fmt::format("reckon the step time by a data sheet: {}", fmt::join(machine_names(), ", ")))
+      ->type_name("NAME");
+  command->add_flag("--search", args->search,
+                    "find the fastest layouts for --world ranks of --machine (default a100-80), and why others lose");
+  command->add_option("--memory", args->memory, "of a rank in the search (default: the machine's)")->type_name("80GiB");
   add_json_flag(*command, session);
   command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
 }

@@ -1,5 +1,6 @@
 // cairn _rank: one rank process. Started by the agent, never by a person; what it needs it inherits.
 #include <omp.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
 #include "runtime/comm/shm_world.h"
+#include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
@@ -25,6 +27,7 @@ namespace {
 
 struct RankArgs {
   std::string recipe, arena, init;
+  std::string trace, trace_dir;  // "5..8", and where the file goes
   int64_t rank = 0, world = 0;
   uint64_t incarnation = 0;
   int comm_fd = -1;
@@ -44,7 +47,13 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(recipe.init, init_from_json(args.init));  // as the agent has resolved it
   RT_TRY_SET(const Plan plan, make_plan(recipe, args.world));
   const comm::Options options{.deadline_ms = static_cast<int64_t>(recipe.restart.deadline_s * 1000)};
-  RT_TRY_SET(const std::unique_ptr<comm::Engine> engine, comm::attach_shm_engine(args.comm_fd, args.rank, options));
+  RT_TRY_SET(std::unique_ptr<comm::Engine> engine, comm::attach_shm_engine(args.comm_fd, args.rank, options));
+  telemetry::TraceWindow window;
+  std::unique_ptr<comm::Engine> traced;
+  if (!args.trace.empty()) {
+    RT_TRY_SET(window, telemetry::parse_trace_window(args.trace));
+    traced = comm::make_traced_engine(*engine);
+  }
   RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach(args.arena));
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend({.direct = recipe.checkpoint.direct_io});
@@ -53,7 +62,16 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   });
 
   hook.may_begin_with(open_hf_for(recipe.model));
-  trainer::Environment env{.plan = plan, .rank = args.rank, .engine = *engine, .hook = hook};
+  trainer::Environment env{
+      .plan = plan, .rank = args.rank, .engine = traced ? *traced : *engine, .hook = hook, .trace = window};
+  env.on_trace = [&](const std::string& text) {
+    const std::string path = fmt::format("{}/rank-{}.json", args.trace_dir, args.rank);
+    if (Status written = write_text_file(path, text); !written.ok()) {
+      spdlog::warn("{}", written.error().message);
+    } else {
+      ignore(events.send({{"event", "traced"}, {"path", path}}), "for people only");
+    }
+  };
   if (args.rank == 0) {
     env.on_step = [&](const telemetry::StepMetrics& metrics) {
       nlohmann::json event = telemetry::to_json(metrics);
@@ -69,6 +87,8 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
                                                                                      : "nothing";
     ignore(events.send({{"event", "ready"}, {"ms", ms_since_process_start()}, {"from", from}}), "for people only");
   };
+  // Lets the agent's children read this process's stacks where only descendants may be traced (Yama).
+  ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(::getppid()), 0, 0, 0);
   spdlog::info("rank {} of {} starts, incarnation {}", args.rank, args.world, args.incarnation);
   Result<trainer::Outcome> outcome = trainer::run(env);
   if (!outcome.ok()) {
@@ -98,6 +118,8 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--incarnation", args->incarnation)->required();
   command->add_option("--comm-fd", args->comm_fd)->required();
   command->add_option("--init", args->init)->required();
+  command->add_option("--trace", args->trace);
+  command->add_option("--trace-dir", args->trace_dir);
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
       init_logging("rank " + std::to_string(args->rank));

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -43,6 +45,7 @@ Result<int> report(const fs::path& run, bool as_json) {
   double valid = NAN;
   int64_t snapshots = 0;
   double lost_total = 0;
+  std::map<std::string, double> split_ms;  // of all steps
   for (const telemetry::StepMetrics& step : steps) {
     losses.push_back(step.loss);
     step_ms.push_back(step.step_ms);
@@ -52,6 +55,7 @@ Result<int> report(const fs::path& run, bool as_json) {
       ++snapshots;
     }
     if (step.valid_loss) valid = *step.valid_loss;
+    for (const auto& [phase, ms] : step.split_ms) split_ms[phase] += ms;
   }
   std::vector<double> recovered_steps;  // of them the first new step itself
   for (const json& event : read_events(run / "events.jsonl")) {
@@ -69,6 +73,7 @@ Result<int> report(const fs::path& run, bool as_json) {
                             {"last_loss", losses.back()},
                             {"valid_loss", std::isnan(valid) ? json(nullptr) : json(valid)},
                             {"step_ms_median", typical_ms},
+                            {"split_ms", split_ms},
                             {"snapshots", snapshots},
                             {"snapshot_ms_median", lost_ms.empty() ? json(nullptr) : json(median(lost_ms))},
                             {"checkpoint_lost_ms", lost_total},
@@ -88,6 +93,18 @@ Result<int> report(const fs::path& run, bool as_json) {
                for (const telemetry::StepMetrics& step : steps) speeds.push_back(step.tokens_per_s);
                return speeds;
              }())));
+  double split_total = 0;
+  for (const auto& [phase, ms] : split_ms) split_total += ms;
+  if (split_total > 0) {
+    std::vector<std::pair<double, std::string>> shares;
+    for (const auto& [phase, ms] : split_ms) shares.emplace_back(ms / split_total, phase);
+    std::sort(shares.rbegin(), shares.rend());
+    fmt::print("  time           ");
+    for (size_t i = 0; i < shares.size() && shares[i].first >= 5e-4; ++i) {
+      fmt::print("{}{} {:.1f}%", i ? ", " : "", shares[i].second, 100 * shares[i].first);
+    }
+    fmt::print(" (of rank 0)\n");
+  }
   fmt::print("  checkpoints    {} snapshots, {:.2f} ms of training lost to each ({:.2f} s in all)", snapshots,
              lost_ms.empty() ? 0.0 : median(lost_ms), lost_total / 1000);
   if (!saves.empty()) fmt::print("; {} saved to disk in {:.2f} s each, in the background", saves.size(), median(saves));

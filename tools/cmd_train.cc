@@ -8,6 +8,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <ctime>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,12 +19,15 @@
 #include "ckpt/node.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
+#include "runtime/agent/wait_report.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/log.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
 #include "runtime/telemetry/tensorboard.h"
 #include "runtime/telemetry/terminal.h"
+#include "runtime/telemetry/trace.h"
+#include "tools/calibration.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
@@ -41,8 +46,12 @@ struct TrainArgs {
   InitConfig init;  // what the command line says of it; it wins over the recipe
   int64_t nproc = 0, threads = 0;
   std::vector<std::string> kills;  // RANK@STEP
+  std::string trace;               // steps=A..B
+  double peak_tflops = 0;          // of a rank's device; 0: the calibration of this machine, if there is one
   bool fresh = false, dry_run = false;
 };
+
+constexpr int64_t kStackPatienceMs = 10'000;  // for the stacks of all ranks
 
 double unix_now() { return SystemClock().unix_s(); }
 int64_t clock_ns() { return SystemClock().now_ns(); }
@@ -92,11 +101,14 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_stop_requested(int signal) override;
   void on_tick() override {
     take_persist_events();
+    watch_waits();
     copies_.poll();
   }
   /// Ranks that have trained to their end stand still until the last checkpoint is on disk, within the hook's own
   /// deadline.
   bool on_hang(const std::vector<agent::Silence>&) override { return !save_under_way(); }
+  std::optional<std::pair<int64_t, std::string>> suspect() override;
+  void on_failing(const agent::Failure& failure) override;
   void on_notice(const std::string& text) override { progress_.say(text); }
   uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).operations); }
   std::string place(int64_t rank) override { return view_of(rank).description; }
@@ -113,6 +125,15 @@ class TrainAgent final : public agent::SupervisorClient {
                        [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
   }
   void on_step(const telemetry::StepMetrics& metrics);
+  void on_traced(const std::string& path);
+  void finish_trace();
+  std::vector<agent::RankState> rank_states() const;
+  void watch_waits();
+  void probe_stacks();
+  void take_stacks(int64_t limit_ms);
+  void tell_wait();
+  void write_report();
+  fs::path trace_dir() const { return folder_.path() / "trace"; }
   void take_persist_events();
   void record(json event);
   void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
@@ -139,7 +160,21 @@ class TrainAgent final : public agent::SupervisorClient {
   int64_t failed_at_step_ = 0;
   bool respawned_ = false;  // since then
   double started_s_ = unix_now();
+  double peak_tflops_ = 0;  // of the whole world; 0: not known
   fs::path newest_checkpoint_;
+  /// A wait that has taken most of its deadline, until the run goes on or fails.
+  struct LongWait {
+    int64_t rank = 0, operation = 0;  // who has waited longest, and in which of its operations
+    agent::WaitReport report;
+    fs::path path;
+  };
+  std::optional<LongWait> wait_;
+  std::optional<agent::StackProbe> probe_;
+  int64_t probe_until_ns_ = 0;
+  int64_t reports_ = 0;
+  fs::path report_path_;                     // of the last failure
+  std::vector<fs::path> traced_;             // files of ranks, until they are merged
+  std::vector<telemetry::TraceSpan> saves_;  // for the trace
   Status last_persist_;
   int64_t failed_step_ = -1;  // of the last save that failed
   Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
@@ -156,6 +191,11 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
                             .on_persisted = [this] {
                               if (supervisor_ != nullptr) supervisor_->wake();
                             }};
+  if (args_.peak_tflops > 0) {
+    peak_tflops_ = args_.peak_tflops * static_cast<double>(plan_.mesh.world());
+  } else if (const auto calibration = load_calibration(); calibration.ok() && calibration.value()) {
+    peak_tflops_ = calibration.value()->peak_tflops(plan_.recipe.precision);  // all ranks share this machine
+  }
   if (!plan_.recipe.init.path.empty()) {
     options.init_from = plan_.recipe.init.path;
     options.open_foreign = open_hf_for(plan_.recipe.model);
@@ -224,6 +264,18 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
                      .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
                      .inherit_fds = {world_->fd()},
                      .log_path = folder_.log_of(rank).string()});
+    if (!args_.trace.empty()) {
+      for (const std::string& word :
+           {std::string("--trace"), args_.trace, std::string("--trace-dir"), trace_dir().string()}) {
+        specs.back().argv.push_back(word);
+      }
+    }
+  }
+  if (!args_.trace.empty()) {
+    traced_.clear();
+    std::error_code problem;
+    fs::create_directories(trace_dir(), problem);
+    if (problem) return os_error(problem.value(), trace_dir().string());
   }
   return specs;
 }
@@ -256,12 +308,167 @@ void TrainAgent::on_event(int64_t rank, const json& event) {
   } else if (kind == "step") {
     Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
     if (metrics.ok()) on_step(metrics.value());
+  } else if (kind == "traced") {
+    on_traced(event.value("path", ""));
   }
+}
+
+std::vector<agent::RankState> TrainAgent::rank_states() const {
+  std::vector<agent::RankState> out;
+  if (!world_) return out;
+  for (const comm::RankView& view : world_->ranks()) {
+    const char state = view.pid > 0 ? agent::process_state(static_cast<pid_t>(view.pid)) : '?';
+    out.push_back({static_cast<int64_t>(out.size()), view, state});
+  }
+  return out;
+}
+
+/// A rank in a wait for half of its deadline: who keeps it waiting is found out, and all stacks are read,
+/// while everybody still stands where it is. At the deadline the ranks give up and leave.
+void TrainAgent::watch_waits() {
+  if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) {
+    take_stacks(0);
+    write_report();
+  }
+  if (!world_ || world_->aborted() || probe_) return;
+  const auto limit_ms = static_cast<int64_t>(500 * plan_.recipe.restart.deadline_s);
+  const std::vector<comm::RankView> views = world_->ranks();
+  const comm::RankView* longest = nullptr;
+  int64_t rank = 0;
+  for (size_t r = 0; r < views.size(); ++r) {
+    if (!views[r].inside || views[r].since_ms < limit_ms) continue;
+    if (longest == nullptr || views[r].since_ms > longest->since_ms)
+      longest = &views[r], rank = static_cast<int64_t>(r);
+  }
+  if (wait_) {  // the same wait, or over?
+    const comm::RankView& before = views[static_cast<size_t>(wait_->rank)];
+    if (before.inside && before.operations == wait_->operation) return;
+    progress_.say(fmt::format("rank {} goes on", wait_->rank));
+    record({{"event", "wait_over"}, {"rank", wait_->rank}});
+    wait_.reset();
+  }
+  if (longest == nullptr) return;
+  wait_ = LongWait{.rank = rank, .operation = longest->operations};
+  wait_->report.ranks = rank_states();
+  wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+  tell_wait();
+  probe_stacks();
+}
+
+/// Reads the stacks of all ranks of wait_ in a process of its own.
+void TrainAgent::probe_stacks() {
+  std::vector<pid_t> pids;
+  const auto add = [&](const agent::RankState& rank) {
+    const auto pid = static_cast<pid_t>(rank.view.pid);
+    if (pid > 0 && std::find(pids.begin(), pids.end(), pid) == pids.end()) pids.push_back(pid);
+  };
+  for (const int64_t rank : wait_->report.finding.culprits) add(wait_->report.ranks[static_cast<size_t>(rank)]);
+  for (const agent::RankState& rank : wait_->report.ranks) add(rank);
+  Result<agent::StackProbe> probe = agent::StackProbe::start("/proc/self/exe", pids);
+  if (probe.ok()) {
+    probe_ = std::move(probe).value();
+    probe_until_ns_ = clock_ns() + kStackPatienceMs * 1'000'000;
+  } else {
+    progress_.say("warning: no stacks: " + probe.error().message);
+  }
+}
+
+void TrainAgent::take_stacks(int64_t limit_ms) {
+  if (!probe_) return;
+  wait_->report.stacks = probe_->finish(limit_ms);
+  probe_.reset();
+}
+
+void TrainAgent::write_report() {
+  agent::WaitReport& report = wait_->report;
+  std::error_code problem;
+  fs::create_directories(folder_.path() / "reports", problem);
+  if (wait_->path.empty()) {
+    int64_t step = 0;
+    for (const agent::RankState& rank : report.ranks) step = std::max(step, rank.view.step);
+    do {
+      wait_->path = folder_.path() / "reports" / fmt::format("step-{:08}-{}.txt", step, ++reports_);
+    } while (fs::exists(wait_->path));
+  }
+  const std::time_t now = std::time(nullptr);
+  char time[32] = {};
+  std::tm parts{};
+  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", ::gmtime_r(&now, &parts));
+  report.time = time;
+  std::ofstream file(wait_->path, std::ios::binary | std::ios::trunc);  // not fsynced: a restart waits for it
+  file << agent::to_text(report);
+  if (!file.flush()) progress_.say(fmt::format("warning: {} could not be written", wait_->path.string()));
+}
+
+void TrainAgent::tell_wait() {
+  const agent::WaitFinding& finding = wait_->report.finding;
+  wait_->report.title = fmt::format("{}: ranks have waited for {:.1f} s of the {:g} s they may", plan_.recipe.name,
+                                    static_cast<double>(finding.waited_ms) / 1e3, plan_.recipe.restart.deadline_s);
+  write_report();
+  progress_.say(fmt::format("{}  stacks of all ranks: {}", agent::summary_text(finding, wait_->report.ranks),
+                            wait_->path.string()));
+  record({{"event", "wait"},
+          {"culprits", finding.culprits},
+          {"reason", finding.reason},
+          {"waited_ms", finding.waited_ms},
+          {"report", wait_->path.string()}});
+}
+
+std::optional<std::pair<int64_t, std::string>> TrainAgent::suspect() {
+  if (!wait_ || wait_->report.finding.culprits.empty() || wait_->report.finding.deadlock) return std::nullopt;
+  const agent::RankState& rank = wait_->report.ranks[static_cast<size_t>(wait_->report.finding.culprits.front())];
+  return std::pair(rank.rank, fmt::format("keeps the others waiting: it {}; {}", wait_->report.finding.reason,
+                                          rank.view.description));
+}
+
+/// Nobody has been killed yet: the last chance to see where everybody is.
+void TrainAgent::on_failing(const agent::Failure& failure) {
+  if (!world_) return;
+  if (!wait_) {
+    wait_ = LongWait{.rank = std::max<int64_t>(0, failure.rank)};
+    wait_->report.ranks = rank_states();
+    wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+    if (failure.rank >= 0) {
+      wait_->report.finding.culprits = {failure.rank};
+      wait_->report.finding.reason = failure.hang ? "hangs" : "failed";
+      wait_->report.finding.deadlock = false;
+      wait_->report.finding.chain.clear();
+    }
+    if (failure.hang) probe_stacks();  // of others it would only delay the restart
+  }
+  take_stacks(kStackPatienceMs);
+  wait_->report.title = fmt::format("{}: generation {} has failed", plan_.recipe.name, failure.generation);
+  wait_->report.failure = failure.message;
+  write_report();
+  report_path_ = wait_->path;
+  wait_.reset();
+}
+
+void TrainAgent::on_traced(const std::string& path) {
+  traced_.emplace_back(path);
+  if (static_cast<int64_t>(traced_.size()) == plan_.mesh.world()) finish_trace();
+}
+
+/// One file of what the ranks have drawn; of fewer ranks when some died before they could write theirs.
+void TrainAgent::finish_trace() {
+  if (traced_.empty()) return;
+  std::sort(traced_.begin(), traced_.end());
+  const fs::path path = trace_dir() / "trace.json";
+  const Status merged = telemetry::merge_traces(traced_, saves_, path);
+  if (merged.ok()) {
+    progress_.say(fmt::format("trace of {} ranks: {} (open it in ui.perfetto.dev)", traced_.size(), path.string()));
+    record({{"event", "trace"}, {"path", path.string()}, {"ranks", traced_.size()}});
+  } else {
+    progress_.say("warning: " + merged.error().message);
+  }
+  traced_.clear();
 }
 
 void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   telemetry::StepMetrics metrics = reported;
   metrics.time = unix_now();
+  metrics.tflops = plan_.flops_per_token() * metrics.tokens_per_s / 1e12;
+  if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
   last_written_ = metrics.step;
   if (Status written = metrics_->write(metrics); !written.ok()) progress_.say("warning: " + written.error().message);
   if (tensorboard_) {
@@ -296,6 +503,7 @@ void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
       fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  grad {:.3f}  {} tok/s  {:.1f} ms  ckpt {:.2f} ms",
                   metrics.step, std::to_string(steps).size(), steps, metrics.loss, metrics.lr, metrics.grad_norm,
                   format_count(metrics.tokens_per_s), metrics.step_ms, metrics.checkpoint_lost_ms);
+  if (metrics.mfu) line += fmt::format("  mfu {:.1f}%", 100 * *metrics.mfu);
   if (metrics.valid_loss) line += fmt::format("  valid {:.4f}", *metrics.valid_loss);
   if (progress_.terminal()) line += fmt::format("  eta {}", telemetry::format_duration(eta));
   const int64_t every = std::max<int64_t>({1, plan_.recipe.log.every_steps, steps / 40});
@@ -373,6 +581,11 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
           {"pause_ms", event.snapshot_ms},
           {"dir", event.dir.string()},
           {"removed", event.removed}});
+  const int64_t saved_ns = clock_ns();
+  if (!args_.trace.empty()) {
+    saves_.push_back({fmt::format("save step {}", event.step), saved_ns - static_cast<int64_t>(event.seconds * 1e9),
+                      saved_ns, event.bytes});
+  }
   copies_.saved();
   supervisor_->note_progress();
 }
@@ -389,7 +602,9 @@ void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, dou
   record({{"event", "failure"},
           {"rank", info.failure.rank},
           {"message", info.failure.message},
-          {"restarting", restarting}});
+          {"restarting", restarting},
+          {"report", report_path_.string()}});
+  if (!report_path_.empty()) progress_.say(fmt::format("where each rank was: {}", report_path_.string()));
   if (restarting) {
     progress_.say(backoff_s > 0
                       ? fmt::format("all ranks stopped; starting again in {}", telemetry::format_duration(backoff_s))
@@ -431,6 +646,7 @@ void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
 
 Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
+  finish_trace();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
     node_->keep_memory();
     progress_.say(
@@ -477,6 +693,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   Recipe recipe = loaded.recipe;
   RT_TRY_SET(recipe.init, effective_init(loaded.recipe.init, args.init, run));
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
+  if (!args.trace.empty()) RT_TRY(telemetry::parse_trace_window(args.trace));
   std::vector<Kill> kills;
   for (const std::string& text : args.kills) {
     RT_TRY_SET(const Kill kill, parse_kill(text, world));
@@ -576,6 +793,15 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->type_name("RANK@STEP")
       ->expected(1)
       ->take_all();
+  command
+      .add_option("--trace", args.trace,
+                  "steps=A..B: draw these steps as a timeline, RUN/trace/trace.json, for ui.perfetto.dev")
+      ->type_name("steps=A..B");
+  command
+      .add_option("--peak-tflops", args.peak_tflops,
+                  "peak of a rank's device, for the model FLOP utilisation (default: this machine's of `cairn plan "
+                  "--calibrate`)")
+      ->check(CLI::PositiveNumber);
   command.add_flag("--dry-run", args.dry_run, "check and plan; start nothing");
 }
 

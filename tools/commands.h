@@ -31,6 +31,7 @@ struct Session {
 void add_check(CLI::App& app, Session& session);
 void add_ckpt(CLI::App& app, Session& session);
 void add_completion(CLI::App& app, Session& session);
+void add_convert(CLI::App& app, Session& session);
 void add_copy(CLI::App& app, Session& session);
 void add_data(CLI::App& app, Session& session);
 void add_diff(CLI::App& app, Session& session);
@@ -45,6 +46,7 @@ void add_plan(CLI::App& app, Session& session);
 void add_rank(CLI::App& app, Session& session);
 void add_report(CLI::App& app, Session& session);
 void add_resume(CLI::App& app, Session& session);
+void add_stacks(CLI::App& app, Session& session);
 void add_train(CLI::App& app, Session& session);
 
 // --- Shared by subcommands (common.cc) -------------------------------------------------------------------------------

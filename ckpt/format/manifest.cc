@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
+#include <cctype>
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/shard_table.h"
@@ -74,8 +76,13 @@ std::string tensor_list(const std::vector<TensorEntry>& tensors) {
   std::string out = "[";
   for (const TensorEntry& t : tensors) {
     if (out.size() > 1) out += ',';
-    fmt::format_to(std::back_inserter(out), R"({{"dtype":"{}","kind":"{}","name":"{}","shape":[{}]}})",
-                   dtype_name(t.dtype), t.kind, t.name, fmt::join(t.shape, ","));
+    ((((((out += R"({"dtype":")") += dtype_name(t.dtype)) += R"(","kind":")") += t.kind) += R"(","name":")") +=
+     t.name) += R"(","shape":[)";
+    for (size_t d = 0; d < t.shape.size(); ++d) {
+      if (d > 0) out += ',';
+      out += fmt::format_int(t.shape[d]).c_str();
+    }
+    out += "]}";
   }
   return out + ']';
 }
@@ -217,6 +224,56 @@ Status read_tensor(const ObjectReader& r, TensorEntry& t) {
                                                       r.where(), parsed.error().message)};
   t.dtype = parsed.value();
   return r.read("shape", t.shape, kMaxDims);
+}
+
+// A list of tensors up to its bracket. Its length, or nothing when it is not spelled as tensor_list() does.
+std::optional<size_t> scan_tensors(std::string_view text, std::vector<TensorEntry>& out) {
+  const std::string_view all = text;
+  const auto skip = [&](std::string_view expected) {
+    if (!text.starts_with(expected)) return false;
+    text.remove_prefix(expected.size());
+    return true;
+  };
+  const auto word = [&](std::string_view& value) {  // of characters that are written as they are
+    size_t size = 0;
+    while (size < text.size() && (std::isalnum(static_cast<unsigned char>(text[size])) != 0 || text[size] == '_' ||
+                                  text[size] == '.' || text[size] == '-'))
+      ++size;
+    value = text.substr(0, size);
+    text.remove_prefix(size);
+  };
+  const auto number = [&](int64_t& value) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const auto size = static_cast<size_t>(end - text.data());
+    if (error != std::errc() || value < 0 || text[0] == '-' || (text[0] == '0' && size > 1)) return false;
+    text.remove_prefix(size);
+    return true;
+  };
+  do {
+    TensorEntry& tensor = out.emplace_back();
+    std::string_view dtype, kind, name;
+    if (!skip(R"({"dtype":")")) return std::nullopt;
+    word(dtype);
+    const Result<DType> parsed = parse_dtype(dtype);
+    if (!parsed.ok()) return std::nullopt;
+    tensor.dtype = parsed.value();
+    if (!skip(R"(","kind":")")) return std::nullopt;
+    word(kind);
+    if (!skip(R"(","name":")")) return std::nullopt;
+    word(name);
+    tensor.kind = kind;
+    tensor.name = name;
+    if (!skip(R"(","shape":[)")) return std::nullopt;
+    if (!text.starts_with(']')) {
+      do {
+        if (!number(tensor.shape.emplace_back()) || static_cast<int64_t>(tensor.shape.size()) > kMaxDims)
+          return std::nullopt;
+      } while (skip(","));
+    }
+    if (!skip("]}") || static_cast<int64_t>(out.size()) > kMaxTensors) return std::nullopt;
+  } while (skip(","));
+  if (!text.starts_with(']')) return std::nullopt;
+  return all.size() - text.size();
 }
 
 Status read_file_entry(const ObjectReader& r, FileEntry& f) {
@@ -436,6 +493,49 @@ Result<std::string> encode_manifest(const Manifest& manifest) {
 
 namespace {
 
+Status decode_json(std::string_view body, size_t body_at, Manifest& manifest, TableInfo& info) {
+  Result<json> parsed = parse_json(body);
+  if (!parsed.ok()) return std::move(parsed).error().with(fmt::format("body at byte {}", body_at));
+  const json& j = parsed.value();
+  RT_TRY(read_body(j, manifest, info));
+  // One value has one spelling: double keys, spaces and other number formats would let two readers disagree.
+  const std::string canonical = j.dump() + '\n';
+  if (canonical == body) return {};
+  const size_t at = static_cast<size_t>(
+      std::mismatch(body.begin(), body.begin() + static_cast<int64_t>(std::min(body.size(), canonical.size())),
+                    canonical.begin())
+          .first -
+      body.begin());
+  return corrupt("byte {}: found \"{}\", canonical JSON has \"{}\"", body_at + at, snippet(body, at),
+                 snippet(canonical, at));
+}
+
+// A long list of tensors is most of a body, and a tree of values most of the time that reading it takes. So the list is
+// scanned as tensor_list() writes it and the rest is parsed. Whatever the scan does not know is parsed as a whole,
+// which also finds the words for what is wrong.
+Status decode_body(std::string_view body, size_t body_at, Manifest& manifest, TableInfo& info) {
+  constexpr std::string_view kBegin = R"("tensors":[)";
+  // The last one: behind the list come "tokens" and "writer", which has no such key; in a string the quotes are
+  // escaped.
+  const size_t begin = body.rfind(kBegin);
+  if (begin != std::string_view::npos) {
+    const size_t list = begin + kBegin.size();
+    std::vector<TensorEntry> tensors;
+    if (const std::optional<size_t> length = scan_tensors(body.substr(list), tensors)) {
+      std::string rest(body.substr(0, list));
+      rest += body.substr(list + *length);
+      Manifest found;
+      if (decode_json(rest, body_at, found, info).ok() && found.tensors.empty()) {
+        manifest = std::move(found);
+        manifest.tensors = std::move(tensors);
+        return {};
+      }
+      info = {};
+    }
+  }
+  return decode_json(body, body_at, manifest, info);
+}
+
 Result<Manifest> decode(std::string_view bytes, std::string_view table) {
   RT_TRY_SET(const HeaderInfo header, read_header(bytes));
   const std::string_view body = bytes.substr(header.body_at);
@@ -444,23 +544,9 @@ Result<Manifest> decode(std::string_view bytes, std::string_view table) {
                    header.body_bytes, body.size() < header.body_bytes ? " (file cut short?)" : "");
   }
   RT_TRY(check_body_hash(bytes, header));
-  Result<json> parsed = parse_json(body);
-  if (!parsed.ok()) return std::move(parsed).error().with(fmt::format("body at byte {}", header.body_at));
-  const json& j = parsed.value();
   Manifest manifest;
   TableInfo info;
-  RT_TRY(read_body(j, manifest, info));
-  // One value has one spelling: double keys, spaces and other number formats would let two readers disagree.
-  const std::string canonical = j.dump() + '\n';
-  if (canonical != body) {
-    const size_t at = static_cast<size_t>(
-        std::mismatch(body.begin(), body.begin() + static_cast<int64_t>(std::min(body.size(), canonical.size())),
-                      canonical.begin())
-            .first -
-        body.begin());
-    return corrupt("byte {}: found \"{}\", canonical JSON has \"{}\"", header.body_at + at, snippet(body, at),
-                   snippet(canonical, at));
-  }
+  RT_TRY(decode_body(body, header.body_at, manifest, info));
   if (header_line(body) != bytes.substr(0, header.body_at))  // zeros in front of a number
     return corrupt("byte 0: found \"{}\", expected \"{}\"", printable_line(bytes.substr(0, header.body_at)),
                    printable_line(header_line(body)));

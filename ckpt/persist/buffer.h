@@ -10,7 +10,7 @@
 
 namespace cairn::ckpt {
 
-/// Memory from the system in huge pages where it gives them.
+/// Multiples of 2 MiB lie in huge pages where the system gives them: a request needs few of them.
 class Buffer {
  public:
   Buffer() = default;
@@ -21,6 +21,9 @@ class Buffer {
 
  private:
   struct Freer {
+    Freer() : mapped_bytes(0) {}
+    explicit Freer(int64_t mapped) : mapped_bytes(mapped) {}
+    int64_t mapped_bytes;  // 0: of the heap
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte, Freer> memory_;

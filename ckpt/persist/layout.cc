@@ -263,13 +263,19 @@ int64_t SaveCache::hits() const {
   return hits_;
 }
 
-int64_t SaveCache::memory_bytes() const {
+int64_t SaveCache::layout_bytes() const {
   const std::lock_guard lock(mutex_);
   int64_t bytes = 0;
   for (const auto& [name, kept] : kept_) {
     bytes += static_cast<int64_t>(kept.key.size());
     if (kept.layout) bytes += kept.layout->memory_bytes();
   }
+  return bytes;
+}
+
+int64_t SaveCache::memory_bytes() const {
+  int64_t bytes = layout_bytes();
+  const std::lock_guard lock(mutex_);
   for (const Buffer& buffer : buffers_) bytes += static_cast<int64_t>(buffer.bytes().size());
   return bytes;
 }

@@ -70,7 +70,7 @@ class FileLayout {
 };
 
 /// What a save leaves for the next one: layouts of the files, by file name, and the buffers that payload passed through
-/// (32 MiB; getting huge pages anew each time can cost more than the copies). For saves of one run one after the other;
+/// (getting huge pages anew each time can cost more than the copies). For saves of one run one after the other;
 /// safe to share between threads.
 class SaveCache {
  public:
@@ -85,6 +85,7 @@ class SaveCache {
   void put_back(Buffer buffer);
 
   int64_t hits() const;
+  int64_t layout_bytes() const;  // of the layouts alone
   int64_t memory_bytes() const;
 
  private:

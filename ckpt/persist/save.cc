@@ -58,7 +58,7 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 
 constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy costs less than a request of their own
 constexpr int64_t kRunBytes = int64_t{2} << 20;       // of packed shards, and of structure
-constexpr int64_t kRuns = 16;
+constexpr int64_t kRuns = 30;                         // below 60 MiB the disk's queue is not always full
 constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
@@ -135,13 +135,32 @@ class BufferPool {
   size_t at_ = 0;
 };
 
+// Whether the skeleton has the files and shards of these parts already, from the save before.
+bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options) {
+  if (options.codec != Codec::kRaw || manifest.files.size() != parts.size()) return false;
+  size_t index = 0;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    if (manifest.files[p].name != parts[p].file_name || manifest.files[p].step >= 0) return false;
+    for (const ShardData& data : parts[p].shards) {
+      if (index == manifest.shards.size()) return false;
+      const ShardEntry& shard = manifest.shards[index++];
+      if (shard.tensor != data.tensor || shard.file != static_cast<int64_t>(p) || shard.box.lo != data.lo ||
+          shard.box.hi != data.hi || shard.bytes != data.bytes || shard.chunk_bytes != options.chunk_bytes ||
+          shard.codec != Codec::kRaw || !data.hashes.empty() || (data.data == nullptr && !data.fill))
+        return false;
+    }
+  }
+  return index == manifest.shards.size();
+}
+
 // Step 1: files and shards of the manifest with their sizes; offsets and hashes come while writing. To check the tiling
 // before, shards get made-up offsets one behind the other.
 // What is unchanged comes behind what is written.
 Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options,
                    const Unchanged& unchanged = {}) {
-  if (!manifest.files.empty() || !manifest.shards.empty())
-    return invalid("the skeleton of a save has no files and no shards");
+  if (unchanged.shards.empty() && is_planned(manifest, parts, options)) return {};  // checked then, and when encoded
+  manifest.files.clear();
+  manifest.shards.clear();
   for (const WriterPart& part : parts) {
     FileEntry file{part.file_name};
     const auto file_index = static_cast<int64_t>(manifest.files.size());
@@ -427,7 +446,11 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   bool filled = false;
   for (const WriterPart& part : parts)
     filled = filled || std::any_of(part.shards.begin(), part.shards.end(), [](const ShardData& s) { return s.fill; });
-  const int64_t run_budget = options.fill_bytes / (filled ? 4 : 2);
+  // What the kept layouts take goes off: the bound is of both together.
+  const int64_t layouts = options.cache != nullptr ? options.cache->layout_bytes() : 0;
+  const int64_t run_budget =
+      filled ? options.fill_bytes / 4
+             : std::max(options.fill_bytes / 2, options.fill_bytes - options.fill_bytes / 16 - layouts);
   const int64_t run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
   BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns), options.cache);
   BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64),

@@ -85,15 +85,16 @@ WriterId this_writer();
 
 /// Writes `step-N` below `checkpoints_dir` (made when missing).
 ///
-/// `skeleton` has everything but files and shards, which are filled in here; `parts` together must tile every tensor of
-/// it. Steps of the commit, each checked: see the head of save.cc.
-/// On error nothing committed has changed, what was written so far is removed (or left under a name that begins with
-/// kTmpPrefix, and the error says so). One exception: when only the last step (sync of `checkpoints_dir`) fails, the
-/// new checkpoint is whole and visible but may be gone after a power loss; the error says that. A committed step of the
-/// same number is replaced by an atomic exchange of the two names, or refused (replace_existing = false): at no moment
-/// is there neither. An error of `fill` ends the save like one of the disk. Errors: kInvalidInput (skeleton or parts do
-/// not fit together), kNoSpace (noticed before writing where the file system tells), kIo, kStopped (cancel). Threads:
-/// HDF5 calls are serialised inside; the backend is used by this thread only.
+/// `skeleton` has everything but files and shards, which are filled in here (those of the save before, SaveReport's
+/// manifest, may stand there: with many shards, going on from them is faster than making them anew); `parts` together
+/// must tile every tensor of it. Steps of the commit, each checked: see the head of save.cc. On error nothing committed
+/// has changed, what was written so far is removed (or left under a name that begins with kTmpPrefix, and the error
+/// says so). One exception: when only the last step (sync of `checkpoints_dir`) fails, the new checkpoint is whole and
+/// visible but may be gone after a power loss; the error says that. A committed step of the same number is replaced by
+/// an atomic exchange of the two names, or refused (replace_existing = false): at no moment is there neither. An error
+/// of `fill` ends the save like one of the disk. Errors: kInvalidInput (skeleton or parts do not fit together),
+/// kNoSpace (noticed before writing where the file system tells), kIo, kStopped (cancel). Threads: HDF5 calls are
+/// serialised inside; the backend is used by this thread only.
 Result<SaveReport> save_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, Manifest skeleton,
                                    std::span<const WriterPart> parts, const SaveOptions& options = {});
 

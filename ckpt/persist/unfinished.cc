@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "ckpt/format/checksum.h"
+#include "ckpt/format/names.h"
 #include "ckpt/persist/read_pipeline.h"
 
 namespace cairn::ckpt {
@@ -161,6 +162,31 @@ Status check_finished(IoBackend& io, const fs::path& work, const FinishedFile& f
   RT_TRY(rest_until(size));
   RT_TRY(pipeline.drain());
   return rest.digest() == finished.file.rest_hash ? Status() : Status(differs(0));
+}
+
+Result<std::string> find_unfinished(IoBackend& io, const fs::path& dir, int64_t step, uint64_t key,
+                                    const std::function<bool(const WriterId&)>& alive,
+                                    std::vector<std::string>* cleaned) {
+  Result<std::vector<DirEntry>> entries = io.list(dir);
+  if (!entries.ok()) return is_not_found(entries.error()) ? Result<std::string>("") : std::move(entries).error();
+  std::string best;
+  size_t best_files = 0;
+  std::vector<std::string> dead;
+  for (const DirEntry& entry : entries.value()) {
+    const auto work = parse_work_dir_name(kTmpPrefix, entry.name);
+    if (!entry.is_dir || !work || work->step != step || alive(work->writer)) continue;
+    dead.push_back(entry.name);
+    const auto notes = read_notes(io, dir / entry.name, key);
+    if (!notes.ok() || notes.value().size() <= best_files) continue;
+    best_files = notes.value().size();
+    best = entry.name;
+  }
+  for (const std::string& name : dead) {
+    if (name == best) continue;
+    RT_TRY(remove_tree(io, dir / name));
+    cleaned->push_back(name);
+  }
+  return best;
 }
 
 Status remove_notes(IoBackend& io, const fs::path& work) {

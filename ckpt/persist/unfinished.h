@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/format/names.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
@@ -31,6 +33,12 @@ Result<std::map<std::string, FinishedFile>> read_notes(IoBackend& io, const std:
 
 /// Reads the whole file. Errors: kCorrupt when it is not what the note says, those of reading.
 Status check_finished(IoBackend& io, const std::filesystem::path& work, const FinishedFile& finished);
+
+/// Of what dead saves of this step have left in `dir`: the work directory that has most files to go on from, or "". The
+/// others are removed, and their names added to `cleaned`. `alive`: whose directories are let alone.
+Result<std::string> find_unfinished(IoBackend& io, const std::filesystem::path& dir, int64_t step, uint64_t key,
+                                    const std::function<bool(const WriterId&)>& alive,
+                                    std::vector<std::string>* cleaned);
 
 Status remove_notes(IoBackend& io, const std::filesystem::path& work);
 

@@ -13,6 +13,7 @@
 
 #include "ckpt/format/manifest.h"
 #include "runtime/config/recipe.h"
+#include "runtime/core/glob.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/model_tensors.h"
 
@@ -33,9 +34,6 @@ struct LoadMatch {
   int64_t taken() const;
   int64_t with_moments() const;
 };
-
-/// Whether `text` is of `pattern`: * stands for any characters, also dots and none, ? for one.
-bool matches(std::string_view pattern, std::string_view text);
 
 /// Errors: kInvalidInput, one message that lists each tensor which does not fit with what was found and expected, and
 /// the option that would allow it (the first 20, then their number); and each pattern of `only` and `except` that is of

@@ -73,7 +73,9 @@ Manifest manifest_skeleton(const Plan& plan, const RunText& run) {
               .dp = plan.mesh.dp(),
               .zero = plan.recipe.optimizer.zero,
               .world = plan.mesh.world(),
-              .precision = plan.recipe.precision == Precision::kBf16 ? "bf16" : "fp32",
+              .precision = plan.recipe.precision == Precision::kBf16  ? "bf16"
+                           : plan.recipe.precision == Precision::kF16 ? "fp16"
+                                                                      : "fp32",
               .virtual_stages = plan.recipe.mesh.virtual_stages};
   out.tensors = state_tensors(plan.tensors);
   return out;

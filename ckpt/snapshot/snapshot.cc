@@ -54,12 +54,15 @@ void SnapshotWriter::begin(int64_t slot, uint64_t incarnation, int64_t step) {
 Status SnapshotWriter::publish(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
                                std::span<const uint64_t> sums, int64_t pause_ns) {
   RT_TRY(fill_header(slot, incarnation, step, position, sums, pause_ns));
+  mark_whole(arena_.slot_header(rank_, slot));
+  return {};
+}
+
+void SnapshotWriter::weights_whole(uint64_t incarnation, int64_t step) {
   arena::WeightsMark& weights = arena_.weights_mark(rank_);
   weights.incarnation.store(incarnation, std::memory_order_relaxed);
   weights.step.store(step, std::memory_order_relaxed);
   mark_whole(weights);
-  mark_whole(arena_.slot_header(rank_, slot));
-  return {};
 }
 
 Status SnapshotWriter::fill_header(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,

@@ -29,14 +29,17 @@ class SnapshotWriter {
   /// The bank and the weights are being written from now on. The caller obeys the slot rule (slot_rule.h).
   void begin(int64_t slot, uint64_t incarnation, int64_t step);
 
-  /// They are written, and `sums` are the word_sums of the bank's shards in the order of the rank's SlotLayout.
+  /// The bank is written, and `sums` are the word_sums of the bank's shards in the order of the rank's SlotLayout.
   /// `pause_ns`: what training lost to this snapshot on this rank so far.
   /// Errors: kInvalidInput when the number of sums is not the layout's, or the position is longer than
   /// kPositionCapacity; the bank stays unpublished then.
   Status publish(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
                  std::span<const uint64_t> sums, int64_t pause_ns);
 
-  /// Both, and between them the copy of `sources`, the memory of each shard, for state that lies elsewhere.
+  /// The weights are those of `step`, before the next begin(). Beside publish(), from any thread.
+  void weights_whole(uint64_t incarnation, int64_t step);
+
+  /// begin() and publish(), and between them the copy of `sources`, the memory of each shard, for state that lies elsewhere.
   /// Errors: as publish(), or kInvalidInput when the sizes of the sources are not the layout's: the bank is untouched.
   Status write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
                std::span<const std::span<const std::byte>> sources);

@@ -246,6 +246,7 @@ Status Supervisor::supervise() {
     judge();
   }
   if (!failure_ && leave_signal_ == 0) return {};
+  if (failure_) client_.on_failing(*failure_);
   kill_all();
   recovery_.killed_ns = clock_.now_ns();
   RT_TRY(reap_all(leave_signal_ != 0 ? kLeaveLimitMs : -1));
@@ -442,15 +443,18 @@ void Supervisor::judge() {
     if (now < cause_deadline_ns_) return;
   }
   if (cause_is_symptom) {
-    // Ranks wait for ranks that wait for others: the one that gave up first need not name the one that hangs. A
-    // stopped process waits for nobody.
+    // Ranks wait for ranks that wait for others: the one that gave up first need not name the one that hangs. The
+    // client may know; and a stopped process waits for nobody. (State t is that of one whose stacks are being read.)
+    if (const auto known = client_.suspect(); known && known->first < std::ssize(children_)) {
+      blame(*children_[static_cast<size_t>(known->first)], true,
+            fmt::format("{}; noticed as rank {} gave up{}", known->second, cause->rank, failure_detail(*cause)));
+      return;
+    }
     for (const auto& child : children_) {
-      if (!child->running) continue;
-      const char state = process_state(child->process.pid);
-      if (state != 'T' && state != 't') continue;
+      if (!child->running || process_state(child->process.pid) != 'T') continue;
       const std::string place = client_.place(child->rank);
       blame(*child, true,
-            fmt::format("is stopped (state {}){}; noticed as rank {} gave up{}", state,
+            fmt::format("is stopped (state T){}; noticed as rank {} gave up{}",
                         place.empty() ? "" : ", last seen " + place, cause->rank, failure_detail(*cause)));
       return;
     }

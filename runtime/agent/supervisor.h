@@ -29,6 +29,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/agent/child_process.h"
@@ -100,6 +101,11 @@ class SupervisorClient {
   virtual void on_child_exit(int64_t /*rank*/, const ExitStatus& /*status*/, bool /*killed*/) {}
   /// Asked only when the policy would restart.
   virtual bool should_restart(const RestartInfo& info) { return !info.stop_requested; }
+  /// A rank that is known to keep the others waiting, in words that follow "rank 3 (pid 812) ". Asked when those that
+  /// have failed only say that a peer did not come.
+  virtual std::optional<std::pair<int64_t, std::string>> suspect() { return std::nullopt; }
+  /// The generation has failed; its other children still run, for as long as this takes.
+  virtual void on_failing(const Failure& /*failure*/) {}
   /// All children of the generation are gone. `backoff_s` is the wait before the next one.
   virtual void on_failure(const RestartInfo& /*info*/, bool /*restarting*/, double /*backoff_s*/) {}
   /// The first stop signal.

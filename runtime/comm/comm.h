@@ -4,7 +4,7 @@
 //
 // Every operation has a name and a deadline. When a peer dies, or the run is aborted, every rank that waits gets an
 // Error (kPeerLost, kTimeout, kStopped) which says rank, group, operation; nothing waits for ever.
-// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 payloads, so
+// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 and f16 payloads, so
 // every member gets the same bits and a rerun gets them again.
 // A Comm is driven by one thread at a time; different Comms of a rank may be driven by different threads. Members call
 // the same collectives in the same order.
@@ -19,6 +19,7 @@
 
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/core/traffic.h"
 
 namespace cairn::comm {
 
@@ -32,12 +33,16 @@ class Comm {
   virtual int64_t size() const = 0;
   virtual const std::string& name() const = 0;  // "tp[0,1]"
 
-  /// In place. `count` elements of `dtype` (f32, bf16, f64, i64).
+  /// In place. `count` elements of `dtype` (f32, bf16, f16, f64, i64).
   virtual Status all_reduce(void* data, int64_t count, DType dtype, ReduceOp op, std::string_view what) = 0;
   /// `input` holds size() chunks of `count_per_rank`; chunk rank() of the sum goes to `output`, which may be that very
   /// chunk of `input` (in place) and otherwise must not overlap it.
   virtual Status reduce_scatter(const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
                                 std::string_view what) = 0;
+  /// Adds chunk rank() of the sum to `output`, which must not overlap `input`: output, then the members' chunks in
+  /// order. So sums that are taken one input after another are the same bits, however the inputs lie on the members.
+  virtual Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                                    std::string_view what) = 0;
   /// `output` receives size() chunks; `input` may be chunk rank() of it (in place). Moves bytes: any dtype.
   virtual Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) = 0;
   virtual Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) = 0;
@@ -50,14 +55,10 @@ class Comm {
   virtual Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) = 0;
   virtual Status wait_sends(std::string_view what) = 0;
 
-  /// Payload bytes this rank has put into each kind of operation since creation: the plan predicts them. That is the
-  /// whole data of an all_reduce, all size() chunks of a reduce_scatter's input, the own chunk of an all_gather, the
-  /// data of a broadcast at its root (0 elsewhere) and each message sent. `calls` counts every call. A group of one
-  /// rank moves nothing and counts nothing.
-  struct Traffic {
-    int64_t all_reduce_bytes = 0, reduce_scatter_bytes = 0, all_gather_bytes = 0, broadcast_bytes = 0, p2p_bytes = 0;
-    int64_t calls = 0;
-  };
+  /// What this rank has put in since creation; the plan predicts it (plan/communication.h). A group of one moves nothing
+  /// and counts nothing; nor do recv, wait_sends and barrier. Not locked: ask between operations.
+  using Traffic = cairn::Traffic;
+  using Volume = cairn::Volume;
   virtual Traffic traffic() const = 0;
 };
 
@@ -71,6 +72,11 @@ class Engine {
   virtual Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) = 0;
   /// Wakes every rank that waits, here and elsewhere, with `kStopped` and this reason. Safe from any thread.
   virtual void abort(std::string_view reason) = 0;
+  /// Like abort(), with any code; the reason is taken as it stands. With another code than kStopped the others get
+  /// kPeerLost. Safe from any thread.
+  virtual void give_up(ErrorCode code, std::string_view reason) = 0;
+  /// Where this rank is, for messages and reports about it: "step 12, forward and backward". Cheap.
+  virtual void at(int64_t /*step*/, std::string_view /*phase*/) {}
 };
 
 struct Options {

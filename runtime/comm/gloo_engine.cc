@@ -252,7 +252,7 @@ class GlooComm final : public Comm {
     RT_TRY(check_elems(site, count, dtype));
     const int64_t elem = dtype_size_bytes(dtype);
     const Call call{.kind = CallKind::kAllReduce, .dtype = dtype, .op = op, .bytes = count * elem};
-    traffic_.all_reduce_bytes += call.bytes;
+    traffic_.all_reduce.add(call.bytes);
     RT_TRY(begin(site));
     auto* bytes = static_cast<char*>(data);
     if (call.bytes <= kDirectBytes) {
@@ -287,19 +287,21 @@ class GlooComm final : public Comm {
                         std::string_view what) override {
     const Site site{name_, "reduce_scatter", what};
     RT_TRY(check_elems(site, count_per_rank, dtype));
-    const int64_t part = count_per_rank * dtype_size_bytes(dtype);
-    const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
-    traffic_.reduce_scatter_bytes += call.bytes;
-    RT_TRY(begin(site));
-    auto slice = [&](int64_t r) { return r * part; };
-    return reduce_slices(site, call, static_cast<const char*>(input), slice, part, static_cast<char*>(output));
+    return scatter_sum(site, input, output, count_per_rank, dtype, op, nullptr);
+  }
+
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                            std::string_view what) override {
+    const Site site{name_, "reduce_scatter_add", what};
+    RT_TRY(check_elems(site, count_per_rank, dtype));
+    return scatter_sum(site, input, output, count_per_rank, dtype, ReduceOp::kSum, static_cast<const char*>(output));
   }
 
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     const Site site{name_, "all_gather", what};
     RT_TRY(check_bytes(site, bytes_per_rank));
     const Call call{.kind = CallKind::kAllGather, .bytes = bytes_per_rank};
-    traffic_.all_gather_bytes += bytes_per_rank;
+    traffic_.all_gather.add(bytes_per_rank);
     RT_TRY(begin(site));
     const auto* in = static_cast<const char*>(input);
     auto* out = static_cast<char*>(output);
@@ -322,7 +324,7 @@ class GlooComm final : public Comm {
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "root", root, size()));
     const Call call{.kind = CallKind::kBroadcast, .root = root, .bytes = bytes};
-    if (root == rank()) traffic_.broadcast_bytes += bytes;
+    traffic_.broadcast.add(root == rank() ? bytes : 0);
     RT_TRY(begin(site));
     const Span all{static_cast<char*>(data), bytes}, none{};
     return exchange(
@@ -342,7 +344,7 @@ class GlooComm final : public Comm {
     const Site site{name_, "isend", what};
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "destination", dst, size()));
-    traffic_.p2p_bytes += bytes;
+    traffic_.send.add(bytes);
     RT_TRY(begin(site));
     const auto* from = static_cast<const char*>(data);
     if (dst == rank()) {
@@ -413,7 +415,6 @@ class GlooComm final : public Comm {
   static uint64_t message_slot(uint64_t sequence, uint64_t part) { return uint64_t{1} << 63 | sequence << 1 | part; }
 
   Status begin(const Site& site) {
-    ++traffic_.calls;
     if (const auto reason = state_->dead(false)) return state_->aborted_error(site, *reason);
     return {};
   }
@@ -491,11 +492,22 @@ class GlooComm final : public Comm {
     return {};
   }
 
+  Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
+                     const char* first) {
+    const int64_t part = count_per_rank * dtype_size_bytes(dtype);
+    const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
+    traffic_.reduce_scatter.add(call.bytes);
+    RT_TRY(begin(site));
+    auto slice = [&](int64_t r) { return r * part; };
+    return reduce_slices(site, call, static_cast<const char*>(input), slice, part, static_cast<char*>(output), first);
+  }
+
   /// Sums slice [slice(rank()), slice(rank() + 1)) of everybody's `input` into `output`, which may be the own slice.
+  /// With `first` the sum begins with that; it may be `output`.
   /// Slices differ by an element at most; `longest` bounds their bytes, so that all members take equally many pieces.
   template <typename Slice>
   Status reduce_slices(const Site& site, const Call& call, const char* input, const Slice& slice, int64_t longest,
-                       char* output) {
+                       char* output, const char* first = nullptr) {
     const int64_t piece = std::clamp<int64_t>(longest, 1, kPieceBytes);  // not 0: nothing takes one exchange, too
     scratch_.resize(static_cast<size_t>(size() * piece));
     auto part = [&](int64_t r, int64_t at) { return std::clamp<int64_t>(slice(r + 1) - slice(r) - at, 0, piece); };
@@ -509,16 +521,19 @@ class GlooComm final : public Comm {
           [&](int64_t r) {
             return Span{scratch_.data() + r * piece, own};
           }));
-      reduce(scratch_.data(), piece, input + slice(rank()) + at, output + at, own, call.dtype, call.op);
+      reduce(scratch_.data(), piece, input + slice(rank()) + at, output + at, own, call.dtype, call.op,
+             first != nullptr ? first + at : nullptr);
     }
     return {};
   }
 
   /// Folds the members' contributions, which lie `stride` bytes apart in `all`; this rank's is `own`.
-  void reduce(const char* all, int64_t stride, const char* own, char* out, int64_t bytes, DType dtype, ReduceOp op) {
+  void reduce(const char* all, int64_t stride, const char* own, char* out, int64_t bytes, DType dtype, ReduceOp op,
+              const char* first = nullptr) {
     std::vector<const void*> inputs;
+    if (first != nullptr) inputs.push_back(first);
     for (int64_t r = 0; r < size(); ++r) inputs.push_back(r == rank() ? own : all + r * stride);
-    reduce_ordered(out, inputs.data(), size(), bytes / dtype_size_bytes(dtype), dtype, op);
+    reduce_ordered(out, inputs.data(), std::ssize(inputs), bytes / dtype_size_bytes(dtype), dtype, op);
   }
 
   Status recv_from_self(const Site& site, char* data, int64_t bytes) {

@@ -30,6 +30,13 @@ class SingleComm final : public Comm {
     copy(output, input, count_per_rank * dtype_size_bytes(dtype));
     return {};
   }
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                            std::string_view what) override {
+    RT_TRY(check_elems({name_, "reduce_scatter_add", what}, count_per_rank, dtype));
+    const void* const inputs[] = {output, input};
+    reduce_ordered(output, inputs, 2, count_per_rank, dtype, ReduceOp::kSum);
+    return {};
+  }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     RT_TRY(check_bytes({name_, "all_gather", what}, bytes_per_rank));
     copy(output, input, bytes_per_rank);

@@ -35,6 +35,11 @@ class HybridComm final : public Comm {
     return run("reduce_scatter", what,
                [&] { return comm_->reduce_scatter(input, output, count_per_rank, dtype, op, what); });
   }
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                            std::string_view what) override {
+    return run("reduce_scatter_add", what,
+               [&] { return comm_->reduce_scatter_add(input, output, count_per_rank, dtype, what); });
+  }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     return run("all_gather", what, [&] { return comm_->all_gather(input, output, bytes_per_rank, what); });
   }
@@ -101,6 +106,11 @@ class HybridEngine final : public Engine {
     pair_.remote->abort(reason);
     pair_.local->abort(reason);
   }
+  void give_up(ErrorCode code, std::string_view reason) override {
+    pair_.remote->give_up(code, reason);
+    pair_.local->give_up(code, reason);
+  }
+  void at(int64_t step, std::string_view phase) override { pair_.local->at(step, phase); }
 
  private:
   int64_t host_of(int64_t rank) const { return host_of_rank_[static_cast<size_t>(rank)]; }

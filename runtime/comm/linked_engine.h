@@ -15,8 +15,6 @@ namespace cairn::comm {
 
 class LinkedEngine : public Engine {
  public:
-  /// Like abort(), with any code; the reason is taken as it stands. Safe from any thread.
-  virtual void give_up(ErrorCode code, std::string_view reason) = 0;
   /// Why this engine is dead; nothing while it lives. Cheap; safe from any thread.
   virtual std::optional<Error> dead() = 0;
 };

@@ -64,6 +64,10 @@ Status RankContext::wait_asleep(const Site& site, const std::function<bool()>& d
     explicit Sleeper(std::atomic<uint32_t>& c) : count(c) { count.fetch_add(1); }
     ~Sleeper() { count.fetch_sub(1); }
   };
+  struct Awaits {  // for reports, while the wait lasts
+    std::atomic<int32_t>& word;
+    ~Awaits() { word.store(0, std::memory_order_relaxed); }
+  } awaits{me.awaits};
   for (;;) {
     if (sending_count_.load() > 0) progress();
     {
@@ -80,6 +84,7 @@ Status RankContext::wait_asleep(const Site& site, const std::function<bool()>& d
     const bool look = now_ns >= look_ns;
     awaited.clear();
     missing(awaited);
+    if (!awaited.empty()) awaits.word.store(static_cast<int32_t>(awaited.front() + 1), std::memory_order_relaxed);
     for (const int64_t peer : awaited) {
       Status alive = check_alive(site, peer, look);
       if (alive.ok()) continue;

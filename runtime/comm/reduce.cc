@@ -47,6 +47,23 @@ CAIRN_WIDE void store_bf16(bf16* __restrict out, const float* __restrict acc, in
   for (int64_t i = 0; i < n; ++i) out[i] = to_bf16(acc[i]);
 }
 
+// runtime/kernels converts f16 faster; activations in f16 cross ranks only with tensor parallelism.
+CAIRN_WIDE void load_f16(float* __restrict acc, const f16* __restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) acc[i] = to_f32(x[i]);
+}
+CAIRN_WIDE void add_f16(float* __restrict acc, const f16* __restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) acc[i] += to_f32(x[i]);
+}
+CAIRN_WIDE void max_f16(float* __restrict acc, const f16* __restrict x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = to_f32(x[i]);
+    acc[i] = (acc[i] > v || acc[i] != acc[i]) ? acc[i] : v;
+  }
+}
+CAIRN_WIDE void store_f16(f16* __restrict out, const float* __restrict acc, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = to_f16(acc[i]);
+}
+
 CAIRN_WIDE void load_f64(double* __restrict acc, const double* __restrict x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) acc[i] = x[i];
 }
@@ -102,6 +119,8 @@ void reduce_ordered(void* out, const void* const* inputs, int64_t n, int64_t cou
       return fold_blocks<float, float>(out, inputs, n, count, {load_f32, sum ? add_f32 : max_f32, store_f32});
     case DType::kBf16:
       return fold_blocks<bf16, float>(out, inputs, n, count, {load_bf16, sum ? add_bf16 : max_bf16, store_bf16});
+    case DType::kF16:
+      return fold_blocks<f16, float>(out, inputs, n, count, {load_f16, sum ? add_f16 : max_f16, store_f16});
     case DType::kF64:
       return fold_blocks<double, double>(out, inputs, n, count, {load_f64, sum ? add_f64 : max_f64, store_f64});
     case DType::kI64:
@@ -115,12 +134,13 @@ Status check_reducible(DType dtype) {
   switch (dtype) {
     case DType::kF32:
     case DType::kBf16:
+    case DType::kF16:
     case DType::kF64:
     case DType::kI64:
       return {};
     default:
       return Error{ErrorCode::kInvalidInput,
-                   fmt::format("collectives reduce f32, bf16, f64 and i64, got {}", dtype_name(dtype))};
+                   fmt::format("collectives reduce f32, bf16, f16, f64 and i64, got {}", dtype_name(dtype))};
   }
 }
 

@@ -11,7 +11,7 @@ namespace cairn::comm {
 
 /// out[i] = inputs[0][i] (+) inputs[1][i] (+) ... (+) inputs[n-1][i], folded in that order, for i in [0, count).
 ///
-/// bf16 is folded in float32 and rounded once at the end; f32, f64 and i64 fold in their own type (i64 wraps).
+/// bf16 and f16 are folded in float32 and rounded once at the end; f32, f64 and i64 fold in their own type (i64 wraps).
 /// A maximum hands a NaN on. `out` may be one of the inputs, and must not overlap one in part.
 /// The dtype must be one that `check_reducible` accepts. Threads: pure.
 void reduce_ordered(void* out, const void* const* inputs, int64_t n, int64_t count, DType dtype, ReduceOp op);

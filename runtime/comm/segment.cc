@@ -319,6 +319,31 @@ void Segment::publish_begin(int64_t rank, std::string_view group, std::string_vi
   s.ops_begun.fetch_add(1, std::memory_order_release);
 }
 
+void Segment::publish_place(int64_t rank, int64_t step, std::string_view phase) {
+  char text[kPhaseWords * sizeof(uint64_t)] = {};
+  std::memcpy(text, phase.data(), std::min(phase.size(), sizeof(text) - 1));
+  RankSlot& s = slot(rank);
+  for (int64_t i = 0; i < kPhaseWords; ++i) {
+    uint64_t word;
+    std::memcpy(&word, text + i * sizeof(word), sizeof(word));
+    s.phase_text[i].store(word, std::memory_order_relaxed);
+  }
+  s.step.store(step, std::memory_order_relaxed);
+  s.placed.store(1, std::memory_order_release);
+}
+
+std::string Segment::phase(int64_t rank) {
+  RankSlot& s = slot(rank);
+  if (s.placed.load(std::memory_order_acquire) == 0) return {};
+  char text[kPhaseWords * sizeof(uint64_t)];
+  for (int64_t i = 0; i < kPhaseWords; ++i) {
+    const uint64_t word = s.phase_text[i].load(std::memory_order_relaxed);
+    std::memcpy(text + i * sizeof(word), &word, sizeof(word));
+  }
+  text[sizeof(text) - 1] = '\0';
+  return text;
+}
+
 void Segment::publish_end(int64_t rank) { slot(rank).ops_ended.fetch_add(1, std::memory_order_release); }
 
 std::string Segment::describe_operation(int64_t rank) {
@@ -336,8 +361,11 @@ std::string Segment::describe_operation(int64_t rank) {
   }
   text[sizeof(text) - 1] = '\0';
   const int64_t ms = (monotonic_ns() - s.op_since_ns.load(std::memory_order_relaxed)) / 1'000'000;
-  if (begun > ended) return fmt::format("in {}, entered {} ms ago", text, ms);
-  return fmt::format("outside of any operation, after {}, entered {} ms ago", text, ms);
+  const std::string where = phase(rank);
+  const std::string place =
+      where.empty() ? "" : fmt::format(", at step {} ({})", s.step.load(std::memory_order_relaxed), where);
+  if (begun > ended) return fmt::format("in {}, entered {} ms ago{}", text, ms, place);
+  return fmt::format("outside of any operation, after {}, entered {} ms ago{}", text, ms, place);
 }
 
 uint64_t process_start_time(int64_t pid) {

@@ -32,6 +32,7 @@ namespace cairn::comm {
 
 constexpr int64_t kStages = 3;          // staging slots of a member; see segment_comm.h for why three suffice
 constexpr int64_t kOpWords = 16;        // 128 bytes of text: the operation a rank is in
+constexpr int64_t kPhaseWords = 4;      // 32 bytes of text: the part of a step that a rank is in
 constexpr int64_t kAxisBytes = 40;      // longest axis name, with its terminating zero
 constexpr int64_t kReasonBytes = 1024;  // longest abort reason
 constexpr int64_t kLine = 64;           // alignment of everything that two ranks write
@@ -48,6 +49,10 @@ struct alignas(kLine) RankSlot {
   alignas(kLine) std::atomic<uint64_t> ops_begun, ops_ended;  // inside an operation while they differ
   std::atomic<int64_t> op_since_ns;                           // monotonic, when the last operation began
   std::atomic<uint64_t> op_text[kOpWords];                    // of the last operation begun
+  std::atomic<int32_t> awaits;  // 1 + the first rank that it waits for, when it has waited long enough to look; else 0
+  std::atomic<int32_t> placed;  // whether step and phase were told
+  std::atomic<int64_t> step;
+  std::atomic<uint64_t> phase_text[kPhaseWords];
 };
 
 struct GroupEntry {
@@ -140,7 +145,11 @@ class Segment {
 
   void publish_begin(int64_t rank, std::string_view group, std::string_view op, std::string_view what);
   void publish_end(int64_t rank);
-  /// "in tp[0,1].all_reduce(attn.out) since 12 ms", "outside of any operation, after ...", "not started yet".
+  void publish_place(int64_t rank, int64_t step, std::string_view phase);
+  /// "forward and backward"; empty before the first place.
+  std::string phase(int64_t rank);
+  /// "in tp[0,1].all_reduce(attn.out), entered 12 ms ago, at step 5 (optimizer)", "outside of any operation, after
+  /// ...", "not started yet".
   std::string describe_operation(int64_t rank);
 
  private:

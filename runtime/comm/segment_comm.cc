@@ -32,7 +32,7 @@ class SegmentComm final : public Comm {
     const auto* ranks = segment_.at<int64_t>(entry.ranks_offset);
     world_ranks_.assign(ranks, ranks + entry.size);
     rank_ = std::ranges::find(world_ranks_, context_->rank()) - world_ranks_.begin();
-    inputs_.resize(world_ranks_.size());
+    inputs_.resize(world_ranks_.size() + 1);
     sends_.resize(world_ranks_.size());
     receives_.resize(world_ranks_.size());
   }
@@ -52,7 +52,7 @@ class SegmentComm final : public Comm {
     const Site site{name_, "all_reduce", what};
     RT_TRY(check_elems(site, count, dtype));
     const int64_t elem = dtype_size_bytes(dtype);
-    traffic_.all_reduce_bytes += count * elem;
+    traffic_.all_reduce.add(count * elem);
     const Call call{.kind = CallKind::kAllReduce, .dtype = dtype, .op = op, .bytes = count * elem};
     Operation operation(*this, site);
     RT_TRY(operation.begin());
@@ -65,34 +65,20 @@ class SegmentComm final : public Comm {
                         std::string_view what) override {
     const Site site{name_, "reduce_scatter", what};
     RT_TRY(check_elems(site, count_per_rank, dtype));
-    const int64_t elem = dtype_size_bytes(dtype);
-    const auto* in = static_cast<const char*>(input);
-    auto* out = static_cast<char*>(output);
-    const int64_t part = count_per_rank * elem;  // bytes of one rank's chunk
-    traffic_.reduce_scatter_bytes += part * size();
-    const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
-    Operation operation(*this, site);
-    RT_TRY(operation.begin());
-    const int64_t step = stage_bytes_ / size() / kLine * kLine;
-    for (int64_t at = 0; at == 0 || at < part; at += step) {
-      const int64_t n = std::min(step, part - at);
-      char* mine = stage(rank_, next_);
-      for (int64_t r = 0; r < size(); ++r) {
-        if (r != rank_) copy(mine + r * step, in + r * part + at, n);
-      }
-      const int64_t t = next_;
-      RT_TRY(meet(site, call));
-      for (int64_t r = 0; r < size(); ++r) inputs_[r] = stage(r, t) + rank_ * step;
-      inputs_[rank_] = in + rank_ * part + at;
-      reduce_ordered(out + at, inputs_.data(), size(), n / elem, dtype, op);
-    }
-    return {};
+    return scatter_sum(site, input, output, count_per_rank, dtype, op, 0);
+  }
+
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+                            std::string_view what) override {
+    const Site site{name_, "reduce_scatter_add", what};
+    RT_TRY(check_elems(site, count_per_rank, dtype));
+    return scatter_sum(site, input, output, count_per_rank, dtype, ReduceOp::kSum, 1);
   }
 
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     const Site site{name_, "all_gather", what};
     RT_TRY(check_bytes(site, bytes_per_rank));
-    traffic_.all_gather_bytes += bytes_per_rank;
+    traffic_.all_gather.add(bytes_per_rank);
     const Call call{.kind = CallKind::kAllGather, .bytes = bytes_per_rank};
     const auto* in = static_cast<const char*>(input);
     auto* out = static_cast<char*>(output);
@@ -116,7 +102,7 @@ class SegmentComm final : public Comm {
     const Site site{name_, "broadcast", what};
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "root", root, size()));
-    if (root == rank_) traffic_.broadcast_bytes += bytes;
+    traffic_.broadcast.add(root == rank_ ? bytes : 0);
     const Call call{.kind = CallKind::kBroadcast, .root = root, .bytes = bytes};
     auto* to = static_cast<char*>(data);
     Operation operation(*this, site);
@@ -142,7 +128,7 @@ class SegmentComm final : public Comm {
     const Site site{name_, "isend", what};
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "destination", dst, size()));
-    traffic_.p2p_bytes += bytes;
+    traffic_.send.add(bytes);
     Operation operation(*this, site);
     RT_TRY(operation.begin());
     auto& queue = sends_[dst];
@@ -214,7 +200,6 @@ class SegmentComm final : public Comm {
   class Operation {
    public:
     Operation(SegmentComm& comm, const Site& site) : comm_(comm), site_(site) {
-      ++comm_.traffic_.calls;
       comm_.segment_.publish_begin(comm_.context_->rank(), site.group, site.op, site.what);
     }
     ~Operation() { comm_.segment_.publish_end(comm_.context_->rank()); }
@@ -270,6 +255,34 @@ class SegmentComm final : public Comm {
           {ErrorCode::kInternal,
            fmt::format("{}: rank {} calls {}, this rank (rank {}) calls {}", site.text(), world_ranks_[r],
                        describe_call(their_word, their_bytes), context_->rank(), describe_call(word, call.bytes))});
+    }
+    return {};
+  }
+
+  /// Sums chunk rank() of everybody's `input` into `output`; `added` (0 or 1): how often `output` is the first addend.
+  Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
+                     int64_t added) {
+    const int64_t elem = dtype_size_bytes(dtype);
+    const auto* in = static_cast<const char*>(input);
+    auto* out = static_cast<char*>(output);
+    const int64_t part = count_per_rank * elem;  // bytes of one rank's chunk
+    traffic_.reduce_scatter.add(part * size());
+    const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
+    Operation operation(*this, site);
+    RT_TRY(operation.begin());
+    const int64_t step = stage_bytes_ / size() / kLine * kLine;
+    for (int64_t at = 0; at == 0 || at < part; at += step) {
+      const int64_t n = std::min(step, part - at);
+      char* mine = stage(rank_, next_);
+      for (int64_t r = 0; r < size(); ++r) {
+        if (r != rank_) copy(mine + r * step, in + r * part + at, n);
+      }
+      const int64_t t = next_;
+      RT_TRY(meet(site, call));
+      inputs_[0] = out + at;
+      for (int64_t r = 0; r < size(); ++r) inputs_[r + added] = stage(r, t) + rank_ * step;
+      inputs_[rank_ + added] = in + rank_ * part + at;
+      reduce_ordered(out + at, inputs_.data(), size() + added, n / elem, dtype, op);
     }
     return {};
   }

@@ -133,6 +133,9 @@ class SegmentEngine final : public LinkedEngine {
   int64_t world_size() const override { return context_->segment().world_size(); }
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override;
   void abort(std::string_view reason) override;
+  void at(int64_t step, std::string_view phase) override {
+    context_->segment().publish_place(context_->rank(), step, phase);
+  }
   void give_up(ErrorCode code, std::string_view reason) override;
   std::optional<Error> dead() override;
 

@@ -33,6 +33,10 @@ std::vector<RankView> ShmWorld::ranks() const {
                      .closed = slot.state.load() == static_cast<uint32_t>(RankState::kClosed),
                      .inside = slot.ops_begun.load(std::memory_order_acquire) > ended,
                      .operations = static_cast<int64_t>(ended),
+                     .awaits = slot.awaits.load(std::memory_order_relaxed) - 1,
+                     .step = slot.placed.load() != 0 ? slot.step.load(std::memory_order_relaxed) : -1,
+                     .since_ms = (monotonic_ns() - slot.op_since_ns.load(std::memory_order_relaxed)) / 1'000'000,
+                     .phase = segment_->phase(r),
                      .description = segment_->describe_operation(r)});
   }
   return views;

@@ -40,7 +40,11 @@ struct RankView {
   bool closed = false;
   bool inside = false;      // within an operation
   int64_t operations = 0;   // finished so far: a rank whose number stands still makes no progress
-  std::string description;  // "in tp[0,1].all_reduce(attn.out) since 12 ms"
+  int64_t awaits = -1;      // a rank that it has been waiting for since at least a millisecond
+  int64_t step = -1;        // as told through Engine::at
+  int64_t since_ms = 0;     // since the last operation began
+  std::string phase;        // of the step
+  std::string description;  // "in tp[0,1].all_reduce(attn.out), entered 12 ms ago, at step 5 (optimizer)"
 };
 
 /// The creator's side. Movable; dropping it does not disturb the ranks.

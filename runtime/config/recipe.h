@@ -4,17 +4,36 @@
 // Defaults stand in dsl/schema.cc, once; the initial values here are only "nothing set".
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace cairn {
 
-enum class Positions { kNone, kLearned, kRotary };
+enum class Positions { kNone, kLearned, kRotary, kAlibi };
 enum class NormKind { kLayerNorm, kRmsNorm };
-enum class Activation { kGeluTanh, kGeluErf, kRelu, kSwiGlu };
-enum class Precision { kF32, kBf16 };
+enum class Activation {  // the second line has a gate projection: down(act(gate x) * up x)
+  kGeluTanh,
+  kGeluErf,
+  kRelu,
+  kGeluQuick,
+  kRelu2,
+  kSilu,
+  kSwiGlu,
+  kGeGlu,
+  kGeGluTanh,
+  kReGlu
+};
+enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich };
+enum class QkNorm { kNone, kHead };
+enum class Mask { kCausal, kBidirectional, kPrefix };
+enum class RotaryPairs { kHalf, kInterleaved };
+enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
+enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
 enum class MeshAxis { kTp, kDp, kPp };
+enum class Deterministic { kRun, kLayout };
+enum class OptimizerKind { kAdamW, kLamb };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -22,6 +41,31 @@ struct Span {
   double value = 0;
 };
 
+/// Which channels of a head turn and how fast; model.rope_theta is the base. Read only with rotary positions.
+struct RopeConfig {
+  int64_t dims = 0;                        // the first channels of a head that turn, the others pass; 0: all
+  RotaryPairs pairs = RotaryPairs::kHalf;  // (x_i, x_{i + dims/2}), or (x_2i, x_{2i+1})
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 1.0;                               // all scalings
+  int64_t original_context = 0;                      // dynamic, yarn, llama3: trained on; 0: model.context
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  double attention_factor = 0;                       // yarn: of cos and sin; 0: from the factor (and both mscales)
+  double mscale = 0, mscale_all_dim = 0;             // yarn; 0: not given
+  bool truncate = true;                              // yarn: ramp bounds are rounded to whole dimensions
+  bool operator==(const RopeConfig&) const = default;
+};
+
+/// Experts instead of the MLP in every layer: softmax over all of them, the top_k largest are computed (Mixtral).
+struct MoeConfig {
+  int64_t experts = 0;  // 0: a dense MLP
+  int64_t top_k = 2;
+  bool renormalise = true;  // the top_k weights are divided by their sum
+  double aux_loss = 0;      // coefficient of the load-balancing loss
+  bool operator==(const MoeConfig&) const = default;
+};
+
+/// Options that GPT-2 and Llama lack are off as they stand here, and then they are not in the canonical JSON either.
 struct ModelConfig {
   int64_t layers = 0;
   int64_t width = 0;     // H, the residual stream
@@ -32,12 +76,31 @@ struct ModelConfig {
   int64_t context = 0;   // S, tokens a sample
   int64_t vocab = 0;     // V, logical; the padded size depends on tp and is never stored
   Positions positions = Positions::kLearned;
-  double rope_theta = 10000.0;  // rotary only; "half" layout (x_i with x_{i + head_dim/2})
+  int64_t position_offset = 0;  // learned: the table has context + offset rows, a token reads row position + offset
+  double rope_theta = 10000.0;  // rotary only
+  RopeConfig rope;
+  int64_t embed_dim = 0;        // E, of token embedding and head, with projections to and from width; 0: width
+  bool embedding_norm = false;  // a norm between embedding and the first layer
+  BlockKind block = BlockKind::kPreNorm;
+  double residual_scale = 1.0;  // deep_norm: the factor of the residual, which there is the norm's output
   NormKind norm = NormKind::kLayerNorm;
   double norm_eps = 1e-5;
+  bool final_norm = true;
   Activation activation = Activation::kGeluTanh;
-  bool bias = true;  // on every projection (q, k, v, o, MLP), GPT-2; none in Llama
+  bool bias = true;  // on every projection of the layers (q, k, v, o, MLP), GPT-2; none in Llama
+  std::optional<bool> qkv_bias, out_bias, mlp_bias;  // of these projections; unset: as `bias`
+  bool head_bias = false;                            // on the head, tied or not
+  QkNorm qk_norm = QkNorm::kNone;                    // RMSNorm over each head's channels of q and of k, before rotary
+  Mask mask = Mask::kCausal;
+  int64_t sliding_window = 0;             // a query sees itself and window - 1 keys before it; 0: all
+  std::vector<int64_t> window_layers;     // layers that use the window, from 0; empty: all
+  double attention_scale = 0;             // of the scores; 0: 1 / sqrt(head_dim)
+  bool attention_scale_by_layer = false;  // and divided by layer + 1 (GPT-2's option)
+  double logit_scale = 1.0;
+  bool top_query = false;  // one more layer after final_norm whose queries come from a table of positions (CodeGeeX)
+  MoeConfig moe;
   bool tied_embeddings = true;
+  double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // rates; residual: each branch's output
   double init_std = 0.02;  // N(0, std); residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
 };
 
@@ -62,30 +125,71 @@ struct TokenizerConfig {
   std::string path;  // SentencePiece model or tokenizer.json
 };
 
+/// From a small batch to batch.samples in equal increments (runtime/plan/batch_schedule.h).
+struct BatchRamp {
+  int64_t from = 0;  // 0: no ramp
+  int64_t by = 0;
+  Span over;  // from the beginning of the run; the increments divide it evenly
+};
+
+/// From the first step at which so much has been trained on, other values; 0: as before.
+struct BatchPhase {
+  Span at;
+  int64_t samples = 0, micro = 0;
+  int64_t tokens = 0;
+  double rope_theta = 0;
+};
+
 struct BatchConfig {
   int64_t samples = 0;  // global batch, sequences a step
   int64_t micro = 0;    // sequences a micro-batch on one data-parallel rank
+  int64_t tokens = 0;   // of a sequence, a part of model.context into which samples are cut; 0: all
+  BatchRamp ramp;
+  std::vector<BatchPhase> phases;  // in the order of their beginnings
 };
 
 struct LrStage {
-  enum class Kind { kWarmup, kCosine, kLinear, kHold } kind = Kind::kHold;
-  Span over;      // length; value 0: until the end of the run
-  double to = 0;  // cosine, linear: the rate at the end of the stage
+  enum class Kind { kWarmup, kCosine, kLinear, kHold, kInverseSqrt, kExponential, kOneMinusSqrt } kind = Kind::kHold;
+  Span over;      // length; value 0, at most one: what the others leave of the run
+  double to = 0;  // the rate at the end of the stage; inverse square root: the least rate; none with warm-up and hold
+};
+
+/// Tensors that are trained differently. Of several groups that name a tensor the last one counts.
+struct ParameterGroup {
+  std::string tensors;       // pattern of names (runtime/core/glob.h)
+  double lr = 1;             // times the learning rate; 0 freezes
+  double weight_decay = -1;  // below 0: as without the group
 };
 
 struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kAdamW;
   double peak_lr = 0;
   std::vector<LrStage> lr;  // empty: constant
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;  // matrices only; none on biases and norm weights
-  double clip = 0;          // global gradient norm over the whole mesh; 0: off
-  int zero = 0;             // 0, or 1: optimizer states split over dp
+  std::vector<ParameterGroup> groups;
+  double clip = 0;                  // global gradient norm over the whole mesh; 0: off
+  double z_loss = 0;                // weight of the squared logarithm of the softmax's denominator, added to each loss
+  double embedding_gradient = 1;    // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
+  int zero = 0;                     // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
+  int64_t bucket = 0;               // elements reduced or gathered at once; 0: plan::default_bucket_elems
+  bool overlap = true;              // reductions run beside backward, gathers of weights beside forward
+  bool keep_after_forward = false;  // ZeRO-3: weights gathered for forward stay until the end of the step
+};
+
+/// precision = fp16 alone.
+struct LossScaleConfig {
+  double initial = 65536;
+  int64_t window = 1000;   // steps without overflow before it doubles; 0: never
+  int64_t hysteresis = 2;  // overflows before it halves
+  double min = 1;          // an overflow at this scale stops the run
 };
 
 struct MeshConfig {
   int64_t tp = 1, pp = 1;
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
+  int64_t shard = 0;  // replicas that ZeRO splits over, neighbours in dp; 0: all
   bool sequence_parallel = false;
   int64_t virtual_stages = 1;   // stages of a rank, with the interleaved schedule
   std::vector<int64_t> stages;  // layers of each pipeline stage, pp * virtual_stages; empty: balanced
@@ -173,6 +277,8 @@ struct Recipe {
   BatchConfig batch;
   OptimizerConfig optimizer;
   Precision precision = Precision::kF32;
+  LossScaleConfig loss_scale;
+  Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: the same layout; any dp, pp, ZeRO
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
   CheckpointConfig checkpoint;

@@ -37,6 +37,15 @@ inline bf16 to_bf16(float x) {
 float f16_to_f32(uint16_t half);
 uint16_t f32_to_f16(float x);
 
+/// IEEE half precision, as an element type; above 65504 it is infinite.
+struct f16 {
+  uint16_t bits = 0;
+};
+static_assert(sizeof(f16) == 2);
+
+inline float to_f32(f16 x) { return f16_to_f32(x.bits); }
+inline f16 to_f16(float x) { return f16{f32_to_f16(x)}; }
+
 template <typename T>
 struct DTypeOf;
 template <>
@@ -46,6 +55,10 @@ struct DTypeOf<float> {
 template <>
 struct DTypeOf<bf16> {
   static constexpr DType value = DType::kBf16;
+};
+template <>
+struct DTypeOf<f16> {
+  static constexpr DType value = DType::kF16;
 };
 
 }  // namespace cairn

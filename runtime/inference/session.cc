@@ -20,16 +20,20 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 }  // namespace
 
 Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
+  if (trained.model.mask != Mask::kCausal) {
+    return Error{ErrorCode::kUnsupported,
+                 "this model's tokens see those to their right (model.mask): it has no next token to compute"};
+  }
   Recipe recipe = trained;
   recipe.mesh = MeshConfig{.dp = 1};
   recipe.batch = {.samples = 1, .micro = 1};
-  recipe.optimizer.zero = 0;
+  recipe.optimizer = {};
   RT_TRY_SET(Plan plan, make_plan(recipe, 1));
   RankPlan rank = plan.rank(0);
   std::unique_ptr<Session> out(new Session(std::move(plan), std::move(rank)));
   const Device cpu{DeviceKind::kCpu, 0};
   RT_TRY_SET(out->weights_, Buffer::allocate(cpu, out->rank_.weight_bytes));
-  if (out->plan_.compute_dtype() == DType::kBf16) {
+  if (out->plan_.compute_dtype() != DType::kF32) {
     RT_TRY_SET(out->master_, Buffer::allocate(cpu, out->rank_.flat_elems * 4));
   }
   out->engine_ = comm::ThreadWorld(1).engine(0);
@@ -49,7 +53,12 @@ std::vector<trainer::StateTensor> Session::weights() {
 
 void Session::weights_ready() {
   if (master_.size_bytes() == 0) return;
-  kernels::cast(master_.as<float>().data(), weights_.as<bf16>().data(), rank_.flat_elems);
+  const float* const master = master_.as<float>().data();
+  if (plan_.compute_dtype() == DType::kBf16) {
+    kernels::cast(master, weights_.as<bf16>().data(), rank_.flat_elems);
+  } else {
+    kernels::cast(master, weights_.as<f16>().data(), rank_.flat_elems);
+  }
   master_ = Buffer();
 }
 

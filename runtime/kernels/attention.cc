@@ -68,14 +68,58 @@ RT_CLONES void unpack_rows(const float* from, int64_t padded, int64_t rows, int6
   }
 }
 
+/// Columns of a tile that each of its rows sees: [first, end), empty where first >= end.
+struct VisibleColumns {
+  int64_t first[kQueries], end[kQueries];
+};
+
+/// Keys [first, end) that query `t` of a sample sees.
+struct VisibleKeys {
+  int64_t first, end;
+};
+RT_INLINE VisibleKeys visible_keys(const AttentionDims& d, int64_t sample, int64_t t) {
+  VisibleKeys out{0, d.mask.causal ? t + 1 : d.tokens};
+  if (d.mask.prefix != nullptr) {
+    out.end = std::max(out.end, std::min<int64_t>(d.tokens, d.mask.prefix[sample]));
+  }
+  if (d.mask.window > 0) out.first = std::max<int64_t>(0, t - d.mask.window + 1);
+  if (d.mask.starts != nullptr) out.first = std::max<int64_t>(out.first, d.mask.starts[sample * d.tokens + t]);
+  return out;
+}
+
+/// Fills `columns` for queries [query0, query0 + rows) and the tile of keys from key0 on; false when none sees any.
+bool visible_columns(const AttentionDims& d, int64_t sample, int64_t query0, int64_t rows, int64_t key0,
+                     VisibleColumns* columns) {
+  bool any = false;
+  for (int64_t r = 0; r < rows; ++r) {
+    const VisibleKeys keys = visible_keys(d, sample, query0 + r);
+    columns->first[r] = std::clamp<int64_t>(keys.first - key0, 0, kKeys);
+    columns->end[r] = std::clamp<int64_t>(keys.end - key0, 0, kKeys);
+    any |= columns->first[r] < columns->end[r];
+  }
+  return any;
+}
+
+/// scores[r, c] += slope * (distance + c - r): `distance` from the first query to the first key.
+RT_CLONES void add_alibi(float* scores, int64_t rows, float slope, int64_t distance) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto first = static_cast<float>(distance - r);
+    for (int64_t c = 0; c < kKeys; ++c) scores[r * kKeys + c] += slope * (first + static_cast<float>(c));
+  }
+}
+
 /// One tile's step of the online softmax. scores [rows, kKeys] become probabilities relative to the new maximum; max,
-/// sum and the rows of out [rows, padded] are rescaled. Query r of the tile sees keys [0, first_visible + r].
-RT_CLONES void online_softmax(float* scores, int64_t rows, int64_t first_visible, float* max, float* sum, float* out,
-                              int64_t padded) {
+/// sum and the rows of out [rows, padded] are rescaled.
+RT_CLONES void online_softmax(float* scores, int64_t rows, const VisibleColumns& columns, float* max, float* sum,
+                              float* out, int64_t padded) {
   for (int64_t r = 0; r < rows; ++r) {
     float* s = scores + r * kKeys;
-    const int64_t visible = std::min(kKeys, first_visible + r + 1);
-    for (int64_t c = visible; c < kKeys; ++c) s[c] = -kInf;
+    if (columns.first[r] >= columns.end[r]) {  // no maximum yet, perhaps: nothing to take a difference with
+      for (int64_t c = 0; c < kKeys; ++c) s[c] = 0.0f;
+      continue;
+    }
+    for (int64_t c = 0; c < columns.first[r]; ++c) s[c] = -kInf;
+    for (int64_t c = columns.end[r]; c < kKeys; ++c) s[c] = -kInf;
     float tile_max = -kInf;
 #pragma omp simd reduction(max : tile_max)
     for (int64_t c = 0; c < kKeys; ++c) tile_max = s[c] > tile_max ? s[c] : tile_max;
@@ -105,13 +149,28 @@ RT_CLONES void scale_rows(float* x, const float* sum, int64_t rows, int64_t padd
 }
 
 /// p = exp(scores - logsumexp), 0 where the query does not see the key.
-RT_CLONES void probabilities(float* scores, int64_t rows, int64_t first_visible, const float* logsumexp) {
+RT_CLONES void probabilities(float* scores, int64_t rows, const VisibleColumns& columns, const float* logsumexp) {
   for (int64_t r = 0; r < rows; ++r) {
     float* s = scores + r * kKeys;
     const float shift = logsumexp[r];
     for (int64_t c = 0; c < kKeys; ++c) s[c] = exp_f32(s[c] - shift);
-    for (int64_t c = std::min(kKeys, first_visible + r + 1); c < kKeys; ++c) s[c] = 0.0f;
+    for (int64_t c = 0; c < columns.first[r]; ++c) s[c] = 0.0f;
+    for (int64_t c = columns.end[r]; c < kKeys; ++c) s[c] = 0.0f;
   }
+}
+
+/// Dropout factors of one tile: queries from query0 on, keys from key0 on.
+void mask_tile(const AttentionDropout& d, int64_t sample, int64_t head, int64_t tokens, int64_t query0, int64_t rows,
+               int64_t key0, float* mask) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t row = (d.first_head + head) * tokens + query0 + r;
+    const uint64_t key = dropout_row_key(d.sample_keys[sample], d.site, static_cast<uint64_t>(row));
+    dropout_factors(key, key0, kKeys, d.rate, mask + r * kKeys);
+  }
+}
+
+RT_CLONES void multiply(float* x, const float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= y[i];
 }
 
 /// dp becomes d(loss)/d(scores before scaling): p * (dp - delta) * scale.
@@ -136,10 +195,23 @@ RT_CLONES void add_scaled(float* sum, float factor, const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += factor * load_f32(x[i]);
 }
 
+/// The end of the keys that any of the queries sees.
+int64_t last_key(const AttentionDims& d, int64_t sample, int64_t query0, int64_t rows) {
+  return visible_keys(d, sample, query0 + rows - 1).end;  // ends never fall from one query to the next
+}
+
+/// The first tile of queries of which one may see a key from key0 on.
+int64_t first_query(const AttentionDims& d, int64_t sample, int64_t key0) {
+  const bool all = !d.mask.causal || (d.mask.prefix != nullptr && key0 < d.mask.prefix[sample]);
+  return all ? 0 : key0;
+}
+
 void check_dims(const AttentionDims& d) {
   RT_CHECK(d.batch >= 0 && d.tokens >= 0 && d.heads > 0 && d.kv_heads > 0 && d.head_dim > 0,
            "attention: batch {}, tokens {}, heads {}, kv_heads {}, head_dim {}", d.batch, d.tokens, d.heads, d.kv_heads,
            d.head_dim);
+  RT_CHECK(d.mask.causal || (d.mask.window == 0 && d.mask.starts == nullptr),
+           "attention: windows and documents need a causal mask");
   RT_CHECK(d.heads % d.kv_heads == 0, "attention: {} heads over {} key/value heads", d.heads, d.kv_heads);
 }
 
@@ -164,11 +236,12 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
   const int64_t packed_elems = key_tiles * kKeys * padded;
 
   parallel_ranges(dims.batch * dims.heads, 1, head_work(dims), [&](int64_t begin, int64_t end) {
-    float* const keys_t = workspace(2 * packed_elems + kQueries * (2 * padded + kKeys));  // [tile][Dp, kKeys]
-    float* const values = keys_t + packed_elems;                                          // [tile][kKeys, Dp]
-    float* const queries = values + packed_elems;                                         // [kQueries, Dp]
-    float* const sums = queries + kQueries * padded;                                      // [kQueries, Dp]
-    float* const scores = sums + kQueries * padded;                                       // [kQueries, kKeys]
+    float* const keys_t = workspace(2 * packed_elems + kQueries * (2 * padded + 2 * kKeys));  // [tile][Dp, kKeys]
+    float* const values = keys_t + packed_elems;                                              // [tile][kKeys, Dp]
+    float* const queries = values + packed_elems;                                             // [kQueries, Dp]
+    float* const sums = queries + kQueries * padded;                                          // [kQueries, Dp]
+    float* const scores = sums + kQueries * padded;                                           // [kQueries, kKeys]
+    float* const mask = scores + kQueries * kKeys;                                            // [kQueries, kKeys]
     float max[kQueries], sum[kQueries];
     int64_t packed_head = -1;  // heads of one group are neighbours: their keys and values are packed once
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -192,7 +265,10 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         std::fill_n(max, rows, -kInf);
         std::fill_n(sum, rows, 0.0f);
         std::fill_n(sums, rows * padded, 0.0f);
-        for (int64_t t = 0; t * kKeys < first + rows; ++t) {
+        const int64_t key_end = last_key(dims, sample, first, rows);
+        for (int64_t t = 0; t * kKeys < key_end; ++t) {
+          VisibleColumns columns;
+          if (!visible_columns(dims, sample, first, rows, t * kKeys, &columns)) continue;
           tile_gemm({.m = rows,
                      .n = kKeys,
                      .k = head_dim,
@@ -203,8 +279,13 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .b_row = kKeys,
                      .c = scores,
                      .c_row = kKeys});
-          online_softmax(scores, rows, first - t * kKeys, max, sum, sums, padded);
-          const int64_t seen = std::min(kKeys, first + rows - t * kKeys);
+          if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
+          online_softmax(scores, rows, columns, max, sum, sums, padded);
+          if (dims.dropout) {  // the sum is of all probabilities
+            mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
+            multiply(scores, mask, rows * kKeys);
+          }
+          const int64_t seen = std::min(kKeys, key_end - t * kKeys);
           tile_gemm({.m = rows,
                      .n = padded,
                      .k = seen,
@@ -245,7 +326,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
   parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
     constexpr int64_t kTile = kKeys;
     static_assert(kQueries == kKeys);
-    float* const keys = workspace(kTile * (8 * padded + 2 * kKeys));  // [kKeys, Dp]
+    float* const keys = workspace(kTile * (8 * padded + 3 * kKeys));  // [kKeys, Dp]
     float* const keys_t = keys + kTile * padded;                      // [Dp, kKeys]
     float* const values_t = keys_t + kTile * padded;                  // [Dp, kKeys]
     float* const dkeys = values_t + kTile * padded;                   // [kKeys, Dp]
@@ -254,6 +335,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     float* const douts = queries + kTile * padded;                    // [kQueries, Dp]
     float* const p = douts + kTile * padded;                          // [kQueries, kKeys]
     float* const dp = p + kTile * kKeys;                              // [kQueries, kKeys]
+    float* const mask = dp + kTile * kKeys;                           // [kQueries, kKeys]
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
       const int64_t row0 = sample * tokens;
@@ -276,8 +358,10 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
         std::fill_n(dvalues, kKeys * padded, 0.0f);
         for (int64_t head = first_head; head < first_head + group; ++head) {
           const int64_t head_row0 = (sample * dims.heads + head) * tokens;
-          for (int64_t query0 = key0; query0 < tokens; query0 += kQueries) {
+          for (int64_t query0 = first_query(dims, sample, key0); query0 < tokens; query0 += kQueries) {
             const int64_t rows = std::min(kQueries, tokens - query0);
+            VisibleColumns columns;
+            if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
             pack_rows(q + (row0 + query0) * dims.q_stride + head * head_dim, dims.q_stride, rows, rows, head_dim,
                       padded, 1.0f, queries);
             pack_rows(dout + (row0 + query0) * dims.out_stride + head * head_dim, dims.out_stride, rows, rows, head_dim,
@@ -293,7 +377,8 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                        .c = p,
                        .c_row = kKeys,
                        .alpha = dims.scale});
-            probabilities(p, rows, query0 - key0, logsumexp + head_row0 + query0);
+            if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
+            probabilities(p, rows, columns, logsumexp + head_row0 + query0);
             tile_gemm({.m = rows,
                        .n = kKeys,
                        .k = head_dim,
@@ -304,7 +389,12 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                        .b_row = kKeys,
                        .c = dp,
                        .c_row = kKeys});
+            if (dims.dropout) {
+              mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
+              multiply(dp, mask, rows * kKeys);
+            }
             score_gradients(p, dp, rows, deltas + head_row0 + query0, dims.scale);
+            if (dims.dropout) multiply(p, mask, rows * kKeys);
             tile_gemm({.m = key_rows,
                        .n = padded,
                        .k = rows,
@@ -351,6 +441,19 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
   });
 }
 
+void alibi_slopes(int64_t heads, int64_t first, int64_t count, float* slopes) {
+  RT_CHECK(heads > 0 && first >= 0 && first + count <= heads, "slopes of heads {} to {} of {}", first, first + count,
+           heads);
+  int64_t whole = 1;
+  while (2 * whole <= heads) whole *= 2;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t head = first + i;
+    const double power = head < whole ? 8.0 * static_cast<double>(head + 1) / static_cast<double>(whole)
+                                      : 4.0 * static_cast<double>(2 * (head - whole) + 1) / static_cast<double>(whole);
+    slopes[i] = static_cast<float>(std::exp2(-power));
+  }
+}
+
 template <typename T>
 void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity, const T* q, const T* k_cache,
                       const T* v_cache, T* out) {
@@ -366,13 +469,16 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
       const int64_t offset = sample * capacity * kv_row + head / group * head_dim;
       float max = -kInf, sum = 0;
       std::fill_n(sums, head_dim, 0.0f);
-      for (int64_t first = 0; first <= past; first += kKeys) {
+      const int64_t oldest = dims.mask.window > 0 ? std::max<int64_t>(0, past - dims.mask.window + 1) : 0;
+      for (int64_t first = oldest; first <= past; first += kKeys) {
         const int64_t keys = std::min(kKeys, past + 1 - first);
         for (int64_t j = 0; j < kKeys; ++j) {
           p[j] = j < keys ? dims.scale * dot(q + unit * head_dim, k_cache + offset + (first + j) * kv_row, head_dim)
-                          : -kInf;
+                          : 0.0f;
         }
-        online_softmax(p, 1, kKeys - 1, &max, &sum, sums, head_dim);
+        if (dims.alibi_slopes != nullptr) add_alibi(p, 1, dims.alibi_slopes[head], first - past);
+        const VisibleColumns columns{{0}, {keys}};
+        online_softmax(p, 1, columns, &max, &sum, sums, head_dim);
         for (int64_t j = 0; j < keys; ++j) {
           add_scaled(sums, p[j], v_cache + offset + (first + j) * kv_row, head_dim);
         }
@@ -390,6 +496,7 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
   template void attention_decode<T>(const AttentionDims&, int64_t, int64_t, const T*, const T*, const T*, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
 
 }  // namespace cairn::kernels

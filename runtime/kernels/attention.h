@@ -1,10 +1,32 @@
 #pragma once
-// Causal softmax attention, tiled with an online softmax: no S x S matrix is ever stored. Grouped-query attention:
-// query head h reads key/value head h * kv_heads / heads.
+// Softmax attention, tiled with an online softmax: no S x S matrix is ever stored. Grouped-query attention: query head
+// h reads key/value head h * kv_heads / heads. Which keys a query sees is an interval for each query, so tiles that no
+// query of theirs sees cost nothing.
 
 #include <cstdint>
 
+#include "runtime/kernels/dropout.h"
+
 namespace cairn::kernels {
+
+/// Dropout of the probabilities (runtime/kernels/dropout.h): a row is one query of one head of the whole model, its
+/// elements are the keys.
+struct AttentionDropout {
+  DropoutRate rate;
+  const uint64_t* sample_keys = nullptr;  // [B]
+  uint64_t site = 0;
+  int64_t first_head = 0;  // of these heads in the model
+
+  explicit operator bool() const { return static_cast<bool>(rate); }
+};
+
+/// The keys that the query at position t of its sample sees: [first, end), never empty.
+struct AttentionMask {
+  bool causal = true;               // end = t + 1; else S
+  int64_t window = 0;               // > 0: first >= t - window + 1
+  const int32_t* prefix = nullptr;  // [B]: end >= prefix[b], so all see the first tokens of their sample
+  const int32_t* starts = nullptr;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
+};
 
 /// Legend: B samples, S tokens a sample, N query heads, K key/value heads, D head dim; T = B * S rows.
 /// q, k, v are row-major [T, ...] with a row stride in elements each, so they may lie side by side in one [T, (N+2K)D].
@@ -12,11 +34,15 @@ struct AttentionDims {
   int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
   int64_t q_stride = 0, kv_stride = 0, out_stride = 0;  // elements from row to row of q; k and v; out and dout
   float scale = 1.0f;                                   // of the scores, 1 / sqrt(D)
+  AttentionMask mask;
+  const float* alibi_slopes = nullptr;  // [N] of these heads: slope * (key - query position) is added to a score
+  AttentionDropout dropout;             // attention_decode() has none
 };
 
 /// The bits depend on neither the number of threads nor the strides. A thread keeps scratch of its own: 2 S D floats in
 /// the forward pass, tiles of 64 rows in the backward pass.
-/// out [T, N*D]; logsumexp [B, N, S] float, kept for the backward pass. T is float or bf16; scores and sums are float.
+/// out [T, N*D]; logsumexp [B, N, S] float, kept for the backward pass. T is float, bf16 or f16; scores and sums are
+/// float.
 template <typename T>
 void attention_forward(const AttentionDims& dims, const T* q, const T* k, const T* v, T* out, float* logsumexp);
 
@@ -26,8 +52,14 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                         const float* logsumexp, const T* dout, T* dq, T* dk, T* dv, float* scratch);
 int64_t attention_backward_scratch_elems(const AttentionDims& dims);
 
+/// Slopes of ALiBi for a model of `heads` heads, written from head `first` on, `count` of them (Press et al. 2022):
+/// powers of 2^(-8/n) for n a power of two; else those of the power of two below, then every other one of the power
+/// above.
+void alibi_slopes(int64_t heads, int64_t first, int64_t count, float* slopes);
+
 /// One new token per sample against a cache of `past + 1` keys (the new one included): for generation.
-/// q [B, N*D], k_cache and v_cache [B, capacity, K*D], out [B, N*D], all dense: the strides in `dims` are not read.
+/// q [B, N*D], k_cache and v_cache [B, capacity, K*D], out [B, N*D], all dense: the strides in `dims` are not read. Of
+/// the mask only the window is.
 template <typename T>
 void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity, const T* q, const T* k_cache,
                       const T* v_cache, T* out);

@@ -1,5 +1,6 @@
 #include "runtime/kernels/cross_entropy.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -71,7 +72,8 @@ void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_c
 
 template <typename T>
 void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale) {
+                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
+                            float z_loss) {
   parallel_ranges(rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
       T* row = logits + r * cols;
@@ -82,9 +84,10 @@ void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid
       const int64_t target = targets[r] - first;
       const bool here = target >= 0 && target < valid_cols;
       const float target_logit = here ? load_f32(row[target]) : 0.0f;
-      softmax_scaled_leaf(row, valid_cols, max[r], scale[r] / sum_exp[r]);
+      const float more = z_loss == 0.0f ? 1.0f : 1.0f + 2.0f * z_loss * (std::log(sum_exp[r]) + max[r]);
+      softmax_scaled_leaf(row, valid_cols, max[r], scale[r] * more / sum_exp[r]);
       // From the float logit again: subtracting from the rounded probability would round twice.
-      if (here) store_f32(&row[target], (exp_f32(target_logit - max[r]) / sum_exp[r] - 1.0f) * scale[r]);
+      if (here) store_f32(&row[target], (exp_f32(target_logit - max[r]) / sum_exp[r] * more - 1.0f) * scale[r]);
       std::memset(static_cast<void*>(row + valid_cols), 0, static_cast<size_t>(cols - valid_cols) * sizeof(T));
     }
   });
@@ -95,9 +98,10 @@ void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid
   template void sum_exp_target<T>(const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*, float*, \
                                   float*);                                                                            \
   template void cross_entropy_backward<T>(T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*,       \
-                                          const float*, const float*)
+                                          const float*, const float*, float)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
 
 }  // namespace cairn::kernels

@@ -19,9 +19,11 @@ template <typename T>
 void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
                     const int32_t* targets, const float* max, float* sum_exp, float* target_logit);
 
-/// Overwrites logits with d(loss)/d(logits): (softmax - onehot) * scale[r]. scale[r] 0 masks a row.
+/// Overwrites logits with d(loss)/d(logits) of loss = log Z - target + z_loss * (log Z)^2, Z the sum of all
+/// exponentials: (softmax * (1 + 2 z_loss log Z) - onehot) * scale[r]. scale[r] 0 masks a row.
 template <typename T>
 void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale);
+                            const int32_t* targets, const float* max, const float* sum_exp, const float* scale,
+                            float z_loss = 0);
 
 }  // namespace cairn::kernels

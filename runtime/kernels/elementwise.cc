@@ -1,6 +1,7 @@
 #include "runtime/kernels/elementwise.h"
 
 #include <cmath>
+#include <mutex>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/parallel.h"
@@ -41,17 +42,15 @@ RT_CLONES void column_sums_leaf(const T* x, float* sum, int64_t rows, int64_t st
 constexpr float kTwoSqrtTwoOverPi = 1.5957691216f;
 constexpr float kGeluCubic = 0.044715f;
 
+// An activation: its value, and value and slope together.
 struct GeluTanh {
   RT_INLINE float operator()(float x) const {
     return x * sigmoid_f32(kTwoSqrtTwoOverPi * (x + kGeluCubic * x * x * x));
   }
-};
-
-struct GeluTanhSlope {
-  RT_INLINE float operator()(float dy, float x) const {
+  RT_INLINE float value_and_slope(float x, float* slope) const {
     const float s = sigmoid_f32(kTwoSqrtTwoOverPi * (x + kGeluCubic * x * x * x));
-    const float slope = kTwoSqrtTwoOverPi * (1.0f + 3.0f * kGeluCubic * x * x);
-    return dy * (s + x * (s * (1.0f - s)) * slope);
+    *slope = s + x * (s * (1.0f - s)) * (kTwoSqrtTwoOverPi * (1.0f + 3.0f * kGeluCubic * x * x));
+    return x * s;
   }
 };
 
@@ -60,84 +59,99 @@ struct GeluErf {
     float gauss;
     return x * normal_cdf_f32(x, &gauss);
   }
-};
-
-struct GeluErfSlope {
-  RT_INLINE float operator()(float dy, float x) const {
+  RT_INLINE float value_and_slope(float x, float* slope) const {
     constexpr float kOneOverSqrtTwoPi = 0.3989422804f;
     float gauss;
     const float cdf = normal_cdf_f32(x, &gauss);
-    return dy * (cdf + x * (kOneOverSqrtTwoPi * gauss));
+    *slope = cdf + x * (kOneOverSqrtTwoPi * gauss);
+    return x * cdf;
   }
 };
 
-struct SwiGlu {
-  RT_INLINE float operator()(float gate, float up) const { return gate * sigmoid_f32(gate) * up; }
+/// x sigmoid(k x): SiLU, and the quick GELU.
+template <int kThousandths>
+struct Swish {
+  static constexpr float kFactor = kThousandths / 1000.0f;
+  RT_INLINE float operator()(float x) const { return x * sigmoid_f32(kFactor * x); }
+  RT_INLINE float value_and_slope(float x, float* slope) const {
+    const float s = sigmoid_f32(kFactor * x);
+    const float value = x * s;
+    *slope = s + kFactor * value * (1.0f - s);
+    return value;
+  }
+};
+using Silu = Swish<1000>;
+using GeluQuick = Swish<1702>;
+
+struct Relu {
+  RT_INLINE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }  // a NaN stays
+  RT_INLINE float value_and_slope(float x, float* slope) const {
+    *slope = x <= 0.0f ? 0.0f : (x > 0.0f ? 1.0f : x);  // x is a NaN in the last case
+    return x < 0.0f ? 0.0f : x;
+  }
 };
 
-template <typename T>
-RT_CLONES void gelu_tanh_forward_leaf(const T* x, T* y, int64_t n) {
-  map_array(x, y, n, GeluTanh{});
-}
-
-template <typename T>
-RT_CLONES void gelu_tanh_backward_leaf(const T* dy, const T* x, T* dx, int64_t n) {
-  map_arrays(dy, x, dx, n, GeluTanhSlope{});
-}
-
-template <typename T>
-RT_CLONES void gelu_erf_forward_leaf(const T* x, T* y, int64_t n) {
-  map_array(x, y, n, GeluErf{});
-}
-
-template <typename T>
-RT_CLONES void gelu_erf_backward_leaf(const T* dy, const T* x, T* dx, int64_t n) {
-  map_arrays(dy, x, dx, n, GeluErfSlope{});
-}
-
-template <typename T>
-RT_CLONES void relu_forward_leaf(const T* x, T* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float v = load_f32(x[i]);
-    store_f32(&y[i], v < 0.0f ? 0.0f : v);  // a NaN stays
+struct Relu2 {
+  RT_INLINE float operator()(float x) const { return x < 0.0f ? 0.0f : x * x; }
+  RT_INLINE float value_and_slope(float x, float* slope) const {
+    *slope = x < 0.0f ? 0.0f : 2.0f * x;
+    return x < 0.0f ? 0.0f : x * x;
   }
-}
+};
 
-template <typename T>
-RT_CLONES void relu_backward_leaf(const T* dy, const T* x, T* dx, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float v = load_f32(x[i]);
-    const float g = load_f32(dy[i]);
-    store_f32(&dx[i], v <= 0.0f ? 0.0f : (v > 0.0f ? g : v));  // v is a NaN in the last case
+template <typename Act>
+struct Backward {
+  RT_INLINE float operator()(float dy, float x) const {
+    float slope;
+    Act{}.value_and_slope(x, &slope);
+    return dy * slope;
   }
+};
+
+template <typename Act>
+struct Gated {
+  RT_INLINE float operator()(float gate, float up) const { return Act{}(gate)*up; }
+};
+
+template <typename Act, typename T>
+RT_CLONES void activation_forward_leaf(const T* x, T* y, int64_t n) {
+  map_array(x, y, n, Act{});
 }
 
-template <typename T>
-RT_CLONES void swiglu_forward_leaf(const T* gate, const T* up, T* y, int64_t n) {
-  map_arrays(gate, up, y, n, SwiGlu{});
+template <typename Act, typename T>
+RT_CLONES void activation_backward_leaf(const T* dy, const T* x, T* dx, int64_t n) {
+  map_arrays(dy, x, dx, n, Backward<Act>{});
 }
 
-RT_INLINE void swiglu_slopes(float dy, float gate, float up, float* dgate, float* dup) {
-  const float s = sigmoid_f32(gate);
-  const float silu = gate * s;
-  *dgate = dy * up * (s + silu * (1.0f - s));
-  *dup = dy * silu;
+template <typename Act, typename T>
+RT_CLONES void gated_forward_leaf(const T* gate, const T* up, T* y, int64_t n) {
+  map_arrays(gate, up, y, n, Gated<Act>{});
 }
 
-RT_CLONES void swiglu_backward_leaf(const float* dy, const float* gate, const float* up, float* dgate, float* dup,
-                                    int64_t n) {
-  for (int64_t i = 0; i < n; ++i) swiglu_slopes(dy[i], gate[i], up[i], &dgate[i], &dup[i]);
+template <typename Act>
+RT_INLINE void gated_slopes(float dy, float gate, float up, float* dgate, float* dup) {
+  float slope;
+  const float value = Act{}.value_and_slope(gate, &slope);
+  *dgate = dy * up * slope;
+  *dup = dy * value;
 }
 
-RT_CLONES void swiglu_backward_leaf(const bf16* dy, const bf16* gate, const bf16* up, bf16* dgate, bf16* dup,
-                                    int64_t n) {
+template <typename Act>
+RT_CLONES void gated_backward_leaf(const float* dy, const float* gate, const float* up, float* dgate, float* dup,
+                                   int64_t n) {
+  for (int64_t i = 0; i < n; ++i) gated_slopes<Act>(dy[i], gate[i], up[i], &dgate[i], &dup[i]);
+}
+
+/// 16-bit elements.
+template <typename Act, typename T>
+RT_CLONES void gated_backward_leaf(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t n) {
   float d[kMapBlock], g[kMapBlock], u[kMapBlock];
   for (int64_t i = 0; i < n; i += kMapBlock) {
     const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
     load_block(dy + i, d, m);
     load_block(gate + i, g, m);
     load_block(up + i, u, m);
-    for (int64_t j = 0; j < m; ++j) swiglu_slopes(d[j], g[j], u[j], &g[j], &u[j]);
+    for (int64_t j = 0; j < m; ++j) gated_slopes<Act>(d[j], g[j], u[j], &g[j], &u[j]);
     store_block(g, dgate + i, m);
     store_block(u, dup + i, m);
   }
@@ -159,24 +173,59 @@ RT_CLONES void rotary_leaf(T* x, const float* cos, const float* sin, int64_t hea
   }
 }
 
+/// The same for pairs (2i, 2i + 1); x points at the first of them.
+template <typename T>
+RT_CLONES void rotary_interleaved_leaf(T* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
+                                       int64_t n) {
+  for (int64_t h = 0; h < heads; ++h) {
+    T* pair = x + h * head_dim;
+    for (int64_t i = 0; i < n; ++i) {
+      const float a = load_f32(pair[2 * i]);
+      const float b = load_f32(pair[2 * i + 1]);
+      store_f32(&pair[2 * i], a * cos[i] - b * sin[i]);
+      store_f32(&pair[2 * i + 1], b * cos[i] + a * sin[i]);
+    }
+  }
+}
+
 template <typename In, typename Out>
 RT_CLONES void cast_leaf(const In* in, Out* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(in[i]));
 }
 
-RT_CLONES void scale_leaf(float* x, float factor, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+template <typename T>
+RT_CLONES void scale_leaf(T* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) store_f32(&x[i], factor * load_f32(x[i]));
+}
+
+template <typename T>
+RT_CLONES void add_scaled_leaf(const T* a, float factor, const T* b, T* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(a[i]) + factor * load_f32(b[i]));
 }
 
 RT_CLONES void add_to_leaf(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
-RT_CLONES double sum_of_squares_leaf(const float* x, int64_t n) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return sum;
+constexpr int64_t kSquaresBlock = 16;
+
+/// Always in the same order: i + 8 to i, then i + 4, ...
+RT_INLINE double block_of_squares(const float* x) {
+  double part[kSquaresBlock];
+  for (int64_t i = 0; i < kSquaresBlock; ++i) part[i] = static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (int64_t i = 0; i < 8; ++i) part[i] += part[i + 8];
+  for (int64_t i = 0; i < 4; ++i) part[i] += part[i + 4];
+  return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
+/// out[b] = the sum over block b; the last one may be short.
+RT_CLONES void squares_leaf(const float* x, int64_t n, double* out) {
+  const int64_t whole = n / kSquaresBlock;
+  for (int64_t b = 0; b < whole; ++b) out[b] = block_of_squares(x + b * kSquaresBlock);
+  if (whole * kSquaresBlock == n) return;
+  float last[kSquaresBlock] = {};
+  for (int64_t i = whole * kSquaresBlock; i < n; ++i) last[i - whole * kSquaresBlock] = x[i];
+  out[whole] = block_of_squares(last);
 }
 
 }  // namespace
@@ -199,83 +248,110 @@ void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width) {
                   [=](int64_t c, int64_t end) { column_sums_leaf(dy + c, dbias + c, rows, width, end - c); });
 }
 
-template <typename T>
-void gelu_tanh_forward(const T* x, T* y, int64_t count) {
-  parallel_elements(count, [=](int64_t i, int64_t end) { gelu_tanh_forward_leaf(x + i, y + i, end - i); });
-}
-template <typename T>
-void gelu_tanh_backward(const T* dy, const T* x, T* dx, int64_t count) {
-  parallel_elements(count, [=](int64_t i, int64_t end) { gelu_tanh_backward_leaf(dy + i, x + i, dx + i, end - i); });
-}
-template <typename T>
-void gelu_erf_forward(const T* x, T* y, int64_t count) {
-  parallel_elements(count, [=](int64_t i, int64_t end) { gelu_erf_forward_leaf(x + i, y + i, end - i); });
-}
-template <typename T>
-void gelu_erf_backward(const T* dy, const T* x, T* dx, int64_t count) {
-  parallel_elements(count, [=](int64_t i, int64_t end) { gelu_erf_backward_leaf(dy + i, x + i, dx + i, end - i); });
-}
-template <typename T>
-void relu_forward(const T* x, T* y, int64_t count) {
-  parallel_elements(count, [=](int64_t i, int64_t end) { relu_forward_leaf(x + i, y + i, end - i); });
-}
-template <typename T>
-void relu_backward(const T* dy, const T* x, T* dx, int64_t count) {
-  parallel_elements(count, [=](int64_t i, int64_t end) { relu_backward_leaf(dy + i, x + i, dx + i, end - i); });
-}
+#define RT_ACTIVATION(name, Act)                                                                                       \
+  template <typename T>                                                                                                \
+  void name##_forward(const T* x, T* y, int64_t count) {                                                               \
+    parallel_elements(count, [=](int64_t i, int64_t end) { activation_forward_leaf<Act>(x + i, y + i, end - i); });    \
+  }                                                                                                                    \
+  template <typename T>                                                                                                \
+  void name##_backward(const T* dy, const T* x, T* dx, int64_t count) {                                                \
+    parallel_elements(count,                                                                                           \
+                      [=](int64_t i, int64_t end) { activation_backward_leaf<Act>(dy + i, x + i, dx + i, end - i); }); \
+  }
+RT_ACTIVATION(gelu_tanh, GeluTanh)
+RT_ACTIVATION(gelu_erf, GeluErf)
+RT_ACTIVATION(gelu_quick, GeluQuick)
+RT_ACTIVATION(relu, Relu)
+RT_ACTIVATION(relu2, Relu2)
+RT_ACTIVATION(silu, Silu)
+#undef RT_ACTIVATION
 
-template <typename T>
-void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t ffn) {
+namespace {
+
+template <typename Act, typename T>
+void gated_forward_by(const T* gate_up, T* y, int64_t rows, int64_t ffn) {
   parallel_ranges(rows, 1, 3 * ffn, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
       const T* gate = gate_up + r * 2 * ffn;
-      swiglu_forward_leaf(gate, gate + ffn, y + r * ffn, ffn);
+      gated_forward_leaf<Act>(gate, gate + ffn, y + r * ffn, ffn);
     }
   });
 }
 
-template <typename T>
-void swiglu_backward(const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn) {
+template <typename Act, typename T>
+void gated_backward_by(const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn) {
   parallel_ranges(rows, 1, 5 * ffn, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
       const T* gate = gate_up + r * 2 * ffn;
       T* dgate = dgate_up + r * 2 * ffn;
-      swiglu_backward_leaf(dy + r * ffn, gate, gate + ffn, dgate, dgate + ffn, ffn);
+      gated_backward_leaf<Act>(dy + r * ffn, gate, gate + ffn, dgate, dgate + ffn, ffn);
     }
   });
 }
 
-void rotary_table(float* table, int64_t first_position, int64_t tokens, int64_t head_dim, double theta) {
-  RT_CHECK(head_dim % 2 == 0, "rotary needs an even head_dim, got {}", head_dim);
-  const int64_t half = head_dim / 2;
-  for (int64_t i = 0; i < half; ++i) {
-    const double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+}  // namespace
+
+template <typename T>
+void gated_forward(Gate gate, const T* gate_up, T* y, int64_t rows, int64_t ffn) {
+  switch (gate) {
+    case Gate::kSilu:
+      return gated_forward_by<Silu>(gate_up, y, rows, ffn);
+    case Gate::kGeluErf:
+      return gated_forward_by<GeluErf>(gate_up, y, rows, ffn);
+    case Gate::kGeluTanh:
+      return gated_forward_by<GeluTanh>(gate_up, y, rows, ffn);
+    case Gate::kRelu:
+      return gated_forward_by<Relu>(gate_up, y, rows, ffn);
+  }
+}
+
+template <typename T>
+void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn) {
+  switch (gate) {
+    case Gate::kSilu:
+      return gated_backward_by<Silu>(dy, gate_up, dgate_up, rows, ffn);
+    case Gate::kGeluErf:
+      return gated_backward_by<GeluErf>(dy, gate_up, dgate_up, rows, ffn);
+    case Gate::kGeluTanh:
+      return gated_backward_by<GeluTanh>(dy, gate_up, dgate_up, rows, ffn);
+    case Gate::kRelu:
+      return gated_backward_by<Relu>(dy, gate_up, dgate_up, rows, ffn);
+  }
+}
+
+void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const double> frequencies,
+                  double factor) {
+  const int64_t pairs = std::ssize(frequencies);
+  for (int64_t i = 0; i < pairs; ++i) {
     for (int64_t t = 0; t < tokens; ++t) {
-      const double angle = static_cast<double>(first_position + t) * frequency;
-      table[(t * half + i) * 2] = static_cast<float>(std::cos(angle));
-      table[(t * half + i) * 2 + 1] = static_cast<float>(std::sin(angle));
+      const double angle = static_cast<double>(first_position + t) * frequencies[i];
+      table[(t * pairs + i) * 2] = static_cast<float>(factor * std::cos(angle));
+      table[(t * pairs + i) * 2 + 1] = static_cast<float>(factor * std::sin(angle));
     }
   }
 }
 
 template <typename T>
-void rotary(T* x, const float* table, int64_t rows, int64_t tokens, int64_t heads, int64_t head_dim, int64_t stride,
-            bool inverse) {
-  RT_CHECK(head_dim % 2 == 0, "rotary needs an even head_dim, got {}", head_dim);
-  const int64_t half = head_dim / 2;
+void rotary(const RotaryDims& d, T* x, const float* table, bool inverse) {
+  RT_CHECK(d.turning % 2 == 0 && d.turning <= d.head_dim, "rotary of {} channels of {}", d.turning, d.head_dim);
+  const int64_t half = d.turning / 2;
   const float sign = inverse ? -1.0f : 1.0f;
-  parallel_ranges(rows, 1, heads * head_dim, [=](int64_t begin, int64_t end) {
+  parallel_ranges(d.rows, 1, d.heads * d.turning, [=](int64_t begin, int64_t end) {
     constexpr int64_t kPiece = 128;  // pairs a piece, so that the tables fit a stack buffer whatever head_dim is
     float cos[kPiece], sin[kPiece];
     for (int64_t r = begin; r < end; ++r) {
-      const float* row_table = table + (r % tokens) * half * 2;
+      const float* row_table = table + (r % d.tokens) * half * 2;
       for (int64_t i0 = 0; i0 < half; i0 += kPiece) {
         const int64_t n = std::min(kPiece, half - i0);
         for (int64_t i = 0; i < n; ++i) {
           cos[i] = row_table[(i0 + i) * 2];
           sin[i] = sign * row_table[(i0 + i) * 2 + 1];
         }
-        rotary_leaf(x + r * stride + i0, cos, sin, heads, head_dim, half, n);
+        if (d.interleaved) {
+          rotary_interleaved_leaf(x + r * d.stride + 2 * i0, cos, sin, d.heads, d.head_dim, n);
+        } else {
+          rotary_leaf(x + r * d.stride + i0, cos, sin, d.heads, d.head_dim, half, n);
+        }
       }
     }
   });
@@ -287,43 +363,62 @@ void cast(const float* in, bf16* out, int64_t count) {
 void cast(const bf16* in, float* out, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { cast_leaf(in + i, out + i, end - i); });
 }
-void scale(float* x, float factor, int64_t count) {
+void cast(const float* in, f16* out, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { cast_leaf(in + i, out + i, end - i); });
+}
+void cast(const f16* in, float* out, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { cast_leaf(in + i, out + i, end - i); });
+}
+template <typename T>
+void scale(T* x, float factor, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { scale_leaf(x + i, factor, end - i); });
+}
+template <typename T>
+void add_scaled(const T* a, float factor, const T* b, T* out, int64_t count) {
+  parallel_elements(count, [=](int64_t i, int64_t end) { add_scaled_leaf(a + i, factor, b + i, out + i, end - i); });
 }
 void add_to(float* x, const float* y, int64_t count) {
   parallel_elements(count, [=](int64_t i, int64_t end) { add_to_leaf(x + i, y + i, end - i); });
 }
 
-double sum_of_squares(const float* x, int64_t count) {
-  // The number of blocks bounds the stack array; their bounds depend on count alone.
-  constexpr int64_t kMaxBlocks = 256;
-  constexpr int64_t kMinBlock = 4096;
-  const int64_t block = std::max(kMinBlock, ((count + kMaxBlocks - 1) / kMaxBlocks + 1023) / 1024 * 1024);
-  const int64_t blocks = (count + block - 1) / block;
-  double partial[kMaxBlocks] = {};
-  parallel_ranges(blocks, 1, block, [&](int64_t b, int64_t end) {
-    for (; b < end; ++b) partial[b] = sum_of_squares_leaf(x + b * block, std::min(block, count - b * block));
+void add_squares(const float* x, int64_t count, ExactSum& sum) {
+  constexpr int64_t kBlocks = 64;
+  std::mutex mutex;
+  parallel_ranges(count, kSquaresBlock, 1, [&](int64_t begin, int64_t end) {
+    ExactSum mine;
+    double partial[kBlocks];
+    for (int64_t i = begin; i < end; i += kBlocks * kSquaresBlock) {
+      const int64_t n = std::min(kBlocks * kSquaresBlock, end - i);
+      squares_leaf(x + i, n, partial);
+      for (int64_t b = 0; b * kSquaresBlock < n; ++b) mine.add(partial[b]);
+    }
+    const std::lock_guard lock(mutex);  // once a thread; the sum is exact in any order
+    sum.add(mine);
   });
-  double sum = 0;
-  for (int64_t b = 0; b < blocks; ++b) sum += partial[b];
-  return sum;
 }
 
-#define RT_INSTANTIATE(T)                                                     \
-  template void add<T>(const T*, const T*, T*, int64_t);                      \
-  template void add_bias<T>(T*, const T*, int64_t, int64_t);                  \
-  template void bias_backward<T>(const T*, float*, int64_t, int64_t);         \
-  template void gelu_tanh_forward<T>(const T*, T*, int64_t);                  \
-  template void gelu_tanh_backward<T>(const T*, const T*, T*, int64_t);       \
-  template void gelu_erf_forward<T>(const T*, T*, int64_t);                   \
-  template void gelu_erf_backward<T>(const T*, const T*, T*, int64_t);        \
-  template void relu_forward<T>(const T*, T*, int64_t);                       \
-  template void relu_backward<T>(const T*, const T*, T*, int64_t);            \
-  template void swiglu_forward<T>(const T*, T*, int64_t, int64_t);            \
-  template void swiglu_backward<T>(const T*, const T*, T*, int64_t, int64_t); \
-  template void rotary<T>(T*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, bool)
+#define RT_INSTANTIATE_ACTIVATION(name, T)                \
+  template void name##_forward<T>(const T*, T*, int64_t); \
+  template void name##_backward<T>(const T*, const T*, T*, int64_t)
+#define RT_INSTANTIATE(T)                                                          \
+  template void add<T>(const T*, const T*, T*, int64_t);                           \
+  template void add_bias<T>(T*, const T*, int64_t, int64_t);                       \
+  template void bias_backward<T>(const T*, float*, int64_t, int64_t);              \
+  template void scale<T>(T*, float, int64_t);                                      \
+  template void add_scaled<T>(const T*, float, const T*, T*, int64_t);             \
+  RT_INSTANTIATE_ACTIVATION(gelu_tanh, T);                                         \
+  RT_INSTANTIATE_ACTIVATION(gelu_erf, T);                                          \
+  RT_INSTANTIATE_ACTIVATION(gelu_quick, T);                                        \
+  RT_INSTANTIATE_ACTIVATION(relu, T);                                              \
+  RT_INSTANTIATE_ACTIVATION(relu2, T);                                             \
+  RT_INSTANTIATE_ACTIVATION(silu, T);                                              \
+  template void gated_forward<T>(Gate, const T*, T*, int64_t, int64_t);            \
+  template void gated_backward<T>(Gate, const T*, const T*, T*, int64_t, int64_t); \
+  template void rotary<T>(const RotaryDims&, T*, const float*, bool)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
+#undef RT_INSTANTIATE_ACTIVATION
 
 }  // namespace cairn::kernels

@@ -1,11 +1,13 @@
 #pragma once
-// Pointwise maps and small reductions. T is float or bf16; sums are in float. All are deterministic for a given
+// Pointwise maps and small reductions. T is float, bf16 or f16; sums are in float. All are deterministic for a given
 // thread count, and the reductions over rows do not depend on it. A map's output may be the very array of an input of
 // its shape. A NaN comes out where one went in.
 
 #include <cstdint>
+#include <span>
 
 #include "runtime/core/dtype.h"
+#include "runtime/core/exact_sum.h"
 
 namespace cairn::kernels {
 
@@ -32,25 +34,52 @@ void relu_forward(const T* x, T* y, int64_t count);
 template <typename T>
 void relu_backward(const T* dy, const T* x, T* dx, int64_t count);
 
-/// gate_up is [rows, 2F]: gate in columns [0, F), up in [F, 2F). y[rows, F] = silu(gate) * up.
 template <typename T>
-void swiglu_forward(const T* gate_up, T* y, int64_t rows, int64_t ffn);
+void gelu_quick_forward(const T* x, T* y, int64_t count);  // x sigmoid(1.702 x)
 template <typename T>
-void swiglu_backward(const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn);
+void gelu_quick_backward(const T* dy, const T* x, T* dx, int64_t count);
+template <typename T>
+void relu2_forward(const T* x, T* y, int64_t count);  // max(x, 0)^2
+template <typename T>
+void relu2_backward(const T* dy, const T* x, T* dx, int64_t count);
+template <typename T>
+void silu_forward(const T* x, T* y, int64_t count);  // x sigmoid(x)
+template <typename T>
+void silu_backward(const T* dy, const T* x, T* dx, int64_t count);
 
-/// Rotates pairs (x_i, x_{i + D/2}) of each of `heads` heads in rows of stride `stride`, in place. Row r has position
-/// first_position + r % tokens. `inverse` rotates back (the backward pass). cos and sin are computed in double once
-/// per position and kept by the caller: table [tokens, D/2, 2] from rotary_table().
-void rotary_table(float* table, int64_t first_position, int64_t tokens, int64_t head_dim, double theta);
+/// gate_up is [rows, 2F]: gate in columns [0, F), up in [F, 2F). y[rows, F] = act(gate) * up.
+enum class Gate { kSilu, kGeluErf, kGeluTanh, kRelu };
 template <typename T>
-void rotary(T* x, const float* table, int64_t rows, int64_t tokens, int64_t heads, int64_t head_dim, int64_t stride,
-            bool inverse);
+void gated_forward(Gate gate, const T* gate_up, T* y, int64_t rows, int64_t ffn);
+template <typename T>
+void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn);
+
+/// Rotary positions: pairs of channels of each of `heads` heads in rows of stride `stride` are turned in place. Row r
+/// has position r % tokens of the table.
+struct RotaryDims {
+  int64_t rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
+  int64_t turning = 0;       // channels of a head that turn, its first; even
+  bool interleaved = false;  // pairs (2i, 2i+1), not (i, i + turning/2)
+};
+/// cos and sin, computed in double: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i
+/// by p * frequencies[i]. Both are multiplied by `factor`.
+void rotary_table(float* table, int64_t first_position, int64_t tokens, std::span<const double> frequencies,
+                  double factor);
+/// `inverse` turns back (the backward pass; the factor stays).
+template <typename T>
+void rotary(const RotaryDims& dims, T* x, const float* table, bool inverse);
 
 void cast(const float* in, bf16* out, int64_t count);
 void cast(const bf16* in, float* out, int64_t count);
-void scale(float* x, float factor, int64_t count);
+void cast(const float* in, f16* out, int64_t count);
+void cast(const f16* in, float* out, int64_t count);
+template <typename T>
+void scale(T* x, float factor, int64_t count);
+/// out = a + factor * b; out may be a or b.
+template <typename T>
+void add_scaled(const T* a, float factor, const T* b, T* out, int64_t count);
 void add_to(float* x, const float* y, int64_t count);  // x += y
-/// Sum of squares in double, in a fixed order of blocks: independent of the thread count.
-double sum_of_squares(const float* x, int64_t count);
+/// Adds the squares of x. Blocks of 16 elements are summed in double first, so cuts at multiples of 16 change no bit.
+void add_squares(const float* x, int64_t count, ExactSum& sum);
 
 }  // namespace cairn::kernels

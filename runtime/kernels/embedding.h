@@ -9,10 +9,10 @@ namespace cairn::kernels {
 template <typename T>
 void embedding_forward(const int32_t* ids, int64_t rows, const T* table, int64_t first, int64_t rows_in_table,
                        int64_t width, T* out);
-/// dtable[ids[r] - first, :] += dout[r, :] for ids in the range, in row order (deterministic).
+/// dtable[ids[r] - first, :] += factor * dout[r, :] for ids in the range, in row order (deterministic).
 template <typename T>
 void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t first, int64_t rows_in_table,
-                        int64_t width, float* dtable);
+                        int64_t width, float* dtable, float factor = 1);
 
 /// x[r, :] += table[(first_row + r) % tokens, :]; backward adds dout rows into dtable.
 template <typename T>

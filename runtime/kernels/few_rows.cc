@@ -64,5 +64,6 @@ void few_rows_matmul(const T* x, const T* weight, const T* bias, T* y, int64_t y
 template void few_rows_matmul<float>(const float*, const float*, const float*, float*, int64_t, int64_t, int64_t,
                                      int64_t);
 template void few_rows_matmul<bf16>(const bf16*, const bf16*, const bf16*, bf16*, int64_t, int64_t, int64_t, int64_t);
+template void few_rows_matmul<f16>(const f16*, const f16*, const f16*, f16*, int64_t, int64_t, int64_t, int64_t);
 
 }  // namespace cairn::kernels

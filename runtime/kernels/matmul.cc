@@ -14,7 +14,8 @@ void check(const MatmulArgs& args) {
   RT_CHECK(args.lda >= (args.trans_a ? args.m : args.k), "matmul: lda {} is below its row", args.lda);
   RT_CHECK(args.ldb >= (args.trans_b ? args.k : args.n), "matmul: ldb {} is below its row", args.ldb);
   RT_CHECK(args.ldc >= args.n, "matmul: ldc {} is below n {}", args.ldc, args.n);
-  RT_CHECK(args.ab_dtype == DType::kF32 || args.ab_dtype == DType::kBf16, "matmul of {}", dtype_name(args.ab_dtype));
+  RT_CHECK(args.ab_dtype == DType::kF32 || args.ab_dtype == DType::kBf16 || args.ab_dtype == DType::kF16,
+           "matmul of {}", dtype_name(args.ab_dtype));
   RT_CHECK(args.c_dtype == args.ab_dtype || args.c_dtype == DType::kF32, "matmul: {} into {}",
            dtype_name(args.ab_dtype), dtype_name(args.c_dtype));
 }
@@ -34,8 +35,9 @@ void fill_bias(const MatmulArgs& args) {
 
 void empty_sum(const MatmulArgs& args) {
   if (args.ab_dtype == DType::kF32) return fill_bias<float, float>(args);
-  if (args.c_dtype == DType::kF32) return fill_bias<float, bf16>(args);
-  fill_bias<bf16, bf16>(args);
+  const bool is_bf16 = args.ab_dtype == DType::kBf16;
+  if (args.c_dtype == DType::kF32) return is_bf16 ? fill_bias<float, bf16>(args) : fill_bias<float, f16>(args);
+  return is_bf16 ? fill_bias<bf16, bf16>(args) : fill_bias<f16, f16>(args);
 }
 
 enum class Bf16Products { kNone, kHalfRate, kFast };
@@ -59,6 +61,7 @@ Bf16Products bf16_products() {
 bool panels_pay(const MatmulArgs& args) {
   constexpr int64_t kReuse = 64;  // an element copied is used this often, or the copy costs more than it saves
   const bool reused = args.m >= kReuse && args.n >= kReuse;
+  if (args.ab_dtype == DType::kF16) return true;  // oneDNN 2.6 multiplies none
   if (args.ab_dtype == DType::kBf16) {
     static const Bf16Products kProducts = bf16_products();
     return kProducts == Bf16Products::kNone || (kProducts == Bf16Products::kHalfRate && reused);

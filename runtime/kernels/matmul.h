@@ -11,7 +11,7 @@ namespace cairn::kernels {
 
 /// C[M,N] = op(A)[M,K] * op(B)[K,N] (+ C when accumulate) (+ bias[N] broadcast over rows).
 /// Row-major; `trans_a` means A is stored [K,M], `trans_b` that B is stored [N,K]. Leading dims are in elements.
-/// A and B are f32 or bf16, the same; C is that dtype or f32; accumulation is in f32 always. bias has A's dtype.
+/// A and B are f32, bf16 or f16, the same; C is that dtype or f32; accumulation is in f32 always. bias has A's dtype.
 struct MatmulArgs {
   int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
@@ -28,9 +28,10 @@ struct MatmulArgs {
   const void* bias = nullptr;
 };
 
-/// Where the processor multiplies bf16 slower than f32 or not at all, or leading dims make cache sets collide, blocks
-/// of A and B are converted or copied to f32 scratch first (at most 28 MiB a thread, kept); the choice is fixed per
-/// machine. Errors: kUnsupported when oneDNN refuses the shape or dtype on this machine; the text names all sizes.
+/// f16 always, and bf16 where the processor multiplies it slower than f32 or not at all, or where leading dims make
+/// cache sets collide, blocks of A and B are converted or copied to f32 scratch first (at most 28 MiB a thread, kept);
+/// the choice is fixed per machine. Errors: kUnsupported when oneDNN refuses the shape or dtype on this machine; the
+/// text names all sizes.
 Status matmul(const MatmulArgs& args);
 
 }  // namespace cairn::kernels

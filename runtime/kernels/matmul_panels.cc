@@ -28,11 +28,12 @@ RT_CLONES void convert_rows(const T* from, int64_t from_stride, float* to, int64
   }
 }
 
-RT_CLONES void store_rows(const float* from, int64_t from_stride, bf16* to, int64_t to_stride, int64_t rows,
+template <typename T>
+RT_CLONES void store_rows(const float* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows,
                           int64_t columns, bool accumulate) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* in = from + r * from_stride;
-    bf16* out = to + r * to_stride;
+    T* out = to + r * to_stride;
     if (accumulate) {
       for (int64_t c = 0; c < columns; ++c) store_f32(&out[c], load_f32(out[c]) + in[c]);
     } else {
@@ -41,11 +42,23 @@ RT_CLONES void store_rows(const float* from, int64_t from_stride, bf16* to, int6
   }
 }
 
+void to_floats(const void* from, DType dtype, int64_t at, int64_t from_stride, float* to, int64_t to_stride,
+               int64_t rows, int64_t columns) {
+  switch (dtype) {
+    case DType::kBf16:
+      return convert_rows(static_cast<const bf16*>(from) + at, from_stride, to, to_stride, rows, columns);
+    case DType::kF16:
+      return convert_rows(static_cast<const f16*>(from) + at, from_stride, to, to_stride, rows, columns);
+    default:
+      return convert_rows(static_cast<const float*>(from) + at, from_stride, to, to_stride, rows, columns);
+  }
+}
+
 /// A or B as it is stored, and the block of it that lies packed in scratch.
 struct Operand {
   const void* data;
   int64_t stride;
-  bool bf16_data;
+  DType dtype;
   float* packed;
   int64_t row = -1, column = -1;  // of the packed block
 
@@ -56,13 +69,8 @@ struct Operand {
     row = row0;
     column = column0;
     parallel_ranges(rows, 1, columns, [&](int64_t begin, int64_t end) {
-      const int64_t at = (row0 + begin) * stride + column0;
-      float* to = packed + begin * to_stride;
-      if (bf16_data) {
-        convert_rows(static_cast<const bf16*>(data) + at, stride, to, to_stride, end - begin, columns);
-      } else {
-        convert_rows(static_cast<const float*>(data) + at, stride, to, to_stride, end - begin, columns);
-      }
+      to_floats(data, dtype, (row0 + begin) * stride + column0, stride, packed + begin * to_stride, to_stride,
+                end - begin, columns);
     });
     return to_stride;
   }
@@ -75,30 +83,28 @@ int64_t packed_elems(int64_t rows, int64_t columns) { return rows * packed_strid
 Status matmul_panels(const MatmulArgs& args) {
   const int64_t max_rows = std::min(args.m, kMaxRows), max_columns = std::min(args.n, kMaxColumns);
   const int64_t max_depth = std::min(args.k, kMaxDepth);
-  const bool bf16_in = args.ab_dtype == DType::kBf16, bf16_out = args.c_dtype == DType::kBf16;
+  const bool low_out = args.c_dtype != DType::kF32;  // 16 bits: through a block of floats
   const int64_t a_elems = args.trans_a ? packed_elems(max_depth, max_rows) : packed_elems(max_rows, max_depth);
   const int64_t b_elems = args.trans_b ? packed_elems(max_columns, max_depth) : packed_elems(max_depth, max_columns);
-  const int64_t c_elems = bf16_out ? packed_elems(max_rows, max_columns) : 0;
+  const int64_t c_elems = low_out ? packed_elems(max_rows, max_columns) : 0;
   thread_local Scratch scratch;
   float* const a_block = scratch.floats(a_elems + b_elems + c_elems + kMaxColumns);
   float* const b_block = a_block + a_elems;
   float* const c_block = b_block + b_elems;
   float* const bias_block = c_block + c_elems;
-  Operand a{args.a, args.lda, bf16_in, a_block};
-  Operand b{args.b, args.ldb, bf16_in, b_block};
+  Operand a{args.a, args.lda, args.ab_dtype, a_block};
+  Operand b{args.b, args.ldb, args.ab_dtype, b_block};
 
   for (int64_t i = 0; i < args.m; i += kMaxRows) {
     const int64_t rows = std::min(kMaxRows, args.m - i);
     for (int64_t j = 0; j < args.n; j += kMaxColumns) {
       const int64_t columns = std::min(kMaxColumns, args.n - j);
       MatmulArgs block{.m = rows, .n = columns};
-      block.c = bf16_out ? c_block : static_cast<float*>(args.c) + i * args.ldc + j;
-      block.ldc = bf16_out ? packed_stride(columns) : args.ldc;
-      if (args.bias != nullptr && bf16_in) {
-        convert_rows(static_cast<const bf16*>(args.bias) + j, 0, bias_block, 0, 1, columns);
+      block.c = low_out ? c_block : static_cast<float*>(args.c) + i * args.ldc + j;
+      block.ldc = low_out ? packed_stride(columns) : args.ldc;
+      if (args.bias != nullptr) {
+        to_floats(args.bias, args.ab_dtype, j, 0, bias_block, 0, 1, columns);
         block.bias = bias_block;
-      } else if (args.bias != nullptr) {
-        block.bias = static_cast<const float*>(args.bias) + j;
       }
       for (int64_t l = 0; l < args.k; l += kMaxDepth) {
         block.k = std::min(kMaxDepth, args.k - l);
@@ -108,17 +114,18 @@ Status matmul_panels(const MatmulArgs& args) {
         block.ldb = args.trans_b ? b.pack(j, columns, l, block.k) : b.pack(l, block.k, j, columns);
         block.a = a_block;
         block.b = b_block;
-        block.accumulate = l > 0 || (args.accumulate && !bf16_out);
+        block.accumulate = l > 0 || (args.accumulate && !low_out);
         RT_TRY(matmul_onednn(block).with(describe(args)));
         block.bias = nullptr;  // once is enough
       }
-      if (bf16_out) {
-        bf16* const c = static_cast<bf16*>(args.c) + i * args.ldc + j;
+      const auto store = [&](auto* c) {
         parallel_ranges(rows, 1, columns, [&](int64_t begin, int64_t end) {
           store_rows(c_block + begin * block.ldc, block.ldc, c + begin * args.ldc, args.ldc, end - begin, columns,
                      args.accumulate);
         });
-      }
+      };
+      if (args.c_dtype == DType::kBf16) store(static_cast<bf16*>(args.c) + i * args.ldc + j);
+      if (args.c_dtype == DType::kF16) store(static_cast<f16*>(args.c) + i * args.ldc + j);
     }
   }
   return {};

@@ -100,6 +100,25 @@ RT_CLONES void rms_norm_forward_leaf(const T* x, const T* weight, T* y, float* r
   for (int64_t c = 0; c < width; ++c) store_f32(&y[c], load_f32(x[c]) * rstd * load_f32(weight[c]));
 }
 
+template <typename T>
+RT_CLONES float rms_rstd_leaf(const T* x, int64_t width, float eps) {
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t c = 0; c < width; ++c) squares += load_f32(x[c]) * load_f32(x[c]);
+  return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
+}
+
+/// dweight[c] += the sum over heads of dy * xhat of one row.
+template <typename T>
+RT_CLONES void head_dweight_leaf(const T* dy, const T* x, const float* rstd, float* dweight, int64_t heads,
+                                 int64_t head_dim) {
+  for (int64_t h = 0; h < heads; ++h) {
+    const T* g = dy + h * head_dim;
+    const T* v = x + h * head_dim;
+    for (int64_t c = 0; c < head_dim; ++c) dweight[c] += load_f32(g[c]) * (load_f32(v[c]) * rstd[h]);
+  }
+}
+
 }  // namespace
 
 template <typename T>
@@ -147,14 +166,57 @@ void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rs
   });
 }
 
+template <typename T>
+void head_norm_forward(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t rows,
+                       int64_t heads, int64_t head_dim, float eps) {
+  parallel_ranges(rows, 1, 2 * heads * head_dim, [=](int64_t r, int64_t end) {
+    float rstd;
+    for (; r < end; ++r) {
+      for (int64_t h = 0; h < heads; ++h) {
+        rms_norm_forward_leaf(x + r * x_stride + h * head_dim, weight, y + r * y_stride + h * head_dim, &rstd, head_dim,
+                              eps);
+      }
+    }
+  });
+}
+
+template <typename T>
+void head_norm_backward(const T* dy, int64_t dy_stride, const T* x, int64_t x_stride, const T* weight, T* dx,
+                        int64_t dx_stride, float* dweight, float* rstd, int64_t rows, int64_t heads, int64_t head_dim,
+                        float eps) {
+  parallel_ranges(rows, 1, heads * head_dim, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      for (int64_t h = 0; h < heads; ++h) {
+        rstd[r * heads + h] = rms_rstd_leaf(x + r * x_stride + h * head_dim, head_dim, eps);
+      }
+    }
+  });
+  // One weight of head_dim: on one thread, rows in order. dx may be dy, so this comes first.
+  for (int64_t r = 0; r < rows; ++r) {
+    head_dweight_leaf(dy + r * dy_stride, x + r * x_stride, rstd + r * heads, dweight, heads, head_dim);
+  }
+  parallel_ranges(rows, 1, 3 * heads * head_dim, [=](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      for (int64_t h = 0; h < heads; ++h) {
+        norm_dx_leaf<false>(dy + r * dy_stride + h * head_dim, x + r * x_stride + h * head_dim, weight, 0.0f,
+                            rstd[r * heads + h], dx + r * dx_stride + h * head_dim, head_dim);
+      }
+    }
+  });
+}
+
 #define RT_INSTANTIATE(T)                                                                                            \
   template void layer_norm_forward<T>(const T*, const T*, const T*, T*, float*, float*, int64_t, int64_t, float);    \
   template void layer_norm_backward<T>(const T*, const T*, const T*, const float*, const float*, T*, float*, float*, \
                                        int64_t, int64_t);                                                            \
   template void rms_norm_forward<T>(const T*, const T*, T*, float*, int64_t, int64_t, float);                        \
-  template void rms_norm_backward<T>(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t)
+  template void rms_norm_backward<T>(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t);      \
+  template void head_norm_forward<T>(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t, float);    \
+  template void head_norm_backward<T>(const T*, int64_t, const T*, int64_t, const T*, T*, int64_t, float*, float*,   \
+                                      int64_t, int64_t, int64_t, float)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
 
 }  // namespace cairn::kernels

@@ -22,4 +22,15 @@ template <typename T>
 void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight, int64_t rows,
                        int64_t width);
 
+/// RMSNorm of each head's channels: x [rows, heads, D] and y with row strides in elements, one weight [D] for all
+/// heads. y may be x.
+template <typename T>
+void head_norm_forward(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t rows,
+                       int64_t heads, int64_t head_dim, float eps);
+/// dx is overwritten and may be dy; dweight is added to. rstd [rows, heads] is scratch.
+template <typename T>
+void head_norm_backward(const T* dy, int64_t dy_stride, const T* x, int64_t x_stride, const T* weight, T* dx,
+                        int64_t dx_stride, float* dweight, float* rstd, int64_t rows, int64_t heads, int64_t head_dim,
+                        float eps);
+
 }  // namespace cairn::kernels

@@ -22,6 +22,16 @@ namespace cairn::kernels {
 
 RT_INLINE float load_f32(float x) { return x; }
 RT_INLINE float load_f32(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+/// As f16_to_f32(), without a branch.
+RT_INLINE float load_f32(f16 x) {
+  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fffu) << 13;
+  const uint32_t exponent = magnitude & 0x0f800000u;
+  const uint32_t rebias = exponent == 0x0f800000u ? 224u << 23 : 112u << 23;  // infinity and NaN; all others
+  // A subnormal is read as if it had the hidden bit of 2^-14, which is then taken away.
+  const float small = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
+  const uint32_t bits = exponent == 0 ? std::bit_cast<uint32_t>(small) : magnitude + rebias;
+  return std::bit_cast<float>(bits | static_cast<uint32_t>(x.bits & 0x8000u) << 16);
+}
 
 RT_INLINE void store_f32(float* to, float x) { *to = x; }
 /// As to_bf16(), without a branch.
@@ -30,6 +40,18 @@ RT_INLINE void store_f32(bf16* to, float x) {
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const uint32_t quiet_nan = (u >> 16) | 0x40u;
   to->bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+}
+
+/// As f32_to_f16(), without a branch.
+RT_INLINE void store_f32(f16* to, float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = u & 0x7fffffffu;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  uint32_t bits = magnitude < 0x38800000u ? subnormal : normal;
+  bits = magnitude >= 0x477ff000u ? 0x7c00u : bits;
+  bits = magnitude > 0x7f800000u ? 0x7e00u : bits;
+  to->bits = static_cast<uint16_t>(bits | ((u >> 16) & 0x8000u));
 }
 
 /// e^x, relative error below 2e-7 from -87.3 to 88.3; exactly 0 below -87.7, infinity above 88.4.
@@ -79,8 +101,8 @@ RT_INLINE float normal_cdf_f32(float x, float* gauss) {
 }
 
 // --- maps over arrays ------------------------------------------------------------------------------------------------
-// A loop that mixes 16-bit and 32-bit elements makes the compiler shuffle halves of vectors all along; bf16 goes
-// through blocks of floats that stay in the first-level cache instead. `f` is a functor whose call is RT_INLINE.
+// A loop that mixes 16-bit and 32-bit elements makes the compiler shuffle halves of vectors all along; 16-bit types
+// go through blocks of floats that stay in the first-level cache instead. `f` is a functor whose call is RT_INLINE.
 
 constexpr int64_t kMapBlock = 512;
 
@@ -96,7 +118,8 @@ RT_INLINE void store_block(const float* from, T* to, int64_t n) {
 
 /// The elements as floats: where they lie, or converted into `block`.
 RT_INLINE const float* as_floats(const float* from, float* /*block*/, int64_t /*n*/) { return from; }
-RT_INLINE const float* as_floats(const bf16* from, float* block, int64_t n) {
+template <typename T>
+RT_INLINE const float* as_floats(const T* from, float* block, int64_t n) {
   load_block(from, block, n);
   return block;
 }
@@ -106,8 +129,8 @@ template <typename F>
 RT_INLINE void map_array(const float* x, float* y, int64_t n, F f) {
   for (int64_t i = 0; i < n; ++i) y[i] = f(x[i]);
 }
-template <typename F>
-RT_INLINE void map_array(const bf16* x, bf16* y, int64_t n, F f) {
+template <typename T, typename F>
+RT_INLINE void map_array(const T* x, T* y, int64_t n, F f) {
   float block[kMapBlock];
   for (int64_t i = 0; i < n; i += kMapBlock) {
     const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
@@ -122,8 +145,8 @@ template <typename F>
 RT_INLINE void map_arrays(const float* x, const float* y, float* z, int64_t n, F f) {
   for (int64_t i = 0; i < n; ++i) z[i] = f(x[i], y[i]);
 }
-template <typename F>
-RT_INLINE void map_arrays(const bf16* x, const bf16* y, bf16* z, int64_t n, F f) {
+template <typename T, typename F>
+RT_INLINE void map_arrays(const T* x, const T* y, T* z, int64_t n, F f) {
   float a[kMapBlock], b[kMapBlock];
   for (int64_t i = 0; i < n; i += kMapBlock) {
     const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;

@@ -74,6 +74,19 @@ std::vector<int64_t> Mesh::group(MeshAxis axis, int64_t rank) const {
   return out;
 }
 
+std::vector<int64_t> Mesh::shard_group(int64_t rank, int64_t size) const {
+  const std::vector<int64_t> all = group(MeshAxis::kDp, rank);
+  const auto first = all.begin() + coords(rank).dp / size * size;
+  return {first, first + size};
+}
+
+std::vector<int64_t> Mesh::replica_group(int64_t rank, int64_t size) const {
+  const std::vector<int64_t> all = group(MeshAxis::kDp, rank);
+  std::vector<int64_t> out;
+  for (int64_t d = coords(rank).dp % size; d < dp_; d += size) out.push_back(all[d]);
+  return out;
+}
+
 std::vector<int64_t> Mesh::embedding_group(int64_t rank) const {
   Coords at = coords(rank);
   at.pp = 0;

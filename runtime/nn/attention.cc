@@ -6,16 +6,35 @@
 #include <cmath>
 
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/norm.h"
 #include "runtime/nn/branch.h"
 
 namespace cairn::nn {
+namespace {
+
+double score_scale(const ModelConfig& model, int64_t layer) {
+  double scale =
+      model.attention_scale > 0 ? model.attention_scale : 1.0 / std::sqrt(static_cast<double>(model.head_dim));
+  if (model.attention_scale_by_layer) scale /= static_cast<double>(layer + 1);
+  return scale;
+}
+
+}  // namespace
 
 template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
       layer_(layer),
-      norm_(parameters, fmt::format("layers.{}.attn_norm", layer), model),
+      rotary_dims_{.rows = dims.rows,
+                   .tokens = dims.tokens,
+                   .heads = dims.heads + dims.kv_heads,  // q and k lie side by side
+                   .head_dim = dims.head_dim,
+                   .stride = dims.qkv,
+                   .turning = rotary_dims(model),
+                   .interleaved = model.rope.pairs == RotaryPairs::kInterleaved},
+      norm_eps_(static_cast<float>(model.norm_eps)),
+      residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kAttention, tp, scratch),
       qkv_([&] {
         std::vector<Linear<Real>> parts;
         for (const char* part : {"q", "k", "v"}) {
@@ -23,22 +42,29 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
         }
         return ColumnGroup<Real>(parts);
       }()),
+      q_norm_(parameters.get_optional(fmt::format("layers.{}.attn.q_norm.weight", layer))),
+      k_norm_(parameters.get_optional(fmt::format("layers.{}.attn.k_norm.weight", layer))),
       o_(linear(parameters, fmt::format("layers.{}.attn.o", layer), dims.heads * dims.head_dim)),
+      probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
+      output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} attn.in", layer)),
       what_out_(fmt::format("layer {} attn.out", layer)),
       what_dout_(fmt::format("layer {} attn.dout", layer)),
       what_din_(fmt::format("layer {} attn.din", layer)) {
-  attention_dims_ = {.batch = dims.samples,
-                     .tokens = dims.tokens,
-                     .heads = dims.heads,
-                     .kv_heads = dims.kv_heads,
-                     .head_dim = dims.head_dim,
-                     .q_stride = dims.qkv,
-                     .kv_stride = dims.qkv,
-                     .out_stride = dims.heads * dims.head_dim,
-                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dims.head_dim)))};
+  attention_dims_ = {
+      .batch = dims.samples,
+      .tokens = dims.tokens,
+      .heads = dims.heads,
+      .kv_heads = dims.kv_heads,
+      .head_dim = dims.head_dim,
+      .q_stride = dims.qkv,
+      .kv_stride = dims.qkv,
+      .out_stride = dims.heads * dims.head_dim,
+      .scale = static_cast<float>(score_scale(model, layer)),
+      .mask = {.causal = model.mask == Mask::kCausal, .window = has_window(model, layer) ? model.sliding_window : 0},
+      .alibi_slopes = scratch.alibi_slopes};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));
@@ -47,23 +73,45 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
 template <typename Real>
 Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_RH) const {
   const StageDims& d = dims_;
-  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);
+  residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
-
+  norm_qk(saved);
   if (scratch_.cached != nullptr) {
     attend_cached(*scratch_.cached, saved);
-    return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  } else {
+    if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+    const Real* k = saved.qkv + d.heads * d.head_dim;
+    const Real* v = k + d.kv_heads * d.head_dim;
+    kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
   }
-  Real* q = saved.qkv;
-  Real* k = q + d.heads * d.head_dim;
-  Real* v = k + d.kv_heads * d.head_dim;
-  if (scratch_.rotary_table != nullptr) {  // q and k lie side by side: N + K heads in one call
-    kernels::rotary(q, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, false);
-  }
-  kernels::attention_forward(attention_dims_, q, k, v, saved.out, saved.logsumexp_BNS);
+  return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
+                               output_RH, tp_, scratch_, d, what_out_);
+}
 
-  return row_cut_forward(o_, saved.out, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+template <typename Real>
+void Attention<Real>::norm_qk(const SavedAttention<Real>& saved) const {
+  if (!q_norm_) return;
+  const StageDims& d = dims_;
+  const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
+  for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
+  kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
+                             norm_eps_);
+  kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
+                             d.kv_heads, d.head_dim, norm_eps_);
+}
+
+template <typename Real>
+void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
+  const StageDims& d = dims_;
+  const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
+  if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, dqkv, scratch_.rotary_table, true);
+  if (!q_norm_) return;
+  float* rstd = scratch_.attention;  // attention's backward is done with it
+  kernels::head_norm_backward(dqkv, d.qkv, saved.qk, qk_width, q_norm_.weight, dqkv, d.qkv, q_norm_.grad, rstd, d.rows,
+                              d.heads, d.head_dim, norm_eps_);
+  kernels::head_norm_backward(dqkv + q_width, d.qkv, saved.qk + q_width, qk_width, k_norm_.weight, dqkv + q_width,
+                              d.qkv, k_norm_.grad, rstd, d.rows, d.kv_heads, d.head_dim, norm_eps_);
 }
 
 template <typename Real>
@@ -71,13 +119,14 @@ void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention
   const StageDims& d = dims_;
   const KvCache& cache = *rows.cache;
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
+  kernels::RotaryDims row_dims = rotary_dims_;
+  row_dims.rows = row_dims.tokens = 1;
   for (int64_t r = 0; r < d.rows; ++r) {
     const int64_t position = rows.position[r];
     if (position < 0) continue;
     Real* qkv = saved.qkv + r * d.qkv;
     if (scratch_.rotary_table != nullptr) {
-      kernels::rotary(qkv, scratch_.rotary_table + position * d.head_dim, 1, 1, d.heads + d.kv_heads, d.head_dim, d.qkv,
-                      false);
+      kernels::rotary(row_dims, qkv, scratch_.rotary_table + position * rotary_dims_.turning, false);
     }
     const int64_t at = position * cache.row_elems;
     std::copy_n(qkv + k_at, cache.row_elems, cache.keys<Real>(layer_, rows.sequence[r]) + at);
@@ -107,21 +156,32 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
   const StageDims& d = dims_;
   Real* dout = scratch_.hidden;  // [T, N D]
   const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(o_, &dy_TH, tp_, scratch_, d, what_dout_));
+  RT_TRY(row_cut_gather(o_, output_dropout_, residual_, saved.residual, &dy_TH, tp_, scratch_, d, what_dout_));
   RT_TRY(o_.backward_weight(dy_TH, d.width, saved.out, d.rows));
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
   Real* dqkv = scratch_.dhidden;
-  kernels::attention_backward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
+  kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
                               saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
-  if (scratch_.rotary_table != nullptr) {
-    kernels::rotary(dqkv, scratch_.rotary_table, d.rows, d.tokens, d.heads + d.kv_heads, d.head_dim, d.qkv, true);
+  prepare_qk_backward(saved, dqkv);
+  return column_cut_backward<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_, what_din_);
+}
+
+template <typename Real>
+kernels::AttentionDims Attention<Real>::attention_dims() const {
+  kernels::AttentionDims out = attention_dims_;
+  if (probabilities_dropout_.on(scratch_)) {
+    out.dropout = {.rate = probabilities_dropout_.rate(),
+                   .sample_keys = scratch_.dropout_keys,
+                   .site = probabilities_dropout_.site(),
+                   .first_head = tp_.comm().rank() * dims_.heads};
   }
-  return column_cut_backward(norm_, qkv_, saved.input_RH, dqkv, tp_, scratch_, d, what_in_, what_din_);
+  return out;
 }
 
 template class Attention<float>;
 template class Attention<bf16>;
+template class Attention<f16>;
 
 }  // namespace cairn::nn

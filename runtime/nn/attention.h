@@ -1,11 +1,13 @@
 #pragma once
-// The attention half of a block: norm, q k v, rotary, causal attention, output projection.
+// The attention half of a block: norm, q k v, their norms, positions, attention, output projection.
 
 #include <string>
 
 #include "runtime/kernels/attention.h"
+#include "runtime/kernels/elementwise.h"
+#include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
-#include "runtime/nn/norm.h"
+#include "runtime/nn/residual.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
 
@@ -14,9 +16,10 @@ namespace cairn::nn {
 /// What one micro-batch leaves for its backward pass.
 template <typename Real>
 struct SavedAttention {
-  Real* input_RH = nullptr;  // the residual stream
-  Real* qkv = nullptr;       // [T, (N + 2 K) D] after rotary
-  Real* out = nullptr;       // [T, N D]
+  SavedResidual<Real> residual;
+  Real* qk = nullptr;   // [T, (N + K) D] before their norms; null without
+  Real* qkv = nullptr;  // [T, (N + 2 K) D] after rotary
+  Real* out = nullptr;  // [T, N D]
   float* logsumexp_BNS = nullptr;
 };
 
@@ -26,21 +29,31 @@ class Attention {
   Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
             const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
-  /// output [R, H] = input + attention(norm(input)).
+  /// output [R, H] from the input (residual.h).
   Status forward(const SavedAttention<Real>& saved, Real* output_RH) const;
   /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to.
   Status backward(const SavedAttention<Real>& saved) const;
 
  private:
-  /// The same for rows that follow what a cache holds.
+  /// Positions and attention for rows that follow what a cache holds; their keys and values go into it.
   void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
+  /// The norms of q and k in `saved.qkv`.
+  void norm_qk(const SavedAttention<Real>& saved) const;
+  /// Gradients of q and k, from those after norms and positions to those before.
+  void prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
+  /// With the masks of the micro-batch at work.
+  kernels::AttentionDims attention_dims() const;
 
   StageDims dims_;
   int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
-  Norm<Real> norm_;
+  kernels::RotaryDims rotary_dims_;
+  float norm_eps_;
+  Residual<Real> residual_;
   ColumnGroup<Real> qkv_;
+  Parameter<Real> q_norm_, k_norm_;  // absent without qk_norm
   Linear<Real> o_;
+  Dropout<Real> probabilities_dropout_, output_dropout_;
   const TensorParallel<Real>& tp_;
   const Scratch<Real>& scratch_;
   std::string what_in_, what_out_, what_dout_, what_din_;  // names of the collectives

@@ -10,6 +10,13 @@
 #include "runtime/core/result.h"
 #include "runtime/plan/activations.h"
 
+namespace cairn {
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+}  // namespace cairn
+
 namespace cairn::nn {
 
 class Buffers {

@@ -7,48 +7,85 @@
 namespace cairn::nn {
 
 template <typename Real>
-Embedding<Real>::Embedding(const Parameters<Real>& parameters, const StageDims& dims, const TensorParallel<Real>& tp,
-                           const Scratch<Real>& scratch)
+Embedding<Real>::Embedding(const Parameters<Real>& parameters, const ModelConfig& model, double gradient_part,
+                           const StageDims& dims, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
+      position_offset_(model.position_offset),
       tokens_(parameters.get("embed.tokens")),
       positions_(parameters.get_optional("embed.positions")),
+      project_{parameters.get_optional("embed.project_in.weight"), {}, dims.width, dims.embed},
+      dropout_(model.embedding_dropout, -1, DropoutPlace::kEmbedding),
+      gradient_part_(static_cast<float>(gradient_part)),
       tp_(tp),
-      scratch_(scratch) {}
+      rows_tp_(tp.with_width(dims.embed)),
+      scratch_(scratch) {
+  if (model.embedding_norm) norm_.emplace(parameters, "embed.norm", model);
+}
 
 template <typename Real>
-Status Embedding<Real>::forward(const int32_t* tokens_T, Real* output_RH) const {
+Status Embedding<Real>::forward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T, Real* output_RH) const {
   const StageDims& d = dims_;
   // A token outside this rank's rows gives zeros, so the sum over the ranks is its row.
-  Real* partial_TH = scratch_.partial_TH;
-  kernels::embedding_forward(tokens_T, d.rows, tokens_.weight, tokens_.first_row, tokens_.valid_rows, d.width,
-                             partial_TH);
-  RT_TRY(tp_.reduce(partial_TH, "embedding"));
-  std::copy_n(tp_.local(partial_TH), d.local_rows * d.width, output_RH);
-  if (positions_ && scratch_.cached != nullptr) {
-    for (int64_t r = 0; r < d.rows; ++r) {
-      const int64_t position = std::max(0, scratch_.cached->position[r]);
-      kernels::positions_forward(output_RH + r * d.width, positions_.weight + position * d.width, 1, 0, 1, d.width);
-    }
-  } else if (positions_) {
-    kernels::positions_forward(output_RH, positions_.weight, d.local_rows, tp_.first_row(), d.tokens, d.width);
+  Real* partial_TE = scratch_.partial_TH;
+  kernels::embedding_forward(tokens_T, d.rows, tokens_.weight, tokens_.first_row, tokens_.valid_rows, d.embed,
+                             partial_TE);
+  RT_TRY(rows_tp_.reduce(partial_TE, "embedding"));
+  const Real* rows_RE = rows_tp_.local(partial_TE);
+  Real* stream_RH = norm_ ? saved.norm_input_RH : output_RH;
+  if (project_.weight) {
+    std::copy_n(rows_RE, d.local_rows * d.embed, saved.rows_RE);
+    RT_TRY(project_.forward(saved.rows_RE, stream_RH, d.width, d.local_rows));
+  } else {
+    std::copy_n(rows_RE, d.local_rows * d.width, stream_RH);
   }
+  if (positions_) add_positions(stream_RH);
+  if (norm_) norm_->forward(stream_RH, output_RH, scratch_.stats, d.local_rows);
+  if (dropout_.on(scratch_)) dropout_.apply(output_RH, output_RH, tp_, scratch_, d);
   return {};
 }
 
 template <typename Real>
-Status Embedding<Real>::backward(const int32_t* tokens_T) const {
+void Embedding<Real>::add_positions(Real* stream_RH) const {
   const StageDims& d = dims_;
-  if (positions_) {
-    kernels::positions_backward(scratch_.dresidual_RH, positions_.grad, d.local_rows, tp_.first_row(), d.tokens,
-                                d.width);
+  const Real* rows = positions_.weight + position_offset_ * d.width;
+  if (scratch_.cached == nullptr) {
+    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.tokens, d.width);
+    return;
   }
-  const Real* dy_TH = nullptr;
-  RT_TRY(tp_.gather_from(scratch_.dresidual_RH, scratch_.partial_TH, &dy_TH, "embedding.dout"));
-  kernels::embedding_backward(tokens_T, d.rows, dy_TH, tokens_.first_row, tokens_.valid_rows, d.width, tokens_.grad);
+  for (int64_t r = 0; r < d.rows; ++r) {
+    const int64_t position = std::max(0, scratch_.cached->position[r]);
+    kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, d.width);
+  }
+}
+
+template <typename Real>
+Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T) const {
+  const StageDims& d = dims_;
+  Real* dstream_RH = scratch_.dresidual_RH;
+  if (dropout_.on(scratch_)) dropout_.apply(dstream_RH, dstream_RH, tp_, scratch_, d);
+  if (norm_) {
+    norm_->forward(saved.norm_input_RH, scratch_.rows_TH, scratch_.stats, d.local_rows);  // for its statistics
+    norm_->backward(dstream_RH, saved.norm_input_RH, scratch_.stats, dstream_RH, d.local_rows);
+  }
+  if (positions_) {
+    kernels::positions_backward(dstream_RH, positions_.grad + position_offset_ * d.width, d.local_rows, tp_.first_row(),
+                                d.tokens, d.width);
+  }
+  const Real* drows_RE = dstream_RH;
+  if (project_.weight) {
+    RT_TRY(project_.backward_weight(dstream_RH, d.width, saved.rows_RE, d.local_rows));
+    RT_TRY(project_.backward_input(dstream_RH, d.width, scratch_.rows_TH, false, d.local_rows));
+    drows_RE = scratch_.rows_TH;
+  }
+  const Real* dy_TE = nullptr;
+  RT_TRY(rows_tp_.gather_from(drows_RE, scratch_.partial_TH, &dy_TE, "embedding.dout"));
+  kernels::embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
+                              gradient_part_);
   return {};
 }
 
 template class Embedding<float>;
 template class Embedding<bf16>;
+template class Embedding<f16>;
 
 }  // namespace cairn::nn

@@ -1,27 +1,50 @@
 #pragma once
-// Token embedding, its vocabulary cut over tp, and learned positions.
+// Token embedding, its vocabulary cut over tp; then, as the model has them: a projection from its width E to H, learned
+// positions, a norm.
 
+#include <optional>
+
+#include "runtime/nn/dropout.h"
+#include "runtime/nn/linear.h"
+#include "runtime/nn/norm.h"
 #include "runtime/nn/parameters.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
 
 namespace cairn::nn {
 
+/// What one micro-batch leaves for its backward pass.
+template <typename Real>
+struct SavedEmbedding {
+  Real* rows_RE = nullptr;        // null without the projection
+  Real* norm_input_RH = nullptr;  // null without the norm
+};
+
 template <typename Real>
 class Embedding {
  public:
-  Embedding(const Parameters<Real>& parameters, const StageDims& dims, const TensorParallel<Real>& tp,
-            const Scratch<Real>& scratch);
+  /// `gradient_part`: OptimizerConfig::embedding_gradient.
+  Embedding(const Parameters<Real>& parameters, const ModelConfig& model, double gradient_part, const StageDims& dims,
+            const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
-  Status forward(const int32_t* tokens_T, Real* output_RH) const;
-  /// Adds to the gradients from scratch.dresidual.
-  Status backward(const int32_t* tokens_T) const;
+  Status forward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T, Real* output_RH) const;
+  /// Adds to the gradients from scratch.dresidual, which is of no use afterwards.
+  Status backward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T) const;
 
  private:
+  /// Those of training by row, or those of the rows of a cached pass.
+  void add_positions(Real* stream_RH) const;
+
   StageDims dims_;
-  Parameter<Real> tokens_;     // [V, H]
-  Parameter<Real> positions_;  // [S, H], or absent
+  int64_t position_offset_;
+  Parameter<Real> tokens_;          // [V, E]
+  Parameter<Real> positions_;       // [offset + S, H], or absent
+  Linear<Real> project_;            // [H, E], or absent
+  std::optional<Norm<Real>> norm_;  // or none
+  Dropout<Real> dropout_;
+  float gradient_part_;
   const TensorParallel<Real>& tp_;
+  TensorParallel<Real> rows_tp_;  // of rows E wide
   const Scratch<Real>& scratch_;
 };
 

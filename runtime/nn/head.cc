@@ -4,31 +4,68 @@
 #include <cmath>
 
 #include "runtime/kernels/cross_entropy.h"
+#include "runtime/kernels/elementwise.h"
 
 namespace cairn::nn {
 
 template <typename Real>
-Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
+Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
                  const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
     : dims_(dims),
-      norm_(parameters, "final_norm", model),
-      // On the last stage of several a tied model has its own copy of the embedding, by the same name.
-      projection_{parameters.get(model.tied_embeddings ? "embed.tokens" : "head.weight"), {}, dims.vocab, model.width},
-      tp_(tp),
+      project_{parameters.get_optional("head.project_out.weight"), {}, dims.embed, dims.width},
+      projection_{model.tied_embeddings ? parameters.tied_head() : parameters.get("head.weight"),
+                  parameters.get_optional("head.bias"), dims.vocab, dims.embed},
+      logit_scale_(static_cast<float>(model.logit_scale)),
+      tp_(tp.with_width(dims.embed)),
       scratch_(scratch),
       logits_(buffers.get<Real>("head.logits")),
       local_max_(tp.comm().size() > 1 ? buffers.get<float>("head.local_max") : nullptr),
-      scale_(buffers.get<float>("head.scale")) {}
+      scale_(buffers.get<float>("head.scale")),
+      z_loss_(static_cast<float>(z_loss)) {
+  if (model.final_norm) norm_.emplace(parameters, "final_norm", model);
+}
 
 template <typename Real>
-Status Head<Real>::normed_rows(const SavedHead<Real>& saved) const {
-  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, dims_.local_rows);
+void Head<Real>::norm_rows(const SavedHead<Real>& saved, Real* out_RH) const {
+  if (norm_) {
+    norm_->forward(saved.input_RH, out_RH, scratch_.stats, dims_.local_rows);
+  } else {
+    std::copy_n(saved.input_RH, dims_.local_rows * dims_.width, out_RH);
+  }
+}
+
+template <typename Real>
+Status Head<Real>::input_rows(const SavedHead<Real>& saved) const {
+  Real* rows_RE = tp_.local(scratch_.rows_TH);
+  norm_rows(saved, project_.weight ? scratch_.partial_TH : rows_RE);
+  if (project_.weight) RT_TRY(project_.forward(scratch_.partial_TH, rows_RE, dims_.embed, dims_.local_rows));
+  if (logit_scale_ != 1.0f) kernels::scale(rows_RE, logit_scale_, dims_.local_rows * dims_.embed);
   return tp_.gather(scratch_.rows_TH, "head.in");
 }
 
 template <typename Real>
+Status Head<Real>::input_gradient(const SavedHead<Real>& saved, Real* dinput_RE) {
+  const StageDims& d = dims_;
+  if (logit_scale_ != 1.0f) kernels::scale(dinput_RE, logit_scale_, d.local_rows * d.embed);
+  Real* dnormed_RH = dinput_RE;
+  if (project_.weight) {
+    Real* scratch_RH = scratch_.rows_TH;  // first the norm's output again, then its gradient
+    norm_rows(saved, scratch_RH);
+    RT_TRY(project_.backward_weight(dinput_RE, d.embed, scratch_RH, d.local_rows));
+    dnormed_RH = scratch_RH;
+    RT_TRY(project_.backward_input(dinput_RE, d.embed, dnormed_RH, false, d.local_rows));
+  }
+  if (norm_) {
+    norm_->backward(dnormed_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, d.local_rows);
+  } else {
+    std::copy_n(dnormed_RH, d.local_rows * d.width, scratch_.dresidual_RH);
+  }
+  return {};
+}
+
+template <typename Real>
 Status Head<Real>::compute_logits(int64_t begin, int64_t count) const {
-  return projection_.forward(scratch_.rows_TH + begin * dims_.width, logits_, dims_.vocab, count);
+  return projection_.forward(scratch_.rows_TH + begin * dims_.embed, logits_, dims_.vocab, count);
 }
 
 template <typename Real>
@@ -38,7 +75,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_
   float* local_max_T = local_max_ != nullptr ? local_max_ : saved.max_T;
   float* target_T = saved.loss_T;
   held_ = nullptr;
-  RT_TRY(normed_rows(saved));
+  RT_TRY(input_rows(saved));
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     RT_TRY(compute_logits(begin, count));
@@ -71,19 +108,19 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets
   std::fill_n(scale_, d.rows, loss_scale);
   const bool held = held_ == saved.input_RH;
   held_ = nullptr;  // overwritten below
-  RT_TRY(normed_rows(saved));
+  RT_TRY(input_rows(saved));
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     if (!held) RT_TRY(compute_logits(begin, count));
     Real* dlogits = logits_;
     kernels::cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
-                                    saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin);
-    RT_TRY(projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.width, count));
-    RT_TRY(projection_.backward_input(dlogits, d.vocab, scratch_.partial_TH + begin * d.width, false, count));
+                                    saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
+    if (projection_.bias) kernels::bias_backward(dlogits, projection_.bias.grad, count, d.vocab);
+    RT_TRY(projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.embed, count));
+    RT_TRY(projection_.backward_input(dlogits, d.vocab, scratch_.partial_TH + begin * d.embed, false, count));
   }
   RT_TRY(tp_.reduce(scratch_.partial_TH, "head.din"));
-  norm_.backward(tp_.local(scratch_.partial_TH), saved.input_RH, scratch_.stats, scratch_.dresidual_RH, d.local_rows);
-  return {};
+  return input_gradient(saved, tp_.local(scratch_.partial_TH));
 }
 
 template <typename Real>
@@ -91,7 +128,7 @@ Status Head<Real>::logits(const SavedHead<Real>& saved, int64_t first, int64_t w
   const StageDims& d = dims_;
   const int64_t vocab = projection_.weight.valid_rows;
   const bool held = held_ == saved.input_RH;
-  if (!held) RT_TRY(normed_rows(saved));
+  if (!held) RT_TRY(input_rows(saved));
   for (int64_t done = 0; done < wanted;) {
     const int64_t count = std::min(d.logit_rows, wanted - done);
     if (!held) {
@@ -109,5 +146,6 @@ Status Head<Real>::logits(const SavedHead<Real>& saved, int64_t first, int64_t w
 
 template class Head<float>;
 template class Head<bf16>;
+template class Head<f16>;
 
 }  // namespace cairn::nn

@@ -1,10 +1,12 @@
 #pragma once
-// The end of the model: final norm, projection onto this rank's part of the vocabulary, cross-entropy. Logits are never
-// gathered: the ranks exchange the maximum, the sum of exponentials and the target's logit of each row, [T] floats.
+// The end of the model: final norm and a projection to the embedding's width E, where the model has them, projection
+// onto this rank's part of the vocabulary, cross-entropy. Logits are never gathered: the ranks exchange the maximum,
+// the sum of exponentials and the target's logit of each row, [T] floats.
 //
 // The logits buffer holds all rows when it may (kLogitsBytes): then backward finds the logits of the latest forward
 // there. Else, and for an earlier micro-batch, it computes them again, part by part.
 
+#include <optional>
 #include <span>
 
 #include "runtime/nn/linear.h"
@@ -26,7 +28,8 @@ struct SavedHead {
 template <typename Real>
 class Head {
  public:
-  Head(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
+  /// `z_loss`: OptimizerConfig::z_loss.
+  Head(const Parameters<Real>& parameters, const ModelConfig& model, double z_loss, const StageDims& dims,
        const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers);
 
   Status forward(const SavedHead<Real>& saved, const int32_t* targets_T);
@@ -38,19 +41,26 @@ class Head {
   void forget() { held_ = nullptr; }
 
  private:
-  /// scratch.rows: the norm's output, all rows.
-  Status normed_rows(const SavedHead<Real>& saved) const;
-  /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold normed_rows().
+  /// scratch.rows [T, E]: what the logits are computed from, all rows. The norm's statistics are left in scratch.stats.
+  Status input_rows(const SavedHead<Real>& saved) const;
+  /// The norm's output, or the input without a norm, into `out_RH`.
+  void norm_rows(const SavedHead<Real>& saved, Real* out_RH) const;
+  /// From the gradient of input_rows(), summed, this rank's rows, to scratch.dresidual.
+  Status input_gradient(const SavedHead<Real>& saved, Real* dinput_RE);
+  /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
   Status compute_logits(int64_t begin, int64_t count) const;
 
   StageDims dims_;
-  Norm<Real> norm_;
-  Linear<Real> projection_;  // [V, H]
-  const TensorParallel<Real>& tp_;
+  std::optional<Norm<Real>> norm_;
+  Linear<Real> project_;     // [E, H], or absent
+  Linear<Real> projection_;  // [V, E]
+  float logit_scale_;
+  TensorParallel<Real> tp_;  // of rows E wide
   const Scratch<Real>& scratch_;
   Real* logits_ = nullptr;      // [logit_rows, V]
   float* local_max_ = nullptr;  // [T]; null with tp 1
   float* scale_ = nullptr;      // [T]
+  float z_loss_ = 0;
   const Real* held_ = nullptr;  // the input whose logits, all rows, are in the buffer
 };
 

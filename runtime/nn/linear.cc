@@ -115,7 +115,9 @@ Status ColumnGroup<Real>::backward(const Real* dy, const Real* x, Real* dx, floa
 
 template struct Linear<float>;
 template struct Linear<bf16>;
+template struct Linear<f16>;
 template class ColumnGroup<float>;
 template class ColumnGroup<bf16>;
+template class ColumnGroup<f16>;
 
 }  // namespace cairn::nn

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "runtime/kernels/elementwise.h"
+#include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 
 namespace cairn::nn {
@@ -12,16 +12,17 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
                const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
       activation_(model.activation),
-      norm_(parameters, fmt::format("layers.{}.mlp_norm", layer), model),
+      residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
       up_([&] {
         std::vector<Linear<Real>> parts;
-        if (model.activation == Activation::kSwiGlu) {
+        if (is_gated(model.activation)) {
           parts.push_back(linear(parameters, fmt::format("layers.{}.mlp.gate", layer), model.width));
         }
         parts.push_back(linear(parameters, fmt::format("layers.{}.mlp.up", layer), model.width));
         return ColumnGroup<Real>(parts);
       }()),
       down_(linear(parameters, fmt::format("layers.{}.mlp.down", layer), dims.ffn)),
+      dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} mlp.in", layer)),
@@ -30,58 +31,31 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_din_(fmt::format("layer {} mlp.din", layer)) {}
 
 template <typename Real>
-Status Mlp<Real>::forward(const SavedMlp<Real>& saved, Real* output_RH) const {
+Status Mlp<Real>::forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const {
   const StageDims& d = dims_;
-  norm_.forward(saved.input_RH, tp_.local(scratch_.rows_TH), scratch_.stats, d.local_rows);
+  residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(up_.forward(scratch_.rows_TH, saved.pre, d.rows));
-  activate(saved.pre, scratch_.hidden);
-  return row_cut_forward(down_, scratch_.hidden, saved.input_RH, output_RH, tp_, scratch_, d, what_out_);
+  activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+  return row_cut_forward<Real>(down_, dropout_, residual_, saved.residual, scratch_.hidden, base_RH, output_RH, tp_,
+                               scratch_, d, what_out_);
 }
 
 template <typename Real>
 Status Mlp<Real>::backward(const SavedMlp<Real>& saved) const {
   const StageDims& d = dims_;
   const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(down_, &dy_TH, tp_, scratch_, d, what_dout_));
-  activate(saved.pre, scratch_.hidden);
+  RT_TRY(row_cut_gather(down_, dropout_, residual_, saved.residual, &dy_TH, tp_, scratch_, d, what_dout_));
+  activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
   RT_TRY(down_.backward_weight(dy_TH, d.width, scratch_.hidden, d.rows));
   RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
-  activate_backward(scratch_.hidden, saved.pre, scratch_.dhidden);
-  return column_cut_backward(norm_, up_, saved.input_RH, scratch_.dhidden, tp_, scratch_, d, what_in_, what_din_);
-}
-
-template <typename Real>
-void Mlp<Real>::activate(const Real* pre, Real* hidden_TF) const {
-  const int64_t count = dims_.rows * dims_.ffn;
-  switch (activation_) {
-    case Activation::kGeluTanh:
-      return kernels::gelu_tanh_forward(pre, hidden_TF, count);
-    case Activation::kGeluErf:
-      return kernels::gelu_erf_forward(pre, hidden_TF, count);
-    case Activation::kRelu:
-      return kernels::relu_forward(pre, hidden_TF, count);
-    case Activation::kSwiGlu:
-      return kernels::swiglu_forward(pre, hidden_TF, dims_.rows, dims_.ffn);
-  }
-}
-
-template <typename Real>
-void Mlp<Real>::activate_backward(const Real* dhidden_TF, const Real* pre, Real* dpre) const {
-  const int64_t count = dims_.rows * dims_.ffn;
-  switch (activation_) {
-    case Activation::kGeluTanh:
-      return kernels::gelu_tanh_backward(dhidden_TF, pre, dpre, count);
-    case Activation::kGeluErf:
-      return kernels::gelu_erf_backward(dhidden_TF, pre, dpre, count);
-    case Activation::kRelu:
-      return kernels::relu_backward(dhidden_TF, pre, dpre, count);
-    case Activation::kSwiGlu:
-      return kernels::swiglu_backward(dhidden_TF, pre, dpre, dims_.rows, dims_.ffn);
-  }
+  activate_backward(activation_, scratch_.hidden, saved.pre, scratch_.dhidden, d.rows, d.ffn);
+  return column_cut_backward<Real>(residual_, saved.residual, up_, scratch_.dhidden, tp_, scratch_, d, what_in_,
+                                   what_din_);
 }
 
 template class Mlp<float>;
 template class Mlp<bf16>;
+template class Mlp<f16>;
 
 }  // namespace cairn::nn

@@ -3,8 +3,9 @@
 
 #include <string>
 
+#include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
-#include "runtime/nn/norm.h"
+#include "runtime/nn/residual.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
 
@@ -13,8 +14,8 @@ namespace cairn::nn {
 /// What one micro-batch leaves for its backward pass.
 template <typename Real>
 struct SavedMlp {
-  Real* input_RH = nullptr;  // the residual stream
-  Real* pre = nullptr;       // [T, F_in] before the activation; gate, then up
+  SavedResidual<Real> residual;
+  Real* pre = nullptr;  // [T, F_in] before the activation; gate, then up
 };
 
 template <typename Real>
@@ -23,20 +24,18 @@ class Mlp {
   Mlp(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
       const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
-  /// output [R, H] = input + mlp(norm(input)).
-  Status forward(const SavedMlp<Real>& saved, Real* output_RH) const;
+  /// output [R, H] from the input and `base_RH`, which is the input but in parallel blocks (residual.h).
+  Status forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const;
   /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to.
   Status backward(const SavedMlp<Real>& saved) const;
 
  private:
-  void activate(const Real* pre, Real* hidden_TF) const;
-  void activate_backward(const Real* dhidden_TF, const Real* pre, Real* dpre) const;
-
   StageDims dims_;
   Activation activation_;
-  Norm<Real> norm_;
+  Residual<Real> residual_;
   ColumnGroup<Real> up_;  // gate and up
   Linear<Real> down_;
+  Dropout<Real> dropout_;
   const TensorParallel<Real>& tp_;
   const Scratch<Real>& scratch_;
   std::string what_in_, what_out_, what_dout_, what_din_;  // names of the collectives

@@ -34,5 +34,6 @@ void Norm<Real>::backward(const Real* dy_RH, const Real* x_RH, const NormStats& 
 
 template class Norm<float>;
 template class Norm<bf16>;
+template class Norm<f16>;
 
 }  // namespace cairn::nn

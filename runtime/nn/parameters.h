@@ -1,5 +1,5 @@
 #pragma once
-// Where a rank's parameters lie: views into the flat ranges of weights and gradients, by logical name.
+// Where a rank's parameters lie: views into the memory of weights and gradients, by logical name.
 
 #include <cstdint>
 #include <string>
@@ -34,14 +34,23 @@ class Parameters {
     return found;
   }
 
-  Parameter<Real> get_optional(std::string_view name) const {
-    const LocalTensor* local = rank_.find(plan_.tensors, name);
-    if (local == nullptr) return {};
-    return {weights_ + local->offset, grads_ == nullptr ? nullptr : grads_ + local->offset, local->shape[0],
-            local->box.lo[0], local->box.extent(0)};
+  Parameter<Real> get_optional(std::string_view name) const { return view(rank_.find(plan_.tensors, name)); }
+
+  /// The token embedding as the head of a tied model reads it: its own copy where the rank holds one.
+  Parameter<Real> tied_head() const {
+    for (const LocalTensor& local : rank_.tensors) {
+      if (local.tied_copy) return view(&local);
+    }
+    return get("embed.tokens");
   }
 
  private:
+  Parameter<Real> view(const LocalTensor* local) const {
+    if (local == nullptr) return {};
+    return {weights_ + local->weight_at, grads_ == nullptr ? nullptr : grads_ + local->grad_at, local->shape[0],
+            local->box.lo[0], local->box.extent(0)};
+  }
+
   const Plan& plan_;
   const RankPlan& rank_;
   const Real* weights_;

@@ -13,13 +13,16 @@ struct Scratch {
   Real* rows_TH = nullptr;       // input of column-cut projections
   Real* partial_TH = nullptr;    // what is summed over tp
   Real* dresidual_RH = nullptr;  // gradient of the residual stream, carried from the last layer to the first
+  Real* dbranch_RH = nullptr;    // gradient inside a block (residual.h); null where no block needs it
   Real* hidden = nullptr;        // [T, max(F, N D)]: between a column and a row cut
   Real* dhidden = nullptr;       // [T, max(F_in, QKV)]
   float* attention = nullptr;
   float* dbias = nullptr;  // null without biases
   NormStats stats;
-  const CachedRows* cached = nullptr;  // generation: where the rows of the pass under way stand
-  const float* rotary_table = nullptr;  // [S, D / 2, 2]; null without rotary positions
+  const float* rotary_table = nullptr;     // [positions, turning pairs, 2]; null without rotary positions
+  const float* alibi_slopes = nullptr;     // [N] of this rank's heads; null without
+  const uint64_t* dropout_keys = nullptr;  // of the samples of the micro-batch at work; null: nothing is dropped
+  const CachedRows* cached = nullptr;      // generation: where the rows of the pass under way stand
 };
 
 }  // namespace cairn::nn

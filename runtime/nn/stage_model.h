@@ -23,14 +23,33 @@
 
 namespace cairn::nn {
 
+enum class Pass { kForward, kBackward };
+
+/// Is told when parameters come into use and go out of it, on the thread that runs the stage: who gathers weights and
+/// reduces gradients beside the computation listens. `layer` is a TensorSpec::layer; with the head goes a tied
+/// embedding that the rank holds.
+class UseListener {
+ public:
+  virtual ~UseListener() = default;
+  /// Weights must be there when it returns, in backward also the memory of gradients.
+  virtual Status begin_use(int64_t layer, Pass pass) = 0;
+  /// In backward the gradients of this micro-batch are complete.
+  virtual Status end_use(int64_t layer, Pass pass) = 0;
+};
+
 class StageModel {
  public:
-  /// `chunk` of the rank. weights: flat_elems of the compute dtype; grads: flat_elems float, or null for a model that
-  /// only runs forward; activations: as long as stage_buffers_bytes() of runtime/plan/activations.h. All outlive the
-  /// model.
+  /// `chunk` of the rank. weights: in the compute dtype, tensors at their LocalTensor::weight_at; grads: float, at
+  /// their grad_at, or null for a model that only runs forward; activations: as long as stage_buffers_bytes() of
+  /// runtime/plan/activations.h. All outlive the model, and so does the listener, which may be null.
   static Result<std::unique_ptr<StageModel>> make(const Plan& plan, const RankPlan& rank, int64_t chunk, comm::Comm& tp,
-                                                  void* weights, float* grads, std::span<std::byte> activations);
+                                                  void* weights, float* grads, std::span<std::byte> activations,
+                                                  UseListener* listener = nullptr);
   virtual ~StageModel() = default;
+
+  /// Keys of the dropout masks of the micro-batch that goes into `slot` next, one a sample (runtime/kernels/dropout.h);
+  /// its backward draws the same masks. Empty, as at first: nothing is dropped.
+  virtual void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) = 0;
 
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
   /// tokens, targets [T]: needed on the first / last stage, may be null elsewhere. input [R, H] null on the first

@@ -20,9 +20,18 @@ class TensorParallel {
   TensorParallel(comm::Comm& comm, const StageDims& dims, bool sequence_parallel)
       : comm_(comm),
         local_rows_(dims.local_rows),
+        rows_(dims.rows),
         all_elems_(dims.rows * dims.width),
         local_elems_(dims.local_rows * dims.width),
         scattered_(sequence_parallel && comm.size() > 1) {}
+
+  /// The same for rows of another width.
+  TensorParallel with_width(int64_t width) const {
+    TensorParallel out = *this;
+    out.all_elems_ = rows_ * width;
+    out.local_elems_ = local_rows_ * width;
+    return out;
+  }
 
   comm::Comm& comm() const { return comm_; }
 
@@ -56,6 +65,7 @@ class TensorParallel {
  private:
   comm::Comm& comm_;
   int64_t local_rows_ = 0;
+  int64_t rows_ = 0;
   int64_t all_elems_ = 0;
   int64_t local_elems_ = 0;
   bool scattered_ = false;

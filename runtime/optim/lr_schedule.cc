@@ -3,19 +3,73 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
-#include "runtime/plan/plan.h"
+#include "runtime/plan/batch_schedule.h"
 
 namespace cairn::optim {
 
+namespace {
+
+/// The run's clock in the unit of a span: steps, or what has been consumed, so that a batch ramp does not bend a curve.
+class LrClock {
+ public:
+  LrClock(const Recipe& recipe, int64_t stop_steps)
+      : stages_(step_stages(recipe)), context_(static_cast<double>(recipe.model.context)), stop_(stop_steps) {}
+
+  double at(Span::Unit unit, int64_t step) const {
+    if (unit == Span::Unit::kSamples) return static_cast<double>(samples_after(stages_, step));
+    if (unit == Span::Unit::kTokens) return static_cast<double>(samples_after(stages_, step)) * context_;
+    return static_cast<double>(step);
+  }
+  double length(const Span& span) const {
+    if (span.unit == Span::Unit::kFraction) return std::round(span.value * static_cast<double>(stop_));
+    return span.unit == Span::Unit::kSteps ? std::ceil(span.value) : span.value;
+  }
+  /// The first step at which the clock shows `value`, at least 0.
+  int64_t step_of(Span::Unit unit, double value) const {
+    if (unit == Span::Unit::kSamples) return steps_for_samples(stages_, value);
+    if (unit == Span::Unit::kTokens) return steps_for_samples(stages_, value / context_);
+    return std::max<int64_t>(0, static_cast<int64_t>(value));
+  }
+  int64_t stop() const { return stop_; }
+
+ private:
+  std::vector<StepStage> stages_;
+  double context_;
+  int64_t stop_;
+};
+
+/// The last step of each stage: counted from the beginning up to a stage without a length, from the end behind it.
+std::vector<int64_t> stage_ends(const std::vector<LrStage>& stages, const LrClock& clock) {
+  std::vector<int64_t> ends(stages.size(), clock.stop());
+  int64_t begin = 0;
+  size_t k = 0;
+  for (; k < stages.size() && stages[k].over.value > 0; ++k) {
+    const Span::Unit unit = stages[k].over.unit;
+    begin = ends[k] = clock.step_of(unit, clock.at(unit, begin) + clock.length(stages[k].over));
+  }
+  for (size_t last = stages.size(); last-- > k + 1;) {
+    const Span::Unit unit = stages[last].over.unit;
+    ends[last - 1] = clock.step_of(unit, clock.at(unit, ends[last]) - clock.length(stages[last].over));
+  }
+  return ends;
+}
+
+}  // namespace
+
 double learning_rate(const Recipe& recipe, int64_t step, int64_t stop_steps) {
   const OptimizerConfig& optimizer = recipe.optimizer;
+  const LrClock clock(recipe, stop_steps);
+  const std::vector<int64_t> ends = stage_ends(optimizer.lr, clock);
   double rate = optimizer.peak_lr;
   int64_t begin = 0;  // last step of the stages before
-  for (const LrStage& stage : optimizer.lr) {
-    const int64_t given = span_in_steps(stage.over, recipe, stop_steps);
-    const int64_t length = given > 0 ? given : std::max<int64_t>(1, stop_steps - begin);
-    const double into = std::clamp(static_cast<double>(step - begin) / static_cast<double>(length), 0.0, 1.0);
+  for (size_t k = 0; k < optimizer.lr.size(); ++k) {
+    const LrStage& stage = optimizer.lr[k];
+    const bool open = stage.over.value <= 0;
+    const Span::Unit unit = open ? Span::Unit::kSteps : stage.over.unit;
+    const double length = open ? static_cast<double>(std::max<int64_t>(1, ends[k] - begin)) : clock.length(stage.over);
+    const double into = std::clamp((clock.at(unit, step) - clock.at(unit, begin)) / length, 0.0, 1.0);
     switch (stage.kind) {
       case LrStage::Kind::kWarmup:
         rate = optimizer.peak_lr * into;
@@ -28,8 +82,20 @@ double learning_rate(const Recipe& recipe, int64_t step, int64_t stop_steps) {
         break;
       case LrStage::Kind::kHold:
         break;
+      case LrStage::Kind::kInverseSqrt: {
+        const auto first = static_cast<double>(std::max<int64_t>(1, begin));
+        const double now = std::max(first, static_cast<double>(std::min(step, ends[k])));
+        rate = std::max(stage.to, rate * std::sqrt(first / now));
+        break;
+      }
+      case LrStage::Kind::kExponential:
+        rate = rate * std::pow(stage.to / rate, into);
+        break;
+      case LrStage::Kind::kOneMinusSqrt:
+        rate = rate + (stage.to - rate) * std::sqrt(into);
+        break;
     }
-    begin += length;
+    begin = ends[k];
     if (step <= begin) break;
   }
   return rate;

@@ -1,8 +1,12 @@
 #include "runtime/pipeline/executor.h"
 
 #include "runtime/core/check.h"
+#include "runtime/telemetry/trace.h"
 
 namespace cairn::pipeline {
+
+using telemetry::Phase;
+using telemetry::PhaseScope;
 
 Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
                    comm::Comm& gradients, std::span<std::byte> buffers)
@@ -32,8 +36,13 @@ Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chun
 Status Executor::forward(const Action& action, const MicroBatch& batch, const OnLosses& on_losses) {
   nn::StageModel& model = *chunks_[action.chunk];
   const bool is_first = first(action), is_last = last(action);
-  if (!is_first) RT_TRY(activations_.recv(input_, bytes_, before_, "activations"));
-  if (!is_last) RT_TRY(activations_.wait_sends("activations sent"));  // the output buffer may still be leaving
+  const PhaseScope scope(Phase::kForward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
+  {
+    const PhaseScope waiting(Phase::kPipeline);
+    if (!is_first) RT_TRY(activations_.recv(input_, bytes_, before_, "activations"));
+    if (!is_last) RT_TRY(activations_.wait_sends("activations sent"));  // the output buffer may still be leaving
+  }
+  model.set_dropout_keys(action.slot, batch.dropout_keys);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_,
                        is_last ? nullptr : output_));
   if (!is_last) return activations_.isend(output_, bytes_, after_, "activations");
@@ -43,8 +52,12 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
 
 Status Executor::backward(const Action& action, const MicroBatch& batch, float loss_scale) {
   const bool is_first = first(action), is_last = last(action);
-  if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, after_, "gradients"));
-  if (!is_first) RT_TRY(gradients_.wait_sends("gradients sent"));
+  const PhaseScope scope(Phase::kBackward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
+  {
+    const PhaseScope waiting(Phase::kPipeline);
+    if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, after_, "gradients"));
+    if (!is_first) RT_TRY(gradients_.wait_sends("gradients sent"));
+  }
   RT_TRY(chunks_[action.chunk]->backward(action.slot, batch.tokens, batch.targets, is_last ? nullptr : doutput_,
                                          is_first ? nullptr : dinput_, loss_scale));
   if (!is_first) RT_TRY(gradients_.isend(dinput_, bytes_, before_, "gradients"));
@@ -62,6 +75,7 @@ Status Executor::train(std::span<const MicroBatch> batches, float loss_scale, co
       RT_TRY(backward(action, batch, loss_scale));
     }
   }
+  const PhaseScope waiting(Phase::kPipeline);
   RT_TRY(activations_.wait_sends("end of step"));
   return gradients_.wait_sends("end of step");
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace cairn {
 
@@ -10,20 +12,30 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.samples = plan.recipe.batch.micro;
-  d.tokens = plan.pass_tokens > 0 ? plan.pass_tokens : m.context;
+  d.tokens = plan.pass_tokens > 0 ? plan.pass_tokens : plan.sequence_tokens;
+  d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / d.tokens);
+  d.positions = plan.pass_tokens > 0 ? m.context : d.tokens;
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
+  d.embed = embed_dim(m);
   d.heads = m.heads / tp;
   d.kv_heads = m.kv_heads / tp;
   d.head_dim = m.head_dim;
   d.qkv = (d.heads + 2 * d.kv_heads) * d.head_dim;
   d.ffn = m.ffn / tp;
-  d.ffn_in = m.activation == Activation::kSwiGlu ? 2 * d.ffn : d.ffn;
+  d.ffn_in = is_gated(m.activation) ? 2 * d.ffn : d.ffn;
+  if (m.moe.experts > 0) {
+    d.experts = m.moe.experts;
+    d.choices = m.moe.top_k;
+    // The worst case: all experts are chosen and each is one row over a multiple.
+    const int64_t chosen = d.rows * d.choices, used = std::min(d.experts, chosen);
+    d.expert_rows = (chosen + used * (kExpertRowsAlign - 1)) / kExpertRowsAlign * kExpertRowsAlign;
+  }
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
-    const int64_t fitting = (plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes) / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
+    const int64_t bytes = plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes;
+    const int64_t fitting = bytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
   }
   return d;
@@ -51,16 +63,31 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     out.push_back({std::move(name), dtype, elems});
   };
 
+  const int64_t stream = d.local_rows * d.width;
   for (const Chunk& chunk : rank.chunks) {
     in_flight = chunk.in_flight;
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
-      saved(prefix + "attn.input", d.local_rows * d.width, compute);  // of its norm: the residual stream
+      saved(prefix + "attn.input", stream, compute);  // the residual stream
       saved(prefix + "attn.qkv", d.rows * d.qkv, compute);
+      if (m.qk_norm != QkNorm::kNone) saved(prefix + "attn.qk", d.rows * (d.heads + d.kv_heads) * d.head_dim, compute);
       saved(prefix + "attn.out", d.rows * d.heads * d.head_dim, compute);
       saved(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32);
-      saved(prefix + "mlp.input", d.local_rows * d.width, compute);
-      saved(prefix + "mlp.pre", d.rows * d.ffn_in, compute);
+      if (has_post_norms(m.block)) saved(prefix + "attn.post", stream, compute);
+      if (!is_parallel(m.block)) saved(prefix + "mlp.input", stream, compute);
+      if (d.experts > 0) {
+        saved(prefix + "moe.probabilities", d.rows * d.experts, DType::kF32);
+        saved(prefix + "moe.chosen", d.rows * d.choices, DType::kI32);
+        saved(prefix + "moe.weights", d.rows * d.choices, DType::kF32);
+        saved(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute);
+      } else {
+        saved(prefix + "mlp.pre", d.rows * d.ffn_in, compute);
+      }
+      if (has_post_norms(m.block)) saved(prefix + "mlp.post", stream, compute);
+    }
+    if (chunk.stage.embedding) {
+      if (d.embed != d.width) saved("embed.rows", d.local_rows * d.embed, compute);
+      if (m.embedding_norm) saved("embed.input", stream, compute);  // of its norm
     }
     if (chunk.stage.head) {
       saved("head.input", d.local_rows * d.width, compute);
@@ -68,16 +95,33 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       saved("head.sums", 2 * d.rows, DType::kF32);  // sum of exponentials; target logit, which becomes the loss
     }
   }
-  scratch("scratch.rows", d.rows * d.width, compute);     // input of column-cut projections: norm output, gathered
-  scratch("scratch.partial", d.rows * d.width, compute);  // summed over tp: outputs of row cuts, gradients of the above
-  scratch("scratch.dresidual", d.local_rows * d.width, compute);
-  scratch("scratch.hidden", d.rows * std::max(d.ffn, d.heads * d.head_dim), compute);  // between a column and a row cut
-  scratch("scratch.dhidden", d.rows * std::max(d.ffn_in, d.qkv), compute);
+  const int64_t widest = std::max(d.width, d.embed);
+  scratch("scratch.rows", d.rows * widest, compute);     // input of column-cut projections: norm output, gathered
+  scratch("scratch.partial", d.rows * widest, compute);  // summed over tp: outputs of row cuts, gradients of the above
+  scratch("scratch.dresidual", stream, compute);
+  if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch("scratch.dbranch", stream, compute);
+  const int64_t ffn_rows = d.experts > 0 ? d.expert_rows : d.rows;
+  // Between a column and a row cut.
+  scratch("scratch.hidden", std::max(ffn_rows * d.ffn, d.rows * d.heads * d.head_dim), compute);
+  scratch("scratch.dhidden", std::max(ffn_rows * d.ffn_in, d.rows * d.qkv), compute);
+  if (d.experts > 0) {
+    scratch("moe.rows", d.expert_rows * d.width, compute);
+    scratch("moe.drows", d.expert_rows * d.width, compute);
+    scratch("moe.dhidden", d.expert_rows * d.ffn, compute);
+    scratch("moe.dlogits", d.rows * d.experts, compute);
+    scratch("moe.rows_of", d.rows * d.choices, DType::kI32);
+    scratch("moe.offsets", d.experts + 1, DType::kI32);
+    scratch("moe.dweights", d.rows * d.choices, DType::kF32);
+    scratch("moe.balance", d.experts, DType::kF32);
+  }
   scratch("scratch.attention", attention_scratch_elems(d), DType::kF32);
   scratch("scratch.rstd", d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch("scratch.mean", d.local_rows, DType::kF32);
-  if (m.bias) scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
-  if (m.positions == Positions::kRotary) scratch("rotary.table", m.context * d.head_dim, DType::kF32);
+  if (has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp)) {
+    scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
+  }
+  if (m.positions == Positions::kRotary) scratch("rotary.table", d.positions * rotary_dims(m), DType::kF32);
+  if (m.positions == Positions::kAlibi) scratch("alibi.slopes", d.heads, DType::kF32);
   if (rank.head()) {
     scratch("head.logits", d.logit_rows * d.vocab, compute);
     if (plan.mesh.tp() > 1) scratch("head.local_max", d.rows, DType::kF32);
@@ -90,6 +134,20 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank) {
   int64_t bytes = 0;
   for (const BufferSpec& buffer : stage_buffers(plan, rank)) {
     bytes += buffer.bytes() * buffer.copies;
+  }
+  return bytes;
+}
+
+int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
+  const int64_t pipeline_rank = plan.mesh.coords(rank).pp;
+  int64_t bytes = 0;
+  std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // most stages of a ramp take the same
+  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+    const StepStage& stage = plan.step_stages[k];
+    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
+    if (!seen.insert({{stage.micro, stage.tokens}, in_flight_micro_batches(shape, pipeline_rank)}).second) continue;
+    const Plan then = plan.at(k);
+    bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }
   return bytes;
 }

@@ -6,8 +6,10 @@
 // norm and of its MLP norm [R, H], q, k, v after rotary [T, QKV], the attention's output [T, N D] and log-sum-exp
 // [B, N, S] float, the MLP before its activation [T, F_in]:
 //   bytes a layer and micro-batch = c (2 R H + T (QKV + N D + F_in)) + 4 T N
-// Backward computes the norms' and the activation's outputs again; that costs a pass over memory, no matrix product
-// (with sequence parallelism also one all-gather per norm).
+// and by the model's options: q and k before their norms [T, (N + K) D] with qk_norm; for a block whose branches have a
+// norm behind them, its input [R, H] twice; parallel blocks have no input of the MLP's own. Backward computes the
+// norms' and the activation's outputs again; that costs a pass over memory, no matrix product (with sequence
+// parallelism also one all-gather per norm).
 
 #include <cstdint>
 #include <string>
@@ -19,20 +21,26 @@ namespace cairn {
 
 /// Sizes of one rank's part of the model.
 struct StageDims {
-  int64_t samples = 0;     // B, of a micro-batch
-  int64_t tokens = 0;      // S, of a sample
-  int64_t rows = 0;        // T = B S
-  int64_t local_rows = 0;  // R = T, or T / tp with sequence parallelism
-  int64_t width = 0;       // H
-  int64_t heads = 0;       // N, this rank's
-  int64_t kv_heads = 0;    // K, this rank's
-  int64_t head_dim = 0;    // D
-  int64_t qkv = 0;         // QKV = (N + 2 K) D
-  int64_t ffn = 0;         // F, this rank's
-  int64_t ffn_in = 0;      // F_in = F, or 2 F with a gate
-  int64_t vocab = 0;       // V, this rank's rows, padding included
-  int64_t logit_rows = 0;  // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
+  int64_t samples = 0;      // B, sequences of a micro-batch
+  int64_t tokens = 0;       // S, of a sequence
+  int64_t positions = 0;    // of the rotary table: S, or the context in a pass of generation (Plan::pass_tokens)
+  int64_t rows = 0;         // T = B S
+  int64_t local_rows = 0;   // R = T, or T / tp with sequence parallelism
+  int64_t width = 0;        // H
+  int64_t embed = 0;        // E, of token embedding and head; H but for models that project it
+  int64_t heads = 0;        // N, this rank's
+  int64_t kv_heads = 0;     // K, this rank's
+  int64_t head_dim = 0;     // D
+  int64_t qkv = 0;          // QKV = (N + 2 K) D
+  int64_t ffn = 0;          // F, this rank's
+  int64_t ffn_in = 0;       // F_in = F, or 2 F with a gate
+  int64_t experts = 0;      // X; 0 without
+  int64_t choices = 0;      // k, experts of a token
+  int64_t expert_rows = 0;  // P >= T k: rows of all experts, each expert's padded to kExpertRowsAlign
+  int64_t vocab = 0;        // V, this rank's rows, padding included
+  int64_t logit_rows = 0;   // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
 };
+constexpr int64_t kExpertRowsAlign = 32;
 StageDims stage_dims(const Plan& plan, const RankPlan& rank);
 
 /// Floats that kernels::attention_backward() wants; the plan knows no kernels, so nn/ checks that the two agree. For
@@ -60,5 +68,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank);
 
 /// Bytes of all copies of all of them.
 int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank);
+
+/// The same, of the stage of the run (Plan::step_stages) that takes most: what a training rank allocates.
+int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank);
 
 }  // namespace cairn

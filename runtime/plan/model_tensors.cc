@@ -2,59 +2,161 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace cairn {
+namespace {
 
-std::vector<TensorSpec> model_tensors(const ModelConfig& m) {
-  std::vector<TensorSpec> out;
-  const double std_in = m.init_std;
-  const double std_out = m.init_std / std::sqrt(2.0 * static_cast<double>(m.layers));  // residual outputs
-  int64_t layer = kEmbeddingLayer;
+/// The list in the making. Standard deviations: `in` of what reads the residual stream, `out` of what adds to it.
+class Tensors {
+ public:
+  explicit Tensors(const ModelConfig& m)
+      : m_(m), std_in_(m.init_std), std_out_(m.init_std / std::sqrt(2.0 * static_cast<double>(m.layers))) {}
 
-  const auto matrix = [&](std::string name, int64_t rows, int64_t cols, TensorCut cut, double std, bool vocab = false) {
-    out.push_back({.name = std::move(name),
-                   .shape = {rows, cols},
-                   .cut = cut,
-                   .decay = true,
-                   .vocab_rows = vocab,
-                   .init = InitKind::kNormal,
-                   .init_std = std,
-                   .layer = layer});
-  };
-  const auto vector = [&](std::string name, int64_t size, TensorCut cut, InitKind init) {
-    out.push_back({.name = std::move(name), .shape = {size}, .cut = cut, .init = init, .layer = layer});
-  };
-  const auto norm = [&](const std::string& name) {
-    vector(name + ".weight", m.width, TensorCut::kReplicated, InitKind::kOnes);
-    if (m.norm == NormKind::kLayerNorm) vector(name + ".bias", m.width, TensorCut::kReplicated, InitKind::kZeros);
-  };
-  // A projection: its weight, then its bias, which a column cut splits and a row cut replicates.
-  const auto linear = [&](const std::string& name, int64_t rows, int64_t cols, TensorCut cut, double std) {
-    matrix(name + ".weight", rows, cols, cut, std);
-    if (m.bias) vector(name + ".bias", rows, cut == TensorCut::kDim0 ? cut : TensorCut::kReplicated, InitKind::kZeros);
-  };
-
-  matrix("embed.tokens", m.vocab, m.width, TensorCut::kDim0, std_in, true);
-  if (m.positions == Positions::kLearned) matrix("embed.positions", m.context, m.width, TensorCut::kReplicated, std_in);
-
-  for (layer = 0; layer < m.layers; ++layer) {
-    const std::string prefix = fmt::format("layers.{}.", layer);
-    norm(prefix + "attn_norm");
-    linear(prefix + "attn.q", m.heads * m.head_dim, m.width, TensorCut::kDim0, std_in);
-    linear(prefix + "attn.k", m.kv_heads * m.head_dim, m.width, TensorCut::kDim0, std_in);
-    linear(prefix + "attn.v", m.kv_heads * m.head_dim, m.width, TensorCut::kDim0, std_in);
-    linear(prefix + "attn.o", m.width, m.heads * m.head_dim, TensorCut::kDim1, std_out);
-    norm(prefix + "mlp_norm");
-    if (m.activation == Activation::kSwiGlu) linear(prefix + "mlp.gate", m.ffn, m.width, TensorCut::kDim0, std_in);
-    linear(prefix + "mlp.up", m.ffn, m.width, TensorCut::kDim0, std_in);
-    linear(prefix + "mlp.down", m.width, m.ffn, TensorCut::kDim1, std_out);
+  void embedding() {
+    layer_ = kEmbeddingLayer;
+    const int64_t embed = embed_dim(m_);
+    matrix("embed.tokens", m_.vocab, embed, TensorCut::kDim0, std_in_, true);
+    if (embed != m_.width) matrix("embed.project_in.weight", m_.width, embed, TensorCut::kReplicated, std_in_);
+    if (m_.positions == Positions::kLearned) {
+      matrix("embed.positions", m_.context + m_.position_offset, m_.width, TensorCut::kReplicated, std_in_);
+    }
+    if (m_.embedding_norm) norm("embed.norm");
   }
 
-  layer = kHeadLayer;
-  norm("final_norm");
-  if (!m.tied_embeddings) matrix("head.weight", m.vocab, m.width, TensorCut::kDim0, std_in, true);
-  return out;
+  void layer(int64_t index) {
+    layer_ = index;
+    block(fmt::format("layers.{}.", index));
+  }
+
+  void head() {
+    layer_ = kHeadLayer;
+    const int64_t embed = embed_dim(m_);
+    if (m_.final_norm) norm("final_norm");
+    if (m_.top_query) {
+      matrix("top_query.positions", m_.context, m_.width, TensorCut::kReplicated, std_in_);
+      block("top_query.");
+    }
+    if (embed != m_.width) matrix("head.project_out.weight", embed, m_.width, TensorCut::kReplicated, std_in_);
+    if (!m_.tied_embeddings) matrix("head.weight", m_.vocab, embed, TensorCut::kDim0, std_in_, true);
+    if (m_.head_bias) vector("head.bias", m_.vocab, TensorCut::kDim0, InitKind::kZeros, true);
+  }
+
+  std::vector<TensorSpec> take() { return std::move(out_); }
+
+ private:
+  void block(const std::string& prefix) {
+    const bool sandwich = m_.block == BlockKind::kSandwich;
+    norm(prefix + "attn_norm");
+    const bool qkv_bias = has_bias(m_, BiasOf::kQkv);
+    linear(prefix + "attn.q", m_.heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
+    linear(prefix + "attn.k", m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
+    linear(prefix + "attn.v", m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
+    if (m_.qk_norm == QkNorm::kHead) {
+      for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
+        vector(prefix + name, m_.head_dim, TensorCut::kReplicated, InitKind::kOnes);
+        out_.back().partial = true;
+      }
+    }
+    linear(prefix + "attn.o", m_.width, m_.heads * m_.head_dim, TensorCut::kDim1, std_out_, has_bias(m_, BiasOf::kOut));
+    if (sandwich) norm(prefix + "attn_out_norm");
+    if (m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
+    if (m_.moe.experts > 0) {
+      matrix(prefix + "moe.router.weight", m_.moe.experts, m_.width, TensorCut::kReplicated, std_in_);
+      for (int64_t e = 0; e < m_.moe.experts; ++e) mlp(fmt::format("{}moe.experts.{}.", prefix, e));
+    } else {
+      mlp(prefix + "mlp.");
+    }
+    if (sandwich) norm(prefix + "mlp_out_norm");
+  }
+
+  void mlp(const std::string& prefix) {
+    const bool bias = has_bias(m_, BiasOf::kMlp);
+    if (is_gated(m_.activation)) linear(prefix + "gate", m_.ffn, m_.width, TensorCut::kDim0, std_in_, bias);
+    linear(prefix + "up", m_.ffn, m_.width, TensorCut::kDim0, std_in_, bias);
+    linear(prefix + "down", m_.width, m_.ffn, TensorCut::kDim1, std_out_, bias);
+  }
+
+  /// A projection: its weight, then its bias, which a column cut splits and a row cut replicates.
+  void linear(const std::string& name, int64_t rows, int64_t cols, TensorCut cut, double std, bool bias) {
+    matrix(name + ".weight", rows, cols, cut, std);
+    if (bias) vector(name + ".bias", rows, cut == TensorCut::kDim0 ? cut : TensorCut::kReplicated, InitKind::kZeros);
+  }
+
+  void norm(const std::string& name) {
+    vector(name + ".weight", m_.width, TensorCut::kReplicated, InitKind::kOnes);
+    if (m_.norm == NormKind::kLayerNorm) vector(name + ".bias", m_.width, TensorCut::kReplicated, InitKind::kZeros);
+  }
+
+  void matrix(std::string name, int64_t rows, int64_t cols, TensorCut cut, double std, bool vocab = false) {
+    out_.push_back({.name = std::move(name),
+                    .shape = {rows, cols},
+                    .cut = cut,
+                    .decay = true,
+                    .vocab_rows = vocab,
+                    .init = InitKind::kNormal,
+                    .init_std = std,
+                    .layer = layer_});
+  }
+
+  void vector(std::string name, int64_t size, TensorCut cut, InitKind init, bool vocab = false) {
+    out_.push_back(
+        {.name = std::move(name), .shape = {size}, .cut = cut, .vocab_rows = vocab, .init = init, .layer = layer_});
+  }
+
+  const ModelConfig& m_;
+  double std_in_, std_out_;
+  int64_t layer_ = kEmbeddingLayer;
+  std::vector<TensorSpec> out_;
+};
+
+}  // namespace
+
+bool has_bias(const ModelConfig& m, BiasOf projections) {
+  switch (projections) {
+    case BiasOf::kQkv:
+      return m.qkv_bias.value_or(m.bias);
+    case BiasOf::kOut:
+      return m.out_bias.value_or(m.bias);
+    case BiasOf::kMlp:
+      return m.mlp_bias.value_or(m.bias);
+  }
+  return m.bias;
+}
+
+bool is_gated(Activation activation) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+    case Activation::kGeGlu:
+    case Activation::kGeGluTanh:
+    case Activation::kReGlu:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_parallel(BlockKind block) { return block == BlockKind::kParallel || block == BlockKind::kParallelShared; }
+
+bool has_post_norms(BlockKind block) { return block == BlockKind::kPostNorm || block == BlockKind::kSandwich; }
+
+bool has_window(const ModelConfig& m, int64_t layer) {
+  if (m.sliding_window == 0) return false;
+  return m.window_layers.empty() ||
+         std::find(m.window_layers.begin(), m.window_layers.end(), layer) != m.window_layers.end();
+}
+
+int64_t embed_dim(const ModelConfig& m) { return m.embed_dim > 0 ? m.embed_dim : m.width; }
+
+int64_t rotary_dims(const ModelConfig& m) { return m.rope.dims > 0 ? m.rope.dims : m.head_dim; }
+
+std::vector<TensorSpec> model_tensors(const ModelConfig& m) {
+  Tensors out(m);
+  out.embedding();
+  for (int64_t layer = 0; layer < m.layers; ++layer) out.layer(layer);
+  out.head();
+  return out.take();
 }
 
 int64_t count_parameters(const ModelConfig& model) {

@@ -2,13 +2,21 @@
 // The logical parameters of a model: names, global shapes, how tensor parallelism cuts them. No layout appears in a
 // name or a shape; checkpoints, converters and ranks all speak in these. Weights are [out, in].
 //
-//   embed.tokens [V, H]          embed.positions [S, H]  (learned positions)
-//   layers.I.attn_norm.{weight,bias} [H]
+//   embed.tokens [V, E]                                      embed.project_in.weight [H, E]  (E not H)
+//   embed.positions [S + offset, H]  (learned positions)     embed.norm.{weight,bias} [H]  (embedding_norm)
+//   layers.I.attn_norm.{weight,bias} [H]                     parallel_shared: the only norm of the layer
 //   layers.I.attn.{q,k,v}.weight [N*D or K*D, H], .bias      layers.I.attn.o.weight [H, N*D], .bias [H]
+//   layers.I.attn.{q,k}_norm.weight [D]  (qk_norm)           layers.I.attn_out_norm.{weight,bias} [H]  (sandwich)
 //   layers.I.mlp_norm.{weight,bias} [H]
 //   layers.I.mlp.{gate,up}.weight [F, H], .bias [F]          layers.I.mlp.down.weight [H, F], .bias [H]
-//   final_norm.{weight,bias} [H]                             head.weight [V, H]  (untied)
-// bias tensors exist only where ModelConfig says so (norm biases: LayerNorm only); gate only for gated activations.
+//   layers.I.mlp_out_norm.{weight,bias} [H]  (sandwich)
+//   layers.I.moe.router.weight [X, H] and, for each expert J, layers.I.moe.experts.J.{gate,up}.weight [F, H],
+//   .down.weight [H, F]  (experts; then no mlp.*)
+//   final_norm.{weight,bias} [H]                             head.project_out.weight [E, H]  (E not H)
+//   top_query.positions [S, H], then the tensors of a layer with "top_query." for "layers.I."  (top_query)
+//   head.weight [V, E]  (untied)                             head.bias [V]  (head_bias)
+// Bias tensors exist only where ModelConfig says so (norm biases: LayerNorm only); gate only for gated activations.
+// post_norm: attn_norm and mlp_norm act on the sums.
 
 #include <cstdint>
 #include <string>
@@ -23,18 +31,33 @@ enum class TensorCut { kReplicated, kDim0, kDim1 };  // over tp; kDim0 of embed.
 enum class InitKind { kZeros, kOnes, kNormal };
 
 constexpr int64_t kEmbeddingLayer = -1;  // TensorSpec::layer of embed.*: the first stage
-constexpr int64_t kHeadLayer = -2;       // of final_norm.* and head.*: the last stage
+constexpr int64_t kHeadLayer = -2;       // of final_norm.*, top_query.* and head.*: the last stage
 
 struct TensorSpec {
   std::string name;
   Shape shape;  // logical, unpadded
   TensorCut cut = TensorCut::kReplicated;
   bool decay = false;       // weight decay applies (matrices), not to biases and norm weights
+  bool partial = false;     // replicated, but each tp rank's gradient is of its own heads: to be summed over tp
   bool vocab_rows = false;  // dim 0 is the vocabulary: padded in memory, never in a file
   InitKind init = InitKind::kZeros;
   double init_std = 0;  // kNormal
   int64_t layer = 0;
 };
+
+enum class BiasOf { kQkv, kOut, kMlp };
+bool has_bias(const ModelConfig& model, BiasOf projections);
+bool is_gated(Activation activation);
+/// Attention and MLP read the same input.
+bool is_parallel(BlockKind block);
+/// A norm stands behind each branch: on its output, or on the sum.
+bool has_post_norms(BlockKind block);
+/// The layer uses model.sliding_window.
+bool has_window(const ModelConfig& model, int64_t layer);
+/// E: channels of token embedding and head.
+int64_t embed_dim(const ModelConfig& model);
+/// Channels of a head that turn with rotary positions.
+int64_t rotary_dims(const ModelConfig& model);
 
 /// In canonical order: embedding, layers 0.., head.
 std::vector<TensorSpec> model_tensors(const ModelConfig& model);

@@ -1,10 +1,14 @@
 #include "runtime/plan/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+
+#include "runtime/core/glob.h"
+#include "runtime/plan/model_check.h"
 
 namespace cairn {
 namespace {
@@ -58,141 +62,364 @@ Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfi
 }
 
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps) {
-  const auto samples = static_cast<double>(recipe.batch.samples);
   switch (span.unit) {
     case Span::Unit::kSteps:
       return static_cast<int64_t>(std::ceil(span.value));
     case Span::Unit::kSamples:
-      return static_cast<int64_t>(std::ceil(span.value / samples));
+      return steps_for_samples(step_stages(recipe), span.value);
     case Span::Unit::kTokens:
-      return static_cast<int64_t>(std::ceil(span.value / (samples * static_cast<double>(recipe.model.context))));
+      return steps_for_samples(step_stages(recipe), span.value / static_cast<double>(recipe.model.context));
     case Span::Unit::kFraction:
       return static_cast<int64_t>(std::llround(span.value * static_cast<double>(stop_steps)));
   }
   return 0;
 }
 
+Status check_sharding(const Recipe& recipe, int64_t dp) {
+  const int64_t shard = recipe.mesh.shard;
+  const int zero = recipe.optimizer.zero;
+  if (recipe.optimizer.keep_after_forward && zero < 3) {
+    return refuse(fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = "
+                              "{} none are gathered; it is for zero = 3",
+                              zero));
+  }
+  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+    if (zero == 0) {
+      return refuse(fmt::format("deterministic = \"layout\" adds gradients into shards, and with optimizer.zero = 0 there "
+                                "are none for dp = {}; say zero = 1, 2 or 3",
+                                dp));
+    }
+    if (shard != 0 && shard != dp) {
+      return refuse(fmt::format("deterministic = \"layout\" adds the gradients of all replicas one after another, and "
+                                "mesh.shard = {} adds groups of dp = {} apart; leave mesh.shard out",
+                                shard, dp));
+    }
+  }
+  if (shard == 0) return {};
+  if (zero == 0) {
+    return refuse(fmt::format("mesh.shard = {} divides optimizer state over {} replicas, but optimizer.zero = 0 divides "
+                              "nothing; say zero = 1, 2 or 3",
+                              shard, shard));
+  }
+  if (shard == 1) return refuse("mesh.shard = 1 divides nothing; leave it out with optimizer.zero = 0");
+  if (dp == 1 || dp % shard == 0) return {};
+  std::vector<int64_t> near;
+  for (int64_t s = 2; s <= dp; ++s) {
+    if (dp % s == 0) near.push_back(s);
+  }
+  return refuse(fmt::format("mesh.shard = {} does not divide dp = {}; possible: {}", shard, dp, fmt::join(near, ", ")));
+}
+
+Status check_batch(const Recipe& recipe, int64_t dp) {
+  const BatchConfig& batch = recipe.batch;
+  const BatchRamp& ramp = batch.ramp;
+  if (batch.samples < 1 || batch.micro < 1 || recipe.model.context < 1) {
+    return refuse(fmt::format("batch.samples = {}, batch.micro = {} and model.context = {} must be 1 or more",
+                              batch.samples, batch.micro, recipe.model.context));
+  }
+  if (ramp.from > 0 && (ramp.by < 1 || ramp.over.value <= 0 || ramp.over.unit == Span::Unit::kFraction ||
+                        ramp.from >= batch.samples || (batch.samples - ramp.from) % ramp.by != 0)) {
+    return refuse(fmt::format("batch.ramp goes from {} by {} to batch.samples = {}: it wants `over`, not as a fraction, "
+                              "and a whole number of increments",
+                              ramp.from, ramp.by, batch.samples));
+  }
+  for (const BatchPhase& phase : batch.phases) {
+    if (phase.at.unit == Span::Unit::kFraction) {
+      return refuse("a phase of the batch begins at a number of steps, samples or tokens, not at a fraction");
+    }
+    if (phase.rope_theta > 0 && recipe.model.positions != Positions::kRotary) {
+      return refuse("a phase of the batch changes rope_theta, and the model has no rotary positions");
+    }
+  }
+  const std::vector<StepStage> stages = step_stages(recipe);
+  for (const StepStage& stage : stages) {
+    const std::string when = stages.size() > 1 ? fmt::format("from step {} on: ", stage.first_step) : "";
+    const int64_t slice = stage.micro * dp;
+    if (stage.samples % slice != 0) {
+      const int64_t below = stage.samples / slice * slice;
+      return refuse(
+          fmt::format("{}batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: "
+                      "{}{}",
+                      when, stage.samples, stage.micro, dp, slice, below > 0 ? fmt::format("{}, ", below) : "",
+                      below + slice));
+    }
+    if (recipe.model.context % stage.tokens != 0) {
+      return refuse(fmt::format("{}batch.tokens = {} does not divide model.context = {}: samples are cut into equal "
+                                "sequences",
+                                when, stage.tokens, recipe.model.context));
+    }
+    if (recipe.mesh.sequence_parallel) {
+      RT_TRY(divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
+    }
+  }
+  return {};
+}
+
 Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   const ModelConfig& m = recipe.model;
   const MeshConfig& mesh = recipe.mesh;
   RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
+  if (const std::vector<ModelMistake> mistakes = find_mistakes(m); !mistakes.empty()) {
+    const ModelMistake& first = mistakes.front();
+    return refuse(first.message + (first.accepted.empty() ? "" : "; accepted: " + first.accepted));
+  }
   RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
   RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
-  if (mesh.sequence_parallel) {
-    RT_TRY(divides("batch.micro x model.context", recipe.batch.micro * m.context, "mesh.tp", mesh.tp));
-  }
-  const int64_t slice = recipe.batch.micro * made.dp();
-  if (recipe.batch.samples < 1 || recipe.batch.samples % slice != 0) {
-    const int64_t below = recipe.batch.samples / slice * slice;
-    return refuse(
-        fmt::format("batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: {}{}",
-                    recipe.batch.samples, recipe.batch.micro, made.dp(), slice,
-                    below > 0 ? fmt::format("{}, ", below) : "", below + slice));
-  }
+  RT_TRY(check_batch(recipe, made.dp()));
+  RT_TRY(check_sharding(recipe, made.dp()));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
   plan.padded_vocab = padded_vocab(m.vocab, mesh.tp);
-  plan.micro_batches = recipe.batch.samples / slice;
-  RT_TRY(check_schedule(plan.schedule()));
+  plan.step_stages = step_stages(recipe);
+  for (size_t k = plan.step_stages.size(); k-- > 0;) {
+    const StepStage& stage = plan.step_stages[k];
+    Status fits = check_schedule(plan.at(k).schedule());
+    if (!fits.ok()) return std::move(fits).error().with(fmt::format("from step {} on", stage.first_step));
+  }
+  plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
+  plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = span_in_steps(recipe.stop, recipe, 0);
+  for (const ParameterGroup& group : recipe.optimizer.groups) {
+    const bool used = std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                                  [&](const TensorSpec& tensor) { return matches(group.tensors, tensor.name); });
+    if (!used) {
+      return refuse(fmt::format("optimizer.groups: \"{}\" is of no tensor of the model; it has \"{}\", for one",
+                                group.tensors, plan.tensors.back().name));
+    }
+  }
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
   plan.checkpoint_bytes = plan.parameters * 3 * 4;
   return plan;
 }
 
-RankPlan Plan::rank(int64_t rank) const {
-  RankPlan out;
-  out.rank = rank;
-  out.at = mesh.coords(rank);
-  const std::vector<int64_t> in_flight = in_flight_micro_batches(schedule(), out.at.pp);
-  for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
-    out.chunks.push_back({stages[static_cast<int64_t>(chunk) * mesh.pp() + out.at.pp], in_flight[chunk]});
-  }
-  const int64_t tp = mesh.tp(), dp = mesh.dp();
+int64_t default_bucket_elems(int64_t dp) { return std::max(int64_t{8} << 20, dp << 20); }
 
-  const auto hold = [&](int64_t index, bool tied_copy) {
-    const TensorSpec& spec = tensors[index];
-    LocalTensor local{.tensor = index, .shape = spec.shape, .box = Box::whole(spec.shape), .offset = out.flat_elems};
-    if (spec.cut == TensorCut::kReplicated) {
-      local.primary = out.at.tp == 0;
-      local.sum_over_tp = recipe.mesh.sequence_parallel && tp > 1;
-    } else {
-      const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
-      const int64_t rows = (spec.vocab_rows ? padded_vocab : spec.shape[dim]) / tp;
-      local.shape[dim] = rows;
-      local.box.lo[dim] = std::min(out.at.tp * rows, spec.shape[dim]);
-      local.box.hi[dim] = std::min((out.at.tp + 1) * rows, spec.shape[dim]);
+int64_t Plan::shard_size() const {
+  if (zero() == 0) return 1;
+  return recipe.mesh.shard > 0 ? recipe.mesh.shard : mesh.dp();
+}
+
+int64_t Plan::bucket_elems() const {
+  const int64_t wanted = recipe.optimizer.bucket > 0 ? recipe.optimizer.bucket : default_bucket_elems(mesh.dp());
+  return round_up(wanted, mesh.dp() * kAlignElems);
+}
+
+namespace {
+
+/// Makes the plan of one rank, part after part: each function needs what the ones before it have left.
+class RankPlanner {
+ public:
+  RankPlanner(const Plan& plan, int64_t rank) : plan_(plan) {
+    out_.rank = rank;
+    out_.at = plan.mesh.coords(rank);
+    out_.scattered_grads = plan.zero() >= 2 || plan.layout_free();
+    out_.scattered_weights = plan.zero() >= 3;
+    const std::vector<int64_t> in_flight = in_flight_micro_batches(plan.schedule(), out_.at.pp);
+    for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
+      out_.chunks.push_back(
+          {plan.stages[static_cast<int64_t>(chunk) * plan.mesh.pp() + out_.at.pp], in_flight[chunk]});
     }
+  }
+
+  RankPlan make() && {
+    lay_out_tensors();
+    cut_buckets();
+    bind_units();
+    cut_state();
+    const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
+    out_.weight_bytes = (out_.scattered_weights ? out_.shard_elems : out_.flat_elems) * elem_bytes;
+    out_.gathered_bytes = gathered_elems_ * elem_bytes;
+    out_.grad_bytes = (out_.grad_elems() + grad_slot_elems_) * 4;
+    out_.optimizer_bytes = (out_.saved_elems + out_.private_elems) * 12;
+    return std::move(out_);
+  }
+
+ private:
+  bool here(const TensorSpec& spec) const {
+    if (spec.layer == kEmbeddingLayer) return out_.embedding();
+    if (spec.layer == kHeadLayer) return out_.head();
+    return std::any_of(out_.chunks.begin(), out_.chunks.end(), [&](const Chunk& chunk) {
+      return spec.layer >= chunk.stage.first_layer && spec.layer < chunk.stage.end_layer;
+    });
+  }
+
+  LocalTensor local_part(int64_t index) const {
+    const TensorSpec& spec = plan_.tensors[index];
+    const int64_t tp = plan_.mesh.tp();
+    LocalTensor local{.tensor = index, .shape = spec.shape, .box = Box::whole(spec.shape)};
+    if (spec.cut == TensorCut::kReplicated) {
+      // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
+      // partial.
+      local.primary = out_.at.tp == 0;
+      local.sum_over_tp = (plan_.recipe.mesh.sequence_parallel || spec.partial) && tp > 1;
+      return local;
+    }
+    const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
+    const int64_t rows = (spec.vocab_rows ? plan_.padded_vocab : spec.shape[dim]) / tp;
+    local.shape[dim] = rows;
+    local.box.lo[dim] = std::min(out_.at.tp * rows, spec.shape[dim]);
+    local.box.hi[dim] = std::min((out_.at.tp + 1) * rows, spec.shape[dim]);
+    return local;
+  }
+
+  /// Buckets end here: the range up to now is padded so that every replica gets an equal part of each.
+  void end_segment() {
+    out_.flat_elems = round_up(out_.flat_elems, plan_.mesh.dp() * kAlignElems);
+    if (segments_.empty() || segments_.back() != out_.flat_elems) segments_.push_back(out_.flat_elems);
+  }
+
+  void hold(int64_t index, int64_t layer, bool tied_copy) {
+    LocalTensor local = local_part(index);
     if (tied_copy) {
       local.tied_copy = true;
       local.primary = false;
     }
-    // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
-    // partial.
-    out.flat_elems = round_up(local.offset + cairn::count_elems(local.shape), kAlignElems);
-    out.tensors.push_back(std::move(local));
-  };
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    const TensorSpec& spec = tensors[index];
-    const bool here = spec.layer == kEmbeddingLayer ? out.embedding()
-                      : spec.layer == kHeadLayer
-                          ? out.head()
-                          : std::any_of(out.chunks.begin(), out.chunks.end(), [&](const Chunk& chunk) {
-                              return spec.layer >= chunk.stage.first_layer && spec.layer < chunk.stage.end_layer;
-                            });
-    if (here) hold(static_cast<int64_t>(index), false);
-  }
-  if (out.head() && !out.embedding() && recipe.model.tied_embeddings) hold(0, true);  // embed.tokens is first
-
-  out.flat_elems = round_up(out.flat_elems, dp * kAlignElems);
-  for (int64_t begin = 0; begin < out.flat_elems;) {
-    const int64_t size = std::min(round_up(kBucketElems, dp * kAlignElems), out.flat_elems - begin);
-    out.buckets.push_back({begin, begin + size});
-    out.share.push_back({begin + size / dp * out.at.dp, begin + size / dp * (out.at.dp + 1)});
-    out.share_elems += size / dp;
-    begin += size;
+    const bool starts_unit = out_.units.empty() || out_.units.back().layer != layer;
+    // Two stages add their gradients of a tied embedding shard by shard: it is cut alike on both, apart from others.
+    const bool two = plan_.mesh.pp() > 1 || plan_.layout_free();
+    const bool apart = two && plan_.recipe.model.tied_embeddings && index == 0;
+    if (apart || (starts_unit && out_.scattered_grads)) end_segment();
+    if (starts_unit) {
+      if (!out_.units.empty()) out_.units.back().range.end = out_.flat_elems;
+      out_.units.push_back({.layer = layer, .range = {out_.flat_elems, 0}});
+    }
+    local.offset = out_.flat_elems;
+    out_.flat_elems = round_up(local.offset + cairn::count_elems(local.shape), kAlignElems);
+    out_.tensors.push_back(std::move(local));
+    if (apart) end_segment();
   }
 
-  for (const FlatRange& share : out.share) {
-    for (const LocalTensor& local : out.tensors) {
-      const int64_t begin = std::max(share.begin, local.offset);
-      const int64_t end = std::min(share.end, local.offset + local.box.count_elems());
-      if (begin >= end) continue;
-      int64_t flat = begin;
-      for (Box& box : boxes_of_flat_range(local.box.extents(), begin - local.offset, end - local.offset)) {
-        for (size_t d = 0; d < box.lo.size(); ++d) {
-          box.lo[d] += local.box.lo[d];
-          box.hi[d] += local.box.lo[d];
-        }
-        const int64_t count = box.count_elems();
-        int64_t& elems = local.primary ? out.saved_elems : out.private_elems;
-        out.pieces.push_back({local.tensor, std::move(box), flat, elems, local.primary});
-        elems += count;
-        flat += count;
+  void lay_out_tensors() {
+    for (size_t index = 0; index < plan_.tensors.size(); ++index) {
+      if (here(plan_.tensors[index])) hold(static_cast<int64_t>(index), plan_.tensors[index].layer, false);
+    }
+    const bool tied = plan_.recipe.model.tied_embeddings;
+    const bool one_copy = out_.embedding() && !plan_.layout_free();
+    if (tied && out_.head() && !one_copy) hold(0, kHeadLayer, true);  // embed.tokens is first
+    end_segment();
+    out_.units.back().range.end = out_.flat_elems;
+    if (tied && out_.head() && one_copy) out_.units.front().uses = 2;
+  }
+
+  void cut_buckets() {
+    const int64_t dp = plan_.mesh.dp(), shards = plan_.shard_size(), replicas = dp / shards;
+    const int64_t shard_index = out_.at.dp % shards, replica_index = out_.at.dp / shards;
+    int64_t begin = 0;
+    for (const int64_t segment_end : segments_) {
+      for (; begin < segment_end;) {
+        const int64_t size = std::min(plan_.bucket_elems(), segment_end - begin);
+        const int64_t shard = size / shards, share = shard / replicas;
+        const int64_t shard_begin = begin + shard * shard_index, share_begin = shard_begin + share * replica_index;
+        out_.buckets.push_back({.range = {begin, begin + size},
+                                .shard = {shard_begin, shard_begin + shard},
+                                .share = {share_begin, share_begin + share},
+                                .shard_offset = out_.shard_elems});
+        out_.shard_elems += shard;
+        begin += size;
       }
     }
   }
-  if (recipe.optimizer.zero < 1) {
-    for (size_t b = 0; b < out.buckets.size(); ++b) {
-      const FlatRange others[] = {{out.buckets[b].begin, out.share[b].begin}, {out.share[b].end, out.buckets[b].end}};
-      for (const FlatRange& range : others) {
-        for (const LocalTensor& local : out.tensors) {
-          const int64_t begin = std::max(range.begin, local.offset);
-          const int64_t end = std::min(range.end, local.offset + local.box.count_elems());
-          if (begin >= end) continue;
-          out.replicas.push_back({local.tensor, begin, out.private_elems, end - begin});
-          out.private_elems += end - begin;
-        }
+
+  void bind_units() {
+    int64_t layers = 0;
+    for (Unit& unit : out_.units) layers += unit.layer >= 0 ? 1 : 0;
+    const int64_t weight_slots = plan_.recipe.optimizer.keep_after_forward ? layers : std::min(kUnitSlots, layers);
+    const int64_t grad_slots = std::min(kUnitSlots, layers);
+    if (out_.scattered_weights) gathered_elems_ = place_slots(weight_slots, &Unit::weight_slot, &Unit::weight_at);
+    if (out_.scattered_grads) grad_slot_elems_ = place_slots(grad_slots, &Unit::grad_slot, &Unit::grad_at);
+    size_t tensor = 0;
+    for (Unit& unit : out_.units) {
+      if (!out_.scattered_weights) unit.weight_at = unit.range.begin;
+      if (!out_.scattered_grads) unit.grad_at = unit.range.begin;
+      const auto first = std::partition_point(out_.buckets.begin(), out_.buckets.end(), [&](const Bucket& bucket) {
+        return bucket.range.end <= unit.range.begin;
+      });
+      const auto end = std::partition_point(
+          first, out_.buckets.end(), [&](const Bucket& bucket) { return bucket.range.begin < unit.range.end; });
+      unit.first_bucket = first - out_.buckets.begin();
+      unit.end_bucket = end - out_.buckets.begin();
+      for (; tensor < out_.tensors.size() && out_.tensors[tensor].offset < unit.range.end; ++tensor) {
+        LocalTensor& local = out_.tensors[tensor];
+        local.weight_at = unit.weight_at + local.offset - unit.range.begin;
+        local.grad_at = unit.grad_at + local.offset - unit.range.begin;
       }
     }
   }
-  out.weight_bytes = out.flat_elems * dtype_size_bytes(compute_dtype());
-  out.grad_bytes = out.flat_elems * 4;
-  out.optimizer_bytes = (out.saved_elems + out.private_elems) * 12;
+
+  /// Layers take `layer_slots` slots in turn; embedding and head have one each. Returns the elements of all slots.
+  int64_t place_slots(int64_t layer_slots, int64_t Unit::*slot, int64_t Unit::*at) {
+    int64_t layer = 0, others = layer_slots;
+    for (Unit& unit : out_.units) unit.*slot = unit.layer >= 0 ? layer++ % layer_slots : others++;
+    std::vector<int64_t> sizes(others, 0), begins(others, 0);
+    for (const Unit& unit : out_.units) sizes[unit.*slot] = std::max(sizes[unit.*slot], unit.range.size());
+    std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), int64_t{0});
+    for (Unit& unit : out_.units) unit.*at = begins[unit.*slot];
+    return begins.back() + sizes.back();
+  }
+
+  /// Calls body(tensor, begin, end) for the logical elements of `range`: gaps and padding are left out.
+  template <typename Body>
+  void for_tensors_in(const FlatRange& range, const Body& body) const {
+    auto local = std::partition_point(out_.tensors.begin(), out_.tensors.end(), [&](const LocalTensor& t) {
+      return t.offset + cairn::count_elems(t.shape) <= range.begin;
+    });
+    for (; local != out_.tensors.end() && local->offset < range.end; ++local) {
+      const int64_t begin = std::max(range.begin, local->offset);
+      const int64_t end = std::min(range.end, local->offset + local->box.count_elems());
+      if (begin < end) body(*local, begin, end);
+    }
+  }
+
+  void cut_state() {
+    for (const Bucket& bucket : out_.buckets) {
+      const int64_t to_shard = bucket.shard_offset - bucket.shard.begin;
+      for_tensors_in(bucket.share, [&](const LocalTensor& local, int64_t begin, int64_t end) {
+        int64_t flat = begin;
+        for (Box& box : boxes_of_flat_range(local.box.extents(), begin - local.offset, end - local.offset)) {
+          for (size_t d = 0; d < box.lo.size(); ++d) {
+            box.lo[d] += local.box.lo[d];
+            box.hi[d] += local.box.lo[d];
+          }
+          const int64_t count = box.count_elems();
+          int64_t& elems = local.primary ? out_.saved_elems : out_.private_elems;
+          out_.pieces.push_back({local.tensor, std::move(box), flat, flat + to_shard, elems, local.primary});
+          elems += count;
+          flat += count;
+        }
+      });
+    }
+    for (const Bucket& bucket : out_.buckets) {
+      const int64_t to_shard = bucket.shard_offset - bucket.shard.begin;
+      for (const FlatRange& range :
+           {FlatRange{bucket.shard.begin, bucket.share.begin}, FlatRange{bucket.share.end, bucket.shard.end}}) {
+        for_tensors_in(range, [&](const LocalTensor& local, int64_t begin, int64_t end) {
+          out_.replicas.push_back({local.tensor, begin, begin + to_shard, out_.private_elems, end - begin});
+          out_.private_elems += end - begin;
+        });
+      }
+    }
+  }
+
+  const Plan& plan_;
+  RankPlan out_;
+  std::vector<int64_t> segments_;  // ends; buckets do not reach over them
+  int64_t gathered_elems_ = 0, grad_slot_elems_ = 0;
+};
+
+}  // namespace
+
+RankPlan Plan::rank(int64_t rank) const { return RankPlanner(*this, rank).make(); }
+
+std::vector<int64_t> RankPlan::units_of(int64_t layer) const {
+  std::vector<int64_t> out;
+  for (size_t u = 0; u < units.size(); ++u) {
+    const bool tied = layer == kHeadLayer && units[u].layer == kEmbeddingLayer && units[u].uses > 1;
+    if (units[u].layer == layer || tied) out.push_back(static_cast<int64_t>(u));
+  }
   return out;
 }
 
@@ -201,6 +428,25 @@ const LocalTensor* RankPlan::find(const std::vector<TensorSpec>& specs, std::str
     if (specs[local.tensor].name == name) return &local;
   }
   return nullptr;
+}
+
+Plan Plan::at(size_t stage) const {
+  const StepStage& s = step_stages.at(stage);
+  Plan out = *this;
+  out.recipe.batch.samples = s.samples;
+  out.recipe.batch.micro = s.micro;
+  out.recipe.model.rope_theta = s.rope_theta;
+  out.sequence_tokens = s.tokens;
+  out.micro_batches = s.samples / (s.micro * mesh.dp());
+  out.tokens_per_step = s.samples * recipe.model.context;
+  return out;
+}
+
+int64_t Plan::boundary_buffers_bytes() const {
+  if (mesh.pp() == 1) return 0;
+  int64_t micro = 0;
+  for (const StepStage& stage : step_stages) micro = std::max(micro, stage.micro);
+  return 4 * (boundary_bytes() / recipe.batch.micro * micro);
 }
 
 int64_t Plan::boundary_bytes() const {
@@ -212,10 +458,12 @@ double Plan::flops_per_token() const {
   const ModelConfig& m = recipe.model;
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() == 2 && tensor.layer != kEmbeddingLayer)
-      matrices += static_cast<double>(count_elems(tensor.shape));
+    if (tensor.shape.size() != 2 || tensor.layer == kEmbeddingLayer) continue;
+    const bool expert = tensor.name.find(".experts.") != std::string::npos;
+    const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
+    matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
-  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * m.width);
+  if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
   return 6 * matrices + 6.0 * static_cast<double>(m.layers * m.context * m.heads * m.head_dim);
 }
 

@@ -5,9 +5,17 @@
 //
 // Memory of a rank. All its parameters lie in one flat element range [0, flat_elems): tensors in canonical order, each
 // starting at a multiple of kAlignElems, so that projections that are multiplied together (q, k, v; gate, up) are
-// adjacent. The range is cut into buckets, each bucket into dp equal chunks: chunk d of every bucket is the *share* of
-// data-parallel rank d. Gradients are reduce-scattered by bucket, ZeRO-1 keeps optimizer state for the share only, and
-// every rank saves its share and no more, with or without ZeRO.
+// adjacent. The range is cut into buckets. The dp replicas are cut into *shard groups* of `shard_size` ranks (one rank
+// without ZeRO, else mesh.shard or all of them), and a bucket into as many equal *shards*: the shard is what a rank
+// reduces and updates. The dp / shard_size ranks that update the same shard divide the saving of it: each saves its
+// *share*, a 1 / dp part of the bucket, and no more, with or without ZeRO.
+//
+// ZeRO-2 and -3 work by *unit* (the embedding, a layer, the head): buckets then end where units do. ZeRO-2 keeps the
+// sums of gradients as shards alone; the gradients of a micro-batch are made in a few slots, which layers take in turn,
+// and added to the shards. ZeRO-3 keeps the weights as shards too and gathers a unit before it is used, into slots
+// likewise. deterministic = "layout" sums gradients as ZeRO-2 does under every ZeRO stage, since that adds micro-batches
+// in the order of the batch, and holds both copies of a tied embedding also where one rank has both ends of the model,
+// since their gradients are two sums. So arrays that hold all shards of a rank one after another (`shard_offset`) stand beside flat ones.
 //
 // Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a
 // *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
@@ -22,13 +30,18 @@
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
 #include "runtime/mesh/mesh.h"
+#include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/schedule.h"
 
 namespace cairn {
 
-constexpr int64_t kAlignElems = 16;                 // 64 bytes of float
-constexpr int64_t kBucketElems = int64_t{8} << 20;  // 32 MiB of float gradients; below that one bucket
+constexpr int64_t kAlignElems = 16;  // 64 bytes of float
+constexpr int64_t kUnitSlots = 2;    // layers whose gradients (ZeRO-2) or weights (ZeRO-3) are whole at once
+
+/// Elements of a bucket unless the recipe says: 8 Mi (32 MiB of float gradients), and for many replicas so many that
+/// each still gets a piece of 1 Mi, which keeps messages long and tensors whole.
+int64_t default_bucket_elems(int64_t dp);
 
 /// The part of one logical tensor that a rank holds.
 struct LocalTensor {
@@ -36,6 +49,8 @@ struct LocalTensor {
   Shape shape;               // in memory; rows of a vocabulary include padding
   Box box;                   // logical elements held: the first box.count_elems() elements of the memory, contiguous
   int64_t offset = 0;        // elements into the flat range
+  int64_t weight_at = 0;     // elements into the weights that forward and backward read
+  int64_t grad_at = 0;       // elements into the gradients that backward writes
   bool primary = true;       // exactly one rank of those that hold the same box (apart from dp) counts and saves it
   bool sum_over_tp = false;  // replicated over tp, but its gradient is partial there (sequence parallel)
   bool tied_copy = false;    // the last stage's copy of embed.tokens
@@ -45,16 +60,18 @@ struct LocalTensor {
 struct StatePiece {
   int64_t tensor = 0;
   Box box;                   // of the logical tensor
-  int64_t flat_offset = 0;   // elements into the flat range (weights)
+  int64_t flat_offset = 0;   // elements into the flat range
+  int64_t shard_offset = 0;  // elements into arrays of this rank's shards
   int64_t state_offset = 0;  // elements into each array of a bank (primary) or of the private state
   bool primary = true;       // saved by this rank; every piece is loaded
   int64_t count_elems() const { return box.count_elems(); }
 };
 
-/// A run of a tensor that this rank updates but another data-parallel replica saves and loads (ZeRO off).
+/// A run of a tensor that this rank updates but another data-parallel replica saves and loads.
 struct ReplicaRun {
   int64_t tensor = 0;
   int64_t flat_offset = 0;
+  int64_t shard_offset = 0;  // elements into arrays of this rank's shards
   int64_t state_offset = 0;  // elements into each array of the private state
   int64_t count = 0;
 };
@@ -62,6 +79,25 @@ struct ReplicaRun {
 struct FlatRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
+};
+
+/// Reduced in one collective.
+struct Bucket {
+  FlatRange range;
+  FlatRange shard;           // this rank's part: it updates it
+  FlatRange share;           // of the shard: it saves it
+  int64_t shard_offset = 0;  // of `shard`, elements into arrays of this rank's shards
+};
+
+/// Tensors that are used together: their weights are needed at the same time, their gradients are whole together.
+struct Unit {
+  int64_t layer = 0;                         // TensorSpec::layer
+  FlatRange range;                           // tiles [0, flat_elems) with the others
+  int64_t first_bucket = 0, end_bucket = 0;  // those that hold a part of it
+  int64_t weight_at = 0;                     // of its begin, elements into the weights that forward and backward read
+  int64_t grad_at = 0;                       // of its begin, elements into the gradients that backward writes
+  int64_t weight_slot = 0, grad_slot = 0;    // units of one slot take the same memory in turn; ZeRO-3, ZeRO-2
+  int64_t uses = 1;  // times that a micro-batch passes it: 2 for an embedding that is the head's matrix too
 };
 
 struct Stage {
@@ -80,23 +116,41 @@ struct RankPlan {
   Coords at;
   std::vector<Chunk> chunks;         // in model order; one but for the interleaved schedule
   std::vector<LocalTensor> tensors;  // canonical order; a tied copy stands where head.weight would
+  std::vector<Unit> units;           // in the order of the flat range
   int64_t flat_elems = 0;            // a multiple of dp * kAlignElems
-  std::vector<FlatRange> buckets;    // tile [0, flat_elems)
-  std::vector<FlatRange> share;      // this rank's chunk of each bucket
-  int64_t share_elems = 0;
-  std::vector<StatePiece> pieces;    // of the share
-  std::vector<ReplicaRun> replicas;  // of the other shares; empty with ZeRO-1 or one replica
+  std::vector<Bucket> buckets;       // tile [0, flat_elems)
+  int64_t shard_elems = 0;           // of all buckets
+  std::vector<StatePiece> pieces;    // of the shares
+  std::vector<ReplicaRun> replicas;  // of the rest of the shards; empty when every replica has a shard of its own
   int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
   int64_t private_elems = 0;         // of all other state
+  bool scattered_grads = false;      // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
+  bool scattered_weights = false;    // ZeRO-3: weights lie as shards and are gathered into slots
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
-  // Weights are those that forward and backward read, in the compute dtype. Optimizer: one bank and the private state.
-  int64_t weight_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;
+  // Weights: what an update leaves, in the compute dtype. Gathered: slots that whole units are gathered into (ZeRO-3),
+  // then forward and backward read these. Gradients: the sums, and the slots behind them (ZeRO-2). Optimizer: one bank
+  // and the private state.
+  int64_t weight_bytes = 0, gathered_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;
 
   bool embedding() const { return chunks.front().stage.embedding; }
   bool head() const { return chunks.back().stage.head; }
   /// Part of optimizer_bytes: one bank. With an agent it and the weights lie in the agent's memory.
   int64_t bank_bytes() const { return saved_elems * 12; }
-  /// The tensor of that logical name, or nullptr when it lives on another stage.
+  /// Elements of the sums of gradients; slots lie behind them.
+  int64_t grad_elems() const { return scattered_grads ? shard_elems : flat_elems; }
+  /// Where the gradients or the weights of a piece or a replica run lie, elements into the sums or the weights.
+  template <typename Run>
+  int64_t grad_offset(const Run& run) const {
+    return scattered_grads ? run.shard_offset : run.flat_offset;
+  }
+  template <typename Run>
+  int64_t weight_offset(const Run& run) const {
+    return scattered_weights ? run.shard_offset : run.flat_offset;
+  }
+  /// Units that are used with a layer (TensorSpec::layer), indices: its own, and a tied embedding with the head.
+  std::vector<int64_t> units_of(int64_t layer) const;
+  /// The tensor of that logical name, or nullptr when it lives on another stage; of two copies of a tied embedding the
+  /// first stage's.
   const LocalTensor* find(const std::vector<TensorSpec>& specs, std::string_view name) const;
 };
 
@@ -106,19 +160,37 @@ struct Plan {
   std::vector<TensorSpec> tensors;
   std::vector<Stage> stages;  // pp * virtual_stages, in model order; chunk c of pipeline rank r is stages[c * pp + r]
   int64_t padded_vocab = 0;
-  int64_t pass_tokens = 0;    // of a sample in one forward pass, in generation with a cache; 0: the context
-  int64_t micro_batches = 0;  // a step and data-parallel rank: accumulation
+  int64_t pass_tokens = 0;  // of a sample in one forward pass, in generation and evaluation; 0: sequence_tokens
+  std::vector<StepStage> step_stages;  // how the batch changes; one unless the recipe says. What follows is at()'s
+  int64_t sequence_tokens = 0;         // model.context, or the part of it that samples are cut into
+  int64_t micro_batches = 0;           // a step and data-parallel rank: accumulation
   int64_t tokens_per_step = 0;
   int64_t steps = 0;  // of the run, from recipe.stop
   int64_t parameters = 0;
   int64_t checkpoint_bytes = 0;  // payload of one checkpoint: master weight and two moments, float
 
-  DType compute_dtype() const { return recipe.precision == Precision::kBf16 ? DType::kBf16 : DType::kF32; }
+  /// The ZeRO stage in effect: 0 when there is one replica.
+  int zero() const { return mesh.dp() > 1 ? recipe.optimizer.zero : 0; }
+  /// Gradients are summed micro-batch by micro-batch in the order of the batch: no layout but tp changes a bit.
+  bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
+  /// Replicas that divide a bucket among them.
+  int64_t shard_size() const;
+  /// Largest bucket, elements.
+  int64_t bucket_elems() const;
+  /// Of weights, activations and what pipeline and tensor parallelism send; gradients and optimizer state are float.
+  DType compute_dtype() const {
+    return recipe.precision == Precision::kBf16  ? DType::kBf16
+           : recipe.precision == Precision::kF16 ? DType::kF16
+                                                 : DType::kF32;
+  }
   RankPlan rank(int64_t rank) const;
+  /// The plan while step_stages[stage] lasts: recipe.batch, rope_theta and what follows from them are its own. The flat
+  /// range, buckets and optimizer state of a rank are the same in all.
+  Plan at(size_t stage) const;
   /// One boundary tensor between stages: the rows of the residual stream that a rank holds, in the compute dtype.
   int64_t boundary_bytes() const;
   /// The four that a pipeline rank sends from and receives into; 0 with one stage.
-  int64_t boundary_buffers_bytes() const { return mesh.pp() > 1 ? 4 * boundary_bytes() : 0; }
+  int64_t boundary_buffers_bytes() const;
   ScheduleShape schedule() const { return schedule_shape(recipe, micro_batches); }
   /// 6 (N - N_input_embedding) + 6 S N D a layer: forward and backward, causal (systems.md section 2.2).
   double flops_per_token() const;
@@ -127,11 +199,17 @@ struct Plan {
 /// Errors: kInvalidInput, naming the fields, the values and the nearest valid ones.
 Result<Plan> make_plan(const Recipe& recipe, int64_t world);
 
+/// Refuses batches that no replica can be given its part of, in any stage of the run. Errors: kInvalidInput.
+Status check_batch(const Recipe& recipe, int64_t dp);
+
+/// Refuses shard groups that do not tile the replicas, and what only ZeRO has, without it. Errors: kInvalidInput.
+Status check_sharding(const Recipe& recipe, int64_t dp);
+
 /// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible with the longer stages
 /// in the middle, since the first and last also hold the embedding and the head.
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
 
-/// A span of training in steps of this recipe (rounded up); kFraction is of `stop_steps`.
+/// The steps that a span takes from the beginning of the run, rounded up; kFraction is of `stop_steps`.
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps);
 
 }  // namespace cairn

@@ -34,6 +34,13 @@ json to_json(const StepMetrics& m) {
               {"step_ms", finite(m.step_ms)},
               {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
+  if (m.loss_scale) {
+    out["loss_scale"] = finite(*m.loss_scale);
+    out["skipped"] = m.skipped;
+  }
+  for (const auto& [phase, ms] : m.split_ms) out["split_ms"][phase] = finite(ms);
+  if (m.tflops) out["tflops"] = finite(*m.tflops);
+  if (m.mfu) out["mfu"] = finite(*m.mfu);
   return out;
 }
 
@@ -70,6 +77,22 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     double loss = 0;
     number("valid_loss", loss);
     out.valid_loss = loss;
+  }
+  if (in.contains("loss_scale")) {
+    double scale = 0;
+    number("loss_scale", scale);
+    out.loss_scale = scale;
+    number("skipped", out.skipped);
+  }
+  if (!wrong.empty())
+    return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};
+  if (in.contains("split_ms") && in["split_ms"].is_object()) {
+    for (const auto& [phase, ms] : in["split_ms"].items()) {
+      if (ms.is_number()) out.split_ms.emplace_back(phase, ms.get<double>());
+    }
+  }
+  for (const auto& [name, into] : {std::pair("tflops", &out.tflops), std::pair("mfu", &out.mfu)}) {
+    if (in.contains(name) && in[name].is_number()) *into = in[name].get<double>();
   }
   if (in.contains("source_loss") && in["source_loss"].is_object()) {
     for (const auto& [name, loss] : in["source_loss"].items()) {

@@ -152,7 +152,11 @@ Status TensorBoardWriter::write(const StepMetrics& m) {
   scalar("train/lr", m.lr);
   scalar("speed/tokens_per_s", m.tokens_per_s);
   scalar("speed/checkpoint_lost_ms", m.checkpoint_lost_ms);
+  for (const auto& [phase, ms] : m.split_ms) scalar("time/" + phase + "_ms", ms);
+  if (m.tflops) scalar("speed/model_tflops", *m.tflops);
+  if (m.mfu) scalar("speed/mfu", *m.mfu);
   if (m.valid_loss) scalar("valid/loss", *m.valid_loss);
+  if (m.loss_scale) scalar("train/loss_scale", *m.loss_scale);
   return append(records);
 }
 

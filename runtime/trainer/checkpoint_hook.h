@@ -10,6 +10,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
+#include "runtime/optim/loss_scale.h"
 
 namespace cairn::trainer {
 
@@ -30,6 +31,7 @@ struct TrainPosition {
   int64_t step = 0;
   int64_t samples = 0, tokens = 0;
   double lr = 0, loss = 0;
+  optim::LossScale loss_scale;
   uint64_t seed = 0;    // of all counter-based random numbers: initialisation, order
   std::string sampler;  // data::SamplerState as JSON
   std::string metrics;  // telemetry::StepMetrics of this step as JSON, times left out: a kill may come before
@@ -61,7 +63,8 @@ struct Restored {
 /// Life of a step under a hook: next_bank on world rank 0, once forward and backward are done -> begin_update on every
 /// rank -> the update, which reads the bank of the last step and writes that one, the private state and the weights ->
 /// decide on world rank 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and
-/// the next begin_update: when a bank is written, the one before is whole on all ranks.
+/// the next begin_update: when a bank is written, the one before is whole on all ranks. The weights may still be coming
+/// from other ranks during the next forward: weights_whole says when they are there, before the next begin_update.
 class CheckpointHook {
  public:
   virtual ~CheckpointHook() = default;
@@ -94,7 +97,13 @@ class CheckpointHook {
   /// World rank 0 only, after step `position.step`; `last` when no step follows.
   virtual Result<StepOrder> decide(const TrainPosition& position, bool last) = 0;
 
-  /// Every rank, when the order says so: publishes the bank that the update wrote and the weights. `state` lies in that
+  /// Every rank, after the update of `step`: the weights are those of that step. From any thread, beside the others.
+  virtual Status weights_whole(int64_t step) {
+    static_cast<void>(step);
+    return {};
+  }
+
+  /// Every rank, when the order says so: publishes the bank that the update wrote. `state` lies in that
   /// bank; `sums` are the word_sums of its saved tensors. Copies nothing.
   virtual Status snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
                           std::span<const StateTensor> state, std::span<const uint64_t> sums) = 0;

@@ -25,12 +25,17 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   if (memory.weights == nullptr) {
     RT_TRY_SET(out.weights_, Buffer::allocate(device, rank.weight_bytes));
   }
+  RT_TRY_SET(out.gathered_, Buffer::allocate(device, rank.gathered_bytes));
   RT_TRY_SET(out.grads_, Buffer::allocate(device, rank.grad_bytes));
   RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_elems * 12));
-  RT_TRY_SET(out.activations_, Buffer::allocate(device, stage_buffers_bytes(plan, rank)));
+  RT_TRY_SET(out.activations_, Buffer::allocate(device, largest_stage_buffers_bytes(plan, rank.rank)));
   RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
   out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());
+  out.memory_ = {.weights = static_cast<std::byte*>(out.arrays_.weights),
+                 .gathered = rank.scattered_weights ? out.gathered_.data() : nullptr,
+                 .sums = out.arrays_.grads,
+                 .slots = rank.scattered_grads ? out.arrays_.grads + rank.grad_elems() : nullptr};
   auto* own = reinterpret_cast<float*>(out.private_.data());
   out.arrays_.private_state = {own, own + rank.private_elems, own + 2 * rank.private_elems};
 
@@ -64,7 +69,7 @@ std::span<std::byte> TrainState::activations() {
 std::span<std::byte> TrainState::boundary() { return {boundary_.data(), static_cast<size_t>(boundary_.size_bytes())}; }
 
 int64_t TrainState::allocated_bytes() const {
-  return weights_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() + private_.size_bytes() +
+  return weights_.size_bytes() + gathered_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() + private_.size_bytes() +
          activations_.size_bytes() + boundary_.size_bytes();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/data_parallel/data_parallel.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/plan/plan.h"
 #include "runtime/tensor/buffer.h"
@@ -25,6 +26,7 @@ class TrainState {
   static Result<TrainState> allocate(const Plan& plan, const RankPlan& rank, const StateMemory& memory);
 
   const optim::Arrays& arrays() const { return arrays_; }
+  const data_parallel::Memory& memory() const { return memory_; }
   std::span<std::byte> activations();
   std::span<std::byte> boundary();
   int64_t allocated_bytes() const;  // without the hook's memory
@@ -37,8 +39,9 @@ class TrainState {
   void initialize(const Plan& plan, const RankPlan& rank);
 
  private:
-  Buffer weights_, grads_, bank_, private_, activations_, boundary_;
+  Buffer weights_, gathered_, grads_, bank_, private_, activations_, boundary_;
   optim::Arrays arrays_;
+  data_parallel::Memory memory_;
 };
 
 }  // namespace cairn::trainer

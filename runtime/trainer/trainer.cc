@@ -11,18 +11,26 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/exact_sum.h"
 #include "runtime/core/log.h"
+#include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
+#include "runtime/data_parallel/data_parallel.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/optim/sharded_optimizer.h"
 #include "runtime/pipeline/executor.h"
+#include "runtime/plan/activations.h"
+#include "runtime/plan/communication.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using telemetry::Phase;
+using telemetry::PhaseScope;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -30,33 +38,87 @@ double ms_since(Clock::time_point start) {
 
 /// The groups of one rank, created in the same order everywhere.
 struct Groups {
-  std::unique_ptr<comm::Comm> tp, dp, activations, gradients, embedding, world;  // the pipeline twice
+  std::unique_ptr<comm::Comm> tp, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
+  std::vector<std::pair<std::string, const comm::Comm*>> named;
 
-  static Result<Groups> make(const Mesh& mesh, int64_t rank, comm::Engine& engine) {
+  static Result<Groups> make(const Plan& plan, int64_t rank, comm::Engine& engine) {
+    const Mesh& mesh = plan.mesh;
     Groups out;
-    RT_TRY_SET(out.tp, engine.group("tp", mesh.group(MeshAxis::kTp, rank)));
-    RT_TRY_SET(out.dp, engine.group("dp", mesh.group(MeshAxis::kDp, rank)));
-    RT_TRY_SET(out.activations, engine.group("pp", mesh.group(MeshAxis::kPp, rank)));
-    RT_TRY_SET(out.gradients, engine.group("pp back", mesh.group(MeshAxis::kPp, rank)));
+    const auto group = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
+                           const std::vector<int64_t>& ranks) -> Status {
+      RT_TRY_SET(made, engine.group(name, ranks));
+      out.named.emplace_back(name, made.get());
+      return {};
+    };
+    RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
+    const int64_t shards = plan.shard_size();
+    RT_TRY(group(out.shard, shards == mesh.dp() ? kDpGroup : kShardGroup, mesh.shard_group(rank, shards)));
+    RT_TRY(group(out.replica, shards == 1 ? kDpGroup : kReplicaGroup, mesh.replica_group(rank, shards)));
+    RT_TRY(group(out.activations, kForwardGroup, mesh.group(MeshAxis::kPp, rank)));
+    RT_TRY(group(out.gradients, kBackwardGroup, mesh.group(MeshAxis::kPp, rank)));
     const std::vector<int64_t> ends = mesh.embedding_group(rank);
     if (ends.size() > 1 && std::find(ends.begin(), ends.end(), rank) != ends.end()) {
-      RT_TRY_SET(out.embedding, engine.group("embedding", ends));
+      RT_TRY(group(out.embedding, kEmbeddingGroup, ends));
     }
     std::vector<int64_t> all(mesh.world());
     for (int64_t r = 0; r < mesh.world(); ++r) all[r] = r;
-    RT_TRY_SET(out.world, engine.group("world", all));
+    RT_TRY(group(out.world, kWorldGroup, all));
+    return out;
+  }
+
+  std::vector<GroupTraffic> traffic() const {
+    std::vector<GroupTraffic> out;
+    for (const auto& [name, comm] : named) {
+      if (comm->size() > 1) out.push_back({name, comm->size(), comm->traffic()});
+    }
     return out;
   }
 };
 
-/// Sums of token losses, by source; what the ranks add up over the world.
-struct LossSums {
-  explicit LossSums(int64_t sources) : sums(2 * sources, 0.0) {}
-  void add(int64_t source, std::span<const float> losses) {
-    for (const float loss : losses) sums[2 * source] += loss;
-    sums[2 * source + 1] += static_cast<double>(losses.size());
+/// Sums that the ranks add up over the world in one collective, exactly: no layout changes a bit of a loss or a norm.
+struct WorldSums {
+  std::vector<double> words;
+  size_t at = 0;  // what take() returns next
+
+  void put(const ExactSum& sum) {
+    const auto add = sum.words();
+    words.insert(words.end(), add.begin(), add.end());
   }
-  std::vector<double> sums;  // loss, tokens of each source
+  void put(double integer) { words.push_back(integer); }
+  double take() { return words[at++]; }
+  double take_sum() {
+    at += ExactSum::kWords;
+    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at - ExactSum::kWords], ExactSum::kWords))
+        .value();
+  }
+};
+
+/// Token losses of one source.
+struct LossSum {
+  ExactSum loss;
+  int64_t tokens = 0;
+  void add(std::span<const float> losses) {
+    for (const float x : losses) loss.add(static_cast<double>(x));
+    tokens += std::ssize(losses);
+  }
+};
+
+/// What runs while one stage of the batch (Plan::step_stages) lasts.
+struct StageRun {
+  Plan plan;
+  RankPlan rank;
+  std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
+  std::vector<pipeline::MicroBatch> batches;  // views of them
+  std::vector<uint64_t> dropout_keys;         // of each sequence of the step on this rank
+  data_parallel::DataParallel data_parallel;
+  std::vector<std::unique_ptr<nn::StageModel>> models;  // of the chunks
+  std::unique_ptr<pipeline::Executor> executor;
+
+  StageRun(Plan of, int64_t world_rank, const data_parallel::Groups& groups, const data_parallel::Memory& memory)
+      : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(plan, rank, groups, memory) {
+    loaded.resize(plan.micro_batches);
+    batches.resize(plan.micro_batches);
+  }
 };
 
 class Run {
@@ -71,20 +133,27 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_,
-                   {groups_.tp.get(), groups_.dp.get(),
-                    plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr},
-                   state_.arrays()) {}
+        optimizer_(plan_, rank_, *groups_.replica, state_.arrays()),
+        recorder_(env.trace, env.rank,
+                  fmt::format("rank {} (tp {}, dp {}, pp {})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp)) {}
 
   Result<Outcome> loop();
+  /// Data-parallel collectives run beside this thread: an engine that is left must be given up.
+  bool busy() const { return now_ != nullptr && now_->data_parallel.busy(); }
 
  private:
   Status start();
+  /// Makes `stage` of the batch the one that runs.
+  Status enter(size_t stage);
   Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
   Status step(int64_t number);
+  void finish_trace(bool last);
   Result<double> evaluate();
   Result<StepOrder> agree_on_order(bool last);
-  void phase(int64_t step, const char* what) {
+  /// The rank's next part of a step: told to who watches it, and its time counted.
+  void phase(int64_t step, const char* what, Phase counted) {
+    in_phase_.emplace(counted);
+    env_.engine.at(step, what);
     if (env_.on_phase) env_.on_phase(step, what);
   }
   /// Adds the parts of all ranks; the same bits everywhere.
@@ -103,31 +172,50 @@ class Run {
   data::Sampler sampler_;
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
-  std::vector<std::unique_ptr<nn::StageModel>> models_;  // of the chunks
-  std::unique_ptr<pipeline::Executor> executor_;
+  std::unique_ptr<StageRun> now_;  // before what it runs on goes
+  size_t stage_ = 0;
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
   int64_t bank_ = 0;                               // holds the saved state of the last step
   double paused_ms_ = 0;                           // of this step: this rank stood still for checkpoints
   TrainPosition position_;
   telemetry::StepMetrics metrics_;
-
-  std::vector<data::MicroBatch> loaded_;       // all micro-batches of this rank's step
-  std::vector<pipeline::MicroBatch> batches_;  // views of them
+  telemetry::Recorder recorder_;
+  std::optional<PhaseScope> in_phase_;
+  bool traced_ = false;  // on_trace was called
 };
+
+Status Run::enter(size_t stage) {
+  if (now_ != nullptr && stage == stage_) return {};
+  if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
+  now_.reset();
+  const data_parallel::Groups groups{groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
+                                     plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr};
+  auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
+  const Plan& plan = next->plan;
+  const ModelConfig& model = plan.recipe.model;
+  if (model.embedding_dropout > 0 || model.attention_dropout > 0 || model.residual_dropout > 0) {
+    next->dropout_keys.resize(plan.micro_batches * stage_dims(plan, next->rank).samples);
+  }
+  const auto bytes = static_cast<size_t>(stage_buffers_bytes(plan, next->rank));
+  std::vector<nn::StageModel*> chunks;
+  for (size_t chunk = 0; chunk < next->rank.chunks.size(); ++chunk) {
+    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), *groups_.tp,
+                                               state_.memory().used_weights(), state_.memory().used_grads(),
+                                               state_.activations().first(bytes), &next->data_parallel));
+    RT_CHECK(made->boundary_bytes() == plan.boundary_bytes(), "{} and {}", made->boundary_bytes(),
+             plan.boundary_bytes());
+    chunks.push_back(made.get());
+    next->models.push_back(std::move(made));
+  }
+  next->executor = std::make_unique<pipeline::Executor>(plan.schedule(), std::move(chunks), *groups_.activations,
+                                                        *groups_.gradients, state_.boundary());
+  now_ = std::move(next);
+  stage_ = stage;
+  return {};
+}
 
 Status Run::start() {
   const Recipe& recipe = plan_.recipe;
-  std::vector<nn::StageModel*> chunks;
-  for (size_t chunk = 0; chunk < rank_.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto model, nn::StageModel::make(plan_, rank_, static_cast<int64_t>(chunk), *groups_.tp,
-                                                state_.arrays().weights, state_.arrays().grads, state_.activations()));
-    RT_CHECK(model->boundary_bytes() == plan_.boundary_bytes(), "{} and {}", model->boundary_bytes(),
-             plan_.boundary_bytes());
-    chunks.push_back(model.get());
-    models_.push_back(std::move(model));
-  }
-  executor_ = std::make_unique<pipeline::Executor>(plan_.schedule(), std::move(chunks), *groups_.activations,
-                                                   *groups_.gradients, state_.boundary());
   for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
     tensors_.push_back(state_.tensors(rank_, bank));
   }
@@ -150,100 +238,148 @@ Status Run::start() {
     position_ = TrainPosition{.seed = recipe.seed};
     state_.initialize(plan_, rank_);
   }
+  if (recipe.precision != Precision::kF16) {
+    position_.loss_scale = {};
+  } else if (position_.loss_scale.scale == 0) {
+    position_.loss_scale = optim::initial_loss_scale(recipe.loss_scale);
+  }
   position_.sampler = data::to_json(sampler_.state());
   if (position_.sampler.size() > 12 << 10) {  // it grows by digits only; a snapshot's position holds 16 KiB
     return Error{ErrorCode::kInvalidInput, fmt::format("{} data sources are too many for a snapshot's position; blend "
                                                        "at most about 100",
                                                        recipe.data.sources.size())};
   }
-  loaded_.resize(plan_.micro_batches);
-  batches_.resize(plan_.micro_batches);
-  return optimizer_.spread_share(bank_, found && found->weights_ready);
+  RT_TRY(enter(stage_of_step(plan_.step_stages, position_.step + 1)));
+  const bool weights_ready = found && found->weights_ready;
+  RT_TRY(optimizer_.spread_share(bank_, weights_ready));
+  return weights_ready ? Status{} : now_->data_parallel.spread_weights([] { return Status{}; });
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
-  const Recipe& recipe = plan_.recipe;
-  for (int64_t k = 0; k < plan_.micro_batches; ++k) {
-    const auto mine = data::micro_batch_samples(samples, plan_.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
+  const Plan& plan = now_->plan;
+  const Recipe& recipe = plan.recipe;
+  const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
+  const bool drops = part == data::DataPart::kTrain && !now_->dropout_keys.empty();
+  const uint64_t key = stream_key(recipe.seed, "dropout");
+  uint64_t* at = now_->dropout_keys.data();
+  for (int64_t k = 0; k < plan.micro_batches; ++k) {
+    const auto mine = data::micro_batch_samples(samples, plan.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
+    data::MicroBatch& loaded = now_->loaded[k];
     if (rank_.embedding() || rank_.head()) {
-      RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded_[k]));
+      RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
     }
-    batches_[k] = {loaded_[k].inputs.data(), loaded_[k].targets.data()};
+    now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}};
+    if (!drops) continue;
+    uint64_t* const first = at;
+    for (const data::SampleRef& sample : mine) {
+      const uint64_t of_sample = mix64(key + static_cast<uint64_t>(sample.position));
+      for (int64_t p = 0; p < pieces; ++p) *at++ = p == 0 ? of_sample : mix64(of_sample + static_cast<uint64_t>(p));
+    }
+    now_->batches[k].dropout_keys = {first, at};
   }
   return {};
 }
 
 Status Run::step(int64_t number) {
   const Clock::time_point begin = Clock::now();
-  const Recipe& recipe = plan_.recipe;
+  RT_TRY(enter(stage_of_step(plan_.step_stages, number)));
+  const Plan& plan = now_->plan;
+  const Recipe& recipe = plan.recipe;
   const int64_t context = recipe.model.context;
 
-  phase(number, "data");
+  phase(number, "data", Phase::kData);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
 
-  phase(number, "forward and backward");
+  phase(number, "forward and backward", Phase::kOther);
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
-  LossSums losses(sources);
-  std::fill_n(state_.arrays().grads, rank_.flat_elems, 0.0f);
+  std::vector<LossSum> losses(sources);
+  {
+    const PhaseScope scope(Phase::kBackward);
+    now_->data_parallel.begin_pass(true);
+  }
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      losses.add(loaded_[micro_batch].sources[m], token_losses.subspan(m * context, context));
+      losses[now_->loaded[micro_batch].sources[m]].add(token_losses.subspan(m * context, context));
     }
   };
-  const float loss_scale = 1.0f / static_cast<float>(plan_.tokens_per_step);
-  RT_TRY(executor_->train(batches_, loss_scale, on_losses));
+  const bool scaled = position_.loss_scale.scale > 0;
+  const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
+  const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
+  RT_TRY(now_->executor->train(now_->batches, weight, on_losses));
 
-  phase(number, "gradients");
-  RT_TRY(optimizer_.reduce_gradients());
-  std::vector<double> sums = std::move(losses.sums);
-  sums.push_back(optimizer_.squared_norm_part());
+  phase(number, "gradients", Phase::kReduce);
+  RT_TRY(now_->data_parallel.finish());
+  WorldSums sums;
+  for (const LossSum& source : losses) {
+    sums.put(source.loss);
+    sums.put(static_cast<double>(source.tokens));
+  }
+  sums.put(optimizer_.squared_norm_part());
   // The bank of the update travels with the sums: rank 0 chooses as late as it can, and no collective is added.
   paused_ms_ = 0;
-  sums.push_back(0);
+  sums.put(0);
   Status chosen;
   if (groups_.world->rank() == 0) {
+    const PhaseScope scope(Phase::kCheckpoint);
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
-    sums.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
+    sums.words.back() = bank.ok() ? static_cast<double>(bank.value()) : -1.0;
     if (!bank.ok()) chosen = std::move(bank).error();
     paused_ms_ += ms_since(asked);
   }
-  RT_TRY(add_over_world(sums, "losses, gradient norm and bank"));
+  RT_TRY(add_over_world(sums.words, "losses, gradient norm and bank"));
   RT_TRY(std::move(chosen));
-  if (sums.back() < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
-  const auto bank = static_cast<int64_t>(sums.back());
-  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
-  sums.pop_back();
-  const double norm = std::sqrt(sums.back());
   double loss = 0;
   metrics_ = {};
   for (int64_t s = 0; s < sources; ++s) {
-    loss += sums[2 * s];
-    if (sums[2 * s + 1] > 0)
-      metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sums[2 * s] / sums[2 * s + 1]);
+    const double sum = sums.take_sum(), tokens = sums.take();
+    loss += sum;
+    if (tokens > 0) metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
-  loss /= static_cast<double>(plan_.tokens_per_step);
-  if (!std::isfinite(norm) || !std::isfinite(loss)) {
+  const double norm = std::sqrt(sums.take_sum()) / loss_scale;
+  const auto bank = static_cast<int64_t>(sums.take());
+  if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
+  if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
+  loss /= static_cast<double>(plan.tokens_per_step);
+  const bool overflow = !std::isfinite(norm);
+  if (!std::isfinite(loss) || (overflow && !scaled)) {  // no loss scale mends the loss itself
     return Error{ErrorCode::kGuard,
                  fmt::format("step {}: loss {} and gradient norm {} are not finite; stopped before the update, so step "
                              "{} is the last good state",
                              number, loss, norm, number - 1)};
   }
 
-  phase(number, "optimizer");
-  const double lr = optim::learning_rate(recipe, number, plan_.steps);
+  if (scaled) {
+    metrics_.loss_scale = loss_scale;
+    RT_TRY_SET(position_.loss_scale, optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow)
+                                         .with(fmt::format("step {}", number)));
+    metrics_.skipped = position_.loss_scale.skipped;
+  }
+
+  phase(number, "optimizer", Phase::kOptimizer);
+  const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps);
   const double clip = recipe.optimizer.clip;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  const Clock::time_point begun = Clock::now();
-  RT_TRY(env_.hook.begin_update(bank, number));
-  paused_ms_ += ms_since(begun);
-  RT_TRY(optimizer_.update(number, lr, static_cast<float>(scale), bank_, bank));
+  {
+    const PhaseScope scope(Phase::kCheckpoint);
+    const Clock::time_point begun = Clock::now();
+    RT_TRY(env_.hook.begin_update(bank, number));
+    paused_ms_ += ms_since(begun);
+  }
+  if (overflow) {
+    optimizer_.keep(bank_, bank);
+    RT_TRY(env_.hook.weights_whole(number));
+  } else {
+    const int64_t update = number - position_.loss_scale.skipped;
+    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank, *groups_.world));
+    RT_TRY(now_->data_parallel.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
+  }
   bank_ = bank;
 
   position_.step = number;
   position_.samples += recipe.batch.samples;
-  position_.tokens += plan_.tokens_per_step;
+  position_.tokens += plan.tokens_per_step;
   position_.lr = lr;
   position_.loss = loss;
   sampler_.advance(recipe.batch.samples);
@@ -256,25 +392,31 @@ Status Run::step(int64_t number) {
   metrics_.grad_norm = norm;
   metrics_.lr = lr;
   metrics_.step_ms = ms_since(begin);
-  metrics_.tokens_per_s = static_cast<double>(plan_.tokens_per_step) / (metrics_.step_ms / 1000);
+  metrics_.tokens_per_s = static_cast<double>(plan.tokens_per_step) / (metrics_.step_ms / 1000);
   return {};
 }
 
 Result<double> Run::evaluate() {
-  std::vector<double> sums(2, 0.0);
+  RT_TRY(enter(plan_.step_stages.size() - 1));  // all of a run's validation losses are of the same batches
+  LossSum sum;
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
-    RT_TRY(executor_->evaluate(batches_, [&](int64_t, std::span<const float> losses) {
+    now_->data_parallel.begin_pass(false);
+    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t, std::span<const float> losses) {
       if (!counts_losses()) return;
-      for (const float loss : losses) sums[0] += loss;
-      sums[1] += static_cast<double>(losses.size());
+      sum.add(losses);
     }));
   }
-  RT_TRY(add_over_world(sums, "validation loss"));
-  return sums[0] / sums[1];
+  WorldSums sums;
+  sums.put(sum.loss);
+  sums.put(static_cast<double>(sum.tokens));
+  RT_TRY(add_over_world(sums.words, "validation loss"));
+  const double loss = sums.take_sum();
+  return loss / sums.take();
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
+  phase(position_.step, "order", Phase::kCheckpoint);
   int64_t wire = 0;  // flags or -1
   Status refused;
   if (groups_.world->rank() == 0) {
@@ -295,16 +437,26 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0};
 }
 
+void Run::finish_trace(bool last) {
+  if (traced_ || !env_.on_trace || (position_.step < recorder_.window().last && !last)) return;
+  in_phase_.reset();  // draws the open bar
+  if (!recorder_.end_window()) return;
+  traced_ = true;
+  env_.on_trace(recorder_.to_json());
+}
+
 Result<Outcome> Run::loop() {
+  recorder_.attach("training");
   RT_TRY(start());
   const EvalConfig& eval = plan_.recipe.eval;
   bool stopped = false;
   while (position_.step < plan_.steps && !stopped) {
     const int64_t number = position_.step + 1;
+    recorder_.begin_step(number);
     RT_TRY(step(number));
     const bool last = number == plan_.steps;
     if (validation_ && (number % eval.every_steps == 0 || last)) {
-      phase(number, "validation");
+      phase(number, "validation", Phase::kValidation);
       RT_TRY_SET(metrics_.valid_loss, evaluate());
     }
     telemetry::StepMetrics told = metrics_;
@@ -312,18 +464,25 @@ Result<Outcome> Run::loop() {
     position_.metrics = telemetry::to_json(told).dump();
     RT_TRY_SET(const StepOrder order, agree_on_order(last));
     if (order.snapshot) {
-      phase(number, "snapshot");
+      phase(number, "snapshot", Phase::kCheckpoint);
       const Clock::time_point begin = Clock::now();
       RT_TRY(env_.hook.snapshot(order, position_, bank_, tensors_[bank_], optimizer_.sums()));
       paused_ms_ += ms_since(begin);
     }
     metrics_.checkpoint_lost_ms = paused_ms_;
     stopped = order.stop;
+    finish_trace(stopped || last);
+    phase(number, "log", Phase::kLog);
+    const telemetry::StepSplit split = recorder_.take_split();
+    for (size_t i = 0; i < telemetry::kPhases; ++i) {
+      metrics_.split_ms.emplace_back(telemetry::phase_name(static_cast<Phase>(i)), split[i]);
+    }
     if (groups_.world->rank() == 0 && env_.on_step) env_.on_step(metrics_);
   }
-  phase(position_.step, "finish");
+  phase(position_.step, "finish", Phase::kOther);
+  RT_TRY(now_->data_parallel.settle());
   RT_TRY(env_.hook.finish());
-  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes()};
+  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes(), groups_.traffic()};
 }
 
 }  // namespace
@@ -337,14 +496,17 @@ Result<Outcome> run(const Environment& env) {
              data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
   std::optional<data::ValidationSet> validation;
   if (recipe.eval.every_steps > 0) {
-    RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, recipe.batch.samples, recipe.eval.steps));
+    RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, env.plan.step_stages.back().samples, recipe.eval.steps));
   }
   RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
-  RT_TRY_SET(Groups groups, Groups::make(env.plan.mesh, env.rank, env.engine));
+  RT_TRY_SET(Groups groups, Groups::make(env.plan, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
                std::move(validation));
-  return training.loop();
+  Result<Outcome> outcome = training.loop();
+  // Else this rank would wait for peers which wait for this rank, until the deadline.
+  if (!outcome.ok() && training.busy()) env.engine.give_up(outcome.error().code, outcome.error().message);
+  return outcome;
 }
 
 }  // namespace cairn::trainer

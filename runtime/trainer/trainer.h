@@ -4,11 +4,15 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/core/traffic.h"
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/metrics.h"
+#include "runtime/telemetry/trace.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::trainer {
@@ -22,12 +26,16 @@ struct Environment {
   std::function<void(const telemetry::StepMetrics&)> on_step;
   /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
   std::function<void(int64_t step, const char* phase)> on_phase;
+  telemetry::TraceWindow trace;  // steps whose timeline is drawn
+  /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
+  std::function<void(const std::string& trace)> on_trace;
 };
 
 struct Outcome {
   TrainPosition position;
   bool stopped_early = false;   // an order said stop before the last step
   int64_t allocated_bytes = 0;  // by this rank, equal to the plan's figure
+  std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };
 
 Result<Outcome> run(const Environment& environment);

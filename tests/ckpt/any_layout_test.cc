@@ -39,11 +39,14 @@ struct Options {
   int64_t vocab = 25, layers = 4;  // 25: divisible by no tp but 1
   int64_t tp = 1, pp = 1, dp = 1;
   int zero = 0;
+  int64_t shard = 0;   // ranks that ZeRO splits over; 0: all of dp
+  int64_t bucket = 0;  // elements; 0: the default, one bucket for a model as small as this
   bool sequence_parallel = false;
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};
   std::vector<int64_t> stages;
   std::string text() const {
-    std::string out = fmt::format("tp {} pp {} dp {} zero {}{}", tp, pp, dp, zero, sequence_parallel ? " sp" : "");
+    std::string out = fmt::format("tp {} pp {} dp {} zero {} shard {} bucket {}{}", tp, pp, dp, zero, shard, bucket,
+                                  sequence_parallel ? " sp" : "");
     for (const MeshAxis axis : order) out += fmt::format(" {}", static_cast<int>(axis));
     for (const int64_t stage : stages) out += fmt::format(" [{}]", stage);
     return out;
@@ -60,7 +63,13 @@ Plan plan_of(const Options& o) {
   r.model.tied_embeddings = o.tied;
   r.batch = {.samples = 24, .micro = 1};
   r.optimizer.zero = o.zero;
-  r.mesh = {.tp = o.tp, .pp = o.pp, .order = o.order, .sequence_parallel = o.sequence_parallel, .stages = o.stages};
+  r.optimizer.bucket = o.bucket;
+  r.mesh = {.tp = o.tp,
+            .pp = o.pp,
+            .order = o.order,
+            .shard = o.shard,
+            .sequence_parallel = o.sequence_parallel,
+            .stages = o.stages};
   Result<Plan> plan = make_plan(r, o.tp * o.pp * o.dp);
   REQUIRE_MESSAGE(plan.ok(), plan.error().message);
   return std::move(plan).value();
@@ -68,8 +77,8 @@ Plan plan_of(const Options& o) {
 
 bool all_layouts_asked_for() { return std::getenv("CAIRN_ALL_LAYOUTS") != nullptr; }
 
-/// All meshes of up to 8 ranks (12 when all are asked for), and then the same ones otherwise ordered and cut, until
-/// there are 64.
+/// All meshes of up to 8 ranks (12 when all are asked for), every ZeRO stage among them, and then the same ones
+/// otherwise ordered and cut, until there are 64.
 std::vector<Options> sixty_four_layouts() {
   using enum MeshAxis;
   const std::vector<std::vector<MeshAxis>> orders = {{kTp, kDp, kPp}, {kPp, kDp, kTp}, {kDp, kTp, kPp},
@@ -84,7 +93,9 @@ std::vector<Options> sixty_four_layouts() {
       for (int64_t pp = 1; pp <= 4; ++pp) {
         for (int64_t dp = 1; dp <= 4 && tp * pp * dp <= most; ++dp) {
           const auto n = static_cast<int64_t>(out.size()) + round;
-          Options o{.tp = tp, .pp = pp, .dp = dp, .zero = static_cast<int>(n % 2)};
+          Options o{.tp = tp, .pp = pp, .dp = dp, .zero = static_cast<int>(n % 4)};
+          if (o.zero > 0 && dp % 2 == 0) o.shard = 2;  // of four replicas: two groups that hold the same
+          if (n % 3 == 0) o.bucket = 500;
           o.sequence_parallel = tp > 1 && n % 3 != 0;
           o.order = orders[static_cast<size_t>(n) % orders.size()];
           o.stages = uneven.at(pp)[static_cast<size_t>(n) % uneven.at(pp).size()];

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -20,8 +21,13 @@
 #include "converters/export.h"
 #include "converters/hf_folder.h"
 #include "converters/import.h"
+#include "converters/safetensors.h"
 #include "dsl/dsl.h"
+#include "runtime/comm/thread_world.h"
 #include "runtime/inference/session.h"
+#include "runtime/nn/stage_model.h"
+#include "runtime/plan/activations.h"
+#include "runtime/plan/model_check.h"
 
 namespace cairn::convert::testing {
 
@@ -30,6 +36,21 @@ namespace fs = std::filesystem;
 inline const std::vector<std::string>& fixture_names() {
   static const std::vector<std::string> kNames = {"hf-gpt2-tied", "hf-gpt2-erf-untied", "hf-llama-gqa-sharded",
                                                   "hf-llama-tied-bias"};
+  return kNames;
+}
+
+/// Every folder of tests/golden that has a model: what families_test.cc goes through.
+inline const std::vector<std::string>& all_fixtures() {
+  static const std::vector<std::string> kNames = [] {
+    std::vector<std::string> out;
+    for (const auto& entry : fs::directory_iterator(fs::path(CAIRN_SOURCE_DIR) / "tests/golden")) {
+      if (entry.path().filename().string().starts_with("hf-") && fs::exists(entry.path() / "config.json")) {
+        out.push_back(entry.path().filename().string());
+      }
+    }
+    std::ranges::sort(out);
+    return out;
+  }();
   return kNames;
 }
 
@@ -75,7 +96,21 @@ inline Result<Recipe> decode(std::string_view json) { return dsl::decode_recipe(
 struct Reference {
   std::vector<std::vector<int32_t>> inputs;
   std::vector<std::vector<float>> logits;  // [tokens, vocab] of each
+  std::vector<double> bf16_error;  // of transformers' own bf16 run: root mean squares of error and logits, divided
 };
+
+/// The numbers of a tensor of reference.safetensors; empty when it has none of this name.
+template <class T>
+std::vector<T> reference_tensor(const SafetensorsFile& file, const std::string& name) {
+  for (const SafeTensor& tensor : file.header().tensors) {
+    if (tensor.name != name) continue;
+    const int64_t bytes = tensor.end - tensor.begin;
+    std::vector<T> out(bytes / sizeof(T));
+    REQUIRE(file.read(tensor, 0, bytes, reinterpret_cast<std::byte*>(out.data())).ok());
+    return out;
+  }
+  return {};
+}
 
 inline Reference reference_of(const std::string& name) {
   auto opened = SafetensorsFile::open(golden(name) / "reference.safetensors");
@@ -83,22 +118,37 @@ inline Reference reference_of(const std::string& name) {
   const SafetensorsFile file = std::move(opened).value();
   Reference out;
   for (const std::string n : {"0", "1"}) {
-    for (const SafeTensor& tensor : file.header().tensors) {
-      const int64_t bytes = tensor.end - tensor.begin;
-      if (tensor.name == "input." + n) {
-        std::vector<int64_t> ids(bytes / 8);
-        REQUIRE(file.read(tensor, 0, bytes, reinterpret_cast<std::byte*>(ids.data())).ok());
-        out.inputs.emplace_back(ids.begin(), ids.end());
-      } else if (tensor.name == "logits." + n) {
-        out.logits.emplace_back(bytes / 4);
-        REQUIRE(file.read(tensor, 0, bytes, reinterpret_cast<std::byte*>(out.logits.back().data())).ok());
-      }
-    }
+    const auto ids = reference_tensor<int64_t>(file, "input." + n);
+    REQUIRE(!ids.empty());
+    out.inputs.emplace_back(ids.begin(), ids.end());
+    out.logits.push_back(reference_tensor<float>(file, "logits." + n));
+    for (const float error : reference_tensor<float>(file, "bf16_error." + n)) out.bf16_error.push_back(error);
   }
-  REQUIRE(out.inputs.size() == 2);
-  REQUIRE(out.logits.size() == 2);
   return out;
 }
+
+constexpr int64_t kGradientStride = 7;  // GRADIENT_STRIDE of make_hf_fixtures.py
+
+struct GradientReference {
+  std::vector<int32_t> input;                         // tokens; each but the first is to be predicted
+  std::map<std::string, std::vector<float>> samples;  // by stored name, every kGradientStride-th element
+};
+
+inline GradientReference gradient_reference_of(const std::string& name) {
+  auto opened = SafetensorsFile::open(golden(name) / "reference.safetensors");
+  REQUIRE(opened.ok());
+  const SafetensorsFile file = std::move(opened).value();
+  GradientReference out;
+  const auto ids = reference_tensor<int64_t>(file, "gradient_input");
+  out.input.assign(ids.begin(), ids.end());
+  for (const SafeTensor& tensor : file.header().tensors) {
+    if (tensor.name.starts_with("grad."))
+      out.samples[tensor.name.substr(5)] = reference_tensor<float>(file, tensor.name);
+  }
+  return out;
+}
+
+inline bool has_gradients(const std::string& name) { return !gradient_reference_of(name).input.empty(); }
 
 using Weights = std::vector<std::vector<float>>;  // of each logical tensor
 
@@ -111,26 +161,48 @@ inline Weights weights_of(const WeightSource& source) {
   return out;
 }
 
-/// Largest |difference| to the reference over both inputs, divided by max(1, largest |logit|).
-inline double logit_difference(const ModelConfig& model, const Weights& weights, const Reference& reference) {
-  const Recipe recipe = recipe_for_import(model, {.tp = 1, .pp = 1, .dp = 1}, "test", "");
-  auto made = inference::Session::make(recipe);
-  REQUIRE(made.ok());
+/// Whether this build has kernels for all of the model's options.
+inline bool is_computed(const ModelConfig& model) { return find_mistakes(model).empty(); }
+
+inline Recipe test_recipe(ModelConfig model, Precision precision = Precision::kF32) {
+  // Without a table of positions the context is only a length; BLOOM's config.json says none that is near.
+  if (model.positions == Positions::kAlibi) model.context = 35;
+  Recipe recipe = recipe_for_import(model, {.tp = 1, .pp = 1, .dp = 1}, "test", "");
+  recipe.precision = precision;
+  return recipe;
+}
+
+/// Logits [tokens, vocab] of each input.
+inline std::vector<std::vector<float>> logits_of(const ModelConfig& model, const Weights& weights,
+                                                 const std::vector<std::vector<int32_t>>& inputs,
+                                                 Precision precision = Precision::kF32) {
+  auto made = inference::Session::make(test_recipe(model, precision));
+  REQUIRE_MESSAGE(made.ok(), made.error().message);
   const std::unique_ptr<inference::Session> session = std::move(made).value();
   for (const trainer::StateTensor& run : session->weights()) {
     copy_box_out(weights[run.tensor].data(), session->plan().tensors[run.tensor].shape, run.box,
                  reinterpret_cast<float*>(run.data));
   }
   session->weights_ready();
-  double worst = 0;
-  for (size_t n = 0; n < reference.inputs.size(); ++n) {
-    auto logits = session->logits(reference.inputs[n]);
+  std::vector<std::vector<float>> out;
+  for (const std::vector<int32_t>& input : inputs) {
+    auto logits = session->logits(input);
     REQUIRE(logits.ok());
-    REQUIRE(logits.value().size() == reference.logits[n].size());
+    out.emplace_back(logits.value().begin(), logits.value().end());
+  }
+  return out;
+}
+
+/// Largest |difference| to the reference over both inputs, divided by max(1, largest |logit|).
+inline double logit_difference(const ModelConfig& model, const Weights& weights, const Reference& reference) {
+  const auto found = logits_of(model, weights, reference.inputs);
+  double worst = 0;
+  for (size_t n = 0; n < found.size(); ++n) {
+    REQUIRE(found[n].size() == reference.logits[n].size());
     double largest = 1, difference = 0;
-    for (size_t k = 0; k < reference.logits[n].size(); ++k) {
+    for (size_t k = 0; k < found[n].size(); ++k) {
       largest = std::max(largest, std::abs(static_cast<double>(reference.logits[n][k])));
-      const double d = std::abs(static_cast<double>(logits.value()[k]) - reference.logits[n][k]);
+      const double d = std::abs(static_cast<double>(found[n][k]) - reference.logits[n][k]);
       difference = std::isfinite(d) ? std::max(difference, d) : INFINITY;
     }
     worst = std::max(worst, difference / largest);
@@ -138,7 +210,65 @@ inline double logit_difference(const ModelConfig& model, const Weights& weights,
   return worst;
 }
 
+/// Of each input: root mean square of the error, divided by that of the reference.
+inline std::vector<double> logit_errors(const ModelConfig& model, const Weights& weights, const Reference& reference,
+                                        Precision precision) {
+  const auto found = logits_of(model, weights, reference.inputs, precision);
+  std::vector<double> out;
+  for (size_t n = 0; n < found.size(); ++n) {
+    double error = 0, size = 0;
+    for (size_t k = 0; k < found[n].size(); ++k) {
+      const double d = static_cast<double>(found[n][k]) - reference.logits[n][k];
+      error += d * d;
+      size += static_cast<double>(reference.logits[n][k]) * reference.logits[n][k];
+    }
+    out.push_back(std::sqrt(error / size));
+  }
+  return out;
+}
+
+/// Gradients of the mean loss of predicting each next token, of each logical tensor.
+inline Weights gradients_of(ModelConfig model, const Weights& weights, const std::vector<int32_t>& tokens) {
+  model.moe.aux_loss = 0;
+  Recipe recipe = test_recipe(model);
+  recipe.model.context = static_cast<int64_t>(tokens.size()) - 1;
+  auto made = make_plan(recipe, 1);
+  REQUIRE_MESSAGE(made.ok(), made.error().message);
+  const Plan plan = std::move(made).value();
+  const RankPlan rank = plan.rank(0);
+  std::vector<float> flat(rank.flat_elems), gradients(rank.flat_elems);
+  for (const LocalTensor& local : rank.tensors) {
+    REQUIRE(local.box.count_elems() == static_cast<int64_t>(weights[local.tensor].size()));
+    std::ranges::copy(weights[local.tensor], flat.begin() + local.weight_at);
+  }
+  std::vector<std::max_align_t> activations(stage_buffers_bytes(plan, rank) / sizeof(std::max_align_t) + 64);
+  auto engine = comm::ThreadWorld(1).engine(0);
+  auto tp = engine->group("tp", {0});
+  REQUIRE(tp.ok());
+  auto stage = nn::StageModel::make(plan, rank, 0, *tp.value(), flat.data(), gradients.data(),
+                                    std::as_writable_bytes(std::span(activations)));
+  REQUIRE_MESSAGE(stage.ok(), stage.error().message);
+  const int32_t* const targets = tokens.data() + 1;
+  REQUIRE(stage.value()->forward(0, tokens.data(), targets, nullptr, nullptr).ok());
+  const float scale = 1.0f / static_cast<float>(recipe.model.context);
+  REQUIRE(stage.value()->backward(0, tokens.data(), targets, nullptr, nullptr, scale).ok());
+  Weights out(plan.tensors.size());
+  for (const LocalTensor& local : rank.tensors) {
+    const auto from = gradients.begin() + local.grad_at;
+    out[local.tensor].assign(from, from + local.box.count_elems());
+  }
+  return out;
+}
+
 /// float32 logits against transformers': spec of the converters, 1e-4 of the largest logit. A mistake must pass 100x.
 constexpr double kLogitGate = 1e-4;
+
+/// Root mean square error in bf16, as a multiple of transformers' own: the two round at other places.
+constexpr double kBf16LogitFactor = 2.0;
+
+/// Gradients in float32, of a tensor's largest: a backward pass is twice as many sums as the forward, and a softmax's
+/// gradient a difference of nearly equal numbers. And of gradients that are zero in exact arithmetic (the bias of k).
+constexpr double kGradientGate = 3e-4;
+constexpr double kGradientNoise = 1e-6;
 
 }  // namespace cairn::convert::testing

@@ -40,6 +40,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from own_memory import own_shared_memory  # noqa: E402
+
 PATIENCE_S = 180  # of any wait; far beyond what a loaded machine needs, so that a hang fails instead of stalling CI
 KEEP = 2
 
@@ -77,17 +80,6 @@ class Broken(Exception):
 
 def draw_of(draw, weighted):
     return draw.choices([name for name, _ in weighted], [weight for _, weight in weighted])[0]
-
-
-def own_shared_memory():
-    """A /dev/shm of this process and its children alone, where the system allows it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    private, recursive, new_namespace = 1 << 18, 1 << 14, 0x00020000
-    if libc.unshare(new_namespace) != 0:
-        return False
-    if libc.mount(b"none", b"/", None, private | recursive, None) != 0:
-        return False
-    return libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1g") == 0
 
 
 def adopt_orphans():
@@ -482,7 +474,7 @@ class CrashTest:
         self.program = os.path.abspath(args.program)
         self.args, self.exact = args, args.exact
         self.draw = random.Random(args.seed)
-        self.private = own_shared_memory()
+        self.private = own_shared_memory("1g")
         adopt_orphans()
         root = pathlib.Path(self.program).parent / "test-tmp"
         root.mkdir(exist_ok=True)

@@ -26,30 +26,75 @@ Recipe everything_changed() {
              .context = 7,
              .vocab = 8,
              .positions = Positions::kRotary,
+             .position_offset = 10,
              .rope_theta = 9,
+             .rope = {.dims = 1,
+                      .pairs = RotaryPairs::kInterleaved,
+                      .scaling = RopeScaling::kYarn,
+                      .factor = 2,
+                      .original_context = 3,
+                      .low_freq_factor = 4,
+                      .high_freq_factor = 5,
+                      .beta_fast = 6,
+                      .beta_slow = 7,
+                      .attention_factor = 8,
+                      .mscale = 9,
+                      .mscale_all_dim = 10,
+                      .truncate = false},
+             .embed_dim = 11,
+             .embedding_norm = true,
+             .block = BlockKind::kDeepNorm,
+             .residual_scale = 12,
              .norm = NormKind::kRmsNorm,
              .norm_eps = 0.5,
+             .final_norm = false,
              .activation = Activation::kSwiGlu,
              .bias = false,
+             .qkv_bias = true,
+             .out_bias = false,
+             .mlp_bias = true,
+             .head_bias = true,
+             .qk_norm = QkNorm::kHead,
+             .mask = Mask::kPrefix,
+             .sliding_window = 13,
+             .window_layers = {0},
+             .attention_scale = 14,
+             .attention_scale_by_layer = true,
+             .logit_scale = 15,
+             .top_query = true,
+             .moe = {16, 17, false, 18},
              .tied_embeddings = false,
+             .embedding_dropout = 0.5,
+             .attention_dropout = 0.25,
+             .residual_dropout = 0.75,
              .init_std = 0.125};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
   r.data.seed = 3;
-  r.batch = {4, 5};
-  r.optimizer = {.peak_lr = 0.1,
+  r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}};
+  r.optimizer = {.kind = OptimizerKind::kLamb,
+                 .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
                  .beta1 = 0.5,
                  .beta2 = 0.25,
                  .eps = 0.125,
                  .weight_decay = 0.75,
+                 .groups = {{"g", 0.5, 0.25}},
                  .clip = 3,
-                 .zero = 1};
+                 .z_loss = 0.5,
+                 .embedding_gradient = 0.25,
+                 .zero = 1,
+                 .bucket = 17,
+                 .overlap = false,
+                 .keep_after_forward = true};
   r.precision = Precision::kBf16;
+  r.loss_scale = {2, 3, 4, 5};
+  r.deterministic = Deterministic::kLayout;
   r.mesh = {.tp = 2,
             .pp = 3,
             .dp = 4,
             .order = {MeshAxis::kDp, MeshAxis::kPp, MeshAxis::kTp},
+            .shard = 6,
             .sequence_parallel = true,
             .virtual_stages = 5,
             .stages = {1, 2, 3}};
@@ -92,12 +137,18 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 94);
+    CHECK(changed.size() == 158);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 112);
+    CHECK(sizeof(ModelConfig) == 384);
+    CHECK(sizeof(RopeConfig) == 96);
+    CHECK(sizeof(MoeConfig) == 32);
     CHECK(sizeof(DataSource) == 168);
-    CHECK(sizeof(OptimizerConfig) == 80);
-    CHECK(sizeof(MeshConfig) == 88);
+    CHECK(sizeof(OptimizerConfig) == 144);
+    CHECK(sizeof(BatchConfig) == 80);
+    CHECK(sizeof(BatchPhase) == 48);
+    CHECK(sizeof(ParameterGroup) == 48);
+    CHECK(sizeof(LossScaleConfig) == 32);
+    CHECK(sizeof(MeshConfig) == 96);
     CHECK(sizeof(CheckpointConfig) == 96);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
@@ -105,6 +156,29 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(RestartConfig) == 24);
     CHECK(sizeof(EvalConfig) == 16);
     CHECK(sizeof(LogConfig) == 16);
+  }
+
+  TEST_CASE("an option that has its default is not in the JSON, and absent it has that default") {
+    const Recipe plain;
+    const std::string json = encode_recipe(plain);
+    for (const char* key : {"rope\"", "qkv_bias", "block", "sliding_window", "moe"}) {
+      CHECK(json.find(std::string("\"") + key) == std::string::npos);
+    }
+    // The struct's own initial values are what an absent key means: they must be the schema's defaults.
+    const auto walk = [&](const auto& self, const Block& block, void* object) -> void {
+      for (const Field& field : block.fields) {
+        CAPTURE(field.key);
+        if (field.member) {
+          self(self, *field.block, field.member(object));
+        } else if (field.silent && field.size) {
+          CHECK(field.size(object) == 0);
+        } else if (field.silent) {
+          CHECK(field.load(object) == field.fallback);
+        }
+      }
+    };
+    Recipe copy = plain;
+    walk(walk, recipe_block(), &copy);
   }
 
   TEST_CASE("decode gives back what was encoded, every member of it") {
@@ -126,8 +200,10 @@ TEST_SUITE("dsl/codec") {
     const std::string json = encode_recipe(r);
     CHECK(json.find("\"peak_lr\":0.30000000000000004") != std::string::npos);
     CHECK(json.find("\"clip\":3.0") != std::string::npos);
-    CHECK(json.find("{\"batch\":{\"micro\":5,\"samples\":4},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
-                    "\"endpoint\":\"http://e\",") == 0);
+    CHECK(json.find("{\"batch\":{\"micro\":5,\"phases\":[{\"at\":{\"unit\":\"tokens\",\"value\":10.0},\"micro\":12,"
+                    "\"rope_theta\":14.5,") == 0);
+    CHECK(json.find("\"samples\":4,\"tokens\":6},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
+                    "\"endpoint\":\"http://e\",") != std::string::npos);
     CHECK(json.find("],\"direct_io\":false,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,\"kind\":\"best\","
                     "\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);

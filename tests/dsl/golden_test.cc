@@ -75,6 +75,13 @@ TEST_SUITE("dsl/golden") {
     check_golden("world", "broken/base.lua", options);
   }
 
+  TEST_CASE("shard groups that do not tile the replicas, and what is of ZeRO without it") {
+    LoadOptions options;
+    options.world = 64;
+    check_golden("shard", "broken/shard.lua", options);
+    check_golden("shard_off", "broken/shard_off.lua", options);
+  }
+
   TEST_CASE("a file that cannot be read is told") {
     check_golden("nowhere", "broken/nowhere.lua", {});
     check_golden("folder", "broken", {});
@@ -98,6 +105,6 @@ TEST_SUITE("dsl/golden") {
     int64_t count = 0;
     for (const auto& entry : fs::directory_iterator(fs::path(CAIRN_SOURCE_DIR) / "tests/dsl/golden"))
       count += entry.path().extension() == ".txt" ? 1 : 0;
-    CHECK(count == 18);
+    CHECK(count == 20);
   }
 }

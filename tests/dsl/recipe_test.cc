@@ -290,7 +290,7 @@ return require "base":with {
     const auto lr = [](const std::string& stages) {
       return only_mistake(with("optimizer = { lr = T.schedule { " + stages + " } }"));
     };
-    CHECK(lr("T.hold {}, T.linear { to = 0 }").find("optimizer.lr[1] has no `over`, so it lasts until the end") !=
+    CHECK(lr("T.hold {}, T.linear { to = 0 }").find("optimizer.lr[2] has no `over`, and nor has stage 1") !=
           std::string::npos);
     CHECK(lr("T.hold { over = T.steps(5) }, T.warmup { over = T.steps(5) }").find("only be the first stage") !=
           std::string::npos);
@@ -301,6 +301,54 @@ return require "base":with {
     load_good(with(
         "optimizer = { lr = T.schedule { T.warmup { over = T.fraction(0.5) }, T.hold { over = T.samples(8000) } } }"));
     load_good(with("optimizer = { lr = T.cosine { to = 0, over = T.tokens(512) } }"));
+    load_good(
+        with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.hold {}, T.one_minus_sqrt { to = 0, "
+             "over = T.fraction(0.2) } } }"));
+    load_good(with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.inverse_sqrt {} } }"));
+  }
+
+  TEST_CASE("numerics: precision, dropout, groups, optimizers, batch stages; and what is unset leaves no trace") {
+    const Recipe plain = load_good(kBase);
+    const std::string json = encode_recipe(plain);
+    for (const char* key : {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"",
+                            "ramp", "phases", "\"tokens\":0", "deterministic"})
+      CHECK_MESSAGE(json.find(key) == std::string::npos, key);
+
+    const Recipe r = load_good(
+        with("precision = \"fp16\", loss_scale = T.loss_scale { initial = 2 ^ 12, hysteresis = 1 }, "
+             "deterministic = \"layout\", "
+             "model = { residual_dropout = 0.1, attention_dropout = 0.2, positions = \"rotary\" }, "
+             "optimizer = { zero = 1, z_loss = 1e-4, embedding_gradient = 0.1, groups = { "
+             "T.group { \"embed.*\", lr = 0.5 }, T.group { tensors = \"*.bias\", weight_decay = 0.01 } } }, "
+             "batch = { tokens = 16, ramp = T.ramp { from = 8, by = 8, over = T.samples(1000) }, phases = { "
+             "T.phase { T.samples(500), micro = 2, tokens = 32 }, T.phase { at = T.steps(90), rope_theta = 5e5 } } }"));
+    CHECK(r.precision == Precision::kF16);
+    CHECK(r.loss_scale.initial == 4096);
+    CHECK(r.loss_scale.window == 1000);
+    CHECK(r.deterministic == Deterministic::kLayout);
+    CHECK(r.model.attention_dropout == 0.2);
+    REQUIRE(r.optimizer.groups.size() == 2);
+    CHECK(r.optimizer.groups[0].tensors == "embed.*");
+    CHECK(r.optimizer.groups[0].weight_decay == -1);
+    CHECK(r.optimizer.groups[1].weight_decay == 0.01);
+    CHECK(r.batch.ramp.over.value == 1000);
+    REQUIRE(r.batch.phases.size() == 2);
+    CHECK(r.batch.phases[0].at.unit == Span::Unit::kSamples);
+    CHECK(r.batch.phases[1].rope_theta == 5e5);
+    const auto again = decode_recipe(encode_recipe(r));
+    REQUIRE_MESSAGE(again.ok(), encode_recipe(r));
+    CHECK(encode_recipe(again.value()) == encode_recipe(r));
+
+    CHECK(load_good(with("optimizer = T.lamb { peak_lr = 1e-2 }")).optimizer.kind == OptimizerKind::kLamb);
+    CHECK(load_good(with("optimizer = T.adamw { peak_lr = 1e-2 }")).optimizer.kind == OptimizerKind::kAdamW);
+
+    CHECK(only_mistake(with("batch = { ramp = T.ramp { from = 8, by = 5, over = T.steps(9) } }"))
+              .find("a whole number of increments") != std::string::npos);
+    CHECK(only_mistake(with("optimizer = { groups = { T.group { lr = 2 } } }")).find("must begin with a pattern") !=
+          std::string::npos);
+    CHECK(only_mistake(with("model = { residual_dropout = 1 }")).find("must be a number") != std::string::npos);
+    CHECK(only_mistake(with("deterministic = \"layout\""), {.world = 2}).find("optimizer.zero = 0 has none") !=
+          std::string::npos);
   }
 
   TEST_CASE("second places for checkpoints") {

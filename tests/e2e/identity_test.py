@@ -7,9 +7,9 @@ from harness import RunTest, main
 
 LAYOUTS = [
     dict(name="tp2pp2dp2", tp=2, pp=2, dp=2, zero=1, sp="true", precision="fp32"),
-    dict(name="tp2pp2dp2-bf16", tp=2, pp=2, dp=2, zero=1, sp="true", precision="bf16"),
+    dict(name="tp2pp2dp2-zero3-bf16", tp=2, pp=2, dp=2, zero=3, sp="true", precision="bf16"),
     dict(name="dp4-zero0", tp=1, pp=1, dp=4, zero=0, sp="false", precision="fp32"),
-    dict(name="dp4-zero0-bf16", tp=1, pp=1, dp=4, zero=0, sp="false", precision="bf16"),
+    dict(name="dp4-zero2-bf16", tp=1, pp=1, dp=4, zero=2, sp="false", precision="bf16"),
 ]
 STEPS = 100
 

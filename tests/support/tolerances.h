@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "runtime/core/dtype.h"
 
@@ -19,17 +20,24 @@ struct Tolerance {
 
 constexpr double kF32Unit = 0x1p-24;  // half the distance between 1 and the next float: one rounding to nearest
 constexpr double kBf16Unit = 0x1p-8;  // the same for bf16
+constexpr double kF16Unit = 0x1p-11;  // and for f16
 
 template <typename T>
 constexpr double rounding_unit() {
-  return sizeof(T) == 4 ? kF32Unit : kBf16Unit;
+  return sizeof(T) == 4 ? kF32Unit : std::is_same_v<T, f16> ? kF16Unit : kBf16Unit;
+}
+
+/// f16 has few exponents: below 2^-14 its numbers are this far apart at most, halved by rounding to the nearest.
+template <typename T>
+constexpr double smallest_step() {
+  return std::is_same_v<T, f16> ? 0x1p-25 : 0;
 }
 
 /// An element-wise map: a few float operations, then one rounding to T. The absolute part covers results near zero that
 /// are differences of numbers near 1 (1 - tail of GELU, sigmoid's slope).
 template <typename T>
 constexpr Tolerance pointwise() {
-  return {.relative = 16 * kF32Unit + rounding_unit<T>() * 1.01, .absolute = 8 * kF32Unit};
+  return {.relative = 16 * kF32Unit + rounding_unit<T>() * 1.01, .absolute = 8 * kF32Unit + smallest_step<T>()};
 }
 
 /// A float sum of `terms` products of magnitude 1, then one rounding to T. After j terms the partial sum is about
@@ -38,7 +46,7 @@ constexpr Tolerance pointwise() {
 template <typename T>
 constexpr Tolerance sum_of(int64_t terms) {
   return {.relative = 8 * kF32Unit + rounding_unit<T>() * 1.01,
-          .absolute = 3 * kF32Unit * static_cast<double>(terms + 8)};
+          .absolute = 3 * kF32Unit * static_cast<double>(terms + 8) + smallest_step<T>()};
 }
 
 /// Chains of sums (attention, norm backward): each link feeds its error to the next; 8 links at most.

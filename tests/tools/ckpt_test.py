@@ -92,7 +92,7 @@ class CkptTest(ProgramTest):
         self.assertIn("name is missing", done.stderr)
         self.assertIn("step-00000012", done.stderr)
         self.assertFalse(os.path.exists(self.path("dst")))
-        self.assertIn("--zero", self.cairn("ckpt", "reshard", "run", "dst", "--mesh", "tp=1", "--zero", "2",
+        self.assertIn("--zero", self.cairn("ckpt", "reshard", "run", "dst", "--mesh", "tp=1", "--zero", "4",
                                            code=2).stderr)
 
     def test_a_run_goes_on_in_another_layout_and_back(self):

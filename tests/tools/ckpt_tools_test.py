@@ -170,6 +170,25 @@ class CkptToolsTest(ProgramTest):
                             (["--keep", "fractions(4)"], "number of steps")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
 
+    def test_prune_archives_in_place(self):
+        before = {step: self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight") for step in (2, 4)}
+        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "4", "--archive")
+        self.assertEqual([(a["step"], a["bytes_after"]) for a in plan["archived"]], [(2, 0)])
+        self.assertIn("would be compressed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--archive").stdout)
+        self.assertIn("say what stays", self.cairn("ckpt", "prune", "a", "--archive", "--leftovers", code=2).stderr)
+        done = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
+        self.assertEqual([a["step"] for a in done], [2, 4])
+        for archived in done:
+            self.assertLess(archived["bytes_after"], archived["bytes_before"])
+        listed = self.cairn_json("ckpt", "ls", "a")["checkpoints"]
+        self.assertEqual([(c["step"], c["complete"]) for c in listed], [(2, True), (4, True), (6, True)])
+        self.cairn("ckpt", "verify", "a", "--all")
+        for step, array in before.items():
+            numpy.testing.assert_array_equal(
+                self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight"), array)
+        again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
+        self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
+
     def test_ls_shows_the_loss_and_verify_takes_several(self):
         listed = self.cairn_json("ckpt", "ls", "a")["checkpoints"]
         losses = [c["metrics"]["loss"] for c in listed]

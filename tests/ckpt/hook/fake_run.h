@@ -134,6 +134,7 @@ struct Life {
   int64_t die_at = 0;
   int64_t snapshots_at_death = 0;
   bool torn = false;
+  bool weights_late = false;  // all died before the weights of the last step had come from the other ranks
 };
 
 struct LifeReport {
@@ -220,6 +221,7 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
           }
         }
         sync.arrive_and_wait();
+        if (!cut && !(dies && life.weights_late)) RT_CHECK(hook.weights_whole(step).ok());
         if (order.snapshot && !cut) {
           const Status published = hook.snapshot(order, position_at(step), bank, state.tensors(bank), state.sums(bank));
           RT_CHECK(published.ok(), "{}", published.error().message);

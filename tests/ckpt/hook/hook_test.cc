@@ -161,6 +161,22 @@ TEST_SUITE("ckpt/hook") {
     }
   }
 
+  TEST_CASE("a kill before the weights of the last step are there: the step is kept, the weights are made again") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 1, 2}, {.snapshot_steps = 1});
+    Agent agent(plan, fresh_run_id(), dir.path());
+    REQUIRE(agent.begin().ok());
+    agent.run({.steps = 20, .die_at = 5, .snapshots_at_death = 4, .weights_late = true});
+    RestoreChoice choice = agent.begin().value();
+    CHECK(choice.source == arena::Source::kMemory);
+    CHECK(choice.step == 5);
+    CHECK_FALSE(choice.weights_ready);
+    agent.run({.steps = 20, .die_at = 7, .snapshots_at_death = 4});
+    choice = agent.begin().value();
+    CHECK(choice.step == 7);
+    CHECK(choice.weights_ready);
+  }
+
   TEST_CASE("a rank that died of a wild write: every byte is checked, and the step before it is taken") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 1}, {.snapshot_steps = 1});

@@ -3,9 +3,9 @@ return require("broken.base"):with {
   optimizer = {
     peak_lr = 1 / 0,
     betas = { 0.9, 1.5 },
-    zero = 3,
+    zero = 4,
   },
-  precision = "fp16",
+  precision = "fp8",
   schedule = "1F1B",
   mesh = {
     tp = 0,

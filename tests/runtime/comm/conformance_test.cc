@@ -391,6 +391,30 @@ TEST_SUITE("runtime/comm/conformance") {
     }
   }
 
+  TEST_CASE("sums added to what is there are the same bits however the addends lie on the members") {
+    // One after another on one rank, and round by round over three.
+    constexpr int64_t kCount = 5000, kAddends = 6;
+    const auto addend = [](int64_t k, int64_t i) { return static_cast<float>(uniform_at(k, i) - 0.5) * 1e3f; };
+    std::vector<float> wanted(3 * kCount, 0.0f);
+    for (int64_t k = 0; k < kAddends; ++k) {
+      for (int64_t i = 0; i < 3 * kCount; ++i) wanted[i] += addend(k, i);
+    }
+    run_all({.size = 3}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("dp", all_ranks(3)));
+      std::vector<float> sum(kCount, 0.0f), input(3 * kCount);
+      for (int64_t round = 0; round < kAddends / 3; ++round) {
+        for (int64_t i = 0; i < 3 * kCount; ++i) input[i] = addend(3 * round + comm->rank(), i);
+        EXPECT_OK(comm->reduce_scatter_add(input.data(), sum.data(), kCount, DType::kF32, "x"));
+      }
+      EXPECT(std::equal(sum.begin(), sum.end(), wanted.begin() + comm->rank() * kCount));
+      EXPECT((comm->traffic().reduce_scatter == Comm::Volume{2 * 3 * kCount * 4, 2}));
+      EXPECT_SET(auto alone, engine.group("one", {engine.world_rank()}));
+      EXPECT_OK(alone->reduce_scatter_add(sum.data(), input.data(), kCount, DType::kF32, "x"));
+      EXPECT(alone->traffic() == Comm::Traffic{});
+      return "";
+    });
+  }
+
   TEST_CASE("a group of one copies and counts nothing") {
     run_all({.size = 2}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto comm, engine.group("tp", {engine.world_rank()}));
@@ -406,7 +430,7 @@ TEST_SUITE("runtime/comm/conformance") {
       EXPECT_OK(comm->all_gather(in.data(), in.data(), 12, "in place"));
       EXPECT_OK(comm->broadcast(in.data(), 12, 0, "x"));
       EXPECT_OK(comm->barrier("x"));
-      EXPECT((comm->traffic().calls == 0 && comm->traffic().all_reduce_bytes == 0));
+      EXPECT(comm->traffic() == Comm::Traffic{});
       return "";
     });
   }
@@ -426,12 +450,11 @@ TEST_SUITE("runtime/comm/conformance") {
       EXPECT_OK(comm->recv(data.data(), 12, (comm->rank() + 2) % 3, "x"));
       EXPECT_OK(comm->wait_sends("x"));
       const Comm::Traffic t = comm->traffic();
-      EXPECT(t.all_reduce_bytes == 30 * 4 + 10 * 2);
-      EXPECT(t.reduce_scatter_bytes == 3 * 10 * 4);
-      EXPECT(t.all_gather_bytes == 40);
-      EXPECT(t.broadcast_bytes == (comm->rank() == 1 ? 8 : 0));
-      EXPECT(t.p2p_bytes == 12);
-      EXPECT(t.calls == 9);
+      EXPECT((t.all_reduce == Comm::Volume{30 * 4 + 10 * 2, 2}));
+      EXPECT((t.reduce_scatter == Comm::Volume{3 * 10 * 4, 1}));
+      EXPECT((t.all_gather == Comm::Volume{40, 1}));
+      EXPECT((t.broadcast == Comm::Volume{comm->rank() == 1 ? 8 : 0, 1}));
+      EXPECT((t.send == Comm::Volume{12, 1}));
       return "";
     });
   }

@@ -28,6 +28,14 @@ TEST_SUITE("runtime/comm/reduce") {
     }
   }
 
+  TEST_CASE("f16 is folded in float and rounded once") {
+    const f16 in[3] = {to_f16(2048.0f), to_f16(1.0f), to_f16(1.0f)};  // 2048 + 1 alone is no f16
+    const void* inputs[] = {&in[0], &in[1], &in[2]};
+    f16 out;
+    reduce_ordered(&out, inputs, 3, 1, DType::kF16, ReduceOp::kSum);
+    CHECK(to_f32(out) == 2050.0f);
+  }
+
   TEST_CASE("the fold goes from the first input to the last, and the output may be any of them") {
     const float big = 1e8f;  // (1 + big) - big is 0, 1 + (big - big) is 1
     for (size_t into = 0; into < 3; ++into) {

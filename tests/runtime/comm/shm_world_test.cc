@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "tests/runtime/comm/fabric.h"
 
 using namespace cairn;
@@ -82,7 +84,29 @@ TEST_SUITE("runtime/comm/shm_world") {
     CHECK_FALSE(view.inside);
     CHECK(view.operations == 1);
     CHECK(view.description.starts_with("outside of any operation, after tp[0,1].barrier(start), entered "));
+    CHECK(view.step == -1);
+    CHECK(view.awaits == -1);  // the wait is over
+    engine->at(7, "forward and backward");
+    CHECK(world.ranks()[0].step == 7);
+    CHECK(world.ranks()[0].phase == "forward and backward");
+    CHECK(world.ranks()[0].description.ends_with(" ms ago, at step 7 (forward and backward)"));
+    engine->at(8, "a phase whose name is far longer than the room for it");
+    CHECK(world.ranks()[0].phase == "a phase whose name is far longe");
     engine.reset();
     CHECK(world.ranks()[0].closed);
+  }
+
+  TEST_CASE("the owner sees whom a rank waits for while it waits") {
+    const auto world = ShmWorld::create({.world_size = 3}).value();
+    auto engine = attach_shm_engine(world.fd(), 1, {.deadline_ms = 60'000}).value();
+    auto comm = engine->group("tp", {1, 2}).value();
+    std::thread waits([&] { CHECK_FALSE(comm->barrier("start").ok()); });
+    RankView view;
+    while ((view = world.ranks()[1]).awaits < 0) std::this_thread::yield();
+    CHECK(view.inside);
+    CHECK(view.awaits == 2);
+    engine->abort("seen");
+    waits.join();
+    CHECK(world.ranks()[1].awaits == -1);
   }
 }

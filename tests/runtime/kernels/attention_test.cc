@@ -13,6 +13,8 @@ namespace {
 /// q, k, v side by side in rows of (N + 2K) D, and what belongs to them.
 struct Shape {
   int64_t batch, tokens, heads, kv_heads, head_dim;
+  kernels::AttentionMask mask = {};
+  const float* slopes = nullptr;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
   int64_t rows() const { return batch * tokens; }
   int64_t k_at() const { return heads * head_dim; }
@@ -27,7 +29,18 @@ struct Shape {
             .q_stride = row(),
             .kv_stride = row(),
             .out_stride = out_row(),
-            .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+            .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+            .mask = mask,
+            .alibi_slopes = slopes};
+  }
+  /// Query i of sample b sees key j.
+  bool sees(int64_t b, int64_t i, int64_t j) const {
+    if (mask.window > 0 && j <= i - mask.window) return false;
+    if (mask.starts != nullptr && j < mask.starts[b * tokens + i]) return false;
+    return !mask.causal || j <= i || (mask.prefix != nullptr && j < mask.prefix[b]);
+  }
+  double bias(int64_t h, int64_t i, int64_t j) const {
+    return slopes == nullptr ? 0 : slopes[h] * static_cast<double>(j - i);
   }
 };
 
@@ -48,17 +61,17 @@ Reference naive_forward(const Shape& s, const std::vector<double>& qkv) {
         double* p = &ref.probabilities[((b * s.heads + h) * s.tokens + i) * s.tokens];
         const double* q = &qkv[(b * s.tokens + i) * s.row() + h * s.head_dim];
         double max = -INFINITY, sum = 0;
-        for (int64_t j = 0; j <= i; ++j) {
+        for (int64_t j = 0; j < s.tokens; ++j) {
           const double* k = &qkv[(b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim];
           double score = 0;
           for (int64_t d = 0; d < s.head_dim; ++d) score += q[d] * k[d];
-          p[j] = score * scale;
+          p[j] = s.sees(b, i, j) ? score * scale + s.bias(h, i, j) : -INFINITY;
           max = std::max(max, p[j]);
         }
-        for (int64_t j = 0; j <= i; ++j) sum += p[j] = std::exp(p[j] - max);
+        for (int64_t j = 0; j < s.tokens; ++j) sum += p[j] = std::exp(p[j] - max);
         ref.logsumexp[(b * s.heads + h) * s.tokens + i] = max + std::log(sum);
         double* out = &ref.out[(b * s.tokens + i) * s.out_row() + h * s.head_dim];
-        for (int64_t j = 0; j <= i; ++j) {
+        for (int64_t j = 0; j < s.tokens; ++j) {
           p[j] /= sum;
           const double* v = &qkv[(b * s.tokens + j) * s.row() + s.v_at() + kv * s.head_dim];
           for (int64_t d = 0; d < s.head_dim; ++d) out[d] += p[j] * v[d];
@@ -81,9 +94,9 @@ std::vector<double> naive_backward(const Shape& s, const std::vector<double>& qk
         const double* p = &ref.probabilities[((b * s.heads + h) * s.tokens + i) * s.tokens];
         const double* g = &dout[(b * s.tokens + i) * s.out_row() + h * s.head_dim];
         const int64_t q_at = (b * s.tokens + i) * s.row() + h * s.head_dim;
-        std::vector<double> dp(i + 1, 0.0);
+        std::vector<double> dp(s.tokens, 0.0);
         double mean = 0;
-        for (int64_t j = 0; j <= i; ++j) {
+        for (int64_t j = 0; j < s.tokens; ++j) {
           const int64_t v_at = (b * s.tokens + j) * s.row() + s.v_at() + kv * s.head_dim;
           for (int64_t d = 0; d < s.head_dim; ++d) {
             dp[j] += g[d] * qkv[v_at + d];
@@ -91,7 +104,7 @@ std::vector<double> naive_backward(const Shape& s, const std::vector<double>& qk
           }
           mean += p[j] * dp[j];
         }
-        for (int64_t j = 0; j <= i; ++j) {
+        for (int64_t j = 0; j < s.tokens; ++j) {
           const int64_t k_at = (b * s.tokens + j) * s.row() + s.k_at() + kv * s.head_dim;
           const double ds = p[j] * (dp[j] - mean) * scale;
           for (int64_t d = 0; d < s.head_dim; ++d) {
@@ -127,6 +140,40 @@ Run<T> run_kernel(const Shape& s, const std::vector<T>& qkv, const std::vector<T
   return run;
 }
 
+/// Masks that begin and end inside tiles, at their edges and beyond them.
+struct Masks {
+  std::vector<int32_t> prefix, starts;
+  std::vector<float> slopes;
+  std::vector<Shape> shapes;
+
+  Masks() {
+    const int64_t tokens = 150;
+    prefix = {5, 130, 64, 0};
+    for (int64_t b = 0; b < 4; ++b) {
+      int32_t start = 0;
+      for (int64_t t = 0; t < tokens; ++t) {
+        if (t > 0 && (t * 7 + b * 13) % 41 == 0) start = static_cast<int32_t>(t);
+        starts.push_back(start);
+      }
+    }
+    slopes.resize(6);
+    kernels::alibi_slopes(12, 3, 6, slopes.data());  // a rank's heads, across the border of the two lists
+    const Shape plain{4, tokens, 6, 2, 16};
+    for (const int64_t window : {1, 7, 64, 65, 149, 400}) {
+      shapes.push_back(plain);
+      shapes.back().mask.window = window;
+    }
+    shapes.insert(shapes.end(), 5, plain);
+    Shape* at = &shapes[shapes.size() - 5];
+    at[0].mask.causal = false;
+    at[1].mask.prefix = prefix.data();
+    at[2].mask.starts = starts.data();
+    at[3].slopes = slopes.data();
+    at[4].slopes = slopes.data();
+    at[4].mask = {.window = 33, .starts = starts.data()};
+  }
+};
+
 const Shape kShapes[] = {
     {1, 1, 1, 1, 8},      // one token: the output is v
     {2, 5, 2, 2, 16},     // less than a tile
@@ -141,7 +188,7 @@ const Shape kShapes[] = {
 }  // namespace
 
 TEST_SUITE("runtime/kernels/attention") {
-  TEST_CASE_TEMPLATE("forward and backward agree with softmax over the whole matrix", T, float, bf16) {
+  TEST_CASE_TEMPLATE("forward and backward agree with softmax over the whole matrix", T, float, bf16, f16) {
     for (const Shape& s : kShapes) {
       CAPTURE(s.tokens);
       CAPTURE(s.head_dim);
@@ -168,6 +215,61 @@ TEST_SUITE("runtime/kernels/attention") {
     // and so does the reference that the larger shapes are compared with
     const std::vector<double> naive = naive_backward(s, at, doubles(dout));
     for (size_t i = 0; i < naive.size(); ++i) REQUIRE(kFiniteDifference.accepts(naive[i], slopes[i]));
+  }
+
+  TEST_CASE_TEMPLATE("windows, prefixes, documents, both directions and slopes agree with the whole matrix", T, float,
+                     bf16, f16) {
+    const Masks masks;
+    for (size_t n = 0; n < masks.shapes.size(); ++n) {
+      CAPTURE(n);
+      const Shape& s = masks.shapes[n];
+      const auto qkv = normals<T>("qkv", s.rows() * s.row());
+      const auto dout = normals<T>("dout", s.rows() * s.out_row());
+      const Reference ref = naive_forward(s, doubles(qkv));
+      const Run<T> run = run_kernel(s, qkv, dout);
+      check_close(run.out, ref.out, chain_of_sums<T>(s.tokens));
+      check_close(run.logsumexp, ref.logsumexp, chain_of_sums<float>(s.tokens));
+      Tolerance tolerance = chain_of_sums<T>(s.tokens);
+      tolerance.absolute += 2 * rounding_unit<T>();
+      check_close(run.grad, naive_backward(s, doubles(qkv), doubles(dout)), tolerance);
+    }
+  }
+
+  TEST_CASE("the reference of the masks agrees with finite differences") {
+    const std::vector<int32_t> prefix = {4}, starts = {0, 0, 0, 3, 3, 5, 5};
+    const std::vector<float> slopes = {0.5f, 0.25f};
+    Shape s{1, 7, 2, 1, 4};
+    for (const kernels::AttentionMask& mask :
+         {kernels::AttentionMask{.window = 3}, kernels::AttentionMask{.causal = false},
+          kernels::AttentionMask{.prefix = prefix.data()}, kernels::AttentionMask{.starts = starts.data()}}) {
+      s.mask = mask;
+      s.slopes = slopes.data();
+      const auto dout = doubles(normals<float>("dout", s.rows() * s.out_row()));
+      std::vector<double> at = doubles(normals<float>("qkv", s.rows() * s.row()));
+      const std::vector<double> slope = numeric_gradient(at, dout, [&] { return naive_forward(s, at).out; });
+      const std::vector<double> naive = naive_backward(s, at, dout);
+      for (size_t i = 0; i < naive.size(); ++i) REQUIRE(kFiniteDifference.accepts(naive[i], slope[i]));
+    }
+  }
+
+  TEST_CASE("ALiBi slopes are those of the published lists, whichever part a rank asks for") {
+    const auto slopes = [](int64_t heads) {
+      std::vector<float> out(heads);
+      kernels::alibi_slopes(heads, 0, heads, out.data());
+      return out;
+    };
+    CHECK(slopes(4) == std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f});
+    CHECK(slopes(6) == std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f, 0.5f, 0.125f});
+    const auto of_12 = slopes(12), of_112 = slopes(112);
+    CHECK(of_12[8] == doctest::Approx(0.707106781));
+    CHECK(of_12[11] == doctest::Approx(0.0883883476));
+    CHECK(of_112[0] == doctest::Approx(0.917004043));
+    CHECK(of_112[3] == doctest::Approx(0.707106781));
+    CHECK(of_112[64] == doctest::Approx(0.957603281));
+    CHECK(of_112[67] == doctest::Approx(0.738413073));
+    std::vector<float> part(28);
+    kernels::alibi_slopes(112, 56, 28, part.data());
+    CHECK(std::equal(part.begin(), part.end(), of_112.begin() + 56));
   }
 
   TEST_CASE("separate buffers give the bits of one buffer, and gaps between rows stay") {
@@ -206,7 +308,7 @@ TEST_SUITE("runtime/kernels/attention") {
     }
   }
 
-  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16) {
+  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16, f16) {
     const Shape s{2, 150, 6, 2, 48};
     const auto qkv = normals<T>("qkv", s.rows() * s.row());
     const auto dout = normals<T>("dout", s.rows() * s.out_row());
@@ -239,10 +341,14 @@ TEST_SUITE("runtime/kernels/attention") {
     CHECK(std::isnan(spoilt.grad[40 * s.row()]));
   }
 
-  TEST_CASE_TEMPLATE("decoding a token gives the row that forward gives", T, float, bf16) {
-    for (const int64_t tokens : {1, 64, 65, 150}) {
+  TEST_CASE_TEMPLATE("decoding a token gives the row that forward gives", T, float, bf16, f16) {
+    std::vector<float> slopes(4);
+    kernels::alibi_slopes(4, 0, 4, slopes.data());
+    for (const auto& [tokens, window] : {std::pair<int64_t, int64_t>{1, 0}, {64, 0}, {65, 0}, {150, 0}, {150, 70}}) {
       CAPTURE(tokens);
-      const Shape s{2, tokens, 4, 2, 24};
+      Shape s{2, tokens, 4, 2, 24};
+      s.mask.window = window;
+      if (window > 0) s.slopes = slopes.data();
       const int64_t capacity = tokens + 3, kv_row = s.kv_heads * s.head_dim;
       const auto qkv = normals<T>("qkv", s.rows() * s.row());
       const Reference ref = naive_forward(s, doubles(qkv));

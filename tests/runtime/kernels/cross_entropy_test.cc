@@ -76,7 +76,7 @@ Pieces<T> run_in_parts(const std::vector<T>& logits, int64_t rows, int64_t valid
 }  // namespace
 
 TEST_SUITE("runtime/kernels/cross_entropy") {
-  TEST_CASE_TEMPLATE("loss and gradient agree with the naive softmax, whole and cut over ranks", T, float, bf16) {
+  TEST_CASE_TEMPLATE("loss and gradient agree with the naive softmax, whole and cut over ranks", T, float, bf16, f16) {
     const int64_t rows = 7, cols = 53;
     const auto logits = normals<T>("logits", rows * cols, 3.0);
     const std::vector<int32_t> targets{0, 52, 17, 18, 35, 36, 7};
@@ -99,7 +99,7 @@ TEST_SUITE("runtime/kernels/cross_entropy") {
     }
   }
 
-  TEST_CASE_TEMPLATE("a long vocabulary keeps its digits", T, float, bf16) {
+  TEST_CASE_TEMPLATE("a long vocabulary keeps its digits", T, float, bf16, f16) {
     const int64_t cols = 50257;
     const auto logits = normals<T>("logits", cols, 2.0);
     double sum = 0, max = -INFINITY;

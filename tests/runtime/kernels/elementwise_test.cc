@@ -65,6 +65,21 @@ double relu(double x) {
   return x < 0 ? 0 : x;
 }
 
+template <typename T>
+double gelu_quick(double x) {
+  return x / (1 + std::exp(-1.702 * x));
+}
+template <typename T>
+double relu2(double x) {
+  return x < 0 ? 0 : x * x;
+}
+
+double sum_of_squares(const float* x, int64_t count) {
+  ExactSum sum;
+  kernels::add_squares(x, count, sum);
+  return sum.value();
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/elementwise") {
@@ -115,66 +130,150 @@ TEST_SUITE("runtime/kernels/elementwise") {
     }
   }
 
-  TEST_CASE_TEMPLATE("activations and their slopes agree with libm", T, float, bf16) {
-    SUBCASE("gelu by tanh") { check_map<T>(gelu_tanh, kernels::gelu_tanh_forward<T>, kernels::gelu_tanh_backward<T>); }
-    SUBCASE("gelu by erf") { check_map<T>(gelu_erf, kernels::gelu_erf_forward<T>, kernels::gelu_erf_backward<T>); }
-    SUBCASE("relu") { check_map<T>(relu<T>, kernels::relu_forward<T>, kernels::relu_backward<T>); }
-  }
-
-  TEST_CASE_TEMPLATE("swiglu and its slopes agree with libm", T, float, bf16) {
-    const int64_t rows = 5, ffn = 37;
-    const auto gate_up = normals<T>("gate_up", rows * 2 * ffn, 3.0), dy = normals<T>("dy", rows * ffn);
-    std::vector<T> y(rows * ffn), grad(gate_up.size());
-    kernels::swiglu_forward(gate_up.data(), y.data(), rows, ffn);
-    kernels::swiglu_backward(dy.data(), gate_up.data(), grad.data(), rows, ffn);
-    auto at = doubles(gate_up);
-    const auto forward = [&] {
-      std::vector<double> out(rows * ffn);
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < ffn; ++c) {
-          out[r * ffn + c] = silu(at[r * 2 * ffn + c]) * at[r * 2 * ffn + ffn + c];
-        }
-      }
-      return out;
-    };
-    check_close(y, forward(), pointwise<T>());
-    Tolerance tolerance = pointwise<T>() + kFiniteDifference;
-    tolerance.absolute *= 8;  // products of three numbers of magnitude 3
-    check_close(grad, numeric_gradient(at, doubles(dy), forward), tolerance);
-  }
-
-  TEST_CASE_TEMPLATE("rotary turns pairs by the position's angle, keeps gaps, and turns back", T, float, bf16) {
-    for (const int64_t head_dim : {6, 64, 320}) {
-      CAPTURE(head_dim);
-      const int64_t batch = 2, tokens = 5, rows = batch * tokens, heads = 3, stride = heads * head_dim + 4;
-      const int64_t first_position = 11;
-      std::vector<float> table(tokens * head_dim);
-      kernels::rotary_table(table.data(), first_position, tokens, head_dim, 10000.0);
-      const auto x = normals<T>("x", rows * stride);
-      auto turned = x;
-      kernels::rotary(turned.data(), table.data(), rows, tokens, heads, head_dim, stride, false);
-      auto wanted = doubles(x);
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t h = 0; h < heads; ++h) {
-          for (int64_t i = 0; i < head_dim / 2; ++i) {
-            const double angle = (first_position + r % tokens) * std::pow(10000.0, -2.0 * i / head_dim);
-            double& a = wanted[r * stride + h * head_dim + i];
-            double& b = wanted[r * stride + h * head_dim + head_dim / 2 + i];
-            const double a0 = a, b0 = b;
-            a = a0 * std::cos(angle) - b0 * std::sin(angle);
-            b = b0 * std::cos(angle) + a0 * std::sin(angle);
-          }
-        }
-      }
-      check_close(turned, wanted, pointwise<T>());
-      kernels::rotary(turned.data(), table.data(), rows, tokens, heads, head_dim, stride, true);
-      Tolerance twice = pointwise<T>();
-      twice.absolute += 4 * rounding_unit<T>() * 2;  // both turns round both elements of a pair, up to 4 in size
-      check_close(turned, doubles(x), twice);
+  TEST_CASE("f16 is read and rounded without a branch as by f16_to_f32 and f32_to_f16") {
+    for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
+      const float got = kernels::load_f32(f16{static_cast<uint16_t>(bits)});
+      const float wanted = f16_to_f32(static_cast<uint16_t>(bits));
+      REQUIRE(std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(wanted));
+    }
+    for (uint64_t i = 0; i < 300000; ++i) {
+      // Random bits, and exponents around those of f16.
+      const uint32_t random = static_cast<uint32_t>(mix64(i));
+      const float x = std::bit_cast<float>(
+          i % 2 == 0 ? random : (random & 0x807fffffu) | static_cast<uint32_t>(95 + mix64(i) % 53) << 23);
+      f16 got;
+      kernels::store_f32(&got, x);
+      REQUIRE(got.bits == f32_to_f16(x));
     }
   }
 
-  TEST_CASE_TEMPLATE("sums, biases and casts", T, float, bf16) {
+  TEST_CASE_TEMPLATE("activations and their slopes agree with libm", T, float, bf16, f16) {
+    SUBCASE("gelu by tanh") { check_map<T>(gelu_tanh, kernels::gelu_tanh_forward<T>, kernels::gelu_tanh_backward<T>); }
+    SUBCASE("gelu by erf") { check_map<T>(gelu_erf, kernels::gelu_erf_forward<T>, kernels::gelu_erf_backward<T>); }
+    SUBCASE("quick gelu") {
+      check_map<T>(gelu_quick<T>, kernels::gelu_quick_forward<T>, kernels::gelu_quick_backward<T>);
+    }
+    SUBCASE("silu") { check_map<T>(silu, kernels::silu_forward<T>, kernels::silu_backward<T>); }
+    SUBCASE("relu") { check_map<T>(relu<T>, kernels::relu_forward<T>, kernels::relu_backward<T>); }
+  }
+
+  TEST_CASE("activations take the published values") {
+    // x; gelu, its tanh form, quick gelu, silu, to nine digits
+    const double table[][5] = {{-3, -0.004049694, -0.003637392, -0.018071310, -0.142277620},
+                               {-1, -0.158655254, -0.158808009, -0.154204234, -0.268941421},
+                               {0.5, 0.345731231, 0.345714010, 0.350388437, 0.311229666},
+                               {2, 1.954499736, 1.954597694, 1.935658623, 1.761594156}};
+    for (const auto& row : table) {
+      const auto x = static_cast<float>(row[0]);
+      CAPTURE(x);
+      float erf, tanh, quick, silu;
+      kernels::gelu_erf_forward(&x, &erf, 1);
+      kernels::gelu_tanh_forward(&x, &tanh, 1);
+      kernels::gelu_quick_forward(&x, &quick, 1);
+      kernels::silu_forward(&x, &silu, 1);
+      const float got[] = {erf, tanh, quick, silu};
+      for (int k = 0; k < 4; ++k) CHECK(std::abs(got[k] - row[k + 1]) < 5e-7);
+    }
+  }
+
+  TEST_CASE_TEMPLATE("squared relu and its slope", T, float, bf16, f16) {
+    const auto x = normals<T>("x", 501, 3.0), dy = normals<T>("dy", 501);
+    std::vector<T> y(x.size()), dx(x.size());
+    kernels::relu2_forward(x.data(), y.data(), std::ssize(x));
+    kernels::relu2_backward(dy.data(), x.data(), dx.data(), std::ssize(x));
+    std::vector<double> wanted, wanted_dx;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double at = to_f32(x[i]);
+      wanted.push_back(relu2<T>(at));
+      wanted_dx.push_back(at < 0 ? 0 : 2 * at * to_f32(dy[i]));
+    }
+    check_close(y, wanted, pointwise<T>());
+    check_close(dx, wanted_dx, pointwise<T>());
+    std::vector<T> nan(1), out(1);
+    store_nan(nan[0]);
+    kernels::relu2_forward(nan.data(), out.data(), 1);
+    CHECK(std::isnan(to_f32(out[0])));
+  }
+
+  TEST_CASE_TEMPLATE("gates and their slopes agree with libm", T, float, bf16, f16) {
+    const int64_t rows = 5, ffn = 37;
+    const std::pair<kernels::Gate, double (*)(double)> gates[] = {{kernels::Gate::kSilu, silu},
+                                                                  {kernels::Gate::kGeluErf, gelu_erf},
+                                                                  {kernels::Gate::kGeluTanh, gelu_tanh},
+                                                                  {kernels::Gate::kRelu, relu<T>}};
+    for (const auto& [gate, act] : gates) {
+      const auto activate = act;
+      CAPTURE(static_cast<int>(gate));
+      const auto gate_up = normals<T>("gate_up", rows * 2 * ffn, 3.0), dy = normals<T>("dy", rows * ffn);
+      std::vector<T> y(rows * ffn), grad(gate_up.size());
+      kernels::gated_forward(gate, gate_up.data(), y.data(), rows, ffn);
+      kernels::gated_backward(gate, dy.data(), gate_up.data(), grad.data(), rows, ffn);
+      auto at = doubles(gate_up);
+      const auto forward = [&] {
+        std::vector<double> out(rows * ffn);
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < ffn; ++c) {
+            out[r * ffn + c] = activate(at[r * 2 * ffn + c]) * at[r * 2 * ffn + ffn + c];
+          }
+        }
+        return out;
+      };
+      check_close(y, forward(), pointwise<T>());
+      Tolerance tolerance = pointwise<T>() + kFiniteDifference;
+      tolerance.absolute *= 8;  // products of three numbers of magnitude 3
+      check_close(grad, numeric_gradient(at, doubles(dy), forward), tolerance);
+    }
+  }
+
+  TEST_CASE_TEMPLATE("rotary turns pairs by the position's angle, keeps gaps and other channels, and turns back", T,
+                     float, bf16, f16) {
+    for (const auto& [head_dim, turning] : {std::pair<int64_t, int64_t>{6, 6}, {64, 16}, {320, 320}, {10, 4}}) {
+      for (const bool interleaved : {false, true}) {
+        CAPTURE(head_dim);
+        CAPTURE(interleaved);
+        const int64_t batch = 2, tokens = 5, rows = batch * tokens, heads = 3, stride = heads * head_dim + 4;
+        const int64_t first_position = 11;
+        const double factor = 1.25;
+        std::vector<double> frequencies;
+        for (int64_t i = 0; i < turning / 2; ++i) frequencies.push_back(std::pow(10000.0, -2.0 * i / turning));
+        std::vector<float> table(tokens * turning);
+        kernels::rotary_table(table.data(), first_position, tokens, frequencies, factor);
+        const kernels::RotaryDims dims{.rows = rows,
+                                       .tokens = tokens,
+                                       .heads = heads,
+                                       .head_dim = head_dim,
+                                       .stride = stride,
+                                       .turning = turning,
+                                       .interleaved = interleaved};
+        const auto x = normals<T>("x", rows * stride);
+        auto turned = x;
+        kernels::rotary(dims, turned.data(), table.data(), false);
+        auto wanted = doubles(x), back = wanted;
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t h = 0; h < heads; ++h) {
+            for (int64_t i = 0; i < turning / 2; ++i) {
+              const double angle = (first_position + r % tokens) * frequencies[i];
+              const int64_t at = r * stride + h * head_dim + (interleaved ? 2 * i : i);
+              double& a = wanted[at];
+              double& b = wanted[at + (interleaved ? 1 : turning / 2)];
+              const double a0 = a, b0 = b;
+              a = factor * (a0 * std::cos(angle) - b0 * std::sin(angle));
+              b = factor * (b0 * std::cos(angle) + a0 * std::sin(angle));
+              back[at] *= factor * factor;
+              back[at + (interleaved ? 1 : turning / 2)] *= factor * factor;
+            }
+          }
+        }
+        check_close(turned, wanted, pointwise<T>());
+        kernels::rotary(dims, turned.data(), table.data(), true);
+        Tolerance twice = pointwise<T>();
+        twice.absolute += 4 * rounding_unit<T>() * 3;  // both turns round both elements of a pair, up to 5 in size
+        check_close(turned, back, twice);
+      }
+    }
+  }
+
+  TEST_CASE_TEMPLATE("sums, biases and casts", T, float, bf16, f16) {
     const int64_t rows = 21, width = 133;
     const auto a = normals<T>("a", rows * width), b = normals<T>("b", rows * width), bias = normals<T>("bias", width);
     std::vector<double> sum(a.size()), biased(a.size()), columns(width, 0.5);
@@ -189,6 +288,14 @@ TEST_SUITE("runtime/kernels/elementwise") {
     out = a;
     kernels::add(out.data(), b.data(), out.data(), std::ssize(out));
     check_close(out, sum, pointwise<T>());
+    kernels::add_scaled(a.data(), 0.75f, b.data(), out.data(), std::ssize(out));
+    std::vector<double> scaled(a.size());
+    for (size_t i = 0; i < a.size(); ++i) scaled[i] = to_f32(a[i]) + 0.75 * to_f32(b[i]);
+    check_close(out, scaled, pointwise<T>());
+    out = a;
+    kernels::scale(out.data(), 0.75f, std::ssize(out));
+    for (size_t i = 0; i < a.size(); ++i) scaled[i] = 0.75 * to_f32(a[i]);
+    check_close(out, scaled, pointwise<T>());
     out = a;
     kernels::add_bias(out.data(), bias.data(), rows, width);
     check_close(out, biased, pointwise<T>());
@@ -228,7 +335,7 @@ TEST_SUITE("runtime/kernels/elementwise") {
         std::vector<float> a(width), b(width);
         kernels::bias_backward(x.data(), a.data(), rows, width);
         kernels::bias_backward(h.data(), b.data(), rows, width);
-        const double s = kernels::sum_of_squares(x.data(), rows * width);
+        const double s = sum_of_squares(x.data(), rows * width);
         if (threads == 1) {
           sums = a;
           sums16 = b;
@@ -240,13 +347,19 @@ TEST_SUITE("runtime/kernels/elementwise") {
       });
     }
     CHECK(squares == doctest::Approx(exact).epsilon(1e-12));
-    CHECK(kernels::sum_of_squares(x.data(), 0) == 0.0);
-    CHECK(kernels::sum_of_squares(x.data(), 5000) > 0.0);
+    ExactSum parts;  // cut at multiples of 16, in another order
+    for (const int64_t begin : {1600, 0, 160}) {
+      const int64_t end = begin == 0 ? 160 : begin == 160 ? 1600 : rows * width;
+      kernels::add_squares(x.data() + begin, end - begin, parts);
+    }
+    CHECK(parts.value() == squares);
+    CHECK(sum_of_squares(x.data(), 0) == 0.0);
+    CHECK(sum_of_squares(x.data(), 5000) > 0.0);
   }
 
   TEST_CASE("a NaN shows through every map") {
     std::vector<float> nan(40, NAN), out(40), ones(40, 1.0f);
-    CHECK(std::isnan(kernels::sum_of_squares(nan.data(), 40)));
+    CHECK(std::isnan(sum_of_squares(nan.data(), 40)));
     kernels::gelu_tanh_backward(ones.data(), nan.data(), out.data(), 40);
     CHECK(std::isnan(out[39]));
     kernels::gelu_erf_backward(ones.data(), nan.data(), out.data(), 40);
@@ -255,7 +368,7 @@ TEST_SUITE("runtime/kernels/elementwise") {
     CHECK(std::isnan(out[39]));
     kernels::relu_backward(ones.data(), nan.data(), out.data(), 40);
     CHECK(std::isnan(out[39]));
-    kernels::swiglu_forward(nan.data(), out.data(), 1, 20);
+    kernels::gated_forward(kernels::Gate::kSilu, nan.data(), out.data(), 1, 20);
     CHECK(std::isnan(out[19]));
     std::vector<bf16> rounded(40);
     kernels::cast(nan.data(), rounded.data(), 40);

@@ -6,7 +6,7 @@ using namespace cairn;
 using namespace cairn::testing;
 
 TEST_SUITE("runtime/kernels/embedding") {
-  TEST_CASE_TEMPLATE("rows of the table's range are copied and the others are zero", T, float, bf16) {
+  TEST_CASE_TEMPLATE("rows of the table's range are copied and the others are zero", T, float, bf16, f16) {
     const int64_t width = 19, first = 100, rows_in_table = 7;
     const std::vector<int32_t> ids{100, 106, 99, 107, 103, 103, -1, 2147483647, -2147483647 - 1};
     const auto table = normals<T>("table", rows_in_table * width);
@@ -21,7 +21,7 @@ TEST_SUITE("runtime/kernels/embedding") {
     }
   }
 
-  TEST_CASE_TEMPLATE("the gradient adds each row to its id, in row order whatever the threads", T, float, bf16) {
+  TEST_CASE_TEMPLATE("the gradient adds each row to its id, in row order whatever the threads", T, float, bf16, f16) {
     const int64_t width = 200, rows = 500, first = 10, rows_in_table = 6;
     std::vector<int32_t> ids(rows);
     for (int64_t r = 0; r < rows; ++r) ids[r] = static_cast<int32_t>(8 + mix64(r) % 10);  // 8, 9, 16, 17 are elsewhere
@@ -42,7 +42,7 @@ TEST_SUITE("runtime/kernels/embedding") {
     }
   }
 
-  TEST_CASE_TEMPLATE("positions wrap at each sample, also from the middle of one", T, float, bf16) {
+  TEST_CASE_TEMPLATE("positions wrap at each sample, also from the middle of one", T, float, bf16, f16) {
     const int64_t width = 70, tokens = 5, rows = 12;
     const auto x = normals<T>("x", rows * width), table = normals<T>("table", tokens * width);
     for (const int64_t first_row : {0, 3, 13}) {

@@ -25,6 +25,8 @@ std::vector<T> normals(std::string_view name, int64_t count, double sigma = 1.0)
     const float x = static_cast<float>(sigma) * normal_at(key, static_cast<uint64_t>(i));
     if constexpr (std::is_same_v<T, float>) {
       values[static_cast<size_t>(i)] = x;
+    } else if constexpr (std::is_same_v<T, f16>) {
+      values[static_cast<size_t>(i)] = to_f16(x);
     } else {
       values[static_cast<size_t>(i)] = to_bf16(x);
     }
@@ -34,6 +36,7 @@ std::vector<T> normals(std::string_view name, int64_t count, double sigma = 1.0)
 
 inline void store_nan(float& x) { x = NAN; }
 inline void store_nan(bf16& x) { x = to_bf16(NAN); }
+inline void store_nan(f16& x) { x = to_f16(NAN); }
 
 template <typename T>
 std::vector<double> doubles(const std::vector<T>& values) {

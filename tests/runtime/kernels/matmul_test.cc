@@ -73,7 +73,8 @@ void check_product(const Case& t, Product product = matmul) {
 
 TEST_SUITE("runtime/kernels/matmul") {
   TEST_CASE_TEMPLATE("every way of storing, adding and biasing agrees with the naive product", T,
-                     std::pair<float, float>, std::pair<bf16, bf16>, std::pair<bf16, float>) {
+                     std::pair<float, float>, std::pair<bf16, bf16>, std::pair<bf16, float>, std::pair<f16, f16>,
+                     std::pair<f16, float>) {
     using AB = typename T::first_type;
     using C = typename T::second_type;
     for (int flags = 0; flags < 16; ++flags) {
@@ -86,7 +87,7 @@ TEST_SUITE("runtime/kernels/matmul") {
   }
 
   TEST_CASE_TEMPLATE("rows, columns and sums of one, and empty ones", T, std::pair<float, float>, std::pair<bf16, bf16>,
-                     std::pair<bf16, float>) {
+                     std::pair<bf16, float>, std::pair<f16, f16>, std::pair<f16, float>) {
     using AB = typename T::first_type;
     using C = typename T::second_type;
     for (int flags = 0; flags < 16; ++flags) {
@@ -100,7 +101,7 @@ TEST_SUITE("runtime/kernels/matmul") {
   }
 
   TEST_CASE_TEMPLATE("products from packed blocks agree with the naive product", T, std::pair<float, float>,
-                     std::pair<bf16, bf16>, std::pair<bf16, float>) {
+                     std::pair<bf16, bf16>, std::pair<bf16, float>, std::pair<f16, f16>, std::pair<f16, float>) {
     using AB = typename T::first_type;
     using C = typename T::second_type;
     for (int flags = 0; flags < 16; ++flags) {

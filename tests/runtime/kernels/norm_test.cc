@@ -52,7 +52,7 @@ Run<T> run_kernel(const std::vector<T>& x, const std::vector<T>& weight, const s
 }  // namespace
 
 TEST_SUITE("runtime/kernels/norm") {
-  TEST_CASE_TEMPLATE("forward and backward agree with the naive norm and its finite differences", T, float, bf16) {
+  TEST_CASE_TEMPLATE("forward and backward agree with the naive norm and its finite differences", T, float, bf16, f16) {
     for (const bool centred : {true, false}) {
       for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{5, 33}, {9, 16}, {1, 7}, {11, 1}}) {
         CAPTURE(centred);
@@ -119,7 +119,38 @@ TEST_SUITE("runtime/kernels/norm") {
     check_close(run.y, naive(doubles(x), doubles(weight), doubles(bias), 1, width, true), {.absolute = 1e-3});
   }
 
-  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16) {
+  TEST_CASE_TEMPLATE("the norm of heads is RMSNorm of each, and leaves the gaps", T, float, bf16, f16) {
+    const int64_t rows = 5, heads = 3, head_dim = 10, x_stride = 34, y_stride = 37;
+    const auto x = normals<T>("x", rows * x_stride, 2.0), weight = normals<T>("weight", head_dim);
+    const auto dy = normals<T>("dy", rows * y_stride);
+    auto y = dy;
+    kernels::head_norm_forward(x.data(), x_stride, weight.data(), y.data(), y_stride, rows, heads, head_dim, kEps);
+    auto grad = dy;
+    std::vector<float> dweight(head_dim, 0.5f), rstd(rows * heads);
+    kernels::head_norm_backward(grad.data(), y_stride, x.data(), x_stride, weight.data(), grad.data(), y_stride,
+                                dweight.data(), rstd.data(), rows, heads, head_dim, kEps);
+
+    // The same heads as rows of a norm.
+    std::vector<T> xs, ys, dys, dxs;
+    const auto gather = [&](const std::vector<T>& from, int64_t stride, std::vector<T>& to) {
+      for (int64_t r = 0; r < rows; ++r) {
+        to.insert(to.end(), &from[r * stride], &from[r * stride] + heads * head_dim);
+      }
+    };
+    gather(x, x_stride, xs), gather(y, y_stride, ys), gather(dy, y_stride, dys), gather(grad, y_stride, dxs);
+    const std::vector<T> bias(head_dim);
+    const Run<T> run = run_kernel(xs, weight, bias, dys, rows * heads, head_dim, false);
+    CHECK(same_bits(ys, run.y));
+    CHECK(same_bits(dxs, run.dx));
+    check_close(dweight, doubles(run.dweight), sum_of<float>(rows * heads));  // another order of adding
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = heads * head_dim; c < y_stride; ++c) {
+        REQUIRE(to_f32(y[r * y_stride + c]) == to_f32(dy[r * y_stride + c]));
+      }
+    }
+  }
+
+  TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bf16, f16) {
     const int64_t rows = 301, width = 700;
     const auto x = normals<T>("x", rows * width), weight = normals<T>("weight", width);
     const auto bias = normals<T>("bias", width), dy = normals<T>("dy", rows * width);
@@ -136,7 +167,7 @@ TEST_SUITE("runtime/kernels/norm") {
     }
   }
 
-  TEST_CASE_TEMPLATE("a NaN shows", T, float, bf16) {
+  TEST_CASE_TEMPLATE("a NaN shows", T, float, bf16, f16) {
     const int64_t rows = 3, width = 50;
     auto x = normals<T>("x", rows * width);
     store_nan(x[width + 4]);

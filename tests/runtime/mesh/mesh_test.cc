@@ -36,6 +36,26 @@ TEST_SUITE("runtime/mesh/mesh") {
     CHECK(mesh.embedding_group(3) == std::vector<int64_t>{3, 7});
   }
 
+  TEST_CASE("shard groups are neighbours in dp, replica groups have one rank of each") {
+    // BloombergGPT's shape, smaller: 4 replicas of what 128 ranks hold.
+    const Mesh bloomberg = Mesh::make(MeshConfig{}, 512).value();
+    for (int64_t rank = 0; rank < 512; ++rank) {
+      const std::vector<int64_t> shard = bloomberg.shard_group(rank, 128), replica = bloomberg.replica_group(rank, 128);
+      REQUIRE(shard.size() == 128);
+      REQUIRE(shard.front() == rank / 128 * 128);
+      REQUIRE(shard.back() == shard.front() + 127);
+      REQUIRE(replica == std::vector<int64_t>{rank % 128, rank % 128 + 128, rank % 128 + 256, rank % 128 + 384});
+    }
+    const Mesh mesh = Mesh::make(MeshConfig{.tp = 2, .pp = 2}, 16).value();  // dp 4, tp fastest
+    CHECK(mesh.shard_group(1, 2) == std::vector<int64_t>{1, 3});
+    CHECK(mesh.shard_group(13, 2) == std::vector<int64_t>{13, 15});
+    CHECK(mesh.replica_group(13, 2) == std::vector<int64_t>{9, 13});
+    CHECK(mesh.shard_group(5, 4) == mesh.group(MeshAxis::kDp, 5));
+    CHECK(mesh.replica_group(5, 4) == std::vector<int64_t>{5});
+    CHECK(mesh.shard_group(5, 1) == std::vector<int64_t>{5});
+    CHECK(mesh.replica_group(5, 1) == mesh.group(MeshAxis::kDp, 5));
+  }
+
   TEST_CASE("a world that the mesh cannot cut is refused with the nearest ones that it can") {
     const auto mesh = Mesh::make(MeshConfig{.tp = 2, .pp = 2}, 10);
     REQUIRE_FALSE(mesh.ok());

@@ -2,7 +2,9 @@
 //
 // Tolerance, float: 1e-5 of the largest value compared; only the order of sums over tp differs.
 
+#include <tuple>
 #include "runtime/comm/thread_world.h"
+
 #include "tests/runtime/nn/stage_testing.h"
 
 using namespace cairn;
@@ -39,6 +41,9 @@ class RecordingComm final : public comm::Comm {
   }
   Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view what) override {
     return note("reduce_scatter", what);
+  }
+  Status reduce_scatter_add(const void*, void*, int64_t, DType, std::string_view what) override {
+    return note("reduce_scatter_add", what);
   }
   Status all_gather(const void*, void*, int64_t, std::string_view what) override { return note("all_gather", what); }
   Status broadcast(void*, int64_t, int64_t, std::string_view what) override { return note("broadcast", what); }
@@ -100,6 +105,59 @@ TEST_SUITE("runtime/nn/parallel") {
               }
             }
           }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("dropout masks are the same for every way of cutting the model") {
+    Recipe recipe = gpt2_recipe();
+    recipe.model.embedding_dropout = recipe.model.attention_dropout = recipe.model.residual_dropout = 0.3;
+    const Plan one_plan = plan_of(recipe);
+    const Logical weights = draw_weights(one_plan);
+    Batch batch = draw_batch(one_plan);
+    batch.dropout_keys = {mix64(5), mix64(6)};
+    const Outcome one = run_alone(one_plan, weights, batch);
+    for (const auto& [tp, pp, sequence_parallel] :
+         std::vector<std::tuple<int64_t, int64_t, bool>>{{2, 1, false}, {2, 2, true}, {4, 1, true}, {1, 3, false}}) {
+      CAPTURE(tp);
+      CAPTURE(pp);
+      recipe.mesh.tp = tp;
+      recipe.mesh.pp = pp;
+      recipe.mesh.sequence_parallel = sequence_parallel;
+      const Plan plan = plan_of(recipe);
+      const Outcome got = tp > 1 ? run_threads(plan, weights, batch) : run_alone(plan, weights, batch);
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        CAPTURE(plan.tensors[t].name);
+        CHECK(distance(got.grads[t], one.grads[t], largest(one.grads)) < 1e-5);
+      }
+    }
+  }
+
+  TEST_CASE("every option gives under tensor, sequence and pipeline parallelism what it gives alone") {
+    for (const Variant& variant : option_variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = variant.recipe;
+      const Plan one_plan = plan_of(recipe);
+      const Logical weights = draw_weights(one_plan);
+      const Batch batch = draw_batch(one_plan);
+      const Outcome one = run_alone(one_plan, weights, batch);
+      const std::vector<double> one_losses(one.losses.begin(), one.losses.end());
+      const double floor = largest(one.grads);
+      for (const auto& [tp, pp, sequence_parallel] :
+           {std::tuple<int64_t, int64_t, bool>{2, 1, false}, {4, 2, false}, {2, 3, true}, {4, 1, true}}) {
+        CAPTURE(tp);
+        CAPTURE(pp);
+        CAPTURE(sequence_parallel);
+        recipe.mesh.tp = tp;
+        recipe.mesh.pp = pp;
+        recipe.mesh.sequence_parallel = sequence_parallel;
+        const Plan plan = plan_of(recipe);
+        const Outcome got = run_threads(plan, weights, batch);
+        CHECK(distance({got.losses.begin(), got.losses.end()}, one_losses, 0) < 1e-5);
+        for (size_t t = 0; t < plan.tensors.size(); ++t) {
+          CAPTURE(plan.tensors[t].name);
+          CHECK(distance(got.grads[t], one.grads[t], floor) < 1e-5);
         }
       }
     }

@@ -1,7 +1,9 @@
 #pragma once
 // The decoder once more, in double precision, as plainly as it can be written: no tiles, no fusion, no parallelism, and
-// no code shared with what it judges. Rows are tokens in flat order, row = sample * S + position.
+// no code shared with what it judges but the draw of dropout masks. Rows are tokens in flat order, row = sample * S +
+// position.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "runtime/config/recipe.h"
+#include "runtime/kernels/dropout.h"
 
 namespace cairn::nn::testing {
 
@@ -17,32 +20,58 @@ using Weights = std::map<std::string, std::vector<double>>;  // by logical name,
 
 class Reference {
  public:
-  Reference(const ModelConfig& model, const Weights& weights) : m_(model), w_(weights) {}
+  /// `dropout_keys`: one a sample; without them nothing is dropped.
+  Reference(const ModelConfig& model, const Weights& weights, std::vector<uint64_t> dropout_keys = {})
+      : m_(model), w_(weights), keys_(std::move(dropout_keys)) {}
 
   Matrix embed(const std::vector<int32_t>& tokens) const {
-    Matrix x(tokens.size(), std::vector<double>(m_.width));
+    const int64_t width = m_.embed_dim > 0 ? m_.embed_dim : m_.width;
+    Matrix x(tokens.size(), std::vector<double>(width));
     for (size_t r = 0; r < tokens.size(); ++r) {
-      for (int64_t h = 0; h < m_.width; ++h) {
-        x[r][h] = w_.at("embed.tokens")[tokens[r] * m_.width + h];
-        if (m_.positions == Positions::kLearned) {
-          x[r][h] += w_.at("embed.positions")[static_cast<int64_t>(r) % m_.context * m_.width + h];
-        }
+      for (int64_t c = 0; c < width; ++c) x[r][c] = w_.at("embed.tokens")[tokens[r] * width + c];
+    }
+    if (width != m_.width) x = linear(x, "embed.project_in");
+    if (m_.positions == Positions::kLearned) {
+      for (size_t r = 0; r < tokens.size(); ++r) {
+        const int64_t row = static_cast<int64_t>(r) % m_.context + m_.position_offset;
+        for (int64_t c = 0; c < m_.width; ++c) x[r][c] += w_.at("embed.positions")[row * m_.width + c];
       }
     }
+    if (m_.embedding_norm) x = norm(x, "embed.norm");
+    drop(x, m_.embedding_dropout, -1, 0);
     return x;
   }
 
   Matrix layers(Matrix x, int64_t first, int64_t end) const {
     for (int64_t i = first; i < end; ++i) {
       const std::string p = "layers." + std::to_string(i) + ".";
-      add(x, attention(norm(x, p + "attn_norm"), p + "attn."));
-      add(x, mlp(norm(x, p + "mlp_norm"), p + "mlp."));
+      const bool parallel = m_.block == BlockKind::kParallel || m_.block == BlockKind::kParallelShared;
+      const Matrix input = x;
+      branch(x, x, p, "attn", [&](const Matrix& at) {
+        Matrix out = attention(at, p + "attn.", i);
+        drop(out, m_.residual_dropout, i, 2);
+        return out;
+      });
+      branch(x, parallel ? input : x, p, "mlp", [&](const Matrix& at) {
+        Matrix out = m_.moe.experts > 0 ? experts(at, p + "moe.") : mlp(at, p + "mlp.");
+        drop(out, m_.residual_dropout, i, 3);
+        return out;
+      });
     }
     return x;
   }
 
   Matrix logits(const Matrix& x) const {
-    return linear(norm(x, "final_norm"), m_.tied_embeddings ? "embed.tokens" : "head", m_.tied_embeddings);
+    Matrix y = m_.final_norm ? norm(x, "final_norm") : x;
+    if (w_.count("head.project_out.weight") > 0) y = linear(y, "head.project_out");
+    Matrix z = linear(y, m_.tied_embeddings ? "embed.tokens" : "head.weight", true);
+    for (std::vector<double>& row : z) {
+      for (size_t v = 0; v < row.size(); ++v) {
+        if (m_.head_bias) row[v] += w_.at("head.bias")[v];
+        row[v] *= m_.logit_scale;
+      }
+    }
+    return z;
   }
 
   std::vector<double> losses(const Matrix& x, const std::vector<int32_t>& targets) const {
@@ -56,11 +85,12 @@ class Reference {
     return out;
   }
 
-  /// Sum of the losses from the input of layer `first` on.
+  /// Sum of the losses from the input of layer `first` on, with what balances experts in those layers.
   double loss_from(const Matrix& x, int64_t first, const std::vector<int32_t>& targets) const {
+    balance_ = 0;
     double sum = 0;
     for (const double loss : losses(layers(x, first, m_.layers), targets)) sum += loss;
-    return sum;
+    return sum + balance_;
   }
 
   double loss(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) const {
@@ -68,6 +98,40 @@ class Reference {
   }
 
  private:
+  /// x becomes what the layer makes of it and of a branch f that reads `input`.
+  template <typename F>
+  void branch(Matrix& x, const Matrix& input, const std::string& p, const std::string& name, const F& f) const {
+    const std::string before = p + (m_.block == BlockKind::kParallelShared ? "attn" : name) + "_norm";
+    const Matrix read = m_.block == BlockKind::kPostNorm ? input : norm(input, before);
+    Matrix out = f(read);
+    if (m_.block == BlockKind::kSandwich) out = norm(out, p + name + "_out_norm");
+    if (m_.block == BlockKind::kDeepNorm) {
+      x = read;
+      for (std::vector<double>& row : x) {
+        for (double& v : row) v *= m_.residual_scale;
+      }
+    }
+    add(x, out);
+    if (m_.block == BlockKind::kPostNorm) x = norm(x, before);
+  }
+
+  /// 0 or 1 / (1 - rate) for element `c` of row `row` of the sample of row r.
+  double factor(double rate, size_t r, int64_t layer, uint64_t place, uint64_t row, int64_t c) const {
+    if (keys_.empty() || rate == 0) return 1;
+    float out = 0;
+    const uint64_t key = kernels::dropout_row_key(keys_[r / m_.context], kernels::dropout_site(layer, place), row);
+    kernels::dropout_factors(key, c, 1, kernels::DropoutRate::of(rate), &out);
+    return out == 0 ? 0 : 1 / (1 - rate);
+  }
+
+  void drop(Matrix& x, double rate, int64_t layer, uint64_t place) const {
+    for (size_t r = 0; r < x.size(); ++r) {
+      for (size_t c = 0; c < x[r].size(); ++c) {
+        x[r][c] *= factor(rate, r, layer, place, r % m_.context, static_cast<int64_t>(c));
+      }
+    }
+  }
+
   static void add(Matrix& x, const Matrix& y) {
     for (size_t r = 0; r < x.size(); ++r) {
       for (size_t c = 0; c < x[r].size(); ++c) x[r][c] += y[r][c];
@@ -106,15 +170,28 @@ class Reference {
     return y;
   }
 
+  /// Angle of pair i at position 1, for the scalings that a formula of one line gives.
+  double frequency(int64_t i, double dims) const {
+    const RopeConfig& rope = m_.rope;
+    const double original = static_cast<double>(rope.original_context > 0 ? rope.original_context : m_.context);
+    double base = m_.rope_theta;
+    if (rope.scaling == RopeScaling::kDynamic && m_.context > original) {
+      base *= std::pow(rope.factor * m_.context / original - (rope.factor - 1), dims / (dims - 2));
+    }
+    const double out = std::pow(base, -2.0 * static_cast<double>(i) / dims);
+    return rope.scaling == RopeScaling::kLinear ? out / rope.factor : out;
+  }
+
   void rotate(Matrix& x, int64_t heads) const {
-    const int64_t half = m_.head_dim / 2;
+    const int64_t dims = m_.rope.dims > 0 ? m_.rope.dims : m_.head_dim;
+    const bool interleaved = m_.rope.pairs == RotaryPairs::kInterleaved;
     for (size_t r = 0; r < x.size(); ++r) {
       const auto position = static_cast<double>(static_cast<int64_t>(r) % m_.context);
       for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t i = 0; i < half; ++i) {
-          const double angle = position * std::pow(m_.rope_theta, -2.0 * static_cast<double>(i) / m_.head_dim);
-          double& a = x[r][h * m_.head_dim + i];
-          double& b = x[r][h * m_.head_dim + i + half];
+        for (int64_t i = 0; i < dims / 2; ++i) {
+          const double angle = position * frequency(i, static_cast<double>(dims));
+          double& a = x[r][h * m_.head_dim + (interleaved ? 2 * i : i)];
+          double& b = x[r][h * m_.head_dim + (interleaved ? 2 * i + 1 : i + dims / 2)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
           b = b * std::cos(angle) + a * std::sin(angle);
           a = turned;
@@ -123,28 +200,70 @@ class Reference {
     }
   }
 
-  Matrix attention(const Matrix& x, const std::string& p) const {
+  void norm_heads(Matrix& x, const std::string& name) const {
+    for (std::vector<double>& row : x) {
+      for (size_t first = 0; first < row.size(); first += m_.head_dim) {
+        double square = 0;
+        for (int64_t i = 0; i < m_.head_dim; ++i) square += row[first + i] * row[first + i] / m_.head_dim;
+        for (int64_t i = 0; i < m_.head_dim; ++i) {
+          row[first + i] *= w_.at(name)[i] / std::sqrt(square + m_.norm_eps);
+        }
+      }
+    }
+  }
+
+  /// ALiBi's slope by the recursive definition of the paper's code.
+  static double slope(int64_t heads, int64_t head) {
+    const double levels = std::log2(static_cast<double>(heads));
+    if (levels == std::floor(levels)) {
+      const double ratio = std::pow(2.0, -std::pow(2.0, -(levels - 3)));
+      return std::pow(ratio, head + 1);
+    }
+    const int64_t closest = int64_t{1} << static_cast<int64_t>(std::floor(levels));
+    return head < closest ? slope(closest, head) : slope(2 * closest, 2 * (head - closest));
+  }
+
+  bool sees(int64_t layer, int64_t query, int64_t key) const {
+    bool windowed = m_.sliding_window > 0 && m_.window_layers.empty();
+    for (const int64_t l : m_.window_layers) windowed = windowed || l == layer;
+    if (windowed && key <= query - m_.sliding_window) return false;
+    return m_.mask == Mask::kBidirectional || key <= query;
+  }
+
+  Matrix attention(const Matrix& x, const std::string& p, int64_t layer) const {
     Matrix q = linear(x, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
+    if (m_.qk_norm == QkNorm::kHead) {
+      norm_heads(q, p + "q_norm.weight");
+      norm_heads(k, p + "k_norm.weight");
+    }
     if (m_.positions == Positions::kRotary) {
       rotate(q, m_.heads);
       rotate(k, m_.kv_heads);
     }
+    double scale = m_.attention_scale > 0 ? m_.attention_scale : 1 / std::sqrt(static_cast<double>(m_.head_dim));
+    if (m_.attention_scale_by_layer) scale /= static_cast<double>(layer + 1);
     Matrix out(x.size(), std::vector<double>(m_.heads * m_.head_dim, 0));
     for (size_t r = 0; r < x.size(); ++r) {
-      const size_t first = r / m_.context * m_.context;
+      const int64_t query = static_cast<int64_t>(r) % m_.context;
+      const size_t first = r - query;
       for (int64_t h = 0; h < m_.heads; ++h) {
         const int64_t kv = h * m_.kv_heads / m_.heads * m_.head_dim;
-        std::vector<double> p_row;
+        std::vector<double> p_row(m_.context, 0);
         double sum = 0;
-        for (size_t s = first; s <= r; ++s) {
+        for (int64_t s = 0; s < m_.context; ++s) {
+          if (!sees(layer, query, s)) continue;
           double score = 0;
-          for (int64_t i = 0; i < m_.head_dim; ++i) score += q[r][h * m_.head_dim + i] * k[s][kv + i];
-          p_row.push_back(std::exp(score / std::sqrt(static_cast<double>(m_.head_dim))));
-          sum += p_row.back();
+          for (int64_t i = 0; i < m_.head_dim; ++i) score += q[r][h * m_.head_dim + i] * k[first + s][kv + i];
+          score *= scale;
+          if (m_.positions == Positions::kAlibi) score += slope(m_.heads, h) * static_cast<double>(s - query);
+          p_row[s] = std::exp(score);
+          sum += p_row[s];
         }
-        for (size_t s = first; s <= r; ++s) {
+        for (int64_t s = 0; s < m_.context; ++s) {
+          const auto row = static_cast<uint64_t>(h * m_.context) + query;
+          const double kept = factor(m_.attention_dropout, r, layer, 1, row, s);
           for (int64_t i = 0; i < m_.head_dim; ++i) {
-            out[r][h * m_.head_dim + i] += p_row[s - first] / sum * v[s][kv + i];
+            out[r][h * m_.head_dim + i] += kept * p_row[s] / sum * v[first + s][kv + i];
           }
         }
       }
@@ -152,23 +271,61 @@ class Reference {
     return linear(out, p + "o");
   }
 
+  /// Of the gate where there is one.
   double activate(double x) const {
     switch (m_.activation) {
       case Activation::kGeluTanh:
+      case Activation::kGeGluTanh:
         return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
       case Activation::kGeluErf:
+      case Activation::kGeGlu:
         return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+      case Activation::kGeluQuick:
+        return x / (1 + std::exp(-1.702 * x));
       case Activation::kRelu:
+      case Activation::kReGlu:
         return x > 0 ? x : 0;
+      case Activation::kRelu2:
+        return x > 0 ? x * x : 0;
+      case Activation::kSilu:
       case Activation::kSwiGlu:
-        return x / (1 + std::exp(-x));  // of the gate
+        return x / (1 + std::exp(-x));
     }
     return 0;
   }
 
+  /// And the loss that balances them, summed over tokens, into balance_.
+  Matrix experts(const Matrix& x, const std::string& p) const {
+    Matrix logits = linear(x, p + "router"), out(x.size(), std::vector<double>(m_.width, 0));
+    std::vector<double> chosen(m_.moe.experts, 0), probability(m_.moe.experts, 0);
+    for (size_t r = 0; r < x.size(); ++r) {
+      double sum = 0;
+      for (double& v : logits[r]) sum += v = std::exp(v);
+      std::vector<std::pair<double, int64_t>> order;
+      for (int64_t e = 0; e < m_.moe.experts; ++e) {
+        probability[e] += logits[r][e] / sum;
+        order.emplace_back(-logits[r][e] / sum, e);
+      }
+      std::sort(order.begin(), order.end());
+      double kept = 0;
+      for (int64_t j = 0; j < m_.moe.top_k; ++j) kept -= order[j].first;
+      for (int64_t j = 0; j < m_.moe.top_k; ++j) {
+        const int64_t e = order[j].second;
+        chosen[e] += 1.0 / static_cast<double>(x.size());
+        const Matrix y = mlp({x[r]}, p + "experts." + std::to_string(e) + ".");
+        const double weight = m_.moe.renormalise ? -order[j].first / kept : -order[j].first;
+        for (int64_t c = 0; c < m_.width; ++c) out[r][c] += weight * y[0][c];
+      }
+    }
+    for (int64_t e = 0; e < m_.moe.experts; ++e) {
+      balance_ += m_.moe.aux_loss * static_cast<double>(m_.moe.experts) * chosen[e] * probability[e];
+    }
+    return out;
+  }
+
   Matrix mlp(const Matrix& x, const std::string& p) const {
     Matrix up = linear(x, p + "up");
-    const bool gated = m_.activation == Activation::kSwiGlu;
+    const bool gated = w_.count(p + "gate.weight") > 0;
     const Matrix gate = gated ? linear(x, p + "gate") : Matrix{};
     for (size_t r = 0; r < up.size(); ++r) {
       for (size_t c = 0; c < up[r].size(); ++c) {
@@ -180,6 +337,8 @@ class Reference {
 
   ModelConfig m_;
   const Weights& w_;
+  std::vector<uint64_t> keys_;
+  mutable double balance_ = 0;
 };
 
 }  // namespace cairn::nn::testing

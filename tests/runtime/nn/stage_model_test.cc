@@ -13,11 +13,6 @@ using namespace cairn::nn::testing;
 
 namespace {
 
-struct Variant {
-  std::string name;
-  Recipe recipe;
-};
-
 std::vector<Variant> variants() {
   std::vector<Variant> out = {{"gpt2 tied", gpt2_recipe()}, {"llama untied", llama_recipe()}};
   Recipe r = gpt2_recipe();
@@ -37,6 +32,7 @@ std::vector<Variant> variants() {
   r.model.norm = NormKind::kLayerNorm;
   r.model.positions = Positions::kNone;
   out.push_back({"grouped 4 to 1, layer norm, no positions, longer", r});
+  for (Variant& variant : option_variants()) out.push_back(std::move(variant));
   return out;
 }
 
@@ -124,6 +120,107 @@ TEST_SUITE("runtime/nn/stage_model") {
         values = kept;
         CHECK(std::abs(along - slope) < 2e-5 * std::max(std::sqrt(size), 0.01 * floor));
       }
+    }
+  }
+
+  TEST_CASE("z-loss adds its gradient, and the told loss stays the cross-entropy") {
+    Recipe recipe = gpt2_recipe();
+    const Plan plain = plan_of(recipe);
+    recipe.optimizer.z_loss = 0.05;
+    const Plan plan = plan_of(recipe);
+    const Logical weights = draw_weights(plan);
+    Weights reference = reference_weights(plan, weights);
+    const Batch batch = draw_batch(plan);
+    const Outcome without = run_alone(plain, weights, batch), outcome = run_alone(plan, weights, batch);
+    CHECK(outcome.losses == without.losses);
+    const Reference judge(plan.recipe.model, reference);
+    const auto loss = [&] {
+      const Matrix x = judge.layers(judge.embed(batch.tokens), 0, plan.recipe.model.layers);
+      double sum = 0;
+      for (const double l : judge.losses(x, batch.targets)) sum += l;
+      for (const std::vector<double>& row : judge.logits(x)) {
+        double z = 0;
+        for (const double v : row) z += std::exp(v);
+        sum += 0.05 * std::log(z) * std::log(z);
+      }
+      return sum;
+    };
+    const double floor = largest(outcome.grads);
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      const std::string& name = plan.tensors[t].name;
+      CAPTURE(name);
+      std::vector<double> got, wanted;
+      for (int k = 0; k < 4; ++k) {
+        const auto at =
+            static_cast<size_t>(uniform_at(stream_key(14, name), k) * static_cast<double>(outcome.grads[t].size()));
+        got.push_back(outcome.grads[t][at]);
+        wanted.push_back(difference(reference[name][at], loss));
+      }
+      CHECK(distance(got, wanted, std::max(floor, largest(outcome.grads[t]) * 100)) < 2e-5);
+    }
+    CHECK(outcome.grads.back() != without.grads.back());
+  }
+
+  TEST_CASE("the embedding's gradient is shrunk on the input's side alone") {
+    for (const bool tied : {false, true}) {
+      Recipe recipe = gpt2_recipe();
+      recipe.model.tied_embeddings = tied;
+      const Plan plain = plan_of(recipe);
+      const auto at = [&](double part) {
+        recipe.optimizer.embedding_gradient = part;
+        const Plan plan = plan_of(recipe);
+        return run_alone(plan, draw_weights(plan), draw_batch(plan));
+      };
+      const Outcome whole = at(1), half = at(0.5), none = at(0);
+      for (size_t t = 1; t < plain.tensors.size(); ++t) CHECK(half.grads[t] == whole.grads[t]);
+      const double size = largest(whole.grads[0]);
+      for (size_t i = 0; i < whole.grads[0].size(); ++i) {
+        CHECK(std::abs(whole.grads[0][i] + none.grads[0][i] - 2 * half.grads[0][i]) < 1e-5 * size);
+      }
+      CHECK((largest(none.grads[0]) > 0) == tied);  // the head's part is whole
+    }
+  }
+
+  TEST_CASE("with dropout, losses and gradients equal the reference's under the same masks") {
+    Recipe gpt2 = gpt2_recipe(), llama = llama_recipe();
+    for (Recipe* recipe : {&gpt2, &llama}) {
+      CAPTURE(recipe->name);
+      recipe->model.embedding_dropout = 0.2;
+      recipe->model.attention_dropout = 0.3;
+      recipe->model.residual_dropout = 0.4;
+      const Plan plan = plan_of(*recipe);
+      const Logical weights = draw_weights(plan);
+      Weights reference = reference_weights(plan, weights);
+      Batch batch = draw_batch(plan);
+      const Outcome dry = run_alone(plan, weights, batch);
+      batch.dropout_keys = {mix64(1), mix64(2)};
+      const Outcome wet = run_alone(plan, weights, batch);
+      CHECK(dry.losses != wet.losses);
+      const Reference judge(plan.recipe.model, reference, batch.dropout_keys);
+      const auto loss = [&] { return judge.loss(batch.tokens, batch.targets); };
+      const Matrix x = judge.layers(judge.embed(batch.tokens), 0, plan.recipe.model.layers);
+      CHECK(distance({wet.losses.begin(), wet.losses.end()}, judge.losses(x, batch.targets), 0) < 2e-5);
+      const double floor = largest(wet.grads);
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        const std::string& name = plan.tensors[t].name;
+        CAPTURE(name);
+        std::vector<double> got, wanted;
+        for (int k = 0; k < 6; ++k) {
+          const auto at =
+              static_cast<size_t>(uniform_at(stream_key(13, name), k) * static_cast<double>(wet.grads[t].size()));
+          got.push_back(wet.grads[t][at]);
+          wanted.push_back(difference(reference[name][at], loss));
+        }
+        CHECK(distance(got, wanted, std::max(floor, largest(wet.grads[t]) * 100)) < 2e-5);
+      }
+      // The samples change places with their keys: so do their masks, and the sum of the losses stays.
+      Batch swapped = batch;
+      const int64_t context = plan.recipe.model.context;
+      std::swap(swapped.dropout_keys[0], swapped.dropout_keys[1]);
+      std::swap_ranges(swapped.tokens.begin(), swapped.tokens.begin() + context, swapped.tokens.begin() + context);
+      std::swap_ranges(swapped.targets.begin(), swapped.targets.begin() + context, swapped.targets.begin() + context);
+      const Outcome other = run_alone(plan, weights, swapped);
+      CHECK(std::equal(wet.losses.begin(), wet.losses.begin() + context, other.losses.begin() + context));
     }
   }
 
@@ -219,6 +316,7 @@ TEST_SUITE("runtime/nn/stage_model") {
       Recipe recipe = variant.recipe;
       // A unit that rounding carries over relu's corner changes its gradient by all of it: no tolerance fits 12 rows.
       if (recipe.model.activation == Activation::kRelu) recipe.model.activation = Activation::kGeluErf;
+      if (recipe.model.moe.top_k < recipe.model.moe.experts) continue;  // a choice that rounding turns is another model
       const Plan plan = plan_of(recipe);
       recipe.precision = Precision::kBf16;
       const Plan rounded = plan_of(recipe);
@@ -234,6 +332,38 @@ TEST_SUITE("runtime/nn/stage_model") {
         CAPTURE(plan.tensors[t].name);
         CHECK(distance(got.grads[t], exact.grads[t], floor) < 8e-2);
       }
+    }
+  }
+
+  TEST_CASE("fp16 is close to float, and a loss scale keeps small gradients") {
+    for (const Variant& variant : variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = variant.recipe;
+      if (recipe.model.activation == Activation::kRelu) recipe.model.activation = Activation::kGeluErf;
+      if (recipe.model.moe.top_k < recipe.model.moe.experts) continue;  // a choice that rounding turns is another model
+      const Plan plan = plan_of(recipe);
+      recipe.precision = Precision::kF16;
+      const Plan rounded = plan_of(recipe);
+      Logical weights = draw_weights(plan);
+      round_to_f16(weights);
+      const Batch batch = draw_batch(plan);
+      constexpr float kSmall = 1e-6f, kScale = 65536.0f;  // losses weigh as in a batch of a million tokens
+      const Outcome exact = run_alone(plan, weights, batch, kSmall);
+      const Outcome scaled = run_alone(rounded, weights, batch, kSmall * kScale);
+      const Outcome bare = run_alone(rounded, weights, batch, kSmall);
+      for (size_t r = 0; r < exact.losses.size(); ++r) {
+        CHECK(std::abs(scaled.losses[r] - exact.losses[r]) < 7e-3);
+      }
+      const double floor = largest(exact.grads);
+      double worst = 0;
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        CAPTURE(plan.tensors[t].name);
+        std::vector<double> unscaled = scaled.grads[t];
+        for (double& g : unscaled) g /= kScale;
+        CHECK(distance(unscaled, exact.grads[t], floor) < 1.5e-2);
+        worst = std::max(worst, distance(bare.grads[t], exact.grads[t], floor));
+      }
+      CHECK(worst > 5e-2);  // without a scale they are lost
     }
   }
 
@@ -266,8 +396,7 @@ TEST_SUITE("runtime/nn/stage_model") {
 
     Recipe odd = llama_recipe();
     odd.model.head_dim = 5;
-    const Plan odd_plan = plan_of(odd);
-    const auto refused = StageModel::make(odd_plan, odd_plan.rank(0), 0, comm, nullptr, nullptr, {});
+    const auto refused = make_plan(odd, 1);
     REQUIRE(!refused.ok());
     CHECK(refused.error().code == ErrorCode::kInvalidInput);
   }

@@ -27,6 +27,7 @@ class LoneComm final : public comm::Comm {
   const std::string& name() const override { return name_; }
   Status all_reduce(void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
   Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
+  Status reduce_scatter_add(const void*, void*, int64_t, DType, std::string_view) override { return {}; }
   Status all_gather(const void*, void*, int64_t, std::string_view) override { return {}; }
   Status broadcast(void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status barrier(std::string_view) override { return {}; }
@@ -78,6 +79,123 @@ inline Recipe llama_recipe() {
   return r;
 }
 
+struct Variant {
+  std::string name;
+  Recipe recipe;
+};
+
+/// Small models that together use every option, most pairs of options that could meet, and the families' combinations.
+inline std::vector<Variant> option_variants() {
+  std::vector<Variant> out;
+  const auto add = [&](std::string name, Recipe r, const auto& change) {
+    change(r.model);
+    r.name = name;
+    out.push_back({std::move(name), std::move(r)});
+  };
+  const auto rotary = [](ModelConfig& m) {
+    m.positions = Positions::kRotary;
+    m.rope_theta = 100.0;
+    m.tied_embeddings = false;
+  };
+  add("gpt_neox: parallel, two norms, part of the head turns, exact gelu", gpt2_recipe(), [&](ModelConfig& m) {
+    rotary(m);
+    m.block = BlockKind::kParallel;
+    m.rope.dims = 4;
+    m.activation = Activation::kGeluErf;
+  });
+  add("gptj: parallel, one norm, interleaved, biases of the MLP and the head only", gpt2_recipe(), [&](ModelConfig& m) {
+    rotary(m);
+    m.block = BlockKind::kParallelShared;
+    m.rope = {.dims = 4, .pairs = RotaryPairs::kInterleaved};
+    m.qkv_bias = m.out_bias = false;
+    m.head_bias = true;
+  });
+  add("bloom: alibi, embedding norm", gpt2_recipe(), [](ModelConfig& m) {
+    m.heads = m.kv_heads = 12;  // no power of two, and a rank's heads cross the border of the lists
+    m.head_dim = 4;
+    m.positions = Positions::kAlibi;
+    m.embedding_norm = true;
+  });
+  add("opt: offset positions, silu for relu's kink", gpt2_recipe(), [](ModelConfig& m) {
+    m.position_offset = 2;
+    m.activation = Activation::kSilu;
+  });
+  add("opt-350m: norms behind the sums, no final norm, narrower embedding", gpt2_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kPostNorm;
+    m.position_offset = 2;
+    m.final_norm = false;
+    m.embed_dim = 12;
+  });
+  add("wider embedding, untied, with a norm", gpt2_recipe(), [](ModelConfig& m) {
+    m.embed_dim = 28;
+    m.tied_embeddings = false;
+    m.embedding_norm = true;
+    m.head_bias = true;
+  });
+  add("qwen2: biases of q, k, v only, a window in some layers", llama_recipe(), [](ModelConfig& m) {
+    m.qkv_bias = true;
+    m.sliding_window = 3;
+    m.window_layers = {1, 2};
+  });
+  add("qwen3: norms of q and k", llama_recipe(), [](ModelConfig& m) { m.qk_norm = QkNorm::kHead; });
+  add("mistral: window in all layers, linear scaling", llama_recipe(), [](ModelConfig& m) {
+    m.sliding_window = 2;
+    m.rope.scaling = RopeScaling::kLinear;
+    m.rope.factor = 3;
+  });
+  add("glm: interleaved half of the head, biases of q, k, v", llama_recipe(), [](ModelConfig& m) {
+    m.head_dim = 8;
+    m.rope = {.dims = 4, .pairs = RotaryPairs::kInterleaved};
+    m.qkv_bias = true;
+  });
+  add("glm4: norms before and behind, norms of q and k too", llama_recipe(), [](ModelConfig& m) {
+    m.block = BlockKind::kSandwich;
+    m.qk_norm = QkNorm::kHead;
+    m.rope.pairs = RotaryPairs::kInterleaved;
+    m.qkv_bias = true;
+  });
+  add("glm-130b: deep norm, exact geglu, all biases", llama_recipe(), [](ModelConfig& m) {
+    m.kv_heads = m.heads;
+    m.norm = NormKind::kLayerNorm;
+    m.block = BlockKind::kDeepNorm;
+    m.residual_scale = 2.5;
+    m.activation = Activation::kGeGlu;
+    m.bias = true;
+    m.tied_embeddings = true;
+  });
+  add("bidirectional, dynamic scaling, scaled scores and logits", llama_recipe(), [](ModelConfig& m) {
+    m.mask = Mask::kBidirectional;
+    m.rope = {.scaling = RopeScaling::kDynamic, .factor = 2, .original_context = 4};
+    m.attention_scale = 0.7;
+    m.attention_scale_by_layer = true;
+    m.logit_scale = 0.5;
+    m.activation = Activation::kGeGluTanh;
+  });
+  add("parallel, rms norms, squared relu, alibi and a window", gpt2_recipe(), [](ModelConfig& m) {
+    m.norm = NormKind::kRmsNorm;
+    m.positions = Positions::kAlibi;
+    m.block = BlockKind::kParallel;
+    m.activation = Activation::kRelu2;
+    m.sliding_window = 4;
+    m.qk_norm = QkNorm::kHead;
+  });
+  add("mixtral: experts, balanced", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 5, .top_k = 2, .aux_loss = 0.3};
+    m.sliding_window = 5;
+  });
+  add("experts without renormalised weights, norms on both sides, geglu", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 3, .top_k = 3, .renormalise = false};
+    m.block = BlockKind::kSandwich;
+    m.activation = Activation::kGeGlu;
+  });
+  add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
+    m.activation = Activation::kGeluQuick;
+    m.bias = false;
+    m.out_bias = true;
+  });
+  return out;
+}
+
 /// For tp x pp ranks: dp is 1.
 inline Plan plan_of(const Recipe& recipe) {
   auto plan = make_plan(recipe, recipe.mesh.tp * recipe.mesh.pp);
@@ -105,6 +223,26 @@ inline void round_to_bf16(Logical& weights) {
     for (float& x : tensor) x = to_f32(to_bf16(x));
   }
 }
+inline void round_to_f16(Logical& weights) {
+  for (auto& tensor : weights) {
+    for (float& x : tensor) x = to_f32(to_f16(x));
+  }
+}
+
+inline void store(DType dtype, float x, std::byte* array, int64_t at) {
+  if (dtype == DType::kBf16) {
+    reinterpret_cast<bf16*>(array)[at] = to_bf16(x);
+  } else if (dtype == DType::kF16) {
+    reinterpret_cast<f16*>(array)[at] = to_f16(x);
+  } else {
+    reinterpret_cast<float*>(array)[at] = x;
+  }
+}
+inline float load(DType dtype, const std::byte* array, int64_t at) {
+  if (dtype == DType::kBf16) return to_f32(reinterpret_cast<const bf16*>(array)[at]);
+  if (dtype == DType::kF16) return to_f32(reinterpret_cast<const f16*>(array)[at]);
+  return reinterpret_cast<const float*>(array)[at];
+}
 
 inline Weights reference_weights(const Plan& plan, const Logical& logical) {
   Weights out;
@@ -116,6 +254,7 @@ inline Weights reference_weights(const Plan& plan, const Logical& logical) {
 
 struct Batch {
   std::vector<int32_t> tokens, targets;  // [T]
+  std::vector<uint64_t> dropout_keys;    // [B], or empty
 };
 inline Batch draw_batch(const Plan& plan, uint64_t seed = 3) {
   Batch out;
@@ -150,17 +289,12 @@ class Rank {
  public:
   Rank(const Plan& plan, int64_t world_rank, comm::Comm& tp, const Logical& weights, bool trains = true)
       : plan_(plan), rank_(plan.rank(world_rank)) {
-    const bool is_bf16 = plan.compute_dtype() == DType::kBf16;
-    weights_.assign(rank_.flat_elems * (is_bf16 ? 2 : 4), std::byte{0});
+    const DType dtype = plan.compute_dtype();
+    weights_.assign(rank_.flat_elems * dtype_size_bytes(dtype), std::byte{0});
     grads_.assign(rank_.flat_elems, 0.0f);
     for (const LocalTensor& local : rank_.tensors) {
       for_each_element(plan.tensors[local.tensor], local, [&](int64_t global, int64_t flat) {
-        const float x = weights[local.tensor][global];
-        if (is_bf16) {
-          reinterpret_cast<bf16*>(weights_.data())[flat] = to_bf16(x);
-        } else {
-          reinterpret_cast<float*>(weights_.data())[flat] = x;
-        }
+        store(dtype, weights[local.tensor][global], weights_.data(), flat);
       });
     }
     bytes_ = stage_buffers_bytes(plan, rank_);
@@ -232,7 +366,7 @@ struct Outcome {
 inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
                    const std::function<std::unique_ptr<comm::Comm>(int64_t)>& tp_comm, float loss_scale = 1.0f) {
   const int64_t tp = plan.mesh.tp(), pp = plan.mesh.pp();
-  const bool is_bf16 = plan.compute_dtype() == DType::kBf16;
+  const DType dtype = plan.compute_dtype();
   const bool scattered = plan.recipe.mesh.sequence_parallel;
   std::vector<std::unique_ptr<comm::Comm>> comms(tp);
   std::vector<std::vector<std::unique_ptr<Rank>>> ranks(tp);  // [tp][pp]
@@ -251,6 +385,7 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
       if (!status.ok() && failures[t].empty()) failures[t] = status.error().message;
     };
     for (int64_t p = 0; p < pp; ++p) {
+      ranks[t][p]->model().set_dropout_keys(0, batch.dropout_keys);
       check(ranks[t][p]->model().forward(
           0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
           p == 0 ? nullptr : boundary[p].data(), p == pp - 1 ? nullptr : boundary[p + 1].data()));
@@ -285,11 +420,8 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
     }
     for (int64_t p = 1; p < pp && (t == 0 || scattered); ++p) {
       const auto& bytes = dinputs[t][p];
-      const size_t count = bytes.size() / (is_bf16 ? 2 : 4);
-      for (size_t i = 0; i < count; ++i) {
-        out.dinputs[p - 1].push_back(is_bf16 ? to_f32(reinterpret_cast<const bf16*>(bytes.data())[i])
-                                             : reinterpret_cast<const float*>(bytes.data())[i]);
-      }
+      const int64_t count = std::ssize(bytes) / dtype_size_bytes(dtype);
+      for (int64_t i = 0; i < count; ++i) out.dinputs[p - 1].push_back(load(dtype, bytes.data(), i));
     }
   }
   return out;

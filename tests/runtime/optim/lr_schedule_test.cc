@@ -20,6 +20,49 @@ TEST_SUITE("runtime/optim/lr_schedule") {
     CHECK(optim::learning_rate(r, 90, 100) == doctest::Approx(0.1));
   }
 
+  TEST_CASE("warm-up, stable, decay: the stage in the middle takes what the others leave") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 2.0;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 10}, 0},
+                      {LrStage::Kind::kHold, {}, 0},
+                      {LrStage::Kind::kOneMinusSqrt, {Span::Unit::kFraction, 0.2}, 0.4}};
+    CHECK(optim::learning_rate(r, 5, 100) == doctest::Approx(1.0));
+    CHECK(optim::learning_rate(r, 80, 100) == 2.0);
+    CHECK(optim::learning_rate(r, 85, 100) == doctest::Approx(2.0 - 1.6 * 0.5));
+    CHECK(optim::learning_rate(r, 100, 100) == doctest::Approx(0.4));
+  }
+
+  TEST_CASE("spans in samples follow the samples: a batch ramp does not bend the curve") {
+    // BLOOM's public log: warm-up of 183,105 samples, cosine to 6e-6 at 200,000,000, in the batch ramp of 192 to 2048.
+    Recipe r;
+    r.model.context = 2048;
+    r.batch = {.samples = 2048, .micro = 2};
+    r.batch.ramp = {.from = 192, .by = 16, .over = {Span::Unit::kSamples, 9765625}};
+    r.optimizer.peak_lr = 6e-5;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSamples, 183105}, 0},
+                      {LrStage::Kind::kCosine, {Span::Unit::kSamples, 200e6 - 183105}, 6e-6},
+                      {LrStage::Kind::kHold, {}, 0}};
+    CHECK(optim::learning_rate(r, 12695, 115311) == doctest::Approx(5.969e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 31214, 115311) == doctest::Approx(5.279e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 31222, 115311) == doctest::Approx(5.278e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 31250, 115311) == doctest::Approx(5.277e-5).epsilon(1e-4));
+    CHECK(optim::learning_rate(r, 115311, 115311) == doctest::Approx(6e-6));
+  }
+
+  TEST_CASE("inverse square root and exponential") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 1.0;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 100}, 0}, {LrStage::Kind::kInverseSqrt, {}, 0.3}};
+    CHECK(optim::learning_rate(r, 100, 10000) == doctest::Approx(1.0));
+    CHECK(optim::learning_rate(r, 400, 10000) == doctest::Approx(0.5));
+    CHECK(optim::learning_rate(r, 10000, 10000) == doctest::Approx(0.3));
+    r.optimizer.lr = {{LrStage::Kind::kExponential, {}, 0.01}};
+    CHECK(optim::learning_rate(r, 50, 100) == doctest::Approx(0.1));
+    CHECK(optim::learning_rate(r, 100, 100) == doctest::Approx(0.01));
+  }
+
   TEST_CASE("a stage without a length lasts to the end; no stages mean the peak") {
     Recipe r;
     r.batch.samples = 1;

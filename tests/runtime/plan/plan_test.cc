@@ -21,13 +21,17 @@ Recipe small_recipe() {
 TEST_SUITE("runtime/plan/plan") {
   TEST_CASE("over any mesh the primary pieces tile every logical tensor exactly once") {
     for (const bool tied : {true, false}) {
-      for (const int zero : {0, 1}) {
+      for (const auto& [zero, shard, bucket] : std::vector<std::tuple<int, int64_t, int64_t>>{
+               {0, 0, 0}, {1, 0, 0}, {1, 0, 1000}, {0, 0, 1000}, {2, 0, 1000}, {3, 0, 0}, {1, 2, 0}, {3, 2, 500}}) {
         for (const int64_t tp : {1, 2, 4}) {
           for (const int64_t pp : {1, 2, 4}) {
             for (const int64_t dp : {1, 2, 4}) {
               Recipe recipe = small_recipe();
               recipe.model.tied_embeddings = tied;
+              if (shard > 0 && dp == 1) continue;
               recipe.optimizer.zero = zero;
+              recipe.optimizer.bucket = bucket;
+              recipe.mesh.shard = shard;
               recipe.mesh.tp = tp;
               recipe.mesh.pp = pp;
               const Plan plan = make_plan(recipe, tp * pp * dp).value();
@@ -36,9 +40,17 @@ TEST_SUITE("runtime/plan/plan") {
               for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
                 const RankPlan mine = plan.rank(rank);
                 int64_t covered = 0;
-                for (const FlatRange& bucket : mine.buckets) covered += bucket.size();
+                for (const Bucket& b : mine.buckets) {
+                  REQUIRE(b.range.begin == covered);
+                  REQUIRE(b.range.size() <= plan.bucket_elems());
+                  REQUIRE(b.shard.size() * plan.shard_size() == b.range.size());
+                  REQUIRE(b.share.size() * dp == b.range.size());
+                  REQUIRE(b.share.begin >= b.shard.begin);
+                  REQUIRE(b.share.end <= b.shard.end);
+                  covered += b.range.size();
+                }
                 REQUIRE(covered == mine.flat_elems);
-                REQUIRE(mine.share_elems * dp == mine.flat_elems);
+                REQUIRE(mine.shard_elems * plan.shard_size() == mine.flat_elems);
                 // Every element held has state exactly once: saved pieces in a bank, all other in private memory.
                 std::vector<int> in_bank(mine.saved_elems, 0), in_private(mine.private_elems, 0), flat(mine.flat_elems);
                 for (const StatePiece& piece : mine.pieces) {
@@ -62,7 +74,7 @@ TEST_SUITE("runtime/plan/plan") {
                 if (zero == 0 || dp == 1) {
                   REQUIRE(updated == held);
                 }
-                if (zero == 1 || dp == 1) {
+                if ((zero > 0 && shard == 0) || shard == dp || dp == 1) {
                   REQUIRE(mine.replicas.empty());
                 }
                 REQUIRE(mine.optimizer_bytes == 12 * updated);

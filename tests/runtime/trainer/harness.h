@@ -174,7 +174,7 @@ struct Trained {
   GlobalState state;
   trainer::TrainPosition position;
   std::vector<int64_t> allocated_bytes;  // per rank
-  std::vector<comm::Comm::Traffic> traffic;
+  std::vector<std::vector<GroupTraffic>> traffic;  // per rank
 };
 
 /// Trains on tp * pp * dp threads; `from` resumes. Any rank's error is returned.
@@ -227,6 +227,7 @@ inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, con
   for (auto& outcome : outcomes) {
     if (!outcome->ok()) return std::move(*outcome).error();
     out.allocated_bytes.push_back(outcome->value().allocated_bytes);
+    out.traffic.push_back(std::move(outcome->value().traffic));
   }
   out.state = std::move(shared.state);
   return out;

@@ -22,12 +22,14 @@ struct Layout {
   int zero;
   bool sequence_parallel;
   int64_t virtual_stages = 1;
+  int64_t shard = 0;
+  int64_t world() const { return tp * pp * dp; }
 };
 
 std::string spelled(const Layout& l) {
   constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved"};
-  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {}", l.tp, l.pp, l.dp, kNames[static_cast<int>(l.schedule)],
-                     l.zero, l.sequence_parallel, l.virtual_stages);
+  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {} shard {}", l.tp, l.pp, l.dp,
+                     kNames[static_cast<int>(l.schedule)], l.zero, l.sequence_parallel, l.virtual_stages, l.shard);
 }
 
 Recipe with(Recipe recipe, const Layout& l) {
@@ -36,6 +38,7 @@ Recipe with(Recipe recipe, const Layout& l) {
   recipe.schedule = l.schedule;
   recipe.mesh.virtual_stages = l.virtual_stages;
   recipe.optimizer.zero = l.zero;
+  recipe.mesh.shard = l.shard;
   recipe.mesh.sequence_parallel = l.sequence_parallel;
   return recipe;
 }
@@ -44,14 +47,21 @@ constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI =
 
 // Drawn so that each value of each axis meets each of another at least once.
 const Layout kLayouts[] = {
-    {2, 1, 1, kF, 0, false},    {2, 1, 1, kF, 1, true},    {4, 1, 1, kG, 0, true},     {4, 1, 1, kF, 1, false},
-    {1, 2, 1, kG, 0, false},    {1, 2, 1, kF, 1, false},   {1, 4, 1, kG, 1, false},    {1, 4, 1, kF, 0, false},
-    {1, 1, 2, kF, 0, false},    {1, 1, 2, kF, 1, false},   {1, 1, 4, kG, 1, false},    {1, 1, 4, kF, 0, false},
-    {2, 2, 1, kF, 0, true},     {2, 2, 1, kG, 1, false},   {2, 1, 2, kF, 1, true},     {2, 1, 2, kG, 0, false},
-    {1, 2, 2, kF, 1, false},    {1, 2, 2, kG, 0, false},   {2, 2, 2, kF, 1, true},     {2, 2, 2, kG, 1, false},
-    {2, 2, 2, kF, 0, false},    {4, 2, 1, kF, 1, true},    {2, 4, 1, kG, 0, true},     {1, 4, 2, kF, 1, false},
-    {4, 1, 2, kG, 1, true},     {2, 2, 4, kF, 1, true},    {4, 4, 1, kF, 0, true},     {1, 2, 4, kG, 1, false},
-    {1, 2, 1, kI, 0, false, 2}, {2, 2, 1, kI, 1, true, 2}, {1, 2, 2, kI, 1, false, 2},
+    {2, 1, 1, kF, 0, false},       {2, 1, 1, kF, 1, true},        {4, 1, 1, kG, 0, true},
+    {4, 1, 1, kF, 1, false},       {1, 2, 1, kG, 0, false},       {1, 2, 1, kF, 1, false},
+    {1, 4, 1, kG, 1, false},       {1, 4, 1, kF, 0, false},       {1, 1, 2, kF, 0, false},
+    {1, 1, 2, kF, 1, false},       {1, 1, 4, kG, 1, false},       {1, 1, 4, kF, 0, false},
+    {2, 2, 1, kF, 0, true},        {2, 2, 1, kG, 1, false},       {2, 1, 2, kF, 1, true},
+    {2, 1, 2, kG, 0, false},       {1, 2, 2, kF, 1, false},       {1, 2, 2, kG, 0, false},
+    {2, 2, 2, kF, 1, true},        {2, 2, 2, kG, 1, false},       {2, 2, 2, kF, 0, false},
+    {4, 2, 1, kF, 1, true},        {2, 4, 1, kG, 0, true},        {1, 4, 2, kF, 1, false},
+    {4, 1, 2, kG, 1, true},        {2, 2, 4, kF, 1, true},        {4, 4, 1, kF, 0, true},
+    {1, 2, 4, kG, 1, false},       {1, 2, 1, kI, 0, false, 2},    {2, 2, 1, kI, 1, true, 2},
+    {1, 2, 2, kI, 1, false, 2},    {1, 1, 2, kF, 2, false},       {1, 1, 4, kG, 3, false},
+    {2, 1, 2, kF, 3, true},        {1, 2, 2, kF, 2, false},       {1, 2, 2, kG, 3, false},
+    {2, 2, 2, kF, 3, true},        {1, 2, 2, kI, 3, false, 2},    {2, 2, 2, kI, 2, true, 2},
+    {1, 1, 4, kF, 1, false, 1, 2}, {1, 1, 4, kF, 2, false, 1, 2}, {2, 1, 4, kF, 3, true, 1, 2},
+    {1, 2, 4, kF, 3, false, 1, 2}, {1, 4, 2, kF, 3, false},       {4, 1, 2, kF, 2, true},
 };
 
 }  // namespace
@@ -131,8 +141,8 @@ TEST_SUITE("runtime/trainer/parity") {
   }
 
   TEST_CASE("train 20 = train 10, stop, resume, 10 more: the same bits in the same layout") {
-    const Layout layouts[] = {
-        {1, 1, 1, kF, 0, false}, {2, 2, 2, kF, 1, true}, {2, 1, 2, kG, 0, false}, {1, 2, 2, kI, 1, false, 2}};
+    const Layout layouts[] = {{1, 1, 1, kF, 0, false},    {2, 2, 2, kF, 1, true},  {2, 1, 2, kG, 0, false},
+                              {1, 2, 2, kI, 1, false, 2}, {1, 2, 2, kF, 2, false}, {2, 1, 4, kF, 3, true, 1, 2}};
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       for (const Layout& layout : layouts) {
         CAPTURE(spelled(layout));
@@ -158,8 +168,8 @@ TEST_SUITE("runtime/trainer/parity") {
 
   TEST_CASE("from bank to bank or in place: the same bits, also from one to the other at a restart") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
-      for (const Layout& layout :
-           {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 1, 2, kG, 0, false}}) {
+      for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
+                                   Layout{2, 1, 2, kG, 0, false}, Layout{2, 1, 4, kF, 3, true, 1, 2}}) {
         CAPTURE(spelled(layout));
         Recipe recipe = with(tiny_recipe(layout.pp == 1, layout.pp > 1), layout);
         recipe.precision = precision;
@@ -182,12 +192,15 @@ TEST_SUITE("runtime/trainer/parity") {
   TEST_CASE("a layout changed in the middle continues the same trajectory") {
     const Recipe base = tiny_recipe(false, true);
     const auto whole = train_on_threads(base, 1).value();
-    const Layout a{2, 2, 2, kF, 1, true}, b{1, 4, 1, kG, 0, false};
-    const auto half = train_on_threads(with(base, a), 8, nullptr, 10).value();
-    const auto rest = train_on_threads(with(base, b), 4, &half);
-    REQUIRE_MESSAGE(rest.ok(), rest.error().message);
-    for (size_t k = 0; k < 10; ++k) {
-      CHECK(std::abs(rest.value().losses[k] - whole.losses[k + 10]) / whole.losses[k + 10] < kLossTolerance);
+    const Layout from[] = {{2, 2, 2, kF, 1, true}, {1, 2, 2, kI, 3, false, 2}, {1, 1, 4, kF, 2, false, 1, 2}};
+    const Layout to[] = {{1, 4, 1, kG, 0, false}, {2, 1, 4, kF, 3, true, 1, 2}, {1, 1, 1, kF, 0, false}};
+    for (size_t i = 0; i < std::size(from); ++i) {
+      const auto half = train_on_threads(with(base, from[i]), from[i].world(), nullptr, 10).value();
+      const auto rest = train_on_threads(with(base, to[i]), to[i].world(), &half);
+      REQUIRE_MESSAGE(rest.ok(), rest.error().message);
+      for (size_t k = 0; k < 10; ++k) {
+        CHECK(std::abs(rest.value().losses[k] - whole.losses[k + 10]) / whole.losses[k + 10] < kLossTolerance);
+      }
     }
   }
 
@@ -222,8 +235,10 @@ TEST_SUITE("runtime/trainer/parity") {
   }
 
   TEST_CASE("what the plan says is what a rank allocates") {
-    for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
-                                 Layout{2, 4, 1, kG, 0, false}, Layout{1, 2, 2, kI, 1, false, 2}}) {
+    for (const Layout& layout :
+         {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 4, 1, kG, 0, false},
+          Layout{1, 2, 2, kI, 1, false, 2}, Layout{1, 1, 2, kF, 2, false}, Layout{1, 2, 2, kI, 3, false, 2},
+          Layout{2, 1, 4, kF, 3, true, 1, 2}}) {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         Recipe recipe = with(tiny_recipe(true, false), layout);
         recipe.precision = precision;
@@ -234,8 +249,9 @@ TEST_SUITE("runtime/trainer/parity") {
         const auto with_banks = train_on_threads(recipe, world, nullptr, 0, {}, 3).value();
         for (int64_t rank = 0; rank < world; ++rank) {
           const RankPlan mine = plan.rank(rank);
-          CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.grad_bytes + mine.optimizer_bytes +
-                                                     stage_buffers_bytes(plan, mine) + plan.boundary_buffers_bytes());
+          CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
+                                                     mine.optimizer_bytes + stage_buffers_bytes(plan, mine) +
+                                                     plan.boundary_buffers_bytes());
           CHECK(with_banks.allocated_bytes[rank] ==
                 trained.allocated_bytes[rank] - mine.weight_bytes - mine.bank_bytes());
         }

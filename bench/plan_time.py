@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""How near `cairn plan` comes to the step time of this machine: each layout is calibrated, planned, then trained.
+
+    bench/plan_time.py                       some layouts of a small and a middle model
+    bench/plan_time.py --steps 12 --only 124m
+The bar is 10 %. Run it on a quiet machine.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+
+import common
+
+# name, model, precision, batch, micro, mesh, world
+CASES = [
+    ("byte 1 rank", dict(layers=6, width=384, heads=6, context=256, vocab=256), "bf16", 12, 12, {}, 1),
+    ("byte dp 2", dict(layers=6, width=384, heads=6, context=256, vocab=256), "bf16", 12, 6, dict(dp=2), 2),
+    ("byte tp 2", dict(layers=6, width=384, heads=6, context=256, vocab=256), "bf16", 12, 12, dict(tp=2), 2),
+    ("byte pp 2", dict(layers=6, width=384, heads=6, context=256, vocab=256), "bf16", 24, 3, dict(pp=2), 2),
+    ("byte fp32", dict(layers=6, width=384, heads=6, context=256, vocab=256), "fp32", 12, 12, {}, 1),
+    ("124m 1 rank", dict(layers=12, width=768, heads=12, context=512, vocab=50257), "bf16", 4, 4, {}, 1),
+    ("124m dp 2", dict(layers=12, width=768, heads=12, context=512, vocab=50257), "bf16", 4, 2, dict(dp=2), 2),
+    ("124m 4 ranks", dict(layers=12, width=768, heads=12, context=512, vocab=50257), "bf16", 4, 1, dict(tp=2, dp=2), 4),
+]
+
+RECIPE = """
+local T = require "cairn"
+return T.recipe {{
+  name = "plan-time", seed = 1, stop = T.steps({steps}), precision = "{precision}",
+  model = T.gpt {{ {model} }},
+  data = T.token_files {{ train = "{tokens}", dtype = "uint16" }},
+  batch = {{ samples = {batch}, micro = {micro} }},
+  optimizer = T.adamw {{ peak_lr = 1e-4, clip = 1.0, zero = 1 }},
+  mesh = T.mesh {{ {mesh} }},
+  checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = 100000 }} }} }},
+}}
+"""
+
+
+def table(fields):
+    return ", ".join(f"{k} = {v}" for k, v in fields.items())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common.add_cairn_option(parser)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    args = parser.parse_args()
+    print(common.machine())
+    print(f"{'layout':<14}{'planned':>10}{'measured':>10}{'error':>8}   parts")
+    worst = 0
+    with common.Scratch(args.scratch) as scratch:
+        env = dict(os.environ, CAIRN_CALIBRATION=str(scratch.path / "calibration.json"))
+        for number, (name, model, precision, batch, micro, mesh, world) in enumerate(CASES):
+            if args.only not in name:
+                continue
+            recipe = scratch.path / f"case{number}.lua"
+            recipe.write_text(RECIPE.format(steps=args.steps, precision=precision, model=table(model), batch=batch,
+                                            tokens=scratch.tokens(1 << 20, model["vocab"]), micro=micro, mesh=table(mesh)))
+            plan = subprocess.run([args.cairn, "plan", recipe, "--world", str(world), "--calibrate", "--json"],
+                                  capture_output=True, text=True, env=env, check=True)
+            time = json.loads(plan.stdout)["step_time"]
+            run = scratch.run_folder("run")
+            subprocess.run([args.cairn, "train", recipe, "--nproc", str(world), "--run", run], capture_output=True,
+                           env=env, check=True)
+            steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            measured = statistics.median(s["step_ms"] for s in steps[3:] if "step_ms" in s)
+            error = time["ms"] / measured - 1
+            worst = max(worst, abs(error))
+            parts = " ".join(f"{k} {v:.1f}" for k, v in time["parts_ms"].items() if v > 0)
+            split = {k: statistics.median(s["split_ms"][k] for s in steps[3:]) for k in steps[-1]["split_ms"]}
+            took = " ".join(f"{k} {v:.1f}" for k, v in split.items() if v > 0.05)
+            print(f"{name:<14}{time['ms']:>10.1f}{measured:>10.1f}{100 * error:>+7.1f}%   {parts}   took: {took}", flush=True)
+    print(f"largest error {100 * worst:.1f} %; the bar is 10 %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+#include "ckpt/archive.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "ckpt/format/names.h"
+#include "ckpt/persist/read.h"
+
+namespace cairn::ckpt {
+
+Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
+                                         const std::function<void(int64_t done, int64_t total)>& progress) {
+  const std::filesystem::path dir = checkpoints_dir / step_dir_name(step);
+  RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir));
+  const Manifest& source = reader.manifest();
+  ArchiveReport report;
+  std::vector<WriterPart> parts;
+  for (const FileEntry& file : source.files) {
+    if (file.step >= 0) {
+      return Error{
+          ErrorCode::kUnsupported,
+          fmt::format("{} refers to files of step {}: what steps share is not archived", dir.string(), file.step)};
+    }
+    report.bytes_before += file.size_bytes;
+    parts.push_back({file.name, {}});
+  }
+  report.bytes_after = report.bytes_before;
+  report.was_archived = std::any_of(source.shards.begin(), source.shards.end(),
+                                    [](const ShardEntry& shard) { return shard.codec != Codec::kRaw; });
+  if (report.was_archived) return report;
+
+  const int64_t total = payload_bytes(source);
+  int64_t done = 0;
+  for (const ShardEntry& shard : source.shards) {
+    ShardData data{.tensor = shard.tensor, .lo = shard.box.lo, .hi = shard.box.hi, .bytes = shard.bytes};
+    data.fill = [&, file = shard.file, begin = shard.offset](int64_t offset, std::span<std::byte> out) -> Status {
+      const ReadRange range{file, begin + offset, static_cast<int64_t>(out.size()), out.data()};
+      RT_TRY(reader.read_ranges(std::span(&range, 1)));
+      done += range.bytes;
+      if (progress) progress(done, total);
+      return {};
+    };
+    parts[static_cast<size_t>(shard.file)].shards.push_back(std::move(data));
+  }
+  SaveOptions save;
+  save.codec = Codec::kShuffleZstd;
+  Manifest skeleton = source;
+  skeleton.files.clear();
+  skeleton.shards.clear();
+  RT_TRY_SET(const SaveReport saved, save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save));
+  report.bytes_after = saved.file_bytes;
+  return report;
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,29 @@
+#pragma once
+// Cold storage in place: a committed checkpoint is written anew with its chunks compressed, the same tensors in the
+// same files of the same layout, and takes its own place by one atomic exchange (save_checkpoint's commit): at every
+// instant the folder has the step, whole, in the old form or in the new one.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/persist/save.h"
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+struct ArchiveReport {
+  bool was_archived = false;                  // nothing to do: shards are compressed (small ones never are)
+  int64_t bytes_before = 0, bytes_after = 0;  // of its files
+};
+
+/// Every chunk's checksum is compared on the way. Memory: some 64 MiB, and a chunk for each coding thread.
+/// Errors: kUnsupported when it refers to files of other steps (archiving would copy them) - that others refer to it is
+/// for the caller to know (CheckpointInfo::references); kCorrupt naming the damaged chunk, and nothing has changed;
+/// those of save_checkpoint.
+Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
+                                         const std::function<void(int64_t done, int64_t total)>& progress = {});
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,445 @@
+#include "converters/family_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/plan/model_tensors.h"
+
+namespace cairn::convert {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+const json* ConfigReader::find(std::string_view key) const {
+  const auto it = config_.find(key);
+  return it == config_.end() || it->is_null() ? nullptr : &*it;
+}
+
+int64_t ConfigReader::integer(std::string_view key, int64_t fallback) {
+  const json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (value->is_number_integer()) return value->get<int64_t>();
+  wrong(key, "a whole number", *value);
+  return fallback;
+}
+
+double ConfigReader::number(std::string_view key, double fallback) {
+  const json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (value->is_number()) return value->get<double>();
+  wrong(key, "a number", *value);
+  return fallback;
+}
+
+bool ConfigReader::boolean(std::string_view key, bool fallback) {
+  const json* value = find(key);
+  if (value == nullptr) return fallback;
+  if (value->is_boolean()) return value->get<bool>();
+  wrong(key, "true or false", *value);
+  return fallback;
+}
+
+std::string ConfigReader::text(std::string_view key, std::string_view fallback) {
+  const json* value = find(key);
+  if (value == nullptr) return std::string(fallback);
+  if (value->is_string()) return value->get<std::string>();
+  wrong(key, "a string", *value);
+  return std::string(fallback);
+}
+
+void ConfigReader::invalid(std::string message) {
+  if (status_.ok()) status_ = Error{ErrorCode::kInvalidInput, std::move(message)};
+}
+
+void ConfigReader::unsupported(std::string message) {
+  if (status_.ok()) status_ = Error{ErrorCode::kUnsupported, std::move(message)};
+}
+
+void ConfigReader::wrong(std::string_view key, std::string_view expected, const json& found) {
+  invalid(
+      fmt::format("{} must be {}, got {}", key, expected, found.dump(-1, ' ', false, json::error_handler_t::replace)));
+}
+
+// --- sizes, numbers, switches
+// -------------------------------------------------------------------------------------------
+
+ConfigKey size(std::string_view name, Size field, int64_t absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) { m.*field = in.integer(name, absent); },
+          [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
+}
+
+ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_t absent) {
+  ConfigKey out = size(name, field, absent);
+  out.names.push_back(alias);
+  out.read = [=](ConfigReader& in, ModelConfig& m) { m.*field = in.integer(name, in.integer(alias, absent)); };
+  return out;
+}
+
+ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelConfig&)) {
+  ConfigKey out = size(name, field, int64_t{0});
+  out.read = [=](ConfigReader& in, ModelConfig& m) { m.*field = in.integer(name, absent(m)); };
+  return out;
+}
+
+ConfigKey number(std::string_view name, double ModelConfig::*field, double absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) { m.*field = in.number(name, absent); },
+          [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
+}
+
+ConfigKey flag(std::string_view name, bool ModelConfig::*field, bool absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) { m.*field = in.boolean(name, absent); },
+          [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
+}
+
+ConfigKey biases(std::string_view name, int projections, bool absent) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) {
+            const bool on = in.boolean(name, absent);
+            if (projections & kQkv) m.qkv_bias = on;
+            if (projections & kOut) m.out_bias = on;
+            if (projections & kMlp) m.mlp_bias = on;
+          },
+          [=](const ModelConfig& m, ordered_json& out) {
+            out[std::string(name)] = has_bias(m, projections & kQkv   ? BiasOf::kQkv
+                                                 : projections & kOut ? BiasOf::kOut
+                                                                      : BiasOf::kMlp);
+          }};
+}
+
+ConfigKey head_dim(int64_t absent, bool if_unusual) {
+  const auto usual = [](const ModelConfig& m) { return m.heads > 0 ? m.width / m.heads : 0; };
+  return {{"head_dim"},
+          [=](ConfigReader& in, ModelConfig& m) {
+            const bool derived = absent == 0 || (in.contains("head_dim") && in.find("head_dim") == nullptr);
+            m.head_dim = in.integer("head_dim", derived ? usual(m) : absent);
+          },
+          [=](const ModelConfig& m, ordered_json& out) {
+            if (!if_unusual || m.head_dim != usual(m)) out["head_dim"] = m.head_dim;
+          }};
+}
+
+ConfigKey divided_heads() {
+  return {{},
+          [](ConfigReader& in, ModelConfig& m) {
+            if (m.heads > 0 && m.width % m.heads != 0) {
+              in.invalid(fmt::format("{} heads do not divide a width of {}", m.heads, m.width));
+            }
+            m.head_dim = m.heads > 0 ? m.width / m.heads : 0;
+            m.kv_heads = m.heads;
+          },
+          nullptr};
+}
+
+ConfigKey activation(std::string_view name, std::string_view absent, std::vector<ActivationName> known) {
+  return {{name},
+          [=](ConfigReader& in, ModelConfig& m) {
+            const std::string found = in.text(name, absent);
+            std::string names;
+            for (const auto& [text, kind] : known) {
+              if (text == found) {
+                m.activation = kind;
+                return;
+              }
+              names += fmt::format("{}{}", names.empty() ? "" : ", ", text);
+            }
+            in.unsupported(fmt::format("{} \"{}\": known are {}", name, found, names));
+          },
+          [=](const ModelConfig& m, ordered_json& out) {
+            const auto fits = [&](const ActivationName& k) { return k.second == m.activation; };
+            const auto at = std::ranges::find_if(known, fits);
+            out[std::string(name)] = at == known.end() ? known.front().first : at->first;
+          }};
+}
+
+// Source: transformers activations.py. The tanh forms differ in the rounding of one constant, below 3e-10.
+std::vector<ActivationName> plain_activations() {
+  return {{"gelu_new", Activation::kGeluTanh},
+          {"gelu_pytorch_tanh", Activation::kGeluTanh},
+          {"gelu_python_tanh", Activation::kGeluTanh},
+          {"gelu_accurate", Activation::kGeluTanh},
+          {"gelu_fast", Activation::kGeluTanh},
+          {"gelu", Activation::kGeluErf},
+          {"gelu_python", Activation::kGeluErf},
+          {"relu", Activation::kRelu},
+          {"quick_gelu", Activation::kGeluQuick},
+          {"relu2", Activation::kRelu2},
+          {"silu", Activation::kSilu},
+          {"swish", Activation::kSilu}};
+}
+
+std::vector<ActivationName> gated_activations() {
+  return {{"silu", Activation::kSwiGlu},         {"swish", Activation::kSwiGlu},
+          {"gelu", Activation::kGeGlu},          {"gelu_python", Activation::kGeGlu},
+          {"gelu_new", Activation::kGeGluTanh},  {"gelu_pytorch_tanh", Activation::kGeGluTanh},
+          {"gelu_fast", Activation::kGeGluTanh}, {"relu", Activation::kReGlu}};
+}
+
+ConfigKey refuse_unless(std::string_view name, json value) {
+  const auto read = [=](ConfigReader& in, ModelConfig&) {
+    const json* found = in.find(name);
+    if (found == nullptr || *found == value) return;
+    in.unsupported(fmt::format("{} = {}: this model computes something that is not supported here, which is {}", name,
+                               found->dump(-1, ' ', false, json::error_handler_t::replace), value.dump()));
+  };
+  return {{name}, read, nullptr};
+}
+
+ConfigKey only(std::string_view name, json value) {
+  ConfigKey out = refuse_unless(name, value);
+  out.write = constant(name, std::move(value)).write;
+  return out;
+}
+
+ConfigKey dropout(std::string_view name, double ModelConfig::*field) {
+  return {{name}, nullptr, [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
+}
+
+ConfigKey constant(std::string_view name, json value) {
+  return {{name}, nullptr, [=](const ModelConfig&, ordered_json& out) { out[std::string(name)] = value; }};
+}
+
+ConfigKey unread(std::initializer_list<std::string_view> names) { return {names, nullptr, nullptr}; }
+
+// --- rotary positions
+// ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// A number that may stand at the top level under `flat`, in rope_parameters under `nested`, or in both if they agree.
+double rope_number(ConfigReader& in, const json& nested, std::string_view flat, std::string_view key, double absent) {
+  const double outer = flat.empty() ? absent : in.number(flat, absent);
+  const auto inner = nested.find(key);
+  if (inner == nested.end() || inner->is_null()) return outer;
+  if (!inner->is_number()) {
+    in.invalid(fmt::format("rope_parameters.{} must be a number, got {}", key, inner->dump()));
+    return outer;
+  }
+  if (!flat.empty() && in.find(flat) != nullptr && inner->get<double>() != outer) {
+    in.invalid(fmt::format("{} = {} and rope_parameters.{} = {} disagree", flat, outer, key, inner->get<double>()));
+  }
+  return inner->get<double>();
+}
+
+/// Channels that turn, as transformers rounds it: int(head_dim * partial).
+int64_t rotary_channels(double partial, int64_t head_dim) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * partial);
+}
+
+/// The factor that gives these channels back.
+double partial_factor(int64_t channels, int64_t head_dim) {
+  double out = static_cast<double>(channels) / static_cast<double>(head_dim);
+  while (rotary_channels(out, head_dim) < channels) out = std::nextafter(out, 2.0);
+  return out;
+}
+
+constexpr std::pair<std::string_view, RopeScaling> kScalings[] = {{"default", RopeScaling::kNone},
+                                                                  {"linear", RopeScaling::kLinear},
+                                                                  {"dynamic", RopeScaling::kDynamic},
+                                                                  {"yarn", RopeScaling::kYarn},
+                                                                  {"llama3", RopeScaling::kLlama3}};
+
+/// A key of the scaling both ways. Source: transformers modeling_rope_utils.py.
+struct ScalingKey {
+  RopeScaling of;
+  std::string_view name;
+  double RopeConfig::*field;
+  bool required;
+  double unset;  // not written when the field has this value
+};
+constexpr ScalingKey kScalingKeys[] = {
+    {RopeScaling::kLinear, "factor", &RopeConfig::factor, true, -1},
+    {RopeScaling::kDynamic, "factor", &RopeConfig::factor, true, -1},
+    {RopeScaling::kLlama3, "factor", &RopeConfig::factor, true, -1},
+    {RopeScaling::kLlama3, "low_freq_factor", &RopeConfig::low_freq_factor, true, -1},
+    {RopeScaling::kLlama3, "high_freq_factor", &RopeConfig::high_freq_factor, true, -1},
+    {RopeScaling::kYarn, "factor", &RopeConfig::factor, true, -1},
+    {RopeScaling::kYarn, "attention_factor", &RopeConfig::attention_factor, false, 0},
+    {RopeScaling::kYarn, "beta_fast", &RopeConfig::beta_fast, false, 32},
+    {RopeScaling::kYarn, "beta_slow", &RopeConfig::beta_slow, false, 1},
+    {RopeScaling::kYarn, "mscale", &RopeConfig::mscale, false, 0},
+    {RopeScaling::kYarn, "mscale_all_dim", &RopeConfig::mscale_all_dim, false, 0},
+};
+
+void read_scaling(ConfigReader& in, const json& scaling, std::string_view place, ModelConfig& m) {
+  const auto type_at = scaling.contains("rope_type") ? scaling.find("rope_type") : scaling.find("type");  // old: type
+  std::string type = "default";
+  if (type_at != scaling.end() && !type_at->is_null()) {
+    if (!type_at->is_string()) return in.invalid(fmt::format("{}.rope_type must be a string", place));
+    type = type_at->get<std::string>();
+  }
+  std::string known;
+  const std::pair<std::string_view, RopeScaling>* found = nullptr;
+  for (const auto& entry : kScalings) {
+    if (entry.first == type) found = &entry;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.first);
+  }
+  if (found == nullptr) {
+    return in.unsupported(fmt::format("{}.rope_type \"{}\" is not supported here; known are {}", place, type, known));
+  }
+  RopeConfig& rope = m.rope;
+  rope.scaling = found->second;
+  for (const ScalingKey& key : kScalingKeys) {
+    if (key.of != rope.scaling) continue;
+    const auto value = scaling.find(key.name);
+    if (value == scaling.end() || value->is_null()) {
+      if (key.required) in.invalid(fmt::format("{}.{} is missing; rope_type \"{}\" needs it", place, key.name, type));
+    } else if (!value->is_number()) {
+      in.invalid(fmt::format("{}.{} must be a number, got {}", place, key.name, value->dump()));
+    } else {
+      rope.*key.field = value->get<double>();
+    }
+  }
+  if (rope.scaling == RopeScaling::kLlama3 || rope.scaling == RopeScaling::kYarn) {
+    const auto original = scaling.find("original_max_position_embeddings");
+    if (original != scaling.end() && original->is_number_integer()) {
+      rope.original_context = original->get<int64_t>();
+    } else if (original != scaling.end() && !original->is_null()) {
+      in.invalid(
+          fmt::format("{}.original_max_position_embeddings must be a whole number, got {}", place, original->dump()));
+    } else if (rope.scaling == RopeScaling::kLlama3) {
+      in.invalid(fmt::format("{}.original_max_position_embeddings is missing; rope_type \"llama3\" needs it", place));
+    }
+  }
+  if (rope.scaling == RopeScaling::kYarn && scaling.contains("truncate") && scaling["truncate"].is_boolean()) {
+    rope.truncate = scaling["truncate"].get<bool>();
+  }
+}
+
+json scaling_of(const ModelConfig& m) {
+  const RopeConfig& rope = m.rope;
+  if (rope.scaling == RopeScaling::kNone) return nullptr;
+  json out = json::object();
+  for (const auto& [name, scaling] : kScalings) {
+    if (scaling == rope.scaling) out["rope_type"] = name;
+  }
+  for (const ScalingKey& key : kScalingKeys) {
+    if (key.of == rope.scaling && (key.required || rope.*key.field != key.unset)) {
+      out[std::string(key.name)] = rope.*key.field;
+    }
+  }
+  if (rope.scaling == RopeScaling::kLlama3 || rope.scaling == RopeScaling::kYarn) {
+    out["original_max_position_embeddings"] = rope.original_context > 0 ? rope.original_context : m.context;
+  }
+  if (rope.scaling == RopeScaling::kYarn && !rope.truncate) out["truncate"] = false;
+  return out;
+}
+
+}  // namespace
+
+ConfigKey rope(RopeKeys keys) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    m.positions = Positions::kRotary;
+    const json* parameters = in.find("rope_parameters");
+    const json* scaling = in.find("rope_scaling");
+    for (const auto& [name, value] : {std::pair("rope_parameters", parameters), std::pair("rope_scaling", scaling)}) {
+      if (value == nullptr) continue;
+      if (!value->is_object()) return in.invalid(fmt::format("{} must be an object, got {}", name, value->dump()));
+      for (const auto& [key, inner] : value->items()) {
+        if (!inner.is_object()) continue;
+        return in.unsupported(fmt::format("{}.{}: settings by layer type are not supported here", name, key));
+      }
+    }
+    const json nested = parameters != nullptr ? *parameters : json::object();
+    m.rope_theta = rope_number(in, nested, keys.base, "rope_theta", keys.absent_base);
+    const double partial = rope_number(in, nested, keys.partial, "partial_rotary_factor", keys.absent_partial);
+    if (!(partial > 0 && partial <= 1)) {
+      return in.invalid(fmt::format("{} = {} must be above 0 and at most 1",
+                                    keys.partial.empty() ? "rope_parameters.partial_rotary_factor" : keys.partial,
+                                    partial));
+    }
+    m.rope.dims = rotary_channels(partial, m.head_dim);
+    if (m.rope.dims < 2) in.invalid(fmt::format("{} of {} channels of a head turn: no pair", m.rope.dims, m.head_dim));
+    if (scaling != nullptr) {
+      read_scaling(in, *scaling, "rope_scaling", m);
+      const RopeConfig outer = m.rope;
+      if (parameters != nullptr && (parameters->contains("rope_type") || parameters->contains("type"))) {
+        read_scaling(in, *parameters, "rope_parameters", m);
+        if (!(m.rope == outer)) in.invalid("rope_scaling and rope_parameters disagree");
+      }
+    } else {
+      read_scaling(in, nested, "rope_parameters", m);
+    }
+  };
+  const auto write = [=](const ModelConfig& m, ordered_json& out) {
+    out[std::string(keys.base)] = m.rope_theta;
+    if (!keys.partial.empty()) out[std::string(keys.partial)] = partial_factor(rotary_dims(m), m.head_dim);
+    out["rope_scaling"] = scaling_of(m);
+  };
+  std::vector<std::string_view> names = {keys.base, "rope_scaling", "rope_parameters"};
+  if (!keys.partial.empty()) names.push_back(keys.partial);
+  return {std::move(names), read, write};
+}
+
+ConfigKey rotary_dim(int64_t absent) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    m.positions = Positions::kRotary;
+    if (in.contains("rotary_dim") && in.find("rotary_dim") == nullptr) {
+      in.unsupported("rotary_dim = null: turns the width as a whole, not heads; not supported here");
+    }
+    m.rope.dims = in.integer("rotary_dim", absent);
+    if (m.rope.dims < 2 || m.rope.dims > m.head_dim) {
+      in.invalid(fmt::format("rotary_dim = {} must be at least 2 and at most the {} channels of a head", m.rope.dims,
+                             m.head_dim));
+    }
+  };
+  return {{"rotary_dim"}, read, [](const ModelConfig& m, ordered_json& out) { out["rotary_dim"] = rotary_dims(m); }};
+}
+
+// --- windows
+// ------------------------------------------------------------------------------------------------------------
+
+ConfigKey sliding_window(int64_t absent) {
+  const auto read = [=](ConfigReader& in, ModelConfig& m) {
+    const bool none = in.contains("sliding_window") && in.find("sliding_window") == nullptr;
+    m.sliding_window = none ? 0 : in.integer("sliding_window", absent);
+    if (m.sliding_window < 0) in.invalid(fmt::format("sliding_window = {} must be positive", m.sliding_window));
+  };
+  const auto write = [](const ModelConfig& m, ordered_json& out) {
+    out["sliding_window"] = m.sliding_window > 0 ? ordered_json(m.sliding_window) : ordered_json();
+  };
+  return {{"sliding_window"}, read, write};
+}
+
+ConfigKey windowed_layers() {
+  const auto read = [](ConfigReader& in, ModelConfig& m) {
+    const int64_t window = in.integer("sliding_window", 4096), first = in.integer("max_window_layers", 28);
+    std::vector<int64_t> windowed;
+    if (const json* types = in.find("layer_types"); types != nullptr) {
+      if (!types->is_array() || static_cast<int64_t>(types->size()) != m.layers) {
+        return in.invalid(fmt::format("layer_types must be a list of {} strings", m.layers));
+      }
+      for (int64_t layer = 0; layer < m.layers; ++layer) {
+        const json& type = (*types)[layer];
+        if (type == "sliding_attention") {
+          windowed.push_back(layer);
+        } else if (type != "full_attention") {
+          return in.unsupported(fmt::format("layer_types[{}] = {}: known are \"full_attention\", \"sliding_attention\"",
+                                            layer, type.dump()));
+        }
+      }
+    } else {
+      for (int64_t layer = std::max<int64_t>(first, 0); layer < m.layers; ++layer) windowed.push_back(layer);
+    }
+    if (!in.boolean("use_sliding_window", false)) windowed.clear();
+    if (windowed.empty()) return;
+    if (window < 1) return in.invalid(fmt::format("sliding_window = {} must be positive", window));
+    m.sliding_window = window;
+    m.window_layers = windowed;
+  };
+  const auto write = [](const ModelConfig& m, ordered_json& out) {
+    const bool on = m.sliding_window > 0;
+    // The class can say "from this layer on" in both lines; anything else it cannot, which reading again shows.
+    const int64_t first = !on ? m.layers : m.window_layers.empty() ? 0 : m.window_layers.front();
+    out["use_sliding_window"] = on;
+    out["sliding_window"] = on ? ordered_json(m.sliding_window) : ordered_json();
+    out["max_window_layers"] = first;
+  };
+  return {{"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}, read, write};
+}
+
+}  // namespace cairn::convert

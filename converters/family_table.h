@@ -1,0 +1,124 @@
+#pragma once
+// What a family's table is made of; included by families/*.cc only. docs/converters.md shows how to write one.
+//
+// A key of config.json works both ways: `read` takes it into a model, `write` says it from a model. So the table that
+// imports is the table that exports, and whether a family can hold a model is asked by writing and reading again.
+
+#include <functional>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "converters/family.h"
+
+namespace cairn::convert {
+
+/// Typed access to config.json: an absent key takes the default; the first wrong one is remembered.
+class ConfigReader {
+ public:
+  explicit ConfigReader(const nlohmann::json& config) : config_(config) {}
+
+  /// The value of a key, null for an absent one and for a JSON null.
+  const nlohmann::json* find(std::string_view key) const;
+  bool contains(std::string_view key) const { return config_.contains(key); }
+  int64_t integer(std::string_view key, int64_t fallback);
+  double number(std::string_view key, double fallback);
+  bool boolean(std::string_view key, bool fallback);
+  std::string text(std::string_view key, std::string_view fallback);
+
+  void invalid(std::string message);
+  void unsupported(std::string message);
+  Status status() const { return status_; }
+  const nlohmann::json& config() const { return config_; }
+
+ private:
+  void wrong(std::string_view key, std::string_view expected, const nlohmann::json& found);
+  const nlohmann::json& config_;
+  Status status_;
+};
+
+struct ConfigKey {
+  std::vector<std::string_view> names;  // what `read` looks at
+  std::function<void(ConfigReader&, ModelConfig&)> read;
+  std::function<void(const ModelConfig&, nlohmann::ordered_json&)> write;
+};
+
+// --- keys, read in the order of the table: a later one may count on what an earlier one has set
+// -----------------------
+
+using Size = int64_t ModelConfig::*;
+ConfigKey size(std::string_view name, Size field, int64_t absent);
+/// The same, under either of two names; the first is written.
+ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_t absent);
+/// Absent or null: as the function says. Always written.
+ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelConfig&));
+ConfigKey number(std::string_view name, double ModelConfig::*field, double absent);
+ConfigKey flag(std::string_view name, bool ModelConfig::*field, bool absent);
+/// One switch for the biases of several groups of projections.
+enum Projections { kQkv = 1, kOut = 2, kMlp = 4 };
+ConfigKey biases(std::string_view name, int projections, bool absent);
+/// head_dim: an absent one is `absent`, or width / heads when that is 0; null is width / heads, whatever the class
+/// makes of it. Written as a number, with `if_unusual` only where it is not width / heads (a class that has no such
+/// key).
+ConfigKey head_dim(int64_t absent, bool if_unusual = false);
+/// head_dim = width / heads and a key/value head for each head, for a class that has no keys for them.
+ConfigKey divided_heads();
+
+/// An activation by the class's names for it; the first that fits is written.
+using ActivationName = std::pair<std::string_view, Activation>;
+ConfigKey activation(std::string_view name, std::string_view absent, std::vector<ActivationName> known);
+/// All plain ones that transformers has and that are computed here, and the gated ones by the name of their inner part.
+std::vector<ActivationName> plain_activations();
+std::vector<ActivationName> gated_activations();
+
+/// A key with the one value that is computed here: written, and refused when it is something else.
+ConfigKey only(std::string_view name, nlohmann::json value);
+/// The same, not written.
+ConfigKey refuse_unless(std::string_view name, nlohmann::json value);
+/// A rate of dropout: written from the model, not read, as how to train is the recipe's business.
+ConfigKey dropout(std::string_view name, double ModelConfig::*field);
+/// A key that matters for training or for speed alone: written so, not read.
+ConfigKey constant(std::string_view name, nlohmann::json value);
+/// Keys that may be there and mean nothing here.
+ConfigKey unread(std::initializer_list<std::string_view> names);
+
+/// Rotary positions in the 4.x form (base and, if named, partial at top level, rope_scaling) and in the 5.x one
+/// (rope_parameters); the 4.x form is written, which both lines read.
+struct RopeKeys {
+  std::string_view base = "rope_theta", partial = "";
+  double absent_base = 10000.0, absent_partial = 1.0;
+};
+ConfigKey rope(RopeKeys keys = {});
+/// rotary_dim of GPT-J and CodeGen: a number of channels, base fixed at 10000.
+ConfigKey rotary_dim(int64_t absent);
+
+/// sliding_window of Mistral and Mixtral: of all layers, null for none. absent = 0: none.
+ConfigKey sliding_window(int64_t absent);
+/// sliding_window, use_sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3.
+ConfigKey windowed_layers();
+
+// --- tensors
+// ------------------------------------------------------------------------------------------------------------
+
+/// How the logical tensors in braces lie along the output dim of the stored one: so many groups of rows, in each an
+/// equal part of the first tensor, of the second, ...
+enum class Fuse {
+  kBlocks,      // 1 group: [q|k|v], [gate|up]
+  kPerKvHead,   // a group for each key/value head: its query heads, its k, its v. [n, 3, d] where all heads have their
+                // own
+  kFourBlocks,  // CodeGen: 4 groups, whatever the model's size
+};
+
+/// A row of the table. `*` is any one part of a name between dots, the same in both; {a,b,c} in `logical` are several
+/// logical tensors that one stored tensor holds.
+struct TensorRow {
+  std::string_view logical;
+  std::string_view stored;
+  Fuse fuse = Fuse::kBlocks;
+  bool transpose = false;  // matrices are stored [in, out]
+};
+
+}  // namespace cairn::convert

@@ -1,0 +1,454 @@
+#include "converters/hf_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "ckpt/format/checksum.h"
+#include "ckpt/format/names.h"
+#include "ckpt/persist/buffer.h"
+#include "ckpt/persist/unfinished.h"
+#include "ckpt/store/uring_backend.h"
+#include "converters/hf_folder.h"
+#include "converters/safetensors.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::convert {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kBufferBytes = int64_t{4} << 20;  // of a file, hashed and written at a time
+constexpr size_t kBuffers = 4;                      // of a file at most, on their way to the disk
+
+Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+std::string shard_name(int64_t index, int64_t count) {
+  return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+/// transformers' algorithm: a tensor above the limit is a shard of its own at once; else a shard that would pass the
+/// limit is closed first.
+Split split_by_size(const std::vector<OutputTensor>& tensors, DType dtype, int64_t limit) {
+  std::vector<int64_t> shard(tensors.size());
+  int64_t count = 0, open_shard = -1, filled = 0;
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    const int64_t bytes = count_elems(tensors[k].shape) * dtype_size_bytes(dtype);
+    if (bytes > limit) {
+      shard[k] = count++;
+      continue;
+    }
+    if (open_shard < 0 || filled + bytes > limit) {
+      open_shard = count++;
+      filled = 0;
+    }
+    shard[k] = open_shard;
+    filled += bytes;
+  }
+  Split out;
+  for (size_t k = 0; k < tensors.size(); ++k)
+    out[tensors[k].name] = count == 1 ? std::string(kSingleFile) : shard_name(shard[k], count);
+  return out;
+}
+
+Status write_text(const fs::path& path, std::string_view text) {
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!fd) return os_error(errno, path.string());
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd.get(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(errno, path.string());
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+  if (::fsync(fd.get()) != 0) return os_error(errno, path.string());
+  return {};
+}
+
+Status sync_folder(const fs::path& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) return os_error(errno, "fsync of " + path.string());
+  return {};
+}
+
+Result<std::vector<std::string>> names_in(const fs::path& dir) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
+    out.push_back(it->path().filename().string());
+  if (error) return os_error(error.value(), dir.string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// A file that a conversion writes. README.md is not one of them: it may be a person's.
+bool is_output_file(const std::string& name) {
+  if (name == kConfigFile || name == kIndexFile || name == kSingleFile) return true;
+  if (name.starts_with("model-") && (name.ends_with(".safetensors") || name.ends_with(".h5"))) return true;
+  if (name == "model.h5" || name == ckpt::kManifestName || name == ckpt::kTableName) return true;
+  return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
+}
+
+/// Moves what `from` holds into `to`, which has files already; config.json leaves first and comes last.
+Status replace_files(const fs::path& from, const fs::path& to) {
+  RT_TRY_SET(std::vector<std::string> old_names, names_in(to));
+  RT_TRY_SET(std::vector<std::string> new_names, names_in(from));
+  const auto config = [](const std::string& name) { return name == kConfigFile; };
+  std::stable_partition(old_names.begin(), old_names.end(), config);
+  std::stable_partition(new_names.begin(), new_names.end(), [&](const std::string& name) { return !config(name); });
+  for (const std::string& name : old_names) {
+    if (!is_output_file(name)) continue;
+    if (::unlink((to / name).c_str()) != 0) return os_error(errno, (to / name).string());
+    if (config(name)) RT_TRY(sync_folder(to));
+  }
+  for (const std::string& name : new_names) {
+    if (config(name)) RT_TRY(sync_folder(to));
+    if (::rename((from / name).c_str(), (to / name).c_str()) != 0) return os_error(errno, (to / name).string());
+  }
+  std::error_code ignored;
+  fs::remove(from, ignored);
+  return sync_folder(to);
+}
+
+/// One weights file that is to be made.
+struct Shard {
+  std::string name;
+  std::vector<SafeTensor> tensors;  // in file order
+  std::vector<int64_t> indices;     // of each, into the output's tensors
+  std::string head;
+  int64_t data_bytes = 0;
+  int64_t file_bytes() const { return static_cast<int64_t>(head.size()) + data_bytes; }
+};
+
+Result<std::vector<Shard>> lay_out(const HfOutput& output, const Split& split) {
+  std::map<std::string, Shard> by_name;
+  std::map<std::string_view, int64_t> index;
+  for (size_t k = 0; k < output.tensors.size(); ++k) {
+    const OutputTensor& tensor = output.tensors[k];
+    index[tensor.name] = static_cast<int64_t>(k);
+    by_name[split.at(tensor.name)].tensors.push_back(
+        {.name = tensor.name, .dtype = std::string(safetensors_dtype_name(output.dtype)), .shape = tensor.shape});
+  }
+  std::vector<Shard> out;
+  for (auto& [name, shard] : by_name) {
+    shard.name = name;
+    Result<std::string> head = encode_safetensors_header(shard.tensors, {{"format", "pt"}});
+    if (!head.ok()) return std::move(head).error().with(name);
+    shard.head = std::move(head).value();
+    for (const SafeTensor& tensor : shard.tensors) shard.indices.push_back(index.at(tensor.name));
+    if (!shard.tensors.empty()) shard.data_bytes = shard.tensors.back().end;
+    out.push_back(std::move(shard));
+  }
+  return out;
+}
+
+/// A file as a stream of aligned buffers, each hashed on its way.
+class FileStream {
+ public:
+  explicit FileStream(ckpt::IoFile& file) : file_(file) {}
+  FileStream(const FileStream&) = delete;
+  ~FileStream() {
+    if (!finished_) ignore(file_.finish(), "the buffers must outlive what is in flight");
+  }
+
+  /// Room for the next bytes, at least one: ask, fill, advance.
+  Result<std::span<std::byte>> room() {
+    if (used_ == kBufferBytes) RT_TRY(flush());
+    Slot& slot = slots_[at_];
+    if (!slot.buffer) {
+      RT_TRY_SET(slot.buffer, ckpt::Buffer::allocate(kBufferBytes));
+    }
+    if (slot.busy) {
+      slot.busy = false;
+      RT_TRY(file_.wait(slot.ticket));
+    }
+    return slot.buffer.bytes().first(static_cast<size_t>(kBufferBytes)).subspan(static_cast<size_t>(used_));
+  }
+  void advance(size_t bytes) { used_ += static_cast<int64_t>(bytes); }
+
+  Status finish() {
+    if (used_ > 0) RT_TRY(flush());
+    for (Slot& slot : slots_) {
+      if (!slot.busy) continue;
+      slot.busy = false;
+      RT_TRY(file_.wait(slot.ticket));
+    }
+    RT_TRY(file_.finish());
+    finished_ = true;
+    return {};
+  }
+  std::vector<uint64_t> take_hashes() { return std::move(hashes_); }
+
+ private:
+  Status flush() {
+    Slot& slot = slots_[at_];
+    const std::span<std::byte> bytes = slot.buffer.bytes().first(static_cast<size_t>(used_));
+    hashes_.push_back(ckpt::hash_bytes(bytes));
+    RT_TRY_SET(slot.ticket, file_.submit_write(offset_, bytes.data(), used_));
+    slot.busy = true;
+    offset_ += used_;
+    used_ = 0;
+    at_ = (at_ + 1) % kBuffers;
+    return {};
+  }
+
+  struct Slot {
+    ckpt::Buffer buffer;
+    ckpt::IoTicket ticket = 0;
+    bool busy = false;
+  };
+  ckpt::IoFile& file_;
+  std::array<Slot, kBuffers> slots_;
+  size_t at_ = 0;
+  int64_t used_ = 0, offset_ = 0;
+  bool finished_ = false;
+  std::vector<uint64_t> hashes_;
+};
+
+class FolderWriter {
+ public:
+  FolderWriter(const HfOutput& output, const OpenTensors& open, const HfWriteOptions& options, const fs::path& work)
+      : output_(output), open_(open), options_(options), work_(work) {}
+
+  Status weights(HfWriteReport& report) {
+    RT_TRY_SET(const std::vector<Shard> shards, lay_out(output_, split()));
+    nlohmann::json weight_map = nlohmann::json::object();  // sorted keys
+    std::string key = fmt::format("{}\n{}\n", output_.source, dtype_name(output_.dtype));
+    for (const Shard& shard : shards) {
+      total_bytes_ += shard.data_bytes;
+      key += shard.name + "\n" + shard.head;
+      for (const SafeTensor& tensor : shard.tensors) weight_map[tensor.name] = shard.name;
+    }
+    key_ = std::max<uint64_t>(1, ckpt::hash_bytes(key));
+    for (const OutputTensor& tensor : output_.tensors) report.parameters += count_elems(tensor.shape);
+    report.tensors = static_cast<int64_t>(output_.tensors.size());
+    report.data_bytes = total_bytes_;
+    report.shards = static_cast<int64_t>(shards.size());
+    RT_TRY(write_shards(shards, report));
+    if (shards.size() == 1 && shards[0].name == kSingleFile) return {};
+    const nlohmann::json index = {
+        {"metadata", {{"total_parameters", report.parameters}, {"total_size", report.data_bytes}}},
+        {"weight_map", std::move(weight_map)}};
+    return write_text(work_ / kIndexFile, index.dump(2) + "\n");
+  }
+
+ private:
+  Split split() const {
+    if (options_.max_shard_bytes == 0 && output_.split) return *output_.split;
+    return split_by_size(output_.tensors, output_.dtype,
+                         options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes);
+  }
+
+  std::unique_ptr<ckpt::IoBackend> make_io() const {
+    if (options_.make_io) return options_.make_io();
+    return ckpt::make_best_backend({.depth = 16, .in_flight_bytes = int64_t{16} << 20});
+  }
+
+  Status write_shards(const std::vector<Shard>& shards, HfWriteReport& report) {
+    if (options_.write_file) {
+      RT_TRY(keep_only({}));
+      for (const Shard& shard : shards) {
+        RT_TRY(options_.write_file(work_ / shard.name, shard.tensors, shard.indices));
+        count(shard.data_bytes);
+      }
+      return {};
+    }
+    RT_TRY_SET(const std::set<std::string> finished, take_over(shards, report));
+    std::vector<const Shard*> open;
+    for (const Shard& shard : shards) {
+      if (finished.contains(shard.name)) {
+        count(shard.data_bytes);
+      } else {
+        open.push_back(&shard);
+      }
+    }
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+      const std::unique_ptr<ckpt::IoBackend> io = make_io();
+      for (size_t k = next++; k < open.size() && !failed_; k = next++) {
+        Status done = write_shard(*io, *open[k]).with((work_ / open[k]->name).string());
+        if (done.ok()) continue;
+        const std::lock_guard lock(mutex_);
+        if (!failed_) first_error_ = std::move(done);
+        failed_ = true;
+      }
+    };
+    std::vector<std::thread> helpers;
+    const size_t threads = std::min(open.size(), static_cast<size_t>(std::max<int64_t>(1, options_.threads)));
+    for (size_t k = 1; k < threads; ++k) helpers.emplace_back(work);
+    if (threads > 0) work();
+    for (std::thread& helper : helpers) helper.join();
+    RT_TRY(std::move(first_error_));
+    const std::unique_ptr<ckpt::IoBackend> io = make_io();
+    return ckpt::remove_notes(*io, work_);
+  }
+
+  /// Names of the files that an earlier attempt finished, each byte of them checked. Everything else is removed.
+  Result<std::set<std::string>> take_over(const std::vector<Shard>& shards, HfWriteReport& report) {
+    const std::unique_ptr<ckpt::IoBackend> io = make_io();
+    RT_TRY_SET(const auto notes, ckpt::read_notes(*io, work_, key_));
+    std::set<std::string> out, keep;
+    for (const Shard& shard : shards) {
+      const auto note = notes.find(shard.name);
+      if (note == notes.end() || note->second.file.size_bytes != shard.file_bytes()) continue;
+      if (!ckpt::check_finished(*io, work_, note->second).ok()) continue;
+      out.insert(shard.name);
+      keep.insert({shard.name, ckpt::note_name(shard.name)});
+      ++report.taken_files;
+      report.taken_bytes += shard.file_bytes();
+    }
+    RT_TRY(keep_only(keep));
+    return out;
+  }
+
+  Status keep_only(const std::set<std::string>& keep) {
+    RT_TRY_SET(const std::vector<std::string> names, names_in(work_));
+    std::error_code error;
+    for (const std::string& name : names) {
+      if (keep.contains(name)) continue;
+      fs::remove_all(work_ / name, error);
+      if (error) return os_error(error.value(), (work_ / name).string());
+    }
+    return {};
+  }
+
+  Status write_shard(ckpt::IoBackend& io, const Shard& shard) {
+    RT_TRY_SET(const std::unique_ptr<TensorSource> source, open_(shard.indices));
+    RT_TRY_SET(const std::unique_ptr<ckpt::IoFile> file, io.create(work_ / shard.name, shard.file_bytes()));
+    FileStream stream(*file);
+    for (std::string_view head = shard.head; !head.empty();) {
+      RT_TRY_SET(const std::span<std::byte> room, stream.room());
+      const size_t n = std::min(room.size(), head.size());
+      std::memcpy(room.data(), head.data(), n);
+      stream.advance(n);
+      head.remove_prefix(n);
+    }
+    // Headers have a multiple of 8 bytes and no element has more: none is cut in two by the end of a buffer.
+    const int64_t elem = dtype_size_bytes(output_.dtype);
+    for (size_t k = 0; k < shard.tensors.size(); ++k) {
+      const int64_t bytes = shard.tensors[k].end - shard.tensors[k].begin;
+      for (int64_t at = 0; at < bytes;) {
+        if (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed))
+          return Error{ErrorCode::kStopped, "the conversion was stopped"};
+        if (failed_) return Error{ErrorCode::kStopped, "another file failed"};
+        RT_TRY_SET(const std::span<std::byte> room, stream.room());
+        const auto n = std::min<size_t>(room.size(), static_cast<size_t>(bytes - at));
+        RT_TRY(source->fill(shard.indices[k], at / elem, room.first(n)));
+        stream.advance(n);
+        at += static_cast<int64_t>(n);
+        count(static_cast<int64_t>(n));
+      }
+    }
+    RT_TRY(stream.finish());
+    RT_TRY(file->sync());
+    RT_TRY(file->close());
+    ckpt::FinishedFile note{.file = {shard.name, shard.file_bytes(), ckpt::StreamingHash().digest()}};
+    note.shards.push_back(
+        {.offset = 0, .bytes = shard.file_bytes(), .chunk_bytes = kBufferBytes, .hashes = stream.take_hashes()});
+    return ckpt::write_note(io, work_, key_, note);
+  }
+
+  void count(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    done_bytes_ += bytes;
+    if (options_.progress) options_.progress(done_bytes_, total_bytes_);
+  }
+
+  const HfOutput& output_;
+  const OpenTensors& open_;
+  const HfWriteOptions& options_;
+  const fs::path& work_;
+  uint64_t key_ = 0;
+  std::mutex mutex_;
+  int64_t done_bytes_ = 0, total_bytes_ = 0;
+  std::atomic<bool> failed_{false};
+  Status first_error_;
+};
+
+/// The folder in which the work is done, locked.
+Result<Fd> lock_work(const fs::path& work) {
+  if (::mkdir(work.c_str(), 0755) != 0 && errno != EEXIST) return os_error(errno, work.string());
+  Fd fd(::open(work.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return os_error(errno, work.string());
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return os_error(errno, work.string());
+    return invalid(fmt::format("{}: another process is writing this folder", work.string()));
+  }
+  // Its owner may have given it the target's name just before we got the lock.
+  struct stat locked {
+  }, there{};
+  if (::fstat(fd.get(), &locked) != 0 || ::stat(work.c_str(), &there) != 0 || locked.st_ino != there.st_ino)
+    return invalid(fmt::format("{}: another process has just written this folder; try again", work.string()));
+  return fd;
+}
+
+}  // namespace
+
+std::optional<Split> split_of_index(const std::vector<OutputTensor>& tensors, const std::string& index) {
+  auto map = parse_index(index);
+  if (!map.ok() || map.value().size() != tensors.size()) return std::nullopt;
+  for (const OutputTensor& tensor : tensors) {
+    const auto file = map.value().find(tensor.name);
+    if (file == map.value().end() || !file->second.starts_with("model") || !file->second.ends_with(".safetensors"))
+      return std::nullopt;
+  }
+  return std::move(map).value();
+}
+
+Status check_hf_target(const fs::path& target, bool overwrite) {
+  std::error_code error;
+  const bool exists = fs::exists(target, error);
+  if (exists && !fs::is_directory(target, error)) return invalid(target.string() + ": is there and is no folder");
+  const bool empty = !exists || fs::is_empty(target, error);
+  if (error) return os_error(error.value(), target.string());
+  if (empty || overwrite) return {};
+  return invalid(fmt::format("{}: is not empty; name another folder, or give --overwrite to replace the model in it",
+                             target.string()));
+}
+
+Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& output, const OpenTensors& open,
+                                      const HfWriteOptions& options) {
+  std::error_code error;
+  const fs::path target = (fs::absolute(hf_dir, error) / "").lexically_normal().parent_path();
+  RT_TRY(check_hf_target(target, options.overwrite));
+  fs::create_directories(target.parent_path(), error);
+  if (error) return os_error(error.value(), target.parent_path().string());
+  const fs::path work = target.parent_path() / fmt::format(".{}.converting", target.filename().string());
+  HfWriteReport report;
+  RT_TRY_SET(const Fd lock, lock_work(work));
+  const auto publish = [&]() -> Status {
+    RT_TRY(FolderWriter(output, open, options, work).weights(report));
+    for (const auto& [name, text] : output.texts) {
+      if (name == kConfigFile || (name == kCardFile && fs::exists(target / name, error))) continue;
+      RT_TRY(write_text(work / name, text));
+      if (name != kCardFile) ++report.texts;
+    }
+    RT_TRY(write_text(work / kConfigFile, output.texts.at(std::string(kConfigFile))));
+    RT_TRY(sync_folder(work));
+    const bool empty = !fs::exists(target, error) || fs::is_empty(target, error);
+    if (!empty) return replace_files(work, target);
+    // A folder takes the name of an empty one, or of none, in one step.
+    if (::rename(work.c_str(), target.c_str()) != 0) return os_error(errno, target.string());
+    return sync_folder(target.parent_path());
+  };
+  Status done = publish();
+  if (!done.ok()) {
+    if (done.error().code != ErrorCode::kStopped) fs::remove_all(work, error);
+    return std::move(done).error();
+  }
+  report.dir = target;
+  return report;
+}
+
+}  // namespace cairn::convert

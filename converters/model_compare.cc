@@ -1,0 +1,175 @@
+#include "converters/model_compare.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "runtime/plan/model_tensors.h"
+
+namespace cairn::convert {
+namespace {
+
+template <class T>
+std::string text(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return fmt::format("{}", static_cast<int>(value));
+  } else {
+    return fmt::format("{}", value);
+  }
+}
+
+std::string text(const std::optional<bool>& value) { return value ? (*value ? "true" : "false") : "unset"; }
+
+std::string text(Positions value) {
+  constexpr std::string_view kNames[] = {"none", "learned", "rotary", "alibi"};
+  return std::string(kNames[static_cast<int>(value)]);
+}
+
+std::string text(NormKind value) { return value == NormKind::kLayerNorm ? "layernorm" : "rmsnorm"; }
+
+std::string text(Activation value) {
+  constexpr std::string_view kNames[] = {"gelu_tanh", "gelu",   "relu",  "gelu_quick", "relu2",
+                                         "silu",      "swiglu", "geglu", "geglu_tanh", "reglu"};
+  return std::string(kNames[static_cast<int>(value)]);
+}
+
+std::string text(BlockKind value) {
+  constexpr std::string_view kNames[] = {"pre_norm", "post_norm",       "deep_norm",
+                                         "parallel", "parallel_shared", "sandwich"};
+  return std::string(kNames[static_cast<int>(value)]);
+}
+
+std::string text(QkNorm value) { return value == QkNorm::kNone ? "none" : "head"; }
+
+std::string text(Mask value) {
+  constexpr std::string_view kNames[] = {"causal", "bidirectional", "prefix"};
+  return std::string(kNames[static_cast<int>(value)]);
+}
+
+std::string text(const RopeConfig& rope) {
+  constexpr std::string_view kScalings[] = {"none", "linear", "dynamic", "yarn", "llama3"};
+  return fmt::format("{{{} channels, {} pairs, scaling {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}}", rope.dims,
+                     rope.pairs == RotaryPairs::kHalf ? "half" : "interleaved",
+                     kScalings[static_cast<int>(rope.scaling)], rope.factor, rope.original_context,
+                     rope.low_freq_factor, rope.high_freq_factor, rope.beta_fast, rope.beta_slow, rope.attention_factor,
+                     rope.mscale, rope.mscale_all_dim, rope.truncate);
+}
+
+std::string text(const MoeConfig& moe) {
+  return fmt::format("{{{} experts, {} of them, renormalise {}, aux_loss {}}}", moe.experts, moe.top_k, moe.renormalise,
+                     moe.aux_loss);
+}
+
+/// Every field by name. The binding names all of them on purpose: an option that is added to ModelConfig and not here
+/// would be lost by an export that nobody notices, so it does not compile.
+std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& m) {
+  const auto& [layers, width, heads, kv_heads, head_dim, ffn, context, vocab, positions, position_offset, rope_theta,
+               rope, embed, embedding_norm, block, residual_scale, norm, norm_eps, final_norm, activation, bias,
+               qkv_bias, out_bias, mlp_bias, head_bias, qk_norm, mask, sliding_window, window_layers, attention_scale,
+               attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, embedding_dropout,
+               attention_dropout, residual_dropout, init_std] = m;
+  return {{"layers", text(layers)},
+          {"width", text(width)},
+          {"heads", text(heads)},
+          {"kv_heads", text(kv_heads)},
+          {"head_dim", text(head_dim)},
+          {"ffn", text(ffn)},
+          {"context", text(context)},
+          {"vocab", text(vocab)},
+          {"positions", text(positions)},
+          {"position_offset", text(position_offset)},
+          {"rope_theta", text(rope_theta)},
+          {"rope", text(rope)},
+          {"embed_dim", text(embed)},
+          {"embedding_norm", text(embedding_norm)},
+          {"block", text(block)},
+          {"residual_scale", text(residual_scale)},
+          {"norm", text(norm)},
+          {"norm_eps", text(norm_eps)},
+          {"final_norm", text(final_norm)},
+          {"activation", text(activation)},
+          {"bias", text(bias)},
+          {"qkv_bias", text(qkv_bias)},
+          {"out_bias", text(out_bias)},
+          {"mlp_bias", text(mlp_bias)},
+          {"head_bias", text(head_bias)},
+          {"qk_norm", text(qk_norm)},
+          {"mask", text(mask)},
+          {"sliding_window", text(sliding_window)},
+          {"window_layers", text(window_layers)},
+          {"attention_scale", text(attention_scale)},
+          {"attention_scale_by_layer", text(attention_scale_by_layer)},
+          {"logit_scale", text(logit_scale)},
+          {"top_query", text(top_query)},
+          {"moe", text(moe)},
+          {"tied_embeddings", text(tied_embeddings)},
+          {"embedding_dropout", text(embedding_dropout)},
+          {"attention_dropout", text(attention_dropout)},
+          {"residual_dropout", text(residual_dropout)},
+          {"init_std", text(init_std)}};
+}
+
+/// Only what the scaling reads, the rest as if unset.
+RopeConfig canonical_rope(const ModelConfig& m) {
+  const RopeConfig& rope = m.rope;
+  RopeConfig out{.dims = rope.dims == m.head_dim ? 0 : rope.dims, .pairs = rope.pairs, .scaling = rope.scaling};
+  if (rope.scaling == RopeScaling::kNone) return out;
+  out.factor = rope.factor;
+  if (rope.scaling == RopeScaling::kLinear) return out;
+  out.original_context = rope.original_context == m.context ? 0 : rope.original_context;
+  if (rope.scaling == RopeScaling::kLlama3) {
+    out.low_freq_factor = rope.low_freq_factor;
+    out.high_freq_factor = rope.high_freq_factor;
+  } else if (rope.scaling == RopeScaling::kYarn) {
+    out.beta_fast = rope.beta_fast;
+    out.beta_slow = rope.beta_slow;
+    out.attention_factor = rope.attention_factor;
+    out.truncate = rope.truncate;
+    if (rope.attention_factor == 0 && rope.mscale != 0 && rope.mscale_all_dim != 0) {
+      out.mscale = rope.mscale;
+      out.mscale_all_dim = rope.mscale_all_dim;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+ModelConfig canonical(ModelConfig m) {
+  const bool qkv = has_bias(m, BiasOf::kQkv), out = has_bias(m, BiasOf::kOut), mlp = has_bias(m, BiasOf::kMlp);
+  m.bias = qkv && out && mlp;
+  m.qkv_bias = m.out_bias = m.mlp_bias = std::nullopt;
+  if (!m.bias && qkv) m.qkv_bias = true;
+  if (!m.bias && out) m.out_bias = true;
+  if (!m.bias && mlp) m.mlp_bias = true;
+  if (m.positions == Positions::kRotary) {
+    m.rope = canonical_rope(m);
+  } else {
+    m.rope = {};
+    m.rope_theta = ModelConfig{}.rope_theta;
+  }
+  if (m.positions != Positions::kLearned) m.position_offset = 0;
+  if (m.embed_dim == m.width) m.embed_dim = 0;
+  if (m.block != BlockKind::kDeepNorm) m.residual_scale = 1.0;
+  std::vector<int64_t> all(m.layers);
+  std::iota(all.begin(), all.end(), 0);
+  if (m.sliding_window == 0 || m.window_layers == all) m.window_layers.clear();
+  if (m.attention_scale == 1.0 / std::sqrt(static_cast<double>(m.head_dim))) m.attention_scale = 0;
+  if (m.moe.experts == 0) m.moe = {};
+  m.embedding_dropout = m.attention_dropout = m.residual_dropout = 0;  // how to train, not what the weights mean
+  return m;
+}
+
+std::vector<std::string> differing_fields(const ModelConfig& found, const ModelConfig& wanted) {
+  const auto a = fields(found), b = fields(wanted);
+  std::vector<std::string> out;
+  for (size_t k = 0; k < a.size(); ++k) {
+    if (a[k].second != b[k].second) out.push_back(fmt::format("{} = {}", b[k].first, b[k].second));
+  }
+  return out;
+}
+
+}  // namespace cairn::convert

@@ -1,0 +1,151 @@
+#include "converters/rewrite.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "converters/elements.h"
+#include "converters/hf_folder.h"
+#include "converters/model_card.h"
+#include "converters/safetensors.h"
+#include "converters/strict_json.h"
+#include "runtime/plan/model_tensors.h"
+
+namespace cairn::convert {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kBlockElems = int64_t{1} << 20;
+constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
+constexpr int64_t kMaxThreads = 4;  // files at a time: 24 MiB each
+
+class FolderTensors final : public TensorSource {
+ public:
+  FolderTensors(const HfFolder& folder, const std::vector<NamedTensor>& tensors, DType dtype)
+      : folder_(folder), tensors_(tensors), dtype_(dtype) {}
+
+  Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
+    const NamedTensor& named = tensors_[static_cast<size_t>(tensor)];
+    const FolderTensor& from = *named.tensor;
+    const int64_t elem = dtype_size_bytes(dtype_), count = static_cast<int64_t>(out.size()) / elem;
+    if (from.scale == nullptr && from.dtype == safetensors_dtype_name(dtype_))
+      return from.file->read(*from.stored, first * elem, count * elem, out.data());
+    floats_.resize(static_cast<size_t>(kBlockElems));
+    for (int64_t at = 0; at < count; at += kBlockElems) {
+      const std::span<float> block = std::span(floats_).first(static_cast<size_t>(std::min(kBlockElems, count - at)));
+      RT_TRY(folder_.weights().read(from, first + at, static_cast<int64_t>(block.size()), block.data()));
+      if (const int64_t bad = from_floats(dtype_, block, out.data() + at * elem); bad >= 0) {
+        return Error{ErrorCode::kUnsupported,
+                     fmt::format("{}: {} holds {}, f16 ends at {}; convert to bf16 or f32", from.file->path().string(),
+                                 from.name, block[static_cast<size_t>(bad)], kMaxF16)};
+      }
+    }
+    return {};
+  }
+
+ private:
+  const HfFolder& folder_;
+  const std::vector<NamedTensor>& tensors_;
+  DType dtype_;
+  std::vector<float> floats_;
+};
+
+/// The source's config.json in the form that both transformers lines read: its own keys, over them those of the
+/// family's table, without what speaks of code or of weights as they were stored.
+Result<std::string> clean_config(const HfFolder& folder, DType dtype) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::parse(folder.config_text(), nullptr, false);
+  if (!out.is_object()) return Error{ErrorCode::kInternal, "config.json was an object before"};
+  if (!folder.family().architecture.empty()) {
+    nlohmann::ordered_json ours =
+        config_from_model(folder.family(), folder.model(), dtype, nlohmann::json::parse(folder.config_text()));
+    keep_token_ids(folder.config_text(), &ours);
+    // The 5.x form of what the table says in the 4.x form would be a second truth.
+    for (const char* key : {"rope_parameters"}) {
+      if (!ours.contains(key)) out.erase(key);
+    }
+    for (const auto& [key, value] : ours.items()) out[key] = value;
+  }
+  for (const char* key : {"dtype", "auto_map", "quantization_config", "_name_or_path"}) out.erase(key);
+  out["torch_dtype"] = dtype == DType::kBf16 ? "bfloat16" : dtype == DType::kF16 ? "float16" : "float32";
+  out["tie_word_embeddings"] = folder.model().tied_embeddings;
+  out["transformers_version"] = kTestedVersion;
+  return out.dump(2) + "\n";
+}
+
+}  // namespace
+
+Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, const RewriteOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  RT_TRY(check_export_dtype(options.to.dtype));
+  std::error_code error;
+  if (fs::equivalent(source, target, error) && !error) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: the source would be replaced; name another folder", source.string())};
+  }
+  RT_TRY(check_hf_target(target, options.to.overwrite));
+  RT_TRY_SET(const std::unique_ptr<HfFolder> folder, HfFolder::open(source, {.untie = options.untie}));
+  for (const auto& file : folder->weights().files()) RT_TRY(file->verify());
+
+  ExportReport report;
+  report.dtype = options.to.dtype.value_or(folder->dtype() == DType::kF64 ? DType::kF32 : folder->dtype());
+  report.model_type = folder->family().model_type;
+  report.warnings = folder->warnings();
+  HfOutput output{.dtype = report.dtype};
+  std::vector<NamedTensor> tensors;  // each stored one once, in the table's order
+  std::set<std::string_view> seen;
+  for (const NamedTensor& named : folder->stored()) {
+    if (!seen.insert(named.name).second) continue;
+    tensors.push_back(named);
+    output.tensors.push_back({named.name, named.tensor->shape});
+  }
+  for (const std::string& name : folder->kept_files()) {
+    RT_TRY_SET(std::string text, read_text_file(source / name, kMaxKeptBytes));
+    if (name == kIndexFile) {
+      output.split = split_of_index(output.tensors, text);
+    } else if (name != kConfigFile) {
+      output.texts[name] = std::move(text);
+    }
+  }
+  RT_TRY_SET(output.texts[std::string(kConfigFile)], clean_config(*folder, report.dtype));
+  std::string& card = output.texts[std::string(kCardFile)];
+  if (is_plain_file(source / kCardFile)) {  // the model's own stays with it
+    RT_TRY_SET(card, read_text_file(source / kCardFile, kMaxKeptBytes));
+  } else {
+    card = model_card(
+        {.name = fs::absolute(target / "", error).lexically_normal().parent_path().filename().string(),
+         .model_type = report.model_type,
+         .dtype = std::string(dtype_name(report.dtype)),
+         .parameters = count_parameters(folder->model()),
+         .lineage = {fmt::format("converted from the folder `{}`, whose weights are {}",
+                                 fs::absolute(source / "", error).lexically_normal().parent_path().filename().string(),
+                                 dtype_name(folder->dtype()))}});
+  }
+  output.source = folder->identity();
+  const OpenTensors open = [&](std::span<const int64_t>) -> Result<std::unique_ptr<TensorSource>> {
+    return std::unique_ptr<TensorSource>(std::make_unique<FolderTensors>(*folder, tensors, report.dtype));
+  };
+  RT_TRY_SET(const HfWriteReport written, write_hf_folder(target, output, open,
+                                                          {.max_shard_bytes = options.to.max_shard_bytes,
+                                                           .overwrite = options.to.overwrite,
+                                                           .threads = kMaxThreads,
+                                                           .cancel = options.to.cancel,
+                                                           .progress = options.to.progress,
+                                                           .make_io = options.to.make_io}));
+  report.dir = written.dir;
+  report.tensors = written.tensors;
+  report.parameters = written.parameters;
+  report.data_bytes = written.data_bytes;
+  report.shards = written.shards;
+  report.files_passed = written.texts;
+  report.taken_files = written.taken_files;
+  report.taken_bytes = written.taken_bytes;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace cairn::convert

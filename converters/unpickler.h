@@ -1,0 +1,32 @@
+#pragma once
+// Reads the pickle of a torch.save'd state dict without running it. A pickle is a program for a stack machine that may
+// name any Python function and call it; this interpreter knows the few operations and names that a state dict needs,
+// looks nothing up and calls nothing. Every other operation or name is refused and told. Values live in an arena and
+// refer to each other by number, so neither depth nor cycles in hostile input can reach our own stack.
+// Source: CPython Lib/pickletools.py; pytorch torch/_weights_only_unpickler.py (ours is narrower), torch/_utils.py.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/core/shape.h"
+
+namespace cairn::convert {
+
+/// A tensor as a view of a storage. Sizes, strides and offset in elements; all inside the storage.
+struct PickledTensor {
+  std::string name;     // keys of nested dicts are joined with dots
+  std::string storage;  // key: the entry data/KEY of the archive
+  std::string dtype;    // as safetensors names it
+  int64_t storage_elems = 0;
+  int64_t offset = 0;
+  Shape shape, strides;
+};
+
+/// Errors: kUnsupported naming the operation or the global that is not allowed, kCorrupt for what no honest pickle has;
+/// both with the byte. Bounds: 64 MiB of pickle, 8 M values, 1 M tensors, 4096 values on the stack.
+Result<std::vector<PickledTensor>> unpickle_state_dict(std::string_view pickle);
+
+}  // namespace cairn::convert

@@ -1,0 +1,138 @@
+#include "runtime/agent/wait_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+
+namespace cairn::agent {
+namespace {
+
+bool is_stopped(char state) { return state == 'T' || state == 't'; }
+bool is_gone(const RankState& rank) {
+  return rank.view.pid != 0 && (rank.state == 'Z' || rank.state == 'X' || rank.state == '?' || rank.view.closed);
+}
+
+std::string reason_for(const RankState& rank) {
+  if (is_gone(rank)) return rank.view.closed ? "has left" : "has died";
+  if (is_stopped(rank.state)) return fmt::format("is stopped (state {})", rank.state);
+  if (rank.view.pid == 0) return "has not started";
+  if (rank.state == 'D') return "waits for a disk or a device (state D)";
+  if (rank.view.inside) return "is inside an operation and waits for nobody";
+  return fmt::format("is in no operation of the group: it computes, or waits for something else (state {})",
+                     rank.state);
+}
+
+std::string place(const RankState& rank) {
+  if (rank.view.step < 0) return {};
+  return fmt::format(", at step {}{}", rank.view.step,
+                     rank.view.phase.empty() ? "" : fmt::format(" ({})", rank.view.phase));
+}
+
+std::string who(const RankState& rank) { return fmt::format("rank {} (pid {})", rank.rank, rank.view.pid); }
+
+/// "2", "0 to 3", "0, 2, 5"
+std::string list_text(const std::vector<int64_t>& ranks) {
+  if (ranks.size() > 2 && ranks.back() - ranks.front() + 1 == static_cast<int64_t>(ranks.size())) {
+    return fmt::format("{} to {}", ranks.front(), ranks.back());
+  }
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+/// The description without its times, which differ from rank to rank.
+std::string operation_of(const RankState& rank) {
+  const std::string& text = rank.view.description;
+  return text.substr(0, text.find(", entered "));
+}
+
+}  // namespace
+
+WaitFinding find_culprit(const std::vector<RankState>& ranks) {
+  WaitFinding out;
+  const RankState* longest = nullptr;
+  for (const RankState& rank : ranks) {
+    if (rank.view.inside && (longest == nullptr || rank.view.since_ms > longest->view.since_ms)) longest = &rank;
+  }
+  if (longest != nullptr) out.waited_ms = longest->view.since_ms;
+  const auto blame = [&](const RankState& rank) {
+    out.culprits = {rank.rank};
+    out.reason = reason_for(rank);
+    return out;
+  };
+  // Who cannot go on by itself comes before any guess.
+  for (const RankState& rank : ranks) {
+    if (is_gone(rank)) return blame(rank);
+  }
+  for (const RankState& rank : ranks) {
+    if (is_stopped(rank.state)) return blame(rank);
+  }
+  if (longest == nullptr) return out;
+  const auto count = static_cast<int64_t>(ranks.size());
+  for (int64_t at = longest->rank;;) {
+    const auto seen = std::find(out.chain.begin(), out.chain.end(), at);
+    if (seen != out.chain.end()) {
+      out.culprits.assign(seen, out.chain.end());
+      out.deadlock = true;
+      out.reason = "wait for each other";
+      return out;
+    }
+    out.chain.push_back(at);
+    const RankState& rank = ranks[static_cast<size_t>(at)];
+    const int64_t next = rank.view.awaits;
+    if (!rank.view.inside || next < 0 || next >= count) return blame(rank);
+    at = next;
+  }
+}
+
+std::string summary_text(const WaitFinding& finding, const std::vector<RankState>& ranks) {
+  if (finding.culprits.empty()) return "no rank waits for another\n";
+  std::string out;
+  if (finding.deadlock) {
+    out = fmt::format("ranks {} {}\n", list_text(finding.culprits), finding.reason);
+  } else {
+    const RankState& first = ranks[static_cast<size_t>(finding.culprits.front())];
+    out = fmt::format("{} {}{}; it was {}\n", who(first), finding.reason, place(first), operation_of(first));
+  }
+  struct Waiters {
+    std::vector<int64_t> ranks;
+    int64_t since_ms = 0;
+  };
+  std::map<std::pair<std::string, int64_t>, Waiters> waits;
+  for (const RankState& rank : ranks) {
+    const bool culprit = !finding.deadlock && rank.rank == finding.culprits.front();
+    if (culprit || !rank.view.inside) continue;
+    Waiters& waiters = waits[{operation_of(rank) + place(rank), rank.view.awaits}];
+    waiters.ranks.push_back(rank.rank);
+    waiters.since_ms = std::max(waiters.since_ms, rank.view.since_ms);
+  }
+  for (const auto& [what, waiters] : waits) {
+    out += fmt::format("  rank{} {} {} for {:.1f} s{}\n", waiters.ranks.size() > 1 ? "s" : "", list_text(waiters.ranks),
+                       what.first, static_cast<double>(waiters.since_ms) / 1e3,
+                       what.second >= 0 ? fmt::format(", waiting for rank {}", what.second) : "");
+  }
+  return out;
+}
+
+std::string to_text(const WaitReport& report) {
+  std::string out = fmt::format("{}\n{}\n\n", report.title, report.time);
+  if (!report.failure.empty()) out += report.failure + "\n\n";
+  out += summary_text(report.finding, report.ranks);
+  if (report.finding.chain.size() > 1)
+    out += fmt::format("  chain of waits: {}\n", fmt::join(report.finding.chain, " -> "));
+  // Culprits first, then the others in their order.
+  std::vector<const RankState*> order;
+  for (const int64_t rank : report.finding.culprits) order.push_back(&report.ranks[static_cast<size_t>(rank)]);
+  for (const RankState& rank : report.ranks) {
+    if (std::find(order.begin(), order.end(), &rank) == order.end()) order.push_back(&rank);
+  }
+  for (const RankState* rank : order) {
+    out += fmt::format("\n{}, state {}: {}\n", who(*rank), rank->state, rank->view.description);
+    const auto stacks = std::find_if(report.stacks.begin(), report.stacks.end(),
+                                     [&](const ProcessStacks& s) { return s.pid == rank->view.pid; });
+    if (stacks != report.stacks.end()) out += to_text(*stacks, "  ");
+  }
+  return out;
+}
+
+}  // namespace cairn::agent

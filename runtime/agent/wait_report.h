@@ -1,0 +1,49 @@
+#pragma once
+// Who keeps a run waiting. Ranks wait for ranks that wait for others; the culprit is at the end of that chain: a rank
+// that is gone, stopped, or inside no operation at all. This file finds it and writes the report; where its facts come
+// from is the caller's business. Pure.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/agent/stacks.h"
+#include "runtime/comm/shm_world.h"
+
+namespace cairn::agent {
+
+/// A rank at one moment.
+struct RankState {
+  int64_t rank = 0;
+  comm::RankView view;
+  char state = '?';  // of its process: R, S, D, T (stopped), Z (ended), '?' (gone)
+};
+
+struct WaitFinding {
+  std::vector<int64_t> culprits;  // the first is the first to look at; several when they wait for each other
+  bool deadlock = false;          // they do
+  std::string reason;             // "is stopped (state T)"
+  std::vector<int64_t> chain;     // from the rank that has waited longest to the culprit
+  int64_t waited_ms = 0;          // by that rank
+};
+
+/// Follows the waits. `ranks` is indexed by rank.
+WaitFinding find_culprit(const std::vector<RankState>& ranks);
+
+/// "rank 2 (pid 812) is stopped (state T), at step 12 (forward and backward)", and below who waits for it, equal
+/// waits on one line. For a terminal.
+std::string summary_text(const WaitFinding& finding, const std::vector<RankState>& ranks);
+
+struct WaitReport {
+  std::string title;    // "rank 2 keeps the run waiting", or why a generation ended
+  std::string failure;  // what the supervisor blames; empty while nothing has failed
+  WaitFinding finding;
+  std::vector<RankState> ranks;
+  std::vector<ProcessStacks> stacks;  // of those whose stacks were taken
+  std::string time;                   // of day, for people
+};
+
+/// The file: culprit first, then every rank with where it is and its stacks.
+std::string to_text(const WaitReport& report);
+
+}  // namespace cairn::agent

@@ -1,0 +1,228 @@
+#include "runtime/data_parallel/data_parallel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/core/check.h"
+
+namespace cairn::data_parallel {
+namespace {
+
+/// Calls body(begin, end) for the parts of this rank's shards that belong to `local`: flat elements, with where they
+/// lie among the sums of gradients.
+template <typename Body>
+void for_shards_of(const RankPlan& rank, const LocalTensor& local, const Body& body) {
+  const int64_t tensor_end = local.offset + count_elems(local.shape);
+  for (const Bucket& bucket : rank.buckets) {
+    const int64_t begin = std::max(bucket.shard.begin, local.offset), end = std::min(bucket.shard.end, tensor_end);
+    if (begin >= end) continue;
+    const int64_t at = rank.scattered_grads ? bucket.shard_offset + begin - bucket.shard.begin : begin;
+    body(at, end - begin);
+  }
+}
+
+}  // namespace
+
+DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups& groups, const Memory& memory)
+    : plan_(plan),
+      rank_(rank),
+      groups_(groups),
+      memory_(memory),
+      elem_bytes_(dtype_size_bytes(plan.compute_dtype())),
+      passed_(rank.units.size(), 0),
+      open_units_(rank.buckets.size(), 0),
+      weights_of_(std::max(rank.buckets.size(), rank.units.size()), 0),
+      grads_from_(rank.units.size(), 0),
+      queue_(plan.recipe.optimizer.overlap && plan.mesh.dp() > 1) {
+  RT_CHECK(groups.shard->size() == plan.shard_size() && groups.replica->size() * plan.shard_size() == plan.mesh.dp(),
+           "groups of {} and {} ranks for shards of {} among {}", groups.shard->size(), groups.replica->size(),
+           plan.shard_size(), plan.mesh.dp());
+  if (rank.scattered_weights) {
+    train_uses_ = unit_uses(rank, schedule_actions(plan.schedule(), rank.at.pp));
+    evaluate_uses_ = unit_uses(rank, forward_actions(plan.schedule()));
+  }
+  int64_t partial = 0;
+  for (const LocalTensor& local : rank.tensors) {
+    if (local.sum_over_tp) for_shards_of(rank, local, [&](int64_t, int64_t count) { partial += count; });
+  }
+  partial_.resize(partial);
+}
+
+void DataParallel::begin_pass(bool training) {
+  uses_ = training ? &train_uses_ : &evaluate_uses_;
+  next_use_ = next_gather_ = 0;
+  if (!training) return;
+  std::fill_n(memory_.sums, rank_.grad_elems(), 0.0f);
+  std::fill(passed_.begin(), passed_.end(), 0);
+  std::fill(open_units_.begin(), open_units_.end(), 0);
+  for (const Unit& unit : rank_.units) {
+    for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) ++open_units_[b];
+  }
+}
+
+Status DataParallel::begin_use(int64_t layer, nn::Pass pass) {
+  for (const int64_t unit : rank_.units_of(layer)) {
+    RT_TRY(prepare_weights(unit));
+    if (pass == nn::Pass::kBackward && rank_.scattered_grads) RT_TRY(prepare_grads(unit));
+  }
+  return {};
+}
+
+Status DataParallel::prepare_weights(int64_t unit) {
+  if (!rank_.scattered_weights) {
+    for (int64_t b = rank_.units[unit].first_bucket; b < rank_.units[unit].end_bucket; ++b) {
+      if (weights_of_[b] != 0) RT_TRY(queue_.wait(std::exchange(weights_of_[b], 0)));
+    }
+    return {};
+  }
+  const size_t now = next_use_++;
+  RT_CHECK(now < uses_->size() && (*uses_)[now].unit == unit, "use {} is of unit {}, the plan has another", now, unit);
+  if (next_gather_ <= now) gather_unit((*uses_)[next_gather_++]);
+  RT_TRY(queue_.wait(weights_of_[unit]));
+  // The next one is gathered meanwhile, unless it takes the memory of this one.
+  if (next_gather_ == now + 1 && next_gather_ < uses_->size() &&
+      rank_.units[(*uses_)[now + 1].unit].weight_slot != rank_.units[unit].weight_slot) {
+    gather_unit((*uses_)[next_gather_++]);
+  }
+  return {};
+}
+
+void DataParallel::gather_unit(const UnitUse& use) {
+  if (!use.gather) return;
+  weights_of_[use.unit] = queue_.submit([this, &unit = rank_.units[use.unit]]() -> Status {
+    for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) {
+      const Bucket& bucket = rank_.buckets[b];
+      RT_TRY(groups_.shard->all_gather(
+          memory_.weights + bucket.shard_offset * elem_bytes_,
+          memory_.gathered + (unit.weight_at + bucket.range.begin - unit.range.begin) * elem_bytes_,
+          bucket.shard.size() * elem_bytes_, "weights of a layer"));
+    }
+    return {};
+  });
+}
+
+Status DataParallel::prepare_grads(int64_t unit_index) {
+  const Unit& unit = rank_.units[unit_index];
+  if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
+  RT_TRY(queue_.wait(grads_from_[unit.grad_slot]));
+  std::fill_n(memory_.slots + unit.grad_at, unit.range.size(), 0.0f);
+  return {};
+}
+
+Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
+  if (pass == nn::Pass::kForward) return {};
+  for (const int64_t index : rank_.units_of(layer)) {
+    const Unit& unit = rank_.units[index];
+    const int64_t passed = ++passed_[index], all = plan_.micro_batches * unit.uses;
+    if (rank_.scattered_grads) {
+      if (passed % unit.uses == 0) add_unit(unit, passed == all);
+      continue;
+    }
+    if (passed != all) continue;
+    for (int64_t b = unit.end_bucket; b-- > unit.first_bucket;) {
+      if (--open_units_[b] == 0) reduce_bucket(rank_.buckets[b]);
+    }
+  }
+  return {};
+}
+
+void DataParallel::reduce_bucket(const Bucket& bucket) {
+  if (plan_.mesh.dp() == 1) return;
+  queue_.submit([this, &bucket]() -> Status {
+    float* const shard = memory_.sums + bucket.shard.begin;
+    RT_TRY(groups_.shard->reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(), DType::kF32,
+                                         comm::ReduceOp::kSum, "gradient bucket"));
+    return groups_.replica->all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
+                                       "gradient bucket");
+  });
+}
+
+void DataParallel::add_unit(const Unit& unit, bool last) {
+  grads_from_[unit.grad_slot] = queue_.submit([this, &unit, last]() -> Status {
+    for (int64_t b = unit.end_bucket; b-- > unit.first_bucket;) {
+      const Bucket& bucket = rank_.buckets[b];
+      float* const shard = memory_.sums + bucket.shard_offset;
+      RT_TRY(groups_.shard->reduce_scatter_add(memory_.slots + unit.grad_at + bucket.range.begin - unit.range.begin,
+                                               shard, bucket.shard.size(), DType::kF32, "gradients of a layer"));
+      if (last) {
+        RT_TRY(groups_.replica->all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
+                                           "gradient shard"));
+      }
+    }
+    return {};
+  });
+}
+
+Status DataParallel::finish() {
+  RT_TRY(queue_.wait_all());
+  for (size_t u = 0; u < rank_.units.size(); ++u) {
+    RT_CHECK(passed_[u] == plan_.micro_batches * rank_.units[u].uses, "unit {} went back {} times in {} micro-batches",
+             u, passed_[u], plan_.micro_batches);
+  }
+  RT_TRY(sum_over_tp());
+  return sum_tied_embedding();
+}
+
+Status DataParallel::sum_over_tp() {
+  if (partial_.empty()) return {};
+  const auto move = [&](bool out) {
+    float* at = partial_.data();
+    for (const LocalTensor& local : rank_.tensors) {
+      if (!local.sum_over_tp) continue;
+      for_shards_of(rank_, local, [&](int64_t begin, int64_t count) {
+        float* const sums = memory_.sums + begin;
+        out ? std::copy_n(sums, count, at) : std::copy_n(at, count, sums);
+        at += count;
+      });
+    }
+  };
+  move(true);
+  RT_TRY(groups_.tp->all_reduce(partial_.data(), static_cast<int64_t>(partial_.size()), DType::kF32,
+                                comm::ReduceOp::kSum, "gradients of replicated tensors"));
+  move(false);
+  return {};
+}
+
+Status DataParallel::sum_tied_embedding() {
+  std::vector<const LocalTensor*> copies;  // two on one rank with deterministic = "layout"
+  for (const LocalTensor& local : rank_.tensors) {
+    if (plan_.tensors[local.tensor].name == "embed.tokens") copies.push_back(&local);
+  }
+  if (copies.size() == 2) {
+    std::vector<std::pair<float*, int64_t>> first, second;  // their buckets are their own, and cut alike
+    for_shards_of(rank_, *copies[0], [&](int64_t at, int64_t count) { first.emplace_back(memory_.sums + at, count); });
+    for_shards_of(rank_, *copies[1], [&](int64_t at, int64_t count) { second.emplace_back(memory_.sums + at, count); });
+    RT_CHECK(first.size() == second.size(), "{} and {} shards of a tied embedding", first.size(), second.size());
+    for (size_t k = 0; k < first.size(); ++k) {
+      const auto [a, count] = first[k];
+      float* const b = second[k].first;
+      for (int64_t i = 0; i < count; ++i) a[i] = b[i] = a[i] + b[i];
+    }
+    return {};
+  }
+  if (groups_.embedding == nullptr) return {};
+  const LocalTensor* tied = copies.front();
+  const int64_t end = tied->offset + count_elems(tied->shape);
+  for (const Bucket& bucket : rank_.buckets) {  // they are its own, and cut alike on both stages
+    if (bucket.range.begin < tied->offset || bucket.range.begin >= end) continue;
+    const int64_t at = rank_.scattered_grads ? bucket.shard_offset : bucket.shard.begin;
+    RT_TRY(groups_.embedding->all_reduce(memory_.sums + at, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
+                                         "gradient of the tied embedding"));
+  }
+  return {};
+}
+
+Status DataParallel::spread_weights(std::function<Status()> whole) {
+  if (rank_.scattered_weights || groups_.shard->size() == 1) return whole();
+  for (size_t b = 0; b < rank_.buckets.size(); ++b) {
+    weights_of_[b] = queue_.submit([this, &bucket = rank_.buckets[b]] {
+      return groups_.shard->all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,
+                                       memory_.weights + bucket.range.begin * elem_bytes_,
+                                       bucket.shard.size() * elem_bytes_, "updated weights");
+    });
+  }
+  queue_.submit(std::move(whole));
+  return {};
+}
+
+}  // namespace cairn::data_parallel

@@ -1,0 +1,102 @@
+#pragma once
+// The data-parallel movements of a step, ZeRO stages 0 to 3: gradients are reduced beside backward, weights gathered
+// beside forward. What is done to the reduced gradients is runtime/optim's. Owns no arrays, but a thread.
+//
+// Life of a step:
+//   begin_pass      the sums of gradients are zero
+//   forward         before a layer: its weights are there (ZeRO-1, -2: the gathers that the last update left running;
+//                   ZeRO-3: the layer's own gather, begun a layer ahead)
+//   backward        after a layer: ZeRO-0 and -1 reduce a bucket once its last gradient of the last micro-batch is
+//                   written; ZeRO-2 and -3 add the layer's gradients of each micro-batch to the shards
+//   finish          all sums done; then what is partial over tp and the two parts of a tied embedding are added, shard
+//                   by shard
+//   spread_weights  after the update: gathers of the new weights begin (ZeRO-1, -2)
+// Shard groups smaller than dp reduce and scatter inside, and all-reduce the shards across the groups once a step.
+//
+// Order. All collectives of the data-parallel groups run on one queue, in an order that the plan alone decides: the
+// same on all members, and the same with and without a thread, so overlapping changes no bit. ZeRO-2 and -3 add the
+// micro-batches one by one, each over the replicas in order: the sums do not depend on how micro-batches are divided
+// among replicas.
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "runtime/comm/comm.h"
+#include "runtime/comm/queue.h"
+#include "runtime/core/result.h"
+#include "runtime/nn/stage_model.h"
+#include "runtime/plan/communication.h"
+#include "runtime/plan/plan.h"
+
+namespace cairn::data_parallel {
+
+/// The rank's groups. shard: those that divide the buckets; replica: those with the same shard of other shard groups;
+/// either may be of one rank. embedding may be null when it has one member or the rank holds no tied embedding.
+struct Groups {
+  comm::Comm* tp = nullptr;
+  comm::Comm* shard = nullptr;
+  comm::Comm* replica = nullptr;
+  comm::Comm* embedding = nullptr;
+};
+
+/// Where the arrays of a rank lie; memory of others, sizes from the plan.
+struct Memory {
+  std::byte* weights = nullptr;   // weight_bytes: what an update leaves
+  std::byte* gathered = nullptr;  // gathered_bytes; null but with ZeRO-3
+  float* sums = nullptr;          // grad_elems()
+  float* slots = nullptr;         // behind the sums; null but with ZeRO-2 and -3
+
+  /// What forward and backward take.
+  std::byte* used_weights() const { return gathered != nullptr ? gathered : weights; }
+  float* used_grads() const { return slots != nullptr ? slots : sums; }
+};
+
+class DataParallel final : public nn::UseListener {
+ public:
+  /// All outlive it.
+  DataParallel(const Plan& plan, const RankPlan& rank, const Groups& groups, const Memory& memory);
+
+  /// Before a training step or an evaluation runs.
+  void begin_pass(bool training);
+  Status begin_use(int64_t layer, nn::Pass pass) override;
+  Status end_use(int64_t layer, nn::Pass pass) override;
+
+  /// After the last backward of a step: the sums of this rank's shards are complete when it returns.
+  Status finish();
+
+  /// After this rank's shards of the weights were written: makes them whole on all ranks, beside whatever follows.
+  /// `whole` is called once they are, perhaps on another thread.
+  Status spread_weights(std::function<Status()> whole);
+
+  /// Returns when nothing runs any more. Before memory goes, or groups are used otherwise.
+  Status settle() { return queue_.wait_all(); }
+  bool busy() const { return queue_.busy(); }
+
+ private:
+  Status prepare_weights(int64_t unit);
+  Status prepare_grads(int64_t unit);
+  void gather_unit(const UnitUse& use);
+  void reduce_bucket(const Bucket& bucket);
+  void add_unit(const Unit& unit, bool last);
+  Status sum_over_tp();
+  Status sum_tied_embedding();
+
+  const Plan& plan_;
+  const RankPlan& rank_;
+  Groups groups_;
+  Memory memory_;
+  int64_t elem_bytes_;
+  std::vector<UnitUse> train_uses_, evaluate_uses_;  // with ZeRO-3
+
+  const std::vector<UnitUse>* uses_ = nullptr;
+  size_t next_use_ = 0, next_gather_ = 0;  // of uses_
+  std::vector<int64_t> passed_;            // by unit: backwards that have used it
+  std::vector<int64_t> open_units_;        // by bucket: units whose gradients are not complete
+  std::vector<comm::Queue::Ticket> weights_of_,
+      grads_from_;              // by bucket or unit its gather; by slot its last reduction
+  std::vector<float> partial_;  // gathers the small replicated tensors for one all-reduce over tp
+  comm::Queue queue_;           // last: its thread uses all above
+};
+
+}  // namespace cairn::data_parallel

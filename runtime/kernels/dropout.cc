@@ -1,0 +1,75 @@
+#include "runtime/kernels/dropout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/core/check.h"
+#include "runtime/core/dtype.h"
+#include "runtime/kernels/parallel.h"
+#include "runtime/kernels/simd.h"
+
+namespace cairn::kernels {
+namespace {
+
+/// A 32-bit finaliser (multiply, xor-shift) with a half of the key before each half of its rounds.
+RT_INLINE uint32_t hash_element(uint32_t low, uint32_t high, uint32_t i) {
+  uint32_t x = i * 0x9E3779B9u + low;
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  x = (x ^ (x >> 16)) + high;
+  x = (x ^ (x >> 17)) * 0xED5AD4BBu;
+  x = (x ^ (x >> 11)) * 0xAC4C1B51u;
+  return x ^ (x >> 15);
+}
+
+RT_CLONES void factors_leaf(uint32_t low, uint32_t high, uint32_t first, int64_t n, uint32_t threshold, float scale,
+                            float* factors) {
+  for (int64_t i = 0; i < n; ++i) {
+    factors[i] = hash_element(low, high, first + static_cast<uint32_t>(i)) < threshold ? 0.0f : scale;
+  }
+}
+
+template <typename T>
+RT_CLONES void multiply_leaf(const T* x, const float* factors, T* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) store_f32(&out[i], load_f32(x[i]) * factors[i]);
+}
+
+}  // namespace
+
+DropoutRate DropoutRate::of(double rate) {
+  RT_CHECK(rate >= 0 && rate < 1, "a dropout rate of {}", rate);
+  if (rate == 0) return {};
+  const double threshold = std::clamp(std::nearbyint(rate * 0x1p32), 1.0, 0x1p32 - 1);
+  return {static_cast<uint32_t>(threshold), static_cast<float>(1.0 / (1.0 - rate))};
+}
+
+void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rate, float* factors) {
+  factors_leaf(static_cast<uint32_t>(row_key), static_cast<uint32_t>(row_key >> 32), static_cast<uint32_t>(first), n,
+               rate.threshold, rate.keep_scale, factors);
+}
+
+template <typename T>
+void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, int64_t tokens,
+             const uint64_t* sample_keys, uint64_t site, DropoutRate rate) {
+  parallel_ranges(rows, 1, 4 * width, [=](int64_t r, int64_t end) {
+    float factors[kMapBlock];
+    for (; r < end; ++r) {
+      const int64_t row = first_row + r;
+      const uint64_t key = dropout_row_key(sample_keys[row / tokens], site, static_cast<uint64_t>(row % tokens));
+      for (int64_t c = 0; c < width; c += kMapBlock) {
+        const int64_t n = std::min(kMapBlock, width - c);
+        dropout_factors(key, c, n, rate, factors);
+        multiply_leaf(x + r * width + c, factors, out + r * width + c, n);
+      }
+    }
+  });
+}
+
+#define RT_INSTANTIATE(T) \
+  template void dropout<T>(const T*, T*, int64_t, int64_t, int64_t, int64_t, const uint64_t*, uint64_t, DropoutRate)
+RT_INSTANTIATE(float);
+RT_INSTANTIATE(bf16);
+RT_INSTANTIATE(f16);
+#undef RT_INSTANTIATE
+
+}  // namespace cairn::kernels

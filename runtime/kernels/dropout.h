@@ -1,0 +1,40 @@
+#pragma once
+// Dropout from counter-based random numbers: whether an element is dropped is a pure function of a key and its place,
+// so no mask is stored, backward and recomputation draw the same one, and no layout changes it.
+//
+// Keys. A sample's key stands for (seed, sample of the run); mixed with a site (layer and place within it) and a row
+// (token; or query head and query) it is the key of a row, whose elements are numbered from 0. An element is dropped
+// when a 32-bit hash of row key and number is below rate * 2^32; the others are multiplied by 1 / (1 - rate).
+
+#include <cstdint>
+
+#include "runtime/core/random.h"
+
+namespace cairn::kernels {
+
+struct DropoutRate {
+  uint32_t threshold = 0;  // 0: nothing is dropped
+  float keep_scale = 1;
+
+  /// `rate` in [0, 1).
+  static DropoutRate of(double rate);
+  explicit operator bool() const { return threshold != 0; }
+};
+
+/// Where masks are drawn: a layer of the model and a place in it.
+constexpr uint64_t dropout_site(int64_t layer, uint64_t place) { return static_cast<uint64_t>(layer + 1) << 8 | place; }
+
+constexpr uint64_t dropout_row_key(uint64_t sample_key, uint64_t site, uint64_t row) {
+  return mix64(mix64(sample_key ^ mix64(site)) + row);
+}
+
+/// factors[i] = 0 or keep_scale for elements [first, first + n) of the row.
+void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rate, float* factors);
+
+/// out[r, c] = x[r, c] * factor. Row r is token (first_row + r) % tokens of sample (first_row + r) / tokens, whose key
+/// is sample_keys[that]. out may be x. The backward pass is the same map.
+template <typename T>
+void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, int64_t tokens,
+             const uint64_t* sample_keys, uint64_t site, DropoutRate rate);
+
+}  // namespace cairn::kernels

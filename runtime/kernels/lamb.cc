@@ -1,0 +1,98 @@
+#include "runtime/kernels/lamb.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "runtime/core/check.h"
+#include "runtime/kernels/parallel.h"
+#include "runtime/kernels/simd.h"
+
+namespace cairn::kernels {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // parallel_elements cuts at multiples of it, so threads change no bit of the sums
+
+struct Coefficients {
+  float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float inv_bias1, inv_sqrt_bias2, eps, decay;
+};
+
+Coefficients coefficients(const AdamwArgs& args) {
+  RT_CHECK(args.step >= 1, "LAMB counts steps from 1, got {}", args.step);
+  const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step);
+  return {.grad_scale = args.grad_scale,
+          .beta1 = args.beta1,
+          .one_minus_beta1 = static_cast<float>(1.0 - beta1),
+          .beta2 = args.beta2,
+          .one_minus_beta2 = static_cast<float>(1.0 - beta2),
+          .inv_bias1 = static_cast<float>(1.0 / (1.0 - std::pow(beta1, t))),
+          .inv_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, t))),
+          .eps = args.eps,
+          .decay = args.weight_decay};
+}
+
+RT_INLINE float step_of(const Coefficients& k, float weight, float m, float v) {
+  return m * k.inv_bias1 / (std::sqrt(v) * k.inv_sqrt_bias2 + k.eps) + k.decay * weight;
+}
+
+RT_CLONES void moments_block(Coefficients k, const float* grad, AdamwState from, AdamwState to, int64_t at, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = at; i < at + n; ++i) {
+    const float g = grad[i] * k.grad_scale;
+    to.exp_avg[i] = k.beta1 * from.exp_avg[i] + k.one_minus_beta1 * g;
+    to.exp_avg_sq[i] = k.beta2 * from.exp_avg_sq[i] + k.one_minus_beta2 * g * g;
+  }
+}
+
+RT_CLONES void norms_block(Coefficients k, const float* master, AdamwState to, int64_t at, int64_t n, double* weight,
+                           double* step) {
+  double w2 = 0, r2 = 0;
+#pragma omp simd reduction(+ : w2, r2)
+  for (int64_t i = at; i < at + n; ++i) {
+    const double w = master[i], r = step_of(k, master[i], to.exp_avg[i], to.exp_avg_sq[i]);
+    w2 += w * w;
+    r2 += r * r;
+  }
+  *weight = w2;
+  *step = r2;
+}
+
+RT_CLONES void step_range(Coefficients k, float rate, const float* master, AdamwState to, int64_t begin, int64_t end) {
+#pragma GCC ivdep
+  for (int64_t i = begin; i < end; ++i) {
+    to.master[i] = master[i] - rate * step_of(k, master[i], to.exp_avg[i], to.exp_avg_sq[i]);
+  }
+}
+
+}  // namespace
+
+void lamb_moments(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, int64_t count,
+                  LambNorms* norms) {
+  const Coefficients k = coefficients(args);
+  std::mutex mutex;
+  parallel_elements(count, [&](int64_t begin, int64_t end) {
+    LambNorms mine;
+    for (int64_t i = begin; i < end; i += kBlock) {
+      const int64_t n = std::min(kBlock, end - i);
+      moments_block(k, grad, from, to, i, n);
+      if (norms == nullptr) continue;
+      double weight = 0, step = 0;
+      norms_block(k, from.master, to, i, n, &weight, &step);
+      mine.weight.add(weight);
+      mine.step.add(step);
+    }
+    if (norms == nullptr) return;
+    const std::lock_guard lock(mutex);  // once a thread; the sums are exact in any order
+    norms->weight.add(mine.weight);
+    norms->step.add(mine.step);
+  });
+}
+
+void lamb_step(const AdamwArgs& args, float trust, const AdamwState& from, const AdamwState& to, int64_t count) {
+  const Coefficients k = coefficients(args);
+  parallel_elements(count,
+                    [&](int64_t begin, int64_t end) { step_range(k, args.lr * trust, from.master, to, begin, end); });
+}
+
+}  // namespace cairn::kernels

@@ -1,0 +1,25 @@
+#pragma once
+// LAMB (You et al. 2020, Algorithm 2): Adam's step with decoupled weight decay, scaled for each tensor by the ratio of
+// the weights' norm to the step's. Two passes, since the ratio needs the whole tensor, which may lie on several ranks.
+
+#include <cstdint>
+
+#include "runtime/core/exact_sum.h"
+#include "runtime/kernels/adamw.h"
+
+namespace cairn::kernels {
+
+/// Squares of the weights and of the steps r = m^ / (sqrt(v^) + eps) + weight_decay * w.
+struct LambNorms {
+  ExactSum weight, step;
+};
+
+/// First pass: `to`'s moments become `from`'s with grad * grad_scale; adds to the norms unless they are null. `to` is
+/// `from` or does not overlap it; its master is left alone. AdamwArgs::lr, stream and portable are not read.
+void lamb_moments(const AdamwArgs& args, const float* grad, const AdamwState& from, const AdamwState& to, int64_t count,
+                  LambNorms* norms);
+
+/// Second pass: to.master = from.master - args.lr * trust * r with the moments in `to`.
+void lamb_step(const AdamwArgs& args, float trust, const AdamwState& from, const AdamwState& to, int64_t count);
+
+}  // namespace cairn::kernels

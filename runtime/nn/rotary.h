@@ -1,0 +1,19 @@
+#pragma once
+// The angles of rotary positions as the model scales them, for kernels::rotary_table().
+
+#include <vector>
+
+#include "runtime/config/recipe.h"
+
+namespace cairn::nn {
+
+struct RotaryAngles {
+  std::vector<double> frequencies;  // [rotary_dims / 2], radians a position
+  double factor = 1;                // of cosines and sines
+};
+
+/// For samples of `tokens` tokens: the dynamic scaling alone depends on them.
+/// Source: transformers, modeling_rope_utils.py; yarn: Peng et al. 2023, llama3: Meta's Llama 3.1 code.
+RotaryAngles rotary_angles(const ModelConfig& model, int64_t tokens);
+
+}  // namespace cairn::nn

@@ -1,0 +1,110 @@
+#include "runtime/plan/batch_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+namespace cairn {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+struct Walk {
+  const Recipe& recipe;
+  int64_t step = 1;      // the next one
+  int64_t consumed = 0;  // samples before it
+
+  bool ramps() const { return recipe.batch.ramp.from > 0; }
+  int64_t increments() const { return (recipe.batch.samples - recipe.batch.ramp.from) / recipe.batch.ramp.by; }
+
+  /// Whether a span from the beginning of the run is over, before the next step.
+  bool reached(const Span& span) const { return steps_until(span, 1) == 0; }
+
+  /// Steps of `samples` each until it is.
+  int64_t steps_until(const Span& span, int64_t samples) const {
+    if (span.unit == Span::Unit::kSteps) {
+      return std::max<int64_t>(0, static_cast<int64_t>(std::ceil(span.value)) - (step - 1));
+    }
+    const double per_sample = span.unit == Span::Unit::kTokens ? static_cast<double>(recipe.model.context) : 1.0;
+    const double left = span.value / per_sample - static_cast<double>(consumed);
+    return left <= 0 ? 0 : static_cast<int64_t>(std::ceil(left / static_cast<double>(samples)));
+  }
+
+  /// Samples at which the ramp takes its k-th increment.
+  Span increment(int64_t k) const {
+    const Span& over = recipe.batch.ramp.over;
+    return {over.unit, over.value * static_cast<double>(k) / static_cast<double>(increments())};
+  }
+
+  StepStage settings() const {
+    StepStage out{.first_step = step,
+                  .samples_before = consumed,
+                  .samples = recipe.batch.samples,
+                  .micro = recipe.batch.micro,
+                  .tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : recipe.model.context,
+                  .rope_theta = recipe.model.rope_theta};
+    if (ramps()) {
+      int64_t k = 0;
+      while (k < increments() && reached(increment(k + 1))) ++k;
+      out.samples = recipe.batch.ramp.from + k * recipe.batch.ramp.by;
+    }
+    for (const BatchPhase& phase : recipe.batch.phases) {
+      if (!reached(phase.at)) continue;
+      if (phase.samples > 0) out.samples = phase.samples;
+      if (phase.micro > 0) out.micro = phase.micro;
+      if (phase.tokens > 0) out.tokens = phase.tokens;
+      if (phase.rope_theta > 0) out.rope_theta = phase.rope_theta;
+    }
+    return out;
+  }
+
+  /// Steps until something may change; kNever when nothing will.
+  int64_t steps_to_change(int64_t samples) const {
+    int64_t out = kNever;
+    const auto consider = [&](const Span& span) {
+      const int64_t steps = steps_until(span, samples);
+      if (steps > 0) out = std::min(out, steps);
+    };
+    for (int64_t k = 1; ramps() && k <= increments(); ++k) consider(increment(k));
+    for (const BatchPhase& phase : recipe.batch.phases) consider(phase.at);
+    return out;
+  }
+};
+
+}  // namespace
+
+std::vector<StepStage> step_stages(const Recipe& recipe) {
+  std::vector<StepStage> out;
+  for (Walk walk{recipe};;) {
+    const StepStage now = walk.settings();
+    if (out.empty() || !out.back().same_batch(now)) out.push_back(now);
+    const int64_t steps = walk.steps_to_change(now.samples);
+    if (steps == kNever) return out;
+    walk.step += steps;
+    walk.consumed += steps * now.samples;
+  }
+}
+
+size_t stage_of_step(const std::vector<StepStage>& stages, int64_t step) {
+  const auto after = std::partition_point(stages.begin(), stages.end(),
+                                          [&](const StepStage& stage) { return stage.first_step <= step; });
+  return after == stages.begin() ? 0 : static_cast<size_t>(after - stages.begin()) - 1;
+}
+
+int64_t samples_after(const std::vector<StepStage>& stages, int64_t step) {
+  const StepStage& stage = stages[stage_of_step(stages, step)];
+  return stage.samples_before + std::max<int64_t>(0, step - stage.first_step + 1) * stage.samples;
+}
+
+int64_t steps_for_samples(const std::vector<StepStage>& stages, double samples) {
+  if (samples <= 0) return 0;
+  const auto after = std::partition_point(stages.begin() + 1, stages.end(), [&](const StepStage& stage) {
+    return static_cast<double>(stage.samples_before) < samples;
+  });
+  const StepStage& stage = *(after - 1);
+  const double left = samples - static_cast<double>(stage.samples_before);
+  return stage.first_step - 1 + static_cast<int64_t>(std::ceil(left / static_cast<double>(stage.samples)));
+}
+
+}  // namespace cairn

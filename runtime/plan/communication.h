@@ -1,0 +1,40 @@
+#pragma once
+// What a training step moves between ranks, by arithmetic: the communicators count the same (Comm::traffic()), and a
+// test holds the two equal over many layouts. Pure.
+//
+// Payload that this rank puts in, a step (legend of activations.h; c bytes of the compute type, m micro-batches, G
+// elements of a rank's buckets, s ranks of a shard group):
+//   tp        a layer: 4 m T H c all-reduced, or with sequence parallelism reduced and scattered and 6 m R H c gathered
+//   ZeRO-0    4 G all-reduced          ZeRO-1    4 G reduced and scattered, c G / s gathered
+//   ZeRO-2    4 m G reduced and scattered, c G / s gathered
+//   ZeRO-3    the same reduced; weights are gathered once for each GatherPlan::gather
+//   replica   4 G / s all-reduced, between shard groups
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/traffic.h"
+#include "runtime/plan/plan.h"
+
+namespace cairn {
+
+// Names of the groups of ranks, in GroupTraffic and in messages. With one shard group or none its group is "dp".
+constexpr std::string_view kTpGroup = "tp", kDpGroup = "dp", kShardGroup = "shard", kReplicaGroup = "replica",
+                           kForwardGroup = "pp", kBackwardGroup = "pp back", kEmbeddingGroup = "embedding",
+                           kWorldGroup = "world";
+
+/// One time that a rank uses the weights of a unit.
+struct UnitUse {
+  int64_t unit = 0;
+  bool gather = false;  // its slot holds another unit, or nothing yet: gathered before
+};
+
+/// What a rank uses one after another when it runs `actions`; with ZeRO-3, slots hold nothing at first. Whoever
+/// gathers goes by this list, so all members of a shard group gather the same in the same order.
+std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> actions);
+
+/// Of one training step, groups of more than one rank alone. Validation, saves and the start of a run come on top.
+std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank);
+
+}  // namespace cairn

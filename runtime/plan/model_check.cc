@@ -1,0 +1,103 @@
+#include "runtime/plan/model_check.h"
+
+#include <fmt/format.h>
+
+#include "runtime/plan/model_tensors.h"
+
+namespace cairn {
+namespace {
+
+/// Collects mistakes.
+class Check {
+ public:
+  explicit Check(const ModelConfig& m) : m_(m) {}
+
+  std::vector<ModelMistake> run() {
+    if (m_.positions == Positions::kRotary) rotary();
+    if (m_.position_offset > 0 && m_.positions != Positions::kLearned) {
+      found("model.position_offset", "is for learned positions only");
+    }
+    if (m_.residual_scale != 1.0 && m_.block != BlockKind::kDeepNorm) {
+      found("model.residual_scale", "is for model.block = deep_norm only");
+    }
+    if (m_.logit_scale != 1.0 && m_.head_bias) {
+      found("model.logit_scale", "does not go with model.head_bias: no known model says which comes first");
+    }
+    if (m_.top_query && !m_.final_norm) found("model.top_query", "comes after the final norm, which is off");
+    windows();
+    if (m_.moe.experts > 0) moe();
+    not_computed();
+    return std::move(found_);
+  }
+
+ private:
+  void found(const std::string& field, const std::string& what, std::string accepted = "") {
+    found_.push_back({field, field + " " + what, std::move(accepted)});
+  }
+
+  void rotary() {
+    const RopeConfig& rope = m_.rope;
+    const int64_t dims = rotary_dims(m_);
+    const std::string field = rope.dims > 0 ? "model.rope.dims" : "model.head_dim";
+    const std::string name = rope.dims > 0 ? "dims" : "head_dim";
+    if (dims > m_.head_dim) {
+      found(field, fmt::format("= {} is more than model.head_dim = {}: no such channels", dims, m_.head_dim));
+    } else if (dims % 2 != 0) {
+      found(field, fmt::format("= {} is odd, and rotary positions turn pairs of channels", dims),
+            dims == 1 ? name + " 2" : fmt::format("{} {} or {}", name, dims - 1, dims + 1));
+    } else if (rope.scaling == RopeScaling::kDynamic && dims < 4) {
+      found("model.rope.scaling", fmt::format("= dynamic needs 4 or more channels that turn, got {}", dims));
+    }
+    if (rope.scaling == RopeScaling::kLlama3 && rope.low_freq_factor >= rope.high_freq_factor) {
+      found("model.rope.low_freq_factor",
+            fmt::format("= {} must be less than high_freq_factor = {}", rope.low_freq_factor, rope.high_freq_factor));
+    }
+    if (rope.scaling == RopeScaling::kYarn && rope.beta_slow >= rope.beta_fast) {
+      found("model.rope.beta_slow",
+            fmt::format("= {} must be less than beta_fast = {}", rope.beta_slow, rope.beta_fast));
+    }
+  }
+
+  void windows() {
+    if (!m_.window_layers.empty() && m_.sliding_window == 0) {
+      found("model.window_layers", "names layers, but model.sliding_window is 0: set the window too");
+    }
+    for (const int64_t layer : m_.window_layers) {
+      if (layer < m_.layers) continue;
+      found("model.window_layers", fmt::format("names layer {}; there are 0 to {}", layer, m_.layers - 1));
+      break;
+    }
+    if (m_.sliding_window > 0 && m_.mask != Mask::kCausal) {
+      found("model.sliding_window", "looks back only: it needs model.mask = causal");
+    }
+  }
+
+  void moe() {
+    if (m_.moe.top_k > m_.moe.experts) {
+      found("model.moe.top_k", fmt::format("= {} is more than model.moe.experts = {}", m_.moe.top_k, m_.moe.experts));
+    }
+    if (!is_gated(m_.activation)) {
+      found("model.activation", "must have a gate with experts", "swiglu, geglu, geglu_tanh or reglu");
+    }
+    if (has_bias(m_, BiasOf::kMlp)) found("model.mlp_bias", "must be false with experts: theirs have no biases");
+  }
+
+  void not_yet(const std::string& field, const std::string& value) {
+    found(field, fmt::format("= {} is not computed by this build yet", value));
+  }
+
+  /// What has a name and a place in files but no kernel yet.
+  void not_computed() {
+    if (m_.mask == Mask::kPrefix) not_yet("model.mask", "prefix");
+    if (m_.top_query) not_yet("model.top_query", "true");
+  }
+
+  const ModelConfig& m_;
+  std::vector<ModelMistake> found_;
+};
+
+}  // namespace
+
+std::vector<ModelMistake> find_mistakes(const ModelConfig& model) { return Check(model).run(); }
+
+}  // namespace cairn

@@ -1,0 +1,476 @@
+// Folder to folder, eight-bit weights, and conversions that are cut off: in each direction they go on, fail cleanly,
+// and never look whole when they are not.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/store/fault_backend.h"
+#include "converters/elements.h"
+#include "converters/rewrite.h"
+#include "tests/converters/fixtures.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Every file of a folder, hidden ones too, by its path in it.
+std::map<std::string, std::string> contents(const fs::path& dir) {
+  std::map<std::string, std::string> out;
+  for (const auto& entry : fs::recursive_directory_iterator(dir)) {
+    if (entry.is_regular_file()) out[fs::relative(entry.path(), dir)] = slurp(entry.path());
+  }
+  return out;
+}
+
+struct Stored {
+  std::string dtype;
+  Shape shape;
+  std::string bytes;
+};
+using Tensors = std::map<std::string, Stored>;
+
+Tensors load(const fs::path& path) {
+  Tensors out;
+  const auto file = SafetensorsFile::open(path);
+  REQUIRE(file.ok());
+  for (const SafeTensor& t : file.value().tensors()) {
+    Stored tensor{t.dtype, t.shape, std::string(static_cast<size_t>(t.end - t.begin), '\0')};
+    REQUIRE(file.value().read(t, 0, t.end - t.begin, reinterpret_cast<std::byte*>(tensor.bytes.data())).ok());
+    out[t.name] = tensor;
+  }
+  return out;
+}
+
+void store(const fs::path& path, const Tensors& tensors) {
+  std::vector<SafeTensor> list;
+  for (const auto& [name, t] : tensors) list.push_back({.name = name, .dtype = t.dtype, .shape = t.shape});
+  REQUIRE(write_safetensors(path, list, {{"format", "pt"}}, [&](const SafeTensor& t, const ByteSink& sink) {
+            const std::string& bytes = tensors.at(t.name).bytes;
+            return sink(reinterpret_cast<const std::byte*>(bytes.data()), static_cast<int64_t>(bytes.size()));
+          }).ok());
+}
+
+Result<ExportReport> rewritten(const fs::path& from, const fs::path& to, const ExportOptions& options = {}) {
+  return rewrite_hf(from, to, {.to = options});
+}
+
+/// A disk that fails at one call; a backend of its own, as conversions want one a thread.
+class FailingDisk final : public ckpt::PosixBackend {
+ public:
+  struct Plan {
+    std::atomic<int64_t> left{0};  // calls until it fails
+    int error = ENOSPC;
+    std::atomic<bool> fired{false};
+  };
+  explicit FailingDisk(Plan& plan) : plan_(plan) {}
+  Result<std::unique_ptr<ckpt::IoFile>> create(const fs::path& path, int64_t size_bytes) override {
+    if (fails()) return os_error(plan_.error, "create " + path.string());
+    RT_TRY_SET(std::unique_ptr<ckpt::IoFile> file, PosixBackend::create(path, size_bytes));
+    return std::unique_ptr<ckpt::IoFile>(std::make_unique<File>(std::move(file), *this));
+  }
+
+ private:
+  bool fails() {
+    if (plan_.left-- > 0) return false;
+    plan_.fired = true;
+    return true;
+  }
+  class File final : public ckpt::IoFile {
+   public:
+    File(std::unique_ptr<ckpt::IoFile> inner, FailingDisk& disk) : inner_(std::move(inner)), disk_(disk) {}
+    Result<ckpt::IoTicket> submit_write(int64_t offset, const std::byte* data, int64_t bytes) override {
+      if (disk_.fails()) return os_error(disk_.plan_.error, "write");
+      return inner_->submit_write(offset, data, bytes);
+    }
+    Result<ckpt::IoTicket> submit_read(int64_t offset, std::byte* data, int64_t bytes) override {
+      return inner_->submit_read(offset, data, bytes);
+    }
+    Status wait(ckpt::IoTicket ticket) override { return inner_->wait(ticket); }
+    Status finish() override { return disk_.fails() ? Status(os_error(disk_.plan_.error, "write")) : inner_->finish(); }
+    Status truncate(int64_t size_bytes) override { return inner_->truncate(size_bytes); }
+    Result<int64_t> size() override { return inner_->size(); }
+    Status sync() override { return disk_.fails() ? Status(os_error(disk_.plan_.error, "sync")) : inner_->sync(); }
+    Status close() override { return inner_->close(); }
+
+   private:
+    std::unique_ptr<ckpt::IoFile> inner_;
+    FailingDisk& disk_;
+  };
+  Plan& plan_;
+};
+
+fs::path imported(const TempDir& temp, const std::string& fixture) {
+  ckpt::PosixBackend io;
+  ImportOptions options;
+  options.mesh = {.tp = 1, .pp = 1, .dp = 1};
+  auto report = import_hf(io, golden(fixture), temp / "run", options, encode);
+  REQUIRE_MESSAGE(report.ok(), report.error().message);
+  return report.value().dir;
+}
+
+}  // namespace
+
+TEST_SUITE("converters/convert") {
+  TEST_CASE("folder to folder keeps every tensor byte for byte, and the model") {
+    for (const std::string& name : fixture_names()) {
+      CAPTURE(name);
+      TempDir temp;
+      const auto report = rewritten(golden(name), temp / "out");
+      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      for (const auto& [file, bytes] : contents(golden(name))) {
+        if (file == "config.json" || file == "reference.safetensors" || file == "README.md") continue;
+        CAPTURE(file);
+        CHECK(slurp(temp / "out" / file) == bytes);
+      }
+      const auto again = HfFolder::open(temp / "out");
+      REQUIRE_MESSAGE(again.ok(), again.error().message);
+      CHECK(logit_difference(again.value()->model(), weights_of(*again.value()), reference_of(name)) <= kLogitGate);
+      CHECK(has(slurp(temp / "out" / "README.md"), "converted from the folder `" + name + "`"));
+    }
+  }
+
+  TEST_CASE("folder to folder changes dtype and split, and cleans") {
+    TempDir temp;
+    fs::copy(golden("hf-gpt2-tied"), temp / "in");
+    Tensors tensors = load(temp / "in" / "model.safetensors"), messy;
+    for (const auto& [name, tensor] : tensors) messy[name.substr(std::string("transformer.").size())] = tensor;
+    messy["h.0.attn.bias"] = {"BOOL", {1, 1, 2, 2}, std::string(4, '\1')};
+    messy["lm_head.weight"] = messy["wte.weight"];
+    store(temp / "in" / "model.safetensors", messy);
+    auto config = nlohmann::json::parse(slurp(temp / "in" / "config.json"));
+    config["auto_map"] = {{"AutoModel", "evil.Model"}};
+    config["summary_type"] = "cls_index";
+    config.erase("torch_dtype");
+    config["dtype"] = "float32";
+    spit(temp / "in" / "config.json", config.dump());
+    spit(temp / "in" / "evil.py", "raise SystemExit");
+    spit(temp / "in" / "README.md", "the model's own card");
+    const auto report = rewritten(temp / "in", temp / "out", {.dtype = DType::kBf16, .max_shard_bytes = 9000});
+    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    CHECK(report.value().shards > 2);
+    const auto written = nlohmann::json::parse(slurp(temp / "out" / "config.json"));
+    CHECK(written["torch_dtype"] == "bfloat16");
+    CHECK(!written.contains("dtype"));
+    CHECK(!written.contains("auto_map"));
+    CHECK(written["summary_type"] == "cls_index");
+    CHECK(!fs::exists(temp / "out" / "evil.py"));
+    CHECK(slurp(temp / "out" / "README.md") == "the model's own card");
+    const auto index = nlohmann::json::parse(slurp(temp / "out" / "model.safetensors.index.json"));
+    CHECK(index["weight_map"].size() == tensors.size());
+    CHECK(index["metadata"]["total_size"] == report.value().data_bytes);
+    for (const auto& [name, file] : index["weight_map"].items()) {
+      CAPTURE(name);
+      REQUIRE(tensors.contains(name));
+      const Stored found = load(temp / "out" / file.get<std::string>()).at(name);
+      CHECK(found.shape == tensors[name].shape);
+      std::vector<float> before(static_cast<size_t>(count_elems(found.shape))), after(before.size());
+      to_floats("F32", reinterpret_cast<const std::byte*>(tensors[name].bytes.data()), before.size(), before.data());
+      to_floats("BF16", reinterpret_cast<const std::byte*>(found.bytes.data()), after.size(), after.data());
+      for (size_t k = 0; k < before.size(); ++k) REQUIRE(after[k] == to_f32(to_bf16(before[k])));
+    }
+    CHECK(has(rewritten(temp / "in", temp / "in").error().message, "the source would be replaced"));
+    CHECK(has(rewritten(temp / "in", temp / "out").error().message, "is not empty"));
+  }
+
+  TEST_CASE("a number that f16 cannot hold is told with its tensor, and nothing is left") {
+    TempDir temp;
+    fs::copy(golden("hf-gpt2-tied"), temp / "in");
+    Tensors tensors = load(temp / "in" / "model.safetensors");
+    const float large = 70000.0f;
+    std::memcpy(tensors["transformer.h.1.ln_1.weight"].bytes.data() + 8, &large, 4);
+    store(temp / "in" / "model.safetensors", tensors);
+    const auto refused = rewritten(temp / "in", temp / "out", {.dtype = DType::kF16});
+    REQUIRE(!refused.ok());
+    CHECK(has(refused.error().message, "transformer.h.1.ln_1.weight holds 70000, f16 ends at 65504"));
+    CHECK(contents(temp.path()) == [&] {
+      std::map<std::string, std::string> expected;
+      for (const auto& [name, bytes] : contents(temp / "in")) expected["in/" + name] = bytes;
+      return expected;
+    }());
+  }
+
+  TEST_CASE("a card that is there is never overwritten, and an export's card tells where the weights come from") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-gpt2-tied");
+    ckpt::PosixBackend io;
+    REQUIRE(export_hf(io, checkpoint, temp / "out", {}, decode).ok());
+    const std::string card = slurp(temp / "out" / "README.md");
+    CHECK(has(card, "library_name: transformers"));
+    CHECK(has(card, "run `hf-gpt2-tied` (id `import-"));
+    CHECK(has(card, "step 0"));
+    spit(temp / "out" / "README.md", "mine");
+    REQUIRE(export_hf(io, checkpoint, temp / "out", {.overwrite = true}, decode).ok());
+    CHECK(slurp(temp / "out" / "README.md") == "mine");
+  }
+
+  TEST_CASE("eight bits: all 256 codes are the numbers of the formats") {
+    std::vector<std::byte> codes(256);
+    for (int k = 0; k < 256; ++k) codes[k] = static_cast<std::byte>(k);
+    std::vector<float> e4m3(256), e5m2(256), e8m0(256);
+    to_floats("F8_E4M3", codes.data(), 256, e4m3.data());
+    to_floats("F8_E5M2", codes.data(), 256, e5m2.data());
+    to_floats("F8_E8M0", codes.data(), 256, e8m0.data());
+    CHECK(e4m3[0x7e] == 448.0f);
+    CHECK(e4m3[0x08] == std::ldexp(1.0f, -6));
+    CHECK(e4m3[0x01] == std::ldexp(1.0f, -9));
+    CHECK(e4m3[0xb8] == -1.0f);
+    CHECK(std::isnan(e4m3[0x7f]));
+    CHECK(std::isnan(e4m3[0xff]));
+    CHECK(e5m2[0x7b] == 57344.0f);
+    CHECK(e5m2[0x01] == std::ldexp(1.0f, -16));
+    CHECK(std::isinf(e5m2[0x7c]));
+    CHECK(std::isnan(e5m2[0x7d]));
+    CHECK(e8m0[127] == 1.0f);
+    CHECK(e8m0[0] == std::ldexp(1.0f, -127));
+    CHECK(std::isnan(e8m0[255]));
+    for (int k = 1; k < 0x7e; ++k) CHECK(e4m3[k] > e4m3[k - 1]);
+  }
+
+  TEST_CASE("eight-bit weights are their numbers times their scales, by block, by row and by tensor") {
+    TempDir temp;
+    const fs::path dir = temp / "in";
+    fs::copy(golden("hf-llama-tied-bias"), dir);
+    const Tensors before = load(dir / "model.safetensors");
+    struct Scheme {
+      std::string suffix;
+      nlohmann::json config;
+      int64_t rows, columns;  // of a block; 0: all
+    };
+    const std::vector<Scheme> schemes = {
+        {"_scale_inv", {{"quant_method", "fp8"}, {"weight_block_size", {16, 7}}}, 16, 7},
+        {"_scale_inv", {{"quant_method", "fp8"}, {"weight_block_size", nullptr}}, 0, 0},
+        {"_scale", {{"quant_method", "fbgemm_fp8"}}, 1, 0},
+        {"_scale", {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}}, 1, 0}};
+    for (const Scheme& scheme : schemes) {
+      CAPTURE(scheme.config.dump());
+      Tensors stored;
+      std::map<std::string, std::vector<float>> expected;
+      for (const auto& [name, tensor] : before) {
+        if (!has(name, "_proj.weight")) {
+          stored[name] = tensor;
+          continue;
+        }
+        const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
+        const int64_t down = scheme.rows > 0 ? scheme.rows : rows,
+                      across = scheme.columns > 0 ? scheme.columns : columns;
+        const int64_t lines = (rows + down - 1) / down, wide = (columns + across - 1) / across;
+        Stored codes{"F8_E4M3", tensor.shape, ""}, scales{"F32", {lines, wide}, ""};
+        for (int64_t k = 0; k < rows * columns; ++k) codes.bytes += static_cast<char>((k * 37) % 120);
+        std::vector<float> scale(static_cast<size_t>(lines * wide)), values(static_cast<size_t>(rows * columns));
+        for (size_t k = 0; k < scale.size(); ++k) scale[k] = 0.01f * static_cast<float>(k + 1);
+        scales.bytes.assign(reinterpret_cast<const char*>(scale.data()), scale.size() * sizeof(float));
+        to_floats("F8_E4M3", reinterpret_cast<const std::byte*>(codes.bytes.data()), rows * columns, values.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < columns; ++c) values[r * columns + c] *= scale[(r / down) * wide + c / across];
+        }
+        expected[name] = values;
+        stored[name] = codes;
+        stored[name + scheme.suffix] = scales;
+        stored[name.substr(0, name.size() - 6) + "input_scale"] = {"F32", {}, std::string(4, '\0')};
+      }
+      store(dir / "model.safetensors", stored);
+      auto config = nlohmann::json::parse(slurp(golden("hf-llama-tied-bias") / "config.json"));
+      config["quantization_config"] = scheme.config;
+      spit(dir / "config.json", config.dump());
+      const auto folder = HfFolder::open(dir);
+      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      int64_t checked = 0;
+      for (size_t k = 0; k < folder.value()->tensors().size(); ++k) {
+        const auto wanted = expected.find(folder.value()->stored()[k].name);
+        if (wanted == expected.end()) continue;
+        std::vector<float> whole(wanted->second.size());
+        REQUIRE(folder.value()->read(static_cast<int64_t>(k), whole).ok());
+        CHECK(whole == wanted->second);
+        const Shape& shape = folder.value()->tensors()[k].shape;
+        const Box box{{3, 2}, {shape[0] - 1, shape[1] - 4}};  // across the edges of blocks
+        std::vector<float> part(static_cast<size_t>(box.count_elems())), cut(part.size());
+        copy_box_out(whole.data(), shape, box, cut.data());
+        REQUIRE(folder.value()->read_box(static_cast<int64_t>(k), box, part).ok());
+        CHECK(part == cut);
+        ++checked;
+      }
+      CHECK(checked == 7 * folder.value()->model().layers);
+      // And as a folder of its own: no scales, no quantization_config.
+      fs::remove_all(temp / "out");
+      const auto report = rewritten(dir, temp / "out", {.dtype = DType::kF32});
+      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      CHECK(!nlohmann::json::parse(slurp(temp / "out" / "config.json")).contains("quantization_config"));
+      CHECK(weights_of(*HfFolder::open(temp / "out").value()) == weights_of(*folder.value()));
+    }
+    Tensors broken = load(dir / "model.safetensors");
+    broken.erase("model.layers.0.mlp.up_proj.weight_scale");
+    broken["model.layers.1.mlp.up_proj.weight_scale"] = {"F32", {3}, std::string(12, '\0')};
+    store(dir / "model.safetensors", broken);
+    const std::string message = HfFolder::open(dir).error().message;
+    CAPTURE(message);
+    CHECK(has(message,
+              "model.safetensors: model.layers.0.mlp.up_proj.weight F8_E4M3: its scale "
+              "model.layers.0.mlp.up_proj.weight_scale is missing"));
+    CHECK(has(message, "model.layers.1.mlp.up_proj.weight_scale F32 [3] does not fit"));
+    auto config = nlohmann::json::parse(slurp(dir / "config.json"));
+    config.erase("quantization_config");
+    spit(dir / "config.json", config.dump());
+    CHECK(has(HfFolder::open(dir).error().message, "config.json has no quantization_config"));
+  }
+
+  TEST_CASE("a conversion that was stopped goes on from the files that were done, if each byte of them holds") {
+    for (const bool damaged : {false, true}) {
+      CAPTURE(damaged);
+      TempDir temp;
+      const fs::path source = golden("hf-llama-gqa-sharded"), work = temp / ".out.converting";
+      ExportOptions options{.max_shard_bytes = 20000};
+      REQUIRE(rewritten(source, temp / "whole", options).ok());
+      std::atomic<bool> stop{false};
+      options.cancel = &stop;
+      options.progress = [&](int64_t done, int64_t total) { stop = stop || done > total * 3 / 4; };
+      const auto stopped = rewritten(source, temp / "out", options);
+      REQUIRE(!stopped.ok());
+      CHECK(stopped.error().code == ErrorCode::kStopped);
+      CHECK(!fs::exists(temp / "out"));
+      REQUIRE(fs::exists(work));
+      fs::path finished;
+      for (const auto& entry : fs::directory_iterator(work)) {
+        if (entry.path().extension() == ".done")
+          finished = entry.path().string().substr(0, entry.path().string().size() - 5);
+      }
+      REQUIRE(!finished.empty());
+      if (damaged) {
+        for (const auto& entry : fs::directory_iterator(work)) {
+          if (entry.path().extension() == ".done") continue;
+          std::string bytes = slurp(entry.path());
+          bytes[bytes.size() / 2] ^= 1;
+          spit(entry.path(), bytes);
+        }
+      }
+      stop = false;
+      options.progress = {};
+      const auto report = rewritten(source, temp / "out", options);
+      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      CHECK((report.value().taken_files > 0) == !damaged);
+      CHECK(!fs::exists(work));
+      auto expected = contents(temp / "whole"), found = contents(temp / "out");
+      expected.erase("README.md");  // has the folder's name
+      found.erase("README.md");
+      CHECK(found == expected);
+    }
+  }
+
+  TEST_CASE("what a conversion of something else has left is not taken over") {
+    TempDir temp;
+    std::atomic<bool> stop{false};
+    ExportOptions options{.max_shard_bytes = 20000, .cancel = &stop};
+    options.progress = [&](int64_t done, int64_t total) { stop = stop || done > total * 3 / 4; };
+    REQUIRE(!rewritten(golden("hf-llama-gqa-sharded"), temp / "out", options).ok());
+    const auto report =
+        rewritten(golden("hf-llama-gqa-sharded"), temp / "out", {.dtype = DType::kBf16, .max_shard_bytes = 20000});
+    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    CHECK(report.value().taken_files == 0);
+    CHECK(HfFolder::open(temp / "out").value()->dtype() == DType::kBf16);
+    for (const auto& [name, bytes] : contents(temp / "out")) CHECK(!has(name, ".done"));
+  }
+
+  TEST_CASE("a disk that is full, or fails, at any call leaves the target as it was and nothing beside it") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-gpt2-tied");
+    ckpt::PosixBackend io;
+    REQUIRE(export_hf(io, checkpoint, temp / "whole", {.max_shard_bytes = 40000}, decode).ok());
+    const auto whole = contents(temp / "whole");
+    for (const int error : {ENOSPC, EIO}) {
+      bool fired = true;
+      int64_t tried = 0;
+      for (int64_t call = 0; fired; ++call, ++tried) {
+        CAPTURE(call);
+        FailingDisk::Plan plan;
+        plan.left = call;
+        plan.error = error;
+        ExportOptions options{.max_shard_bytes = 40000};
+        options.make_io = [&] { return std::make_unique<FailingDisk>(plan); };
+        const auto report = export_hf(io, checkpoint, temp / "out", options, decode);
+        fired = plan.fired;
+        REQUIRE(report.ok() == !fired);
+        CHECK(!fs::exists(temp / ".out.converting"));
+        CHECK(fs::exists(temp / "out") == report.ok());
+        if (!report.ok()) CHECK(report.error().code == (error == ENOSPC ? ErrorCode::kNoSpace : ErrorCode::kIo));
+      }
+      CHECK(tried > 8);
+      auto found = contents(temp / "out"), expected = whole;
+      found.erase("README.md");
+      expected.erase("README.md");
+      CHECK(found == expected);
+      fs::remove_all(temp / "out");
+    }
+  }
+
+  TEST_CASE("two conversions into one folder do not meet") {
+    TempDir temp;
+    bool asked = false;
+    ExportOptions options;
+    options.progress = [&](int64_t, int64_t) {
+      if (std::exchange(asked, true)) return;
+      const auto second = rewritten(golden("hf-gpt2-erf-untied"), temp / "out");
+      REQUIRE(!second.ok());
+      CHECK(has(second.error().message, "another process is writing this folder"));
+    };
+    CHECK(rewritten(golden("hf-gpt2-tied"), temp / "out", options).ok());
+    CHECK(asked);
+  }
+
+  TEST_CASE("an import in many files, by small windows, is the import in one; stopped, it goes on") {
+    for (const std::string name : {"hf-gpt2-tied", "hf-llama-gqa-sharded"}) {
+      CAPTURE(name);
+      TempDir temp;
+      ckpt::PosixBackend io;
+      ImportOptions options;
+      options.mesh = {.tp = 2, .pp = 1, .dp = 2};
+      REQUIRE(import_hf(io, golden(name), temp / "one", options, encode).ok());
+      options.file_bytes = 8000;
+      options.memory_bytes = int64_t{32} << 20;
+      std::atomic<bool> stop{false};
+      options.cancel = &stop;
+      options.progress = [&](int64_t done, int64_t total) { stop = stop || done > total / 2; };
+      const auto stopped = import_hf(io, golden(name), temp / "many", options, encode);
+      REQUIRE(!stopped.ok());
+      CHECK(stopped.error().code == ErrorCode::kStopped);
+      CHECK(!fs::exists(temp / "many" / "step-00000000"));
+      stop = false;
+      options.progress = {};
+      const auto report = import_hf(io, golden(name), temp / "many", options, encode);
+      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      const auto one = CheckpointWeights::open(io, temp / "one" / "step-00000000", decode);
+      const auto many = CheckpointWeights::open(io, report.value().dir, decode);
+      REQUIRE(one.ok());
+      REQUIRE_MESSAGE(many.ok(), many.error().message);
+      CHECK(weights_of(*one.value()) == weights_of(*many.value()));
+      CHECK(many.value()->manifest().files.size() > one.value()->manifest().files.size());
+      CHECK(one.value()->files() == many.value()->files());
+      for (const auto& entry : fs::directory_iterator(temp / "many")) CHECK(entry.path().filename() == "step-00000000");
+    }
+  }
+
+  TEST_CASE("problems name file, tensor, what was found and what was expected") {
+    TempDir temp;
+    fs::copy(golden("hf-gpt2-tied"), temp / "in");
+    Tensors tensors = load(temp / "in" / "model.safetensors");
+    std::swap(tensors["transformer.h.0.mlp.c_fc.weight"].shape[0], tensors["transformer.h.0.mlp.c_fc.weight"].shape[1]);
+    tensors.erase("transformer.ln_f.bias");
+    tensors["stray"] = {"F32", {1}, "1234"};
+    store(temp / "in" / "model.safetensors", tensors);
+    const auto folder = HfFolder::inspect(temp / "in");
+    REQUIRE(folder.ok());
+    std::vector<std::string> told;
+    for (const TensorProblem& problem : folder.value()->problems()) told.push_back(problem.text());
+    std::sort(told.begin(), told.end());
+    CHECK(told == std::vector<std::string>{
+                      "model.safetensors: stray: unexpected, F32 [1]",
+                      "model.safetensors: transformer.h.0.mlp.c_fc.weight: shape [44, 36], expected [36, 44]",
+                      "transformer.ln_f.bias: missing, expected [36]"});
+    CHECK(!HfFolder::open(temp / "in").ok());
+  }
+}

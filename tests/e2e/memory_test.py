@@ -1,0 +1,44 @@
+"""How much shared memory there is decides how many banks of the state a run has; too little is told before it starts."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+from harness import RunTest, main
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from own_memory import own_shared_memory, resize_shared_memory  # noqa: E402
+
+
+class Memory(RunTest):
+    def test_two_banks_when_three_do_not_fit_and_a_sentence_when_two_do_not(self):
+        # A bank of some 20 MB: what the ranks talk through, which lies in the same memory, is small beside it.
+        recipe, wide = self.recipe(tp=1, pp=1, dp=2, sp="false", steps=8, save=2), ["--set", "model.width=256"]
+        plan = json.loads(subprocess.run([self.program, "plan", recipe, "--world", "2", *wide, "--json"], check=True,
+                                         capture_output=True, text=True).stdout)
+        memory, bank = plan["shared_memory"], plan["checkpoint"]["bytes"]
+        self.assertEqual(memory["banks"], 3)
+
+        resize_shared_memory(256 << 20)
+        self.assertNotIn("banks", self.train(recipe, "three", *wide).output())
+        resize_shared_memory(memory["bytes"] - bank // 2)
+        self.assertIn("only two banks of the training state fit into memory", self.train(recipe, "two", *wide).output())
+        for run in ("three", "two"):
+            self.assertEqual(self.checkpoints(run)[-1], 8)
+        for step in range(1, 9):
+            self.assertEqual(self.metrics("three")[step]["loss"], self.metrics("two")[step]["loss"])
+        self.assertEqual(self.contents("three", 8)[1], self.contents("two", 8)[1])
+
+        resize_shared_memory(memory["bytes"] - 3 * bank // 2)
+        job = self.start(recipe, "none", *wide)
+        self.assertNotEqual(job.wait(), 0)
+        self.assertIn("/dev/shm", job.output())
+        self.assertEqual(self.checkpoints("none"), [])
+
+
+if __name__ == "__main__":
+    if not own_shared_memory("256m"):
+        print("skipped: this user may not have a /dev/shm of its own")
+        sys.exit(77)
+    main()

@@ -1,0 +1,140 @@
+#include "runtime/agent/wait_report.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/agent/child_process.h"
+
+using namespace cairn::agent;
+
+namespace {
+
+RankState waiting(int64_t rank, int64_t awaits, int64_t since_ms) {
+  return {rank,
+          {.pid = 100 + rank,
+           .inside = true,
+           .awaits = awaits,
+           .step = 7,
+           .since_ms = since_ms,
+           .phase = "gradients",
+           .description = "in dp[0,1].reduce_scatter(gradient bucket), entered 5 ms ago, at step 7 (gradients)"},
+          'S'};
+}
+
+RankState computing(int64_t rank) {
+  return {rank,
+          {.pid = 100 + rank,
+           .step = 7,
+           .phase = "forward and backward",
+           .description = "outside of any operation, after tp[0,1].all_reduce(mlp.out), entered 9 ms ago"},
+          'R'};
+}
+
+ProcessStacks stacks_of(pid_t pid) {
+  ProcessStacks out;
+  read_stacks({pid}, [&](const ProcessStacks& stacks) { out = stacks; });
+  return out;
+}
+
+}  // namespace
+
+// Not inlined, and not static: its name must stand in the stack.
+extern "C" __attribute__((noinline)) void cairn_test_waits_here(int ready) {
+  const char byte = 1;
+  if (write(ready, &byte, 1) != 1) _exit(1);
+  for (;;) pause();
+}
+
+TEST_SUITE("runtime/agent/wait_report") {
+  TEST_CASE("the culprit stands at the end of the waits") {
+    const WaitFinding found =
+        find_culprit({waiting(0, 1, 3000), waiting(1, 3, 2000), waiting(2, 0, 4000), computing(3)});
+    CHECK(found.culprits == std::vector<int64_t>{3});
+    CHECK(found.chain == std::vector<int64_t>{2, 0, 1, 3});
+    CHECK(found.waited_ms == 4000);
+    CHECK_FALSE(found.deadlock);
+  }
+
+  TEST_CASE("who is gone is blamed before who is stopped, and both before any guess") {
+    std::vector<RankState> ranks = {waiting(0, 1, 3000), waiting(1, 0, 2000), computing(2), computing(3)};
+    ranks[2].state = 'T';
+    CHECK(find_culprit(ranks).culprits == std::vector<int64_t>{2});
+    CHECK(find_culprit(ranks).reason == "is stopped (state T)");
+    ranks[3].state = 'Z';
+    CHECK(find_culprit(ranks).culprits == std::vector<int64_t>{3});
+    CHECK(find_culprit(ranks).reason == "has died");
+  }
+
+  TEST_CASE("ranks that wait for each other are all named") {
+    const WaitFinding found = find_culprit({waiting(0, 1, 3000), waiting(1, 2, 2000), waiting(2, 1, 1000)});
+    CHECK(found.deadlock);
+    CHECK(found.culprits == std::vector<int64_t>{1, 2});
+    CHECK(summary_text(found, {waiting(0, 1, 3000), waiting(1, 2, 2000), waiting(2, 1, 1000)})
+              .find("ranks 1, 2 wait for each other") == 0);
+  }
+
+  TEST_CASE("nobody is blamed when nobody waits") {
+    CHECK(find_culprit({computing(0), computing(1)}).culprits.empty());
+    CHECK(find_culprit({}).culprits.empty());
+  }
+
+  TEST_CASE("the report names the culprit first and tells equal waits once") {
+    WaitReport report;
+    report.title = "title";
+    report.ranks = {waiting(0, 2, 3000), waiting(1, 2, 2000), computing(2)};
+    report.finding = find_culprit(report.ranks);
+    report.stacks = {{.pid = 102, .threads = {{1, "cairn", {"a", "b"}}, {2, "worker", {"c"}}, {3, "worker", {"c"}}}},
+                     {.pid = 100, .problem = "it had left"}};
+    const std::string text = to_text(report);
+    CHECK(text.find("rank 2 (pid 102) is in no operation") < text.find("ranks 0, 1 in dp[0,1].reduce_scatter"));
+    CHECK(text.find("for 3.0 s, waiting for rank 2") != std::string::npos);
+    CHECK(text.find("\nrank 2 (pid 102), state R") < text.find("\nrank 0 (pid 100), state S"));
+    CHECK(text.find("threads 2 (worker), 3 (worker)\n    #0  c") != std::string::npos);
+    CHECK(text.find("no stacks: it had left") != std::string::npos);
+  }
+
+  TEST_CASE("the stacks of a stopped process are read by name, and it stays stopped") {
+    int ready[2];
+    REQUIRE(pipe(ready) == 0);
+    const pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+      cairn_test_waits_here(ready[1]);
+      _exit(0);
+    }
+    char byte = 0;
+    REQUIRE(read(ready[0], &byte, 1) == 1);
+    REQUIRE(kill(pid, SIGSTOP) == 0);
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, WUNTRACED) == pid);
+    const ProcessStacks stacks = stacks_of(pid);
+    CHECK(process_state(pid) == 'T');
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    close(ready[0]);
+    close(ready[1]);
+    if (stacks.problem.find("refused: Operation not permitted") != std::string::npos) {
+      MESSAGE("not tested: tracing is not permitted here");
+      return;
+    }
+    REQUIRE_MESSAGE(stacks.problem.empty(), stacks.problem);
+    REQUIRE_FALSE(stacks.threads.empty());
+    CHECK(to_text(stacks, "").find("cairn_test_waits_here") != std::string::npos);
+    const auto again = process_stacks_from_json(to_json(stacks));
+    REQUIRE(again.ok());
+    CHECK(to_text(again.value(), "") == to_text(stacks, ""));
+  }
+
+  TEST_CASE("a process that is not there is a problem told, no failure") {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    CHECK_FALSE(stacks_of(pid).problem.empty());
+  }
+
+}  // TEST_SUITE

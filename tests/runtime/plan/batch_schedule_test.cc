@@ -1,0 +1,110 @@
+#include "runtime/plan/batch_schedule.h"
+
+#include <doctest/doctest.h>
+
+#include "runtime/plan/plan.h"
+
+using namespace cairn;
+
+namespace {
+
+Recipe recipe_of(int64_t samples) {
+  Recipe r;
+  r.stop = {Span::Unit::kSteps, 100};
+  r.model = {.layers = 2, .width = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .ffn = 16, .context = 16, .vocab = 9};
+  r.model.positions = Positions::kRotary;
+  r.batch = {.samples = samples, .micro = 1};
+  return r;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/plan/batch_schedule") {
+  TEST_CASE("without a ramp there is one stage, and spans are quotients") {
+    const Recipe r = recipe_of(4);
+    const auto stages = step_stages(r);
+    REQUIRE(stages.size() == 1);
+    CHECK(samples_after(stages, 0) == 0);
+    CHECK(samples_after(stages, 25) == 100);
+    CHECK(steps_for_samples(stages, 100) == 25);
+    CHECK(steps_for_samples(stages, 101) == 26);
+    CHECK(steps_for_samples(stages, 0) == 0);
+    CHECK(span_in_steps({Span::Unit::kTokens, 16 * 8}, r, 0) == 2);
+  }
+
+  TEST_CASE("the ramp of BLOOM gives the counts of its log") {
+    // Public log of the 176B run: 192 + 16 over 9,765,625 samples to 2048. After iteration 12,695: 9,841,584 samples,
+    // after 31,214: 47,768,496, after 31,250: 47,842,224. Megatron stops before 220,000,000 would be passed, at
+    // iteration 115,311; here a span is over when it is reached.
+    Recipe r = recipe_of(2048);
+    r.batch.micro = 2;
+    r.batch.ramp = {.from = 192, .by = 16, .over = {Span::Unit::kSamples, 9765625}};
+    const auto stages = step_stages(r);
+    CHECK(stages.size() == 117);
+    CHECK(stages[0].samples == 192);
+    CHECK(stages.back().samples == 2048);
+    CHECK(samples_after(stages, 12695) == 9841584);
+    CHECK(samples_after(stages, 31214) == 47768496);
+    CHECK(samples_after(stages, 31250) == 47842224);
+    CHECK(samples_after(stages, 115311) == 219999152);
+    CHECK(steps_for_samples(stages, 220e6) == 115312);
+    for (int64_t step = 1; step < 13000; ++step) {
+      const StepStage& stage = stages[stage_of_step(stages, step)];
+      const int64_t before = samples_after(stages, step - 1);
+      const int64_t k = std::min<int64_t>(116, static_cast<int64_t>(static_cast<double>(before) / (9765625.0 / 116)));
+      REQUIRE(stage.samples == 192 + 16 * k);  // the rule as Megatron states it
+      REQUIRE(steps_for_samples(stages, static_cast<double>(before) + 1) == step);
+    }
+  }
+
+  TEST_CASE("phases change the micro-batch, the sequence and the rotary base from where they begin") {
+    Recipe r = recipe_of(8);
+    r.batch.tokens = 4;
+    r.batch.phases = {{.at = {Span::Unit::kSamples, 20}, .micro = 2, .tokens = 8},
+                      {.at = {Span::Unit::kTokens, 16 * 40}, .samples = 16, .tokens = 16, .rope_theta = 5e5},
+                      {.at = {Span::Unit::kSteps, 10}, .samples = 4}};
+    const Plan plan = make_plan(r, 1).value();
+    const auto& stages = plan.step_stages;
+    REQUIRE(stages.size() == 4);
+    CHECK(stages[1].first_step == 4);  // 24 samples are the first 20 or more
+    CHECK(stages[1].micro == 2);
+    CHECK(stages[1].tokens == 8);
+    CHECK(stages[2].first_step == 6);
+    CHECK(stages[2].rope_theta == 5e5);
+    CHECK(stages[3].first_step == 11);
+    CHECK(stages[3].samples == 4);
+    CHECK(stages[3].micro == 2);
+    CHECK(samples_after(stages, 11) == 5 * 8 + 5 * 16 + 4);
+    CHECK(plan.at(2).micro_batches == 8);
+    CHECK(plan.at(0).sequence_tokens == 4);
+    CHECK(plan.at(2).recipe.model.rope_theta == 5e5);
+  }
+
+  TEST_CASE("every stage must fit the mesh, and says when it does not") {
+    const auto refusal = [](const Recipe& r, int64_t world) {
+      const auto plan = make_plan(r, world);
+      return plan.ok() ? std::string() : plan.error().message;
+    };
+    Recipe r = recipe_of(32);
+    r.batch.ramp = {.from = 8, .by = 8, .over = {Span::Unit::kSteps, 30}};
+    CHECK(refusal(r, 8) == "");
+    CHECK(refusal(r, 16).find("from step 1 on: batch.samples = 8 cannot be cut") != std::string::npos);
+    r.batch.ramp.by = 5;
+    CHECK(refusal(r, 1).find("a whole number of increments") != std::string::npos);
+    r.batch.ramp = {};
+    r.batch.phases = {{.at = {Span::Unit::kSteps, 3}, .tokens = 5}};
+    CHECK(refusal(r, 1).find("from step 4 on: batch.tokens = 5 does not divide") != std::string::npos);
+    r.batch.phases = {{.at = {Span::Unit::kFraction, 0.5}, .micro = 2}};
+    CHECK(refusal(r, 1).find("not at a fraction") != std::string::npos);
+    r.model.positions = Positions::kLearned;
+    r.batch.phases = {{.at = {Span::Unit::kSteps, 3}, .rope_theta = 10}};
+    CHECK(refusal(r, 1).find("no rotary positions") != std::string::npos);
+    r = recipe_of(8);
+    r.mesh.pp = 2;
+    r.mesh.virtual_stages = 2;
+    r.model.layers = 4;
+    r.schedule = PipelineKind::kInterleaved;
+    r.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .samples = 3}};
+    CHECK(refusal(r, 2).find("from step 6 on") != std::string::npos);
+  }
+}

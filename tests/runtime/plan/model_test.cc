@@ -1,0 +1,173 @@
+// The options of a model: what tensors they make, and what they demand of each other.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "runtime/plan/model_check.h"
+#include "runtime/plan/model_tensors.h"
+#include "runtime/plan/plan.h"
+
+using namespace cairn;
+
+namespace {
+
+ModelConfig small() {
+  return {.layers = 2, .width = 24, .heads = 4, .kv_heads = 4, .head_dim = 6, .ffn = 40, .context = 8, .vocab = 65};
+}
+
+/// "name [shape]" of the tensors outside layer 1, where layer 0 stands for all.
+std::vector<std::string> listed(const ModelConfig& m) {
+  std::vector<std::string> out;
+  for (const TensorSpec& t : model_tensors(m)) {
+    if (t.name.starts_with("layers.1.")) continue;
+    std::string shape;
+    for (const int64_t n : t.shape) shape += (shape.empty() ? "" : ", ") + std::to_string(n);
+    out.push_back(t.name + " [" + shape + "]");
+  }
+  return out;
+}
+
+bool has(const ModelConfig& m, const std::string& entry) {
+  const std::vector<std::string> all = listed(m);
+  return std::find(all.begin(), all.end(), entry) != all.end();
+}
+
+std::vector<std::string> fields_of(const ModelConfig& m) {
+  std::vector<std::string> out;
+  for (const ModelMistake& mistake : find_mistakes(m)) {
+    CHECK(mistake.message.starts_with(mistake.field + " "));
+    out.push_back(mistake.field);
+  }
+  return out;
+}
+
+using Fields = std::vector<std::string>;
+
+}  // namespace
+
+TEST_SUITE("runtime/plan/model") {
+  TEST_CASE("GPT-2's list is as it was before there were options") {
+    CHECK(listed(small()) == std::vector<std::string>{"embed.tokens [65, 24]",
+                                                      "embed.positions [8, 24]",
+                                                      "layers.0.attn_norm.weight [24]",
+                                                      "layers.0.attn_norm.bias [24]",
+                                                      "layers.0.attn.q.weight [24, 24]",
+                                                      "layers.0.attn.q.bias [24]",
+                                                      "layers.0.attn.k.weight [24, 24]",
+                                                      "layers.0.attn.k.bias [24]",
+                                                      "layers.0.attn.v.weight [24, 24]",
+                                                      "layers.0.attn.v.bias [24]",
+                                                      "layers.0.attn.o.weight [24, 24]",
+                                                      "layers.0.attn.o.bias [24]",
+                                                      "layers.0.mlp_norm.weight [24]",
+                                                      "layers.0.mlp_norm.bias [24]",
+                                                      "layers.0.mlp.up.weight [40, 24]",
+                                                      "layers.0.mlp.up.bias [40]",
+                                                      "layers.0.mlp.down.weight [24, 40]",
+                                                      "layers.0.mlp.down.bias [24]",
+                                                      "final_norm.weight [24]",
+                                                      "final_norm.bias [24]"});
+  }
+
+  TEST_CASE("each option adds or takes its tensors") {
+    ModelConfig m = small();
+    m.position_offset = 2;
+    m.embed_dim = 10;
+    m.embedding_norm = true;
+    m.head_bias = true;
+    m.final_norm = false;
+    for (const char* entry :
+         {"embed.tokens [65, 10]", "embed.project_in.weight [24, 10]", "embed.positions [10, 24]",
+          "embed.norm.weight [24]", "embed.norm.bias [24]", "head.project_out.weight [10, 24]", "head.bias [65]"}) {
+      CAPTURE(entry);
+      CHECK(has(m, entry));
+    }
+    CHECK(!has(m, "final_norm.weight [24]"));
+    m.tied_embeddings = false;
+    CHECK(has(m, "head.weight [65, 10]"));
+
+    m = small();
+    m.block = BlockKind::kParallelShared;
+    CHECK(!has(m, "layers.0.mlp_norm.weight [24]"));
+    m.block = BlockKind::kSandwich;
+    CHECK(has(m, "layers.0.attn_out_norm.weight [24]"));
+    CHECK(has(m, "layers.0.mlp_out_norm.bias [24]"));
+
+    m = small();
+    m.positions = Positions::kAlibi;
+    m.bias = false;
+    m.qkv_bias = true;
+    m.qk_norm = QkNorm::kHead;
+    CHECK(!has(m, "embed.positions [8, 24]"));
+    CHECK(has(m, "layers.0.attn.v.bias [24]"));
+    CHECK(!has(m, "layers.0.attn.o.bias [24]"));
+    CHECK(!has(m, "layers.0.mlp.up.bias [40]"));
+    CHECK(has(m, "layers.0.attn.q_norm.weight [6]"));
+    CHECK(has(m, "layers.0.attn.k_norm.weight [6]"));
+
+    m = small();
+    m.bias = false;
+    m.activation = Activation::kSwiGlu;
+    m.moe.experts = 3;
+    CHECK(has(m, "layers.0.moe.router.weight [3, 24]"));
+    CHECK(has(m, "layers.0.moe.experts.2.gate.weight [40, 24]"));
+    CHECK(has(m, "layers.0.moe.experts.0.down.weight [24, 40]"));
+    CHECK(!has(m, "layers.0.mlp.up.weight [40, 24]"));
+  }
+
+  TEST_CASE("options that contradict each other are told by field, all of them") {
+    CHECK(fields_of(small()).empty());
+    ModelConfig m = small();
+    m.position_offset = 2;
+    m.positions = Positions::kRotary;
+    m.rope.dims = 5;
+    m.residual_scale = 2;
+    m.window_layers = {1};
+    CHECK(fields_of(m) ==
+          Fields{"model.rope.dims", "model.position_offset", "model.residual_scale", "model.window_layers"});
+    m = small();
+    m.positions = Positions::kRotary;
+    m.rope.dims = 8;
+    CHECK(fields_of(m) == Fields{"model.rope.dims"});
+    m.rope = {.scaling = RopeScaling::kLlama3, .factor = 8, .low_freq_factor = 4, .high_freq_factor = 4};
+    CHECK(fields_of(m) == Fields{"model.rope.low_freq_factor"});
+    m.rope = {.scaling = RopeScaling::kYarn, .beta_fast = 1, .beta_slow = 1};
+    CHECK(fields_of(m) == Fields{"model.rope.beta_slow"});
+    m = small();
+    m.moe = {.experts = 2, .top_k = 3};
+    CHECK(fields_of(m) == Fields{"model.moe.top_k", "model.activation", "model.mlp_bias"});
+    m = small();
+    m.sliding_window = 4;
+    m.window_layers = {0, 2};
+    m.mask = Mask::kBidirectional;
+    CHECK(fields_of(m) == Fields{"model.window_layers", "model.sliding_window"});
+    m = small();
+    m.logit_scale = 2;
+    m.head_bias = true;
+    CHECK(fields_of(m) == Fields{"model.logit_scale"});
+
+    Recipe recipe;
+    recipe.stop = {Span::Unit::kSteps, 1};
+    recipe.batch = {.samples = 1, .micro = 1};
+    recipe.model = small();
+    recipe.model.top_query = true;
+    const auto plan = make_plan(recipe, 1);
+    REQUIRE(!plan.ok());
+    CHECK(plan.error().message.find("model.top_query = true is not computed by this build yet") != std::string::npos);
+  }
+
+  TEST_CASE("a token pays for the experts it goes through") {
+    Recipe recipe;
+    recipe.stop = {Span::Unit::kSteps, 1};
+    recipe.batch = {.samples = 1, .micro = 1};
+    recipe.model = small();
+    recipe.model.bias = false;
+    recipe.model.activation = Activation::kSwiGlu;
+    recipe.model.moe = {.experts = 6, .top_k = 1};
+    const double one = make_plan(recipe, 1).value().flops_per_token();
+    recipe.model.moe.top_k = 3;
+    const double three = make_plan(recipe, 1).value().flops_per_token();
+    CHECK(three - one == doctest::Approx(6.0 * 2 * 2 * 3 * 24 * 40));  // layers, experts more, matrices of each
+  }
+}

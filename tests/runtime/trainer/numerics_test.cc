@@ -1,0 +1,181 @@
+// fp16 with its loss scale, and dropout, in whole training runs.
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+
+#include "tests/runtime/trainer/harness.h"
+
+using namespace cairn;
+using namespace cairn::test;
+
+namespace {
+
+bool same_bits(const GlobalState& a, const GlobalState& b) {
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](const auto& entry) {
+           const auto other = b.find(entry.first);
+           return other != b.end() && other->second.size() == entry.second.size() &&
+                  std::memcmp(entry.second.data(), other->second.data(), entry.second.size() * 4) == 0;
+         });
+}
+
+Recipe cut(Recipe recipe, int64_t tp, int64_t pp, int zero, bool sequence_parallel) {
+  recipe.mesh.tp = tp;
+  recipe.mesh.pp = pp;
+  recipe.mesh.sequence_parallel = sequence_parallel;
+  recipe.optimizer.zero = zero;
+  return recipe;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/trainer/numerics") {
+  TEST_CASE("fp16 follows float32 to its rounding, alone and in a mesh") {
+    for (const bool llama : {false, true}) {
+      Recipe recipe = tiny_recipe(llama, !llama);
+      const auto exact = train_on_threads(recipe, 1).value();
+      recipe.precision = Precision::kF16;
+      for (const int64_t world : {1, 8}) {
+        const auto rounded = train_on_threads(world == 1 ? recipe : cut(recipe, 2, 2, 1, true), world);
+        REQUIRE_MESSAGE(rounded.ok(), rounded.error().message);
+        for (size_t k = 0; k < 20; ++k) {  // 11 bits of mantissa: an eighth of what bf16 is allowed
+          CHECK(rounded.value().losses[k] == doctest::Approx(exact.losses[k]).epsilon(2e-3));
+        }
+        CHECK(rounded.value().position.loss_scale ==
+              optim::LossScale{.scale = 65536, .good_steps = 20, .hysteresis_left = 2, .skipped = 0});
+      }
+    }
+  }
+
+  TEST_CASE("steps that overflow are skipped, the scale falls, and training goes on as if they had not been") {
+    Recipe recipe = tiny_recipe(false, true);
+    recipe.precision = Precision::kF16;
+    recipe.loss_scale = {.initial = 0x1p40, .window = 4, .hysteresis = 1, .min = 1};
+    recipe.stop = {Span::Unit::kSteps, 40};
+    const auto skipped_until = [&](const Trained& t) {
+      size_t k = 1;
+      while (k < t.losses.size() && !std::isfinite(t.norms[k - 1])) ++k;
+      return k - 1;
+    };
+    const auto whole = train_on_threads(recipe, 1).value();
+    const size_t first = skipped_until(whole);
+    CHECK(first >= 8);
+    CHECK(first < 30);
+    CHECK(whole.position.loss_scale.skipped >= static_cast<int64_t>(first));
+    CHECK(whole.position.loss_scale.scale < 0x1p34);
+    CHECK(whole.losses.back() < whole.losses.front() - 0.2);
+
+    SUBCASE("nothing moved until then") {
+      Recipe brief = recipe;
+      const auto before = train_on_threads(brief, 1, nullptr, static_cast<int64_t>(first)).value();
+      brief.loss_scale.initial = 1;
+      brief.stop = {Span::Unit::kSteps, 1};
+      const auto one = train_on_threads(brief, 1).value();
+      for (const auto& [key, values] : before.state) {
+        if (key.first != trainer::StateKind::kWeight) {
+          CHECK(std::all_of(values.begin(), values.end(), [](float x) { return x == 0; }));
+        }
+      }
+      CHECK(one.position.loss_scale.skipped == 0);
+      CHECK(!same_bits(one.state, before.state));
+    }
+    SUBCASE("stopped among them and resumed, in place or from bank to bank: the same bits") {
+      for (const int64_t stop : {int64_t{3}, static_cast<int64_t>(first) + 1}) {
+        for (const int64_t banks : {0, 2}) {
+          const auto half = train_on_threads(recipe, 1, nullptr, stop, {}, banks).value();
+          const auto rest = train_on_threads(recipe, 1, &half, 0, {}, banks).value();
+          CHECK(rest.position.loss_scale == whole.position.loss_scale);
+          CHECK(rest.losses.back() == whole.losses.back());
+          CHECK(same_bits(rest.state, whole.state));
+        }
+      }
+    }
+    SUBCASE("all ranks skip the same steps") {
+      const auto meshed = train_on_threads(cut(recipe, 2, 2, 1, true), 8).value();
+      CHECK(meshed.position.loss_scale.skipped > 0);
+      CHECK(meshed.losses.back() == doctest::Approx(whole.losses.back()).epsilon(5e-3));
+    }
+  }
+
+  TEST_CASE("an overflow at the smallest scale stops the run") {
+    Recipe recipe = tiny_recipe(false, true);
+    recipe.precision = Precision::kF16;
+    recipe.loss_scale = {.initial = 0x1p36, .window = 4, .hysteresis = 1, .min = 0x1p35};
+    const auto stopped = train_on_threads(recipe, 1);
+    REQUIRE(!stopped.ok());
+    CHECK(stopped.error().code == ErrorCode::kGuard);
+    CHECK(stopped.error().message.find("step 2") != std::string::npos);
+  }
+
+  TEST_CASE("a group with rate 0 does not move, in any layout; the others move as its rate says") {
+    Recipe recipe = tiny_recipe(false, true);
+    recipe.stop = {Span::Unit::kSteps, 3};
+    recipe.optimizer.groups = {{.tensors = "*.bias", .weight_decay = 0.5}, {.tensors = "layers.0.*", .lr = 0}};
+    const Plan plan = make_plan(recipe, 1).value();
+    Recipe still = recipe;
+    still.optimizer.peak_lr = 1e-30;
+    const auto before = train_on_threads(still, 1).value();
+    const auto after = train_on_threads(recipe, 1).value();
+    const auto meshed = train_on_threads(cut(recipe, 2, 2, 1, true), 8).value();
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      const auto key = std::make_pair(trainer::StateKind::kWeight, static_cast<int64_t>(t));
+      CAPTURE(plan.tensors[t].name);
+      const bool frozen = plan.tensors[t].name.starts_with("layers.0.");
+      CHECK((after.state.at(key) == before.state.at(key)) == frozen);
+      CHECK((meshed.state.at(key) == before.state.at(key)) == frozen);
+    }
+  }
+
+  TEST_CASE("LAMB learns, alike in every layout, and resumes to the bit") {
+    Recipe recipe = tiny_recipe(false, true);
+    recipe.optimizer.kind = OptimizerKind::kLamb;
+    recipe.optimizer.peak_lr = 6e-2;
+    const auto serial = train_on_threads(recipe, 1).value();
+    CHECK(serial.losses.back() < serial.losses.front() - 0.3);
+    for (const auto& [tp, pp, dp, zero] :
+         std::vector<std::array<int64_t, 4>>{{2, 2, 2, 1}, {1, 1, 4, 0}, {1, 2, 2, 3}}) {
+      const auto got = train_on_threads(cut(recipe, tp, pp, static_cast<int>(zero), tp > 1), tp * pp * dp).value();
+      for (size_t k = 0; k < 20; ++k) CHECK(got.losses[k] == doctest::Approx(serial.losses[k]).epsilon(3e-5));
+    }
+    const auto half = train_on_threads(recipe, 1, nullptr, 9, {}, 2).value();
+    const auto rest = train_on_threads(recipe, 1, &half, 0, {}, 2).value();
+    CHECK(same_bits(rest.state, serial.state));
+  }
+
+  TEST_CASE("dropout keeps the trajectory in every layout and over a restart") {
+    Recipe recipe = tiny_recipe(false, true);
+    const auto dry = train_on_threads(recipe, 1).value();
+    recipe.model.embedding_dropout = recipe.model.attention_dropout = recipe.model.residual_dropout = 0.1;
+    const auto wet = train_on_threads(recipe, 1).value();
+    CHECK(wet.losses.front() != dry.losses.front());
+    CHECK(wet.losses.back() < wet.losses.front() - 0.3);
+    struct Layout {
+      int64_t tp, pp, dp;
+      int zero;
+      bool sequence_parallel;
+    };
+    for (const Layout& l :
+         {Layout{2, 2, 1, 0, true}, Layout{1, 1, 4, 1, false}, Layout{1, 4, 1, 0, false}, Layout{2, 1, 2, 1, false}}) {
+      CAPTURE(l.tp);
+      CAPTURE(l.pp);
+      CAPTURE(l.dp);
+      const Recipe layout = cut(recipe, l.tp, l.pp, l.zero, l.sequence_parallel);
+      const auto parallel = train_on_threads(layout, l.tp * l.pp * l.dp).value();
+      for (size_t k = 0; k < 20; ++k) {
+        CHECK(std::abs(parallel.losses[k] - wet.losses[k]) / wet.losses[k] < 1e-5);
+      }
+    }
+    const auto half = train_on_threads(recipe, 1, nullptr, 7).value();
+    const auto rest = train_on_threads(recipe, 1, &half).value();
+    CHECK(same_bits(rest.state, wet.state));
+
+    recipe.eval = {.every_steps = 20, .steps = 1};
+    for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
+    const auto judged = train_on_threads(recipe, 1).value();
+    recipe.model.embedding_dropout = recipe.model.attention_dropout = recipe.model.residual_dropout = 0;
+
+    REQUIRE(judged.valid.size() == 1);
+    CHECK(judged.valid[0] < wet.losses.back() + 0.5);  // evaluation drops nothing
+  }
+}

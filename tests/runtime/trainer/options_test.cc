@@ -1,0 +1,132 @@
+// Training with model options: any layout trains as one rank does, in the memory and with the traffic of the plan.
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "runtime/plan/activations.h"
+#include "runtime/plan/communication.h"
+#include "tests/runtime/trainer/harness.h"
+
+using namespace cairn;
+using namespace cairn::test;
+
+namespace {
+
+constexpr double kLossTolerance = 1e-5;  // as parity_test.cc: float sums in another order
+
+struct Option {
+  const char* name;
+  bool llama;
+  void (*set)(ModelConfig&);
+};
+
+// Together they use every tensor that an option adds, and each way in which a gradient is shared over tp.
+const Option kOptions[] = {
+    {"alibi, embedding norm", false,
+     [](ModelConfig& m) {
+       m.positions = Positions::kAlibi;
+       m.embedding_norm = true;
+     }},
+    {"parallel with one norm, part of the head turns in neighbours, head bias", false,
+     [](ModelConfig& m) {
+       m.block = BlockKind::kParallelShared;
+       m.positions = Positions::kRotary;
+       m.rope = {.dims = 4, .pairs = RotaryPairs::kInterleaved};
+       m.qkv_bias = m.out_bias = false;
+       m.tied_embeddings = false;
+       m.head_bias = true;
+     }},
+    {"norms behind the sums, narrow embedding", false,
+     [](ModelConfig& m) {
+       m.block = BlockKind::kPostNorm;
+       m.position_offset = 2;
+       m.final_norm = false;
+       m.embed_dim = 24;
+     }},
+    {"norms of q and k, norms on both sides, a window", true,
+     [](ModelConfig& m) {
+       m.qk_norm = QkNorm::kHead;
+       m.block = BlockKind::kSandwich;
+       m.sliding_window = 5;
+     }},
+    {"experts, balanced", true, [](ModelConfig& m) { m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.01}; }},
+};
+
+struct Layout {
+  int64_t tp, pp, dp;
+  int zero;
+  bool sequence_parallel;
+  int64_t world() const { return tp * pp * dp; }
+};
+const Layout kLayouts[] = {{2, 2, 1, 0, true}, {4, 1, 1, 1, false}, {2, 1, 2, 3, true}};
+
+Recipe with(Recipe recipe, const Layout& l) {
+  recipe.mesh.tp = l.tp;
+  recipe.mesh.pp = l.pp;
+  recipe.optimizer.zero = l.zero;
+  recipe.mesh.sequence_parallel = l.sequence_parallel;
+  return recipe;
+}
+
+int64_t planned_bytes(const Plan& plan, int64_t rank) {
+  const RankPlan mine = plan.rank(rank);
+  return mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
+         stage_buffers_bytes(plan, mine) + plan.boundary_buffers_bytes();
+}
+
+/// Of the tp groups alone: all calls and bytes of all their collectives.
+std::pair<int64_t, int64_t> tp_volume(const std::vector<GroupTraffic>& traffic) {
+  std::pair<int64_t, int64_t> out;
+  for (const GroupTraffic& g : traffic) {
+    if (g.group != kTpGroup) continue;
+    for (const Volume& v : {g.traffic.all_reduce, g.traffic.reduce_scatter, g.traffic.all_gather}) {
+      out.first += v.bytes;
+      out.second += v.calls;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/trainer/options") {
+  TEST_CASE("models with options train alike in every layout, with the plan's memory and traffic") {
+    for (const Option& option : kOptions) {
+      CAPTURE(option.name);
+      Recipe base = tiny_recipe(option.llama, !option.llama);
+      option.set(base.model);
+      base.stop = {Span::Unit::kSteps, 3};
+      base.optimizer.lr.clear();
+      // The loss that balances experts is of a micro-batch: all layouts here cut the batch into the same ones.
+      base.batch = {.samples = 8, .micro = 2};
+      const auto serial = train_on_threads(base, 1);
+      REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+      CHECK(serial.value().losses.back() < serial.value().losses.front());
+      for (const Layout& layout : kLayouts) {
+        CAPTURE(layout.tp);
+        CAPTURE(layout.pp);
+        CAPTURE(layout.zero);
+        const Recipe recipe = with(base, layout);
+        const Plan plan = make_plan(recipe, layout.world()).value();
+        const auto trained = train_on_threads(recipe, layout.world());
+        REQUIRE_MESSAGE(trained.ok(), trained.error().message);
+        for (size_t k = 0; k < serial.value().losses.size(); ++k) {
+          const double wanted = serial.value().losses[k];
+          CHECK(std::abs(trained.value().losses[k] - wanted) < kLossTolerance * wanted);
+        }
+        Recipe longer = recipe;
+        longer.stop.value += 1;
+        const auto more = train_on_threads(longer, layout.world());
+        REQUIRE_MESSAGE(more.ok(), more.error().message);
+        for (int64_t rank = 0; rank < layout.world(); ++rank) {
+          CHECK(trained.value().allocated_bytes[rank] == planned_bytes(plan, rank));
+          const auto after = tp_volume(more.value().traffic[rank]), before = tp_volume(trained.value().traffic[rank]);
+          const auto planned = tp_volume(step_traffic(plan, plan.rank(rank)));
+          CHECK(after.first - before.first == planned.first);
+          CHECK(after.second - before.second == planned.second);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,180 @@
+"""cairn convert: both ways, folder to folder, --check, and what a kill leaves."""
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import time
+import unittest
+
+from program import ProgramTest, main
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
+
+
+def golden(name):
+    return os.path.join(GOLDEN, name)
+
+
+def contents(folder):
+    out = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            with open(path, "rb") as f:
+                out[os.path.relpath(path, folder)] = f.read()
+    return out
+
+
+class ConvertTest(ProgramTest):
+    def big_folder(self, name, layers, width=512):
+        """A Llama-shaped folder in bf16, one shard for each layer: {file: bytes written}."""
+        folder = self.path(name)
+        os.makedirs(folder)
+        ffn, vocab = width * 4, 320
+        config = {"model_type": "llama", "hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": layers,
+                  "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": width // 8, "vocab_size": vocab,
+                  "max_position_embeddings": 64, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(config, f)
+        groups = [{"model.embed_tokens.weight": [vocab, width], "model.norm.weight": [width]}]
+        for k in range(layers):
+            shapes = {"input_layernorm": [width], "post_attention_layernorm": [width], "mlp.gate_proj": [ffn, width],
+                      "mlp.up_proj": [ffn, width], "mlp.down_proj": [width, ffn]}
+            shapes.update({f"self_attn.{p}_proj": [width, width] for p in "qkvo"})
+            groups.append({f"model.layers.{k}.{n}.weight": s for n, s in shapes.items()})
+        weight_map = {}
+        for k, group in enumerate(groups):
+            file = f"model-{k + 1:05}-of-{len(groups):05}.safetensors"
+            header, at = {"__metadata__": {"format": "pt"}}, 0
+            for tensor, shape in sorted(group.items()):
+                size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+                header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+                weight_map[tensor] = file
+                at += size
+            text = json.dumps(header, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % 8)
+            block = bytes(((i * 7 + k) % 64) if i % 2 == 0 else 0x3C for i in range(4096))
+            with open(os.path.join(folder, file), "wb") as f:
+                f.write(struct.pack("<Q", len(text)) + text + block * (at // 4096) + block[: at % 4096])
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump({"metadata": {}, "weight_map": weight_map}, f)
+        return folder
+
+    def test_directions_follow_from_the_source(self):
+        made = self.cairn_json("convert", golden("hf-gpt2-tied"), "run", "--mesh", "tp=2")
+        self.assertEqual(made["mesh"], {"tp": 2, "pp": 1, "dp": 1})
+        out = self.cairn_json("convert", "run", "out", "--max-shard-size", "20KB")
+        self.assertGreater(out["shards"], 1)
+        self.cairn("import", golden("hf-gpt2-tied"), "run2")
+        self.cairn("export", "run2", "out2", "--max-shard-size", "20KB")
+        one, two = contents(self.path("out")), contents(self.path("out2"))
+        one.pop("README.md"), two.pop("README.md")
+        self.assertEqual(one, two)
+        again = self.cairn_json("convert", "out", "third", "--to", "hf", "--dtype", "bf16")
+        self.assertEqual(again["dtype"], "bf16")
+
+    def test_options_that_do_not_belong_are_refused(self):
+        hf = golden("hf-gpt2-tied")
+        for words, part in [((hf, "x", "--dtype", "f16"), "--dtype belongs to a conversion into a Hugging Face folder"),
+                            ((hf, "x", "--to", "hf", "--mesh", "tp=2"), "--mesh belongs to a conversion into a checkpoint"),
+                            ((hf, "x", "--to", "hf", "--hdf5"), "--hdf5 is for a checkpoint's weights"),
+                            ((hf,), "where to?"), ((hf, "x", "--check"), "--check writes nothing"),
+                            (("nowhere", "x"), "there is no such folder"), ((hf, "x", "--mesh", "tp=0"), "tp=0")]:
+            done = self.cairn("convert", *words, code=2)
+            self.assertIn(part, done.stderr)
+        self.assertEqual(os.listdir(self.folder.name), [])
+
+    def test_check_tells_what_maps_where(self):
+        done = self.cairn("convert", "--check", golden("hf-gpt2-tied"))
+        self.assertIn("gpt2 (GPT2LMHeadModel)", done.stdout)
+        self.assertIn("layers.*.attn.k.weight", done.stdout)
+        self.assertIn("it converts", done.stdout)
+        told = self.cairn_json("convert", "--check", golden("hf-gpt2-tied"))
+        self.assertTrue(told["ok"])
+        by_name = {t["logical"]: t for t in told["tensors"]}
+        k = by_name["layers.1.attn.k.weight"]
+        self.assertEqual((k["stored"], k["file"], k["transform"]),
+                         ("transformer.h.1.attn.c_attn.weight", "model.safetensors", "columns 36:72, transposed"))
+        self.assertEqual(os.listdir(self.folder.name), [])
+
+    def test_check_lists_what_stands_in_the_way(self):
+        folder = self.path("broken")
+        shutil.copytree(golden("hf-llama-gqa-sharded"), folder)
+        path = os.path.join(folder, "config.json")
+        with open(path) as f:
+            config = json.load(f)
+        config["vocab_size"] += 1
+        with open(path, "w") as f:
+            json.dump(config, f)
+        told = self.cairn_json("convert", "--check", folder, code=2)
+        self.assertFalse(told["ok"])
+        problem = [p for p in told["problems"] if p["tensor"] == "model.embed_tokens.weight"][0]
+        self.assertEqual(problem["kind"], "shape")
+        self.assertTrue(problem["file"].startswith("model-0000"))
+        self.assertNotEqual(problem["found"], problem["expected"])
+        done = self.cairn("convert", "--check", folder, code=2)
+        self.assertIn("it does not convert", done.stdout)
+        self.assertIn(problem["message"], done.stdout)
+
+    def kill_when(self, command, seen):
+        """Starts the program and kills it as soon as `seen()`; whether it was killed before its end."""
+        with subprocess.Popen([self.program, *command], cwd=self.folder.name, stdout=subprocess.DEVNULL) as child:
+            while child.poll() is None and not seen():
+                time.sleep(0.001)
+            child.send_signal(signal.SIGKILL)
+        return child.returncode == -signal.SIGKILL
+
+    def notes_in(self, prefix):
+        return [name for root, _, names in os.walk(self.folder.name) if prefix in root for name in names
+                if name.endswith(".done")]
+
+    def test_a_killed_conversion_goes_on(self):
+        folder = self.big_folder("in", layers=6)
+        self.cairn("convert", folder, "whole", "--to", "hf", "--dtype", "f32")
+        command = ["convert", folder, "out", "--to", "hf", "--dtype", "f32"]
+        killed = self.kill_when(command, lambda: len(self.notes_in(".out.converting")) >= 2)
+        if killed:  # else it was faster than we could look
+            self.assertFalse(os.path.exists(self.path("out")))
+        else:
+            shutil.rmtree(self.path("out"), ignore_errors=True)
+        done = self.cairn_json(*command)
+        if killed:
+            self.assertGreaterEqual(done["taken_files"], 2)
+        out, whole = contents(self.path("out")), contents(self.path("whole"))
+        out.pop("README.md"), whole.pop("README.md")
+        self.assertEqual(out, whole)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["in", "out", "whole"])
+
+    def test_a_killed_import_leaves_nothing_that_looks_whole(self):
+        folder = self.big_folder("in", layers=6)
+        self.kill_when(["convert", folder, "run"], lambda: os.path.isdir(self.path("run")) and os.listdir(self.path("run")))
+        if not os.path.exists(self.path("run/step-00000000")):
+            self.cairn("ckpt", "verify", "run", code=2)
+            self.cairn("convert", folder, "run")
+        self.assertEqual(os.listdir(self.path("run")), ["step-00000000"])
+        self.cairn("ckpt", "verify", "run")
+        self.cairn("convert", "run", "out")
+        source, out = contents(folder), contents(self.path("out"))
+        for name in source:
+            if name.endswith(".safetensors"):
+                self.assertEqual(out[name], source[name], name)
+
+    def test_memory_is_bounded(self):
+        """More than the limit in weights passes through each direction."""
+        if "SANITIZE" in os.environ.get("CAIRN_TEST_FLAGS", ""):
+            self.skipTest("sanitizers take memory of their own")
+        folder = self.big_folder("in", layers=6, width=1536)  # 360 MiB in bf16 = 720 MiB in float32, too slow for more
+        limit = 256 << 20
+        for command in (["convert", folder, "run"], ["convert", "run", "out", "--dtype", "f32"],
+                        ["convert", folder, "out2", "--to", "hf", "--dtype", "f32"]):
+            child = subprocess.Popen([self.program, *command], cwd=self.folder.name, stdout=subprocess.DEVNULL)
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(child.returncode, 0, command)
+            self.assertLess(usage.ru_maxrss * 1024, limit, command)
+
+
+if __name__ == "__main__":
+    main()

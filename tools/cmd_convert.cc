@@ -1,0 +1,436 @@
+// cairn convert: Hugging Face folders and checkpoints into each other, and folders looked at before a byte is written.
+// `cairn import` and `cairn export` are its two directions by themselves.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ckpt/format/names.h"
+#include "ckpt/store/uring_backend.h"
+#include "converters/export.h"
+#include "converters/hf_folder.h"
+#include "converters/import.h"
+#include "converters/rewrite.h"
+#include "dsl/dsl.h"
+#include "runtime/mesh/mesh.h"
+#include "runtime/plan/model_tensors.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
+#include "tools/model_source.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+enum class Kind { kFolder, kCheckpoint };  // of the source
+
+struct Options {
+  std::string verb, from, to, target_kind;  // "hf", "cairn", or empty: what the source is not
+  std::string mesh, name;                   // into a checkpoint
+  std::string dtype, max_shard_size;        // into a folder
+  bool hdf5 = false, untie = false, overwrite = false, check = false;
+};
+
+Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+/// "tp=2,pp=2,dp=1".
+Result<MeshConfig> parse_mesh(const std::string& text) {
+  MeshConfig out{.tp = 1, .pp = 1, .dp = 1};
+  std::set<std::string_view> seen;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view part = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+    const std::string_view key = part.substr(0, part.find('='));
+    const std::string_view digits = part.substr(std::min(part.size(), key.size() + 1));
+    int64_t* axis = key == "tp" ? &out.tp : key == "pp" ? &out.pp : key == "dp" ? &out.dp : nullptr;
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (axis == nullptr || error != std::errc() || end != digits.data() + digits.size() || value < 1 ||
+        value > 1'000'000 || !seen.insert(key).second) {
+      return invalid(fmt::format(
+          "--mesh {}: \"{}\" is not understood; expected tp=N, pp=N, dp=N, each once, such as tp=2,pp=2", text, part));
+    }
+    *axis = value;
+  }
+  return out;
+}
+
+/// A folder that is both (export --hdf5) is taken for what the target is not.
+Result<Kind> kind_of(const Options& options) {
+  std::error_code error;
+  const fs::path from(options.from);
+  if (!fs::exists(from, error)) return invalid(fmt::format("{}: there is no such folder", options.from));
+  const bool folder = fs::exists(from / convert::kConfigFile, error);
+  const bool checkpoint = fs::exists(from / ckpt::kManifestName, error);
+  if (folder && checkpoint) return options.target_kind == "cairn" ? Kind::kFolder : Kind::kCheckpoint;
+  return folder ? Kind::kFolder : Kind::kCheckpoint;
+}
+
+/// An option that the direction has no use for is a mistake, not a detail.
+Status refuse_useless(const Options& options, bool to_cairn) {
+  const auto refuse = [&](bool given, std::string_view flag, std::string_view belongs) -> Status {
+    if (!given) return {};
+    return invalid(fmt::format("{} belongs to a conversion {}; this one goes {}", flag, belongs,
+                               to_cairn ? "into a checkpoint" : "into a Hugging Face folder"));
+  };
+  if (to_cairn) {
+    RT_TRY(refuse(!options.dtype.empty(), "--dtype", "into a Hugging Face folder (checkpoints hold float32)"));
+    RT_TRY(refuse(!options.max_shard_size.empty(), "--max-shard-size", "into a Hugging Face folder"));
+    RT_TRY(refuse(options.hdf5, "--hdf5", "into a Hugging Face folder"));
+  } else {
+    RT_TRY(refuse(!options.mesh.empty(), "--mesh", "into a checkpoint"));
+    RT_TRY(refuse(!options.name.empty(), "--name", "into a checkpoint"));
+  }
+  return {};
+}
+
+void tell_warnings(const Options& options, const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) fmt::print(stderr, "cairn {}: warning: {}\n", options.verb, warning);
+}
+
+void tell_taken(int64_t files, int64_t bytes) {
+  if (files == 0) return;
+  fmt::print("{} file{} ({}) were done by an earlier conversion that was cut off; each byte of them was checked\n",
+             files, files == 1 ? "" : "s", format_bytes(bytes));
+}
+
+Result<int> to_checkpoint(const Options& options, bool as_json) {
+  convert::ImportOptions import;
+  RT_TRY_SET(import.mesh, parse_mesh(options.mesh));
+  import.untie = options.untie;
+  import.replace = options.overwrite;
+  import.run_name = options.name;
+  import.cancel = &stop_on_signals();
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  const auto encode = [](const Recipe& recipe) {
+    const std::string text = dsl::encode_recipe(recipe);
+    return convert::RecipeText{text, dsl::recipe_hash(text)};
+  };
+  Result<convert::ImportReport> done = [&] {
+    ByteProgress progress("written");
+    import.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total);
+  };
+  return convert::import_hf(*io, options.from, options.to, import, encode);
+}
+();
+RT_TRY_SET(const convert::ImportReport report, std::move(done));
+tell_warnings(options, report.warnings);
+if (as_json) {
+  print_json({{"checkpoint", report.dir.string()},
+              {"parameters", report.parameters},
+              {"tensors", report.tensors},
+              {"bytes", report.payload_bytes},
+              {"files_kept", report.files_kept},
+              {"dtype_of_source", dtype_name(report.dtype)},
+              {"mesh", {{"tp", import.mesh.tp}, {"pp", import.mesh.pp}, {"dp", import.mesh.dp}}},
+              {"taken_files", report.taken_files},
+              {"taken_bytes", report.taken_bytes},
+              {"cleaned", report.cleaned},
+              {"seconds", report.seconds},
+              {"warnings", report.warnings}});
+  return 0;
+}
+tell_taken(report.taken_files, report.taken_bytes);
+fmt::print("{}: {} parameters in {} tensors, {} for {} rank{}; {} files kept; {:.1f} s\n", report.dir.string(),
+           format_count(static_cast<double>(report.parameters)), report.tensors, format_bytes(report.payload_bytes),
+           report.ranks, report.ranks == 1 ? "" : "s", report.files_kept, report.seconds);
+return 0;
+}
+
+Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
+  convert::ExportOptions to{.overwrite = options.overwrite, .hdf5 = options.hdf5, .cancel = &stop_on_signals()};
+  if (!options.dtype.empty()) {
+    RT_TRY_SET(to.dtype, parse_dtype(options.dtype).with("--dtype"));
+  }
+  if (!options.max_shard_size.empty()) {
+    RT_TRY_SET(to.max_shard_bytes, convert::parse_size(options.max_shard_size).with("--max-shard-size"));
+  }
+  if (kind == Kind::kFolder && options.hdf5)
+    return invalid("--hdf5 is for a checkpoint's weights; import the folder, then export it");
+  if (kind == Kind::kCheckpoint && options.untie) return invalid("--untie is for a Hugging Face folder as source");
+  fs::path from = options.from;
+  if (kind == Kind::kCheckpoint) {
+    RT_TRY_SET(from, resolve_checkpoint(options.from));
+  }
+  Result<convert::ExportReport> done = [&]() -> Result<convert::ExportReport> {
+    ByteProgress progress("written");
+    to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
+    if (kind == Kind::kFolder) return convert::rewrite_hf(from, options.to, {.to = to, .untie = options.untie});
+    const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+    return convert::export_hf(*io, from, options.to, to, dsl::decode_recipe);
+  }();
+  RT_TRY_SET(const convert::ExportReport report, std::move(done));
+  tell_warnings(options, report.warnings);
+  if (as_json) {
+    print_json({{kind == Kind::kFolder ? "source" : "checkpoint", from.string()},
+                {"folder", report.dir.string()},
+                {"model_type", report.model_type},
+                {"dtype", dtype_name(report.dtype)},
+                {"parameters", report.parameters},
+                {"tensors", report.tensors},
+                {"bytes", report.data_bytes},
+                {"shards", report.shards},
+                {"files_passed", report.files_passed},
+                {"linked", report.linked},
+                {"taken_files", report.taken_files},
+                {"taken_bytes", report.taken_bytes},
+                {"seconds", report.seconds},
+                {"warnings", report.warnings}});
+    return 0;
+  }
+  tell_taken(report.taken_files, report.taken_bytes);
+  fmt::print("{} -> {}: {}, {} parameters in {} tensors, {} {} in {} file{}; {} other files; {:.1f} s\n", from.string(),
+             report.dir.string(), report.model_type, format_count(static_cast<double>(report.parameters)),
+             report.tensors, format_bytes(report.data_bytes), dtype_name(report.dtype), report.shards,
+             report.shards == 1 ? "" : "s", report.files_passed, report.seconds);
+  return 0;
+}
+
+// --- --check ---------------------------------------------------------------------------------------------------------
+
+/// "rows 36:72, transposed", "as it is".
+std::string transform_text(const convert::Mapping& mapping, const Shape& logical, const Shape& stored) {
+  const std::vector<convert::RowRun> runs = convert::row_runs(mapping, logical);
+  std::string out;
+  if (runs.size() > 1) {
+    out = fmt::format("{} runs of rows, from row {}", runs.size(), runs[0].stored);
+  } else if (logical != stored && !(mapping.transpose && count_elems(logical) == count_elems(stored))) {
+    out =
+        fmt::format("{} {}:{}", mapping.transpose ? "columns" : "rows", runs[0].stored, runs[0].stored + runs[0].count);
+  }
+  if (mapping.transpose) out += out.empty() ? "transposed" : ", transposed";
+  return out.empty() ? "as it is" : out;
+}
+
+/// The numbers of layers as `*`, so that layers that are alike are one line.
+std::string pattern_of(std::string_view name) {
+  std::string out;
+  for (size_t k = 0; k < name.size();) {
+    const size_t end = std::min(name.find('.', k), name.size());
+    const std::string_view part = name.substr(k, end - k);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    out += number ? "*" : part;
+    if (end < name.size()) out += '.';
+    k = end + 1;
+  }
+  return out;
+}
+
+struct MappedTensor {
+  std::string logical, stored, file, found, dtype, transform;
+  Shape shape;
+};
+
+std::vector<MappedTensor> mapped_tensors(const convert::HfFolder& folder) {
+  std::vector<MappedTensor> out;
+  for (size_t k = 0; k < folder.tensors().size(); ++k) {
+    const convert::NamedTensor& stored = folder.stored()[k];
+    const TensorSpec& spec = folder.tensors()[k];
+    MappedTensor tensor{.logical = spec.name, .stored = stored.name, .shape = spec.shape};
+    if (stored.tensor != nullptr) {
+      tensor.file = stored.tensor->file_name();
+      tensor.found = stored.tensor->name;
+      tensor.dtype = stored.tensor->stored->dtype;
+    }
+    tensor.transform = transform_text(folder.mappings()[k], spec.shape, folder.mappings()[k].shape);
+    out.push_back(std::move(tensor));
+  }
+  return out;
+}
+
+json check_json(const convert::HfFolder& folder, const std::vector<MappedTensor>& mapped) {
+  json tensors = json::array(), problems = json::array();
+  for (const MappedTensor& tensor : mapped) {
+    tensors.push_back({{"logical", tensor.logical},
+                       {"shape", tensor.shape},
+                       {"stored", tensor.stored},
+                       {"name_in_file", tensor.found},
+                       {"file", tensor.file},
+                       {"dtype", tensor.dtype},
+                       {"transform", tensor.transform}});
+  }
+  for (const convert::TensorProblem& problem : folder.problems()) {
+    problems.push_back({{"kind", convert::problem_name(problem.kind)},
+                        {"file", problem.file},
+                        {"tensor", problem.tensor},
+                        {"found", problem.found},
+                        {"expected", problem.expected},
+                        {"message", problem.text()}});
+  }
+  return {{"folder", folder.dir().string()},
+          {"ok", folder.problems().empty()},
+          {"model_type", folder.family().model_type},
+          {"architecture", folder.family().architecture},
+          {"parameters", count_parameters(folder.model())},
+          {"dtype", dtype_name(folder.dtype())},
+          {"tied_embeddings", folder.model().tied_embeddings},
+          {"checkpoint_bytes", count_parameters(folder.model()) * int64_t{sizeof(float)}},
+          {"tensors", std::move(tensors)},
+          {"problems", std::move(problems)},
+          {"ignored", folder.ignored()},
+          {"files_kept", folder.kept_files()},
+          {"warnings", folder.warnings()}};
+}
+
+void print_mapping(const std::vector<MappedTensor>& mapped) {
+  struct Line {
+    std::string text;
+    int64_t count = 0;
+    std::set<std::string> files;
+  };
+  std::vector<Line> lines;
+  std::map<std::string, size_t> index;
+  for (const MappedTensor& tensor : mapped) {
+    const std::string text = fmt::format("{} {} <- {} ({}{})", pattern_of(tensor.logical), to_string(tensor.shape),
+                                         pattern_of(tensor.stored), tensor.dtype.empty() ? "missing" : tensor.dtype,
+                                         ", " + tensor.transform);
+    const auto [at, is_new] = index.emplace(text, lines.size());
+    if (is_new) lines.push_back({text});
+    ++lines[at->second].count;
+    if (!tensor.file.empty()) lines[at->second].files.insert(tensor.file);
+  }
+  for (const Line& line : lines) {
+    fmt::print("  {}{}{}\n", line.text, line.count > 1 ? fmt::format(" x {}", line.count) : "",
+               line.files.size() == 1 ? fmt::format(", {}", *line.files.begin())
+               : line.files.empty()   ? ""
+                                      : fmt::format(", {} files", line.files.size()));
+  }
+}
+
+Result<int> check(const Options& options, bool as_json) {
+  RT_TRY_SET(const std::unique_ptr<convert::HfFolder> opened,
+             convert::HfFolder::inspect(options.from, {.untie = options.untie}));
+  const convert::HfFolder& folder = *opened;
+  const ModelConfig& model = folder.model();
+  const std::vector<MappedTensor> mapped = mapped_tensors(folder);
+  const int code = folder.problems().empty() ? 0 : kRefused;
+  if (as_json) {
+    print_json(check_json(folder, mapped));
+    return code;
+  }
+  fmt::print("{}: {} ({}), {} parameters, {}\n", options.from, folder.family().model_type, folder.family().architecture,
+             format_count(static_cast<double>(count_parameters(model))), dtype_name(folder.dtype()));
+  fmt::print("  {} layers, width {}, {} heads of {} ({} key/value), ffn {}, vocabulary {}, context {}, {} head\n",
+             model.layers, model.width, model.heads, model.head_dim, model.kv_heads, model.ffn, model.vocab,
+             model.context, model.tied_embeddings ? "tied" : "own");
+  print_mapping(mapped);
+  if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
+  fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));
+  for (const std::string& warning : folder.warnings()) fmt::print("  warning: {}\n", warning);
+  if (folder.problems().empty()) {
+    fmt::print("  it converts: {} as a checkpoint\n", format_bytes(count_parameters(model) * int64_t{sizeof(float)}));
+    return code;
+  }
+  fmt::print("  it does not convert; {} thing{} stand{} in the way:\n", folder.problems().size(),
+             folder.problems().size() == 1 ? "" : "s", folder.problems().size() == 1 ? "s" : "");
+  for (const convert::TensorProblem& problem : folder.problems()) fmt::print("    {}\n", problem.text());
+  return code;
+}
+
+Result<int> run(const Options& options, bool as_json) {
+  if (options.check) {
+    if (!options.to.empty()) return invalid("--check writes nothing: give the folder alone");
+    return check(options, as_json);
+  }
+  if (options.to.empty()) return invalid("where to? give a second folder, or --check to look at the first");
+  RT_TRY_SET(const Kind kind, kind_of(options));
+  const bool to_cairn = options.target_kind.empty() ? kind == Kind::kFolder : options.target_kind == "cairn";
+  RT_TRY(refuse_useless(options, to_cairn));
+  if (!to_cairn) return to_folder(options, kind, as_json);
+  if (kind == Kind::kCheckpoint) {
+    return invalid(
+        fmt::format("{}: is no Hugging Face folder (no config.json); into a checkpoint of another layout: "
+                    "cairn ckpt reshard",
+                    options.from));
+  }
+  return to_checkpoint(options, as_json);
+}
+
+void add_import_options(CLI::App& command, Options& options) {
+  command.add_option("--mesh", options.mesh,
+                     "layout of the shards: tp=N,pp=N,dp=N (any layout loads into any other); default tp=1");
+  command.add_option("--name", options.name, "name of the run; default: the folder's");
+}
+
+void add_export_options(CLI::App& command, Options& options) {
+  command
+      .add_option("--dtype", options.dtype, "of the weights; default: that of the source, f32 of a trained checkpoint")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  command.add_option("--max-shard-size", options.max_shard_size,
+                     "of a file: 5GB, 200MB; default: the source's split, 5GB");
+  command.add_flag("--hdf5", options.hdf5, "each weights file is HDF5 too, with a second name: model.h5");
+}
+
+void add_shared_options(CLI::App& command, Options& options, bool folder_source, Session& session) {
+  if (folder_source) {
+    command.add_flag("--untie", options.untie, "keep an embedding and a head that differ though the config ties them");
+  }
+  command.add_flag("--overwrite", options.overwrite, "replace the model or step 0 that is there");
+  add_json_flag(command, session);
+}
+
+void act(CLI::App& command, const std::shared_ptr<Options>& options, Session& session) {
+  command.final_callback(
+      [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Session& session) {
+  auto options = std::make_shared<Options>(Options{.verb = "convert"});
+  CLI::App* command =
+      app.add_subcommand("convert", "Hugging Face folders and checkpoints into each other; --check: look first");
+  command
+      ->add_option("SRC", options->from,
+                   "a Hugging Face folder (safetensors or pytorch_model.bin), a checkpoint, or a run folder")
+      ->required();
+  command->add_option("DST", options->to, "folder to make; for a checkpoint: step-00000000 is written in it");
+  command
+      ->add_option("--to", options->target_kind,
+                   "hf: a Hugging Face folder; cairn: a checkpoint; default: what SRC is not")
+      ->check(CLI::IsMember({"hf", "cairn"}));
+  command->add_flag("--check", options->check,
+                    "write nothing: family, parameters, what maps where, what is missing, extra or oddly shaped");
+  add_import_options(*command, *options);
+  add_export_options(*command, *options);
+  add_shared_options(*command, *options, true, session);
+  command->footer(
+      "Bounded memory whatever the model's size. Killed or stopped, nothing half-made has the target's name; the same\n"
+      "command goes on from the files that were done, each byte of them checked.\n"
+      "Examples:\n  cairn convert --check HF_DIR\n  cairn convert HF_DIR checkpoints --mesh tp=2,pp=2\n"
+      "  cairn convert runs/a HF_DIR --dtype bf16\n  cairn convert HF_DIR OTHER --to hf --dtype f16 --max-shard-size "
+      "2GB");
+  act(*command, options, session);
+}
+
+void add_import(CLI::App& app, Session& session) {
+  auto options = std::make_shared<Options>(Options{.verb = "import", .target_kind = "cairn"});
+  CLI::App* command = app.add_subcommand("import", "a Hugging Face folder -> a checkpoint of any layout");
+  command->add_option("hf_dir", options->from, "folder with config.json and weights")->required();
+  command->add_option("checkpoints", options->to, "folder for checkpoints; step-00000000 is written in it")->required();
+  add_import_options(*command, *options);
+  add_shared_options(*command, *options, true, session);
+  act(*command, options, session);
+}
+
+void add_export(CLI::App& app, Session& session) {
+  auto options = std::make_shared<Options>(Options{.verb = "export", .target_kind = "hf"});
+  CLI::App* command = app.add_subcommand("export", "a checkpoint of any layout -> a Hugging Face folder");
+  command->add_option("checkpoint", options->from, "a checkpoint, or a run folder: its newest complete one")
+      ->required();
+  command->add_option("hf_dir", options->to, "folder to make: config.json, safetensors, tokenizer files")->required();
+  add_export_options(*command, *options);
+  add_shared_options(*command, *options, false, session);
+  act(*command, options, session);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,62 @@
+#pragma once
+// Finds layouts of a recipe for a number of devices with so much memory each, and says why the others lose. Every
+// layout the program can run is costed (tools/plan_cost.h); from the fastest on, memory is then reckoned exactly, by
+// the plan, until enough of them fit. Pure.
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+#include "tools/plan_cost.h"
+
+namespace cairn::tools {
+
+struct Layout {
+  int64_t tp = 1, dp = 1, pp = 1, virtual_stages = 1, micro = 1;
+  int zero = 0;
+  bool sequence_parallel = false;
+  bool operator==(const Layout&) const = default;
+};
+
+struct Candidate {
+  Layout layout;
+  StepCost cost;
+  int64_t micro_batches = 0;
+  double bubble = 0;        // of the pipeline's time
+  int64_t rank_bytes = -1;  // of the fullest rank; -1: not reckoned
+  std::string loses;        // why it is not the choice; empty for the choice
+};
+
+struct SearchResult {
+  int64_t layouts = 0;               // that the recipe can run at this world size
+  std::vector<Candidate> fitting;    // fastest first; the first is the choice
+  std::vector<Candidate> too_large;  // faster than the choice, but they do not fit; fastest first
+  int64_t least_bytes = -1;          // when nothing fits: of the smallest layout looked at
+};
+
+/// "80GiB", "40GB", "512MiB" or a plain number. Errors: kInvalidInput.
+Result<int64_t> parse_bytes(std::string_view text);
+
+/// The recipe with this layout.
+Recipe with_layout(const Recipe& recipe, const Layout& layout);
+
+/// "tp 8, pp 16, dp 8, micro 1, sequence parallel, ZeRO-1, interleaved 2"
+std::string layout_text(const Layout& layout);
+
+/// Bytes of the fullest rank: weights, gradients, optimizer, activations, boundary buffers.
+int64_t largest_rank_bytes(const Plan& plan);
+
+/// Text for people, and an object for programs.
+std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, int64_t memory_bytes,
+                        const Machine& machine);
+nlohmann::json search_json(const SearchResult& found);
+
+/// Errors: kInvalidInput when the recipe can run on this world in no layout, with the reason of the last refusal.
+Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t memory_bytes, const Machine& machine,
+                                    size_t wanted);
+
+}  // namespace cairn::tools
