@@ -507,6 +507,18 @@ const Block& sentencepiece_block() {
   return out;
 }
 
+const Block& hf_tokenizer_block() {
+  static const Block out{.name = "hf_tokenizer",
+                         .constructors = {"hf_tokenizer"},
+                         .positional = true,
+                         .doc = "A Hugging Face tokenizer.json: T.hf_tokenizer \"gpt2/tokenizer.json\".",
+                         .fields = {written_only("path", Type::kString)
+                                        .needed()
+                                        .says("the file tokenizer.json",
+                                              "The eos_token of a tokenizer_config.json beside it ends documents.")}};
+  return out;
+}
+
 const Block& bytes_block() {
   static const Block out{.name = "bytes",
                          .constructors = {"bytes"},
@@ -519,10 +531,10 @@ const Block& tokenizer_block() {
   static const Block out{
       .name = "tokenizer",
       .doc = "How text becomes tokens, for `cairn data tokenize`, `cairn generate` and export.",
-      .fields = {chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece"})
+      .fields = {chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece", "hf"})
                      .otherwise("none")
                      .says("which tokenizer"),
-                 bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model file")}};
+                 bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model or tokenizer.json")}};
   return out;
 }
 
@@ -1261,7 +1273,7 @@ const Block& init_block() {
       .fields = {
           bound("path", &InitConfig::path)
               .otherwise("")
-              .says("run folder (its newest complete checkpoint), checkpoint or imported weights",
+              .says("run folder (its newest complete checkpoint), checkpoint, imported weights or Hugging Face folder",
                     "Relative to the working directory. `--init-from` says it on the command line.")
               .like("\"runs/base\""),
           bound("weights_only", &InitConfig::weights_only)
@@ -1280,6 +1292,23 @@ const Block& init_block() {
           patterns("allow_extra", &InitConfig::allow_extra)
               .says("patterns of tensors of the checkpoint that the model may lack"),
       }};
+  return out;
+}
+
+/// Another way to write init_block(): the resolver turns it into that (Resolver::apply_field).
+const Block& hf_block() {
+  static const Block out{
+      .name = "hf",
+      .constructors = {"hf"},
+      .positional = true,
+      .doc = "Begins with the weights of a Hugging Face folder: T.hf \"llama-1b\", or T.hf { \"llama-1b\", except = {...} "
+             "}. The model must be the one of its config.json; the run starts at step 0 with moments of "
+             "zero. The same as T.init_from with weights_only = true.",
+      .fields = {written_only("path", Type::kString).needed().says("folder with config.json and the weights"),
+                 written_only("only", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
+                 written_only("except", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
+                 written_only("allow_missing", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
+                 written_only("allow_extra", Type::kStringList).otherwise(Json::array()).says("as in T.init_from")}};
   return out;
 }
 
@@ -1362,7 +1391,7 @@ const Block& recipe_block() {
               .like("T.steps(2000)"),
           block("model", &Recipe::model, model_block()).needed().says("the network"),
           block("tokenizer", &Recipe::tokenizer, tokenizer_block())
-              .written(Form::kTokenizer, {&bytes_block(), &sentencepiece_block()})
+              .written(Form::kTokenizer, {&bytes_block(), &sentencepiece_block(), &hf_tokenizer_block()})
               .says("how text becomes tokens",
                     "Not needed to train on tokens; `cairn data tokenize` and `cairn generate` use it.")
               .like("T.bytes"),
@@ -1403,6 +1432,7 @@ const Block& recipe_block() {
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
           block("init", &Recipe::init, init_block())
               .newer()
+              .written(Form::kPlain, {&init_block(), &hf_block()})
               .says("what the run begins with; default: weights drawn from the seed"),
           block("eval", &Recipe::eval, eval_block()).says("loss on validation data"),
           block("log", &Recipe::log, log_block()).says("what is written down"),

@@ -122,8 +122,8 @@ struct DataConfig {
 };
 
 struct TokenizerConfig {
-  enum class Kind { kNone, kBytes, kSentencePiece } kind = Kind::kNone;
-  std::string path;  // SentencePiece model file
+  enum class Kind { kNone, kBytes, kSentencePiece, kHf } kind = Kind::kNone;
+  std::string path;  // SentencePiece model or tokenizer.json
 };
 
 /// From a small batch to batch.samples in equal increments (runtime/plan/batch_schedule.h).

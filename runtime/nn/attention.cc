@@ -25,6 +25,7 @@ template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
+      layer_(layer),
       rotary_dims_{.rows = dims.rows,
                    .tokens = dims.tokens,
                    .heads = dims.heads + dims.kv_heads,  // q and k lie side by side
@@ -75,25 +76,27 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
-  prepare_qk(saved);
-
-  recompute_core(saved);
+  norm_qk(saved);
+  if (scratch_.cached != nullptr) {
+    attend_cached(*scratch_.cached, saved);
+  } else {
+    if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+    recompute_core(saved);
+  }
   return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
                                output_RH, tp_, scratch_, d, what_out_);
 }
 
 template <typename Real>
-void Attention<Real>::prepare_qk(const SavedAttention<Real>& saved) const {
+void Attention<Real>::norm_qk(const SavedAttention<Real>& saved) const {
+  if (!q_norm_) return;
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  if (q_norm_) {
-    for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
-    kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
-                               norm_eps_);
-    kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
-                               d.kv_heads, d.head_dim, norm_eps_);
-  }
-  if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+  for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
+  kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
+                             norm_eps_);
+  kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
+                             d.kv_heads, d.head_dim, norm_eps_);
 }
 
 template <typename Real>
@@ -114,6 +117,43 @@ void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
   const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
   const Real* v = k + dims_.kv_heads * dims_.head_dim;
   kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+}
+
+template <typename Real>
+void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const {
+  const StageDims& d = dims_;
+  const KvCache& cache = *rows.cache;
+  const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
+  kernels::RotaryDims row_dims = rotary_dims_;
+  row_dims.rows = row_dims.tokens = 1;
+  for (int64_t r = 0; r < d.rows; ++r) {
+    const int64_t position = rows.position[r];
+    if (position < 0) continue;
+    Real* qkv = saved.qkv + r * d.qkv;
+    if (scratch_.rotary_table != nullptr) {
+      kernels::rotary(row_dims, qkv, scratch_.rotary_table + position * rotary_dims_.turning, false);
+    }
+    const int64_t at = position * cache.row_elems;
+    std::copy_n(qkv + k_at, cache.row_elems, cache.keys<Real>(layer_, rows.sequence[r]) + at);
+    std::copy_n(qkv + v_at, cache.row_elems, cache.values<Real>(layer_, rows.sequence[r]) + at);
+  }
+  if (rows.from_start) {
+    kernels::attention_forward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
+                               saved.logsumexp_BNS);
+    return;
+  }
+  kernels::AttentionDims one = attention_dims_;
+  one.batch = 1;
+  for (int64_t r = 0; r < d.rows; ++r) {
+    Real* out = saved.out + r * k_at;
+    if (rows.position[r] < 0) {
+      std::fill_n(out, k_at, Real{});
+      continue;
+    }
+    kernels::attention_decode(one, rows.position[r], cache.capacity, saved.qkv + r * d.qkv,
+                              cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]),
+                              out);
+  }
 }
 
 template <typename Real>

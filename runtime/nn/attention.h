@@ -40,13 +40,17 @@ class Attention {
   Status backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const;
 
  private:
-  /// The norms and positions of q and k in `saved.qkv`; and their gradients, from those after to those before.
-  void prepare_qk(const SavedAttention<Real>& saved) const;
+  /// Positions and attention for rows that follow what a cache holds; their keys and values go into it.
+  void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
+  /// The norms of q and k in `saved.qkv`.
+  void norm_qk(const SavedAttention<Real>& saved) const;
+  /// Gradients of q and k, from those after norms and positions to those before.
   void prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
   /// With the masks of the micro-batch at work.
   kernels::AttentionDims attention_dims() const;
 
   StageDims dims_;
+  int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
   kernels::RotaryDims rotary_dims_;
   float norm_eps_;

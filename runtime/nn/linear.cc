@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/few_rows.h"
 #include "runtime/kernels/matmul.h"
 
 namespace cairn::nn {
@@ -10,6 +11,11 @@ namespace cairn::nn {
 template <typename Real>
 Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
+  // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
+  if (rows <= kernels::kFewRows && weight.grad == nullptr) {
+    kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
+    return {};
+  }
   return kernels::matmul({.m = rows,
                           .n = out,
                           .k = in,

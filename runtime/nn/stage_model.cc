@@ -136,32 +136,30 @@ class Model final : public StageModel {
       RT_CHECK(output != nullptr, "an earlier stage needs an output");
     }
 
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const SavedLayer<Real> saved = saved_layer(i, slot, -1);
-      if (buffers_[i].whole_input) keep_own_part(i, slot);
-      // A distributed input stands where the next one will: attention is done with it by then, but in parallel blocks.
-      Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot)
-                      : head_                ? slot_at(slot).head.input_RH
-                                             : static_cast<Real*>(output);
-      const bool in_place = parallel_ && next_RH == saved.attention.residual.input_RH;
-      Real* out_RH = in_place ? buffers_[i].output : next_RH;
-      RT_TRY(use(number_of(i), Pass::kForward, [&]() -> Status {
-        Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
-        {
-          const TraceScope scope("compute", "attention", {.layer = number_of(i)});
-          RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
-        }
-        const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
-        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
-          return moe->forward(saved.moe, between_RH, out_RH);
-        }
-        return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
-      }));
-      if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
-    }
+    RT_TRY(forward_layers(slot, head_ ? slot_at(slot).head.input_RH : static_cast<Real*>(output)));
     if (!head_) return {};
     const TraceScope scope("compute", "head");
     return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(slot_at(slot).head, targets); });
+  }
+
+  Status forward_cached(const int32_t* tokens, const CachedRows& rows) override {
+    RT_CHECK(embedding_ && head_ && !trains_ && tp_.comm().size() == 1, "generation needs a whole model on one rank");
+    RT_CHECK(std::ssize(rows.position) == dims_.rows && std::ssize(rows.sequence) == dims_.rows, "{} rows of {}",
+             rows.position.size(), dims_.rows);
+    RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
+    scratch_.dropout_keys = nullptr;
+    scratch_.cached = &rows;
+    Status done = embedding_->forward(slot_at(0).embedding, tokens, input_place(0, 0));
+    if (done.ok()) done = forward_layers(0, slot_at(0).head.input_RH);
+    scratch_.cached = nullptr;
+    head_->forget();
+    return done;
+  }
+
+  Status cached_logits(int64_t first, int64_t count, std::span<float> out) override {
+    RT_CHECK(first >= 0 && count >= 0 && first + count <= dims_.rows, "logits of rows [{}, +{})", first, count);
+    RT_CHECK(std::ssize(out) == count * vocab_, "logits [{}, {}] do not fit {} floats", count, vocab_, out.size());
+    return head_->logits(slot_at(0).head, first, count, out);
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
@@ -226,7 +224,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(static_cast<int64_t>(out.size()) == dims_.rows * vocab_, "logits [{}, {}] do not fit {} floats",
              dims_.rows, vocab_, out.size());
-    return head_->logits(slot_at(slot).head, out);
+    return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
   }
 
   int64_t boundary_bytes() const override {
@@ -234,6 +232,32 @@ class Model final : public StageModel {
   }
 
  private:
+  /// All layers, from the first one's input to `output_RH`.
+  Status forward_layers(int64_t slot, Real* output_RH) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const SavedLayer<Real> saved = saved_layer(i, slot, -1);
+      if (buffers_[i].whole_input) keep_own_part(i, slot);
+      // A distributed input stands where the next one will: attention is done with it by then, but in parallel blocks.
+      Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot) : output_RH;
+      const bool in_place = parallel_ && next_RH == saved.attention.residual.input_RH;
+      Real* out_RH = in_place ? buffers_[i].output : next_RH;
+      RT_TRY(use(number_of(i), Pass::kForward, [&]() -> Status {
+        Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
+        {
+          const TraceScope scope("compute", "attention", {.layer = number_of(i)});
+          RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
+        }
+        const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
+        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
+          return moe->forward(saved.moe, between_RH, out_RH);
+        }
+        return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
+      }));
+      if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
+    }
+    return {};
+  }
+
   /// Runs `body`, which uses the tensors of `layer`.
   template <typename Body>
   Status use(int64_t layer, Pass pass, const Body& body) const {
@@ -266,8 +290,8 @@ class Model final : public StageModel {
     }
     if (model.positions == Positions::kRotary) {
       float* table = buffers.get<float>("rotary.table");
-      const RotaryAngles angles = rotary_angles(model, dims_.tokens);
-      kernels::rotary_table(table, 0, dims_.tokens, angles.frequencies, angles.factor);
+      const RotaryAngles angles = rotary_angles(model, dims_.positions);
+      kernels::rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
       scratch_.rotary_table = table;
     }
     if (model.positions == Positions::kAlibi) {

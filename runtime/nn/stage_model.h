@@ -18,6 +18,7 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/nn/kv_cache.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::nn {
@@ -78,6 +79,11 @@ class StageModel {
 
   /// Last stage, tp 1: logits [T, vocab] of the last forward, as float. For evaluation, generation, converters' proofs.
   virtual Status logits(int64_t slot, std::span<float> out) = 0;
+
+  /// Generation, for a model of one stage made without gradients with tp 1: the rows run through the blocks, and their
+  /// keys and values go into the cache; then the logits of rows [first, first + count), out [count, vocab]. tokens [T].
+  virtual Status forward_cached(const int32_t* tokens, const CachedRows& rows) = 0;
+  virtual Status cached_logits(int64_t first, int64_t count, std::span<float> out) = 0;
 
   virtual int64_t boundary_bytes() const = 0;  // of one [R, H] boundary tensor
 };

@@ -12,8 +12,9 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.tokens = plan.sequence_tokens;
-  d.samples = plan.recipe.batch.micro * (m.context / d.tokens);
+  d.tokens = plan.pass_tokens > 0 ? plan.pass_tokens : plan.sequence_tokens;
+  d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / d.tokens);
+  d.positions = plan.pass_tokens > 0 ? m.context : d.tokens;
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
@@ -33,7 +34,8 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   }
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
-    const int64_t fitting = kLogitsBytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
+    const int64_t bytes = plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes;
+    const int64_t fitting = bytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
   }
   return d;
@@ -162,7 +164,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp)) {
     scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
   }
-  if (m.positions == Positions::kRotary) scratch("rotary.table", d.tokens * rotary_dims(m), DType::kF32);
+  if (m.positions == Positions::kRotary) scratch("rotary.table", d.positions * rotary_dims(m), DType::kF32);
   if (m.positions == Positions::kAlibi) scratch("alibi.slopes", d.heads, DType::kF32);
   if (rank.head()) {
     scratch("head.logits", d.logit_rows * d.vocab, compute);

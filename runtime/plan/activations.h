@@ -32,6 +32,7 @@ namespace cairn {
 struct StageDims {
   int64_t samples = 0;      // B, sequences of a micro-batch
   int64_t tokens = 0;       // S, of a sequence
+  int64_t positions = 0;    // of the rotary table: S, or the context in a pass of generation (Plan::pass_tokens)
   int64_t rows = 0;         // T = B S
   int64_t local_rows = 0;   // R = T, or T / tp with sequence parallelism
   int64_t width = 0;        // H
@@ -63,6 +64,7 @@ int64_t attention_scratch_elems(const StageDims& dims);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;
+constexpr int64_t kPassLogitsBytes = int64_t{64} << 20;  // in passes of generation and evaluation
 
 struct BufferSpec {
   std::string name;  // "layers.3.attn.out"

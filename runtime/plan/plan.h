@@ -162,6 +162,7 @@ struct Plan {
   std::vector<Stage> stages;  // pp * virtual_stages, in model order; stage_at() says which are a rank's chunks
   int64_t boundary_room = 0;  // bytes of a pipeline rank's boundary tensors, in any stage of the run
   int64_t padded_vocab = 0;
+  int64_t pass_tokens = 0;  // of a sample in one forward pass, in generation and evaluation; 0: sequence_tokens
   std::vector<StepStage> step_stages;  // how the batch changes; one unless the recipe says. What follows is at()'s
   int64_t sequence_tokens = 0;         // model.context, or the part of it that samples are cut into
   int64_t micro_batches = 0;           // a step and data-parallel rank: accumulation
