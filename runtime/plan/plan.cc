@@ -191,6 +191,10 @@ Status check_batch(const Recipe& recipe, int64_t dp) {
     if (recipe.mesh.sequence_parallel) {
       RT_TRY(divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
     }
+    if (recipe.recompute.distribute) {
+      RT_TRY(divides(when + "batch.micro x model.context x model.width of a kept input",
+                     stage.micro * recipe.model.context * recipe.model.width, "mesh.tp", recipe.mesh.tp));
+    }
   }
   return {};
 }
@@ -225,10 +229,6 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
   RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
   RT_TRY(check_batch(recipe, made.dp()));
-  if (recipe.recompute.distribute) {
-    RT_TRY(divides("batch.micro x model.context x model.width of a kept input",
-                   recipe.batch.micro * m.context * m.width, "mesh.tp", mesh.tp));
-  }
   RT_TRY(check_sharding(recipe, made.dp()));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
