@@ -15,8 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kBlockElems = int64_t{1} << 20;  // of a tensor whose box is narrower than its rows
-
 json model_json(const ModelConfig& model) {
   Recipe recipe;
   recipe.model = model;
@@ -31,11 +29,13 @@ bool is_free(const std::string& key, const ModelConfig& model) {
 
 Status check_same_model(const ModelConfig& wanted, const ModelConfig& found) {
   const json mine = model_json(wanted), theirs = model_json(found);
+  json keys = mine;
+  keys.update(theirs);  // a field at its default is in neither or in one of them only
   std::string differences;
-  for (const auto& [key, value] : mine.items()) {
-    if (theirs.at(key) == value || is_free(key, wanted)) continue;
-    differences +=
-        fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, value.dump(), theirs.at(key).dump());
+  for (const auto& [key, unused] : keys.items()) {
+    const json here = mine.value(key, json()), there = theirs.value(key, json());
+    if (here == there || is_free(key, wanted)) continue;
+    differences += fmt::format("\n  model.{} = {} in the recipe, {} in config.json", key, here.dump(), there.dump());
   }
   if (differences.empty()) return {};
   return Error{ErrorCode::kInvalidInput, fmt::format("the recipe trains another model:{}", differences)};
@@ -56,28 +56,8 @@ class HfWeights final : public ckpt::ForeignWeights {
     const auto found =
         std::find_if(tensors.begin(), tensors.end(), [&](const TensorSpec& spec) { return spec.name == name; });
     RT_CHECK(found != tensors.end(), "no tensor {} in the folder", name);
-    const int64_t index = found - tensors.begin();
-    const Shape& shape = found->shape;
     if (box.empty()) return {};
-    const int64_t row_elems = count_elems(shape) / shape[0];
-    const int64_t box_row_elems = box.count_elems() / box.extent(0);
-    if (row_elems == box_row_elems) {  // whole rows: straight to their place
-      return folder_->read_rows(index, box.lo[0], box.hi[0], {out, static_cast<size_t>(box.count_elems())});
-    }
-    const int64_t rows_at_once = std::max<int64_t>(1, kBlockElems / row_elems);
-    std::vector<float> block;
-    for (int64_t first = box.lo[0]; first < box.hi[0]; first += rows_at_once) {
-      const int64_t end = std::min(box.hi[0], first + rows_at_once);
-      block.resize((end - first) * row_elems);
-      RT_TRY(folder_->read_rows(index, first, end, block));
-      Shape block_shape = shape;
-      block_shape[0] = end - first;
-      Box part = box;
-      part.lo[0] = 0;
-      part.hi[0] = end - first;
-      convert::copy_box_out(block.data(), block_shape, part, out + (first - box.lo[0]) * box_row_elems);
-    }
-    return {};
+    return folder_->read_box(found - tensors.begin(), box, {out, static_cast<size_t>(box.count_elems())});
   }
 
  private:

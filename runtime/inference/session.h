@@ -74,7 +74,7 @@ class Session {
   Buffer weights_, master_, keys_, values_;
   std::unique_ptr<comm::Engine> engine_;
   std::unique_ptr<comm::Comm> tp_;
-  nn::StageModel* text_pass_ = nullptr;  // of the latest forward()
+  nn::StageModel* text_pass_ = nullptr;                                  // of the latest forward()
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Pass>> passes_;  // by samples and tokens of each
   nn::KvCache cache_;
   std::vector<int64_t> lengths_;  // tokens of each sequence in the cache

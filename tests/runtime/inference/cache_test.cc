@@ -93,7 +93,7 @@ std::vector<std::vector<int32_t>> generated(Session& session, const std::vector<
 TEST_SUITE("runtime/inference/cache") {
   TEST_CASE("logits with the cache are those of the whole text, for every length of prompt and of what follows") {
     for (const bool llama : {false, true}) {
-      for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const Precision precision : {Precision::kF32, Precision::kBf16, Precision::kF16}) {
         CAPTURE(llama);
         CAPTURE(static_cast<int>(precision));
         // The sums run in another order. Float: measured 1e-6. bf16 rounds each activation to 8 bits, in two layers.
@@ -117,6 +117,62 @@ TEST_SUITE("runtime/inference/cache") {
         }
         REQUIRE(session->length(0) == 96);
         CHECK_FALSE(session->next(std::vector<int32_t>{1, -1}).ok());  // full
+      }
+    }
+  }
+
+  TEST_CASE("every option of the model computes the same with the cache") {
+    struct Case {
+      const char* name;
+      bool llama;
+      void (*set)(ModelConfig&);
+    };
+    const Case cases[] = {
+        {"alibi", false, [](ModelConfig& m) { m.positions = Positions::kAlibi; }},
+        {"no positions", false, [](ModelConfig& m) { m.positions = Positions::kNone; }},
+        {"offset, norm of the embedding", false,
+         [](ModelConfig& m) {
+           m.position_offset = 2;
+           m.embedding_norm = true;
+         }},
+        {"window", true, [](ModelConfig& m) { m.sliding_window = 5; }},
+        {"window in one layer", true,
+         [](ModelConfig& m) {
+           m.sliding_window = 5;
+           m.window_layers = {1};
+         }},
+        {"norms of q and k", true, [](ModelConfig& m) { m.qk_norm = QkNorm::kHead; }},
+        {"partial, interleaved rotary", true,
+         [](ModelConfig& m) {
+           m.rope.dims = 4;
+           m.rope.pairs = RotaryPairs::kInterleaved;
+         }},
+        {"dynamic rotary", true,
+         [](ModelConfig& m) {
+           m.rope.scaling = RopeScaling::kDynamic;
+           m.rope.factor = 2;
+           m.rope.original_context = 32;
+         }},
+        {"parallel block", true, [](ModelConfig& m) { m.block = BlockKind::kParallel; }},
+        {"sandwich block", true, [](ModelConfig& m) { m.block = BlockKind::kSandwich; }},
+        {"experts", true, [](ModelConfig& m) { m.moe.experts = 4; }},
+    };
+    for (const Case& option : cases) {
+      CAPTURE(option.name);
+      Recipe recipe = recipe_of(option.llama);
+      option.set(recipe.model);
+      const std::unique_ptr<Session> session = session_of(recipe);
+      const std::vector<int32_t> text = random_tokens(20, 3);
+      for (const size_t prompt : {1, 9}) {
+        REQUIRE(session->make_cache(1, 96).ok());
+        std::vector<float> cached = copy(session->start(0, std::span(text).first(prompt)));
+        for (size_t n = prompt;; ++n) {
+          CAPTURE(n);
+          const std::vector<float> whole = copy(session->logits(std::span(text).first(n)));
+          CHECK(largest_difference(cached, std::span(whole).last(61)) <= 2e-5);
+          if (n == text.size()) break;
+          cached = copy(session->next(std::vector<int32_t>{text[n]}));
+        }
       }
     }
   }
