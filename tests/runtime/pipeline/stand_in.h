@@ -44,6 +44,8 @@ class StandIn final : public nn::StageModel {
   }
 
   void set_dropout_keys(int64_t, std::span<const uint64_t>) override {}
+  Status forward_cached(const int32_t*, const nn::CachedRows&) override { return no_cache(); }
+  Status cached_logits(int64_t, int64_t, std::span<float>) override { return no_cache(); }
   Status forward(int64_t slot, const int32_t* tokens, const int32_t*, const void* input, void* output) override {
     const int64_t micro_batch = tokens[0];
     RT_CHECK((input == nullptr) == (stage_ == 0) && (output == nullptr) == (stage_ + 1 == stages_));
@@ -77,6 +79,7 @@ class StandIn final : public nn::StageModel {
   int64_t boundary_bytes() const override { return bytes_; }
 
  private:
+  static Status no_cache() { return Error{ErrorCode::kInternal, "a stand-in has no cache"}; }
   void run(ActionKind kind, int64_t micro_batch, int64_t slot, int64_t late, const void* input, int64_t sender,
            void* output) {
     double ready = 0;
