@@ -46,10 +46,15 @@ class Wait(RunTest):
                                       r"at step \d+ \(.+\)")
         if "no stacks: attaching is refused" in report:
             self.skipTest("tracing is not permitted here")
-        # Of every rank, with functions of ours by name.
-        for part in re.split(r"\nrank \d+ \(pid \d+\), state ", report)[1:]:
-            self.assertIn("#0 ", part)
-            self.assertIn("cairn::", part)
+        # Of every rank, with functions of ours by name. The culprit cannot leave; on a machine that stands still between
+        # the reading and the deadline, others may have left, and the report says so.
+        parts = re.split(r"\nrank \d+ \(pid \d+\), state ", report)[1:]
+        for number, part in enumerate(parts):
+            if number == 0 or "no stacks: its maps cannot be read" not in part:
+                self.assertIn("#0 ", part)
+                self.assertIn("cairn::", part)
+        left = sum("no stacks:" in part for part in parts)
+        print(f"stacks of {world - left} of {world} ranks")
         self.assertIn("is stopped (state T)", report)
 
     def test_a_rank_that_is_stopped_in_each_kind_of_group(self):

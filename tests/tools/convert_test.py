@@ -102,9 +102,12 @@ class ConvertTest(ProgramTest):
     def test_check_lists_what_stands_in_the_way(self):
         folder = self.path("broken")
         shutil.copytree(golden("hf-llama-gqa-sharded"), folder)
-        config = json.load(open(os.path.join(folder, "config.json")))
+        path = os.path.join(folder, "config.json")
+        with open(path) as f:
+            config = json.load(f)
         config["vocab_size"] += 1
-        json.dump(config, open(os.path.join(folder, "config.json"), "w"))
+        with open(path, "w") as f:
+            json.dump(config, f)
         told = self.cairn_json("convert", "--check", folder, code=2)
         self.assertFalse(told["ok"])
         problem = [p for p in told["problems"] if p["tensor"] == "model.embed_tokens.weight"][0]

@@ -104,7 +104,7 @@ class DualTest(ProgramTest):
         first, second = self.path("dual/model.h5"), self.path("again/model.safetensors")
         self.assertEqual(os.stat(first).st_ino, os.stat(second).st_ino)
         self.assertTrue(self.cairn_json("ckpt", "verify", "again")["whole"])
-        for name in sorted(os.listdir(self.path("dual"))):
+        for name in sorted(set(os.listdir(self.path("dual"))) - {"README.md"}):  # the card has the folder's name
             with open(self.path("dual/" + name), "rb") as a, open(self.path("again/" + name), "rb") as b:
                 self.assertEqual(a.read(), b.read(), name)
         self.assertEqual(sorted(os.listdir(self.path("dual"))), sorted(os.listdir(self.path("again"))))

@@ -123,7 +123,7 @@ class PlanTest(ProgramTest):
         self.assertEqual(len(file["shapes"]), 1)
         shape = next(iter(file["shapes"].values()))
         # Two all-reduces of [16, 32] floats a layer and direction.
-        self.assertEqual(shape["layer_traffic"][0], 4 * 16 * 32 * 4)
+        self.assertEqual(shape["layer_traffic"][0], [4 * 16 * 32 * 4, 4])  # bytes, calls
         again = json.loads(self.cairn("plan", recipe, "--json", env=env).stdout)
         self.assertGreater(again["step_time"]["ms"], 0)
         self.assertEqual(set(again["step_time"]["parts_ms"]),

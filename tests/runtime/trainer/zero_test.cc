@@ -20,10 +20,12 @@ struct Layout {
   bool keep = false;
   int64_t micro = 1;
   PipelineKind schedule = PipelineKind::k1F1B;
+  RecomputeConfig recompute = {};
   int64_t world() const { return tp * pp * dp; }
   std::string text() const {
-    return fmt::format("tp {} pp {} dp {} zero {} shard {} sp {} v {} keep {} micro {}", tp, pp, dp, zero, shard,
-                       sequence_parallel, virtual_stages, keep, micro);
+    return fmt::format("tp {} pp {} dp {} zero {} shard {} sp {} v {} keep {} micro {} {} recompute {} {}", tp, pp, dp,
+                       zero, shard, sequence_parallel, virtual_stages, keep, micro, schedule_name(schedule),
+                       static_cast<int>(recompute.mode), recompute.layers);
   }
 };
 
@@ -34,7 +36,9 @@ Recipe with(Recipe recipe, const Layout& l, int64_t bucket = 4000) {
   recipe.mesh.shard = l.shard;
   recipe.mesh.sequence_parallel = l.sequence_parallel;
   recipe.mesh.virtual_stages = l.virtual_stages;
-  recipe.schedule = l.virtual_stages > 1 ? PipelineKind::kInterleaved : l.schedule;
+  const bool interleaved = l.virtual_stages > 1 && l.schedule != PipelineKind::kZbV;
+  recipe.schedule = interleaved ? PipelineKind::kInterleaved : l.schedule;
+  recipe.recompute = l.recompute;
   recipe.optimizer.zero = l.zero;
   recipe.optimizer.bucket = bucket;
   recipe.optimizer.keep_after_forward = l.keep;
@@ -74,6 +78,32 @@ std::string told(const GroupTraffic& g) {
                      t.broadcast.calls, t.send.bytes, t.send.calls);
 }
 
+/// What the second step of a run moves is what the plan says, on every rank and in every group.
+void check_step(Recipe recipe, const Layout& layout) {
+  CAPTURE(layout.text());
+  recipe.batch.samples = 8;
+  const Result<Plan> plan = make_plan(recipe, layout.world());
+  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
+  const auto one_step = train_on_threads(recipe, layout.world());
+  recipe.stop.value = 2;
+  const auto two_steps = train_on_threads(recipe, layout.world());
+  REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
+  REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
+  for (int64_t rank = 0; rank < layout.world(); ++rank) {
+    const std::vector<GroupTraffic> planned = step_traffic(plan.value(), plan.value().rank(rank));
+    const auto& more = two_steps.value().traffic[rank];
+    const auto& less = one_step.value().traffic[rank];
+    std::vector<GroupTraffic> counted;
+    for (size_t g = 0; g < more.size(); ++g) {
+      GroupTraffic step{more[g].group, more[g].size, more[g].traffic - less[g].traffic};
+      // Ends of the pipeline that have no embedding in common have a group for it, and never use it.
+      if (step.group != kEmbeddingGroup || step.traffic != Traffic{}) counted.push_back(std::move(step));
+    }
+    REQUIRE(planned.size() == counted.size());
+    for (size_t g = 0; g < planned.size(); ++g) CHECK(told(planned[g]) == told(counted[g]));
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/trainer/zero") {
@@ -94,41 +124,55 @@ TEST_SUITE("runtime/trainer/zero") {
     layouts.push_back({.dp = 2, .zero = 3, .keep = true});
     layouts.push_back({.pp = 2, .dp = 2, .zero = 3, .virtual_stages = 2, .keep = true});
     layouts.push_back({.dp = 4, .zero = 3, .shard = 2, .keep = true});
-    bool tied = false, llama = false;
+    constexpr RecomputeMode kFull = RecomputeMode::kFull;
+    for (const int zero : {0, 1}) {
+      layouts.push_back({.pp = 2, .dp = 2, .zero = zero, .schedule = PipelineKind::kZbH1});
+      layouts.push_back({.tp = 2, .pp = 2, .zero = zero, .sequence_parallel = true, .schedule = PipelineKind::kZbH1});
+      layouts.push_back({.pp = 2, .dp = 2, .zero = zero, .virtual_stages = 2, .schedule = PipelineKind::kZbV});
+    }
+    layouts.push_back({.tp = 2,
+                       .pp = 2,
+                       .sequence_parallel = true,
+                       .virtual_stages = 2,
+                       .schedule = PipelineKind::kZbV,
+                       .recompute = {kFull, 1}});
+    layouts.push_back({.tp = 2, .pp = 2, .schedule = PipelineKind::kZbH1, .recompute = {kFull, 0, true}});
+    layouts.push_back({.tp = 2, .recompute = {kFull, 0, true}});
+    layouts.push_back({.tp = 2, .dp = 2, .zero = 3, .sequence_parallel = true, .recompute = {kFull}});
+    layouts.push_back({.tp = 2, .pp = 2, .zero = 1, .recompute = {RecomputeMode::kSelective, 1}});
+    bool tied = false;
     for (const Layout& layout : layouts) {
       tied = !tied;
-      llama = tied != llama;
-      CAPTURE(layout.text());
       CAPTURE(tied);
-      Recipe recipe = with(short_recipe(llama, tied, 1), layout);
-      recipe.batch.samples = 8;
-      const Plan plan = make_plan(recipe, layout.world()).value();
-      const auto one_step = train_on_threads(recipe, layout.world());
-      recipe.stop.value = 2;
-      const auto two_steps = train_on_threads(recipe, layout.world());
-      REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
-      REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
-      for (int64_t rank = 0; rank < layout.world(); ++rank) {
-        const std::vector<GroupTraffic> planned = step_traffic(plan, plan.rank(rank));
-        const auto& more = two_steps.value().traffic[rank];
-        const auto& less = one_step.value().traffic[rank];
-        std::vector<GroupTraffic> counted;
-        for (size_t g = 0; g < more.size(); ++g) {
-          GroupTraffic step{more[g].group, more[g].size, more[g].traffic - less[g].traffic};
-          // Ends of the pipeline that have no embedding in common have a group for it, and never use it.
-          if (step.group != kEmbeddingGroup || step.traffic != Traffic{}) counted.push_back(std::move(step));
-        }
-        REQUIRE(planned.size() == counted.size());
-        for (size_t g = 0; g < planned.size(); ++g) CHECK(told(planned[g]) == told(counted[g]));
+      check_step(with(short_recipe(!tied, tied, 1), layout), layout);
+    }
+  }
+
+  TEST_CASE(
+      "so it is with experts, with projections around the embedding, with parallel branches and with more norms") {
+    const Layout split{.tp = 2, .dp = 2, .zero = 2, .sequence_parallel = true}, whole{.tp = 2, .pp = 2, .zero = 1};
+    for (const Layout& layout : {split, whole}) {
+      Recipe experts = with(short_recipe(true, false, 1), layout);
+      experts.model.moe = {.experts = 4, .top_k = 2};
+      check_step(experts, layout);
+      Recipe projected = with(short_recipe(false, true, 1), layout);
+      projected.model.embed_dim = 16;
+      check_step(projected, layout);
+      for (const BlockKind block : {BlockKind::kParallel, BlockKind::kParallelShared, BlockKind::kSandwich}) {
+        Recipe other = with(short_recipe(false, false, 1), layout);
+        other.model.block = block;
+        check_step(other, layout);
       }
     }
   }
 
   TEST_CASE("overlapped or not, the bits are the same") {
-    for (const Layout& layout : {Layout{.dp = 4}, Layout{.dp = 4, .zero = 1}, Layout{.dp = 2, .zero = 2},
-                                 Layout{.dp = 4, .zero = 3, .shard = 2},
-                                 Layout{.tp = 2, .pp = 2, .dp = 2, .zero = 3, .sequence_parallel = true},
-                                 Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2}}) {
+    for (const Layout& layout :
+         {Layout{.dp = 4}, Layout{.dp = 4, .zero = 1}, Layout{.dp = 2, .zero = 2},
+          Layout{.dp = 4, .zero = 3, .shard = 2},
+          Layout{.tp = 2, .pp = 2, .dp = 2, .zero = 3, .sequence_parallel = true},
+          Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2},
+          Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2, .schedule = PipelineKind::kZbV}}) {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         CAPTURE(layout.text());
         Recipe recipe = with(short_recipe(layout.dp == 4, layout.pp == 2, 8), layout);
