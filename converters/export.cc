@@ -465,7 +465,8 @@ void keep_token_ids(const std::string& original, nlohmann::ordered_json* config)
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     const auto found = parsed.value().find(key);
     if (found == parsed.value().end()) {
-      config->erase(key);  // absent there: the class default holds, as it did
+      // Absent there: the class default holds, as it did; of another class null, for its default may be out of range.
+      if (parsed.value().value("model_type", nlohmann::json()) == (*config)["model_type"]) config->erase(key);
       continue;
     }
     const bool list = found->is_array() &&
