@@ -46,8 +46,7 @@ struct ConfigKey {
   std::function<void(const ModelConfig&, nlohmann::ordered_json&)> write;
 };
 
-// --- keys, read in the order of the table: a later one may count on what an earlier one has set
-// -----------------------
+// --- keys: read in the order of the table, so a later one may count on what an earlier one has set ---------------
 
 using Size = int64_t ModelConfig::*;
 ConfigKey size(std::string_view name, Size field, int64_t absent);
@@ -100,8 +99,7 @@ ConfigKey sliding_window(int64_t absent);
 /// sliding_window, use_sliding_window, max_window_layers and layer_types of Qwen2 and Qwen3.
 ConfigKey windowed_layers();
 
-// --- tensors
-// ------------------------------------------------------------------------------------------------------------
+// --- tensors ----------------------------------------------------------------------------------------------------
 
 /// How the logical tensors in braces lie along the output dim of the stored one: so many groups of rows, in each an
 /// equal part of the first tensor, of the second, ...

@@ -1,6 +1,6 @@
 #pragma once
-// The stub of a model card (README.md of a Hugging Face folder): what Cairn knows, where the weights come from, and
-// what whoever publishes them must still say.
+// The beginning of a model card (README.md of a Hugging Face folder): what Cairn knows, where the weights come from,
+// and what whoever publishes them must still say.
 
 #include <cstdint>
 #include <string>
