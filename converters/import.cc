@@ -88,7 +88,7 @@ std::vector<ckpt::WriterPart> lay_out(const Plan& plan, int64_t file_bytes, std:
 
 /// All that decides the bytes of the checkpoint's files.
 uint64_t key_of(const HfFolder& folder, const ckpt::Manifest& skeleton, std::span<const ckpt::WriterPart> parts,
-                       std::span<const std::string> contents) {
+                std::span<const std::string> contents) {
   std::string text = "import\n" + folder.identity();
   for (const std::string& content : contents) text += ckpt::hash_to_hex(ckpt::hash_bytes(content)) + "\n";
   for (const ckpt::WriterPart& part : parts) {

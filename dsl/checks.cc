@@ -150,15 +150,15 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   }
   if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
     if (recipe.optimizer.zero == 0)
-      fail("deterministic",
-           "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none", "zero = 1, 2 or 3",
-           dp_is);
+      fail("deterministic", "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none",
+           "zero = 1, 2 or 3", dp_is);
     else if (recipe.mesh.shard != 0 && recipe.mesh.shard != dp)
-      fail("mesh.shard",
-           fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
-                       "of them apart",
-                       recipe.mesh.shard),
-           "no shard", dp_is);
+      fail(
+          "mesh.shard",
+          fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
+                      "of them apart",
+                      recipe.mesh.shard),
+          "no shard", dp_is);
   }
   if (!known("batch.samples")) return;
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
@@ -245,11 +245,12 @@ void CrossCheck::mesh() {
   }
   const OptimizerConfig& optimizer = recipe.optimizer;
   if (optimizer.keep_after_forward && optimizer.zero < 3)
-    fail("optimizer.keep_after_forward",
-         fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = {} none are "
-                     "gathered",
-                     optimizer.zero),
-         "zero = 3, or keep_after_forward = false");
+    fail(
+        "optimizer.keep_after_forward",
+        fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = {} none are "
+                    "gathered",
+                    optimizer.zero),
+        "zero = 3, or keep_after_forward = false");
   if (mesh.shard > 0 && optimizer.zero == 0)
     fail("mesh.shard",
          fmt::format("mesh.shard = {} says over how many ranks ZeRO splits, but optimizer.zero = 0 splits nothing",

@@ -115,8 +115,8 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
           return complain_type(here, at, field, node), void(good = false);
         if (node.find(first.name) == nullptr && (node.entries.empty() || !node.entries.front().key.empty())) {
           complain(here, node.place,
-                   {"missing",
-                    fmt::format(": T.{} must begin with {}, got {}", block.name, first.doc, describe(node)), "", ""});
+                   {"missing", fmt::format(": T.{} must begin with {}, got {}", block.name, first.doc, describe(node)),
+                    "", ""});
           return void(good = false);
         }
         const auto fields = convert_fields(here, block, node, pass);
@@ -350,8 +350,11 @@ std::optional<Json> Resolver::convert_stages(const std::string& path, const Fiel
       if (node.kind == Node::Kind::kCtor && accepted->name == node.text && !accepted->list) block = accepted;
     if (block == nullptr) {
       complain(here, at,
-               {"wrong_type", fmt::format("must be T.warmup, T.hold, T.cosine, T.linear, T.inverse_sqrt, T.exponential or T.one_minus_sqrt, got {}", describe(node)), "",
-                ""});
+               {"wrong_type",
+                fmt::format("must be T.warmup, T.hold, T.cosine, T.linear, T.inverse_sqrt, T.exponential or "
+                            "T.one_minus_sqrt, got {}",
+                            describe(node)),
+                "", ""});
       good = false;
       out.push_back(Json());
       return;

@@ -651,7 +651,8 @@ const Block& phase_block() {
               .one_of({"steps", "samples", "tokens"})
               .needed()
               .says("the amount after which it begins: T.steps(n), T.samples(n) or T.tokens(n)"),
-          of(bound("samples", &BatchPhase::samples).range(0, kMany)).says("batch.samples from then on", "0: as before."),
+          of(bound("samples", &BatchPhase::samples).range(0, kMany))
+              .says("batch.samples from then on", "0: as before."),
           of(bound("micro", &BatchPhase::micro).range(0, kMany)).says("batch.micro from then on", "0: as before."),
           of(bound("tokens", &BatchPhase::tokens).range(0, 1 << 24)).says("batch.tokens from then on", "0: as before."),
           bound("rope_theta", &BatchPhase::rope_theta)
@@ -820,8 +821,10 @@ const Block& optimizer_block() {
   static const Block out{
       .name = "adamw",
       .constructors = {"adamw", "lamb"},
-      .doc = "AdamW with decoupled weight decay; T.lamb takes the same fields and scales each tensor's step by the ratio of "
-             "the weights' norm to the step's (LAMB, for large batches).",
+      .doc =
+          "AdamW with decoupled weight decay; T.lamb takes the same fields and scales each tensor's step by the ratio "
+          "of "
+          "the weights' norm to the step's (LAMB, for large batches).",
       .fields = {
           chosen("kind", &OptimizerConfig::kind, {"adamw", "lamb"})
               .otherwise("adamw")

@@ -64,15 +64,15 @@ struct Field {
   bool lo_open = false, hi_open = false;  // > lo, not >= lo
   std::vector<std::string> choices;       // kEnum, kEnumList: in the order of the C++ enum; kSpan: units, empty: all
   bool required = false;
-  bool later = false;                 // newer than the first recipes: where a stored one lacks it, the default is meant
-  bool silent = false;                // not in the canonical JSON where it has its default: stored recipes keep their hash
-  bool from_constructor = false;      // the default is the name of the constructor that wrote the block
-  Json fallback;                      // the default; null with `required` or `rule`
-  std::optional<Json> llama;          // the default under T.llama where it differs
-  std::string rule;                   // a derived default, in words
-  std::string doc, more;              // one line; and what else is worth knowing
-  std::string example;                // a value as written, for the reference
-  const Block* block = nullptr;       // kBlock: its fields; kItems: the stored element
+  bool later = false;             // newer than the first recipes: where a stored one lacks it, the default is meant
+  bool silent = false;            // not in the canonical JSON where it has its default: stored recipes keep their hash
+  bool from_constructor = false;  // the default is the name of the constructor that wrote the block
+  Json fallback;                  // the default; null with `required` or `rule`
+  std::optional<Json> llama;      // the default under T.llama where it differs
+  std::string rule;               // a derived default, in words
+  std::string doc, more;          // one line; and what else is worth knowing
+  std::string example;            // a value as written, for the reference
+  const Block* block = nullptr;   // kBlock: its fields; kItems: the stored element
   std::vector<const Block*> accepts;  // constructors this field takes
 
   // Binding to the struct the block describes; empty for fields that exist only in the written form.

@@ -58,9 +58,7 @@ class CountingComm final : public comm::Comm {
   Status all_gather(const void*, void*, int64_t bytes, std::string_view) override {
     return add(traffic_.all_gather, bytes);
   }
-  Status broadcast(void*, int64_t bytes, int64_t, std::string_view) override {
-    return add(traffic_.broadcast, bytes);
-  }
+  Status broadcast(void*, int64_t bytes, int64_t, std::string_view) override { return add(traffic_.broadcast, bytes); }
   Status barrier(std::string_view) override { return {}; }
   Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status recv(void*, int64_t, int64_t, std::string_view) override { return {}; }

@@ -246,8 +246,8 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     for (size_t k = 0; k < plan.step_stages.size(); ++k) {
       const StepStage& s = plan.step_stages[k];
       if (k >= kShown && k + 1 < plan.step_stages.size()) continue;
-      fmt::print("  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}{}\n", s.first_step,
-                 s.samples, s.micro, s.samples / (s.micro * mesh.dp()), mesh.dp(), s.tokens,
+      fmt::print("  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}{}\n",
+                 s.first_step, s.samples, s.micro, s.samples / (s.micro * mesh.dp()), mesh.dp(), s.tokens,
                  recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
                  k == kShown - 1 && k + 2 < plan.step_stages.size()
                      ? fmt::format("; {} more stages, then", plan.step_stages.size() - kShown - 1)
@@ -259,12 +259,10 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              plan.micro_batches * recipe.mesh.virtual_stages + mesh.pp() - 1, bubble_fraction(plan.schedule()) * 100);
 
   fmt::print("{} of a rank, {}\n", head("memory"),
-             recipe.precision == Precision::kF32
-                 ? "fp32"
-                 : fmt::format("{} weights, fp32 gradients, masters and moments",
-                               recipe.precision == Precision::kBf16 ? "bf16" : "fp16"));
-  const std::string optimizer =
-      plan.zero() > 0 ? fmt::format("optimizer/{}", plan.shard_size()) : "optimizer";
+             recipe.precision == Precision::kF32 ? "fp32"
+                                                 : fmt::format("{} weights, fp32 gradients, masters and moments",
+                                                               recipe.precision == Precision::kBf16 ? "bf16" : "fp16"));
+  const std::string optimizer = plan.zero() > 0 ? fmt::format("optimizer/{}", plan.shard_size()) : "optimizer";
   const int wide = memory.size() > kMaxRows ? 22 : 13;
   fmt::print("  {}{:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}{}\n", color.dim, "stage", "parameters", "weights",
              "grads", optimizer, "activations", wide, "in flight", "total", wide, color.reset);
@@ -278,9 +276,9 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     const StageMemory& last = memory[end - 1];
     fmt::print("  {:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}\n",
                range_text(i, end - 1, [](size_t n) { return n; }), format_count(static_cast<double>(m.parameters)),
-               format_bytes(m.weight_bytes + m.gathered_bytes), format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
-               range_text(m.activation_bytes, last.activation_bytes, format_bytes), wide,
-               range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
+               format_bytes(m.weight_bytes + m.gathered_bytes), format_bytes(m.grad_bytes),
+               format_bytes(m.optimizer_bytes), range_text(m.activation_bytes, last.activation_bytes, format_bytes),
+               wide, range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
                range_text(m.total(), last.total(), format_bytes), wide);
     i = end;
   }

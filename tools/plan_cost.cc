@@ -168,7 +168,9 @@ std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& cal
                 comm_ms("all_gather", tp, t.all_gather.bytes * tp, 0);
     const char* const usual = t.reduce_scatter.bytes > 0 ? "reduce_scatter" : "all_reduce";
     const auto speed = shape.comm.find(fmt::format("{} x {}", usual, tp));
-    if (speed != shape.comm.end()) ms += speed->second.latency_ms * static_cast<double>(t.all_reduce.calls + t.reduce_scatter.calls + t.all_gather.calls);
+    if (speed != shape.comm.end())
+      ms += speed->second.latency_ms *
+            static_cast<double>(t.all_reduce.calls + t.reduce_scatter.calls + t.all_gather.calls);
     return ms;
   };
   const double layer_comm = traffic_ms(shape.layer_traffic), ends_comm = traffic_ms(shape.ends_traffic);

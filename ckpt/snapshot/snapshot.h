@@ -39,8 +39,9 @@ class SnapshotWriter {
   /// The weights are those of `step`, before the next begin(). Beside publish(), from any thread.
   void weights_whole(uint64_t incarnation, int64_t step);
 
-  /// begin() and publish(), and between them the copy of `sources`, the memory of each shard, for state that lies elsewhere.
-  /// Errors: as publish(), or kInvalidInput when the sizes of the sources are not the layout's: the bank is untouched.
+  /// begin() and publish(), and between them the copy of `sources`, the memory of each shard, for state that lies
+  /// elsewhere. Errors: as publish(), or kInvalidInput when the sizes of the sources are not the layout's: the bank is
+  /// untouched.
   Status write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
                std::span<const std::span<const std::byte>> sources);
 

@@ -4,10 +4,9 @@
 //
 // Every operation has a name and a deadline. When a peer dies, or the run is aborted, every rank that waits gets an
 // Error (kPeerLost, kTimeout, kStopped) which says rank, group, operation; nothing waits for ever.
-// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 and f16 payloads, so
-// every member gets the same bits and a rerun gets them again.
-// A Comm is driven by one thread at a time; different Comms of a rank may be driven by different threads. Members call
-// the same collectives in the same order.
+// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 and f16
+// payloads, so every member gets the same bits and a rerun gets them again. A Comm is driven by one thread at a time;
+// different Comms of a rank may be driven by different threads. Members call the same collectives in the same order.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,8 +54,8 @@ class Comm {
   virtual Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) = 0;
   virtual Status wait_sends(std::string_view what) = 0;
 
-  /// What this rank has put in since creation; the plan predicts it (plan/communication.h). A group of one moves nothing
-  /// and counts nothing; nor do recv, wait_sends and barrier. Not locked: ask between operations.
+  /// What this rank has put in since creation; the plan predicts it (plan/communication.h). A group of one moves
+  /// nothing and counts nothing; nor do recv, wait_sends and barrier. Not locked: ask between operations.
   using Traffic = cairn::Traffic;
   using Volume = cairn::Volume;
   virtual Traffic traffic() const = 0;

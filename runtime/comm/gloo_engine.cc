@@ -492,8 +492,8 @@ class GlooComm final : public Comm {
     return {};
   }
 
-  Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
-                     const char* first) {
+  Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype,
+                     ReduceOp op, const char* first) {
     const int64_t part = count_per_rank * dtype_size_bytes(dtype);
     const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
     traffic_.reduce_scatter.add(call.bytes);

@@ -260,8 +260,8 @@ class SegmentComm final : public Comm {
   }
 
   /// Sums chunk rank() of everybody's `input` into `output`; `added` (0 or 1): how often `output` is the first addend.
-  Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype, ReduceOp op,
-                     int64_t added) {
+  Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype,
+                     ReduceOp op, int64_t added) {
     const int64_t elem = dtype_size_bytes(dtype);
     const auto* in = static_cast<const char*>(input);
     auto* out = static_cast<char*>(output);

@@ -32,8 +32,8 @@ class Mesh {
   /// World ranks that share all coordinates of `rank` but the one on `axis`, ordered by that coordinate.
   std::vector<int64_t> group(MeshAxis axis, int64_t rank) const;
 
-  /// The dp group cut into blocks of `size` neighbours, which must divide dp: the block that holds `rank`, and the ranks
-  /// with its place in the other blocks (as many as there are blocks).
+  /// The dp group cut into blocks of `size` neighbours, which must divide dp: the block that holds `rank`, and the
+  /// ranks with its place in the other blocks (as many as there are blocks).
   std::vector<int64_t> shard_group(int64_t rank, int64_t size) const;
   std::vector<int64_t> replica_group(int64_t rank, int64_t size) const;
 

@@ -79,27 +79,31 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
   const int64_t shard = recipe.mesh.shard;
   const int zero = recipe.optimizer.zero;
   if (recipe.optimizer.keep_after_forward && zero < 3) {
-    return refuse(fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = "
-                              "{} none are gathered; it is for zero = 3",
-                              zero));
+    return refuse(
+        fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = "
+                    "{} none are gathered; it is for zero = 3",
+                    zero));
   }
   if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
     if (zero == 0) {
-      return refuse(fmt::format("deterministic = \"layout\" adds gradients into shards, and with optimizer.zero = 0 there "
-                                "are none for dp = {}; say zero = 1, 2 or 3",
-                                dp));
+      return refuse(
+          fmt::format("deterministic = \"layout\" adds gradients into shards, and with optimizer.zero = 0 there "
+                      "are none for dp = {}; say zero = 1, 2 or 3",
+                      dp));
     }
     if (shard != 0 && shard != dp) {
-      return refuse(fmt::format("deterministic = \"layout\" adds the gradients of all replicas one after another, and "
-                                "mesh.shard = {} adds groups of dp = {} apart; leave mesh.shard out",
-                                shard, dp));
+      return refuse(
+          fmt::format("deterministic = \"layout\" adds the gradients of all replicas one after another, and "
+                      "mesh.shard = {} adds groups of dp = {} apart; leave mesh.shard out",
+                      shard, dp));
     }
   }
   if (shard == 0) return {};
   if (zero == 0) {
-    return refuse(fmt::format("mesh.shard = {} divides optimizer state over {} replicas, but optimizer.zero = 0 divides "
-                              "nothing; say zero = 1, 2 or 3",
-                              shard, shard));
+    return refuse(
+        fmt::format("mesh.shard = {} divides optimizer state over {} replicas, but optimizer.zero = 0 divides "
+                    "nothing; say zero = 1, 2 or 3",
+                    shard, shard));
   }
   if (shard == 1) return refuse("mesh.shard = 1 divides nothing; leave it out with optimizer.zero = 0");
   if (dp == 1 || dp % shard == 0) return {};
@@ -119,9 +123,10 @@ Status check_batch(const Recipe& recipe, int64_t dp) {
   }
   if (ramp.from > 0 && (ramp.by < 1 || ramp.over.value <= 0 || ramp.over.unit == Span::Unit::kFraction ||
                         ramp.from >= batch.samples || (batch.samples - ramp.from) % ramp.by != 0)) {
-    return refuse(fmt::format("batch.ramp goes from {} by {} to batch.samples = {}: it wants `over`, not as a fraction, "
-                              "and a whole number of increments",
-                              ramp.from, ramp.by, batch.samples));
+    return refuse(
+        fmt::format("batch.ramp goes from {} by {} to batch.samples = {}: it wants `over`, not as a fraction, "
+                    "and a whole number of increments",
+                    ramp.from, ramp.by, batch.samples));
   }
   for (const BatchPhase& phase : batch.phases) {
     if (phase.at.unit == Span::Unit::kFraction) {
@@ -137,19 +142,20 @@ Status check_batch(const Recipe& recipe, int64_t dp) {
     const int64_t slice = stage.micro * dp;
     if (stage.samples % slice != 0) {
       const int64_t below = stage.samples / slice * slice;
-      return refuse(
-          fmt::format("{}batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: "
-                      "{}{}",
-                      when, stage.samples, stage.micro, dp, slice, below > 0 ? fmt::format("{}, ", below) : "",
-                      below + slice));
+      return refuse(fmt::format(
+          "{}batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: "
+          "{}{}",
+          when, stage.samples, stage.micro, dp, slice, below > 0 ? fmt::format("{}, ", below) : "", below + slice));
     }
     if (recipe.model.context % stage.tokens != 0) {
-      return refuse(fmt::format("{}batch.tokens = {} does not divide model.context = {}: samples are cut into equal "
-                                "sequences",
-                                when, stage.tokens, recipe.model.context));
+      return refuse(
+          fmt::format("{}batch.tokens = {} does not divide model.context = {}: samples are cut into equal "
+                      "sequences",
+                      when, stage.tokens, recipe.model.context));
     }
     if (recipe.mesh.sequence_parallel) {
-      RT_TRY(divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
+      RT_TRY(
+          divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
     }
   }
   return {};
@@ -220,8 +226,7 @@ class RankPlanner {
     out_.scattered_weights = plan.zero() >= 3;
     const std::vector<int64_t> in_flight = in_flight_micro_batches(plan.schedule(), out_.at.pp);
     for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
-      out_.chunks.push_back(
-          {plan.stages[static_cast<int64_t>(chunk) * plan.mesh.pp() + out_.at.pp], in_flight[chunk]});
+      out_.chunks.push_back({plan.stages[static_cast<int64_t>(chunk) * plan.mesh.pp() + out_.at.pp], in_flight[chunk]});
     }
   }
 
@@ -338,8 +343,8 @@ class RankPlanner {
       const auto first = std::partition_point(out_.buckets.begin(), out_.buckets.end(), [&](const Bucket& bucket) {
         return bucket.range.end <= unit.range.begin;
       });
-      const auto end = std::partition_point(
-          first, out_.buckets.end(), [&](const Bucket& bucket) { return bucket.range.begin < unit.range.end; });
+      const auto end = std::partition_point(first, out_.buckets.end(),
+                                            [&](const Bucket& bucket) { return bucket.range.begin < unit.range.end; });
       unit.first_bucket = first - out_.buckets.begin();
       unit.end_bucket = end - out_.buckets.begin();
       for (; tensor < out_.tensors.size() && out_.tensors[tensor].offset < unit.range.end; ++tensor) {

@@ -13,9 +13,10 @@
 // ZeRO-2 and -3 work by *unit* (the embedding, a layer, the head): buckets then end where units do. ZeRO-2 keeps the
 // sums of gradients as shards alone; the gradients of a micro-batch are made in a few slots, which layers take in turn,
 // and added to the shards. ZeRO-3 keeps the weights as shards too and gathers a unit before it is used, into slots
-// likewise. deterministic = "layout" sums gradients as ZeRO-2 does under every ZeRO stage, since that adds micro-batches
-// in the order of the batch, and holds both copies of a tied embedding also where one rank has both ends of the model,
-// since their gradients are two sums. So arrays that hold all shards of a rank one after another (`shard_offset`) stand beside flat ones.
+// likewise. deterministic = "layout" sums gradients as ZeRO-2 does under every ZeRO stage, since that adds
+// micro-batches in the order of the batch, and holds both copies of a tied embedding also where one rank has both ends
+// of the model, since their gradients are two sums. So arrays that hold all shards of a rank one after another
+// (`shard_offset`) stand beside flat ones.
 //
 // Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a
 // *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
@@ -124,8 +125,9 @@ struct RankPlan {
   std::vector<ReplicaRun> replicas;  // of the rest of the shards; empty when every replica has a shard of its own
   int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
   int64_t private_elems = 0;         // of all other state
-  bool scattered_grads = false;      // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
-  bool scattered_weights = false;    // ZeRO-3: weights lie as shards and are gathered into slots
+  bool scattered_grads =
+      false;  // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
+  bool scattered_weights = false;  // ZeRO-3: weights lie as shards and are gathered into slots
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
   // Weights: what an update leaves, in the compute dtype. Gathered: slots that whole units are gathered into (ZeRO-3),
   // then forward and backward read these. Gradients: the sums, and the slots behind them (ZeRO-2). Optimizer: one bank

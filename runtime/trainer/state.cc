@@ -69,8 +69,8 @@ std::span<std::byte> TrainState::activations() {
 std::span<std::byte> TrainState::boundary() { return {boundary_.data(), static_cast<size_t>(boundary_.size_bytes())}; }
 
 int64_t TrainState::allocated_bytes() const {
-  return weights_.size_bytes() + gathered_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() + private_.size_bytes() +
-         activations_.size_bytes() + boundary_.size_bytes();
+  return weights_.size_bytes() + gathered_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() +
+         private_.size_bytes() + activations_.size_bytes() + boundary_.size_bytes();
 }
 
 std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank) const {

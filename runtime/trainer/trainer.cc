@@ -352,8 +352,9 @@ Status Run::step(int64_t number) {
 
   if (scaled) {
     metrics_.loss_scale = loss_scale;
-    RT_TRY_SET(position_.loss_scale, optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow)
-                                         .with(fmt::format("step {}", number)));
+    RT_TRY_SET(
+        position_.loss_scale,
+        optim::next_loss_scale(recipe.loss_scale, position_.loss_scale, overflow).with(fmt::format("step {}", number)));
     metrics_.skipped = position_.loss_scale.skipped;
   }
 
@@ -496,7 +497,8 @@ Result<Outcome> run(const Environment& env) {
              data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context)));
   std::optional<data::ValidationSet> validation;
   if (recipe.eval.every_steps > 0) {
-    RT_TRY_SET(validation, data::ValidationSet::make(dataset, context, env.plan.step_stages.back().samples, recipe.eval.steps));
+    RT_TRY_SET(validation,
+               data::ValidationSet::make(dataset, context, env.plan.step_stages.back().samples, recipe.eval.steps));
   }
   RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));

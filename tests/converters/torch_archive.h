@@ -14,7 +14,7 @@ namespace cairn::convert::testing {
 
 inline std::string little(uint64_t value, int bytes) {
   std::string out;
-  for (int k = 0; k < bytes; ++k) out += static_cast<char>(value >> (8 * k));
+  for (int k = 0; k < bytes; ++k, value >>= 8) out += static_cast<char>(value);
   return out;
 }
 

@@ -20,7 +20,8 @@ void unpickle(std::string_view text) {
   }
   RT_CHECK(!tensors.value().empty(), "accepted without tensors");
   for (const PickledTensor& tensor : tensors.value()) {
-    RT_CHECK(tensor.shape.size() == tensor.strides.size() && safetensors_dtype_bits(tensor.dtype) > 0, "{}", tensor.name);
+    RT_CHECK(tensor.shape.size() == tensor.strides.size() && safetensors_dtype_bits(tensor.dtype) > 0, "{}",
+             tensor.name);
     int64_t last = tensor.offset;
     for (size_t d = 0; d < tensor.shape.size(); ++d) last += (tensor.shape[d] - 1) * tensor.strides[d];
     RT_CHECK(count_elems(tensor.shape) == 0 || (tensor.offset >= 0 && last < tensor.storage_elems),

@@ -173,7 +173,7 @@ struct Trained {
   std::vector<std::vector<std::pair<std::string, double>>> source_losses;
   GlobalState state;
   trainer::TrainPosition position;
-  std::vector<int64_t> allocated_bytes;  // per rank
+  std::vector<int64_t> allocated_bytes;            // per rank
   std::vector<std::vector<GroupTraffic>> traffic;  // per rank
 };
 
