@@ -119,7 +119,8 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
     return Error{ErrorCode::kInternal,
                  fmt::format("rank {} is of incarnation {}, the agent is at {}", rank_, incarnation_, now)};
   }
-  RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, io_, state, attached_));
+  RT_TRY_SET(std::optional<trainer::Restored> found, 
+             carry_out_decision(plan_, arena_, io_, state, attached_, open_foreign_));
   if (found && arena_.control().decision.source == arena::Source::kMemory && attached_) published_bank_ = found->bank;
   return found;
 }

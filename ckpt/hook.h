@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/foreign.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
@@ -68,6 +69,9 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation, IoBackend& io,
                    std::function<void(int64_t step)> on_snapshot);
 
+  /// For runs that begin with weights that are no checkpoint.
+  void may_begin_with(OpenForeign open_foreign) { open_foreign_ = std::move(open_foreign); }
+
   Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t weight_bytes) override;
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override;
   Result<int64_t> next_bank(int64_t current) override;
@@ -95,6 +99,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   IoBackend& io_;
   const Clock& clock_;
   HookOptions options_;
+  OpenForeign open_foreign_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
   bool attached_ = false;        // memory() was asked: the trainer's banks are the arena's

@@ -69,7 +69,8 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   }
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
-      RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, /*from_first=*/false});
+      RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
+                     /*from_first=*/false});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, make_backend(plan), node->options_.checkpoints_dir,
       PersistOptions{

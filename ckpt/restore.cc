@@ -54,6 +54,27 @@ Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const St
   return out;
 }
 
+/// Fills what starts anew; returns what is to be read.
+std::vector<StateTensor> start_the_rest(const Plan& plan, const LoadMatch& match, std::span<const StateTensor> state) {
+  std::vector<StateTensor> saved;
+  for (const StateTensor& item : state) {
+    const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
+    const bool weight = item.kind == StateKind::kWeight;
+    if (weight ? of.weight : of.moments) {
+      saved.push_back(item);
+    } else if (weight) {
+      trainer::initial_weights(plan, item.tensor, item.box, reinterpret_cast<float*>(item.data));
+    } else {
+      std::memset(item.data, 0, item.bytes);
+    }
+  }
+  return saved;
+}
+
+Result<std::unique_ptr<ForeignWeights>> open_if_foreign(const OpenForeign& open, const std::filesystem::path& dir) {
+  return open ? open(dir) : Result<std::unique_ptr<ForeignWeights>>(std::unique_ptr<ForeignWeights>());
+}
+
 }  // namespace
 
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std::span<const StateTensor> state) {
@@ -86,18 +107,7 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
   if (!how.weights_only) {
     RT_TRY_SET(position, position_of(manifest).with(dir.string()));
   }
-  std::vector<StateTensor> saved;
-  for (const StateTensor& item : state) {
-    const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
-    const bool weight = item.kind == StateKind::kWeight;
-    if (weight ? of.weight : of.moments) {
-      saved.push_back(item);
-    } else if (weight) {
-      trainer::initial_weights(plan, item.tensor, item.box, reinterpret_cast<float*>(item.data));
-    } else {
-      std::memset(item.data, 0, item.bytes);
-    }
-  }
+  const std::vector<StateTensor> saved = start_the_rest(plan, match, state);
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, saved));
   RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(manifest).plan_reads(wanted).with(dir.string()));
   std::vector<ReadRange> ranges;
@@ -109,8 +119,18 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
   return position;
 }
 
+Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
+                                        std::span<const StateTensor> state, const InitConfig& how) {
+  RT_TRY_SET(const LoadMatch match, match_tensors(source.manifest(), plan.tensors, how));
+  for (const StateTensor& item : start_the_rest(plan, match, state)) {
+    RT_TRY(source.read(plan.tensors[item.tensor].name, item.box, reinterpret_cast<float*>(item.data)));
+  }
+  return TrainPosition{.seed = plan.recipe.seed};
+}
+
 Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
-                                                   std::span<const StateTensor> state, bool attached) {
+                                                   std::span<const StateTensor> state, bool attached,
+                                                   const OpenForeign& open_foreign) {
   const arena::Control& control = arena.control();
   const arena::Decision& decision = control.decision;
   const uint64_t incarnation = control.incarnation.load(std::memory_order_acquire);
@@ -121,8 +141,17 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
+      const bool named = dir == plan.recipe.init.path;
+      if (named) {
+        RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(open_foreign, dir));
+        if (foreign != nullptr) {
+          Result<TrainPosition> begun = load_from_foreign(plan, *foreign, state, plan.recipe.init);
+          if (!begun.ok()) return std::move(begun).error().with(dir);
+          return Restored{.position = std::move(begun).value()};
+        }
+      }
       RT_TRY_SET(TrainPosition position,
-                 load_from_disk(plan, io, dir, state, dir == plan.recipe.init.path ? plan.recipe.init : InitConfig{}));
+                 load_from_disk(plan, io, dir, state, named ? plan.recipe.init : InitConfig{}));
       return Restored{.position = std::move(position)};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
@@ -202,9 +231,15 @@ Result<RestoreChoice> RestoreDecider::choose() {
   RestoreChoice choice;
   const auto from = [&]() -> Result<RestoreChoice> {
     const InitConfig& how = plan_.recipe.init;
-    RT_TRY_SET(const Manifest manifest, read_manifest(io_, *request_.from));
+    RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(request_.open_foreign, *request_.from));
+    Manifest manifest;
+    if (foreign != nullptr) {
+      manifest = foreign->manifest();
+    } else {
+      RT_TRY_SET(manifest, read_manifest(io_, *request_.from));
+    }
     RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
-    RT_TRY(usable(manifest, *request_.from, !choice.match->everything()));
+    if (foreign == nullptr) RT_TRY(usable(manifest, *request_.from, !choice.match->everything()));
     choice.source = arena::Source::kDisk;
     choice.step = how.weights_only ? 0 : manifest.step;
     choice.dir = *request_.from;

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/foreign.h"
 #include "ckpt/plan/partial.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
@@ -48,6 +49,7 @@ struct RestoreChoice {
 struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
   std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
+  OpenForeign open_foreign;                    // of `from`; may be empty: it is a checkpoint
   bool from_first = true;                     // false: only for a run that has no state of its own
   /// Checkpoints that the ranks read themselves (only weights or a part are taken) are read and verified in full
   /// before, up to this size; larger ones are verified by the ranks as they read, and one of them that fails makes the
@@ -86,7 +88,8 @@ class RestoreDecider {
 /// decides anew), kInternal without a decision.
 Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
                                                             std::span<const trainer::StateTensor> state,
-                                                            bool attached = false);
+                                                            bool attached = false,
+                                                            const OpenForeign& open_foreign = {});
 
 /// Fills `state` from one slot of an arena of any layout. The slot has been verified.
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
@@ -97,5 +100,9 @@ Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
 /// rest starts anew. Returns where training stood, or, with `how.weights_only`, the beginning.
 Result<trainer::TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
                                               std::span<const trainer::StateTensor> state, const InitConfig& how = {});
+
+/// The same from weights that are no checkpoint: moments are zero, the run is at its beginning.
+Result<trainer::TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
+                                                 std::span<const trainer::StateTensor> state, const InitConfig& how);
 
 }  // namespace cairn::ckpt

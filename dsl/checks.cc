@@ -171,7 +171,10 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   const int64_t slice = micro * dp;
   if (samples % slice == 0) {
     const MeshConfig& mesh = recipe.mesh;
-    if (recipe.schedule != PipelineKind::kInterleaved || mesh.pp < 2 || mesh.virtual_stages < 2) return;  // see mesh()
+    if (recipe.schedule != PipelineKind::kInterleaved || mesh.pp < 2 || mesh.virtual_stages < 2 ||
+        (mesh.micro_batch_group != 0 && mesh.micro_batch_group < mesh.pp)) {
+      return;  // see mesh()
+    }
     const Status fits = check_schedule(schedule_shape(recipe, samples / slice));
     if (!fits.ok()) fail("schedule", fits.error().message, "", dp_is);
     return;
@@ -214,23 +217,56 @@ void CrossCheck::mesh() {
                : fmt::format("mesh.stages has {} entries, but mesh.pp = {} x mesh.virtual_stages = {}{} are {} stages",
                              mesh.stages.size(), mesh.pp, mesh.virtual_stages,
                              where("mesh.stages", "mesh.virtual_stages"), stages),
-           fmt::format("{} entries that sum to {}", stages, layers));
+           nearest_stages_text(stages, layers));
     else if (!mesh.stages.empty() && sum != layers)
       fail("mesh.stages",
            fmt::format("mesh.stages = {{ {} }} sums to {}, but model.layers = {}{}", fmt::join(mesh.stages, ", "), sum,
                        layers, where("mesh.stages", "model.layers")),
-           fmt::format("{} entries that sum to {}", stages, layers));
+           nearest_stages_text(stages, layers));
   }
+  if (!mesh.stages.empty() && (mesh.embedding_weight > 0 || mesh.head_weight > 0))
+    fail(mesh.embedding_weight > 0 ? "mesh.embedding_weight" : "mesh.head_weight",
+         fmt::format("mesh.stages says how many layers each stage has{}; weights are for balancing them",
+                     where(mesh.embedding_weight > 0 ? "mesh.embedding_weight" : "mesh.head_weight", "mesh.stages")),
+         "either stages, or embedding_weight and head_weight");
   const bool interleaved = recipe.schedule == PipelineKind::kInterleaved;
   if (interleaved && (mesh.pp < 2 || mesh.virtual_stages < 2))
     fail("schedule",
          fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and {}",
                      mesh.pp, mesh.virtual_stages),
          "virtual_stages 2, or schedule = \"1f1b\"");
-  if (!interleaved && mesh.virtual_stages > 1)
+  const bool zb_v = recipe.schedule == PipelineKind::kZbV;
+  if (zb_v && (mesh.pp < 2 || mesh.virtual_stages != 2))
+    fail("schedule",
+         fmt::format("schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got {} and {}", mesh.pp,
+                     mesh.virtual_stages),
+         "virtual_stages 2, or schedule = \"zb-h1\"");
+  const bool layout_free = recipe.deterministic == Deterministic::kLayout;
+  if (splits_backward(recipe.schedule) && (recipe.optimizer.zero >= 2 || layout_free))
+    fail("schedule",
+         fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and {} adds "
+                     "them up micro-batch by micro-batch",
+                     schedule_name(recipe.schedule),
+                     recipe.optimizer.zero >= 2 ? fmt::format("optimizer.zero = {}{}", recipe.optimizer.zero,
+                                                              where("schedule", "optimizer.zero"))
+                                                : "deterministic = \"layout\"" + where("schedule", "deterministic")),
+         recipe.optimizer.zero >= 2 ? "optimizer.zero = 1, or schedule = \"1f1b\""
+                                    : "deterministic = \"run\", or schedule = \"1f1b\"");
+  if (!interleaved && !zb_v && mesh.virtual_stages > 1)
     fail("mesh.virtual_stages",
          fmt::format("mesh.virtual_stages = {} needs the interleaved schedule", mesh.virtual_stages),
          "schedule = \"interleaved\", or virtual_stages 1");
+  if (!interleaved && mesh.micro_batch_group > 0)
+    fail("mesh.micro_batch_group",
+         fmt::format("mesh.micro_batch_group = {} needs the interleaved schedule", mesh.micro_batch_group),
+         "schedule = \"interleaved\", or micro_batch_group 0");
+  if (interleaved && mesh.micro_batch_group > 0 && mesh.micro_batch_group < mesh.pp)
+    fail("mesh.micro_batch_group",
+         fmt::format("mesh.micro_batch_group = {} is less than mesh.pp = {}{}: the first rank would wait for the last "
+                     "one in every group",
+                     mesh.micro_batch_group, mesh.pp, where("mesh.micro_batch_group", "mesh.pp")),
+         fmt::format("micro_batch_group {} or more, or 0 for mesh.pp", mesh.pp));
+  recompute();
   if (mesh.sequence_parallel && mesh.tp == 1)
     fail("mesh.sequence_parallel", "mesh.sequence_parallel = true splits over tp, but mesh.tp = 1",
          "mesh.tp > 1, or sequence_parallel = false");
@@ -279,6 +315,47 @@ void CrossCheck::mesh() {
          fmt::format("samples {}; micro {}", near_multiples(recipe.batch.micro, recipe.batch.samples),
                      near_values(divisors(recipe.batch.samples), recipe.batch.micro)));
   }
+}
+
+std::string CrossCheck::nearest_stages_text(int64_t stages, int64_t layers) const {
+  const std::string accepted = fmt::format("{} entries that sum to {}", stages, layers);
+  if (stages > layers) return accepted;  // told already: there are too many stages
+  return accepted + fmt::format(", such as {{ {} }}", fmt::join(nearest_stages(recipe.mesh, layers), ", "));
+}
+
+void CrossCheck::recompute() {
+  const RecomputeConfig& config = recipe.recompute;
+  if (config.mode == RecomputeMode::kNone && (config.layers > 0 || config.distribute)) {
+    const std::string field = config.layers > 0 ? "recompute.layers" : "recompute.distribute";
+    fail(field, fmt::format("{} is set, but recompute.mode = \"none\" computes nothing again", field),
+         "mode = \"selective\" or \"full\"");
+    return;
+  }
+  if (config.distribute && config.mode == RecomputeMode::kSelective)
+    fail("recompute.distribute",
+         "recompute.distribute splits the inputs that full recomputation keeps; recompute.mode = \"selective\" keeps "
+         "other things",
+         "mode = \"full\", or distribute = false");
+  else if (config.distribute && recipe.mesh.sequence_parallel)
+    fail("recompute.distribute",
+         fmt::format("recompute.distribute splits layer inputs over tp, and mesh.sequence_parallel{} has them split "
+                     "already",
+                     where("recompute.distribute", "mesh.sequence_parallel")),
+         "distribute = false");
+  else if (config.distribute && known("model.context") && known("model.width")) {
+    const int64_t elems = recipe.batch.micro * recipe.model.context * recipe.model.width;
+    if (elems % recipe.mesh.tp != 0)
+      fail("recompute.distribute",
+           fmt::format("recompute.distribute: a layer's input of batch.micro {} x model.context {} x model.width {} "
+                       "elements cannot be split over mesh.tp = {}",
+                       recipe.batch.micro, recipe.model.context, recipe.model.width, recipe.mesh.tp),
+           fmt::format("context {}, or distribute = false", near_multiples(recipe.mesh.tp, recipe.model.context)));
+  }
+  if (known("model.layers") && config.layers > recipe.model.layers)
+    fail("recompute.layers",
+         fmt::format("recompute.layers = {} of each stage, but model.layers = {}{}", config.layers, recipe.model.layers,
+                     where("recompute.layers", "model.layers")),
+         fmt::format("layers from 1 to {}, or 0 for all", recipe.model.layers));
 }
 
 void CrossCheck::schedule() {

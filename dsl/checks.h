@@ -28,6 +28,8 @@ struct CrossCheck {
   void batch(int64_t dp, const std::string& dp_is);
   void mesh();
   void schedule();
+  void recompute();
+  std::string nearest_stages_text(int64_t stages, int64_t layers) const;
   void data();
   void retention();
   void places();

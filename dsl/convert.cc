@@ -139,6 +139,11 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
         if (!file) return std::nullopt;
         return Json{{"kind", "sentencepiece"}, {"path", file->at("path")}};
       }
+      if (is_ctor(value, "hf_tokenizer")) {
+        const auto file = convert_fields(path, *find_constructor("hf_tokenizer"), value, pass);
+        if (!file) return std::nullopt;
+        return Json{{"kind", "hf"}, {"path", file->at("path")}};
+      }
       return complain_type(path, place, field, value), std::nullopt;
     case Form::kData:
       return convert_data(path, field, value, place, pass);

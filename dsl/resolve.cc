@@ -161,7 +161,36 @@ void Resolver::apply_entries(const Block& block, const std::string& path, const 
   }
 }
 
+/// T.hf "folder" as the T.init_from it stands for.
+NodePtr Resolver::init_from_hf(const std::string& path, const Node& hf) {
+  const Block& block = *find_constructor("hf");
+  Node out = hf;
+  out.text = "init_from";
+  out.entries.clear();
+  for (const Entry& entry : hf.entries) {
+    const bool first = &entry == &hf.entries.front();
+    if (first && entry.key.empty()) {
+      out.entries.push_back({"path", entry.value, entry.place});
+    } else if (block.find(entry.key) != nullptr) {
+      out.entries.push_back(entry);
+    } else {
+      unknown_field(block, path, entry);
+    }
+  }
+  if (out.find("path") == nullptr) {
+    complain(path, hf.place, {"missing", ": T.hf must begin with the folder: T.hf \"path\"", "", ""});
+  }
+  Node yes;
+  yes.kind = Node::Kind::kBool;
+  yes.boolean = true;
+  out.entries.push_back({"weights_only", std::make_shared<const Node>(std::move(yes)), hf.place});
+  return std::make_shared<const Node>(std::move(out));
+}
+
 void Resolver::apply_field(const std::string& path, const Field& field, const NodePtr& value, const Place& place) {
+  if (path == "init" && value->kind == Node::Kind::kCtor && value->text == "hf") {
+    return apply_block(path, field, init_from_hf(path, *value), place);
+  }
   if (value->kind == Node::Kind::kUnset) {
     clear(path);
     if (field.form == Form::kBetas) clear("optimizer.beta1"), clear("optimizer.beta2");

@@ -36,6 +36,7 @@ class Resolver {
 
   // resolve.cc: layers, references, defaults
   void apply_entries(const Block& block, const std::string& path, const std::vector<Entry>& entries);
+  NodePtr init_from_hf(const std::string& path, const Node& hf);
   void apply_field(const std::string& path, const Field& field, const NodePtr& value, const Place& place);
   void apply_block(const std::string& path, const Field& field, const NodePtr& value, const Place& place);
   void apply_data(const std::string& path, const Field& field, const NodePtr& value, const Place& place);

@@ -507,6 +507,18 @@ const Block& sentencepiece_block() {
   return out;
 }
 
+const Block& hf_tokenizer_block() {
+  static const Block out{.name = "hf_tokenizer",
+                         .constructors = {"hf_tokenizer"},
+                         .positional = true,
+                         .doc = "A Hugging Face tokenizer.json: T.hf_tokenizer \"gpt2/tokenizer.json\".",
+                         .fields = {written_only("path", Type::kString)
+                                        .needed()
+                                        .says("the file tokenizer.json",
+                                              "The eos_token of a tokenizer_config.json beside it ends documents.")}};
+  return out;
+}
+
 const Block& bytes_block() {
   static const Block out{.name = "bytes",
                          .constructors = {"bytes"},
@@ -519,10 +531,10 @@ const Block& tokenizer_block() {
   static const Block out{
       .name = "tokenizer",
       .doc = "How text becomes tokens, for `cairn data tokenize`, `cairn generate` and export.",
-      .fields = {chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece"})
+      .fields = {chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece", "hf"})
                      .otherwise("none")
                      .says("which tokenizer"),
-                 bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model file")}};
+                 bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model or tokenizer.json")}};
   return out;
 }
 
@@ -977,7 +989,8 @@ const Block& mesh_block() {
               .range(1, 1 << 10)
               .otherwise(1)
               .newer()
-              .says("pipeline stages of a rank", "More than one needs schedule = \"interleaved\".")
+              .says("pipeline stages of a rank",
+                    "More than one needs schedule = \"interleaved\"; \"zb-v\" has exactly 2.")
               .like("2"),
           bound("stages", &MeshConfig::stages)
               .at_least(1)
@@ -985,7 +998,56 @@ const Block& mesh_block() {
               .says("layers of each pipeline stage",
                     "Must have pp * virtual_stages entries that sum to model.layers; empty: balanced.")
               .like("{ 3, 4, 4, 3 }"),
+          bound("embedding_weight", &MeshConfig::embedding_weight)
+              .range(0, 1e6)
+              .otherwise(0.0)
+              .silently()
+              .says("layers that the embedding counts as when stages are balanced",
+                    "1 gives the first stage one layer less where that is even: [emb 5] [6] ... for 70 layers on 12 "
+                    "stages with head_weight 1. Not with mesh.stages.")
+              .like("1"),
+          bound("head_weight", &MeshConfig::head_weight)
+              .range(0, 1e6)
+              .otherwise(0.0)
+              .silently()
+              .says("layers that the final norm and head count as when stages are balanced",
+                    "By arithmetic about vocab / (12 * width) and more. Not with mesh.stages.")
+              .like("1"),
+          bound("micro_batch_group", &MeshConfig::micro_batch_group)
+              .range(0, kMany)
+              .otherwise(0)
+              .silently()
+              .says("micro-batches that pass a stage before the rank's next stage takes its turn",
+                    "Interleaved schedule only; at least pp, and a short last group has at least pp too. More overlap "
+                    "of messages, more activations. 0: mesh.pp.")
+              .like("4"),
       }};
+  return out;
+}
+
+const Block& recompute_block() {
+  static const Block out{
+      .name = "recompute",
+      .doc =
+          "Activations that the backward pass computes again instead of keeping them: memory for time, the same bits.",
+      .fields = {
+          chosen("mode", &RecomputeConfig::mode, {"none", "selective", "full"})
+              .otherwise("none")
+              .silently()
+              .says("what is computed again",
+                    "selective: the attention core, from the queries, keys and values kept. full: whole layers, of "
+                    "which only the input is kept."),
+          bound("layers", &RecomputeConfig::layers)
+              .range(0, 100000)
+              .otherwise(0)
+              .silently()
+              .says("how many layers of each stage, from its first", "0: all of them."),
+          bound("distribute", &RecomputeConfig::distribute)
+              .otherwise(false)
+              .silently()
+              .says("the inputs kept are split over tp",
+                    "With mode = \"full\"; costs an all-gather a layer. mesh.sequence_parallel has them split "
+                    "already.")}};
   return out;
 }
 
@@ -1214,7 +1276,7 @@ const Block& init_block() {
       .fields = {
           bound("path", &InitConfig::path)
               .otherwise("")
-              .says("run folder (its newest complete checkpoint), checkpoint or imported weights",
+              .says("run folder (its newest complete checkpoint), checkpoint, imported weights or Hugging Face folder",
                     "Relative to the working directory. `--init-from` says it on the command line.")
               .like("\"runs/base\""),
           bound("weights_only", &InitConfig::weights_only)
@@ -1233,6 +1295,23 @@ const Block& init_block() {
           patterns("allow_extra", &InitConfig::allow_extra)
               .says("patterns of tensors of the checkpoint that the model may lack"),
       }};
+  return out;
+}
+
+/// Another way to write init_block(): the resolver turns it into that (Resolver::apply_field).
+const Block& hf_block() {
+  static const Block out{
+      .name = "hf",
+      .constructors = {"hf"},
+      .positional = true,
+      .doc = "Begins with the weights of a Hugging Face folder: T.hf \"llama-1b\", or T.hf { \"llama-1b\", except = {...} "
+             "}. The model must be the one of its config.json; the run starts at step 0 with moments of "
+             "zero. The same as T.init_from with weights_only = true.",
+      .fields = {written_only("path", Type::kString).needed().says("folder with config.json and the weights"),
+                 written_only("only", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
+                 written_only("except", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
+                 written_only("allow_missing", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
+                 written_only("allow_extra", Type::kStringList).otherwise(Json::array()).says("as in T.init_from")}};
   return out;
 }
 
@@ -1315,7 +1394,7 @@ const Block& recipe_block() {
               .like("T.steps(2000)"),
           block("model", &Recipe::model, model_block()).needed().says("the network"),
           block("tokenizer", &Recipe::tokenizer, tokenizer_block())
-              .written(Form::kTokenizer, {&bytes_block(), &sentencepiece_block()})
+              .written(Form::kTokenizer, {&bytes_block(), &sentencepiece_block(), &hf_tokenizer_block()})
               .says("how text becomes tokens",
                     "Not needed to train on tokens; `cairn data tokenize` and `cairn generate` use it.")
               .like("T.bytes"),
@@ -1343,15 +1422,20 @@ const Block& recipe_block() {
                     "stay. It costs a reduction of gradients after each micro-batch, as ZeRO-2 does, and with tied "
                     "embeddings a second copy of the embedding where one rank has both ends of the model."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
-          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved"})
+          chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")
               .says("order of micro-batches in the pipeline",
                     "Read only with mesh.pp > 1. interleaved is 1F1B over mesh.virtual_stages stages a rank: a smaller "
-                    "bubble, "
-                    "more messages and activations."),
+                    "bubble, more messages and activations. zb-h1 and zb-v compute the gradients of the weights apart "
+                    "from those of the activations, in what would be idle time: a third and a sixth of 1F1B's bubble. "
+                    "zb-v has two stages a rank (mesh.virtual_stages = 2), and the first and the last on rank 0."),
+          block("recompute", &Recipe::recompute, recompute_block())
+              .silently()
+              .says("activations computed again in backward instead of kept"),
           block("checkpoint", &Recipe::checkpoint, checkpoint_block()).says("when the state is kept"),
           block("init", &Recipe::init, init_block())
               .newer()
+              .written(Form::kPlain, {&init_block(), &hf_block()})
               .says("what the run begins with; default: weights drawn from the seed"),
           block("eval", &Recipe::eval, eval_block()).says("loss on validation data"),
           block("log", &Recipe::log, log_block()).says("what is written down"),

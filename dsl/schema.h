@@ -47,7 +47,7 @@ enum class Form {
   kKeep,       // { T.last(n), T.every {...}, ... }
   kPlaces,     // { T.place { "path", ... }, ... }, and T.group likewise: one constructor with a positional field
   kStages,     // T.schedule { T.warmup {...}, ... }
-  kTokenizer,  // T.bytes, T.sentencepiece "path"
+  kTokenizer,  // T.bytes, T.sentencepiece "path", T.hf_tokenizer "path"
   kData,       // T.megatron {...}, T.token_files {...}, T.blend {...}
 };
 

@@ -136,7 +136,7 @@ std::string expected(const Field& field) {
     case Form::kStages:
       return "T.schedule { stages }";
     case Form::kTokenizer:
-      return "T.bytes or T.sentencepiece \"path\"";
+      return "T.bytes, T.sentencepiece \"path\" or T.hf_tokenizer \"path\"";
     case Form::kData:
       return "T.megatron {...}, T.token_files {...} or T.blend {...}";
     case Form::kBetas:
@@ -355,7 +355,8 @@ std::string lua_text(const Field& field, const Json& value) {
   }
   if (field.form == Form::kTokenizer) {
     if (value.at("kind") == "none") return "none";
-    return value.at("kind") == "bytes" ? "T.bytes" : "T.sentencepiece " + lua_text(value.at("path"));
+    if (value.at("kind") == "bytes") return "T.bytes";
+    return (value.at("kind") == "hf" ? "T.hf_tokenizer " : "T.sentencepiece ") + lua_text(value.at("path"));
   }
   if (field.form == Form::kData) {
     for (const Json& source : value.at("sources")) {

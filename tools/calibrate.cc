@@ -63,6 +63,7 @@ class CountingComm final : public comm::Comm {
   Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status recv(void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status wait_sends(std::string_view) override { return {}; }
+  Status wait_sends_to(int64_t, int64_t, std::string_view) override { return {}; }
 
  private:
   Status add(Volume& to, int64_t bytes) {

@@ -70,10 +70,12 @@ Result<MeshSizes> parse_mesh(std::string_view text) {
 Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<std::string>* notes) {
   recipe.mesh.tp = mesh.tp;
   recipe.mesh.dp = mesh.dp;
-  if (recipe.mesh.pp != mesh.pp && recipe.schedule == PipelineKind::kInterleaved) {
-    notes->push_back(fmt::format("schedule interleaved was for pp = {}; it is 1f1b now", recipe.mesh.pp));
+  if (recipe.mesh.pp != mesh.pp && recipe.mesh.virtual_stages > 1) {
+    notes->push_back(
+        fmt::format("schedule {} was for pp = {}; it is 1f1b now", schedule_name(recipe.schedule), recipe.mesh.pp));
     recipe.schedule = PipelineKind::k1F1B;
     recipe.mesh.virtual_stages = 1;
+    recipe.mesh.micro_batch_group = 0;
   }
   if (recipe.mesh.pp != mesh.pp && !recipe.mesh.stages.empty()) {
     recipe.mesh.stages.clear();

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,7 +15,7 @@
 
 #include "runtime/data/token_file.h"
 #include "runtime/data/tokenize.h"
-#include "runtime/data/tokenizer.h"
+#include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
 
 namespace cairn::tools {
@@ -28,16 +29,16 @@ struct TokenizeOptions {
   bool eod = false, overwrite = false;
 };
 
+struct EncodeOptions {
+  std::vector<std::string> texts;
+  std::string tokenizer = "bytes", lines;
+  bool special = false, json_lines = false;
+};
+
 struct InfoOptions {
   std::string path, dtype;
   bool scan = false;
 };
-
-/// "bytes", or the path of a SentencePiece model.
-TokenizerConfig tokenizer_config(const std::string& text) {
-  if (text == "bytes") return {.kind = TokenizerConfig::Kind::kBytes};
-  return {.kind = TokenizerConfig::Kind::kSentencePiece, .path = text};
-}
 
 Result<int> tokenize(const TokenizeOptions& options, bool json) {
   static const std::map<std::string, data::DocumentSeparator> kSeparators = {
@@ -47,7 +48,7 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   data::TokenizeArgs args;
   args.inputs = options.inputs;
   args.output_prefix = options.out;
-  args.tokenizer = tokenizer_config(options.tokenizer);
+  args.tokenizer = text::tokenizer_config(options.tokenizer);
   args.separator = kSeparators.at(options.documents);
   args.append_eod = options.eod;
   args.overwrite = options.overwrite;
@@ -132,6 +133,47 @@ Result<int> info(const InfoOptions& options, bool json) {
   return 0;
 }
 
+/// Ids of each line, a line each: to see how a text is cut, and to compare with other programs.
+Result<int> encode(const EncodeOptions& options, bool json) {
+  RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer,
+             text::make_tokenizer(text::tokenizer_config(options.tokenizer)));
+  const auto one = [&](const std::string& line) -> Status {
+    std::vector<int32_t> ids = options.special ? tokenizer->before() : std::vector<int32_t>();
+    RT_TRY(tokenizer->encode(line, &ids));
+    if (options.special) {
+      for (const int32_t id : tokenizer->after()) ids.push_back(id);
+    }
+    if (!json) {
+      fmt::print("{}\n", fmt::join(ids, " "));
+      return {};
+    }
+    nlohmann::json pieces = nlohmann::json::array();
+    for (const int32_t id : ids) {
+      RT_TRY_SET(std::string piece, tokenizer->decode(std::span(&id, 1)));
+      pieces.push_back(std::move(piece));
+    }
+    RT_TRY_SET(const std::string decoded, tokenizer->decode(ids));
+    fmt::print("{}\n", nlohmann::json{{"ids", ids}, {"pieces", pieces}, {"decoded", decoded}}.dump(
+                           -1, ' ', false, nlohmann::json::error_handler_t::replace));
+    return {};
+  };
+  for (const std::string& line : options.texts) RT_TRY(one(line));
+  if (options.lines.empty()) return 0;
+  std::ifstream in(options.lines, std::ios::binary);
+  if (!in) return Error{ErrorCode::kInvalidInput, fmt::format("{}: cannot be read", options.lines)};
+  int64_t number = 0;
+  for (std::string line; std::getline(in, line);) {
+    const std::string where = fmt::format("{}:{}", options.lines, ++number);
+    if (options.json_lines) {
+      const auto parsed = nlohmann::json::parse(line, nullptr, false);
+      if (!parsed.is_string()) return Error{ErrorCode::kInvalidInput, where + ": is no JSON string"};
+      line = parsed.get<std::string>();
+    }
+    RT_TRY(one(line).with(where));
+  }
+  return 0;
+}
+
 }  // namespace
 
 void add_data(CLI::App& app, Session& session) {
@@ -142,7 +184,7 @@ void add_data(CLI::App& app, Session& session) {
   const auto t = std::make_shared<TokenizeOptions>();
   make->add_option("INPUT", t->inputs, "text files, in the order in which they are to stand")->required();
   make->add_option("--out", t->out, "path without .bin and .idx")->required()->type_name("PREFIX");
-  make->add_option("--tokenizer", t->tokenizer, "bytes, or a SentencePiece model file (default: bytes)")
+  make->add_option("--tokenizer", t->tokenizer, "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
       ->type_name("NAME");
   make->add_option("--documents", t->documents, "what ends a document: file, line or blank-line (default: file)")
       ->type_name("WHAT")
@@ -151,6 +193,18 @@ void add_data(CLI::App& app, Session& session) {
   make->add_flag("--overwrite", t->overwrite, "replace a pair that exists");
   add_json_flag(*make, session);
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
+
+  CLI::App* ids = command->add_subcommand("encode", "show the ids of texts, a line for each");
+  const auto e = std::make_shared<EncodeOptions>();
+  ids->add_option("TEXT", e->texts, "texts to encode");
+  ids->add_option("--lines", e->lines, "a file, each line of which is a text")->type_name("FILE");
+  ids->add_flag("--json-lines", e->json_lines, "each line of that file is a JSON string")->needs("--lines");
+  ids->add_option("--tokenizer", e->tokenizer,
+                  "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
+      ->type_name("NAME");
+  ids->add_flag("--special", e->special, "with the ids that the tokenizer puts around a text");
+  add_json_flag(*ids, session);
+  ids->callback([e, &session] { session.action = [e, &session] { return encode(*e, session.json); }; });
 
   CLI::App* look = command->add_subcommand("info", "kind, tokens, sequences and fingerprint of a token store");
   const auto i = std::make_shared<InfoOptions>();

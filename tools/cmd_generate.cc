@@ -1,7 +1,9 @@
-// cairn generate: continues a text with the model of a checkpoint or a Hugging Face folder.
+// cairn generate: continues texts with the model of a checkpoint or a Hugging Face folder.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -9,73 +11,198 @@
 #include <string>
 #include <vector>
 
+#include "converters/hf_folder.h"
+#include "runtime/inference/generate.h"
 #include "tools/commands.h"
 #include "tools/model_source.h"
 
 namespace cairn::tools {
 namespace {
 
+constexpr int64_t kMaxPromptBytes = int64_t{1} << 28;
+
 struct Options {
-  std::string from, prompt, tokenizer;
-  int64_t tokens = 128;
-  inference::Sampling sampling{.temperature = 0.8};
+  std::string from, prompts_file, tokenizer, precision;
+  std::vector<std::string> prompts, stop;
+  bool ignore_eos = false, raw = false, specials = false;
+  inference::GenerateOptions generate{.sampling = {.temperature = 0.8}};
 };
 
-/// How much of `text` ends with whole characters: what is printed as it comes must not cut one in two.
-size_t whole_characters(const std::string& text) {
-  size_t begin = text.size();
-  while (begin > 0 && text.size() - begin < 4) {
-    const auto byte = static_cast<unsigned char>(text[begin - 1]);
-    --begin;
-    if ((byte & 0xc0) == 0x80) continue;
-    const size_t length = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
-    return begin + length > text.size() ? begin : text.size();
+/// One text as it grows. Text that might be the beginning of a stop text is held back.
+class Output {
+ public:
+  Output(const text::Tokenizer& tokenizer, const Options& options)
+      : decoder_(tokenizer, options.specials ? text::Specials::kKeep : text::Specials::kSkip), stop_(options.stop) {}
+
+  /// What is new and certain. `stopped`: a stop text came; it and what follows are not part of the text.
+  Result<std::string> add(int32_t token, bool* stopped) {
+    tokens.push_back(token);
+    RT_TRY_SET(const std::string more, decoder_.add(token));
+    return take(more, stopped);
   }
-  return text.size();
+  Result<std::string> finish() {
+    bool stopped = false;
+    RT_TRY_SET(const std::string more, decoder_.finish());
+    RT_TRY_SET(std::string out, take(more, &stopped));
+    if (!stopped) {
+      out += held_;
+      shown += held_;
+    }
+    held_.clear();
+    return out;
+  }
+
+  std::string shown;
+  std::vector<int32_t> tokens;
+
+ private:
+  Result<std::string> take(const std::string& more, bool* stopped) {
+    held_ += more;
+    size_t end = held_.size(), keep = 0;
+    for (const std::string& stop : stop_) {
+      const size_t found = held_.find(stop);
+      if (found != held_.npos) {
+        *stopped = true;
+        end = std::min(end, found);
+      }
+      for (size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n) {
+        if (held_.ends_with(std::string_view(stop).substr(0, n))) keep = n;
+      }
+    }
+    if (!*stopped) end = held_.size() - keep;
+    std::string out = held_.substr(0, end);
+    held_ = *stopped ? std::string() : held_.substr(end);
+    shown += out;
+    return out;
+  }
+
+  text::StreamDecoder decoder_;
+  const std::vector<std::string>& stop_;
+  std::string held_;
+};
+
+/// Lines of a file; a line that is a JSON string stands for that string.
+Result<std::vector<std::string>> read_prompts(const std::string& path) {
+  RT_TRY_SET(const std::string file, convert::read_text_file(path, kMaxPromptBytes));
+  std::vector<std::string> out;
+  for (size_t at = 0; at < file.size();) {
+    const size_t end = std::min(file.find('\n', at), file.size());
+    std::string line = file.substr(at, end - at);
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.starts_with('"')) {
+      const auto parsed = nlohmann::json::parse(line, nullptr, false);
+      if (parsed.is_string()) line = parsed.get<std::string>();
+    }
+    if (!line.empty()) out.push_back(std::move(line));
+    at = end + 1;
+  }
+  if (out.empty()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: holds no prompts, one a line", path)};
+  return out;
 }
 
-Result<int> run(const Options& options, bool json) {
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer));
-  std::vector<int32_t> prompt;
-  RT_TRY(model.tokenizer->encode(options.prompt, &prompt).with("--prompt"));
-  if (prompt.empty()) {
+Result<std::vector<int32_t>> encode_prompt(const LoadedModel& model, const std::string& prompt, bool raw) {
+  std::vector<int32_t> ids = raw ? std::vector<int32_t>() : model.tokenizer->before();
+  RT_TRY(model.tokenizer->encode(prompt, &ids).with("--prompt"));
+  if (ids.empty()) {
     if (model.tokenizer->eod() < 0) {
       return Error{ErrorCode::kInvalidInput, "--prompt: is empty, and the tokenizer has no id that starts a document"};
     }
-    prompt.push_back(model.tokenizer->eod());
+    ids.push_back(model.tokenizer->eod());
   }
+  return ids;
+}
+
+std::string_view name_of(inference::Finish finish) {
+  switch (finish) {
+    case inference::Finish::kLength:
+      return "length";
+    case inference::Finish::kToken:
+      return "eos";
+    case inference::Finish::kCaller:
+      return "stop";
+  }
+  return "";
+}
+
+Result<int> run(Options options, bool json) {
+  if (options.from.empty()) return Error{ErrorCode::kInvalidInput, "name a model: cairn generate --from MODEL"};
+  std::erase(options.stop, std::string());
+  if (!options.prompts_file.empty()) {
+    RT_TRY_SET(const std::vector<std::string> more, read_prompts(options.prompts_file));
+    options.prompts.insert(options.prompts.end(), more.begin(), more.end());
+  }
+  if (options.prompts.empty()) options.prompts.emplace_back();
+  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision));
+  if (!options.ignore_eos) options.generate.stop_ids = model.stop;
+
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<Output> outputs;
+  int64_t prompt_tokens = 0;
+  for (const std::string& prompt : options.prompts) {
+    RT_TRY_SET(std::vector<int32_t> ids, encode_prompt(model, prompt, options.raw));
+    prompt_tokens += std::ssize(ids);
+    prompts.push_back(std::move(ids));
+    outputs.emplace_back(*model.tokenizer, options);
+  }
+  const bool stream = !json && prompts.size() == 1;
+  if (stream) fmt::print("{}", options.prompts[0]);
   const auto start = std::chrono::steady_clock::now();
-  std::vector<int32_t> made;
-  std::string shown;
-  Status decoded;
-  if (!json) fmt::print("{}", options.prompt);
-  RT_TRY(inference::generate(*model.session, prompt, options.tokens, options.sampling, [&](int32_t token) {
-    made.push_back(token);
-    // All of it is decoded each time: how a token is spelled may depend on the one before.
-    Result<std::string> text = model.tokenizer->decode(made);
-    if (!text.ok()) {
-      if (decoded.ok()) decoded = std::move(text).error();
-      return;
-    }
-    const size_t end = std::max(shown.size(), whole_characters(text.value()));
-    if (!json) {
-      fmt::print(
-          "{}", std::string_view(text.value()).substr(std::min(shown.size(), text.value().size()), end - shown.size()));
-      std::fflush(stdout);
-    }
-    shown = text.value().substr(0, end);
-  }));
-  if (!json) fmt::print("\n");
-  RT_TRY(decoded);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  double first_token_s = 0;
+  int64_t made = 0;
+  Status failed;
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  RT_TRY_SET(const std::vector<inference::Finish> finish,
+             inference::generate(*model.session, prompts, options.generate, [&](size_t k, int32_t token) {
+               if (++made == 1) first_token_s = seconds();
+               bool stopped = false;
+               Result<std::string> more = outputs[k].add(token, &stopped);
+               if (!more.ok()) {
+                 failed = std::move(more).error();
+                 return false;
+               }
+               if (stream) {
+                 fmt::print("{}", more.value());
+                 std::fflush(stdout);
+               }
+               return !stopped;
+             }));
+  const double total_s = seconds();
+  RT_TRY(std::move(failed));
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (finish[k] == inference::Finish::kCaller) continue;
+    RT_TRY_SET(const std::string rest, outputs[k].finish());
+    if (stream) fmt::print("{}", rest);
+  }
+  const double tokens_per_s = static_cast<double>(made) / std::max(total_s, 1e-9);
   if (json) {
-    RT_TRY_SET(const std::string text, model.tokenizer->decode(made));
+    nlohmann::json texts = nlohmann::json::array();
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      texts.push_back({{"prompt", options.prompts[k]},
+                       {"prompt_tokens", prompts[k].size()},
+                       {"text", outputs[k].shown},
+                       {"tokens", outputs[k].tokens},
+                       {"finish", name_of(finish[k])}});
+    }
     fmt::print("{}\n", nlohmann::json{{"model", model.from.string()},
-                                      {"prompt", options.prompt},
-                                      {"text", text},
+                                      {"texts", texts},
                                       {"tokens", made},
-                                      {"tokens_per_s", static_cast<double>(made.size()) / seconds}}
+                                      {"first_token_s", first_token_s},
+                                      {"seconds", total_s},
+                                      {"tokens_per_s", tokens_per_s}}
                            .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    return 0;
+  }
+  if (stream) {
+    fmt::print("\n");
+  } else {
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      fmt::print("--- {} ({} tokens, {})\n{}{}\n", k + 1, outputs[k].tokens.size(), name_of(finish[k]),
+                 options.prompts[k], outputs[k].shown);
+    }
+  }
+  if (is_terminal(STDERR_FILENO)) {
+    fmt::print(stderr, "{} prompt tokens, {} made, first after {:.2f} s, {:.1f} tokens/s\n", prompt_tokens, made,
+               first_token_s, tokens_per_s);
   }
   return 0;
 }
@@ -84,23 +211,40 @@ Result<int> run(const Options& options, bool json) {
 
 void add_generate(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained model");
-  command
-      ->add_option("model", options->from, "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder")
-      ->required();
-  command->add_option("--prompt", options->prompt, "text to continue; none: the start of a document");
-  command->add_option("--tokens", options->tokens, "how many to add")
+  CLI::App* command = app.add_subcommand("generate", "continue texts with a trained model");
+  command->add_option("model,--from", options->from,
+                      "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder");
+  command->add_option("--prompt", options->prompts, "text to continue; repeatable; none: the start of a document")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--prompts", options->prompts_file, "a file of prompts, one a line (or JSON strings)")
+      ->type_name("FILE");
+  command->add_option("--max-tokens,--tokens", options->generate.max_tokens, "how many to add, at most")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}))
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")
+  command->add_option("--temperature", options->generate.sampling.temperature, "0: always the likeliest token")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "choose among the k likeliest; 0: among all")
+  command->add_option("--top-k", options->generate.sampling.top_k, "choose among the k likeliest; 0: among all")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", options->sampling.top_p, "choose among the likeliest whose probabilities reach this")
+  command
+      ->add_option("--top-p", options->generate.sampling.top_p,
+                   "choose among the likeliest whose probabilities reach this")
       ->check(CLI::Range(0.0, 1.0));
-  command->add_option("--seed", options->sampling.seed, "same seed, prompt and weights: same text");
-  command->add_option("--tokenizer", options->tokenizer, "bytes, or a SentencePiece model; default: the model's own");
+  command->add_option("--seed", options->generate.sampling.seed, "same seed, prompt and weights: same text");
+  command->add_option("--stop", options->stop, "a text that ends a text and is left out; repeatable")
+      ->expected(1)
+      ->take_all();
+  command->add_flag("--ignore-eos", options->ignore_eos, "go on after the end-of-text token");
+  command->add_flag("--special", options->specials, "show special tokens");
+  command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a prompt");
+  command->add_option("--batch", options->generate.batch, "prompts worked on together")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str();
+  command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_option("--tokenizer", options->tokenizer,
+                      "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
   add_json_flag(*command, session);
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });

@@ -122,12 +122,18 @@ std::string stages_text(const Plan& plan) {
   return out;
 }
 
-constexpr const char* kScheduleNames[] = {"gpipe", "1f1b", "interleaved"};
-
 std::string schedule_text(const Plan& plan) {
-  std::string out = kScheduleNames[static_cast<int>(plan.recipe.schedule)];
-  if (plan.recipe.mesh.virtual_stages > 1) out += fmt::format(", {} stages a rank", plan.recipe.mesh.virtual_stages);
+  const MeshConfig& mesh = plan.recipe.mesh;
+  std::string out = schedule_name(plan.recipe.schedule);
+  if (mesh.virtual_stages > 1) out += fmt::format(", {} stages a rank", mesh.virtual_stages);
+  if (mesh.micro_batch_group > 0) out += fmt::format(" in groups of {} micro-batches", mesh.micro_batch_group);
   return out;
+}
+
+std::string recompute_text(const RecomputeConfig& config) {
+  std::string out = config.layers > 0 ? fmt::format("the first {} layers of each stage", config.layers) : "every layer";
+  if (config.mode == RecomputeMode::kSelective) return "the attention core of " + out;
+  return out + (config.distribute ? ", inputs kept split over tp" : "");
 }
 
 std::string every_text(const CheckpointConfig& config) {
@@ -254,9 +260,11 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
                      : "");
     }
   }
-  fmt::print("{} {}     {}; bubble at {} micro-batches: {} of {} ({:.1f}%)\n", head("stages"), stages_text(plan),
-             schedule_text(plan), plan.micro_batches, mesh.pp() - 1,
-             plan.micro_batches * recipe.mesh.virtual_stages + mesh.pp() - 1, bubble_fraction(plan.schedule()) * 100);
+  fmt::print("{} {}     {}; bubble at {} micro-batches: {:.1f}%\n", head("stages"), stages_text(plan),
+             schedule_text(plan), plan.micro_batches, bubble_fraction(plan.schedule()) * 100);
+  if (recipe.recompute.mode != RecomputeMode::kNone) {
+    fmt::print("{} {}\n", head("recompute"), recompute_text(recipe.recompute));
+  }
 
   fmt::print("{} of a rank, {}\n", head("memory"),
              recipe.precision == Precision::kF32 ? "fp32"
@@ -312,7 +320,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
                         {"end_layer", chunk.stage.end_layer},
                         {"embedding", chunk.stage.embedding},
                         {"head", chunk.stage.head},
-                        {"in_flight_micro_batches", chunk.in_flight}});
+                        {"in_flight_micro_batches", chunk.in_flight},
+                        {"late_micro_batches", chunk.late}});
     }
     stages.push_back({{"chunks", std::move(chunks)},
                       {"rank_parameters", m.parameters},
@@ -346,9 +355,17 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
       {"padded_vocab", plan.padded_vocab},
       {"zero", recipe.optimizer.zero},
       {"shard", plan.shard_size()},
-      {"schedule", kScheduleNames[static_cast<int>(recipe.schedule)]},
+      {"schedule", schedule_name(recipe.schedule)},
       {"virtual_stages", recipe.mesh.virtual_stages},
+      {"micro_batch_group", recipe.mesh.micro_batch_group},
       {"bubble", bubble_fraction(plan.schedule())},
+      {"boundary_buffer_bytes", plan.boundary_buffers_bytes()},
+      {"recompute",
+       {{"mode", recipe.recompute.mode == RecomputeMode::kFull        ? "full"
+                 : recipe.recompute.mode == RecomputeMode::kSelective ? "selective"
+                                                                      : "none"},
+        {"layers", recipe.recompute.layers},
+        {"distribute", recipe.recompute.distribute}}},
       {"tokens_per_step", plan.tokens_per_step},
       {"steps", plan.steps},
       {"flops_per_token", plan.flops_per_token()},

@@ -18,6 +18,7 @@
 #include "runtime/core/log.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
+#include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run_folder.h"
 
@@ -60,6 +61,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
   });
 
+  hook.may_begin_with(open_hf_for(recipe.model));
   trainer::Environment env{
       .plan = plan, .rank = args.rank, .engine = traced ? *traced : *engine, .hook = hook, .trace = window};
   env.on_trace = [&](const std::string& text) {

@@ -29,6 +29,7 @@
 #include "runtime/telemetry/trace.h"
 #include "tools/calibration.h"
 #include "tools/commands.h"
+#include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/run_copies.h"
 #include "tools/run_folder.h"
@@ -195,7 +196,10 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
   } else if (const auto calibration = load_calibration(); calibration.ok() && calibration.value()) {
     peak_tflops_ = calibration.value()->peak_tflops(plan_.recipe.precision);  // all ranks share this machine
   }
-  if (!plan_.recipe.init.path.empty()) options.init_from = plan_.recipe.init.path;
+  if (!plan_.recipe.init.path.empty()) {
+    options.init_from = plan_.recipe.init.path;
+    options.open_foreign = open_hf_for(plan_.recipe.model);
+  }
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "tools/model_source.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -35,7 +36,7 @@ bool has_checkpoints(const fs::path& run) {
 }  // namespace
 
 void add_init_options(CLI::App& command, InitConfig& init) {
-  command.add_option("--init-from", init.path, "run, checkpoint or imported weights to start from when the run is new")
+  command.add_option("--init-from", init.path, "run, checkpoint or Hugging Face folder to start from when the run is new")
       ->type_name("PATH");
   command.add_flag("--init-weights-only", init.weights_only,
                    "take weights alone: a new run from step 0, with moments of zero");
@@ -69,6 +70,11 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
       fmt::print("--init-from is for a new run; {} has checkpoints of its own and goes on from them\n", run.string());
     }
     return InitConfig{};
+  }
+  if (is_hf_folder(out.path)) {  // it has weights and nothing else
+    out.weights_only = true;
+    out.path = fs::absolute(out.path).lexically_normal().string();
+    return out;
   }
   RT_TRY_SET(const fs::path from, resolve_checkpoint(out.path));
   out.path = fs::absolute(from).lexically_normal().string();

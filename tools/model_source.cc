@@ -1,10 +1,10 @@
 #include "tools/model_source.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <fstream>
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "ckpt/format/manifest.h"
@@ -20,6 +20,8 @@ namespace cairn::tools {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr int64_t kMaxFileBytes = int64_t{1} << 30;
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
@@ -40,65 +42,88 @@ Status fill(const convert::WeightSource& source, inference::Session& session) {
   return {};
 }
 
-/// The SentencePiece library wants a file: the kept bytes become one for as long as it is read.
-Result<std::unique_ptr<data::Tokenizer>> tokenizer_of_bytes(const std::string& bytes) {
-  std::error_code error;
-  std::string path = (fs::temp_directory_path(error) / "cairn-tokenizer-XXXXXX").string();
-  const int fd = ::mkstemp(path.data());
-  if (fd < 0) return os_error(errno, path);
-  ::close(fd);
-  std::ofstream out(path, std::ios::binary);
-  out << bytes;
-  out.close();
-  auto made = out ? data::make_tokenizer({TokenizerConfig::Kind::kSentencePiece, path})
-                  : Result<std::unique_ptr<data::Tokenizer>>(os_error(EIO, path));
-  ::unlink(path.c_str());
-  return made;
+/// What lies beside the weights: a tokenizer.json before a SentencePiece model, as transformers prefers it.
+Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
+    const std::function<Result<std::string>(std::string_view)>& file, const std::vector<std::string>& names) {
+  const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  const auto text_of = [&](std::string_view name) { return has(name) ? file(name) : Result<std::string>(std::string()); };
+  if (has("tokenizer.json")) {
+    RT_TRY_SET(const std::string tokenizer, file("tokenizer.json"));
+    RT_TRY_SET(const std::string config, text_of("tokenizer_config.json"));
+    RT_TRY_SET(const std::string map, text_of("special_tokens_map.json"));
+    return text::make_hf_tokenizer(tokenizer, config, map).with("tokenizer.json");
+  }
+  if (!has("tokenizer.model")) return std::unique_ptr<text::Tokenizer>();
+  RT_TRY_SET(const std::string model, file("tokenizer.model"));
+  return text::make_sentencepiece_tokenizer(model).with("tokenizer.model");
 }
 
-Result<std::unique_ptr<data::Tokenizer>> choose_tokenizer(const std::string& wish, const Recipe& recipe,
-                                                          const convert::CheckpointWeights* checkpoint,
-                                                          const fs::path& from) {
-  if (wish == "bytes") return data::make_tokenizer({.kind = TokenizerConfig::Kind::kBytes});
-  if (!wish.empty()) return data::make_tokenizer({TokenizerConfig::Kind::kSentencePiece, wish});
-  if (checkpoint != nullptr) {
-    for (const std::string& name : checkpoint->files()) {
-      if (name != "tokenizer.model") continue;
-      RT_TRY_SET(const std::string bytes, checkpoint->file(name));
-      return tokenizer_of_bytes(bytes);
+/// eos_token_id of generation_config.json, else of config.json: a number or a list of numbers.
+std::vector<int32_t> stop_ids(const std::function<Result<std::string>(std::string_view)>& file,
+                              const std::vector<std::string>& names) {
+  for (const std::string_view name : {"generation_config.json", "config.json"}) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+    const Result<std::string> text = file(name);
+    const auto config = nlohmann::json::parse(text.ok() ? text.value() : std::string(), nullptr, false);
+    if (!config.is_object() || !config.contains("eos_token_id")) continue;
+    const nlohmann::json& ids = config["eos_token_id"];
+    std::vector<int32_t> out;
+    for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids})) {
+      if (id.is_number_unsigned()) out.push_back(id.get<int32_t>());
     }
+    if (!out.empty()) return out;
   }
-  if (recipe.tokenizer.kind == TokenizerConfig::Kind::kNone) {
-    return invalid(fmt::format(
-        "{}: has no tokenizer that is read here (bytes, or a SentencePiece model tokenizer.model); name one with "
-        "--tokenizer bytes or --tokenizer FILE",
-        from.string()));
-  }
-  return data::make_tokenizer(recipe.tokenizer);
+  return {};
 }
 
 }  // namespace
 
-Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer) {
+bool is_hf_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path / convert::kConfigFile, error);
+}
+
+Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision) {
   ckpt::PosixBackend io;
   LoadedModel out;
   std::unique_ptr<convert::WeightSource> source;
-  const convert::CheckpointWeights* checkpoint = nullptr;
-  std::error_code error;
-  if (fs::exists(path / convert::kConfigFile, error)) {
+  std::function<Result<std::string>(std::string_view)> file;
+  std::vector<std::string> names;
+  if (is_hf_folder(path)) {
     RT_TRY_SET(std::unique_ptr<convert::HfFolder> folder, convert::HfFolder::open(path));
     out.from = path;
     out.recipe = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 1}, "hf", path);
+    names = folder->kept_files();
+    file = [path](std::string_view name) { return convert::read_text_file(path / name, kMaxFileBytes); };
     source = std::move(folder);
   } else {
     RT_TRY_SET(out.from, resolve_checkpoint(path));
     RT_TRY_SET(std::unique_ptr<convert::CheckpointWeights> weights,
                convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe));
     out.recipe = weights->recipe();
-    checkpoint = weights.get();
+    names = weights->files();
+    file = [kept = weights.get()](std::string_view name) { return kept->file(name); };
     source = std::move(weights);
   }
-  RT_TRY_SET(out.tokenizer, choose_tokenizer(tokenizer, out.recipe, checkpoint, out.from));
+  if (!precision.empty()) out.recipe.precision = precision == "bf16" ? Precision::kBf16 : Precision::kF32;
+  out.stop = stop_ids(file, names);
+  if (!tokenizer.empty()) {
+    RT_TRY_SET(out.tokenizer, text::make_tokenizer(text::tokenizer_config(tokenizer)));
+  } else {
+    Result<std::unique_ptr<text::Tokenizer>> beside = tokenizer_of_files(file, names);
+    if (!beside.ok()) return std::move(beside).error().with(out.from.string());
+    out.tokenizer = std::move(beside).value();
+    if (!out.tokenizer && out.recipe.tokenizer.kind != TokenizerConfig::Kind::kNone) {
+      RT_TRY_SET(out.tokenizer, text::make_tokenizer(out.recipe.tokenizer));
+    }
+  }
+  if (!out.tokenizer) {
+    return invalid(
+        fmt::format("{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
+                    "name one with --tokenizer bytes or --tokenizer FILE",
+                    out.from.string()));
+  }
+  if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
   if (out.tokenizer->vocab() > out.recipe.model.vocab) {
     return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",
                                out.from.string(), out.tokenizer->vocab(), out.recipe.model.vocab));

@@ -6,13 +6,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ckpt/store/io_backend.h"
 #include "converters/weight_source.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
-#include "runtime/data/tokenizer.h"
 #include "runtime/inference/session.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::tools {
 
@@ -20,12 +21,17 @@ struct LoadedModel {
   std::filesystem::path from;  // the checkpoint or the folder
   Recipe recipe;
   std::unique_ptr<inference::Session> session;
-  std::unique_ptr<data::Tokenizer> tokenizer;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::vector<int32_t> stop;  // ids that end a text: of generation_config.json, config.json or the tokenizer
 };
 
-/// `tokenizer`: empty (what the recipe says, or a SentencePiece model that is kept with the weights), "bytes", or the
-/// path of a SentencePiece model. Errors: those of opening; kInvalidInput when there is no tokenizer, or it has more
-/// ids than the model has rows.
-Result<LoadedModel> load_model(const std::filesystem::path& path, const std::string& tokenizer);
+/// Whether it has a config.json, which checkpoints and run folders have not.
+bool is_hf_folder(const std::filesystem::path& path);
+
+/// `tokenizer`: empty (the one kept with the weights, else what the recipe says), or as text::tokenizer_config() reads
+/// it. `precision`: "fp32", "bf16" or empty, the recipe's (fp32 for a Hugging Face folder). Errors: those of opening;
+/// kInvalidInput when there is no tokenizer, or it has more ids than the model has rows.
+Result<LoadedModel> load_model(const std::filesystem::path& path, const std::string& tokenizer,
+                               const std::string& precision = {});
 
 }  // namespace cairn::tools

@@ -9,7 +9,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr double kForward = 1, kBackward = 2;  // a backward computes two products for each of the forward
+constexpr PassTimes kTimes{1, 1, 1};  // each computes as many products: a whole backward takes two units
 
 using Timeline = std::vector<std::vector<TimedAction>>;
 
@@ -24,9 +24,35 @@ std::string chunk_letter(const ScheduleShape& shape, int64_t chunk) {
 }
 
 std::string bubble_text(const ScheduleShape& shape, const Timeline& timeline) {
-  const double busy = static_cast<double>(shape.micro_batches * shape.chunks) * (kForward + kBackward);
+  const auto busy = static_cast<double>(3 * shape.micro_batches * shape.chunks);
   const double end = end_of(timeline);
   return fmt::format("{} of {} units idle on every rank: {:.1f} %", end - busy, end, (1 - busy / end) * 100);
+}
+
+/// `3>` a forward, `<3` a whole backward or the half of the input, `3w` the half of the weights.
+std::string cell_text(const Action& action, const std::string& name, int64_t columns) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return fmt::format("{:>{}}>", name, columns - 1);
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+      return fmt::format("<{:<{}}", name, columns - 1);
+    case ActionKind::kBackwardWeight:
+      return fmt::format("{:>{}}w", name, columns - 1);
+  }
+  return {};
+}
+
+const char* pass_text(ActionKind kind) {
+  constexpr const char* kNames[] = {"forward", "backward", "backward of the input", "backward of the weights"};
+  return kNames[static_cast<int>(kind)];
+}
+
+bool splits_backward(const Timeline& timeline) {
+  return std::ranges::any_of(timeline, [](const auto& rank) {
+    return std::ranges::any_of(
+        rank, [](const TimedAction& timed) { return timed.action.kind == ActionKind::kBackwardWeight; });
+  });
 }
 
 std::string escaped(const std::string& text) {
@@ -46,7 +72,7 @@ std::string escaped(const std::string& text) {
 }  // namespace
 
 Result<std::string> draw_schedule(const ScheduleShape& shape, int64_t columns, const Palette& color) {
-  RT_TRY_SET(const Timeline timeline, simulate_schedule(shape, kForward, kBackward));
+  RT_TRY_SET(const Timeline timeline, simulate_schedule(shape, kTimes));
   const auto digits = static_cast<int64_t>(std::to_string(shape.micro_batches - 1).size());
   const int64_t unit = digits + (shape.chunks > 1 ? 2 : 1);  // columns of a forward: number, letter, arrow
   const auto label = static_cast<int64_t>(std::to_string(shape.pp - 1).size()) + 6;  // "rank 3 "
@@ -61,17 +87,22 @@ Result<std::string> draw_schedule(const ScheduleShape& shape, int64_t columns, c
                     end = std::min<int64_t>(std::lround(timed.end) * unit, shown);
       if (begin >= shown) break;
       if (begin > at) out += fmt::format("{}{:.>{}}{}", color.dim, "", begin - at, color.reset);
-      const bool forward = timed.action.kind == ActionKind::kForward;
+      const ActionKind kind = timed.action.kind;
       const std::string name = fmt::format("{}{}", timed.action.micro_batch, chunk_letter(shape, timed.action.chunk));
-      std::string cell = forward ? fmt::format("{:>{}}>", name, unit - 1) : fmt::format("<{:<{}}", name, 2 * unit - 1);
+      std::string cell = cell_text(timed.action, name, std::lround(timed.end - timed.begin) * unit);
       cell.resize(end - begin);
-      out += fmt::format("{}{}{}", forward ? color.green : color.bold, cell, color.reset);
+      out += fmt::format("{}{}{}",
+                         kind == ActionKind::kForward          ? color.green
+                         : kind == ActionKind::kBackwardWeight ? color.dim
+                                                               : color.bold,
+                         cell, color.reset);
       at = end;
     }
     if (at < shown) out += fmt::format("{}{:.>{}}{}", color.dim, "", shown - at, color.reset);
     out += "\n";
   }
-  out += fmt::format("3> is a forward (1 unit), <3 a backward (2 units), dots are idle; {}\n",
+  out += fmt::format("3> is a forward (1 unit), <3 a backward (2 units{}), dots are idle; {}\n",
+                     splits_backward(timeline) ? ", or 1 for the input and later 1 for the weights, 3w" : "",
                      bubble_text(shape, timeline));
   if (shown < whole) {
     out += fmt::format("the first {} of {} units; --svg FILE draws all of it\n", shown / unit, whole / unit);
@@ -80,14 +111,17 @@ Result<std::string> draw_schedule(const ScheduleShape& shape, int64_t columns, c
 }
 
 Result<std::string> schedule_svg(const ScheduleShape& shape, const std::string& title) {
-  RT_TRY_SET(const Timeline timeline, simulate_schedule(shape, kForward, kBackward));
+  RT_TRY_SET(const Timeline timeline, simulate_schedule(shape, kTimes));
   constexpr double kUnit = 22, kRow = 24, kLeft = 64, kTop = 34;
-  // Hues from blue to violet for forwards and from green to yellow for backwards, a step a chunk.
+  // Hues from blue to violet for forwards and from green to yellow for backwards, a step a chunk; the half of the
+  // weights is pale.
   const auto fill = [&](const Action& action) {
     const bool forward = action.kind == ActionKind::kForward;
     const double step = 60.0 * static_cast<double>(action.chunk) / static_cast<double>(shape.chunks);
     return fmt::format("hsl({:.0f},{}%,{}%)", (forward ? 210 : 95) + (forward ? step : -step), forward ? 70 : 45,
-                       forward ? 78 : 72);
+                       forward                                      ? 78
+                       : action.kind == ActionKind::kBackwardWeight ? 88
+                                                                    : 72);
   };
   const double width = kLeft + end_of(timeline) * kUnit + 10, height = kTop + static_cast<double>(shape.pp) * kRow + 30;
   std::string out = fmt::format(
@@ -100,17 +134,17 @@ Result<std::string> schedule_svg(const ScheduleShape& shape, const std::string& 
     out += fmt::format("<text x=\"8\" y=\"{:.0f}\">rank {}</text>\n", y + 15, rank);
     for (const TimedAction& timed : timeline[rank]) {
       const double x = kLeft + timed.begin * kUnit, wide = (timed.end - timed.begin) * kUnit;
-      const bool forward = timed.action.kind == ActionKind::kForward;
       out += fmt::format(
           "<g><title>{} of micro-batch {}, stage {}</title><rect x=\"{:.1f}\" y=\"{:.0f}\" width=\"{:.1f}\" "
           "height=\"20\" fill=\"{}\" stroke=\"#666\" stroke-width=\"0.5\"/><text x=\"{:.1f}\" y=\"{:.0f}\" "
           "text-anchor=\"middle\">{}{}</text></g>\n",
-          forward ? "forward" : "backward", timed.action.micro_batch, timed.action.chunk * shape.pp + rank, x, y, wide,
+          pass_text(timed.action.kind), timed.action.micro_batch, stage_at(shape, rank, timed.action.chunk), x, y, wide,
           fill(timed.action), x + wide / 2, y + 14, timed.action.micro_batch, chunk_letter(shape, timed.action.chunk));
     }
   }
-  out += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\">forward 1 unit, backward 2; {}</text>\n</svg>\n", kLeft,
-                     height - 10, bubble_text(shape, timeline));
+  out +=
+      fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\">forward 1 unit, backward 2{}; {}</text>\n</svg>\n", kLeft,
+                  height - 10, splits_backward(timeline) ? ", or its halves 1 each" : "", bubble_text(shape, timeline));
   return out;
 }
 

@@ -53,6 +53,9 @@ class Comm {
   virtual Status isend(const void* data, int64_t bytes, int64_t dst, std::string_view what) = 0;
   virtual Status recv(void* data, int64_t bytes, int64_t src, std::string_view what) = 0;
   virtual Status wait_sends(std::string_view what) = 0;
+  /// Until at most `may_stay` messages to `dst`, the newest, still need their buffers: who sends from a ring of n
+  /// buffers waits with may_stay = n - 1 before the next one is filled.
+  virtual Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) = 0;
 
   /// What this rank has put in since creation; the plan predicts it (plan/communication.h). A group of one moves
   /// nothing and counts nothing; nor do recv, wait_sends and barrier. Not locked: ask between operations.

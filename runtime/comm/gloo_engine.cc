@@ -388,10 +388,25 @@ class GlooComm final : public Comm {
     const Site site{name_, "wait_sends", what};
     RT_TRY(begin(site));
     while (!sending_.empty()) {
-      Sending& first = sending_.front();
-      RT_TRY(state_->wait(site, *first.header_buffer, false, world_ranks_[first.peer]));
-      if (first.payload_buffer) RT_TRY(state_->wait(site, *first.payload_buffer, false, world_ranks_[first.peer]));
+      RT_TRY(wait_sent(site, sending_.front()));
       sending_.pop_front();
+    }
+    return {};
+  }
+
+  Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
+    const Site site{name_, "wait_sends_to", what};
+    RT_TRY(check_peer(site, "destination", dst, size()));
+    RT_TRY(begin(site));
+    int64_t under_way = std::ranges::count(sending_, dst, &Sending::peer);
+    for (auto sending = sending_.begin(); under_way > may_stay;) {
+      if (sending->peer != dst) {
+        ++sending;
+        continue;
+      }
+      RT_TRY(wait_sent(site, *sending));
+      sending = sending_.erase(sending);
+      --under_way;
     }
     return {};
   }
@@ -410,6 +425,12 @@ class GlooComm final : public Comm {
   struct Announcement {
     uint64_t call, bytes;
   };
+
+  Status wait_sent(const Site& site, Sending& sending) {
+    RT_TRY(state_->wait(site, *sending.header_buffer, false, world_ranks_[sending.peer]));
+    if (!sending.payload_buffer) return {};
+    return state_->wait(site, *sending.payload_buffer, false, world_ranks_[sending.peer]);
+  }
 
   // A slot pairs one send with one receive: never used twice between two ranks of a context.
   static uint64_t message_slot(uint64_t sequence, uint64_t part) { return uint64_t{1} << 63 | sequence << 1 | part; }

@@ -73,6 +73,9 @@ class SingleComm final : public Comm {
     return {};
   }
   Status wait_sends(std::string_view) override { return {}; }
+  Status wait_sends_to(int64_t dst, int64_t, std::string_view what) override {
+    return check_peer({name_, "wait_sends_to", what}, "destination", dst, 1);
+  }
 
  private:
   static void copy(void* to, const void* from, int64_t bytes) {

@@ -58,6 +58,9 @@ class HybridComm final : public Comm {
   Status wait_sends(std::string_view what) override {
     return run("wait_sends", what, [&] { return comm_->wait_sends(what); });
   }
+  Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
+    return run("wait_sends_to", what, [&] { return comm_->wait_sends_to(dst, may_stay, what); });
+  }
 
  private:
   template <typename Call>

@@ -203,6 +203,11 @@ bool RankContext::idle(const std::vector<SendQueue*>& queues) {
   return std::ranges::all_of(queues, [](const SendQueue* q) { return q->messages.empty(); });
 }
 
+int64_t RankContext::under_way(const SendQueue& queue) {
+  const std::lock_guard lock(sends_mutex_);
+  return std::ssize(queue.messages);
+}
+
 void RankContext::forget(SendQueue& queue) {
   const std::lock_guard lock(sends_mutex_);
   if (std::erase(sending_, &queue) > 0) sending_count_.fetch_sub(1);

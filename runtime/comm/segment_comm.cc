@@ -190,6 +190,18 @@ class SegmentComm final : public Comm {
         });
   }
 
+  Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
+    const Site site{name_, "wait_sends_to", what};
+    RT_TRY(check_peer(site, "destination", dst, size()));
+    Operation operation(*this, site);
+    RT_TRY(operation.begin());
+    const SendQueue* queue = sends_[dst].get();
+    if (queue == nullptr) return {};
+    return context_->wait(
+        site, [&] { return context_->under_way(*queue) <= may_stay; },
+        [&](std::vector<int64_t>& out) { out.push_back(queue->destination); });
+  }
+
  private:
   struct Inbox {
     Channel* channel = nullptr;

@@ -83,6 +83,8 @@ class RankContext {
     if (sending_count_.load(std::memory_order_relaxed) > 0) progress();
   }
   bool idle(const std::vector<SendQueue*>& queues);
+  /// Messages of the queue that have not left completely.
+  int64_t under_way(const SendQueue& queue);
   /// The owner of `queue` goes: what it still holds is dropped.
   void forget(SendQueue& queue);
 

@@ -67,6 +67,10 @@ class TracedComm final : public Comm {
     const TraceScope scope("comm", "wait_sends", args(-1, what));
     return inner_->wait_sends(what);
   }
+  Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
+    const TraceScope scope("comm", "wait_sends", args(-1, what));
+    return inner_->wait_sends_to(dst, may_stay, what);
+  }
 
  private:
   TraceArgs args(int64_t bytes, std::string_view what) const {

@@ -30,7 +30,8 @@ enum class Mask { kCausal, kBidirectional, kPrefix };
 enum class RotaryPairs { kHalf, kInterleaved };
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
 enum class Precision { kF32, kBf16, kF16 };
-enum class PipelineKind { kGpipe, k1F1B, kInterleaved };
+enum class PipelineKind { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
+enum class RecomputeMode { kNone, kSelective, kFull };
 enum class MeshAxis { kTp, kDp, kPp };
 enum class Deterministic { kRun, kLayout };
 enum class OptimizerKind { kAdamW, kLamb };
@@ -121,8 +122,8 @@ struct DataConfig {
 };
 
 struct TokenizerConfig {
-  enum class Kind { kNone, kBytes, kSentencePiece } kind = Kind::kNone;
-  std::string path;  // SentencePiece model file
+  enum class Kind { kNone, kBytes, kSentencePiece, kHf } kind = Kind::kNone;
+  std::string path;  // SentencePiece model or tokenizer.json
 };
 
 /// From a small batch to batch.samples in equal increments (runtime/plan/batch_schedule.h).
@@ -191,8 +192,17 @@ struct MeshConfig {
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
   int64_t shard = 0;  // replicas that ZeRO splits over, neighbours in dp; 0: all
   bool sequence_parallel = false;
-  int64_t virtual_stages = 1;   // stages of a rank, with the interleaved schedule
-  std::vector<int64_t> stages;  // layers of each pipeline stage, pp * virtual_stages; empty: balanced
+  int64_t virtual_stages = 1;                    // stages of a rank, with the interleaved and zb-v schedules
+  std::vector<int64_t> stages;                   // layers of each pipeline stage, pp * virtual_stages; empty: balanced
+  double embedding_weight = 0, head_weight = 0;  // of the first and last stage, in layers, when they are balanced
+  int64_t micro_batch_group = 0;                 // of the interleaved schedule; 0: pp
+};
+
+/// Activations that backward computes again instead of keeping them.
+struct RecomputeConfig {
+  RecomputeMode mode = RecomputeMode::kNone;  // selective: the attention core; full: whole layers
+  int64_t layers = 0;                         // the first ones of each stage; 0: all
+  bool distribute = false;                    // full: the inputs kept are split over tp
 };
 
 struct Every {
@@ -281,6 +291,7 @@ struct Recipe {
   Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: the same layout; any dp, pp, ZeRO
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
+  RecomputeConfig recompute;
   CheckpointConfig checkpoint;
   InitConfig init;
   EvalConfig eval;

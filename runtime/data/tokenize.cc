@@ -6,7 +6,8 @@
 
 #include "runtime/data/file_io.h"
 #include "runtime/data/megatron_writer.h"
-#include "runtime/data/tokenizer.h"
+#include "runtime/text/tokenizer.h"
+#include "runtime/text/utf8.h"
 
 namespace cairn::data {
 namespace {
@@ -17,7 +18,7 @@ constexpr size_t kPieceBytes = 1 << 20;
 // Collects a document's text and hands it to the tokenizer, whole if it is short, in pieces if it is long.
 class DocumentEncoder {
  public:
-  DocumentEncoder(const TokenizeArgs& args, const Tokenizer& tokenizer, MegatronWriter& writer, TokenizeReport& report)
+  DocumentEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer, MegatronWriter& writer, TokenizeReport& report)
       : args_(args), tokenizer_(tokenizer), writer_(writer), report_(report) {}
 
   void start_file(const std::string& path) {
@@ -31,8 +32,7 @@ class DocumentEncoder {
     // Where text was left out between two parts of a document, offsets in messages would be off; parts are contiguous.
     text_.append(text);
     while (text_.size() >= kPieceBytes) {
-      size_t cut = text_.rfind('\n', kPieceBytes - 1);
-      cut = cut == std::string::npos ? kPieceBytes : cut + 1;
+      size_t cut = line_border();
       if (text_[cut - 1] != '\n')
         for (int back = 0; back < 3 && cut > 1 && cut < text_.size() && is_continuation(text_[cut]); ++back) --cut;
       if (cut == text_.size() && text_[cut - 1] != '\n') break;  // whether a character ends here is not known yet
@@ -64,6 +64,20 @@ class DocumentEncoder {
  private:
   static bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
+  static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+  /// Where the first kPieceBytes are best cut: after a line end between a letter or mark and a letter, where the
+  /// patterns of a tokenizer.json cut too; else after any line end; else at the end.
+  size_t line_border() const {
+    size_t last = std::string::npos;
+    for (size_t at = text_.rfind('\n', kPieceBytes - 1); at != std::string::npos && at > 0;
+         at = text_.rfind('\n', at - 1)) {
+      if (last == std::string::npos) last = at + 1;
+      if (at + 1 < text_.size() && is_letter(text_[at + 1]) && text_[at - 1] > ' ') return at + 1;
+    }
+    return last == std::string::npos ? kPieceBytes : last;
+  }
+
   Status encode(std::string_view text) {
     if (args_.append_eod && args_.tokenizer.kind == TokenizerConfig::Kind::kBytes) {
       const size_t nul = text.find('\0');
@@ -74,8 +88,8 @@ class DocumentEncoder {
                         "from the text or do not append end-of-document ids",
                         *path_, text_at_ + static_cast<int64_t>(nul))};
     }
-    if (args_.tokenizer.kind == TokenizerConfig::Kind::kSentencePiece) {  // here, where the place in the file is known
-      const int64_t bad = find_invalid_utf8(text);
+    if (args_.tokenizer.kind != TokenizerConfig::Kind::kBytes) {  // here, where the place in the file is known
+      const int64_t bad = text::find_invalid_utf8(text);
       if (bad >= 0)
         return Error{ErrorCode::kInvalidInput,
                      fmt::format("{}: byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer",
@@ -88,7 +102,7 @@ class DocumentEncoder {
   }
 
   const TokenizeArgs& args_;
-  const Tokenizer& tokenizer_;
+  const text::Tokenizer& tokenizer_;
   MegatronWriter& writer_;
   TokenizeReport& report_;
   const std::string* path_ = nullptr;
@@ -208,7 +222,7 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
     return Error{ErrorCode::kInvalidInput, fmt::format("output prefix is \"{}\", expected a path whose last part is a "
                                                        "name: out/text makes out/text.bin and out/text.idx",
                                                        args.output_prefix)};
-  RT_TRY_SET(const std::unique_ptr<Tokenizer> tokenizer, make_tokenizer(args.tokenizer));
+  RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer, text::make_tokenizer(args.tokenizer));
   if (args.append_eod && tokenizer->eod() < 0)
     return Error{ErrorCode::kInvalidInput,
                  args.tokenizer.path + ": the model has no end-of-sentence id to append after documents"};

@@ -1,9 +1,10 @@
 #pragma once
 // Text files -> a Megatron pair, streaming: what `cairn data tokenize` does.
 //
-// Memory stays below some tens of MiB for any input. Bytes are encoded as they come. For SentencePiece a document
-// longer than kPieceBytes is encoded in pieces, cut after the last line end in the piece (else at a character border);
-// a piece begins for the model as a line of its own would (its dummy prefix stands there).
+// Memory stays below some tens of MiB for any input. Bytes are encoded as they come. Else a document longer
+// than kPieceBytes is encoded in pieces, cut after a line end (between a letter or mark and a letter, where there is
+// one; else at a character border). A byte-level tokenizer.json gives the same ids there as for the whole; for
+// SentencePiece a piece begins as a line of its own would (its dummy prefix stands there).
 
 #include <cstdint>
 #include <functional>
@@ -48,7 +49,7 @@ struct TokenizeReport {
   DType dtype = DType::kU16;
 };
 
-/// Errors: kInvalidInput (no inputs, a missing file, text that is not UTF-8 for SentencePiece with path and byte, a
+/// Errors: kInvalidInput (no inputs, a missing file, text that is not UTF-8, except for bytes, with path and byte, a
 /// NUL byte when it would be mistaken for the bytes tokenizer's end of document, an output that exists), kStopped,
 /// kNoSpace, kIo. On any error no pair is written and an old one stands.
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args);

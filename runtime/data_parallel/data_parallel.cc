@@ -39,7 +39,7 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups&
            plan.shard_size(), plan.mesh.dp());
   if (rank.scattered_weights) {
     train_uses_ = unit_uses(rank, schedule_actions(plan.schedule(), rank.at.pp));
-    evaluate_uses_ = unit_uses(rank, forward_actions(plan.schedule()));
+    evaluate_uses_ = unit_uses(rank, forward_actions(plan.schedule(), rank.at.pp));
   }
   int64_t partial = 0;
   for (const LocalTensor& local : rank.tensors) {
@@ -110,7 +110,7 @@ Status DataParallel::prepare_grads(int64_t unit_index) {
 }
 
 Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
-  if (pass == nn::Pass::kForward) return {};
+  if (pass != nn::Pass::kBackward) return {};
   for (const int64_t index : rank_.units_of(layer)) {
     const Unit& unit = rank_.units[index];
     const int64_t passed = ++passed_[index], all = plan_.micro_batches * unit.uses;

@@ -1,15 +1,23 @@
 #include "runtime/inference/session.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
 #include "runtime/comm/thread_world.h"
-#include "runtime/core/random.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/plan/activations.h"
 
 namespace cairn::inference {
+namespace {
+
+constexpr int64_t kTextRows = 64;  // passes over whole texts come in multiples of this
+// Rows of the passes that read a prompt: the largest while it is long, then the smallest that holds the rest.
+constexpr int64_t kPromptRows[] = {8, 64, 256};
+
+Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
+
+}  // namespace
 
 Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
   if (trained.model.mask != Mask::kCausal) {
@@ -28,13 +36,8 @@ Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
   if (out->plan_.compute_dtype() != DType::kF32) {
     RT_TRY_SET(out->master_, Buffer::allocate(cpu, out->rank_.flat_elems * 4));
   }
-  RT_TRY_SET(out->activations_, Buffer::allocate(cpu, stage_buffers_bytes(out->plan_, out->rank_)));
   out->engine_ = comm::ThreadWorld(1).engine(0);
   RT_TRY_SET(out->tp_, out->engine_->group("tp", {0}));
-  RT_TRY_SET(out->model_, nn::StageModel::make(out->plan_, out->rank_, 0, *out->tp_, out->weights_.data(), nullptr,
-                                               out->activations_.as<std::byte>()));
-  out->tokens_.resize(recipe.model.context);
-  out->targets_.resize(recipe.model.context);
   return out;
 }
 
@@ -56,84 +59,130 @@ void Session::weights_ready() {
   } else {
     kernels::cast(master, weights_.as<f16>().data(), rank_.flat_elems);
   }
+  master_ = Buffer();
 }
 
-Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+Result<nn::StageModel*> Session::pass(int64_t samples, int64_t pass_tokens) {
+  std::unique_ptr<Pass>& found = passes_[{samples, pass_tokens}];
+  if (found != nullptr) return found->model.get();
+  auto made = std::make_unique<Pass>(Pass{.plan = plan_});
+  made->plan.recipe.batch.micro = made->plan.recipe.batch.samples = samples;
+  made->plan.pass_tokens = pass_tokens;
+  made->rank = made->plan.rank(0);
+  // Memory of its own: a model keeps tables in it that it writes once.
+  RT_TRY_SET(made->activations, Buffer::allocate({DeviceKind::kCpu, 0}, stage_buffers_bytes(made->plan, made->rank)));
+  RT_TRY_SET(made->model, nn::StageModel::make(made->plan, made->rank, 0, *tp_, weights_.data(), nullptr,
+                                               made->activations.as<std::byte>()));
+  found = std::move(made);
+  return found->model.get();
+}
+
+Status Session::check_tokens(std::span<const int32_t> tokens, int64_t most) const {
   const ModelConfig& model = plan_.recipe.model;
-  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > model.context) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} tokens do not fit: the context holds 1 to {}", tokens.size(), model.context)};
+  if (tokens.empty() || std::ssize(tokens) > most) {
+    return invalid(fmt::format("{} tokens do not fit: the context holds 1 to {}", tokens.size(), most));
   }
   for (const int32_t token : tokens) {
     if (token < 0 || token >= model.vocab) {
-      return Error{ErrorCode::kInvalidInput,
-                   fmt::format("token {} is outside the vocabulary of {}", token, model.vocab)};
+      return invalid(fmt::format("token {} is outside the vocabulary of {}", token, model.vocab));
     }
   }
+  return {};
+}
+
+Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+  const int64_t context = plan_.recipe.model.context;
+  RT_TRY(check_tokens(tokens, context));
+  const int64_t rows = std::min(context, (std::ssize(tokens) + kTextRows - 1) / kTextRows * kTextRows);
+  RT_TRY_SET(text_pass_, pass(1, rows));
   // Attention is causal: what stands right of the tokens does not reach them.
-  std::fill(std::copy(tokens.begin(), tokens.end(), tokens_.begin()), tokens_.end(), 0);
-  std::fill(std::copy(targets.begin(), targets.end(), targets_.begin()), targets_.end(), 0);
-  return model_->forward(0, tokens_.data(), targets_.data(), nullptr, nullptr);
+  tokens_.assign(rows, 0);
+  targets_.assign(rows, 0);
+  std::copy(tokens.begin(), tokens.end(), tokens_.begin());
+  std::copy(targets.begin(), targets.end(), targets_.begin());
+  return text_pass_->forward(0, tokens_.data(), targets_.data(), nullptr, nullptr);
 }
 
 Result<std::span<const float>> Session::logits(std::span<const int32_t> tokens) {
   const ModelConfig& model = plan_.recipe.model;
   RT_TRY(forward(tokens, {}));
-  logits_.resize(model.context * model.vocab);
-  RT_TRY(model_->logits(0, logits_));
+  logits_.resize(tokens_.size() * model.vocab);
+  RT_TRY(text_pass_->logits(0, logits_));
   return std::span<const float>(logits_.data(), tokens.size() * model.vocab);
 }
 
 Result<std::vector<float>> Session::token_losses(std::span<const int32_t> tokens) {
-  if (tokens.size() < 2) return Error{ErrorCode::kInvalidInput, "a loss needs at least two tokens"};
+  if (tokens.size() < 2) return invalid("a loss needs at least two tokens");
   RT_TRY(forward(tokens.first(tokens.size() - 1), tokens.subspan(1)));
-  const std::span<const float> losses = model_->token_losses(0).first(tokens.size() - 1);
+  const std::span<const float> losses = text_pass_->token_losses(0).first(tokens.size() - 1);
   return std::vector<float>(losses.begin(), losses.end());
 }
 
-int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t index) {
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  if (sampling.temperature <= 0) return order[0];
-  size_t kept = order.size();
-  if (sampling.top_k > 0) kept = std::min(kept, static_cast<size_t>(sampling.top_k));
-  std::vector<double> weight(kept);
-  double total = 0;
-  for (size_t k = 0; k < kept; ++k) {
-    weight[k] = std::exp((logits[order[k]] - logits[order[0]]) / sampling.temperature);
-    total += weight[k];
+Status Session::make_cache(int64_t sequences, int64_t capacity) {
+  const ModelConfig& model = plan_.recipe.model;
+  if (sequences < 1 || capacity < 1 || capacity > model.context) {
+    return invalid(
+        fmt::format("a cache of {} sequences of {} tokens; the context holds {}", sequences, capacity, model.context));
   }
-  // Nucleus: the fewest most likely tokens whose probabilities reach top_p.
-  double nucleus = 0;
-  for (size_t k = 0; k < kept && sampling.top_p < 1.0; ++k) {
-    nucleus += weight[k];
-    if (nucleus >= sampling.top_p * total) {
-      kept = k + 1;
-      total = nucleus;
-      break;
-    }
-  }
-  double left = uniform_at(stream_key(sampling.seed, "sample"), index) * total;
-  for (size_t k = 0; k + 1 < kept; ++k) {
-    left -= weight[k];
-    if (left < 0) return order[k];
-  }
-  return order[kept - 1];
+  cache_ = {.sequences = sequences, .capacity = capacity, .row_elems = model.kv_heads * model.head_dim};
+  const int64_t elems = model.layers * sequences * capacity * cache_.row_elems;
+  const int64_t bytes = elems * dtype_size_bytes(plan_.compute_dtype());
+  keys_ = Buffer();
+  values_ = Buffer();
+  RT_TRY_SET(keys_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
+  RT_TRY_SET(values_, Buffer::allocate({DeviceKind::kCpu, 0}, bytes));
+  cache_.key_memory = keys_.data();
+  cache_.value_memory = values_.data();
+  lengths_.assign(sequences, 0);
+  return {};
 }
 
-Status generate(Session& session, std::vector<int32_t> tokens, int64_t count, const Sampling& sampling,
-                const std::function<void(int32_t)>& on_token) {
-  if (tokens.empty()) return Error{ErrorCode::kInvalidInput, "the prompt has no tokens"};
-  const auto context = static_cast<size_t>(session.plan().recipe.model.context);
-  const int64_t vocab = session.plan().recipe.model.vocab;
-  for (int64_t k = 0; k < count; ++k) {
-    const size_t seen = std::min(tokens.size(), context);
-    RT_TRY_SET(const std::span<const float> logits, session.logits(std::span<const int32_t>(tokens).last(seen)));
-    tokens.push_back(sample_token(logits.last(vocab), sampling, k));
-    on_token(tokens.back());
+Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
+  const auto count = std::ssize(tokens);
+  int64_t rows = kPromptRows[0];
+  for (const int64_t size : kPromptRows) {
+    if (rows < count) rows = size;
   }
-  return {};
+  std::vector<int32_t> ids(rows, 0), sequences(rows, static_cast<int32_t>(sequence)), positions(rows, -1);
+  for (int64_t r = 0; r < std::min(rows, count); ++r) {
+    ids[r] = tokens[r];
+    positions[r] = static_cast<int32_t>(lengths_[sequence] + r);
+  }
+  RT_TRY_SET(nn::StageModel* const model, pass(1, rows));
+  RT_TRY(model->forward_cached(ids.data(), {&cache_, sequences, positions, lengths_[sequence] == 0}));
+  lengths_[sequence] += std::min(rows, count);
+  if (count > rows) return feed(sequence, tokens.subspan(rows));
+  logits_.resize(plan_.recipe.model.vocab);
+  return model->cached_logits(count - 1, 1, logits_);
+}
+
+Result<std::span<const float>> Session::start(int64_t sequence, std::span<const int32_t> tokens) {
+  RT_CHECK(sequence >= 0 && sequence < cache_.sequences, "sequence {} of {}", sequence, cache_.sequences);
+  RT_TRY(check_tokens(tokens, cache_.capacity));
+  lengths_[sequence] = 0;
+  RT_TRY(feed(sequence, tokens));
+  return std::span<const float>(logits_);
+}
+
+Result<std::span<const float>> Session::next(std::span<const int32_t> tokens) {
+  const int64_t rows = cache_.sequences;
+  RT_CHECK(std::ssize(tokens) == rows, "{} tokens for {} sequences", tokens.size(), rows);
+  std::vector<int32_t> ids(rows, 0), sequences(rows), positions(rows, -1);
+  for (int64_t r = 0; r < rows; ++r) {
+    sequences[r] = static_cast<int32_t>(r);
+    if (tokens[r] < 0) continue;
+    RT_TRY(check_tokens(tokens.subspan(r, 1), 1));
+    if (lengths_[r] >= cache_.capacity) {
+      return invalid(fmt::format("sequence {} is full: its cache holds {} tokens", r, cache_.capacity));
+    }
+    ids[r] = tokens[r];
+    positions[r] = static_cast<int32_t>(lengths_[r]++);
+  }
+  RT_TRY_SET(nn::StageModel* const model, pass(rows, 1));
+  RT_TRY(model->forward_cached(ids.data(), {&cache_, sequences, positions, false}));
+  logits_.resize(rows * plan_.recipe.model.vocab);
+  RT_TRY(model->cached_logits(0, rows, logits_));
+  return std::span<const float>(logits_);
 }
 
 }  // namespace cairn::inference

@@ -1,9 +1,12 @@
 #pragma once
 // A whole model on one rank, forward only: for generation, evaluation and the converters' proofs. Whoever owns the
 // weights (checkpoint, Hugging Face folder) fills weights() and calls weights_ready().
+//
+// Two ways through the same blocks (runtime/nn): logits() and token_losses() compute all positions of a text at once;
+// start() and next() keep keys and values, so that a token costs one row. Both give the same logits up to rounding.
 
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,7 +30,7 @@ class Session {
 
   /// The float weights, a run for each piece of each logical tensor, all kWeight: to be filled.
   std::vector<trainer::StateTensor> weights();
-  /// After filling: derives what the forward pass computes with.
+  /// After filling: derives what the forward pass computes with; the floats are gone if that is another type.
   void weights_ready();
 
   /// Logits [n, vocab] of the first n = tokens.size() positions, 1 <= n <= context; valid until the next call.
@@ -37,33 +40,46 @@ class Session {
   /// Loss in nats of predicting tokens[1..] from tokens[..n-1], one for each; n - 1 <= context.
   Result<std::vector<float>> token_losses(std::span<const int32_t> tokens);
 
+  /// Makes room for the keys and values of `sequences` texts of up to `capacity` <= context tokens. What was there is
+  /// gone. Errors: kInvalidInput, kNoSpace.
+  Status make_cache(int64_t sequences, int64_t capacity);
+
+  /// Sequence `sequence` begins anew with `tokens`, 1 <= n <= capacity. Returns the logits [vocab] of the last one;
+  /// valid until the next call. The bits do not depend on what the other sequences hold.
+  Result<std::span<const float>> start(int64_t sequence, std::span<const int32_t> tokens);
+
+  /// One more token for each sequence; a token of -1 leaves its sequence alone. Returns logits [sequences, vocab], rows
+  /// of sequences left alone mean nothing; valid until the next call. Errors: kInvalidInput when one is full.
+  Result<std::span<const float>> next(std::span<const int32_t> tokens);
+
+  int64_t length(int64_t sequence) const { return lengths_[sequence]; }
+  int64_t capacity() const { return cache_.capacity; }
+
  private:
+  /// The blocks laid out for passes of one size, on the same weights.
+  struct Pass {
+    Plan plan;
+    RankPlan rank;
+    Buffer activations;
+    std::unique_ptr<nn::StageModel> model;
+  };
   Session(Plan plan, RankPlan rank) : plan_(std::move(plan)), rank_(std::move(rank)) {}
+  Result<nn::StageModel*> pass(int64_t samples, int64_t pass_tokens);
+  Status check_tokens(std::span<const int32_t> tokens, int64_t most) const;
   Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets);
+  Status feed(int64_t sequence, std::span<const int32_t> tokens);
 
   Plan plan_;
   RankPlan rank_;
-  Buffer weights_, master_, activations_;
+  Buffer weights_, master_, keys_, values_;
   std::unique_ptr<comm::Engine> engine_;
   std::unique_ptr<comm::Comm> tp_;
-  std::unique_ptr<nn::StageModel> model_;
+  nn::StageModel* text_pass_ = nullptr;                                  // of the latest forward()
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Pass>> passes_;  // by samples and tokens of each
+  nn::KvCache cache_;
+  std::vector<int64_t> lengths_;  // tokens of each sequence in the cache
   std::vector<int32_t> tokens_, targets_;
   std::vector<float> logits_;
 };
-
-struct Sampling {
-  double temperature = 1.0;  // 0: greedy
-  int64_t top_k = 0;         // 0: all
-  double top_p = 1.0;
-  uint64_t seed = 0;  // same seed, prompt and weights: same text
-};
-
-/// Index of the next token from one row of logits; `index` numbers the draw.
-int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t index);
-
-/// Continues `prompt` by `count` tokens; each is passed to `on_token` as it comes. When the context is full the oldest
-/// tokens leave it. Errors: kInvalidInput for an empty prompt; those of logits().
-Status generate(Session& session, std::vector<int32_t> prompt, int64_t count, const Sampling& sampling,
-                const std::function<void(int32_t)>& on_token);
 
 }  // namespace cairn::inference

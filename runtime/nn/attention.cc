@@ -25,6 +25,7 @@ template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
                            int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
+      layer_(layer),
       rotary_dims_{.rows = dims.rows,
                    .tokens = dims.tokens,
                    .heads = dims.heads + dims.kv_heads,  // q and k lie side by side
@@ -75,28 +76,27 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
-  prepare_qk(saved);
-
-  Real* k = saved.qkv + d.heads * d.head_dim;
-  Real* v = k + d.kv_heads * d.head_dim;
-  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
-
+  norm_qk(saved);
+  if (scratch_.cached != nullptr) {
+    attend_cached(*scratch_.cached, saved);
+  } else {
+    if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+    recompute_core(saved);
+  }
   return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
                                output_RH, tp_, scratch_, d, what_out_);
 }
 
 template <typename Real>
-void Attention<Real>::prepare_qk(const SavedAttention<Real>& saved) const {
+void Attention<Real>::norm_qk(const SavedAttention<Real>& saved) const {
+  if (!q_norm_) return;
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  if (q_norm_) {
-    for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
-    kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
-                               norm_eps_);
-    kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
-                               d.kv_heads, d.head_dim, norm_eps_);
-  }
-  if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+  for (int64_t r = 0; r < d.rows; ++r) std::copy_n(saved.qkv + r * d.qkv, qk_width, saved.qk + r * qk_width);
+  kernels::head_norm_forward(saved.qk, qk_width, q_norm_.weight, saved.qkv, d.qkv, d.rows, d.heads, d.head_dim,
+                             norm_eps_);
+  kernels::head_norm_forward(saved.qk + q_width, qk_width, k_norm_.weight, saved.qkv + q_width, d.qkv, d.rows,
+                             d.kv_heads, d.head_dim, norm_eps_);
 }
 
 template <typename Real>
@@ -113,12 +113,62 @@ void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Rea
 }
 
 template <typename Real>
-Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
+void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
+  const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
+  const Real* v = k + dims_.kv_heads * dims_.head_dim;
+  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+}
+
+template <typename Real>
+void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const {
   const StageDims& d = dims_;
+  const KvCache& cache = *rows.cache;
+  const int64_t k_at = d.heads * d.head_dim, v_at = k_at + cache.row_elems;
+  kernels::RotaryDims row_dims = rotary_dims_;
+  row_dims.rows = row_dims.tokens = 1;
+  for (int64_t r = 0; r < d.rows; ++r) {
+    const int64_t position = rows.position[r];
+    if (position < 0) continue;
+    Real* qkv = saved.qkv + r * d.qkv;
+    if (scratch_.rotary_table != nullptr) {
+      kernels::rotary(row_dims, qkv, scratch_.rotary_table + position * rotary_dims_.turning, false);
+    }
+    const int64_t at = position * cache.row_elems;
+    std::copy_n(qkv + k_at, cache.row_elems, cache.keys<Real>(layer_, rows.sequence[r]) + at);
+    std::copy_n(qkv + v_at, cache.row_elems, cache.values<Real>(layer_, rows.sequence[r]) + at);
+  }
+  if (rows.from_start) {
+    kernels::attention_forward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
+                               saved.logsumexp_BNS);
+    return;
+  }
+  kernels::AttentionDims one = attention_dims_;
+  one.batch = 1;
+  for (int64_t r = 0; r < d.rows; ++r) {
+    Real* out = saved.out + r * k_at;
+    if (rows.position[r] < 0) {
+      std::fill_n(out, k_at, Real{});
+      continue;
+    }
+    kernels::attention_decode(one, rows.position[r], cache.capacity, saved.qkv + r * d.qkv,
+                              cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]),
+                              out);
+  }
+}
+
+template <typename Real>
+Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const {
+  const StageDims& d = dims_;
+  const bool late = late_dout_RH != nullptr;
+  const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(output_dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
+  if (late) {
+    std::copy_n(dbranch_RH, d.local_rows * d.width, late_dout_RH);
+  } else {
+    RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, d));
+  }
   Real* dout = scratch_.hidden;  // [T, N D]
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(o_, output_dropout_, residual_, saved.residual, &dy_TH, tp_, scratch_, d, what_dout_));
-  RT_TRY(o_.backward_weight(dy_TH, d.width, saved.out, d.rows));
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
   const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
@@ -126,7 +176,21 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved) const {
   kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
                               saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
   prepare_qk_backward(saved, dqkv);
-  return column_cut_backward<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_, what_din_);
+  if (late) {
+    std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);
+    residual_.input(saved.residual);  // for its statistics
+  } else {
+    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_));
+  }
+  return column_cut_input<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_din_);
+}
+
+template <typename Real>
+Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
+  RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, dims_));
+  return column_cut_weight<Real>(residual_, saved.residual, qkv_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 
 template <typename Real>

@@ -31,17 +31,26 @@ class Attention {
 
   /// output [R, H] from the input (residual.h).
   Status forward(const SavedAttention<Real>& saved, Real* output_RH) const;
-  /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to.
-  Status backward(const SavedAttention<Real>& saved) const;
+  /// `out` and `logsumexp` again, from q, k and v.
+  void recompute_core(const SavedAttention<Real>& saved) const;
+
+  /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to, those of the
+  /// projections only when `late_dout_RH` is null: else it and `saved.qkv` keep for backward_weight() what it needs.
+  Status backward(const SavedAttention<Real>& saved, Real* late_dout_RH) const;
+  Status backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const;
 
  private:
-  /// The norms and positions of q and k in `saved.qkv`; and their gradients, from those after to those before.
-  void prepare_qk(const SavedAttention<Real>& saved) const;
+  /// Positions and attention for rows that follow what a cache holds; their keys and values go into it.
+  void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
+  /// The norms of q and k in `saved.qkv`.
+  void norm_qk(const SavedAttention<Real>& saved) const;
+  /// Gradients of q and k, from those after norms and positions to those before.
   void prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
   /// With the masks of the micro-batch at work.
   kernels::AttentionDims attention_dims() const;
 
   StageDims dims_;
+  int64_t layer_ = 0;
   kernels::AttentionDims attention_dims_;
   kernels::RotaryDims rotary_dims_;
   float norm_eps_;

@@ -39,33 +39,47 @@ Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& drop
   return {};
 }
 
-/// The first step back: the bias's gradient from this rank's rows of the branch's gradient, and all rows of it.
+/// The first step back: the gradient of the branch's output behind its dropout, this rank's rows and all of them.
 template <typename Real>
-Status row_cut_gather(const Linear<Real>& projection, const Dropout<Real>& dropout, const Residual<Real>& residual,
-                      const SavedResidual<Real>& saved, const Real** dy_TH, const TensorParallel<Real>& tp,
-                      const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
-  const Real* dbranch_RH = residual.branch_gradient(saved);
+Status row_cut_gather(const Dropout<Real>& dropout, const Real* dbranch_RH, const Real** masked_RH, const Real** dy_TH,
+                      const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const StageDims& d,
+                      std::string_view what) {
   if (dropout.on(scratch)) {  // the residual stream itself goes on unmasked
-    Real* masked_RH = tp.local(scratch.partial_TH);
-    dropout.apply(dbranch_RH, masked_RH, tp, scratch, d);
-    if (projection.bias) kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width);
+    dropout.apply(dbranch_RH, tp.local(scratch.partial_TH), tp, scratch, d);
+    *masked_RH = tp.local(scratch.partial_TH);
     *dy_TH = scratch.partial_TH;
     return tp.gather(scratch.partial_TH, what);
   }
-  if (projection.bias) kernels::bias_backward(dbranch_RH, projection.bias.grad, d.local_rows, d.width);
+  *masked_RH = dbranch_RH;
   return tp.gather_from(dbranch_RH, scratch.partial_TH, dy_TH, what);
 }
 
-/// The last steps back: through the column cut, the sum over tp and the norm before the branch, into scratch.dresidual.
+/// Gradients of the row cut's weight, and of its bias from this rank's rows. `hidden` [T, in] was its input.
 template <typename Real>
-Status column_cut_backward(const Residual<Real>& residual, const SavedResidual<Real>& saved,
-                           const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
-                           const Scratch<Real>& scratch, const StageDims& d, std::string_view what_in,
-                           std::string_view what_din) {
+Status row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
+                      const StageDims& d) {
+  if (projection.bias) kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width);
+  return projection.backward_weight(dy_TH, d.width, hidden, d.rows);
+}
+
+/// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm before it.
+template <typename Real>
+Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Real>& saved,
+                         const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
+                         const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   residual.input(saved);
-  RT_TRY(tp.gather(scratch.rows_TH, what_in));
-  RT_TRY(projections.backward(dy, scratch.rows_TH, scratch.partial_TH, scratch.dbias, d.rows));
-  RT_TRY(tp.reduce(scratch.partial_TH, what_din));
+  RT_TRY(tp.gather(scratch.rows_TH, what));
+  return projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows);
+}
+
+/// The last steps back: through the column cut, the sum over tp and the norm before the branch, whose statistics must
+/// be in scratch.stats, into scratch.dresidual.
+template <typename Real>
+Status column_cut_input(const Residual<Real>& residual, const SavedResidual<Real>& saved,
+                        const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
+                        const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
+  RT_TRY(projections.backward_input(dy, scratch.partial_TH, d.rows));
+  RT_TRY(tp.reduce(scratch.partial_TH, what));
   residual.input_gradient(saved, tp.local(scratch.partial_TH));
   return {};
 }

@@ -22,15 +22,14 @@ Result<Buffers> Buffers::lay_out(const Plan& plan, const RankPlan& rank, std::sp
   return out;
 }
 
-std::byte* Buffers::find(std::string_view name, DType dtype, int64_t slot) const {
+const Buffers::Placed* Buffers::find(std::string_view name, DType dtype) const {
   for (const Placed& placed : placed_) {
     if (placed.spec.name != name) continue;
     RT_CHECK(placed.spec.dtype == dtype, "buffer {} is {}, asked for {}", name, dtype_name(placed.spec.dtype),
              dtype_name(dtype));
-    RT_CHECK(slot >= 0 && slot < placed.spec.copies, "buffer {} has no slot {}", name, slot);
-    return placed.start + slot * placed.spec.bytes();
+    return &placed;
   }
-  RT_CHECK(false, "no buffer {} in the plan", name);
+  return nullptr;
 }
 
 }  // namespace cairn::nn

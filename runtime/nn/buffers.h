@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/core/check.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/activations.h"
 
@@ -19,6 +20,19 @@ struct DTypeOf<int32_t> {
 
 namespace cairn::nn {
 
+/// The copies of one buffer.
+template <typename Real>
+struct Copies {
+  Real* first = nullptr;
+  int64_t stride_elems = 0, count = 0;
+
+  explicit operator bool() const { return first != nullptr; }
+  Real* at(int64_t copy) const {
+    RT_CHECK(copy >= 0 && copy < count, "copy {} of {}", copy, count);
+    return first + copy * stride_elems;
+  }
+};
+
 class Buffers {
  public:
   /// Errors: kInternal when `memory` is not stage_buffers_bytes() long or not aligned to kBufferAlignBytes.
@@ -28,7 +42,18 @@ class Buffers {
   /// out of range is our own mistake.
   template <typename Real>
   Real* get(std::string_view name, int64_t slot = 0) const {
-    return reinterpret_cast<Real*>(find(name, DTypeOf<Real>::value, slot));
+    const Copies<Real> all = copies<Real>(name);
+    RT_CHECK(all, "no buffer {} in the plan", name);
+    return all.at(slot);
+  }
+
+  /// All copies of the buffer of that name, or nothing when the list has none.
+  template <typename Real>
+  Copies<Real> copies(std::string_view name) const {
+    const Placed* placed = find(name, DTypeOf<Real>::value);
+    if (placed == nullptr) return {};
+    return {reinterpret_cast<Real*>(placed->start), placed->spec.bytes() / static_cast<int64_t>(sizeof(Real)),
+            placed->spec.copies};
   }
 
   /// Bytes from the first buffer to the end of the last.
@@ -39,7 +64,8 @@ class Buffers {
     BufferSpec spec;
     std::byte* start = nullptr;
   };
-  std::byte* find(std::string_view name, DType dtype, int64_t slot) const;
+  /// Null when the list has no such name.
+  const Placed* find(std::string_view name, DType dtype) const;
 
   std::vector<Placed> placed_;
   int64_t size_bytes_ = 0;

@@ -38,13 +38,24 @@ Status Embedding<Real>::forward(const SavedEmbedding<Real>& saved, const int32_t
   } else {
     std::copy_n(rows_RE, d.local_rows * d.width, stream_RH);
   }
-  if (positions_) {
-    kernels::positions_forward(stream_RH, positions_.weight + position_offset_ * d.width, d.local_rows, tp_.first_row(),
-                               d.tokens, d.width);
-  }
+  if (positions_) add_positions(stream_RH);
   if (norm_) norm_->forward(stream_RH, output_RH, scratch_.stats, d.local_rows);
   if (dropout_.on(scratch_)) dropout_.apply(output_RH, output_RH, tp_, scratch_, d);
   return {};
+}
+
+template <typename Real>
+void Embedding<Real>::add_positions(Real* stream_RH) const {
+  const StageDims& d = dims_;
+  const Real* rows = positions_.weight + position_offset_ * d.width;
+  if (scratch_.cached == nullptr) {
+    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.tokens, d.width);
+    return;
+  }
+  for (int64_t r = 0; r < d.rows; ++r) {
+    const int64_t position = std::max(0, scratch_.cached->position[r]);
+    kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, d.width);
+  }
 }
 
 template <typename Real>

@@ -32,6 +32,9 @@ class Embedding {
   Status backward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T) const;
 
  private:
+  /// Those of training by row, or those of the rows of a cached pass.
+  void add_positions(Real* stream_RH) const;
+
   StageDims dims_;
   int64_t position_offset_;
   Parameter<Real> tokens_;          // [V, E]

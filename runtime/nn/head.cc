@@ -124,21 +124,22 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets
 }
 
 template <typename Real>
-Status Head<Real>::logits(const SavedHead<Real>& saved, std::span<float> out) {
+Status Head<Real>::logits(const SavedHead<Real>& saved, int64_t first, int64_t wanted, std::span<float> out) {
   const StageDims& d = dims_;
   const int64_t vocab = projection_.weight.valid_rows;
   const bool held = held_ == saved.input_RH;
   if (!held) RT_TRY(input_rows(saved));
-  for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
-    const int64_t count = std::min(d.logit_rows, d.rows - begin);
+  for (int64_t done = 0; done < wanted;) {
+    const int64_t count = std::min(d.logit_rows, wanted - done);
     if (!held) {
       held_ = nullptr;
-      RT_TRY(compute_logits(begin, count));
+      RT_TRY(compute_logits(first + done, count));
     }
     for (int64_t r = 0; r < count; ++r) {
-      const Real* row = logits_ + r * d.vocab;
-      std::transform(row, row + vocab, out.data() + (begin + r) * vocab, [](Real x) { return to_f32(x); });
+      const Real* row = logits_ + (held ? first + done + r : r) * d.vocab;
+      std::transform(row, row + vocab, out.data() + (done + r) * vocab, [](Real x) { return to_f32(x); });
     }
+    done += count;
   }
   return {};
 }

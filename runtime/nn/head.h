@@ -35,8 +35,10 @@ class Head {
   Status forward(const SavedHead<Real>& saved, const int32_t* targets_T);
   /// Sets scratch.dresidual to the gradient of the input; the loss of each row has weight `loss_scale`.
   Status backward(const SavedHead<Real>& saved, const int32_t* targets_T, float loss_scale);
-  /// tp 1: out [T, vocab], without padding.
-  Status logits(const SavedHead<Real>& saved, std::span<float> out);
+  /// tp 1: of rows [first, first + count): out [count, vocab], without padding.
+  Status logits(const SavedHead<Real>& saved, int64_t first, int64_t count, std::span<float> out);
+  /// What logits() could reuse is of an earlier pass.
+  void forget() { held_ = nullptr; }
 
  private:
   /// scratch.rows [T, E]: what the logits are computed from, all rows. The norm's statistics are left in scratch.stats.

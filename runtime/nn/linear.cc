@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/few_rows.h"
 #include "runtime/kernels/matmul.h"
 
 namespace cairn::nn {
@@ -10,6 +11,11 @@ namespace cairn::nn {
 template <typename Real>
 Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
+  // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
+  if (rows <= kernels::kFewRows && weight.grad == nullptr) {
+    kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
+    return {};
+  }
   return kernels::matmul({.m = rows,
                           .n = out,
                           .k = in,
@@ -87,14 +93,22 @@ Status ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
 }
 
 template <typename Real>
-Status ColumnGroup<Real>::backward(const Real* dy, const Real* x, Real* dx, float* dbias_scratch, int64_t rows) const {
-  const Real* dy_part = dy;
+Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows) const {
   bool accumulate = false;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.backward_weight(dy_part, out_, x, rows));
-    RT_TRY(part.backward_input(dy_part, out_, dx, accumulate, rows));
-    dy_part += part.out;
+    RT_TRY(part.backward_input(dy, out_, dx, accumulate, rows));
+    dy += part.out;
     accumulate = true;
+  }
+  return {};
+}
+
+template <typename Real>
+Status ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const {
+  const Real* dy_part = dy;
+  for (const Linear<Real>& part : parts_) {
+    RT_TRY(part.backward_weight(dy_part, out_, x, rows));
+    dy_part += part.out;
   }
   if (!parts_.front().bias) return {};
   std::fill_n(dbias_scratch, out_, 0.0f);  // the sums run over whole rows: one pass for all parts

@@ -33,8 +33,10 @@ class ColumnGroup {
   int64_t out() const { return out_; }
 
   Status forward(const Real* x, Real* y, int64_t rows) const;
-  /// dx is overwritten; gradients are added to. dbias_scratch [out] float; may be null without biases.
-  Status backward(const Real* dy, const Real* x, Real* dx, float* dbias_scratch, int64_t rows) const;
+  /// dx is overwritten.
+  Status backward_input(const Real* dy, Real* dx, int64_t rows) const;
+  /// Gradients are added to. dbias_scratch [out] float; may be null without biases.
+  Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 
  private:
   std::vector<Linear<Real>> parts_;

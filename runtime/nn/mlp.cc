@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 
@@ -31,27 +33,52 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
       what_din_(fmt::format("layer {} mlp.din", layer)) {}
 
 template <typename Real>
-Status Mlp<Real>::forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const {
-  const StageDims& d = dims_;
+Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(up_.forward(scratch_.rows_TH, saved.pre, d.rows));
+  return up_.forward(scratch_.rows_TH, saved.pre, dims_.rows);
+}
+
+template <typename Real>
+Status Mlp<Real>::forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const {
+  const StageDims& d = dims_;
+  RT_TRY(recompute(saved));
   activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
   return row_cut_forward<Real>(down_, dropout_, residual_, saved.residual, scratch_.hidden, base_RH, output_RH, tp_,
                                scratch_, d, what_out_);
 }
 
 template <typename Real>
-Status Mlp<Real>::backward(const SavedMlp<Real>& saved) const {
+Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* late) const {
   const StageDims& d = dims_;
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather(down_, dropout_, residual_, saved.residual, &dy_TH, tp_, scratch_, d, what_dout_));
-  activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
-  RT_TRY(down_.backward_weight(dy_TH, d.width, scratch_.hidden, d.rows));
+  const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
+  if (late != nullptr) {
+    std::copy_n(dbranch_RH, d.local_rows * d.width, late->dout_RH);
+  } else {
+    activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, d));
+  }
   RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
-  activate_backward(activation_, scratch_.hidden, saved.pre, scratch_.dhidden, d.rows, d.ffn);
-  return column_cut_backward<Real>(residual_, saved.residual, up_, scratch_.dhidden, tp_, scratch_, d, what_in_,
-                                   what_din_);
+  Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
+  activate_backward(activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
+  if (late != nullptr) {
+    residual_.input(saved.residual);  // for its statistics
+  } else {
+    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, up_, dpre, tp_, scratch_, d, what_in_));
+  }
+  return column_cut_input<Real>(residual_, saved.residual, up_, dpre, tp_, scratch_, d, what_din_);
+}
+
+template <typename Real>
+Status Mlp<Real>::backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const {
+  const StageDims& d = dims_;
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(dropout_, late.dout_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
+  activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+  RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, d));
+  return column_cut_weight<Real>(residual_, saved.residual, up_, late.dpre, tp_, scratch_, d, what_in_);
 }
 
 template class Mlp<float>;

@@ -18,6 +18,13 @@ struct SavedMlp {
   Real* pre = nullptr;  // [T, F_in] before the activation; gate, then up
 };
 
+/// What the first half of a split backward leaves for the second.
+template <typename Real>
+struct LateMlp {
+  Real* dout_RH = nullptr;
+  Real* dpre = nullptr;  // [T, F_in]
+};
+
 template <typename Real>
 class Mlp {
  public:
@@ -26,8 +33,13 @@ class Mlp {
 
   /// output [R, H] from the input and `base_RH`, which is the input but in parallel blocks (residual.h).
   Status forward(const SavedMlp<Real>& saved, const Real* base_RH, Real* output_RH) const;
-  /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to.
-  Status backward(const SavedMlp<Real>& saved) const;
+  /// `pre` again, from the input: the first half of forward().
+  Status recompute(const SavedMlp<Real>& saved) const;
+
+  /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to, those of the
+  /// projections only when `late` is null: else it keeps for backward_weight() what it needs.
+  Status backward(const SavedMlp<Real>& saved, const LateMlp<Real>* late) const;
+  Status backward_weight(const SavedMlp<Real>& saved, const LateMlp<Real>& late) const;
 
  private:
   StageDims dims_;

@@ -111,8 +111,9 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real
 template <typename Real>
 Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const {
   const StageDims& d = dims_;
-  const Real* dy_TH = nullptr;
-  RT_TRY(row_cut_gather<Real>({}, dropout_, residual_, saved.residual, &dy_TH, tp_, scratch_, d, what_dout_));
+  const Real *masked_RH = nullptr, *dy_TH = nullptr;
+  RT_TRY(row_cut_gather<Real>(dropout_, residual_.branch_gradient(saved.residual), &masked_RH, &dy_TH, tp_, scratch_, d,
+                              what_dout_));
   place(saved.chosen, rows_PH_);
   kernels::rows_to_experts(dy_TH, rows_of_Tk_, d.rows, d.choices, d.width, rows_PH_);
 
@@ -135,9 +136,10 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   kernels::rows_to_experts(scratch_.rows_TH, rows_of_Tk_, d.rows, d.choices, d.width, rows_PH_);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.up.backward(scratch_.dhidden + first * d.ffn_in, rows_PH_ + first * d.width,
-                              drows_PH_ + first * d.width, nullptr, rows);
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) -> Status {
+    const Real* dpre = scratch_.dhidden + first * d.ffn_in;
+    RT_TRY(expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows));
+    return expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);
   }));
   kernels::rows_to_tokens(drows_PH_, rows_of_Tk_, nullptr, d.rows, d.choices, d.width, scratch_.partial_TH);
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_din_));

@@ -3,6 +3,7 @@
 // Legend in stage_model.h; sizes in runtime/plan/activations.h.
 
 #include "runtime/nn/buffers.h"
+#include "runtime/nn/kv_cache.h"
 #include "runtime/nn/norm.h"
 
 namespace cairn::nn {
@@ -18,9 +19,10 @@ struct Scratch {
   float* attention = nullptr;
   float* dbias = nullptr;  // null without biases
   NormStats stats;
-  const float* rotary_table = nullptr;     // [S, turning pairs, 2]; null without rotary positions
+  const float* rotary_table = nullptr;     // [positions, turning pairs, 2]; null without rotary positions
   const float* alibi_slopes = nullptr;     // [N] of this rank's heads; null without
   const uint64_t* dropout_keys = nullptr;  // of the samples of the micro-batch at work; null: nothing is dropped
+  const CachedRows* cached = nullptr;      // generation: where the rows of the pass under way stand
 };
 
 }  // namespace cairn::nn

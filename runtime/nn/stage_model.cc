@@ -35,10 +35,34 @@ struct SavedLayer {
   SavedMoe<Real> moe;  // in its place
 };
 
+/// Where a layer keeps what its forward leaves, by how long it is needed (runtime/plan/activations.h).
+template <typename Real>
+struct LayerBuffers {
+  /// One of the three: a copy for each micro-batch in flight, one for each between the halves of its backward, or one
+  /// for all layers. None: the model has no such buffer.
+  template <typename T>
+  struct Kept {
+    Copies<T> kept;
+    bool until_late = false;
+    Copies<T> shared;
+    T* at(int64_t slot, int64_t late) const {
+      if (until_late ? late >= 0 : static_cast<bool>(kept)) return kept.at(until_late ? late : slot);
+      return shared ? shared.at(0) : nullptr;
+    }
+  };
+  RecomputeMode mode = RecomputeMode::kNone;
+  Copies<Real> input;        // of the layer; of this rank's part of it when distributed
+  Copies<Real> whole_input;  // shared; only when distributed
+  Kept<Real> qk, qkv, out, attn_post, mlp_input, mlp_post, pre, moe_pre;
+  Kept<float> logsumexp, probabilities, weights;
+  Kept<int32_t> chosen;
+  Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
+  Real* output = nullptr;                      // shared: what a layer that is computed again puts out, for nobody
+};
+
 template <typename Real>
 struct Slot {
-  SavedEmbedding<Real> embedding;  // first stage only
-  std::vector<SavedLayer<Real>> layers;
+  SavedEmbedding<Real> embedding;      // first stage only
   SavedHead<Real> head;                // last stage only
   std::vector<uint64_t> dropout_keys;  // [B]
   bool drops = false;
@@ -78,6 +102,7 @@ class Model final : public StageModel {
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
                          make_mlp(parameters, model, layer, buffers)});
+      buffers_.push_back(layer_buffers(plan, chunk, layer, buffers));
     }
     if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
     for (int64_t slot = 0; slot < chunk.in_flight; ++slot)
@@ -93,17 +118,16 @@ class Model final : public StageModel {
 
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                  void* output) override {
-    const Slot<Real>& saved = slot_at(slot);
-    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
-    Real* first_RH = saved.layers.front().attention.residual.input_RH;
+    use_dropout_keys_of(slot);
+    Real* first_RH = input_place(0, slot);
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
       RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
-      RT_TRY(
-          use(kEmbeddingLayer, Pass::kForward, [&] { return embedding_->forward(saved.embedding, tokens, first_RH); }));
+      RT_TRY(use(kEmbeddingLayer, Pass::kForward,
+                 [&] { return embedding_->forward(slot_at(slot).embedding, tokens, first_RH); }));
     } else {
       RT_CHECK(input != nullptr, "a later stage needs an input");
-      std::copy_n(static_cast<const Real*>(input), dims_.local_rows * dims_.width, first_RH);
+      std::copy_n(static_cast<const Real*>(input), stream_elems(), first_RH);
     }
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
@@ -112,64 +136,78 @@ class Model final : public StageModel {
       RT_CHECK(output != nullptr, "an earlier stage needs an output");
     }
 
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const SavedLayer<Real>& layer = saved.layers[i];
-      Real* next_RH = i + 1 < layers_.size() ? saved.layers[i + 1].attention.residual.input_RH
-                      : head_                ? saved.head.input_RH
-                                             : static_cast<Real*>(output);
-      const int64_t number = first_layer_ + static_cast<int64_t>(i);
-      RT_TRY(use(number, Pass::kForward, [&]() -> Status {
-        Real* between_RH = parallel_ ? next_RH : layer.mlp.residual.input_RH;
-        {
-          const TraceScope scope("compute", "attention", {.layer = number});
-          RT_TRY(layers_[i].attention.forward(layer.attention, between_RH));
-        }
-        const TraceScope scope("compute", "mlp", {.layer = number});
-        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
-          return moe->forward(layer.moe, between_RH, next_RH);
-        }
-        return std::get<Mlp<Real>>(layers_[i].mlp).forward(layer.mlp, between_RH, next_RH);
-      }));
-    }
+    RT_TRY(forward_layers(slot, head_ ? slot_at(slot).head.input_RH : static_cast<Real*>(output)));
     if (!head_) return {};
     const TraceScope scope("compute", "head");
-    return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(saved.head, targets); });
+    return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(slot_at(slot).head, targets); });
+  }
+
+  Status forward_cached(const int32_t* tokens, const CachedRows& rows) override {
+    RT_CHECK(embedding_ && head_ && !trains_ && tp_.comm().size() == 1, "generation needs a whole model on one rank");
+    RT_CHECK(std::ssize(rows.position) == dims_.rows && std::ssize(rows.sequence) == dims_.rows, "{} rows of {}",
+             rows.position.size(), dims_.rows);
+    RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
+    scratch_.dropout_keys = nullptr;
+    scratch_.cached = &rows;
+    Status done = embedding_->forward(slot_at(0).embedding, tokens, input_place(0, 0));
+    if (done.ok()) done = forward_layers(0, slot_at(0).head.input_RH);
+    scratch_.cached = nullptr;
+    head_->forget();
+    return done;
+  }
+
+  Status cached_logits(int64_t first, int64_t count, std::span<float> out) override {
+    RT_CHECK(first >= 0 && count >= 0 && first + count <= dims_.rows, "logits of rows [{}, +{})", first, count);
+    RT_CHECK(std::ssize(out) == count * vocab_, "logits [{}, {}] do not fit {} floats", count, vocab_, out.size());
+    return head_->logits(slot_at(0).head, first, count, out);
   }
 
   Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput, void* dinput,
                   float loss_scale) override {
-    const Slot<Real>& saved = slot_at(slot);
+    return backward_input(slot, -1, tokens, targets, doutput, dinput, loss_scale);
+  }
+
+  Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets, const void* doutput,
+                        void* dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
-    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
+    use_dropout_keys_of(slot);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       const TraceScope scope("compute", "head backward");
-      RT_TRY(use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(saved.head, targets, loss_scale); }));
+      RT_TRY(
+          use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(slot_at(slot).head, targets, loss_scale); }));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
-      std::copy_n(static_cast<const Real*>(doutput), dims_.local_rows * dims_.width, scratch_.dresidual_RH);
+      std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
     }
     for (size_t i = layers_.size(); i-- > 0;) {
-      const int64_t number = first_layer_ + static_cast<int64_t>(i);
-      RT_TRY(use(number, Pass::kBackward, [&]() -> Status {
-        {
-          const TraceScope scope("compute", "mlp backward", {.layer = number});
-          if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
-            RT_TRY(moe->backward(saved.layers[i].moe, loss_scale));
-          } else {
-            RT_TRY(std::get<Mlp<Real>>(layers_[i].mlp).backward(saved.layers[i].mlp));
-          }
-        }
-        const TraceScope scope("compute", "attention backward", {.layer = number});
-        return layers_[i].attention.backward(saved.layers[i].attention);
-      }));
+      const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
+      RT_TRY(use(number_of(i), pass, [&] { return layer_backward(i, slot, late, loss_scale); }));
     }
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
-      return use(kEmbeddingLayer, Pass::kBackward, [&] { return embedding_->backward(saved.embedding, tokens); });
+      return use(kEmbeddingLayer, Pass::kBackward,
+                 [&] { return embedding_->backward(slot_at(slot).embedding, tokens); });
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
-    std::copy_n(scratch_.dresidual_RH, dims_.local_rows * dims_.width, static_cast<Real*>(dinput));
+    std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
+    return {};
+  }
+
+  Status backward_weight(int64_t slot, int64_t late) override {
+    use_dropout_keys_of(slot);
+    for (size_t i = layers_.size(); i-- > 0;) {
+      RT_TRY(use(number_of(i), Pass::kBackward, [&]() -> Status {
+        const SavedLayer<Real> saved = saved_layer(i, slot, late);
+        if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
+        if (const Mlp<Real>* mlp = std::get_if<Mlp<Real>>(&layers_[i].mlp)) {  // experts' backwards are not split
+          const TraceScope scope("compute", "mlp weights", {.layer = number_of(i)});
+          RT_TRY(mlp->backward_weight(saved.mlp, late_mlp_at(i, late)));
+        }
+        const TraceScope scope("compute", "attention weights", {.layer = number_of(i)});
+        return layers_[i].attention.backward_weight(saved.attention, buffers_[i].attn_dout.at(late));
+      }));
+    }
     return {};
   }
 
@@ -186,7 +224,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(static_cast<int64_t>(out.size()) == dims_.rows * vocab_, "logits [{}, {}] do not fit {} floats",
              dims_.rows, vocab_, out.size());
-    return head_->logits(slot_at(slot).head, out);
+    return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
   }
 
   int64_t boundary_bytes() const override {
@@ -194,6 +232,32 @@ class Model final : public StageModel {
   }
 
  private:
+  /// All layers, from the first one's input to `output_RH`.
+  Status forward_layers(int64_t slot, Real* output_RH) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const SavedLayer<Real> saved = saved_layer(i, slot, -1);
+      if (buffers_[i].whole_input) keep_own_part(i, slot);
+      // A distributed input stands where the next one will: attention is done with it by then, but in parallel blocks.
+      Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot) : output_RH;
+      const bool in_place = parallel_ && next_RH == saved.attention.residual.input_RH;
+      Real* out_RH = in_place ? buffers_[i].output : next_RH;
+      RT_TRY(use(number_of(i), Pass::kForward, [&]() -> Status {
+        Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
+        {
+          const TraceScope scope("compute", "attention", {.layer = number_of(i)});
+          RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
+        }
+        const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
+        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
+          return moe->forward(saved.moe, between_RH, out_RH);
+        }
+        return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
+      }));
+      if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
+    }
+    return {};
+  }
+
   /// Runs `body`, which uses the tensors of `layer`.
   template <typename Body>
   Status use(int64_t layer, Pass pass, const Body& body) const {
@@ -226,8 +290,8 @@ class Model final : public StageModel {
     }
     if (model.positions == Positions::kRotary) {
       float* table = buffers.get<float>("rotary.table");
-      const RotaryAngles angles = rotary_angles(model, dims_.tokens);
-      kernels::rotary_table(table, 0, dims_.tokens, angles.frequencies, angles.factor);
+      const RotaryAngles angles = rotary_angles(model, dims_.positions);
+      kernels::rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
       scratch_.rotary_table = table;
     }
     if (model.positions == Positions::kAlibi) {
@@ -237,40 +301,46 @@ class Model final : public StageModel {
     }
   }
 
+  LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, const Buffers& buffers) const {
+    LayerBuffers<Real> out;
+    out.mode = layer_recompute(plan, chunk.stage, layer);
+    const std::string prefix = fmt::format("layers.{}.", layer);
+    const auto own = [&](const char* name) { return buffers.copies<Real>(prefix + name); };
+    const auto kept = [&]<typename T>(const char* name, T, bool recomputed_and_read_late) {
+      return typename LayerBuffers<Real>::template Kept<T>{buffers.copies<T>(prefix + name),
+                                                           recomputed_and_read_late && chunk.late > 0,
+                                                           buffers.copies<T>(std::string("shared.") + name)};
+    };
+    const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
+    const bool dense = plan.recipe.model.moe.experts == 0;
+    out.input = own("attn.input");
+    if (full) out.whole_input = buffers.copies<Real>("shared.attn.input");
+    out.qk = kept("attn.qk", Real{}, false);
+    out.qkv = kept("attn.qkv", Real{}, full);
+    out.out = kept("attn.out", Real{}, core);
+    out.logsumexp = kept("attn.logsumexp", float{}, false);
+    out.attn_post = kept("attn.post", Real{}, false);
+    out.mlp_input = kept("mlp.input", Real{}, full && dense);
+    out.mlp_post = kept("mlp.post", Real{}, false);
+    out.pre = kept("mlp.pre", Real{}, full && dense);
+    out.probabilities = kept("moe.probabilities", float{}, false);
+    out.chosen = kept("moe.chosen", int32_t{}, false);
+    out.weights = kept("moe.weights", float{}, false);
+    out.moe_pre = kept("moe.pre", Real{}, false);
+    out.attn_dout = own("attn.dout");
+    out.mlp_dout = own("mlp.dout");
+    out.mlp_dpre = own("mlp.dpre");
+    if (const Copies<Real> output = buffers.copies<Real>("shared.output")) out.output = output.at(0);
+    return out;
+  }
+
   Slot<Real> make_slot(const ModelConfig& model, const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
     out.dropout_keys.resize(dims_.samples);
-    const auto real = [&](const std::string& name, bool has = true) {
-      return has ? buffers.get<Real>(name, slot) : nullptr;
-    };
+    const auto real = [&](const std::string& name, bool has) { return has ? buffers.get<Real>(name, slot) : nullptr; };
     if (stage.embedding) {
       out.embedding = {.rows_RE = real("embed.rows", dims_.embed != dims_.width),
                        .norm_input_RH = real("embed.input", model.embedding_norm)};
-    }
-    const bool post = has_post_norms(model.block);
-    for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
-      const std::string prefix = fmt::format("layers.{}.", layer);
-      Real* input_RH = real(prefix + "attn.input");
-      out.layers.push_back({{.residual = {.input_RH = input_RH, .post_RH = real(prefix + "attn.post", post)},
-                             .qk = real(prefix + "attn.qk", model.qk_norm != QkNorm::kNone),
-                             .qkv = real(prefix + "attn.qkv"),
-                             .out = real(prefix + "attn.out"),
-                             .logsumexp_BNS = buffers.get<float>(prefix + "attn.logsumexp", slot)},
-                            {},
-                            {}});
-      const SavedResidual<Real> residual{.input_RH = parallel_ ? input_RH : real(prefix + "mlp.input"),
-                                         .post_RH = real(prefix + "mlp.post", post)};
-      SavedLayer<Real>& saved = out.layers.back();
-      saved.mlp.residual = residual;
-      if (model.moe.experts == 0) {
-        saved.mlp.pre = real(prefix + "mlp.pre");
-        continue;
-      }
-      saved.moe = {.residual = residual,
-                   .probabilities = buffers.get<float>(prefix + "moe.probabilities", slot),
-                   .chosen = buffers.get<int32_t>(prefix + "moe.chosen", slot),
-                   .weights = buffers.get<float>(prefix + "moe.weights", slot),
-                   .pre = real(prefix + "moe.pre")};
     }
     if (stage.head) {
       float* sums = buffers.get<float>("head.sums", slot);
@@ -283,8 +353,96 @@ class Model final : public StageModel {
   }
 
   const Slot<Real>& slot_at(int64_t slot) const {
-    RT_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), "no slot {} of {}", slot, slots_.size());
+    RT_CHECK(slot >= 0 && slot < std::ssize(slots_), "no slot {} of {}", slot, slots_.size());
     return slots_[slot];
+  }
+
+  void use_dropout_keys_of(int64_t slot) {
+    const Slot<Real>& saved = slot_at(slot);
+    scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
+  }
+
+  /// The model's number of this stage's i-th layer.
+  int64_t number_of(size_t i) const { return first_layer_ + static_cast<int64_t>(i); }
+
+  int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
+
+  /// Where a layer's forward finds its input.
+  Real* input_place(size_t layer, int64_t slot) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    return b.whole_input ? b.whole_input.at(0) : b.input.at(slot);
+  }
+
+  /// `late` -1: not between the halves of a backward.
+  SavedLayer<Real> saved_layer(size_t layer, int64_t slot, int64_t late) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    Real* input_RH = input_place(layer, slot);
+    const SavedResidual<Real> residual{.input_RH = parallel_ ? input_RH : b.mlp_input.at(slot, late),
+                                       .post_RH = b.mlp_post.at(slot, late)};
+    return {{.residual = {.input_RH = input_RH, .post_RH = b.attn_post.at(slot, late)},
+             .qk = b.qk.at(slot, late),
+             .qkv = b.qkv.at(slot, late),
+             .out = b.out.at(slot, late),
+             .logsumexp_BNS = b.logsumexp.at(slot, late)},
+            {.residual = residual, .pre = b.pre.at(slot, late)},
+            {.residual = residual,
+             .probabilities = b.probabilities.at(slot, late),
+             .chosen = b.chosen.at(slot, late),
+             .weights = b.weights.at(slot, late),
+             .pre = b.moe_pre.at(slot, late)}};
+  }
+
+  LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {
+    return {buffers_[layer].mlp_dout.at(late), buffers_[layer].mlp_dpre.at(late)};
+  }
+
+  // A distributed input: each tp rank keeps an equal part of the elements that all of them have.
+  void keep_own_part(size_t layer, int64_t slot) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    const int64_t part = stream_elems() / tp_.comm().size();
+    std::copy_n(b.whole_input.at(0) + tp_.comm().rank() * part, part, b.input.at(slot));
+  }
+  Status gather_input(size_t layer, int64_t slot) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    const int64_t part = stream_elems() / tp_.comm().size();
+    return tp_.comm().all_gather(b.input.at(slot), b.whole_input.at(0), part * sizeof(Real), "input kept in parts");
+  }
+
+  Status mlp_backward(size_t layer, const SavedLayer<Real>& saved, int64_t late, float loss_scale) const {
+    const TraceScope scope("compute", "mlp backward", {.layer = number_of(layer)});
+    const Layer<Real>& l = layers_[layer];
+    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) return moe->backward(saved.moe, loss_scale);
+    const Mlp<Real>& mlp = std::get<Mlp<Real>>(l.mlp);
+    if (late < 0) return mlp.backward(saved.mlp, nullptr);
+    const LateMlp<Real> late_mlp = late_mlp_at(layer, late);
+    return mlp.backward(saved.mlp, &late_mlp);
+  }
+
+  /// `late` -1: whole, else its first half.
+  Status layer_backward(size_t layer, int64_t slot, int64_t late, float loss_scale) const {
+    const SavedLayer<Real> saved = saved_layer(layer, slot, late);
+    RT_TRY(recompute(layer, slot, saved));
+    RT_TRY(mlp_backward(layer, saved, late, loss_scale));
+    const Layer<Real>& l = layers_[layer];
+    const TraceScope scope("compute", "attention backward", {.layer = number_of(layer)});
+    return l.attention.backward(saved.attention, late < 0 ? nullptr : buffers_[layer].attn_dout.at(late));
+  }
+
+  /// What the layer's forward did not leave for the backward to come.
+  Status recompute(size_t layer, int64_t slot, const SavedLayer<Real>& saved) const {
+    const LayerBuffers<Real>& b = buffers_[layer];
+    const Layer<Real>& l = layers_[layer];
+    if (b.mode == RecomputeMode::kNone) return {};
+    const TraceScope scope("compute", "recompute", {.layer = number_of(layer)});
+    if (b.mode == RecomputeMode::kSelective) {
+      l.attention.recompute_core(saved.attention);
+      return {};
+    }
+    if (b.whole_input) RT_TRY(gather_input(layer, slot));
+    Real* between_RH = parallel_ ? b.output : saved.mlp.residual.input_RH;
+    RT_TRY(l.attention.forward(saved.attention, between_RH));
+    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&l.mlp)) return moe->forward(saved.moe, between_RH, b.output);
+    return std::get<Mlp<Real>>(l.mlp).recompute(saved.mlp);
   }
 
   StageDims dims_;
@@ -298,6 +456,7 @@ class Model final : public StageModel {
   std::optional<Embedding<Real>> embedding_;  // these refer to tp_ and scratch_: a Model does not move
   std::vector<Layer<Real>> layers_;
   std::optional<Head<Real>> head_;
+  std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;
 };
 

@@ -18,11 +18,16 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
+#include "runtime/nn/kv_cache.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::nn {
 
-enum class Pass { kForward, kBackward };
+enum class Pass {
+  kForward,
+  kBackwardInput,  // the first half of a split backward; kBackward is the second one
+  kBackward,
+};
 
 /// Is told when parameters come into use and go out of it, on the thread that runs the stage: who gathers weights and
 /// reduces gradients beside the computation listens. `layer` is a TensorSpec::layer; with the head goes a tied
@@ -32,7 +37,7 @@ class UseListener {
   virtual ~UseListener() = default;
   /// Weights must be there when it returns, in backward also the memory of gradients.
   virtual Status begin_use(int64_t layer, Pass pass) = 0;
-  /// In backward the gradients of this micro-batch are complete.
+  /// After kBackward the gradients of this micro-batch are complete.
   virtual Status end_use(int64_t layer, Pass pass) = 0;
 };
 
@@ -61,11 +66,24 @@ class StageModel {
   virtual Status backward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* doutput,
                           void* dinput, float loss_scale) = 0;
 
+  /// The same in two halves, for chunks with Chunk::late > 0: first the gradient of the stage's input, and those of the
+  /// embedding, the head and the norms; then, any number of other passes later, those of the blocks' projections.
+  /// `late` in [0, Chunk::late) keeps between them what the second needs; `slot` stays in use until then. The sums are
+  /// the same bit for bit.
+  virtual Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets,
+                                const void* doutput, void* dinput, float loss_scale) = 0;
+  virtual Status backward_weight(int64_t slot, int64_t late) = 0;
+
   /// Last stage, after forward(slot): the loss of each token [T] in nats; every tp rank has all of them.
   virtual std::span<const float> token_losses(int64_t slot) const = 0;
 
   /// Last stage, tp 1: logits [T, vocab] of the last forward, as float. For evaluation, generation, converters' proofs.
   virtual Status logits(int64_t slot, std::span<float> out) = 0;
+
+  /// Generation, for a model of one stage made without gradients with tp 1: the rows run through the blocks, and their
+  /// keys and values go into the cache; then the logits of rows [first, first + count), out [count, vocab]. tokens [T].
+  virtual Status forward_cached(const int32_t* tokens, const CachedRows& rows) = 0;
+  virtual Status cached_logits(int64_t first, int64_t count, std::span<float> out) = 0;
 
   virtual int64_t boundary_bytes() const = 0;  // of one [R, H] boundary tensor
 };

@@ -1,5 +1,7 @@
 #include "runtime/pipeline/executor.h"
 
+#include <utility>
+
 #include "runtime/core/check.h"
 #include "runtime/telemetry/trace.h"
 
@@ -14,53 +16,80 @@ Executor::Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chun
       chunks_(std::move(chunks)),
       activations_(activations),
       gradients_(gradients),
-      rank_(activations.rank()),
-      before_((rank_ + shape.pp - 1) % shape.pp),
-      after_((rank_ + 1) % shape.pp),
       bytes_(shape.pp > 1 ? chunks_.front()->boundary_bytes() : 0),
-      train_actions_(schedule_actions(shape, rank_)),
-      forward_actions_(forward_actions(shape)) {
-  RT_CHECK(activations.size() == shape.pp && gradients.size() == shape.pp && gradients.rank() == rank_,
+      train_actions_(schedule_actions(shape, activations.rank())),
+      forward_actions_(forward_actions(shape, activations.rank())) {
+  const int64_t rank = activations.rank();
+  RT_CHECK(activations.size() == shape.pp && gradients.size() == shape.pp && gradients.rank() == rank,
            "groups of {} and {} ranks for a pipeline of {}", activations.size(), gradients.size(), shape.pp);
   RT_CHECK(static_cast<int64_t>(chunks_.size()) == shape.chunks, "{} models for {} chunks", chunks_.size(),
            shape.chunks);
+  const BoundaryBuffers wanted = shape.pp > 1 ? boundary_buffers(shape) : BoundaryBuffers{};
+  for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+    const int64_t stage = stage_at(shape, rank, chunk);
+    places_.push_back({.before = stage > 0 ? place_of(shape, stage - 1).rank : -1,
+                       .after = stage + 1 < shape.pp * shape.chunks ? place_of(shape, stage + 1).rank : -1,
+                       .ring = static_cast<size_t>(wanted.rings > 1 ? chunk : 0)});
+  }
   if (bytes_ == 0) return;
-  RT_CHECK(static_cast<int64_t>(buffers.size()) >= 4 * bytes_, "{} bytes for 4 boundary tensors of {}", buffers.size(),
-           bytes_);
-  input_ = buffers.data();
-  output_ = input_ + bytes_;
-  doutput_ = output_ + bytes_;
-  dinput_ = doutput_ + bytes_;
+  RT_CHECK(static_cast<int64_t>(buffers.size()) >= wanted.total() * bytes_, "{} bytes for {} boundary tensors of {}",
+           buffers.size(), wanted.total(), bytes_);
+  std::byte* at = buffers.data();
+  const auto take = [&](int64_t count) { return std::exchange(at, at + count * bytes_); };
+  input_ = take(1);
+  doutput_ = take(1);
+  for (int64_t ring = 0; ring < wanted.rings; ++ring) {
+    activation_rings_.push_back({take(wanted.activations), wanted.activations});
+    gradient_rings_.push_back({take(wanted.gradients), wanted.gradients});
+  }
+}
+
+Result<std::byte*> Executor::room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what) {
+  RT_TRY(comm.wait_sends_to(destination, ring.count - 1, what));
+  return ring.begin + std::exchange(ring.next, (ring.next + 1) % ring.count) * bytes_;
 }
 
 Status Executor::forward(const Action& action, const MicroBatch& batch, const OnLosses& on_losses) {
   nn::StageModel& model = *chunks_[action.chunk];
-  const bool is_first = first(action), is_last = last(action);
+  const Place& place = places_[action.chunk];
+  const bool is_first = place.before < 0, is_last = place.after < 0;
   const PhaseScope scope(Phase::kForward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
+  std::byte* output = nullptr;
   {
     const PhaseScope waiting(Phase::kPipeline);
-    if (!is_first) RT_TRY(activations_.recv(input_, bytes_, before_, "activations"));
-    if (!is_last) RT_TRY(activations_.wait_sends("activations sent"));  // the output buffer may still be leaving
+    if (!is_first) RT_TRY(activations_.recv(input_, bytes_, place.before, "activations"));
+    if (!is_last) {
+      RT_TRY_SET(output, room(activation_rings_[place.ring], activations_, place.after, "room for activations"));
+    }
   }
   model.set_dropout_keys(action.slot, batch.dropout_keys);
-  RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_,
-                       is_last ? nullptr : output_));
-  if (!is_last) return activations_.isend(output_, bytes_, after_, "activations");
+  RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_, output));
+  if (!is_last) return activations_.isend(output, bytes_, place.after, "activations");
   if (on_losses) on_losses(action.micro_batch, model.token_losses(action.slot));
   return {};
 }
 
 Status Executor::backward(const Action& action, const MicroBatch& batch, float loss_scale) {
-  const bool is_first = first(action), is_last = last(action);
+  nn::StageModel& model = *chunks_[action.chunk];
+  const Place& place = places_[action.chunk];
   const PhaseScope scope(Phase::kBackward, {.micro_batch = action.micro_batch, .chunk = action.chunk});
+  if (action.kind == ActionKind::kBackwardWeight) return model.backward_weight(action.slot, action.late);
+  const bool is_first = place.before < 0, is_last = place.after < 0;
+  std::byte* dinput = nullptr;
   {
     const PhaseScope waiting(Phase::kPipeline);
-    if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, after_, "gradients"));
-    if (!is_first) RT_TRY(gradients_.wait_sends("gradients sent"));
+    if (!is_last) RT_TRY(gradients_.recv(doutput_, bytes_, place.after, "gradients"));
+    if (!is_first) {
+      RT_TRY_SET(dinput, room(gradient_rings_[place.ring], gradients_, place.before, "room for gradients"));
+    }
   }
-  RT_TRY(chunks_[action.chunk]->backward(action.slot, batch.tokens, batch.targets, is_last ? nullptr : doutput_,
-                                         is_first ? nullptr : dinput_, loss_scale));
-  if (!is_first) RT_TRY(gradients_.isend(dinput_, bytes_, before_, "gradients"));
+  const std::byte* doutput = is_last ? nullptr : doutput_;
+  if (action.kind == ActionKind::kBackward) {
+    RT_TRY(model.backward(action.slot, batch.tokens, batch.targets, doutput, dinput, loss_scale));
+  } else {
+    RT_TRY(model.backward_input(action.slot, action.late, batch.tokens, batch.targets, doutput, dinput, loss_scale));
+  }
+  if (!is_first) RT_TRY(gradients_.isend(dinput, bytes_, place.before, "gradients"));
   return {};
 }
 

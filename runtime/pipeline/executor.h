@@ -1,7 +1,8 @@
 #pragma once
 // Runs a schedule on one rank: receives and sends boundary tensors, calls the forward and backward of its chunks.
-// Owns no memory: the four boundary buffers come from the caller (Plan::boundary_buffers_bytes says how much). Sends
-// are asynchronous; a buffer is reused only after its last send left.
+// Owns no memory: the boundary buffers come from the caller (Plan::boundary_buffers_bytes says how much). Sends are
+// asynchronous, from a ring of buffers for each destination; a buffer is filled again only after its last send left.
+// Where two neighbouring stages are chunks of one rank (the tip of a V), it sends to itself.
 //
 // Activations and gradients travel in two groups of the same ranks: with several chunks a rank both can go from one
 // rank to the same other one, and each keeps its own order.
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "runtime/comm/comm.h"
@@ -32,7 +34,8 @@ using OnLosses = std::function<void(int64_t micro_batch, std::span<const float> 
 class Executor {
  public:
   /// `chunks`: the models of this rank's chunks, in order. `activations`, `gradients`: this rank's pipeline group,
-  /// twice. `buffers` holds 4 * boundary_bytes() of a model, or is empty when there is one rank in the pipeline.
+  /// twice. `buffers` holds boundary_buffers(shape).total() times boundary_bytes() of a model, or is empty when there
+  /// is one rank in the pipeline.
   Executor(const ScheduleShape& shape, std::vector<nn::StageModel*> chunks, comm::Comm& activations,
            comm::Comm& gradients, std::span<std::byte> buffers);
 
@@ -43,19 +46,31 @@ class Executor {
   Status evaluate(std::span<const MicroBatch> batches, const OnLosses& on_losses);
 
  private:
+  /// Buffers that sends to one destination leave from, in turn.
+  struct Ring {
+    std::byte* begin = nullptr;
+    int64_t count = 0, next = 0;
+  };
+  /// A chunk's neighbours, and where its sends leave from. A rank of -1: there is no such stage.
+  struct Place {
+    int64_t before = -1, after = -1;  // pipeline ranks of the stages before and after
+    size_t ring = 0;                  // of both directions
+  };
+
   Status forward(const Action& action, const MicroBatch& batch, const OnLosses& on_losses);
   Status backward(const Action& action, const MicroBatch& batch, float loss_scale);
-  bool first(const Action& action) const { return rank_ == 0 && action.chunk == 0; }
-  bool last(const Action& action) const { return rank_ == shape_.pp - 1 && action.chunk == shape_.chunks - 1; }
+  /// The ring's next buffer, once the last send from it has left.
+  Result<std::byte*> room(Ring& ring, comm::Comm& comm, int64_t destination, std::string_view what);
 
   ScheduleShape shape_;
   std::vector<nn::StageModel*> chunks_;
   comm::Comm& activations_;
   comm::Comm& gradients_;
-  int64_t rank_, before_, after_;  // of the pipeline: this rank, that of the stage before, of the stage after
-  int64_t bytes_;
+  int64_t bytes_;  // of a boundary tensor
+  std::vector<Place> places_;
   std::vector<Action> train_actions_, forward_actions_;
-  std::byte *input_ = nullptr, *output_ = nullptr, *doutput_ = nullptr, *dinput_ = nullptr;
+  std::byte *input_ = nullptr, *doutput_ = nullptr;      // received
+  std::vector<Ring> activation_rings_, gradient_rings_;  // sent from
 };
 
 }  // namespace cairn::pipeline

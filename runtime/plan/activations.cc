@@ -12,8 +12,9 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.tokens = plan.sequence_tokens;
-  d.samples = plan.recipe.batch.micro * (m.context / d.tokens);
+  d.tokens = plan.pass_tokens > 0 ? plan.pass_tokens : plan.sequence_tokens;
+  d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / d.tokens);
+  d.positions = plan.pass_tokens > 0 ? m.context : d.tokens;
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
   d.width = m.width;
@@ -33,7 +34,8 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   }
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
-    const int64_t fitting = kLogitsBytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
+    const int64_t bytes = plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes;
+    const int64_t fitting = bytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
   }
   return d;
@@ -48,50 +50,94 @@ int64_t BufferSpec::bytes() const {
   return (raw + kBufferAlignBytes - 1) / kBufferAlignBytes * kBufferAlignBytes;
 }
 
+RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t layer) {
+  const RecomputeConfig& config = plan.recipe.recompute;
+  const bool counted = config.layers == 0 || layer - stage.first_layer < config.layers;
+  return counted ? config.mode : RecomputeMode::kNone;
+}
+
+bool distributes_inputs(const Plan& plan) {
+  const RecomputeConfig& config = plan.recipe.recompute;
+  return config.mode == RecomputeMode::kFull && config.distribute && plan.mesh.tp() > 1;
+}
+
 std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const StageDims d = stage_dims(plan, rank);
   const DType compute = plan.compute_dtype();
   std::vector<BufferSpec> out;
-  int64_t in_flight = 1;
-  const auto saved = [&](std::string name, int64_t elems, DType dtype) {
-    out.push_back({std::move(name), dtype, elems, in_flight});
+  const auto add = [&](std::string name, int64_t elems, DType dtype, int64_t copies) {
+    if (copies > 0) out.push_back({std::move(name), dtype, elems, copies});
   };
-  const auto scratch = [&](std::string name, int64_t elems, DType dtype) {
-    out.push_back({std::move(name), dtype, elems});
-  };
+  const auto scratch = [&](std::string name, int64_t elems, DType dtype) { add(std::move(name), elems, dtype, 1); };
 
-  const int64_t stream = d.local_rows * d.width;
+  const int64_t stream = d.local_rows * d.width, core = d.rows * d.heads * d.head_dim;
+  const int64_t qk = m.qk_norm != QkNorm::kNone ? d.rows * (d.heads + d.kv_heads) * d.head_dim : 0;
+  const bool dense = d.experts == 0, parallel = is_parallel(m.block);
+  bool shares_core = false, shares_layer = false;
   for (const Chunk& chunk : rank.chunks) {
-    in_flight = chunk.in_flight;
-    for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
+    const Stage& stage = chunk.stage;
+    const int64_t in_flight = chunk.in_flight;
+    for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
-      saved(prefix + "attn.input", stream, compute);  // the residual stream
-      saved(prefix + "attn.qkv", d.rows * d.qkv, compute);
-      if (m.qk_norm != QkNorm::kNone) saved(prefix + "attn.qk", d.rows * (d.heads + d.kv_heads) * d.head_dim, compute);
-      saved(prefix + "attn.out", d.rows * d.heads * d.head_dim, compute);
-      saved(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32);
-      if (has_post_norms(m.block)) saved(prefix + "attn.post", stream, compute);
-      if (!is_parallel(m.block)) saved(prefix + "mlp.input", stream, compute);
-      if (d.experts > 0) {
-        saved(prefix + "moe.probabilities", d.rows * d.experts, DType::kF32);
-        saved(prefix + "moe.chosen", d.rows * d.choices, DType::kI32);
-        saved(prefix + "moe.weights", d.rows * d.choices, DType::kF32);
-        saved(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute);
+      const RecomputeMode mode = layer_recompute(plan, stage, layer);
+      const bool full = mode == RecomputeMode::kFull;
+      const int64_t whole = full ? chunk.late : in_flight;  // what the second half of a backward reads too
+      const int64_t first = full ? 0 : in_flight;           // what it does not
+      const int64_t of_core = mode == RecomputeMode::kNone ? in_flight : chunk.late;
+      shares_core |= mode != RecomputeMode::kNone;
+      shares_layer |= full;
+      const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
+      add(prefix + "attn.input", input, compute, in_flight);  // the residual stream
+      add(prefix + "attn.qkv", d.rows * d.qkv, compute, whole);
+      if (qk > 0) add(prefix + "attn.qk", qk, compute, first);
+      add(prefix + "attn.out", core, compute, of_core);
+      if (mode == RecomputeMode::kNone) add(prefix + "attn.logsumexp", d.rows * d.heads, DType::kF32, in_flight);
+      if (has_post_norms(m.block)) add(prefix + "attn.post", stream, compute, in_flight);
+      if (!parallel) add(prefix + "mlp.input", stream, compute, dense ? whole : first);
+      if (dense) {
+        add(prefix + "mlp.pre", d.rows * d.ffn_in, compute, whole);
       } else {
-        saved(prefix + "mlp.pre", d.rows * d.ffn_in, compute);
+        add(prefix + "moe.probabilities", d.rows * d.experts, DType::kF32, first);
+        add(prefix + "moe.chosen", d.rows * d.choices, DType::kI32, first);
+        add(prefix + "moe.weights", d.rows * d.choices, DType::kF32, first);
+        add(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute, first);
       }
-      if (has_post_norms(m.block)) saved(prefix + "mlp.post", stream, compute);
+      if (has_post_norms(m.block)) add(prefix + "mlp.post", stream, compute, in_flight);
+      add(prefix + "attn.dout", stream, compute, chunk.late);
+      if (dense) {
+        add(prefix + "mlp.dout", stream, compute, chunk.late);
+        add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, chunk.late);
+      }
     }
-    if (chunk.stage.embedding) {
-      if (d.embed != d.width) saved("embed.rows", d.local_rows * d.embed, compute);
-      if (m.embedding_norm) saved("embed.input", stream, compute);  // of its norm
+    if (stage.embedding) {
+      if (d.embed != d.width) add("embed.rows", d.local_rows * d.embed, compute, in_flight);
+      if (m.embedding_norm) add("embed.input", stream, compute, in_flight);  // of its norm
     }
-    if (chunk.stage.head) {
-      saved("head.input", d.local_rows * d.width, compute);
-      saved("head.max", d.rows, DType::kF32);
-      saved("head.sums", 2 * d.rows, DType::kF32);  // sum of exponentials; target logit, which becomes the loss
+    if (stage.head) {
+      add("head.input", stream, compute, in_flight);
+      add("head.max", d.rows, DType::kF32, in_flight);
+      add("head.sums", 2 * d.rows, DType::kF32, in_flight);  // of exponentials; target logit, becomes the loss
     }
+  }
+  if (shares_core) {
+    scratch("shared.attn.out", core, compute);
+    scratch("shared.attn.logsumexp", d.rows * d.heads, DType::kF32);
+  }
+  if (shares_layer) {
+    scratch("shared.attn.qkv", d.rows * d.qkv, compute);
+    if (qk > 0) scratch("shared.attn.qk", qk, compute);
+    if (!parallel) scratch("shared.mlp.input", stream, compute);
+    if (parallel || !dense) scratch("shared.output", stream, compute);
+    if (dense) {
+      scratch("shared.mlp.pre", d.rows * d.ffn_in, compute);
+    } else {
+      scratch("shared.moe.probabilities", d.rows * d.experts, DType::kF32);
+      scratch("shared.moe.chosen", d.rows * d.choices, DType::kI32);
+      scratch("shared.moe.weights", d.rows * d.choices, DType::kF32);
+      scratch("shared.moe.pre", d.expert_rows * d.ffn_in, compute);
+    }
+    if (distributes_inputs(plan)) scratch("shared.attn.input", stream, compute);
   }
   const int64_t widest = std::max(d.width, d.embed);
   scratch("scratch.rows", d.rows * widest, compute);     // input of column-cut projections: norm output, gathered
@@ -118,7 +164,7 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp)) {
     scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
   }
-  if (m.positions == Positions::kRotary) scratch("rotary.table", d.tokens * rotary_dims(m), DType::kF32);
+  if (m.positions == Positions::kRotary) scratch("rotary.table", d.positions * rotary_dims(m), DType::kF32);
   if (m.positions == Positions::kAlibi) scratch("alibi.slopes", d.heads, DType::kF32);
   if (rank.head()) {
     scratch("head.logits", d.logit_rows * d.vocab, compute);
@@ -143,7 +189,10 @@ int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
   for (size_t k = 0; k < plan.step_stages.size(); ++k) {
     const StepStage& stage = plan.step_stages[k];
     const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
-    if (!seen.insert({{stage.micro, stage.tokens}, in_flight_micro_batches(shape, pipeline_rank)}).second) continue;
+    std::vector<int64_t> held = in_flight_micro_batches(shape, pipeline_rank);
+    const std::vector<int64_t> late = late_micro_batches(shape, pipeline_rank);
+    held.insert(held.end(), late.begin(), late.end());
+    if (!seen.insert({{stage.micro, stage.tokens}, std::move(held)}).second) continue;
     const Plan then = plan.at(k);
     bytes = std::max(bytes, stage_buffers_bytes(then, then.rank(rank)));
   }

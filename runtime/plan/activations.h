@@ -10,6 +10,15 @@
 // norm behind them, its input [R, H] twice; parallel blocks have no input of the MLP's own. Backward computes the
 // norms' and the activation's outputs again; that costs a pass over memory, no matrix product (with sequence
 // parallelism also one all-gather per norm).
+//
+// Recomputation (Recipe::recompute) keeps less for the layers it is for, and computes the rest again before each of
+// their backwards, into buffers that all layers share:
+//   selective  all but the attention core's output and log-sum-exp: c (2 R H + T (QKV + F_in))
+//   full       c R H: the layer's input alone, and the inputs of norms behind branches; c R H / tp when distributed
+// Between the two halves of a split backward a micro-batch keeps the gradients of what the projections put out,
+// c (2 R H + T F_in) a layer more (that of q, k, v replaces them), and of a recomputed layer what the second half reads
+// of what was recomputed. Experts' backwards are not split. Buffers that exist in that time alone have Chunk::late
+// copies instead of Chunk::in_flight.
 
 #include <cstdint>
 #include <string>
@@ -23,6 +32,7 @@ namespace cairn {
 struct StageDims {
   int64_t samples = 0;      // B, sequences of a micro-batch
   int64_t tokens = 0;       // S, of a sequence
+  int64_t positions = 0;    // of the rotary table: S, or the context in a pass of generation (Plan::pass_tokens)
   int64_t rows = 0;         // T = B S
   int64_t local_rows = 0;   // R = T, or T / tp with sequence parallelism
   int64_t width = 0;        // H
@@ -42,18 +52,25 @@ struct StageDims {
 constexpr int64_t kExpertRowsAlign = 32;
 StageDims stage_dims(const Plan& plan, const RankPlan& rank);
 
+/// How a layer of a stage is recomputed: the recipe's mode for the first recompute.layers of each stage.
+RecomputeMode layer_recompute(const Plan& plan, const Stage& stage, int64_t layer);
+
+/// The layer inputs kept are split over tp.
+bool distributes_inputs(const Plan& plan);
+
 /// Floats that kernels::attention_backward() wants; the plan knows no kernels, so nn/ checks that the two agree. For
 /// each row and head: a dot product, and the sums of dq with the head dim padded to a multiple of 16.
 int64_t attention_scratch_elems(const StageDims& dims);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;
+constexpr int64_t kPassLogitsBytes = int64_t{64} << 20;  // in passes of generation and evaluation
 
 struct BufferSpec {
   std::string name;  // "layers.3.attn.out"
   DType dtype = DType::kF32;
   int64_t elems = 0;
-  int64_t copies = 1;  // one for each micro-batch in flight, or one scratch buffer of the rank
+  int64_t copies = 1;  // one for each micro-batch that needs it at once, or one scratch buffer of the rank
 
   /// Of one copy, rounded up to the alignment, kBufferAlignBytes.
   int64_t bytes() const;

@@ -22,16 +22,28 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   };
   const auto reduce = [&] { reduce_rows(d.width); };
   const auto gather = [&] { gather_rows(d.width); };
-  const auto branch = [&] {        // attention or MLP, forward and backward
-    gather(), reduce();            // norm -> column cut; row cut -> sum
-    gather(), gather(), reduce();  // gradient of the output; norm again; gradient of the input
+  const auto branch = [&](bool split) {  // attention or MLP, forward and backward
+    gather(), reduce();                  // norm -> column cut; row cut -> sum
+    gather(), gather(), reduce();        // gradient of the output; norm again; gradient of the input
+    if (split) gather();                 // the second half of a backward wants the gradient of the output too
+  };
+  const bool dense = d.experts == 0;
+  const auto recompute = [&](bool split) {  // a whole layer, but for an MLP's last projection
+    gather(), reduce();                     // attention
+    gather();                               // MLP or experts
+    if (!dense) reduce();
+    if (!distributes_inputs(plan)) return;
+    const int64_t part = d.local_rows * d.width / plan.mesh.tp() * elem;
+    for (int pass = 0; pass < (split ? 2 : 1); ++pass) out.all_gather.add(part);
   };
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     for (const Chunk& chunk : rank.chunks) {
+      const bool split = chunk.late > 0;
       if (chunk.stage.embedding) reduce_rows(d.embed), gather_rows(d.embed);
       for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
-        branch(), branch();
-        if (d.experts > 0) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
+        branch(split), branch(split && dense);
+        if (!dense) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
+        if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split);
       }
       if (!chunk.stage.head) continue;
       gather_rows(d.embed), gather_rows(d.embed), reduce_rows(d.embed);  // forward; backward, which norms again
@@ -101,9 +113,10 @@ std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> act
       for (int64_t l = stage.first_layer; l < stage.end_layer; ++l) use(l);
       if (stage.head) use(kHeadLayer);
     } else {
-      if (stage.head) use(kHeadLayer);
+      const bool whole = action.kind != ActionKind::kBackwardWeight;  // head and embedding are not split
+      if (stage.head && whole) use(kHeadLayer);
       for (int64_t l = stage.end_layer; l-- > stage.first_layer;) use(l);
-      if (stage.embedding) use(kEmbeddingLayer);
+      if (stage.embedding && whole) use(kEmbeddingLayer);
     }
   }
   return out;
@@ -133,8 +146,8 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
     }
     tell(kForwardGroup, mesh.pp(), forward);
     tell(kBackwardGroup, mesh.pp(), backward);
-    const bool tied = plan.recipe.model.tied_embeddings;
-    if (tied && (rank.embedding() || rank.head())) tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
+    if (plan.has_tied_copy() && (rank.embedding() || rank.head()))
+      tell(kEmbeddingGroup, 2, embedding_traffic(plan, rank));
   }
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <queue>
+#include <set>
 
 #include "runtime/core/glob.h"
 #include "runtime/plan/model_check.h"
@@ -24,39 +26,70 @@ Status divides(std::string_view what, int64_t value, std::string_view by_what, i
                             below > 0 ? fmt::format("{}, ", below) : "", below + by));
 }
 
+// Each next layer goes where least lies, to the middle of those: first one to each stage, then the others.
+std::vector<int64_t> balanced_stages(int64_t layers, int64_t count, double embedding_weight, double head_weight) {
+  std::vector<int64_t> out(count, 1);
+  std::vector<double> load(count, 1);
+  load.front() += embedding_weight;
+  load.back() += head_weight;
+  const auto from_middle = [&](int64_t stage) { return std::abs(2 * stage - (count - 1)); };
+  const auto later = [&](int64_t a, int64_t b) {  // stage a takes a layer after stage b
+    return load[a] != load[b]                 ? load[a] > load[b]
+           : from_middle(a) != from_middle(b) ? from_middle(a) > from_middle(b)
+                                              : a > b;
+  };
+  std::priority_queue<int64_t, std::vector<int64_t>, decltype(later)> next(later);
+  for (int64_t stage = 0; stage < count; ++stage) next.push(stage);
+  for (int64_t layer = count; layer < layers; ++layer) {
+    const int64_t stage = next.top();
+    next.pop();
+    ++out[stage];
+    load[stage] += 1;
+    next.push(stage);
+  }
+  return out;
+}
+
 }  // namespace
+
+std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers) {
+  const int64_t count = mesh.pp * mesh.virtual_stages;
+  std::vector<int64_t> out = mesh.stages;
+  if (static_cast<int64_t>(out.size()) != count) {
+    return balanced_stages(layers, count, mesh.embedding_weight, mesh.head_weight);
+  }
+  int64_t sum = 0;
+  for (int64_t& stage : out) sum += stage = std::clamp<int64_t>(stage, 1, layers);
+  for (; sum < layers; ++sum) ++*std::ranges::min_element(out);
+  for (; sum > layers; --sum) --*std::ranges::max_element(out);
+  return out;
+}
 
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
   const int64_t count = mesh.pp * mesh.virtual_stages;
   const std::string said = mesh.virtual_stages > 1 ? fmt::format("mesh.pp x mesh.virtual_stages = {}", count)
                                                    : fmt::format("mesh.pp = {}", count);
-  std::vector<int64_t> counts = mesh.stages;
-  if (counts.empty()) {
-    if (model.layers < count) {
-      return refuse(fmt::format("model.layers = {} is less than {}: a stage would be empty", model.layers, said));
-    }
-    counts.assign(count, model.layers / count);
-    // The remainder goes to the middle stages first, outwards.
-    std::vector<int64_t> order(count);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-      return std::abs(2 * a - (count - 1)) < std::abs(2 * b - (count - 1));
-    });
-    for (int64_t k = 0; k < model.layers % count; ++k) ++counts[order[k]];
+  if (model.layers < count) {
+    return refuse(fmt::format("model.layers = {} is less than {}: a stage would be empty; nearest: {} stages",
+                              model.layers, said, model.layers));
   }
+  const std::vector<int64_t> balanced = balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight);
+  const std::vector<int64_t>& counts = mesh.stages.empty() ? balanced : mesh.stages;
+  const std::string nearest = fmt::format("nearest: {{ {} }}", fmt::join(nearest_stages(mesh, model.layers), ", "));
   if (static_cast<int64_t>(counts.size()) != count) {
-    return refuse(fmt::format("mesh.stages lists {} stages, {}", counts.size(), said));
+    return refuse(fmt::format("mesh.stages lists {} stages, {}; {}", counts.size(), said, nearest));
   }
   std::vector<Stage> stages;
   int64_t layer = 0;
   for (int64_t s = 0; s < count; ++s) {
     if (counts[s] < 1)
-      return refuse(fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer", s + 1, counts[s]));
+      return refuse(
+          fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer; {}", s + 1, counts[s], nearest));
     stages.push_back({layer, layer + counts[s], s == 0, s == count - 1});
     layer += counts[s];
   }
   if (layer != model.layers) {
-    return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}", layer, model.layers));
+    return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}; {}", layer, model.layers, nearest));
   }
   return stages;
 }
@@ -97,6 +130,13 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
                       "mesh.shard = {} adds groups of dp = {} apart; leave mesh.shard out",
                       shard, dp));
     }
+  }
+  if (splits_backward(recipe.schedule) && (zero >= 2 || recipe.deterministic == Deterministic::kLayout)) {
+    return refuse(fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and "
+                              "{} adds them up micro-batch by micro-batch; possible: {}, or schedule = \"1f1b\"",
+                              schedule_name(recipe.schedule),
+                              zero >= 2 ? fmt::format("optimizer.zero = {}", zero) : "deterministic = \"layout\"",
+                              zero >= 2 ? "optimizer.zero = 1" : "deterministic = \"run\""));
   }
   if (shard == 0) return {};
   if (zero == 0) {
@@ -157,9 +197,30 @@ Status check_batch(const Recipe& recipe, int64_t dp) {
       RT_TRY(
           divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
     }
+    if (recipe.recompute.distribute) {
+      RT_TRY(divides(when + "batch.micro x model.context x model.width of a kept input",
+                     stage.micro * recipe.model.context * recipe.model.width, "mesh.tp", recipe.mesh.tp));
+    }
   }
   return {};
 }
+
+namespace {
+
+/// Of the stages of the run the most: they differ in the size of a micro-batch and in how many there are.
+int64_t largest_boundary_room(const Plan& plan) {
+  if (plan.mesh.pp() == 1) return 0;
+  int64_t bytes = 0;
+  std::set<std::pair<int64_t, int64_t>> seen;
+  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
+    const Plan then = plan.at(k);
+    if (!seen.insert({then.micro_batches, then.recipe.batch.micro}).second) continue;
+    bytes = std::max(bytes, boundary_buffers(then.schedule()).total() * then.boundary_bytes());
+  }
+  return bytes;
+}
+
+}  // namespace
 
 Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   const ModelConfig& m = recipe.model;
@@ -185,6 +246,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
     Status fits = check_schedule(plan.at(k).schedule());
     if (!fits.ok()) return std::move(fits).error().with(fmt::format("from step {} on", stage.first_step));
   }
+  plan.boundary_room = largest_boundary_room(plan);
   plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
   plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
@@ -224,9 +286,11 @@ class RankPlanner {
     out_.at = plan.mesh.coords(rank);
     out_.scattered_grads = plan.zero() >= 2 || plan.layout_free();
     out_.scattered_weights = plan.zero() >= 3;
-    const std::vector<int64_t> in_flight = in_flight_micro_batches(plan.schedule(), out_.at.pp);
-    for (size_t chunk = 0; chunk < in_flight.size(); ++chunk) {
-      out_.chunks.push_back({plan.stages[static_cast<int64_t>(chunk) * plan.mesh.pp() + out_.at.pp], in_flight[chunk]});
+    const ScheduleShape schedule = plan.schedule();
+    const std::vector<int64_t> in_flight = in_flight_micro_batches(schedule, out_.at.pp);
+    const std::vector<int64_t> late = late_micro_batches(schedule, out_.at.pp);
+    for (int64_t chunk = 0; chunk < std::ssize(in_flight); ++chunk) {
+      out_.chunks.push_back({plan.stages[stage_at(schedule, out_.at.pp, chunk)], in_flight[chunk], late[chunk]});
     }
   }
 
@@ -445,13 +509,6 @@ Plan Plan::at(size_t stage) const {
   out.micro_batches = s.samples / (s.micro * mesh.dp());
   out.tokens_per_step = s.samples * recipe.model.context;
   return out;
-}
-
-int64_t Plan::boundary_buffers_bytes() const {
-  if (mesh.pp() == 1) return 0;
-  int64_t micro = 0;
-  for (const StepStage& stage : step_stages) micro = std::max(micro, stage.micro);
-  return 4 * (boundary_bytes() / recipe.batch.micro * micro);
 }
 
 int64_t Plan::boundary_bytes() const {

@@ -110,12 +110,13 @@ struct Stage {
 struct Chunk {
   Stage stage;
   int64_t in_flight = 1;  // micro-batches whose activations are alive at once
+  int64_t late = 0;       // of those, the most whose weights' gradients wait for their turn (zero-bubble schedules)
 };
 
 struct RankPlan {
   int64_t rank = 0;
   Coords at;
-  std::vector<Chunk> chunks;         // in model order; one but for the interleaved schedule
+  std::vector<Chunk> chunks;         // in model order; one but for the interleaved and V schedules
   std::vector<LocalTensor> tensors;  // canonical order; a tied copy stands where head.weight would
   std::vector<Unit> units;           // in the order of the flat range
   int64_t flat_elems = 0;            // a multiple of dp * kAlignElems
@@ -160,8 +161,10 @@ struct Plan {
   Recipe recipe;
   Mesh mesh;
   std::vector<TensorSpec> tensors;
-  std::vector<Stage> stages;  // pp * virtual_stages, in model order; chunk c of pipeline rank r is stages[c * pp + r]
+  std::vector<Stage> stages;  // pp * virtual_stages, in model order; stage_at() says which are a rank's chunks
+  int64_t boundary_room = 0;  // bytes of a pipeline rank's boundary tensors, in any stage of the run
   int64_t padded_vocab = 0;
+  int64_t pass_tokens = 0;  // of a sample in one forward pass, in generation and evaluation; 0: sequence_tokens
   std::vector<StepStage> step_stages;  // how the batch changes; one unless the recipe says. What follows is at()'s
   int64_t sequence_tokens = 0;         // model.context, or the part of it that samples are cut into
   int64_t micro_batches = 0;           // a step and data-parallel rank: accumulation
@@ -190,8 +193,12 @@ struct Plan {
   Plan at(size_t stage) const;
   /// One boundary tensor between stages: the rows of the residual stream that a rank holds, in the compute dtype.
   int64_t boundary_bytes() const;
-  /// The four that a pipeline rank sends from and receives into; 0 with one stage.
-  int64_t boundary_buffers_bytes() const;
+  /// Those that a pipeline rank sends from and receives into, in any stage of the run; 0 with one rank.
+  int64_t boundary_buffers_bytes() const { return boundary_room; }
+  /// The last stage lies on another rank than the first, so a tied embedding is there twice.
+  bool has_tied_copy() const {
+    return recipe.model.tied_embeddings && place_of(schedule(), std::ssize(stages) - 1).rank != 0;
+  }
   ScheduleShape schedule() const { return schedule_shape(recipe, micro_batches); }
   /// 6 (N - N_input_embedding) + 6 S N D a layer: forward and backward, causal (systems.md section 2.2).
   double flops_per_token() const;
@@ -203,12 +210,18 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world);
 /// Refuses batches that no replica can be given its part of, in any stage of the run. Errors: kInvalidInput.
 Status check_batch(const Recipe& recipe, int64_t dp);
 
-/// Refuses shard groups that do not tile the replicas, and what only ZeRO has, without it. Errors: kInvalidInput.
+/// Refuses shard groups that do not tile the replicas, what only ZeRO has, without it, and what a split backward cannot
+/// have. Errors: kInvalidInput.
 Status check_sharding(const Recipe& recipe, int64_t dp);
 
-/// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible with the longer stages
-/// in the middle, since the first and last also hold the embedding and the head.
+/// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible, where the embedding
+/// weighs mesh.embedding_weight layers of the first stage and the head mesh.head_weight of the last; longer stages in
+/// the middle. Each stage has at least one. Errors: kInvalidInput, naming the nearest layout that works.
 Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
+
+/// What mesh.stages could be for a model of `layers`, at least as many as there are stages: the list as written with
+/// its shortest stages longer or its longest ones shorter, or balanced when it has not an entry for each stage.
+std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers);
 
 /// The steps that a span takes from the beginning of the run, rounded up; kFraction is of `stop_steps`.
 int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps);

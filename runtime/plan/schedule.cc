@@ -4,22 +4,54 @@
 
 #include <algorithm>
 
+#include "runtime/core/check.h"
+
 namespace cairn {
 namespace {
 
-struct Work {
-  int64_t micro_batch, chunk;
+int64_t group_size(const ScheduleShape& shape) {
+  if (shape.kind != PipelineKind::kInterleaved) return shape.micro_batches;
+  return shape.group > 0 ? shape.group : shape.pp;
+}
+
+/// Appends actions and numbers the micro-batches of each kind and chunk. Those from `micro_batches` on count and are
+/// left out: a pattern made for more of them keeps its order.
+class Lister {
+ public:
+  Lister(const ScheduleShape& shape, int64_t rank) : shape_(shape), rank_(rank) {
+    for (auto& of_kind : next_) of_kind.assign(shape.chunks, 0);
+    out_.reserve((splits_backward(shape.kind) ? 3 : 2) * shape.micro_batches * shape.chunks);
+  }
+
+  int64_t count(ActionKind kind, int64_t chunk) const { return next_[static_cast<int>(kind)][chunk]; }
+  void add(ActionKind kind, int64_t chunk) {
+    const int64_t micro_batch = next_[static_cast<int>(kind)][chunk]++;
+    if (micro_batch >= shape_.micro_batches) return;
+    // Nobody waits for the input's gradient of the first stage: its two halves are one action.
+    if (kind == ActionKind::kBackwardWeight && stage_at(shape_, rank_, chunk) == 0 && !out_.empty() &&
+        out_.back() == Action{ActionKind::kBackwardInput, micro_batch, chunk}) {
+      out_.back().kind = ActionKind::kBackward;
+      return;
+    }
+    out_.push_back({kind, micro_batch, chunk});
+  }
+  std::vector<Action> take() { return std::move(out_); }
+
+ private:
+  ScheduleShape shape_;
+  int64_t rank_;
+  std::vector<int64_t> next_[4];
+  std::vector<Action> out_;
 };
 
-// The forwards of a rank in order: groups of micro-batches, each through one chunk after the other.
-std::vector<Work> forward_order(const ScheduleShape& shape) {
-  std::vector<Work> out;
+// The chunks of the forwards in order: groups of micro-batches, each through one chunk after the other.
+std::vector<int64_t> forward_chunks(const ScheduleShape& shape) {
+  std::vector<int64_t> out;
   out.reserve(shape.micro_batches * shape.chunks);
-  const int64_t group = shape.kind == PipelineKind::kInterleaved ? shape.pp : shape.micro_batches;
+  const int64_t group = group_size(shape);
   for (int64_t begin = 0; begin < shape.micro_batches; begin += group) {
-    const int64_t end = std::min(begin + group, shape.micro_batches);
     for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
-      for (int64_t m = begin; m < end; ++m) out.push_back({m, chunk});
+      out.insert(out.end(), std::min(group, shape.micro_batches - begin), chunk);
     }
   }
   return out;
@@ -31,29 +63,167 @@ int64_t warm_up_forwards(const ScheduleShape& shape, int64_t rank) {
     case PipelineKind::kGpipe:
       return all;
     case PipelineKind::k1F1B:
+    case PipelineKind::kZbH1:
       return std::min(shape.pp - rank - 1, all);
     case PipelineKind::kInterleaved:
       if (shape.micro_batches == shape.pp) return all;
-      return std::min(2 * (shape.pp - rank - 1) + (shape.chunks - 1) * shape.pp, all);
+      return std::min(2 * (shape.pp - rank - 1) + (shape.chunks - 1) * group_size(shape), all);
+    case PipelineKind::kZbV:
+      break;  // zb_v_order()
   }
   return all;
+}
+
+// Warm-up forwards, then each forward with a backward `warm_up` places behind it, which takes the chunks the other way
+// round. ZB-H1 puts the weights' gradients `rank` micro-batches behind those of the inputs: as many as the rank holds
+// fewer activations than the first one, so that no rank holds more than that one.
+std::vector<Action> paired_order(const ScheduleShape& shape, int64_t rank) {
+  const std::vector<int64_t> order = forward_chunks(shape);
+  const auto all = static_cast<int64_t>(order.size());
+  const int64_t warm_up = warm_up_forwards(shape, rank);
+  const bool split = splits_backward(shape.kind);
+  Lister list(shape, rank);
+  for (int64_t k = 0; k < all + warm_up; ++k) {
+    if (k < all) list.add(ActionKind::kForward, order[k]);
+    if (k < warm_up) continue;
+    const int64_t chunk = shape.chunks - 1 - order[k - warm_up];
+    list.add(split ? ActionKind::kBackwardInput : ActionKind::kBackward, chunk);
+    if (split && k - warm_up >= rank) list.add(ActionKind::kBackwardWeight, chunk);
+  }
+  while (split && list.count(ActionKind::kBackwardWeight, 0) < shape.micro_batches) {
+    list.add(ActionKind::kBackwardWeight, 0);
+  }
+  return list.take();
+}
+
+// Rank r fills its time until the first micro-batch has gone down the V and come up again with 2 (pp - r) - 1 forwards
+// of chunk 0 and `rank` pairs of forwards; from then on each period is a forward and a backward of both chunks.
+// Weights' gradients follow at once but at the end, where they wait until the inputs' gradients have gone up the V.
+std::vector<Action> zb_v_order(const ScheduleShape& shape, int64_t rank) {
+  constexpr ActionKind F = ActionKind::kForward, I = ActionKind::kBackwardInput, W = ActionKind::kBackwardWeight;
+  const int64_t pp = shape.pp, rest = pp - rank;
+  const int64_t patterned = std::max(shape.micro_batches, 2 * pp - 1);  // fewer do not fill the pattern
+  Lister list(shape, rank);
+  for (int64_t k = 0; k < 2 * rest - 1; ++k) list.add(F, 0);
+  for (int64_t k = 0; k < rank; ++k) {
+    list.add(F, 1);
+    list.add(F, 0);
+  }
+  for (int64_t k = 0; k < rest; ++k) {
+    for (const ActionKind kind : {F, I, W}) list.add(kind, 1);
+  }
+  while (list.count(F, 1) < patterned) {
+    if (list.count(F, 0) < patterned) list.add(F, 0);
+    for (const ActionKind kind : {I, W}) list.add(kind, 0);
+    for (const ActionKind kind : {F, I, W}) list.add(kind, 1);
+  }
+  for (int64_t k = 0; k < rank; ++k) {
+    for (const int64_t chunk : {0, 1}) list.add(I, chunk);
+  }
+  for (int64_t k = 0; k < rest; ++k) {
+    for (const ActionKind kind : {I, W}) list.add(kind, 0);
+  }
+  for (const int64_t chunk : {1, 0}) {
+    while (list.count(W, chunk) < patterned) list.add(W, chunk);
+  }
+  return list.take();
+}
+
+std::vector<Action> unslotted_actions(const ScheduleShape& shape, int64_t rank) {
+  return shape.kind == PipelineKind::kZbV ? zb_v_order(shape, rank) : paired_order(shape, rank);
+}
+
+/// What the chunks of a rank hold at once.
+struct Held {
+  std::vector<int64_t> in_flight, late;
+};
+
+Held most_held(const std::vector<Action>& actions, int64_t chunks) {
+  std::vector<int64_t> in_flight(chunks, 0), late(chunks, 0);
+  Held most{std::vector<int64_t>(chunks, 0), std::vector<int64_t>(chunks, 0)};
+  for (const Action& a : actions) {
+    const int64_t c = a.chunk;
+    switch (a.kind) {
+      case ActionKind::kForward:
+        most.in_flight[c] = std::max(most.in_flight[c], ++in_flight[c]);
+        break;
+      case ActionKind::kBackwardInput:
+        most.late[c] = std::max(most.late[c], ++late[c]);
+        break;
+      case ActionKind::kBackwardWeight:
+        --late[c];
+        [[fallthrough]];
+      case ActionKind::kBackward:
+        --in_flight[c];
+        break;
+    }
+  }
+  return most;
+}
+
+double time_of(ActionKind kind, const PassTimes& times) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return times.forward;
+    case ActionKind::kBackward:
+      return times.backward_input + times.backward_weight;
+    case ActionKind::kBackwardInput:
+      return times.backward_input;
+    case ActionKind::kBackwardWeight:
+      return times.backward_weight;
+  }
+  return 0;
+}
+
+double end_of(const std::vector<std::vector<TimedAction>>& timeline) {
+  double end = 0;
+  for (const auto& rank : timeline) end = std::max(end, rank.back().end);
+  return end;
 }
 
 }  // namespace
 
 ScheduleShape schedule_shape(const Recipe& recipe, int64_t micro_batches) {
   const MeshConfig& mesh = recipe.mesh;
-  return {recipe.schedule, mesh.pp, micro_batches, mesh.virtual_stages};
+  return {recipe.schedule, mesh.pp, micro_batches, mesh.virtual_stages, mesh.micro_batch_group};
+}
+
+const char* schedule_name(PipelineKind kind) {
+  constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
+  return kNames[static_cast<int>(kind)];
+}
+
+bool splits_backward(PipelineKind kind) { return kind == PipelineKind::kZbH1 || kind == PipelineKind::kZbV; }
+
+int64_t stage_at(const ScheduleShape& shape, int64_t rank, int64_t chunk) {
+  if (shape.kind == PipelineKind::kZbV) return chunk == 0 ? rank : 2 * shape.pp - 1 - rank;
+  return chunk * shape.pp + rank;
+}
+
+StagePlace place_of(const ScheduleShape& shape, int64_t stage) {
+  if (shape.kind == PipelineKind::kZbV && stage >= shape.pp) return {2 * shape.pp - 1 - stage, 1};
+  return {stage % shape.pp, stage / shape.pp};
 }
 
 Status check_schedule(const ScheduleShape& shape) {
   const auto refuse = [](std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; };
   const int64_t pp = shape.pp, m = shape.micro_batches;
+  if (shape.group != 0 && shape.kind != PipelineKind::kInterleaved) {
+    return refuse(fmt::format("mesh.micro_batch_group = {} is for schedule = \"interleaved\", not \"{}\"", shape.group,
+                              schedule_name(shape.kind)));
+  }
+  if (shape.kind == PipelineKind::kZbV) {
+    if (pp >= 2 && shape.chunks == 2) return {};
+    return refuse(
+        fmt::format("schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got {} and {}; with "
+                    "one stage a rank it is \"zb-h1\"",
+                    pp, shape.chunks));
+  }
   if (shape.kind != PipelineKind::kInterleaved) {
     if (shape.chunks == 1) return {};
     return refuse(
-        fmt::format("mesh.virtual_stages = {} is for schedule = \"interleaved\"; the schedule here runs one "
-                    "stage a rank",
+        fmt::format("mesh.virtual_stages = {} is for schedule = \"interleaved\" or \"zb-v\"; the schedule here runs "
+                    "one stage a rank",
                     shape.chunks));
   }
   if (pp < 2 || shape.chunks < 2) {
@@ -62,70 +232,121 @@ Status check_schedule(const ScheduleShape& shape) {
                     "{}; with one stage a rank it is \"1f1b\"",
                     pp, shape.chunks));
   }
-  if (m % pp != 0) {
+  const int64_t group = group_size(shape);
+  if (group < pp) {
     return refuse(
-        fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a step has "
-                    "{}; nearest: {}{}",
-                    pp, m, m > pp ? fmt::format("{}, ", m / pp * pp) : "", (m / pp + 1) * pp));
+        fmt::format("mesh.micro_batch_group = {} is less than mesh.pp = {}: the first rank would wait for "
+                    "the last one in every group; nearest: {}",
+                    group, pp, pp));
   }
-  return {};
+  // A group of fewer than pp would have to wait for its own way round the ranks.
+  const auto fits = [&](int64_t count) { return count % group == 0 || count % group >= pp; };
+  if (m >= 1 && fits(m)) return {};
+  std::string nearest;
+  int64_t below = m - 1, above = m + 1;
+  while (below > 0 && !fits(below)) --below;
+  while (!fits(above)) ++above;
+  if (below > 0) nearest = fmt::format("{}, ", below);
+  if (shape.group == 0) {
+    return refuse(
+        fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a step "
+                    "has {}; nearest: {}{}",
+                    pp, m, nearest, above));
+  }
+  return refuse(
+      fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.micro_batch_group = {}, "
+                  "the last one of at least mesh.pp = {}, and a step has {}; nearest: {}{}",
+                  group, pp, m, nearest, above));
 }
 
 std::vector<int64_t> in_flight_micro_batches(const ScheduleShape& shape, int64_t rank) {
-  if (shape.kind == PipelineKind::kGpipe) return {shape.micro_batches};
-  if (shape.kind == PipelineKind::k1F1B) return {std::min(shape.pp - rank, shape.micro_batches)};
-  std::vector<int64_t> now(shape.chunks, 0), most(shape.chunks, 1);
-  const std::vector<Work> order = forward_order(shape);
-  const auto all = static_cast<int64_t>(order.size());
-  const int64_t warm_up = warm_up_forwards(shape, rank);
-  for (int64_t k = 0; k < all + warm_up; ++k) {  // the k-th forward, then the backward `warm_up` places behind it
-    if (k < all) {
-      const int64_t chunk = order[k].chunk;
-      most[chunk] = std::max(most[chunk], ++now[chunk]);
-    }
-    if (k >= warm_up) --now[shape.chunks - 1 - order[k - warm_up].chunk];
-  }
-  return most;
+  return most_held(unslotted_actions(shape, rank), shape.chunks).in_flight;
+}
+
+std::vector<int64_t> late_micro_batches(const ScheduleShape& shape, int64_t rank) {
+  if (!splits_backward(shape.kind)) return std::vector<int64_t>(shape.chunks, 0);
+  return most_held(unslotted_actions(shape, rank), shape.chunks).late;
 }
 
 std::vector<Action> schedule_actions(const ScheduleShape& shape, int64_t rank) {
-  const std::vector<Work> order = forward_order(shape);
-  const auto all = static_cast<int64_t>(order.size());
-  const int64_t warm_up = warm_up_forwards(shape, rank);
-  const std::vector<int64_t> slots = in_flight_micro_batches(shape, rank);
-  std::vector<Action> out;
-  out.reserve(2 * order.size());
-  for (int64_t k = 0; k < all + warm_up; ++k) {
-    if (k < all) {
-      const auto [micro_batch, chunk] = order[k];
-      out.push_back({ActionKind::kForward, micro_batch, chunk, micro_batch % slots[chunk]});
-    }
-    if (k >= warm_up) {  // backwards take the chunks the other way round
-      const int64_t micro_batch = order[k - warm_up].micro_batch;
-      const int64_t chunk = shape.chunks - 1 - order[k - warm_up].chunk;
-      out.push_back({ActionKind::kBackward, micro_batch, chunk, micro_batch % slots[chunk]});
-    }
+  std::vector<Action> out = unslotted_actions(shape, rank);
+  // Micro-batches begin and end in order, so those alive are neighbours and the remainder tells them apart.
+  const Held most = most_held(out, shape.chunks);
+  for (Action& a : out) {
+    a.slot = a.micro_batch % most.in_flight[a.chunk];
+    const bool half = a.kind == ActionKind::kBackwardInput || a.kind == ActionKind::kBackwardWeight;
+    if (half) a.late = a.micro_batch % most.late[a.chunk];
   }
   return out;
 }
 
-std::vector<Action> forward_actions(const ScheduleShape& shape) {
-  std::vector<Action> out;
-  for (const Work& work : forward_order(shape)) out.push_back({ActionKind::kForward, work.micro_batch, work.chunk, 0});
+std::vector<Action> forward_actions(const ScheduleShape& shape, int64_t rank) {
+  std::vector<Action> out = unslotted_actions(shape, rank);
+  std::erase_if(out, [](const Action& a) { return a.kind != ActionKind::kForward; });
+  return out;
+}
+
+BoundaryBuffers boundary_buffers(const ScheduleShape& shape) {
+  // Neighbours are in step: each message is taken before its sender wants to send the next.
+  if (shape.kind == PipelineKind::kGpipe || shape.kind == PipelineKind::k1F1B) return {};
+  const auto timeline = simulate_schedule(shape, PassTimes{});
+  RT_CHECK(timeline.ok(), "{}", timeline.error().message);
+  const int64_t m = shape.micro_batches, stages = shape.pp * shape.chunks;
+  // When an action of a stage and micro-batch begins: it takes what was sent to it.
+  std::vector<double> forward(stages * m), backward(stages * m);
+  for (int64_t rank = 0; rank < shape.pp; ++rank) {
+    for (const TimedAction& timed : timeline.value()[rank]) {
+      const int64_t at = stage_at(shape, rank, timed.action.chunk) * m + timed.action.micro_batch;
+      if (timed.action.kind == ActionKind::kForward) {
+        forward[at] = timed.begin;
+      } else if (timed.action.kind != ActionKind::kBackwardWeight) {
+        backward[at] = timed.begin;
+      }
+    }
+  }
+  BoundaryBuffers out{.rings = shape.kind == PipelineKind::kZbV ? 2 : 1};
+  for (int64_t rank = 0; rank < shape.pp; ++rank) {
+    for (int64_t ring = 0; ring < out.rings; ++ring) {
+      // Until when each buffer of a send still under way is in use, per direction.
+      std::vector<double> activations, gradients;
+      const auto send = [](std::vector<double>& in_use, int64_t& most, double begin, double taken) {
+        std::erase_if(in_use, [&](double until) { return until <= begin; });
+        in_use.push_back(taken);
+        most = std::max<int64_t>(most, std::ssize(in_use));
+      };
+      for (const TimedAction& timed : timeline.value()[rank]) {
+        const Action& a = timed.action;
+        const int64_t stage = stage_at(shape, rank, a.chunk);
+        if (out.rings > 1 && a.chunk != ring) continue;
+        if (a.kind == ActionKind::kForward && stage + 1 < stages) {
+          send(activations, out.activations, timed.begin, forward[(stage + 1) * m + a.micro_batch]);
+        } else if ((a.kind == ActionKind::kBackward || a.kind == ActionKind::kBackwardInput) && stage > 0) {
+          send(gradients, out.gradients, timed.begin, backward[(stage - 1) * m + a.micro_batch]);
+        }
+      }
+    }
+  }
   return out;
 }
 
 double bubble_fraction(const ScheduleShape& shape) {
-  const auto idle = static_cast<double>(shape.pp - 1);
-  return idle / (static_cast<double>(shape.micro_batches * shape.chunks) + idle);
+  const int64_t pp = shape.pp, m = shape.micro_batches, v = shape.chunks;
+  if (shape.kind == PipelineKind::kZbV && m < 2 * pp - 1) {  // the pattern is not full: no formula, and few actions
+    const auto timeline = simulate_schedule(shape, PassTimes{});
+    RT_CHECK(timeline.ok(), "{}", timeline.error().message);
+    return 1 - static_cast<double>(3 * m * v) / end_of(timeline.value());
+  }
+  int64_t idle = 3 * (pp - 1);  // in units of one forward of a stage, of which a rank has 3 m v to do
+  if (shape.kind == PipelineKind::kZbH1) idle = pp - 1 + std::max<int64_t>(0, pp - m);
+  if (shape.kind == PipelineKind::kZbV) idle = pp - 1;
+  return static_cast<double>(idle) / static_cast<double>(3 * m * v + idle);
 }
 
-Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape, double forward,
-                                                                double backward) {
+Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape, const PassTimes& times) {
   const int64_t pp = shape.pp, m = shape.micro_batches, stages = pp * shape.chunks;
   std::vector<std::vector<Action>> lists;
   for (int64_t rank = 0; rank < pp; ++rank) lists.push_back(schedule_actions(shape, rank));
-  std::vector<double> forward_end(stages * m, -1), backward_end(stages * m, -1);
+  std::vector<double> forward_end(stages * m, -1), backward_end(stages * m, -1);  // backward: of the input's gradient
   std::vector<std::vector<TimedAction>> out(pp);
   std::vector<double> now(pp, 0);
   for (bool moved = true; moved;) {
@@ -133,18 +354,23 @@ Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleSh
     for (int64_t rank = 0; rank < pp; ++rank) {
       while (out[rank].size() < lists[rank].size()) {
         const Action& action = lists[rank][out[rank].size()];
-        const int64_t stage = action.chunk * pp + rank;
-        const bool is_forward = action.kind == ActionKind::kForward;
+        const int64_t stage = stage_at(shape, rank, action.chunk), at = stage * m + action.micro_batch;
         double ready = 0;  // when what it needs is there; below 0: not yet
-        if (is_forward && stage > 0) ready = forward_end[(stage - 1) * m + action.micro_batch];
-        if (!is_forward) {
-          ready = stage + 1 < stages ? backward_end[(stage + 1) * m + action.micro_batch]
-                                     : forward_end[stage * m + action.micro_batch];
+        if (action.kind == ActionKind::kForward) {
+          if (stage > 0) ready = forward_end[at - m];
+        } else if (action.kind == ActionKind::kBackwardWeight) {
+          ready = backward_end[at];
+        } else {
+          ready = stage + 1 < stages ? backward_end[at + m] : forward_end[at];
         }
         if (ready < 0) break;
         const double begin = std::max(now[rank], ready);
-        now[rank] = begin + (is_forward ? forward : backward);
-        (is_forward ? forward_end : backward_end)[stage * m + action.micro_batch] = now[rank];
+        now[rank] = begin + time_of(action.kind, times);
+        if (action.kind == ActionKind::kForward) {
+          forward_end[at] = now[rank];
+        } else if (action.kind != ActionKind::kBackwardWeight) {
+          backward_end[at] = now[rank];
+        }
         out[rank].push_back({action, begin, now[rank]});
         moved = true;
       }
@@ -157,6 +383,11 @@ Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleSh
     }
   }
   return out;
+}
+
+Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape, double forward,
+                                                                double backward) {
+  return simulate_schedule(shape, {forward, backward / 2, backward / 2});
 }
 
 }  // namespace cairn

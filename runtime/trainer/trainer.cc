@@ -189,7 +189,7 @@ Status Run::enter(size_t stage) {
   if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
   now_.reset();
   const data_parallel::Groups groups{groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
-                                     plan_.recipe.model.tied_embeddings ? groups_.embedding.get() : nullptr};
+                                     plan_.has_tied_copy() ? groups_.embedding.get() : nullptr};
   auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
   const Plan& plan = next->plan;
   const ModelConfig& model = plan.recipe.model;

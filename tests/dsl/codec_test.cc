@@ -97,8 +97,12 @@ Recipe everything_changed() {
             .shard = 6,
             .sequence_parallel = true,
             .virtual_stages = 5,
-            .stages = {1, 2, 3}};
-  r.schedule = PipelineKind::kGpipe;
+            .stages = {1, 2, 3},
+            .embedding_weight = 0.5,
+            .head_weight = 1.5,
+            .micro_batch_group = 6};
+  r.schedule = PipelineKind::kZbV;
+  r.recompute = {.mode = RecomputeMode::kFull, .layers = 3, .distribute = true};
   r.checkpoint = {.save = {{7, 0.5}}, .snapshot_steps = 8, .direct_io = false};
   r.checkpoint.keep = {{Keep::Kind::kBest, Keep::Metric::kValidLoss, 9, 10, 0.5, {11}}};
   r.checkpoint.on_failure = OnSaveFailure::kStop;
@@ -137,7 +141,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 158);
+    CHECK(changed.size() == 164);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 384);
     CHECK(sizeof(RopeConfig) == 96);
@@ -148,7 +152,8 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);
     CHECK(sizeof(LossScaleConfig) == 32);
-    CHECK(sizeof(MeshConfig) == 96);
+    CHECK(sizeof(MeshConfig) == 120);
+    CHECK(sizeof(RecomputeConfig) == 24);
     CHECK(sizeof(CheckpointConfig) == 96);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
@@ -230,7 +235,8 @@ TEST_SUITE("dsl/codec") {
               // A span is one value: its parts are told by its own name.
               const bool part = !at.empty() && (at.back() == "stop" || at.back() == "over");
               if ((at / key).to_string() == "/init" || key == "on_failure" || key == "space" || key == "copy_to" ||
-                  key == "compress" || key == "incremental" || key == "virtual_stages") {
+                  key == "compress" || key == "incremental" || key == "virtual_stages" || key == "embedding_weight" ||
+                  key == "head_weight" || key == "micro_batch_group" || (at / key).to_string() == "/recompute") {
                 CHECK(error_of(missing).empty());  // newer than the first recipes that were stored
                 CHECK(encode_recipe(decode_recipe(missing.dump()).value()) == good.dump());
               } else {

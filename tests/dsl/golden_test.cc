@@ -46,8 +46,8 @@ TEST_SUITE("dsl/golden") {
     LoadOptions at_96;
     at_96.world = 96;
     check_golden("design", "broken/design.lua", at_96);
-    for (const char* name : {"types", "ranges", "heads", "stages", "schedule", "too_long", "data", "no_valid",
-                             "missing", "syntax", "constructor", "global", "circle"})
+    for (const char* name : {"types", "ranges", "heads", "stages", "pipeline", "groups", "schedule", "too_long", "data",
+                             "no_valid", "missing", "syntax", "constructor", "global", "circle"})
       check_golden(name, std::string("broken/") + name + ".lua", {});
   }
 
@@ -105,6 +105,6 @@ TEST_SUITE("dsl/golden") {
     int64_t count = 0;
     for (const auto& entry : fs::directory_iterator(fs::path(CAIRN_SOURCE_DIR) / "tests/dsl/golden"))
       count += entry.path().extension() == ".txt" ? 1 : 0;
-    CHECK(count == 20);
+    CHECK(count == 22);
   }
 }

@@ -40,6 +40,32 @@ TEST_SUITE("dsl/recipe") {
     CHECK(r.schedule == PipelineKind::k1F1B);
   }
 
+  TEST_CASE("T.hf is T.init_from of weights alone; T.hf_tokenizer names a tokenizer.json") {
+    const auto with = [](const std::string& entries) {
+      return "local T = require \"cairn\"\nreturn require(\"base\"):with { " + entries + " }\n";
+    };
+    const Recipe hf = load_good(with("init = T.hf \"models/llama\", tokenizer = T.hf_tokenizer \"m/tokenizer.json\""));
+    CHECK(hf.init.path == "models/llama");
+    CHECK(hf.init.weights_only);
+    CHECK(hf.tokenizer.kind == TokenizerConfig::Kind::kHf);
+    CHECK(hf.tokenizer.path == "m/tokenizer.json");
+    const std::string written = R"(init = T.init_from { path = "a", weights_only = true, except = { "head.*" } })";
+    CHECK(encode_recipe(load_good(with(R"(init = T.hf { "a", except = { "head.*" } })"))) ==
+          encode_recipe(load_good(with(written))));
+    const Result<Recipe> again = decode_recipe(encode_recipe(hf));
+    REQUIRE(again.ok());
+    CHECK(encode_recipe(again.value()) == encode_recipe(hf));
+    for (const auto& [entries, message] : std::vector<std::pair<std::string, std::string>>{
+             {"init = T.hf { \"a\", wieghts = 1 }", "init.wieghts: no such field in init_from"},
+             {"init = T.hf {}", "init: T.hf must begin with the folder"},
+             {"init = T.hf(5)", "init.path must be"},
+             {"tokenizer = T.hf_tokenizer {}", "tokenizer"}}) {
+      CAPTURE(entries);
+      const LoadResult result = load_text(with(entries));
+      CHECK(to_text(result.diagnostics).find("main.lua:2: " + message) != std::string::npos);
+    }
+  }
+
   TEST_CASE("the shipped recipes load, and fit the worlds that they are meant for") {
     const auto before = std::filesystem::current_path();
     std::filesystem::current_path(CAIRN_SOURCE_DIR);

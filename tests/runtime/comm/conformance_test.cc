@@ -302,6 +302,51 @@ TEST_SUITE("runtime/comm/conformance") {
     }
   }
 
+  TEST_CASE("a ring of buffers: sends are waited for by destination, the newest may stay under way") {
+    constexpr int64_t kRing = 3, kBytes = 9000, kMessages = 11;
+    for (const Fabric& fabric : fabrics()) {
+      const auto results = fabric.run({.size = 3, .channel_bytes = 1024}, [&](Engine& engine) -> std::string {
+        EXPECT_SET(auto comm, engine.group("pp", all_ranks(3)));
+        EXPECT_OK(comm->wait_sends_to((comm->rank() + 1) % 3, 0, "before the first"));
+        if (comm->rank() == 0) {
+          std::vector<Bytes> ring(kRing, Bytes(kBytes));
+          const Bytes other = payload(DType::kF32, 99, kBytes / 4);
+          // Nobody takes this one before the others have been sent: it must not be waited for.
+          EXPECT_OK(comm->isend(other.data(), kBytes, 2, "taken last"));
+          for (int64_t k = 0; k < kMessages; ++k) {
+            EXPECT_OK(comm->wait_sends_to(1, kRing - 1, "room"));
+            std::ranges::copy(payload(DType::kF32, k, kBytes / 4), ring[k % kRing].begin());
+            EXPECT_OK(comm->isend(ring[k % kRing].data(), kBytes, 1, "activations"));
+          }
+          EXPECT_OK(comm->wait_sends_to(1, 0, "all to rank 1"));
+          for (Bytes& buffer : ring) std::ranges::fill(buffer, 0);
+          const int64_t go = 1;
+          EXPECT_OK(comm->isend(&go, 8, 2, "now"));
+          EXPECT_OK(comm->wait_sends("end"));
+        } else if (comm->rank() == 1) {
+          for (int64_t k = 0; k < kMessages; ++k) {
+            Bytes got(kBytes);
+            EXPECT_OK(comm->recv(got.data(), kBytes, 0, "activations"));
+            EXPECT(got == payload(DType::kF32, k, kBytes / 4));
+          }
+          const int64_t done = 1;
+          EXPECT_OK(comm->isend(&done, 8, 2, "done"));
+          EXPECT_OK(comm->wait_sends("end"));
+        } else {
+          int64_t word = 0;
+          EXPECT_OK(comm->recv(&word, 8, 1, "done"));
+          Bytes got(kBytes);
+          EXPECT_OK(comm->recv(got.data(), kBytes, 0, "taken last"));
+          EXPECT(got == payload(DType::kF32, 99, kBytes / 4));
+          EXPECT_OK(comm->recv(&word, 8, 0, "now"));
+        }
+        return "";
+      });
+      CAPTURE(fabric.name);
+      CHECK(results == std::vector<std::string>(3, ""));
+    }
+  }
+
   TEST_CASE("a pending send moves on while its rank waits in a collective of another group") {
     run_all({.size = 2, .channel_bytes = 1024}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto pp, engine.group("pp", {0, 1}));

@@ -8,11 +8,13 @@
 
 #include "runtime/data/megatron_writer.h"
 #include "runtime/data/token_file.h"
-#include "runtime/data/tokenizer.h"
+#include "runtime/text/tokenizer.h"
+#include "runtime/text/utf8.h"
 #include "tests/runtime/data/scratch.h"
 
 using namespace cairn;
 using namespace cairn::data;
+using namespace cairn::text;
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <map>
 #include <vector>
 
-#include "runtime/inference/session.h"
+#include "runtime/inference/sampling.h"
 
 using namespace cairn;
 using namespace cairn::inference;

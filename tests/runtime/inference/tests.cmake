@@ -1,1 +1,1 @@
-cairn_tests(runtime/inference)
+cairn_tests(runtime/inference LINK runtime/trainer)

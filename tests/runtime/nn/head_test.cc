@@ -52,13 +52,13 @@ HeadRun run_head(const Plan& plan, int64_t logit_rows) {
   REQUIRE(head.forward(saved, batch.targets.data()).ok());
   out.losses.assign(saved.loss_T, saved.loss_T + dims.rows);
   out.logits.resize(dims.rows * plan.recipe.model.vocab);
-  REQUIRE(head.logits(saved, out.logits).ok());
+  REQUIRE(head.logits(saved, 0, dims.rows, out.logits).ok());
   REQUIRE(head.backward(saved, batch.targets.data(), 0.5f).ok());
   out.dinput.assign(scratch.dresidual_RH, scratch.dresidual_RH + dims.rows * dims.width);
 
   // Backward has overwritten the logits: asked again, they come again.
   std::vector<float> again(out.logits.size());
-  REQUIRE(head.logits(saved, again).ok());
+  REQUIRE(head.logits(saved, 0, dims.rows, again).ok());
   CHECK(again == out.logits);
   return out;
 }

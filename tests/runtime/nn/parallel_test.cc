@@ -51,6 +51,7 @@ class RecordingComm final : public comm::Comm {
   Status isend(const void*, int64_t, int64_t, std::string_view what) override { return note("isend", what); }
   Status recv(void*, int64_t, int64_t, std::string_view what) override { return note("recv", what); }
   Status wait_sends(std::string_view what) override { return note("wait_sends", what); }
+  Status wait_sends_to(int64_t, int64_t, std::string_view what) override { return note("wait_sends_to", what); }
   Traffic traffic() const override { return {}; }
 
   std::vector<std::string> calls;

@@ -34,6 +34,7 @@ class LoneComm final : public comm::Comm {
   Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status recv(void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status wait_sends(std::string_view) override { return {}; }
+  Status wait_sends_to(int64_t, int64_t, std::string_view) override { return {}; }
   Traffic traffic() const override { return {}; }
 
  private:
@@ -390,10 +391,18 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
           0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
           p == 0 ? nullptr : boundary[p].data(), p == pp - 1 ? nullptr : boundary[p + 1].data()));
     }
+    const auto splits = [&](int64_t p) { return ranks[t][p]->plan().chunks[0].late > 0; };
     for (int64_t p = pp - 1; p >= 0; --p) {
-      check(ranks[t][p]->model().backward(
-          0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
-          p == pp - 1 ? nullptr : dinputs[t][p + 1].data(), p == 0 ? nullptr : dinputs[t][p].data(), loss_scale));
+      StageModel& model = ranks[t][p]->model();
+      const int32_t* tokens = p == 0 ? batch.tokens.data() : nullptr;
+      const int32_t* targets = p == pp - 1 ? batch.targets.data() : nullptr;
+      const std::byte* doutput = p == pp - 1 ? nullptr : dinputs[t][p + 1].data();
+      std::byte* dinput = p == 0 ? nullptr : dinputs[t][p].data();
+      check(splits(p) ? model.backward_input(0, 0, tokens, targets, doutput, dinput, loss_scale)
+                      : model.backward(0, tokens, targets, doutput, dinput, loss_scale));
+    }
+    for (int64_t p = 0; p < pp; ++p) {  // later, in any order of the stages
+      if (splits(p)) check(ranks[t][p]->model().backward_weight(0, 0));
     }
   };
   if (tp == 1) {

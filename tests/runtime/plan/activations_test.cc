@@ -66,6 +66,124 @@ TEST_SUITE("runtime/plan/activations") {
     }
   }
 
+  TEST_CASE("the published formulae, term by term: what is kept, and why what is not is not") {
+    // Korthikanti et al. 2022, section 4: bytes a layer of 16-bit activations, b samples of s tokens, width h, a heads,
+    // tensor parallel t. `everywhere`: on each tp rank whole, unless sequence parallelism splits it too.
+    struct Term {
+      const char* what;
+      double sbh;   // bytes, of s b h
+      double aSsb;  // bytes, of a s^2 b
+      bool everywhere;
+      const char* ours;  // our buffer of that size; null: not kept
+    };
+    const Term terms[] = {
+        {"input of the attention norm", 2, 0, true, "attn.input"},
+        {"its output, input of q, k, v", 2, 0, true, nullptr},  // computed again from the input
+        {"q, k, v", 6, 0, false, "attn.qkv"},
+        {"softmax, its dropout's mask and output", 0, 5, false, nullptr},  // never made: attention goes block by block
+        {"input of the output projection", 2, 0, false, "attn.out"},
+        {"mask of the attention's dropout", 1, 0, true, nullptr},  // none, or made again from its counter
+        {"input of the MLP's norm", 2, 0, true, "mlp.input"},
+        {"its output, input of the MLP", 2, 0, true, nullptr},  // computed again from the input
+        {"input of the activation", 8, 0, false, "mlp.pre"},
+        {"input of the second projection", 8, 0, false, nullptr},  // computed again from the activation's input
+        {"mask of the MLP's dropout", 1, 0, true, nullptr}};
+    constexpr int64_t h = 64, a = 8, s = 32, b = 2, sbh = s * b * h;
+    Recipe recipe = llama_like();
+    recipe.model = {.layers = 4,
+                    .width = h,
+                    .heads = a,
+                    .kv_heads = a,
+                    .head_dim = h / a,
+                    .ffn = 4 * h,
+                    .context = s,
+                    .vocab = 1000};
+    recipe.batch = {.samples = 8, .micro = b};
+    recipe.precision = Precision::kBf16;
+    for (const int64_t t : {1, 2, 4}) {
+      for (const bool sequence_parallel : {false, true}) {
+        if (t == 1 && sequence_parallel) continue;
+        CAPTURE(t);
+        CAPTURE(sequence_parallel);
+        recipe.mesh.tp = t;
+        recipe.mesh.sequence_parallel = sequence_parallel;
+        recipe.recompute = {};
+        const Plan plan = plan_of(recipe);
+        const std::vector<BufferSpec> buffers = stage_buffers(plan, plan.rank(t - 1));
+        double published = 0, kept = 0;
+        for (const Term& term : terms) {
+          CAPTURE(term.what);
+          const double cut = term.everywhere && !sequence_parallel ? 1 : static_cast<double>(t);
+          const double bytes = (term.sbh * sbh + term.aSsb * static_cast<double>(a * s * s * b)) / cut;
+          published += bytes;
+          if (term.ours == nullptr) continue;
+          kept += bytes;
+          CHECK(static_cast<double>(bytes_under(buffers, std::string("layers.1.") + term.ours)) == bytes);
+        }
+        const auto T = static_cast<double>(t), scores = 5.0 * a * s / h;
+        CHECK(published == doctest::Approx(sbh * (sequence_parallel ? (34 + scores) / T : 10 + 24 / T + scores / T)));
+        // Instead of the scores: the log-sum-exp, a float for each row and head.
+        const double logsumexp = 4.0 * a * s * b / T;
+        CHECK(static_cast<double>(bytes_under(buffers, "layers.1.")) == kept + logsumexp);
+
+        // Recomputing the attention core leaves 34 s b h / t of theirs: without the scores, which we never keep. Ours
+        // computes the core's output again as well.
+        recipe.recompute = {RecomputeMode::kSelective};
+        const Plan selective = plan_of(recipe);
+        CHECK(static_cast<double>(bytes_under(stage_buffers(selective, selective.rank(0)), "layers.1.")) ==
+              kept - 2.0 * sbh / T);
+        // Full: 2 s b h, and 2 s b h / t where sequence parallelism or `distribute` splits it: theirs exactly.
+        recipe.recompute = {RecomputeMode::kFull};
+        const Plan full = plan_of(recipe);
+        CHECK(bytes_under(stage_buffers(full, full.rank(0)), "layers.1.") == 2 * sbh / (sequence_parallel ? t : 1));
+        if (sequence_parallel) continue;
+        recipe.recompute.distribute = true;
+        const Plan distributed = plan_of(recipe);
+        CHECK(bytes_under(stage_buffers(distributed, distributed.rank(0)), "layers.1.") == 2 * sbh / t);
+      }
+    }
+  }
+
+  TEST_CASE("the first pipeline rank holds L layers' worth under 1F1B, whatever pp") {
+    for (const int64_t pp : {1, 2, 4}) {
+      Recipe recipe = llama_like();
+      recipe.mesh.pp = pp;
+      const Plan plan = plan_of(recipe);
+      int64_t bytes = 0;
+      for (const BufferSpec& buffer : stage_buffers(plan, plan.rank(0))) {
+        if (buffer.name.starts_with("layers.")) bytes += buffer.bytes() * buffer.copies;
+      }
+      const std::vector<BufferSpec> buffers = stage_buffers(plan, plan.rank(0));
+      CHECK(bytes == 4 * bytes_under(buffers, "layers.0."));  // p micro-batches of L / p layers
+    }
+  }
+
+  TEST_CASE("what is recomputed has one place for all layers, or one for each micro-batch between its backwards") {
+    Recipe recipe = llama_like();
+    recipe.mesh.pp = 2;
+    recipe.recompute = {RecomputeMode::kFull, 1};
+    const auto copies = [&](std::string_view name) {
+      const Plan plan = plan_of(recipe);
+      for (const BufferSpec& buffer : stage_buffers(plan, plan.rank(1))) {
+        if (buffer.name == name) return buffer.copies;
+      }
+      return int64_t{0};
+    };
+    CHECK(copies("layers.2.attn.input") == 1);  // recomputed: the first layer of the stage
+    CHECK(copies("layers.2.mlp.pre") == 0);
+    CHECK(copies("layers.3.mlp.pre") == 1);
+    CHECK(copies("shared.mlp.pre") == 1);
+    CHECK(copies("layers.3.mlp.dpre") == 0);
+    recipe.schedule = PipelineKind::kZbH1;  // rank 1 of 2: two in flight, both between their backwards at times
+    CHECK(copies("layers.2.attn.input") == 2);
+    CHECK(copies("layers.2.mlp.pre") == 2);
+    CHECK(copies("layers.2.attn.logsumexp") == 0);  // the second half does not read it
+    CHECK(copies("layers.3.mlp.pre") == 2);
+    CHECK(copies("layers.3.attn.logsumexp") == 2);
+    CHECK(copies("layers.3.mlp.dpre") == 2);
+    CHECK(copies("layers.3.attn.dout") == 2);
+  }
+
   TEST_CASE("the total counts saved buffers once for each micro-batch in flight, in whole cache lines") {
     Recipe recipe = llama_like();
     recipe.model.width = 60;  // nothing is a multiple of 64 bytes

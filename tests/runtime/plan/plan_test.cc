@@ -107,7 +107,63 @@ TEST_SUITE("runtime/plan/plan") {
     CHECK(counts == std::vector<int64_t>{1, 2, 2, 1});
     CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 5}}).value()[1].first_layer == 1);
     CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 4}}).error().message ==
-          "mesh.stages sum to 5 layers, model.layers = 6");
+          "mesh.stages sum to 5 layers, model.layers = 6; nearest: { 2, 4 }");
+    CHECK(plan_stages(model, MeshConfig{.pp = 3, .stages = {1, 5}}).error().message ==
+          "mesh.stages lists 2 stages, mesh.pp = 3; nearest: { 2, 2, 2 }");
+    CHECK(plan_stages(model, MeshConfig{.pp = 3, .stages = {0, 5, 1}}).error().message ==
+          "mesh.stages[1] = 0: a stage needs at least one layer; nearest: { 1, 4, 1 }");
+    CHECK(plan_stages(model, MeshConfig{.pp = 4, .virtual_stages = 2}).error().message ==
+          "model.layers = 6 is less than mesh.pp x mesh.virtual_stages = 8: a stage would be empty; nearest: 6 stages");
+  }
+
+  TEST_CASE("embedding and head weigh as many layers as the recipe says when stages are balanced") {
+    const auto counts = [](int64_t layers, const MeshConfig& mesh) {
+      std::vector<int64_t> out;
+      for (const Stage& stage : plan_stages(ModelConfig{.layers = layers}, mesh).value()) {
+        out.push_back(stage.end_layer - stage.first_layer);
+      }
+      return out;
+    };
+    // BLOOM-176B: 70 layers and the two on 12 stages; Llama-3 405B: 126 layers on 16.
+    CHECK(counts(70, {.pp = 12, .embedding_weight = 1, .head_weight = 1}) ==
+          std::vector<int64_t>{5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5});
+    std::vector<int64_t> llama(16, 8);
+    llama.front() = llama.back() = 7;
+    CHECK(counts(126, {.pp = 16, .embedding_weight = 1, .head_weight = 1}) == llama);
+    CHECK(counts(8, {.pp = 2, .head_weight = 2.5}) == std::vector<int64_t>{5, 3});
+    CHECK(counts(8, {.pp = 2, .virtual_stages = 2, .embedding_weight = 1, .head_weight = 3}) ==
+          std::vector<int64_t>{1, 3, 3, 1});
+    CHECK(counts(4, {.pp = 4, .head_weight = 100}) == std::vector<int64_t>{1, 1, 1, 1});  // each has at least one
+  }
+
+  TEST_CASE("gradients that are added up micro-batch by micro-batch do not go with backwards in two halves") {
+    Recipe recipe = small_recipe();
+    recipe.mesh.pp = 2;
+    recipe.schedule = PipelineKind::kZbH1;
+    recipe.optimizer.zero = 1;
+    CHECK(make_plan(recipe, 4).ok());
+    recipe.optimizer.zero = 2;
+    CHECK(make_plan(recipe, 4).error().message.find("possible: optimizer.zero = 1, or schedule = \"1f1b\"") !=
+          std::string::npos);
+  }
+
+  TEST_CASE("a V puts the first and the last stage on rank 0, where a tied embedding is there once") {
+    Recipe recipe = small_recipe();
+    recipe.model.layers = 4;
+    recipe.model.tied_embeddings = true;
+    recipe.mesh.tp = 1;
+    recipe.mesh.pp = 2;
+    recipe.mesh.virtual_stages = 2;
+    recipe.schedule = PipelineKind::kZbV;
+    const Plan plan = make_plan(recipe, 2).value();
+    CHECK(!plan.has_tied_copy());
+    const RankPlan first = plan.rank(0), second = plan.rank(1);
+    CHECK((first.embedding() && first.head() && !second.embedding() && !second.head()));
+    CHECK((first.chunks[0].stage.first_layer == 0 && first.chunks[1].stage.first_layer == 3));
+    CHECK((second.chunks[0].stage.first_layer == 1 && second.chunks[1].stage.first_layer == 2));
+    for (const LocalTensor& tensor : first.tensors) CHECK(!tensor.tied_copy);
+    recipe.schedule = PipelineKind::kInterleaved;
+    CHECK(make_plan(recipe, 2).value().has_tied_copy());
   }
 
   TEST_CASE("a batch that micro x dp does not divide is refused with the nearest ones") {

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,59 +12,67 @@ using namespace cairn;
 
 namespace {
 
-constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI = PipelineKind::kInterleaved;
+constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI = PipelineKind::kInterleaved,
+                       kH = PipelineKind::kZbH1, kV = PipelineKind::kZbV;
 
-/// "F0 B0 ..."; with several chunks "F0.1" is micro-batch 0 in chunk 1.
+/// "F0 B0 ..."; I and W are the halves of a backward; with several chunks "F0.1" is micro-batch 0 in chunk 1.
 std::string spelled(const ScheduleShape& shape, int64_t rank) {
   std::string out;
   for (const Action& a : schedule_actions(shape, rank)) {
-    out += (a.kind == ActionKind::kForward ? "F" : "B") + std::to_string(a.micro_batch);
+    out += "FBIW"[static_cast<int>(a.kind)] + std::to_string(a.micro_batch);
     if (shape.chunks > 1) out += "." + std::to_string(a.chunk);
     out += " ";
   }
   return out;
 }
 
-std::string forwards(const ScheduleShape& shape) {
+std::string forwards(const ScheduleShape& shape, int64_t rank = 0) {
   std::string out;
-  for (const Action& a : forward_actions(shape))
+  for (const Action& a : forward_actions(shape, rank))
     out += std::to_string(a.micro_batch) + "." + std::to_string(a.chunk) + " ";
   return out;
 }
 
-/// What the executor does with one buffer a direction and a channel that holds nothing: a rank begins an action that
-/// sends only when its last message of that kind has been taken. True when all actions of all ranks end.
-bool ends_without_buffers(const ScheduleShape& shape) {
+/// What the executor does with rings of buffers and channels that hold nothing: a rank begins an action that sends only
+/// when at most `ring - 1` of its messages to that destination have not been taken. True when all actions of all ranks
+/// end.
+bool ends(const ScheduleShape& shape, const BoundaryBuffers& buffers, bool forward_only = false) {
   const int64_t pp = shape.pp, stages = pp * shape.chunks;
   std::vector<std::vector<Action>> lists;
-  for (int64_t rank = 0; rank < pp; ++rank) lists.push_back(schedule_actions(shape, rank));
+  for (int64_t rank = 0; rank < pp; ++rank) {
+    lists.push_back(forward_only ? forward_actions(shape, rank) : schedule_actions(shape, rank));
+  }
   std::vector<size_t> next(pp, 0);
-  std::vector<bool> received(pp, false);  // the input of the next action is here
-  struct Message {
-    int64_t stage = -1, micro_batch = 0;  // for whom; stage -1: none is waiting
-    bool operator==(const Message&) const = default;
-  };
-  std::vector<Message> activations(pp), gradients(pp);  // sent by each rank and not taken yet
+  std::vector<bool> received(pp, false);        // the input of the next action is here
+  using Message = std::pair<int64_t, int64_t>;  // for which stage, of which micro-batch
+  struct Channels {
+    std::map<std::pair<int64_t, int64_t>, std::deque<Message>> sent;  // by source and destination, not taken yet
+  } activations, gradients;
   for (bool moved = true; moved;) {
     moved = false;
     for (int64_t rank = 0; rank < pp; ++rank) {
       while (next[rank] < lists[rank].size()) {
         const Action& action = lists[rank][next[rank]];
-        const bool is_forward = action.kind == ActionKind::kForward;
-        const int64_t stage = action.chunk * pp + rank;
-        std::vector<Message>& sent = is_forward ? activations : gradients;
-        if (!received[rank] && (is_forward ? stage > 0 : stage + 1 < stages)) {
-          Message& from = sent[is_forward ? (rank + pp - 1) % pp : (rank + 1) % pp];
-          if (from != Message{stage, action.micro_batch}) break;
-          from = {};
-          moved = true;
+        if (action.kind != ActionKind::kBackwardWeight) {
+          const bool is_forward = action.kind == ActionKind::kForward;
+          const int64_t stage = stage_at(shape, rank, action.chunk);
+          const int64_t from = is_forward ? stage - 1 : stage + 1, to = is_forward ? stage + 1 : stage - 1;
+          Channels& channels = is_forward ? activations : gradients;
+          if (!received[rank] && from >= 0 && from < stages) {
+            std::deque<Message>& queue = channels.sent[{place_of(shape, from).rank, rank}];
+            if (queue.empty()) break;
+            if (queue.front() != Message{stage, action.micro_batch}) return false;  // another one was expected
+            queue.pop_front();
+            moved = true;
+          }
+          received[rank] = true;
+          if (to >= 0 && to < stages) {
+            std::deque<Message>& queue = channels.sent[{rank, place_of(shape, to).rank}];
+            if (std::ssize(queue) >= (is_forward ? buffers.activations : buffers.gradients)) break;
+            queue.push_back({to, action.micro_batch});
+          }
+          received[rank] = false;
         }
-        received[rank] = true;
-        if (is_forward ? stage + 1 < stages : stage > 0) {
-          if (sent[rank].stage >= 0) break;
-          sent[rank] = {is_forward ? stage + 1 : stage - 1, action.micro_batch};
-        }
-        received[rank] = false;
         ++next[rank];
         moved = true;
       }
@@ -74,39 +84,78 @@ bool ends_without_buffers(const ScheduleShape& shape) {
   return true;
 }
 
+/// In units of one forward of a stage; both halves of a backward take as long.
 double duration(const ScheduleShape& shape) {
-  const auto timed =
-      simulate_schedule(shape, 1.0 / static_cast<double>(shape.chunks), 2.0 / static_cast<double>(shape.chunks));
+  const auto timed = simulate_schedule(shape, PassTimes{});
   REQUIRE_MESSAGE(timed.ok(), timed.error().message);
   double end = 0;
   for (const auto& rank : timed.value()) end = std::max(end, rank.back().end);
   return end;
 }
 
+/// Each slot holds one micro-batch from its forward to its last backward, each late slot from one half to the other;
+/// actions of a kind run in micro-batch order, once each; no slot is there for nothing.
 void check_slots(const ScheduleShape& shape) {
   for (int64_t rank = 0; rank < shape.pp; ++rank) {
-    const std::vector<int64_t> slots = in_flight_micro_batches(shape, rank);
-    REQUIRE(static_cast<int64_t>(slots.size()) == shape.chunks);
-    std::vector<std::vector<int64_t>> held;
+    const std::vector<int64_t> slots = in_flight_micro_batches(shape, rank), late = late_micro_batches(shape, rank);
+    REQUIRE(std::ssize(slots) == shape.chunks);
+    REQUIRE(std::ssize(late) == shape.chunks);
+    std::vector<std::vector<int64_t>> held, held_late;
     for (const int64_t count : slots) held.emplace_back(count, -1);
-    std::vector<int64_t> forward(shape.chunks, 0), backward(shape.chunks, 0);
+    for (const int64_t count : late) held_late.emplace_back(count, -1);
+    std::vector<int64_t> forward(shape.chunks, 0), input(shape.chunks, 0), weight(shape.chunks, 0);
+    std::vector<int64_t> most(shape.chunks, 0), most_late(shape.chunks, 0);
     for (const Action& a : schedule_actions(shape, rank)) {
       REQUIRE(a.slot < slots[a.chunk]);
+      int64_t& slot = held[a.chunk][a.slot];
       if (a.kind == ActionKind::kForward) {
         REQUIRE(a.micro_batch == forward[a.chunk]++);
-        REQUIRE(held[a.chunk][a.slot] == -1);
-        held[a.chunk][a.slot] = a.micro_batch;
+        REQUIRE(slot == -1);
+        slot = a.micro_batch;
       } else {
-        REQUIRE(a.micro_batch == backward[a.chunk]++);
-        REQUIRE(held[a.chunk][a.slot] == a.micro_batch);
-        held[a.chunk][a.slot] = -1;
+        REQUIRE(slot == a.micro_batch);
+        if (a.kind != ActionKind::kBackwardWeight) {
+          REQUIRE(a.micro_batch == input[a.chunk]++);
+        }
+        if (a.kind != ActionKind::kBackwardInput) {
+          REQUIRE(a.micro_batch == weight[a.chunk]++);
+          slot = -1;
+        }
+        if (a.kind != ActionKind::kBackward) {
+          REQUIRE(a.late < late[a.chunk]);
+          int64_t& late_slot = held_late[a.chunk][a.late];
+          REQUIRE(late_slot == (a.kind == ActionKind::kBackwardInput ? -1 : a.micro_batch));
+          late_slot = a.kind == ActionKind::kBackwardInput ? a.micro_batch : -1;
+        }
       }
+      most[a.chunk] = std::max(most[a.chunk], forward[a.chunk] - weight[a.chunk]);
+      most_late[a.chunk] = std::max(most_late[a.chunk], input[a.chunk] - weight[a.chunk]);
     }
     for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
       REQUIRE(forward[chunk] == shape.micro_batches);
-      REQUIRE(backward[chunk] == shape.micro_batches);
+      REQUIRE(input[chunk] == shape.micro_batches);
+      REQUIRE(weight[chunk] == shape.micro_batches);
+      REQUIRE(most[chunk] == slots[chunk]);
+      REQUIRE(most_late[chunk] == late[chunk]);
     }
   }
+}
+
+/// All that is claimed of a schedule; `idle` in units of a forward of a stage.
+void check_claims(const ScheduleShape& shape, double idle) {
+  CAPTURE(schedule_name(shape.kind));
+  CAPTURE(shape.pp);
+  CAPTURE(shape.chunks);
+  CAPTURE(shape.micro_batches);
+  CAPTURE(shape.group);
+  REQUIRE(check_schedule(shape).ok());
+  const auto ideal = static_cast<double>(3 * shape.micro_batches * shape.chunks);
+  CHECK(duration(shape) == ideal + idle);
+  CHECK(bubble_fraction(shape) == doctest::Approx(idle / (ideal + idle)));
+  const BoundaryBuffers buffers = boundary_buffers(shape);
+  CHECK(ends(shape, buffers));
+  CHECK(ends(shape, buffers, true));
+  check_slots(shape);
 }
 
 }  // namespace
@@ -133,6 +182,9 @@ TEST_SUITE("runtime/plan/schedule") {
     CHECK(warm_up({kI, 4, 8, 2}, 1) == 8);
     CHECK(warm_up({kI, 4, 8, 2}, 3) == 4);
     CHECK(warm_up({kI, 2, 8, 3}, 0) == 6);
+    CHECK(warm_up({kI, 4, 16, 2, 8}, 0) == 14);  // 2 * 3 + 1 * 8
+    CHECK(warm_up({kI, 4, 16, 3, 5}, 3) == 10);  // 2 * 0 + 2 * 5
+    CHECK(warm_up({kI, 2, 3, 2, 6}, 0) == 5);    // 2 * 1 + 6 is more than all 6 forwards; the last is no warm-up here
     CHECK(spelled({kI, 2, 4, 2}, 0) ==
           "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0 ");
     CHECK(spelled({kI, 2, 4, 2}, 1) ==
@@ -140,20 +192,76 @@ TEST_SUITE("runtime/plan/schedule") {
     CHECK(spelled({kI, 2, 2, 2}, 1) == "F0.0 F1.0 F0.1 F1.1 B0.1 B1.1 B0.0 B1.0 ");  // m = p: all first
   }
 
+  TEST_CASE(
+      "interleaved in groups of 3 micro-batches on 2 ranks: each action, derived by hand from the published rule") {
+    // The table of virtual micro-batches k: group 1 is 0..2, group 2 is 3..4 (at least pp).
+    //   k            0 1 2  3 4 5  6 7  8 9
+    //   micro-batch  0 1 2  0 1 2  3 4  3 4
+    //   chunk        0 0 0  1 1 1  0 0  1 1     backward: 1 - chunk
+    // Warm-up: rank 0 2 (2 - 0 - 1) + (2 - 1) 3 = 5, rank 1 3. Then forward k + warm-up, backward k.
+    const ScheduleShape shape{kI, 2, 5, 2, 3};
+    REQUIRE(check_schedule(shape).ok());
+    CHECK(forwards(shape) == "0.0 1.0 2.0 0.1 1.1 2.1 3.0 4.0 3.1 4.1 ");
+    CHECK(spelled(shape, 0) ==
+          "F0.0 F1.0 F2.0 F0.1 F1.1 "
+          "F2.1 B0.1 F3.0 B1.1 F4.0 B2.1 F3.1 B0.0 F4.1 B1.0 "
+          "B2.0 B3.1 B4.1 B3.0 B4.0 ");
+    CHECK(spelled(shape, 1) ==
+          "F0.0 F1.0 F2.0 "
+          "F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.0 B0.0 F4.0 B1.0 F3.1 B2.0 F4.1 B3.1 "
+          "B4.1 B3.0 B4.0 ");
+  }
+
+  TEST_CASE("ZB-H1: weights' gradients a rank's number of micro-batches late; those of the first stage at once") {
+    CHECK(spelled({kH, 4, 6}, 0) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5 ");
+    CHECK(spelled({kH, 4, 6}, 1) == "F0 F1 F2 I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5 ");
+    CHECK(spelled({kH, 4, 6}, 3) == "F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5 ");
+    for (int64_t rank = 0; rank < 4; ++rank) {  // no rank holds more than 1F1B's first
+      CHECK(in_flight_micro_batches({kH, 4, 6}, rank) == std::vector<int64_t>{4});
+      CHECK(late_micro_batches({kH, 4, 6}, rank) == std::vector<int64_t>{rank == 0 ? 0 : rank + 1});
+    }
+    CHECK(spelled({kH, 1, 2}, 0) == "F0 B0 F1 B1 ");
+  }
+
+  TEST_CASE("ZB-V: the first and the last stage on rank 0, down the V and up again") {
+    const ScheduleShape shape{kV, 2, 4, 2};
+    for (int64_t stage = 0; stage < 4; ++stage) {
+      const StagePlace place = place_of(shape, stage);
+      CHECK(place.rank == (stage == 0 || stage == 3 ? 0 : 1));
+      CHECK(place.chunk == stage / 2);
+      CHECK(stage_at(shape, place.rank, place.chunk) == stage);
+    }
+    CHECK(spelled(shape, 0) ==
+          "F0.0 F1.0 F2.0 F0.1 I0.1 W0.1 F1.1 I1.1 W1.1 F3.0 B0.0 F2.1 I2.1 W2.1 B1.0 F3.1 I3.1 W3.1 B2.0 B3.0 ");
+    CHECK(spelled(shape, 1) ==
+          "F0.0 F0.1 F1.0 F1.1 I0.1 W0.1 F2.0 I0.0 W0.0 F2.1 I1.1 W1.1 F3.0 I1.0 W1.0 F3.1 I2.1 W2.1 I2.0 I3.1 I3.0 "
+          "W2.0 W3.1 W3.0 ");
+    for (int64_t pp = 2; pp <= 8; ++pp) {
+      for (int64_t rank = 0; rank < pp; ++rank) {  // about 1F1B's p micro-batches of a rank, 2 p of its halves
+        const std::vector<int64_t> slots = in_flight_micro_batches({kV, pp, 4 * pp, 2}, rank);
+        CHECK(slots[0] + slots[1] <= 2 * pp + 1);
+      }
+    }
+  }
+
   TEST_CASE("every schedule finishes, in the time of the bubble formula, and never reuses a live slot") {
     for (int64_t pp = 1; pp <= 8; ++pp) {
       for (int64_t m = 1; m <= 17; ++m) {
-        CAPTURE(pp);
-        CAPTURE(m);
+        const auto idle = static_cast<double>(pp - 1);
         for (const PipelineKind kind : {kG, kF}) {
-          const ScheduleShape shape{kind, pp, m};
-          REQUIRE(check_schedule(shape).ok());
-          CHECK(duration(shape) == doctest::Approx(3 * (m + pp - 1)));  // ideal 3m, bubble 3(p - 1)
-          CHECK(bubble_fraction(shape) == doctest::Approx(1 - 3 * m / duration(shape)));
-          CHECK(ends_without_buffers(shape));
-          check_slots(shape);
+          check_claims({kind, pp, m}, 3 * idle);
+          const BoundaryBuffers buffers = boundary_buffers({kind, pp, m});
+          CHECK((buffers.rings == 1 && buffers.activations == 1 && buffers.gradients == 1));
         }
+        check_claims({kH, pp, m}, idle + static_cast<double>(std::max<int64_t>(0, pp - m)));
+        if (pp > 1) check_claims({kV, pp, m, 2}, m >= 2 * pp - 1 ? idle : duration({kV, pp, m, 2}) - 6.0 * m);
       }
+    }
+  }
+
+  TEST_CASE("a V of few micro-batches idles less than 1F1B") {
+    for (int64_t pp = 2; pp <= 8; ++pp) {
+      for (int64_t m = 1; m < 2 * pp; ++m) CHECK(bubble_fraction({kV, pp, m, 2}) < bubble_fraction({kF, pp, m}));
     }
   }
 
@@ -164,27 +272,43 @@ TEST_SUITE("runtime/plan/schedule") {
         for (int64_t m = 1; m <= 24; ++m) {
           const ScheduleShape shape{kI, pp, m, chunks};
           CAPTURE(pp);
-          CAPTURE(chunks);
           CAPTURE(m);
           CHECK(check_schedule(shape).ok() == (m % pp == 0));
           if (m % pp != 0) continue;
           ++accepted;
-          CHECK(ends_without_buffers(shape));
-          check_slots(shape);
-          const double ideal = 3 * static_cast<double>(m);
-          CHECK(duration(shape) ==
-                doctest::Approx(ideal + 3.0 * static_cast<double>(pp - 1) / static_cast<double>(chunks)));
-          CHECK(bubble_fraction(shape) == doctest::Approx(1 - ideal / duration(shape)));
+          check_claims(shape, 3.0 * static_cast<double>(pp - 1));
         }
       }
     }
     CHECK(accepted == 3 * (12 + 8 + 6 + 4 + 4 + 3 + 3));
   }
 
+  TEST_CASE("interleaved in groups of any size from pp, the last one short: the same bubble, several sends at once") {
+    int64_t several = 0;
+    for (int64_t pp = 2; pp <= 6; ++pp) {
+      for (int64_t group = pp; group <= 2 * pp + 1; ++group) {
+        for (int64_t m = 1; m <= 3 * pp + 2; ++m) {
+          const ScheduleShape shape{kI, pp, m, 3, group};
+          const bool fits = m % group == 0 || m % group >= pp;
+          CAPTURE(pp);
+          CAPTURE(group);
+          CAPTURE(m);
+          CHECK(check_schedule(shape).ok() == fits);
+          if (!fits) continue;
+          check_claims(shape, 3.0 * static_cast<double>(pp - 1));
+          const BoundaryBuffers buffers = boundary_buffers(shape);
+          if (buffers.activations > 1 && !ends(shape, {1, 1, 1})) ++several;
+        }
+      }
+    }
+    CHECK(several > 0);  // with one buffer those would wait for ever: the rings are needed
+  }
+
   TEST_CASE("what cannot run is refused, with what would") {
     const auto refused = [](const ScheduleShape& shape) { return check_schedule(shape).error().message; };
     CHECK(refused({kF, 2, 4, 2}) ==
-          "mesh.virtual_stages = 2 is for schedule = \"interleaved\"; the schedule here runs one stage a rank");
+          "mesh.virtual_stages = 2 is for schedule = \"interleaved\" or \"zb-v\"; the schedule here runs one stage a "
+          "rank");
     CHECK(refused({kI, 2, 4, 1}) ==
           "schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got 2 and 1; with one stage a "
           "rank it is \"1f1b\"");
@@ -192,5 +316,16 @@ TEST_SUITE("runtime/plan/schedule") {
           "schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 4, and a step has 3; nearest: 4");
     CHECK(refused({kI, 3, 7, 2}) ==
           "schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 3, and a step has 7; nearest: 6, 9");
+    CHECK(refused({kI, 3, 6, 2, 5}) ==
+          "schedule = \"interleaved\" takes micro-batches in groups of mesh.micro_batch_group = 5, the last one of at "
+          "least mesh.pp = 3, and a step has 6; nearest: 5, 8");
+    CHECK(refused({kI, 4, 8, 2, 3}) ==
+          "mesh.micro_batch_group = 3 is less than mesh.pp = 4: the first rank would wait for the last one in every "
+          "group; nearest: 4");
+    CHECK(
+        refused({kV, 4, 8, 1}) ==
+        "schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got 4 and 1; with one stage a rank it is "
+        "\"zb-h1\"");
+    CHECK(refused({kH, 4, 8, 1, 4}) == "mesh.micro_batch_group = 4 is for schedule = \"interleaved\", not \"zb-h1\"");
   }
 }

@@ -27,9 +27,8 @@ struct Layout {
 };
 
 std::string spelled(const Layout& l) {
-  constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved"};
-  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {} shard {}", l.tp, l.pp, l.dp,
-                     kNames[static_cast<int>(l.schedule)], l.zero, l.sequence_parallel, l.virtual_stages, l.shard);
+  return fmt::format("tp {} pp {} dp {} {} zero {} sp {} v {} shard {}", l.tp, l.pp, l.dp, schedule_name(l.schedule),
+                     l.zero, l.sequence_parallel, l.virtual_stages, l.shard);
 }
 
 Recipe with(Recipe recipe, const Layout& l) {
@@ -43,25 +42,29 @@ Recipe with(Recipe recipe, const Layout& l) {
   return recipe;
 }
 
-constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI = PipelineKind::kInterleaved;
+constexpr PipelineKind kG = PipelineKind::kGpipe, kF = PipelineKind::k1F1B, kI = PipelineKind::kInterleaved,
+                       kH = PipelineKind::kZbH1, kV = PipelineKind::kZbV;
 
 // Drawn so that each value of each axis meets each of another at least once.
 const Layout kLayouts[] = {
-    {2, 1, 1, kF, 0, false},       {2, 1, 1, kF, 1, true},        {4, 1, 1, kG, 0, true},
-    {4, 1, 1, kF, 1, false},       {1, 2, 1, kG, 0, false},       {1, 2, 1, kF, 1, false},
-    {1, 4, 1, kG, 1, false},       {1, 4, 1, kF, 0, false},       {1, 1, 2, kF, 0, false},
-    {1, 1, 2, kF, 1, false},       {1, 1, 4, kG, 1, false},       {1, 1, 4, kF, 0, false},
-    {2, 2, 1, kF, 0, true},        {2, 2, 1, kG, 1, false},       {2, 1, 2, kF, 1, true},
-    {2, 1, 2, kG, 0, false},       {1, 2, 2, kF, 1, false},       {1, 2, 2, kG, 0, false},
-    {2, 2, 2, kF, 1, true},        {2, 2, 2, kG, 1, false},       {2, 2, 2, kF, 0, false},
-    {4, 2, 1, kF, 1, true},        {2, 4, 1, kG, 0, true},        {1, 4, 2, kF, 1, false},
-    {4, 1, 2, kG, 1, true},        {2, 2, 4, kF, 1, true},        {4, 4, 1, kF, 0, true},
-    {1, 2, 4, kG, 1, false},       {1, 2, 1, kI, 0, false, 2},    {2, 2, 1, kI, 1, true, 2},
-    {1, 2, 2, kI, 1, false, 2},    {1, 1, 2, kF, 2, false},       {1, 1, 4, kG, 3, false},
-    {2, 1, 2, kF, 3, true},        {1, 2, 2, kF, 2, false},       {1, 2, 2, kG, 3, false},
-    {2, 2, 2, kF, 3, true},        {1, 2, 2, kI, 3, false, 2},    {2, 2, 2, kI, 2, true, 2},
-    {1, 1, 4, kF, 1, false, 1, 2}, {1, 1, 4, kF, 2, false, 1, 2}, {2, 1, 4, kF, 3, true, 1, 2},
-    {1, 2, 4, kF, 3, false, 1, 2}, {1, 4, 2, kF, 3, false},       {4, 1, 2, kF, 2, true},
+    {2, 1, 1, kF, 0, false},       {2, 1, 1, kF, 1, true},       {4, 1, 1, kG, 0, true},
+    {4, 1, 1, kF, 1, false},       {1, 2, 1, kG, 0, false},      {1, 2, 1, kF, 1, false},
+    {1, 4, 1, kG, 1, false},       {1, 4, 1, kF, 0, false},      {1, 1, 2, kF, 0, false},
+    {1, 1, 2, kF, 1, false},       {1, 1, 4, kG, 1, false},      {1, 1, 4, kF, 0, false},
+    {2, 2, 1, kF, 0, true},        {2, 2, 1, kG, 1, false},      {2, 1, 2, kF, 1, true},
+    {2, 1, 2, kG, 0, false},       {1, 2, 2, kF, 1, false},      {1, 2, 2, kG, 0, false},
+    {2, 2, 2, kF, 1, true},        {2, 2, 2, kG, 1, false},      {2, 2, 2, kF, 0, false},
+    {4, 2, 1, kF, 1, true},        {2, 4, 1, kG, 0, true},       {1, 4, 2, kF, 1, false},
+    {4, 1, 2, kG, 1, true},        {2, 2, 4, kF, 1, true},       {4, 4, 1, kF, 0, true},
+    {1, 2, 4, kG, 1, false},       {1, 2, 1, kI, 0, false, 2},   {2, 2, 1, kI, 1, true, 2},
+    {1, 2, 2, kI, 1, false, 2},    {1, 2, 1, kH, 0, false},      {2, 2, 1, kH, 1, true},
+    {1, 4, 1, kH, 1, false},       {1, 2, 1, kV, 0, false, 2},   {2, 2, 1, kV, 1, true, 2},
+    {1, 2, 2, kV, 1, false, 2},    {4, 2, 1, kH, 0, false},      {1, 2, 4, kH, 1, false, 1, 2},
+    {1, 1, 2, kF, 2, false},       {1, 1, 4, kG, 3, false},      {2, 1, 2, kF, 3, true},
+    {1, 2, 2, kF, 2, false},       {1, 2, 2, kG, 3, false},      {2, 2, 2, kF, 3, true},
+    {1, 2, 2, kI, 3, false, 2},    {2, 2, 2, kI, 2, true, 2},    {1, 1, 4, kF, 1, false, 1, 2},
+    {1, 1, 4, kF, 2, false, 1, 2}, {2, 1, 4, kF, 3, true, 1, 2}, {1, 2, 4, kF, 3, false, 1, 2},
+    {1, 4, 2, kF, 3, false},       {4, 1, 2, kF, 2, true},
 };
 
 }  // namespace
@@ -140,9 +143,112 @@ TEST_SUITE("runtime/trainer/parity") {
     }
   }
 
+  TEST_CASE(
+      "every schedule and every way to recompute gives the bits of 1F1B that keeps everything, in planned memory") {
+    // In each tensor gradients are added in the order of micro-batches, whatever the schedule, and the sums of losses
+    // and norms are exact. One thing stands outside: a V adds both gradients of a tied embedding in place, so the model
+    // is untied.
+    struct Case {
+      int64_t tp, dp;
+      bool sequence_parallel;
+      int zero;
+    };
+    struct Schedule {
+      PipelineKind kind;
+      int64_t virtual_stages = 1, group = 0;
+    };
+    const Schedule schedules[] = {{kG}, {kF}, {kI, 2}, {kI, 2, 3}, {kH}, {kV, 2}};
+    const RecomputeConfig modes[] = {{},
+                                     {RecomputeMode::kSelective},
+                                     {RecomputeMode::kFull},
+                                     {RecomputeMode::kFull, 1},
+                                     {RecomputeMode::kFull, 0, true}};
+    for (const Case& c : {Case{1, 1, false, 0}, Case{2, 1, false, 1}, Case{2, 1, true, 0}, Case{1, 2, false, 1}}) {
+      for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+        if (precision == Precision::kBf16 && !c.sequence_parallel) continue;
+        Recipe recipe = tiny_recipe(c.dp == 1, false);
+        recipe.precision = precision;
+        recipe.stop = {Span::Unit::kSteps, 3};
+        recipe.batch.samples = 6 * c.dp;
+        recipe.optimizer.zero = c.zero;
+        if (c.tp > 1) {
+          recipe.model.embedding_dropout = recipe.model.attention_dropout = recipe.model.residual_dropout = 0.1;
+        }
+        recipe.mesh.tp = c.tp;
+        recipe.mesh.pp = 2;
+        recipe.mesh.sequence_parallel = c.sequence_parallel;
+        const int64_t world = 2 * c.tp * c.dp;
+        const auto plain = train_on_threads(recipe, world).value();
+        for (const Schedule& schedule : schedules) {
+          for (const RecomputeConfig& mode : modes) {
+            if (mode.distribute && (c.sequence_parallel || c.tp == 1)) continue;
+            recipe.schedule = schedule.kind;
+            recipe.mesh.virtual_stages = schedule.virtual_stages;
+            recipe.mesh.micro_batch_group = schedule.group;
+            recipe.recompute = mode;
+            CAPTURE(c.tp);
+            CAPTURE(c.dp);
+            CAPTURE(c.sequence_parallel);
+            CAPTURE(schedule_name(schedule.kind));
+            CAPTURE(schedule.group);
+            CAPTURE(static_cast<int>(mode.mode));
+            CAPTURE(mode.layers);
+            CAPTURE(mode.distribute);
+            const auto trained = train_on_threads(recipe, world);
+            REQUIRE_MESSAGE(trained.ok(), trained.error().message);
+            CHECK(trained.value().losses == plain.losses);
+            CHECK(trained.value().norms == plain.norms);
+            for (const auto& [key, values] : plain.state) {
+              REQUIRE(std::memcmp(values.data(), trained.value().state.at(key).data(), values.size() * 4) == 0);
+            }
+            const Plan plan = make_plan(recipe, world).value();
+            for (int64_t rank = 0; rank < world; ++rank) {
+              const RankPlan mine = plan.rank(rank);
+              CHECK(trained.value().allocated_bytes[rank] ==
+                    mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
+                        stage_buffers_bytes(plan, mine) + plan.boundary_buffers_bytes());
+            }
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("zero-bubble schedules of uneven and weighted stages keep the trajectory, tied, with validation") {
+    Recipe base = tiny_recipe(false, true);
+    base.model.layers = 8;
+    base.batch.samples = 12;
+    const auto serial = train_on_threads(base, 1).value();
+    Recipe other = base;
+    const auto follows = [&](int64_t world) {
+      const auto parallel = train_on_threads(other, world);
+      REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+      for (size_t k = 0; k < 20; ++k) {
+        CHECK(std::abs(parallel.value().losses[k] - serial.losses[k]) / serial.losses[k] < kLossTolerance);
+      }
+    };
+    other.schedule = kV;
+    other.mesh.pp = 3;
+    other.mesh.virtual_stages = 2;
+    other.mesh.stages = {1, 2, 1, 1, 1, 2};
+    follows(3);
+    other.mesh.pp = 2;
+    other.mesh.stages = {};
+    other.mesh.embedding_weight = 1;
+    other.mesh.head_weight = 2;
+    other.recompute = {RecomputeMode::kFull, 1};
+    follows(2);
+    other.schedule = kH;
+    other.mesh.pp = 4;
+    other.mesh.virtual_stages = 1;
+    other.recompute = {RecomputeMode::kSelective};
+    follows(4);
+  }
+
   TEST_CASE("train 20 = train 10, stop, resume, 10 more: the same bits in the same layout") {
     const Layout layouts[] = {{1, 1, 1, kF, 0, false},    {2, 2, 2, kF, 1, true},  {2, 1, 2, kG, 0, false},
-                              {1, 2, 2, kI, 1, false, 2}, {1, 2, 2, kF, 2, false}, {2, 1, 4, kF, 3, true, 1, 2}};
+                              {1, 2, 2, kI, 1, false, 2}, {1, 2, 2, kF, 2, false}, {2, 1, 4, kF, 3, true, 1, 2},
+                              {1, 2, 2, kV, 1, false, 2}};
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       for (const Layout& layout : layouts) {
         CAPTURE(spelled(layout));
@@ -238,7 +344,7 @@ TEST_SUITE("runtime/trainer/parity") {
     for (const Layout& layout :
          {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 4, 1, kG, 0, false},
           Layout{1, 2, 2, kI, 1, false, 2}, Layout{1, 1, 2, kF, 2, false}, Layout{1, 2, 2, kI, 3, false, 2},
-          Layout{2, 1, 4, kF, 3, true, 1, 2}}) {
+          Layout{2, 1, 4, kF, 3, true, 1, 2}, Layout{2, 4, 1, kH, 0, false}, Layout{1, 2, 2, kV, 1, false, 2}}) {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         Recipe recipe = with(tiny_recipe(true, false), layout);
         recipe.precision = precision;

@@ -20,10 +20,12 @@ struct Layout {
   bool keep = false;
   int64_t micro = 1;
   PipelineKind schedule = PipelineKind::k1F1B;
+  RecomputeConfig recompute = {};
   int64_t world() const { return tp * pp * dp; }
   std::string text() const {
-    return fmt::format("tp {} pp {} dp {} zero {} shard {} sp {} v {} keep {} micro {}", tp, pp, dp, zero, shard,
-                       sequence_parallel, virtual_stages, keep, micro);
+    return fmt::format("tp {} pp {} dp {} zero {} shard {} sp {} v {} keep {} micro {} {} recompute {} {}", tp, pp, dp,
+                       zero, shard, sequence_parallel, virtual_stages, keep, micro, schedule_name(schedule),
+                       static_cast<int>(recompute.mode), recompute.layers);
   }
 };
 
@@ -34,7 +36,9 @@ Recipe with(Recipe recipe, const Layout& l, int64_t bucket = 4000) {
   recipe.mesh.shard = l.shard;
   recipe.mesh.sequence_parallel = l.sequence_parallel;
   recipe.mesh.virtual_stages = l.virtual_stages;
-  recipe.schedule = l.virtual_stages > 1 ? PipelineKind::kInterleaved : l.schedule;
+  const bool interleaved = l.virtual_stages > 1 && l.schedule != PipelineKind::kZbV;
+  recipe.schedule = interleaved ? PipelineKind::kInterleaved : l.schedule;
+  recipe.recompute = l.recompute;
   recipe.optimizer.zero = l.zero;
   recipe.optimizer.bucket = bucket;
   recipe.optimizer.keep_after_forward = l.keep;
@@ -120,6 +124,22 @@ TEST_SUITE("runtime/trainer/zero") {
     layouts.push_back({.dp = 2, .zero = 3, .keep = true});
     layouts.push_back({.pp = 2, .dp = 2, .zero = 3, .virtual_stages = 2, .keep = true});
     layouts.push_back({.dp = 4, .zero = 3, .shard = 2, .keep = true});
+    constexpr RecomputeMode kFull = RecomputeMode::kFull;
+    for (const int zero : {0, 1}) {
+      layouts.push_back({.pp = 2, .dp = 2, .zero = zero, .schedule = PipelineKind::kZbH1});
+      layouts.push_back({.tp = 2, .pp = 2, .zero = zero, .sequence_parallel = true, .schedule = PipelineKind::kZbH1});
+      layouts.push_back({.pp = 2, .dp = 2, .zero = zero, .virtual_stages = 2, .schedule = PipelineKind::kZbV});
+    }
+    layouts.push_back({.tp = 2,
+                       .pp = 2,
+                       .sequence_parallel = true,
+                       .virtual_stages = 2,
+                       .schedule = PipelineKind::kZbV,
+                       .recompute = {kFull, 1}});
+    layouts.push_back({.tp = 2, .pp = 2, .schedule = PipelineKind::kZbH1, .recompute = {kFull, 0, true}});
+    layouts.push_back({.tp = 2, .recompute = {kFull, 0, true}});
+    layouts.push_back({.tp = 2, .dp = 2, .zero = 3, .sequence_parallel = true, .recompute = {kFull}});
+    layouts.push_back({.tp = 2, .pp = 2, .zero = 1, .recompute = {RecomputeMode::kSelective, 1}});
     bool tied = false;
     for (const Layout& layout : layouts) {
       tied = !tied;
@@ -147,10 +167,12 @@ TEST_SUITE("runtime/trainer/zero") {
   }
 
   TEST_CASE("overlapped or not, the bits are the same") {
-    for (const Layout& layout : {Layout{.dp = 4}, Layout{.dp = 4, .zero = 1}, Layout{.dp = 2, .zero = 2},
-                                 Layout{.dp = 4, .zero = 3, .shard = 2},
-                                 Layout{.tp = 2, .pp = 2, .dp = 2, .zero = 3, .sequence_parallel = true},
-                                 Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2}}) {
+    for (const Layout& layout :
+         {Layout{.dp = 4}, Layout{.dp = 4, .zero = 1}, Layout{.dp = 2, .zero = 2},
+          Layout{.dp = 4, .zero = 3, .shard = 2},
+          Layout{.tp = 2, .pp = 2, .dp = 2, .zero = 3, .sequence_parallel = true},
+          Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2},
+          Layout{.pp = 2, .dp = 2, .zero = 1, .virtual_stages = 2, .schedule = PipelineKind::kZbV}}) {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         CAPTURE(layout.text());
         Recipe recipe = with(short_recipe(layout.dp == 4, layout.pp == 2, 8), layout);

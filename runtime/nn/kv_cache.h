@@ -1,0 +1,35 @@
+#pragma once
+// Keys and values of tokens that were seen, for a forward pass over those that follow them (runtime/inference).
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace cairn::nn {
+
+/// Rows of `row_elems` = K D elements of the compute dtype, after rotary, [layers, sequences, capacity, K D] each.
+/// Borrowed memory.
+struct KvCache {
+  void* key_memory = nullptr;
+  void* value_memory = nullptr;
+  int64_t sequences = 0, capacity = 0, row_elems = 0;
+
+  template <typename Real>
+  Real* keys(int64_t layer, int64_t sequence) const {
+    return static_cast<Real*>(key_memory) + (layer * sequences + sequence) * capacity * row_elems;
+  }
+  template <typename Real>
+  Real* values(int64_t layer, int64_t sequence) const {
+    return static_cast<Real*>(value_memory) + (layer * sequences + sequence) * capacity * row_elems;
+  }
+};
+
+/// Where the rows [T] of a pass stand. A row sees its own token and all before it in its sequence.
+struct CachedRows {
+  const KvCache* cache = nullptr;
+  std::span<const int32_t> sequence;
+  std::span<const int32_t> position;  // in [0, capacity); -1: padding, whose output means nothing
+  bool from_start = false;            // row r is position r of one sequence: nothing before it is in the cache
+};
+
+}  // namespace cairn::nn

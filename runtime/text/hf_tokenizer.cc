@@ -1,0 +1,263 @@
+// A Hugging Face tokenizer.json as a pipeline: added tokens are cut out, the rest is normalized, cut again by the added
+// tokens that are looked for in normalized text, cut into pieces, and each piece given to the model.
+// Source: huggingface/tokenizers, src/tokenizer/mod.rs and src/processors. Truncation and padding are not applied.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "runtime/text/added_tokens.h"
+#include "runtime/text/decoder.h"
+#include "runtime/text/json_fields.h"
+#include "runtime/text/normalizer.h"
+#include "runtime/text/pre_tokenizer.h"
+#include "runtime/text/subword_model.h"
+#include "runtime/text/tokenizer.h"
+#include "runtime/text/utf8.h"
+
+namespace cairn::text {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kRememberedPieces = size_t{1} << 16;
+constexpr size_t kRememberedBytes = 64;  // longer pieces rarely come again
+
+/// ids around a text, as the post-processor says.
+struct Around {
+  std::vector<int32_t> before, after;
+};
+
+Result<std::vector<int32_t>> template_ids(const json& spec, const std::string& name) {
+  const auto pointer = json::json_pointer("/special_tokens") / name / "ids";
+  if (!spec.contains(pointer) || !spec[pointer].is_array()) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("the template names {}, which special_tokens lacks", name)};
+  }
+  std::vector<int32_t> out;
+  for (const json& id : spec[pointer]) {
+    if (!id.is_number_unsigned()) return bad_field("ids", "a list of ids", spec[pointer]);
+    out.push_back(id.get<int32_t>());
+  }
+  return out;
+}
+
+Result<int32_t> pair_id(const json& spec, std::string_view name) {  // ["</s>", 2]
+  const auto found = spec.find(name);
+  if (found == spec.end() || !found->is_array() || found->size() != 2 || !(*found)[1].is_number_unsigned()) {
+    return bad_field(name, "[token, id]", found == spec.end() ? json() : *found);
+  }
+  return (*found)[1].get<int32_t>();
+}
+
+Status add_post_processor(const json& spec, Around* out) {
+  if (spec.is_null()) return {};
+  RT_TRY_SET(const std::string type, type_of(spec, "post_processor"));
+  if (type == "ByteLevel") return {};  // offsets only
+  if (type == "Sequence") {
+    const auto list = spec.find("processors");
+    if (list == spec.end() || !list->is_array()) return bad_field("processors", "a list", spec);
+    for (const json& step : *list) RT_TRY(add_post_processor(step, out));
+    return {};
+  }
+  if (type == "BertProcessing" || type == "RobertaProcessing") {
+    RT_TRY_SET(const int32_t first, pair_id(spec, "cls"));
+    RT_TRY_SET(const int32_t last, pair_id(spec, "sep"));
+    out->before.insert(out->before.begin(), first);
+    out->after.push_back(last);
+    return {};
+  }
+  if (type == "TemplateProcessing") {
+    const auto single = spec.find("single");
+    if (single == spec.end() || !single->is_array()) return bad_field("single", "a list", spec);
+    Around added;
+    bool text_seen = false;
+    for (const json& item : *single) {
+      if (item.is_object() && item.contains("Sequence") && !text_seen) {
+        text_seen = true;
+        continue;
+      }
+      if (!item.is_object() || !item.contains("SpecialToken")) {
+        return bad_field("single", "special tokens around one sequence", *single);
+      }
+      RT_TRY_SET(const std::string name, string_field(item["SpecialToken"], "id"));
+      RT_TRY_SET(const std::vector<int32_t> ids, template_ids(spec, name));
+      std::vector<int32_t>& side = text_seen ? added.after : added.before;
+      side.insert(side.end(), ids.begin(), ids.end());
+    }
+    if (!text_seen) return bad_field("single", "special tokens around one sequence", *single);
+    out->before.insert(out->before.begin(), added.before.begin(), added.before.end());
+    out->after.insert(out->after.end(), added.after.begin(), added.after.end());
+    return {};
+  }
+  return Error{ErrorCode::kUnsupported,
+               fmt::format("the type {} is not read here; known are BertProcessing, ByteLevel, RobertaProcessing, "
+                           "Sequence, TemplateProcessing",
+                           type)};
+}
+
+/// eos_token of tokenizer_config.json or special_tokens_map.json: a string or {"content": ...}; empty: not said.
+std::string eos_token(std::string_view text) {
+  const json config = json::parse(text, nullptr, false);
+  if (!config.is_object() || !config.contains("eos_token")) return {};
+  const json& token = config["eos_token"];
+  if (token.is_string()) return token.get<std::string>();
+  if (token.is_object() && token.contains("content") && token["content"].is_string()) {
+    return token["content"].get<std::string>();
+  }
+  return {};
+}
+
+class HfTokenizer final : public Tokenizer {
+ public:
+  Status load(std::string_view text, std::string_view config, std::string_view map) {
+    if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("byte {}: is not UTF-8", bad)};
+    }
+    const json spec = json::parse(text, nullptr, false);
+    if (!spec.is_object() || !spec.contains("model")) {
+      return Error{ErrorCode::kInvalidInput, "not a tokenizer.json: expected a JSON object with \"model\""};
+    }
+    const auto part = [&](const char* name) { return spec.contains(name) ? spec[name] : json(); };
+    RT_TRY_SET(model_, make_subword_model(spec["model"]));
+    RT_TRY_SET(normalizer_, Normalizer::make(part("normalizer")));
+    RT_TRY_SET(pre_tokenizer_, PreTokenizer::make(part("pre_tokenizer")));
+    RT_TRY(add_post_processor(part("post_processor"), &around_).with("post_processor"));
+    RT_TRY_SET(decoder_, Decoder::make(part("decoder")));
+    for (const auto& [token, id] : model_->vocabulary()) RT_TRY(name(id, token));
+    RT_TRY(read_added(part("added_tokens")));
+    for (const std::string_view beside : {config, map}) {
+      if (const std::string token = eos_token(beside); eod_ < 0 && !token.empty()) eod_ = find(token).value_or(-1);
+    }
+    return {};
+  }
+
+  int64_t vocab() const override { return static_cast<int64_t>(tokens_.size()); }
+  int32_t eod() const override { return eod_; }
+  std::vector<int32_t> before() const override { return around_.before; }
+  std::vector<int32_t> after() const override { return around_.after; }
+
+  Status encode(std::string_view text, std::vector<int32_t>* ids) const override {
+    if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer", bad,
+                               static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
+    }
+    Remembered remembered;
+    for (const TextPart& part : raw_added_.split(text)) {
+      if (part.id >= 0) {
+        ids->push_back(part.id);
+        continue;
+      }
+      RT_TRY_SET(const std::string normal, normalizer_.apply(text.substr(part.begin, part.end - part.begin)));
+      for (const TextPart& inner : normalized_added_.split(normal)) {
+        if (inner.id >= 0) {
+          ids->push_back(inner.id);
+          continue;
+        }
+        RT_TRY_SET(const std::vector<Piece> pieces,
+                   pre_tokenizer_.apply(
+                       {normal.substr(inner.begin, inner.end - inner.begin), part.begin == 0 && inner.begin == 0}));
+        for (const Piece& piece : pieces) encode_piece(piece.text, &remembered, ids);
+      }
+    }
+    return {};
+  }
+
+  Result<std::string> decode(std::span<const int32_t> ids, Specials specials) const override {
+    std::vector<std::string> tokens;
+    tokens.reserve(ids.size());
+    for (const int32_t id : ids) {
+      if (id < 0 || id >= vocab() || !tokens_[id].known) {
+        return Error{ErrorCode::kInvalidInput,
+                     fmt::format("token {} is outside the tokenizer: expected 0 to {}", id, vocab() - 1)};
+      }
+      if (specials == Specials::kKeep || !tokens_[id].special) tokens.push_back(tokens_[id].text);
+    }
+    return decoder_.apply(std::move(tokens));
+  }
+
+  std::optional<int32_t> find(std::string_view token) const override {
+    if (const auto found = added_.find(token); found != added_.end()) return found->second;
+    const auto found = model_->vocabulary().find(token);
+    return found == model_->vocabulary().end() ? std::nullopt : std::optional<int32_t>(found->second);
+  }
+
+ private:
+  struct Named {
+    std::string text;
+    bool known = false, special = false;
+  };
+  using Remembered = std::unordered_map<std::string, std::vector<int32_t>>;
+
+  Status name(int32_t id, const std::string& token) {
+    constexpr int32_t kMostIds = 1 << 24;
+    if (id < 0 || id >= kMostIds) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("the token \"{}\" has the id {}", token, id)};
+    }
+    if (static_cast<size_t>(id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(id) + 1);
+    tokens_[id].text = token;
+    tokens_[id].known = true;
+    return {};
+  }
+
+  Status read_added(const json& list) {
+    if (list.is_null()) return {};
+    if (!list.is_array()) return bad_field("added_tokens", "a list", list);
+    for (const json& entry : list) {
+      AddedToken token;
+      if (!entry.is_object() || !entry.contains("id") || !entry["id"].is_number_unsigned()) {
+        return bad_field("added_tokens", "objects with \"id\" and \"content\"", entry);
+      }
+      token.id = entry["id"].get<int32_t>();
+      RT_TRY_SET(token.content, string_field(entry, "content"));
+      RT_TRY_SET(token.single_word, bool_field(entry, "single_word", false));
+      RT_TRY_SET(token.lstrip, bool_field(entry, "lstrip", false));
+      RT_TRY_SET(token.rstrip, bool_field(entry, "rstrip", false));
+      RT_TRY_SET(token.special, bool_field(entry, "special", false));
+      RT_TRY_SET(token.normalized, bool_field(entry, "normalized", !token.special));
+      const auto in_model = model_->vocabulary().find(token.content);
+      if (in_model != model_->vocabulary().end() && in_model->second != token.id) {
+        return Error{ErrorCode::kInvalidInput, fmt::format("added_tokens: \"{}\" has the id {}, in the vocabulary {}",
+                                                           token.content, token.id, in_model->second)};
+      }
+      RT_TRY(name(token.id, token.content).with("added_tokens"));
+      tokens_[token.id].special = token.special;
+      added_.emplace(token.content, token.id);
+      if (token.normalized) {
+        RT_TRY_SET(token.content, normalizer_.apply(token.content));
+        normalized_added_.add(std::move(token));
+      } else {
+        raw_added_.add(std::move(token));
+      }
+    }
+    return {};
+  }
+
+  void encode_piece(const std::string& piece, Remembered* remembered, std::vector<int32_t>* ids) const {
+    if (piece.size() > kRememberedBytes || remembered->size() >= kRememberedPieces) return model_->encode(piece, ids);
+    const auto [entry, fresh] = remembered->try_emplace(piece);
+    if (fresh) model_->encode(piece, &entry->second);
+    ids->insert(ids->end(), entry->second.begin(), entry->second.end());
+  }
+
+  std::unique_ptr<SubwordModel> model_;
+  Normalizer normalizer_;
+  PreTokenizer pre_tokenizer_;
+  Decoder decoder_;
+  Around around_;
+  AddedTokens raw_added_, normalized_added_;
+  Vocabulary added_;
+  std::vector<Named> tokens_;  // by id
+  int32_t eod_ = -1;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, std::string_view config_json,
+                                                     std::string_view special_tokens_map_json) {
+  auto out = std::make_unique<HfTokenizer>();
+  RT_TRY(out->load(tokenizer_json, config_json, special_tokens_map_json));
+  return std::unique_ptr<Tokenizer>(std::move(out));
+}
+
+}  // namespace cairn::text

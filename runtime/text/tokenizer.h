@@ -1,0 +1,80 @@
+#pragma once
+// Text <-> token ids: raw bytes, a SentencePiece model, or a Hugging Face tokenizer.json. Threads: a Tokenizer is
+// immutable.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/config/recipe.h"
+#include "runtime/core/result.h"
+
+namespace cairn::text {
+
+/// Special tokens in a decoded text: as they are written, or left out.
+enum class Specials { kKeep, kSkip };
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  /// One more than the largest id.
+  virtual int64_t vocab() const = 0;
+
+  /// The id that ends a document, or -1. Bytes: 0, the byte that text does not contain. SentencePiece: the model's eos.
+  /// tokenizer.json: the eos_token of the tokenizer_config.json or special_tokens_map.json beside it.
+  virtual int32_t eod() const = 0;
+
+  /// Appends the ids of `text`, without those that a model wants around it. Errors: kInvalidInput, with the byte within
+  /// `text`, when it cannot be encoded (not UTF-8, except for bytes).
+  virtual Status encode(std::string_view text, std::vector<int32_t>* ids) const = 0;
+
+  /// What a model wants around a text (the beginning-of-sequence token, for one), by the file's post-processor.
+  virtual std::vector<int32_t> before() const { return {}; }
+  virtual std::vector<int32_t> after() const { return {}; }
+
+  /// The text of `ids`. Not always UTF-8: a byte token may be half a character. Errors: kInvalidInput for an id
+  /// outside the vocabulary.
+  virtual Result<std::string> decode(std::span<const int32_t> ids, Specials specials = Specials::kKeep) const = 0;
+
+  /// The token as the vocabulary spells it, or nothing.
+  virtual std::optional<int32_t> find(std::string_view token) const = 0;
+};
+
+/// Errors: kInvalidInput for Kind::kNone and a file that is missing or damaged, kUnsupported naming a part of a
+/// tokenizer.json that is not computed here.
+Result<std::unique_ptr<Tokenizer>> make_tokenizer(const TokenizerConfig& config);
+
+/// The same from the files' contents, `config_json` and `special_tokens_map_json` being what stood beside it or empty.
+Result<std::unique_ptr<Tokenizer>> make_hf_tokenizer(std::string_view tokenizer_json, std::string_view config_json,
+                                                     std::string_view special_tokens_map_json);
+Result<std::unique_ptr<Tokenizer>> make_sentencepiece_tokenizer(std::string_view model);
+
+/// "bytes", the path of a tokenizer.json (or of a folder that has one), or the path of a SentencePiece model: as a
+/// person names a tokenizer on the command line.
+TokenizerConfig tokenizer_config(const std::string& name);
+
+/// The text of a stream of ids, as far as it will not change any more: for printing tokens as they come.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer, Specials specials) : tokenizer_(tokenizer), specials_(specials) {}
+
+  /// What `id` adds: possibly nothing, while a character is not whole.
+  Result<std::string> add(int32_t id);
+  /// What was held back, at the end.
+  Result<std::string> finish();
+
+ private:
+  Result<std::string> text_of(size_t begin) const;
+  const Tokenizer& tokenizer_;
+  Specials specials_;
+  std::vector<int32_t> ids_;
+  size_t context_ = 0;  // ids before it cannot change what later ones spell
+  size_t shown_ = 0;    // bytes of the text from context_ on that were given out
+};
+
+}  // namespace cairn::text

@@ -1,0 +1,272 @@
+// Generation with a cache of keys and values against the whole text computed anew.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "runtime/inference/generate.h"
+#include "runtime/inference/session.h"
+#include "runtime/kernels/few_rows.h"
+#include "runtime/trainer/initial.h"
+
+using namespace cairn;
+using namespace cairn::inference;
+
+namespace {
+
+Recipe recipe_of(bool llama, Precision precision = Precision::kF32, int64_t context = 96) {
+  Recipe r;
+  r.name = "cache";
+  r.seed = 5;
+  r.stop = {Span::Unit::kSteps, 1};
+  r.model = {.layers = 2,
+             .width = 48,
+             .heads = 6,
+             .kv_heads = llama ? 2 : 6,
+             .head_dim = 8,
+             .ffn = 80,
+             .context = context,
+             .vocab = 61};
+  if (llama) {
+    r.model.positions = Positions::kRotary;
+    r.model.norm = NormKind::kRmsNorm;
+    r.model.activation = Activation::kSwiGlu;
+    r.model.bias = false;
+    r.model.tied_embeddings = false;
+  }
+  r.model.init_std = 0.3;  // so that tokens differ in their likelihood by more than rounding
+  r.batch = {1, 1};
+  r.optimizer.peak_lr = 1e-3;
+  r.precision = precision;
+  r.eval.steps = 1;
+  return r;
+}
+
+std::unique_ptr<Session> session_of(const Recipe& recipe) {
+  Result<std::unique_ptr<Session>> made = Session::make(recipe);
+  REQUIRE_MESSAGE(made.ok(), made.error().message);
+  std::unique_ptr<Session> out = std::move(made).value();
+  for (const trainer::StateTensor& run : out->weights()) {
+    trainer::initial_weights(out->plan(), run.tensor, run.box, reinterpret_cast<float*>(run.data));
+  }
+  out->weights_ready();
+  return out;
+}
+
+std::vector<int32_t> random_tokens(size_t count, int seed, int32_t vocab = 61) {
+  std::mt19937 draw(seed);
+  std::vector<int32_t> out(count);
+  for (int32_t& token : out) token = static_cast<int32_t>(draw() % static_cast<uint32_t>(vocab));
+  return out;
+}
+
+std::vector<float> copy(const Result<std::span<const float>>& logits) {
+  REQUIRE_MESSAGE(logits.ok(), logits.error().message);
+  return {logits.value().begin(), logits.value().end()};
+}
+
+double largest_difference(std::span<const float> a, std::span<const float> b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0, scale = 1;
+  for (size_t k = 0; k < a.size(); ++k) {
+    most = std::max(most, std::abs(static_cast<double>(a[k]) - b[k]));
+    scale = std::max(scale, std::abs(static_cast<double>(b[k])));
+  }
+  return most / scale;
+}
+
+std::vector<std::vector<int32_t>> generated(Session& session, const std::vector<std::vector<int32_t>>& prompts,
+                                            const GenerateOptions& options) {
+  std::vector<std::vector<int32_t>> out(prompts.size());
+  const auto done = generate(session, prompts, options, [&](size_t k, int32_t token) {
+    out[k].push_back(token);
+    return true;
+  });
+  REQUIRE_MESSAGE(done.ok(), done.error().message);
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/inference/cache") {
+  TEST_CASE("logits with the cache are those of the whole text, for every length of prompt and of what follows") {
+    for (const bool llama : {false, true}) {
+      for (const Precision precision : {Precision::kF32, Precision::kBf16, Precision::kF16}) {
+        CAPTURE(llama);
+        CAPTURE(static_cast<int>(precision));
+        // The sums run in another order. Float: measured 1e-6. bf16 rounds each activation to 8 bits, in two layers.
+        const double gate = precision == Precision::kF32 ? 2e-5 : 4e-2;
+        const std::unique_ptr<Session> session = session_of(recipe_of(llama, precision));
+        const std::vector<int32_t> text = random_tokens(96, 3);
+        for (const size_t prompt : {1, 7, 8, 9, 64, 75, 96}) {
+          CAPTURE(prompt);
+          REQUIRE(session->make_cache(2, 96).ok());
+          const std::vector<int32_t> other = random_tokens(prompt == 96 ? 5 : prompt / 2 + 1, 4);
+          REQUIRE(session->start(1, other).ok());
+          std::vector<float> cached = copy(session->start(0, std::span(text).first(prompt)));
+          for (size_t n = prompt;; ++n) {
+            const std::vector<float> whole = copy(session->logits(std::span(text).first(n)));
+            CHECK(largest_difference(cached, std::span(whole).last(61)) <= gate);
+            if (n == std::min<size_t>(96, prompt + 6)) break;
+            const std::vector<int32_t> next = {text[n], n % 2 == 0 ? 7 : -1};  // the other one advances at times
+            cached = copy(session->next(next));
+            cached.resize(61);
+          }
+        }
+        REQUIRE(session->length(0) == 96);
+        CHECK_FALSE(session->next(std::vector<int32_t>{1, -1}).ok());  // full
+      }
+    }
+  }
+
+  TEST_CASE("every option of the model computes the same with the cache") {
+    struct Case {
+      const char* name;
+      bool llama;
+      void (*set)(ModelConfig&);
+    };
+    const Case cases[] = {
+        {"alibi", false, [](ModelConfig& m) { m.positions = Positions::kAlibi; }},
+        {"no positions", false, [](ModelConfig& m) { m.positions = Positions::kNone; }},
+        {"offset, norm of the embedding", false,
+         [](ModelConfig& m) {
+           m.position_offset = 2;
+           m.embedding_norm = true;
+         }},
+        {"window", true, [](ModelConfig& m) { m.sliding_window = 5; }},
+        {"window in one layer", true,
+         [](ModelConfig& m) {
+           m.sliding_window = 5;
+           m.window_layers = {1};
+         }},
+        {"norms of q and k", true, [](ModelConfig& m) { m.qk_norm = QkNorm::kHead; }},
+        {"partial, interleaved rotary", true,
+         [](ModelConfig& m) {
+           m.rope.dims = 4;
+           m.rope.pairs = RotaryPairs::kInterleaved;
+         }},
+        {"dynamic rotary", true,
+         [](ModelConfig& m) {
+           m.rope.scaling = RopeScaling::kDynamic;
+           m.rope.factor = 2;
+           m.rope.original_context = 32;
+         }},
+        {"parallel block", true, [](ModelConfig& m) { m.block = BlockKind::kParallel; }},
+        {"sandwich block", true, [](ModelConfig& m) { m.block = BlockKind::kSandwich; }},
+        {"experts", true, [](ModelConfig& m) { m.moe.experts = 4; }},
+    };
+    for (const Case& option : cases) {
+      CAPTURE(option.name);
+      Recipe recipe = recipe_of(option.llama);
+      option.set(recipe.model);
+      const std::unique_ptr<Session> session = session_of(recipe);
+      const std::vector<int32_t> text = random_tokens(20, 3);
+      for (const size_t prompt : {1, 9}) {
+        REQUIRE(session->make_cache(1, 96).ok());
+        std::vector<float> cached = copy(session->start(0, std::span(text).first(prompt)));
+        for (size_t n = prompt;; ++n) {
+          CAPTURE(n);
+          const std::vector<float> whole = copy(session->logits(std::span(text).first(n)));
+          CHECK(largest_difference(cached, std::span(whole).last(61)) <= 2e-5);
+          if (n == text.size()) break;
+          cached = copy(session->next(std::vector<int32_t>{text[n]}));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("greedy text equals that made without a cache, also when the context is full and slides") {
+    for (const bool llama : {false, true}) {
+      const std::unique_ptr<Session> session = session_of(recipe_of(llama, Precision::kF32, 24));
+      std::vector<int32_t> text = random_tokens(10, 8);
+      const auto made = generated(*session, {text}, {.max_tokens = 60, .sampling = {.temperature = 0}})[0];
+      REQUIRE(made.size() == 60);
+      // The rule: all tokens while they fit; when 24 are held, the last 12 and from there on.
+      size_t begin = 0;
+      for (const int32_t token : made) {
+        if (text.size() - begin > 24) begin = text.size() - 12;
+        const std::vector<float> logits = copy(session->logits(std::span(text).subspan(begin)));
+        const std::span<const float> last = std::span(logits).last(61);
+        REQUIRE(token == sample_token(last, {.temperature = 0}, 0));
+        text.push_back(token);
+      }
+    }
+  }
+
+  TEST_CASE("a prompt's text is the same alone, among others and in batches of any size; a seed gives it again") {
+    const std::unique_ptr<Session> session = session_of(recipe_of(true));
+    std::vector<std::vector<int32_t>> prompts;
+    for (int k = 0; k < 7; ++k) prompts.push_back(random_tokens(1 + 9 * static_cast<size_t>(k), k));
+    for (const double temperature : {0.0, 1.0}) {
+      GenerateOptions options{.max_tokens = 12, .sampling = {.temperature = temperature, .top_k = 20, .seed = 4}};
+      options.batch = 7;
+      const auto together = generated(*session, prompts, options);
+      CHECK(generated(*session, prompts, options) == together);
+      for (const int64_t batch : {1, 2, 3}) {
+        options.batch = batch;
+        CHECK(generated(*session, prompts, options) == together);
+      }
+      CHECK(generated(*session, {prompts[0]}, options)[0] == together[0]);
+      options.sampling.seed = 5;
+      CHECK((generated(*session, prompts, options) == together) == (temperature == 0.0));
+    }
+  }
+
+  TEST_CASE("texts end at a stop id, where the caller says so, or at the length; one does not hold up the others") {
+    const std::unique_ptr<Session> session = session_of(recipe_of(false));
+    const std::vector<std::vector<int32_t>> prompts = {random_tokens(4, 1), random_tokens(5, 2), random_tokens(3, 9)};
+    GenerateOptions options{.max_tokens = 20, .sampling = {.temperature = 1.0, .seed = 1}};
+    const auto all = generated(*session, prompts, options);
+    options.stop_ids = {all[0][6]};
+    const size_t first = static_cast<size_t>(std::find(all[0].begin(), all[0].end(), all[0][6]) - all[0].begin());
+    std::vector<std::vector<int32_t>> got(3);
+    const auto done = generate(*session, prompts, options, [&](size_t k, int32_t token) {
+      got[k].push_back(token);
+      return k != 1 || got[1].size() < 2;
+    });
+    REQUIRE(done.ok());
+    CHECK(done.value()[0] == Finish::kToken);
+    CHECK(got[0] == std::vector<int32_t>(all[0].begin(), all[0].begin() + static_cast<ptrdiff_t>(first)));
+    CHECK(got[1].size() <= 2);
+    CHECK_FALSE(generate(*session, {{}}, options, [](size_t, int32_t) { return true; }).ok());
+    CHECK_FALSE(generate(*session, {{61}}, options, [](size_t, int32_t) { return true; }).ok());
+  }
+
+  TEST_CASE("losses of short texts are those of the first tokens of long ones") {
+    const std::unique_ptr<Session> session = session_of(recipe_of(true));
+    const std::vector<int32_t> text = random_tokens(97, 6);
+    const std::vector<float> all = session->token_losses(text).value();
+    REQUIRE(all.size() == 96);
+    for (const size_t n : {2, 3, 64, 65, 66}) {
+      const std::vector<float> some = session->token_losses(std::span(text).first(n)).value();
+      REQUIRE(some.size() == n - 1);
+      CHECK(largest_difference(some, std::span(all).first(n - 1)) <= 2e-5);
+    }
+  }
+
+  TEST_CASE("few rows times a matrix: a row's bits depend on no other row, and the values are right") {
+    std::mt19937 draw(2);
+    const auto random = [&](size_t n) {
+      std::vector<float> out(n);
+      for (float& x : out) x = static_cast<float>(draw() % 2001) / 1000.0f - 1.0f;
+      return out;
+    };
+    for (const int64_t in : {1, 15, 64, 200}) {
+      const int64_t out = 37, rows = 5;
+      const std::vector<float> x = random(rows * in), w = random(out * in), bias = random(out);
+      std::vector<float> y(rows * out), one(out);
+      kernels::few_rows_matmul(x.data(), w.data(), bias.data(), y.data(), out, rows, out, in);
+      for (int64_t r = 0; r < rows; ++r) {
+        kernels::few_rows_matmul(x.data() + r * in, w.data(), bias.data(), one.data(), out, 1, out, in);
+        for (int64_t j = 0; j < out; ++j) {
+          CHECK(one[j] == y[r * out + j]);
+          double sum = bias[j];
+          for (int64_t i = 0; i < in; ++i) sum += static_cast<double>(x[r * in + i]) * w[j * in + i];
+          CHECK(std::abs(sum - one[j]) < 1e-4);
+        }
+      }
+    }
+  }
+}

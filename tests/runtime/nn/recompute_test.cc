@@ -1,0 +1,104 @@
+// Activations computed again and backwards in two halves: the same bits as neither, in memory that the plan counts. The
+// memory of each rank is filled with NaN first and walled (stage_testing.h), so a value that was never computed shows.
+
+#include "runtime/comm/thread_world.h"
+#include "tests/runtime/nn/stage_testing.h"
+
+using namespace cairn;
+using namespace cairn::nn;
+using namespace cairn::nn::testing;
+
+namespace {
+
+Outcome run_threads(const Plan& plan, const Logical& weights, const Batch& batch) {
+  const int64_t tp = plan.mesh.tp();
+  if (tp == 1) return run_alone(plan, weights, batch);
+  comm::ThreadWorld world(tp, {.deadline_ms = 20000});
+  std::vector<std::unique_ptr<comm::Engine>> engines;
+  std::vector<int64_t> members;
+  for (int64_t t = 0; t < tp; ++t) {
+    engines.push_back(world.engine(t));
+    members.push_back(t);
+  }
+  return run(plan, weights, batch, [&](int64_t t) {
+    auto group = engines[t]->group("tp", members);
+    RT_CHECK(group.ok(), "{}", group.error().message);
+    return std::move(group).value();
+  });
+}
+
+/// Each mode, with whole and split backwards, gives the bits of `recipe` that keeps everything. Its mesh.pp is 2.
+void check_modes(Recipe recipe, std::span<const RecomputeConfig> modes) {
+  recipe.schedule = PipelineKind::k1F1B;
+  recipe.recompute = {};
+  const Plan plain = plan_of(recipe);
+  const Logical weights = draw_weights(plain);
+  const Batch batch = draw_batch(plain);
+  const Outcome wanted = run_threads(plain, weights, batch);
+  CHECK(largest(wanted.grads) > 0);
+  // With ZB-H1 and one micro-batch, rank 1 splits its backward.
+  for (const PipelineKind schedule : {PipelineKind::k1F1B, PipelineKind::kZbH1}) {
+    for (const RecomputeConfig& mode : modes) {
+      if (mode.distribute && recipe.mesh.sequence_parallel) continue;  // refused: split already
+      recipe.schedule = schedule;
+      recipe.recompute = mode;
+      CAPTURE(recipe.name);
+      CAPTURE(recipe.precision == Precision::kBf16);
+      CAPTURE(recipe.mesh.tp);
+      CAPTURE(recipe.mesh.sequence_parallel);
+      CAPTURE(schedule_name(schedule));
+      CAPTURE(static_cast<int>(mode.mode));
+      CAPTURE(mode.layers);
+      CAPTURE(mode.distribute);
+      const Plan plan = plan_of(recipe);
+      REQUIRE(plan.rank(plan.mesh.rank({0, 0, 1})).chunks[0].late == (schedule == PipelineKind::kZbH1 ? 1 : 0));
+      const Outcome got = run_threads(plan, weights, batch);
+      CHECK(got.losses == wanted.losses);
+      CHECK(got.dinputs == wanted.dinputs);
+      CHECK(got.grads == wanted.grads);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/nn/recompute") {
+  TEST_CASE("every way to recompute, with whole and split backwards, gives the bits of keeping everything") {
+    const RecomputeConfig modes[] = {{},
+                                     {RecomputeMode::kSelective},
+                                     {RecomputeMode::kFull},
+                                     {RecomputeMode::kFull, 1},
+                                     {RecomputeMode::kSelective, 1},
+                                     {RecomputeMode::kFull, 0, true},
+                                     {RecomputeMode::kFull, 1, true}};
+    for (Recipe recipe : {gpt2_recipe(), llama_recipe()}) {
+      recipe.model.layers = 4;
+      recipe.mesh.pp = 2;
+      for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+        for (const int64_t tp : {1, 2}) {
+          for (const bool sequence_parallel : {false, true}) {
+            if (tp == 1 && sequence_parallel) continue;
+            recipe.precision = precision;
+            recipe.mesh.tp = tp;
+            recipe.mesh.sequence_parallel = sequence_parallel;
+            recipe.model.bias = sequence_parallel || recipe.name == "gpt2";
+            check_modes(recipe, modes);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("so it is with every option of the model") {
+    const RecomputeConfig split[] = {{}, {RecomputeMode::kFull}};
+    const RecomputeConfig whole[] = {{RecomputeMode::kSelective, 1}, {RecomputeMode::kFull, 0, true}};
+    for (Variant& variant : option_variants()) {
+      variant.recipe.model.layers = 4;
+      variant.recipe.mesh.tp = variant.recipe.mesh.pp = 2;
+      variant.recipe.mesh.sequence_parallel = true;
+      check_modes(variant.recipe, split);
+      variant.recipe.mesh.sequence_parallel = false;
+      check_modes(variant.recipe, whole);
+    }
+  }
+}

@@ -1,0 +1,187 @@
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "runtime/text/regex.h"
+#include "runtime/text/tokenizer.h"
+#include "runtime/text/utf8.h"
+
+using namespace cairn;
+using namespace cairn::text;
+using nlohmann::json;
+
+namespace {
+
+const std::string kFolder = CAIRN_SOURCE_DIR "/tests/golden/tokenizers/";
+const std::vector<std::string> kNames = {
+    "gpt2",   "llama3",           "qwen2",   "neox",         "o200k", "bloom", "falcon", "deepseek", "clip",
+    "llama2", "llama2-metaspace", "unigram", "unigram-bytes"};
+
+std::string read(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  REQUIRE_MESSAGE(in.good(), path);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return std::move(out).str();
+}
+
+std::vector<std::string> texts() {
+  std::istringstream in(read(kFolder + "texts.jsonl"));
+  std::vector<std::string> out;
+  for (std::string line; std::getline(in, line);) out.push_back(json::parse(line).get<std::string>());
+  return out;
+}
+
+std::unique_ptr<Tokenizer> open(const std::string& name) {
+  Result<std::unique_ptr<Tokenizer>> made = make_tokenizer({TokenizerConfig::Kind::kHf, kFolder + name + ".json"});
+  REQUIRE_MESSAGE(made.ok(), made.error().message);
+  return std::move(made).value();
+}
+
+/// As tests/fixtures/make_tokenizer_fixtures.py has it.
+std::string fnv(std::string_view bytes) {
+  uint64_t value = 0xCBF29CE484222325u;
+  for (const char c : bytes) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+  char out[9];
+  std::snprintf(out, sizeof(out), "%08x", static_cast<unsigned>(value & 0xFFFFFFFFu));
+  return out;
+}
+
+std::string fnv_of(const std::vector<int32_t>& ids) {
+  std::string bytes;
+  for (const int32_t id : ids) {
+    for (int k = 0; k < 4; ++k) bytes.push_back(static_cast<char>(id >> (8 * k)));
+  }
+  return fnv(bytes);
+}
+
+std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> ids;
+  const Status done = tokenizer.encode(text, &ids);
+  REQUIRE_MESSAGE(done.ok(), done.error().message);
+  return ids;
+}
+
+Result<std::unique_ptr<Tokenizer>> changed(const std::function<void(json&)>& change) {
+  json spec = json::parse(read(kFolder + "gpt2.json"));
+  change(spec);
+  return make_hf_tokenizer(spec.dump(), "", "");
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/text/hf_tokenizer") {
+  TEST_CASE("ids and texts are those of the tokenizers package, for each kind of tokenizer.json") {
+    const std::vector<std::string> sample = texts();
+    REQUIRE(sample.size() > 150);
+    for (const std::string& name : kNames) {
+      CAPTURE(name);
+      const std::unique_ptr<Tokenizer> tokenizer = open(name);
+      const json expected = json::parse(read(kFolder + name + ".expected.json"));
+      REQUIRE(expected["plain"].size() == sample.size());
+      for (size_t k = 0; k < sample.size(); ++k) {
+        CAPTURE(sample[k]);
+        const std::vector<int32_t> ids = encode(*tokenizer, sample[k]);
+        if (k < expected["first"].size()) CHECK(ids == expected["first"][k].get<std::vector<int32_t>>());
+        CHECK(fnv_of(ids) == expected["plain"][k]);
+        std::vector<int32_t> around = tokenizer->before();
+        around.insert(around.end(), ids.begin(), ids.end());
+        for (const int32_t id : tokenizer->after()) around.push_back(id);
+        CHECK(fnv_of(around) == expected["special"][k]);
+        const Result<std::string> decoded = tokenizer->decode(ids, Specials::kSkip);
+        REQUIRE(decoded.ok());
+        if (expected["decoded"][k] != "") CHECK(fnv(decoded.value()) == expected["decoded"][k]);
+      }
+    }
+  }
+
+  TEST_CASE("a stream of ids gives the text of all of them, never half a character") {
+    for (const std::string& name : kNames) {
+      CAPTURE(name);
+      const std::unique_ptr<Tokenizer> tokenizer = open(name);
+      std::string all;
+      for (const std::string& text : texts()) all += text;
+      all.resize(whole_characters(std::string_view(all).substr(0, 4000)));
+      const std::vector<int32_t> ids = encode(*tokenizer, all);
+      StreamDecoder stream(*tokenizer, Specials::kSkip);
+      std::string shown;
+      for (const int32_t id : ids) {
+        Result<std::string> more = stream.add(id);
+        REQUIRE(more.ok());
+        if (find_invalid_utf8(shown) < 0) CHECK(find_invalid_utf8(more.value()) < 0);
+        shown += more.value();
+      }
+      shown += stream.finish().value();
+      CHECK(shown == tokenizer->decode(ids, Specials::kSkip).value());
+    }
+  }
+
+  TEST_CASE("what is not read here is refused by name; damage is told with its place") {
+    const auto refused = [](const std::function<void(json&)>& change, const char* part) {
+      const auto made = changed(change);
+      REQUIRE_FALSE(made.ok());
+      CAPTURE(made.error().message);
+      CHECK(made.error().message.find(part) != std::string::npos);
+    };
+    refused([](json& s) { s["model"]["type"] = "WordPiece"; }, "WordPiece");
+    refused([](json& s) { s["model"]["dropout"] = 0.1; }, "dropout");
+    refused([](json& s) { s["normalizer"] = {{"type", "BertNormalizer"}}; }, "BertNormalizer");
+    refused([](json& s) { s["pre_tokenizer"] = {{"type", "UnicodeScripts"}}; }, "UnicodeScripts");
+    refused([](json& s) { s["decoder"] = {{"type", "CTC"}}; }, "CTC");
+    refused([](json& s) { s["post_processor"] = {{"type", "Strange"}}; }, "Strange");
+    refused([](json& s) { s["model"]["merges"].push_back("nobody knows"); }, "nobody");
+    refused([](json& s) { s["model"]["merges"].push_back("a b c"); }, "merges");
+    refused([](json& s) { s["model"]["vocab"]["a"] = -3; }, "vocab");
+    refused([](json& s) { s["added_tokens"][0]["id"] = 7; }, "added_tokens");
+    refused([](json& s) { s.erase("model"); }, "model");
+    CHECK_FALSE(make_hf_tokenizer("{", "", "").ok());
+    CHECK_FALSE(make_tokenizer({TokenizerConfig::Kind::kHf, kFolder + "nowhere.json"}).ok());
+    std::vector<int32_t> ids;
+    const Status bad = open("gpt2")->encode("ab\xff", &ids);
+    REQUIRE_FALSE(bad.ok());
+    CHECK(bad.error().message.find("byte 2: 0xff") != std::string::npos);
+    CHECK_FALSE(open("gpt2")->decode(std::vector<int32_t>{100000}).ok());
+  }
+
+  TEST_CASE("the token that ends documents is that of the files beside it") {
+    const std::string spec = read(kFolder + "gpt2.json");
+    const auto eod = [&](const char* config, const char* map) {
+      return make_hf_tokenizer(spec, config, map).value()->eod();
+    };
+    const int32_t id = open("gpt2")->find("<|endoftext|>").value();
+    CHECK(eod("", "") == -1);
+    CHECK(eod(R"({"eos_token": "<|endoftext|>"})", "") == id);
+    CHECK(eod("", R"({"eos_token": {"content": "<|endoftext|>"}})") == id);
+    CHECK(eod(R"({"eos_token": "<none>"})", "") == -1);
+  }
+
+  TEST_CASE("patterns are read as Oniguruma reads them, or refused") {
+    const auto pieces = [](const char* pattern, std::string_view text) {
+      const Result<Regex> regex = Regex::compile(pattern);
+      REQUIRE_MESSAGE(regex.ok(), regex.error().message);
+      std::vector<std::pair<size_t, size_t>> found;
+      REQUIRE(regex.value().matches(text, &found).ok());
+      std::vector<std::string> out;
+      for (const auto& [begin, end] : found) out.emplace_back(text.substr(begin, end - begin));
+      return out;
+    };
+    using Pieces = std::vector<std::string>;
+    CHECK(pieces(R"([^(\s|[.,]])+)", "ab.c(d |e)") == Pieces{"ab", "c", "d", "e)"});  // a class in a class
+    CHECK(pieces(R"(\s+)", "a\u180Eb\u00A0c") == Pieces{"\u00A0"});                   // U+180E is no space
+    CHECK(pieces(R"(\w+)", "a\u24B6-\u00B2") == Pieces{"a\u24B6", "\u00B2"});
+    CHECK(pieces(R"(\p{L}+)", "x\U00031350\u1C89y") == Pieces{"x\U00031350\u1C89y"});  // of Unicode 15 and 16
+    CHECK(pieces("^b$", "a\nb\nc") == Pieces{"b"});
+    for (const char* pattern : {R"([a-z&&[^b]])", R"([[:alpha:]])", R"(\h)", R"(\R)", R"((?<n>a))", R"(a\1)",
+                                R"(\p{Mongolian})", R"(\p{N}{1,3}+)", R"([a[^b]])", R"(a{,3})"}) {
+      CAPTURE(pattern);
+      CHECK_FALSE(Regex::compile(pattern).ok());
+    }
+    for (const char* pattern : {"(", "[a", "a\\", "\\p{L", "*"}) {
+      CAPTURE(pattern);
+      CHECK_FALSE(Regex::compile(pattern).ok());
+    }
+  }
+}
