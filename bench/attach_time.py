@@ -4,16 +4,23 @@ nothing, so the time should not grow with it.
 
   bench/attach_time.py [--rounds 5] [--gib 0.5,2,4] [--nproc 4]
 
-The model is almost all vocabulary, so that much state goes with little arithmetic; tp = --nproc. A rank is killed after a
-step (SIGKILL) while all compute the next one. Told: "ready", from a rank's start to the begin of its first step by the
-kernel's own clock of 10 ms, the slowest rank; and the whole recovery, from the signal to the end of the first new step
-without that step. Sizes are interleaved.
+The model is almost all vocabulary, so that much state goes with little arithmetic; tp = --nproc. A rank gets SIGKILL in one
+of two moments of a step: "within", a third of a step after all finished the one before, while they compute; and "between",
+as the first rank tells of a step that others may not have published. Then the run may go back to the step before, and where
+float weights were already overwritten they are made again from that step's masters, which is a copy. Told: "ready", from a
+rank's start to the begin of its first step by the kernel's own clock of 10 ms, the slowest rank; and the whole recovery, from
+the agent's notice to the end of the first new step without that step. Sizes and moments are interleaved.
 """
 import argparse
+import os
+import pathlib
+import signal
 import statistics
+import subprocess
 import sys
+import time
 
-from common import ROOT, Scratch, add_cairn_option, json_lines, load, machine, run_quietly, spread, train_command
+from common import ROOT, Scratch, add_cairn_option, json_lines, load, machine, run_quietly, spread, steps_of, train_command
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 add_cairn_option(parser)
@@ -27,7 +34,32 @@ WIDTH = 512
 STEPS = 100 if args.tiny else 8  # enough that the kill after step 3 comes before the end
 
 
-def measure(scratch: Scratch, gib: float) -> dict:
+def rank_pids(agent: int) -> list:
+    """The processes that run ranks, in the order of their start."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            parent = int(entry.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == agent and b"_rank" in entry.joinpath("cmdline").read_bytes():
+                found.append(int(entry.name))
+        except (OSError, ValueError, IndexError):
+            continue  # no process, or no longer one
+    return sorted(found)
+
+
+def kill_within_a_step(command: list, run: pathlib.Path) -> None:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        while job.poll() is None and len(steps_of(run)) < 3:
+            time.sleep(0.002)
+        if job.poll() is None:
+            time.sleep(steps_of(run)[-1]["step_ms"] / 3000)
+            os.kill(rank_pids(job.pid)[-1], signal.SIGKILL)
+        output = job.communicate()[0]
+        if job.returncode != 0:
+            sys.exit(f"{' '.join(command)}\nended with {job.returncode}:\n{output[-3000:]}")
+
+
+def measure(scratch: Scratch, gib: float, within: bool) -> dict:
     run = scratch.run_folder("run")
     vocab = max(512, int(gib * 2**30 / 12 / WIDTH)) // 64 * 64
     sets = [f'data=T.token_files{{train="{scratch.tokens(20_000, 256)}"}}', "model.layers=1", f"model.width={WIDTH}",
@@ -35,8 +67,12 @@ def measure(scratch: Scratch, gib: float) -> dict:
             f"mesh.tp={args.nproc}", f"stop=T.steps({STEPS})", "optimizer.lr-", "eval-", "checkpoint-",
             "checkpoint.snapshot=T.every{steps=1}", "tokenizer-",
             "log.tensorboard=false"]
-    run_quietly(train_command(args.cairn, ROOT / "recipes/tiny.lua", run, sets, args.nproc,
-                              ["--kill", f"{args.nproc - 1}@3"]))
+    between = [] if within else ["--kill", f"{args.nproc - 1}@3"]
+    command = train_command(args.cairn, ROOT / "recipes/tiny.lua", run, sets, args.nproc, between)
+    if within:
+        kill_within_a_step(command, run)
+    else:
+        run_quietly(command)
     events = json_lines(run / "events.jsonl")
     ready = [e["ms"] for e in events if e["event"] == "ready" and e["from"] == "memory"]
     recovered = [e for e in events if e["event"] == "recovered"]
@@ -50,17 +86,18 @@ def measure(scratch: Scratch, gib: float) -> dict:
 
 print(machine())
 sizes = [float(text) for text in args.gib.split(",")]
+arms = [(size, within) for size in sizes for within in (True, False)]
 with Scratch(args.scratch) as scratch:
-    got = {size: [] for size in sizes}
+    got = {arm: [] for arm in arms}
     for number in range(args.rounds):
-        for size in sizes:
-            got[size].append(measure(scratch, size))
-            one = got[size][-1]
-            print(f"  round {number + 1}: {one['gib']:.2f} GiB: ready after {one['ready_ms']:.0f} ms, recovered in "
-                  f"{one['recovery_s']:.3f} s and a step of {one['step_s']:.3f} s, from step {one['from_step']}; "
-                  f"load {load()}", flush=True)
-    for size in sizes:
-        rounds = got[size]
-        print(f"{statistics.median(r['gib'] for r in rounds):6.2f} GiB: ready after "
-              f"{spread([r['ready_ms'] for r in rounds], 0)} ms (bar 100); SIGKILL to stepping "
+        for arm in arms:
+            got[arm].append(measure(scratch, *arm))
+            one = got[arm][-1]
+            print(f"  round {number + 1}: {one['gib']:.2f} GiB, {'within' if arm[1] else 'between'}: ready after "
+                  f"{one['ready_ms']:.0f} ms, recovered in {one['recovery_s']:.3f} s and a step of {one['step_s']:.3f} s, "
+                  f"from step {one['from_step']}; load {load()}", flush=True)
+    for arm in arms:
+        rounds = got[arm]
+        print(f"{statistics.median(r['gib'] for r in rounds):6.2f} GiB, {'within' if arm[1] else 'between':7}: ready after "
+              f"{spread([r['ready_ms'] for r in rounds], 0)} ms{' (bar 100)' if arm[1] else ''}; failure to stepping "
               f"{spread([r['recovery_s'] for r in rounds])} s")
