@@ -40,35 +40,23 @@ void empty_sum(const MatmulArgs& args) {
   return is_bf16 ? fill_bias<bf16, bf16>(args) : fill_bias<f16, f16>(args);
 }
 
-enum class Bf16Products { kNone, kHalfRate, kFast };
-
-/// How this processor multiplies bf16, next to its f32: oneDNN 2.6 has no bf16 without AVX-512. Intel's AVX512_BF16
-/// issues one product every two cycles, half the rate of f32 FMA (measured: 105 against 215 GFLOP/s); AMX has eight
-/// times the rate, and other makers' AVX512_BF16 twice. A fixed answer per machine: timing would change bits.
-Bf16Products bf16_products() {
-  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-  const auto has = [isa](dnnl::cpu_isa wanted) {
-    return (isa & static_cast<unsigned>(wanted)) == static_cast<unsigned>(wanted);
-  };
-  if (has(dnnl::cpu_isa::avx512_core_amx)) return Bf16Products::kFast;
-  if (!has(dnnl::cpu_isa::avx512_core_bf16)) return Bf16Products::kNone;
-#if defined(__x86_64__)
-  if (__builtin_cpu_is("intel")) return Bf16Products::kHalfRate;
-#endif
-  return Bf16Products::kFast;
+/// oneDNN has kernels for AMX, the own ones are for what is below. A fixed answer per machine: timing would change
+/// bits.
+bool has_amx() {
+  constexpr auto kAmx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kAmx) == kAmx;
 }
 
-bool panels_pay(const MatmulArgs& args) {
-  constexpr int64_t kReuse = 64;  // an element copied is used this often, or the copy costs more than it saves
-  const bool reused = args.m >= kReuse && args.n >= kReuse;
-  if (args.ab_dtype == DType::kF16) return true;  // oneDNN 2.6 multiplies none
-  if (args.ab_dtype == DType::kBf16) {
-    static const Bf16Products kProducts = bf16_products();
-    return kProducts == Bf16Products::kNone || (kProducts == Bf16Products::kHalfRate && reused);
+/// Intel's AVX512_BF16 issues one product every two cycles, half the rate of f32 FMA (measured: 105 against 215
+/// GFLOP/s); other makers' twice that rate.
+GemmIsa best_isa() {
+  if (gemm_isa_runs(GemmIsa::kAvx512)) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_is("intel")) return GemmIsa::kAvx512;
+#endif
+    return gemm_isa_runs(GemmIsa::kAvx512Bf16) ? GemmIsa::kAvx512Bf16 : GemmIsa::kAvx512;
   }
-  // Rows of B that start a multiple of 4 KiB apart fall into the same few cache sets (measured: 3072 columns run at
-  // 70-90 GFLOP/s as they lie, at 190 from panels).
-  return reused && !args.trans_b && args.n >= 2048 && args.ldb % 1024 == 0;
+  return gemm_isa_runs(GemmIsa::kAvx2) ? GemmIsa::kAvx2 : GemmIsa::kBaseline;
 }
 
 }  // namespace
@@ -80,7 +68,11 @@ Status matmul(const MatmulArgs& args) {
     empty_sum(args);
     return {};
   }
-  return panels_pay(args) ? matmul_panels(args) : matmul_onednn(args);
+  static const bool kAmx = has_amx();
+  if (kAmx && args.ab_dtype == DType::kBf16) return matmul_onednn(args);
+  static const GemmIsa kIsa = best_isa();
+  matmul_packed(args, kIsa);
+  return {};
 }
 
 }  // namespace cairn::kernels

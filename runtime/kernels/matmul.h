@@ -1,6 +1,5 @@
 #pragma once
-// Matrix product through oneDNN (AMX / AVX-512 bf16 where the machine has it), the one place that calls it.
-// Primitives are created once per shape and kept; nothing is allocated after the first call of a shape.
+// Matrix product. Nothing is allocated after the first call of a shape.
 
 #include <cstdint>
 
@@ -28,10 +27,10 @@ struct MatmulArgs {
   const void* bias = nullptr;
 };
 
-/// f16 always, and bf16 where the processor multiplies it slower than f32 or not at all, or where leading dims make
-/// cache sets collide, blocks of A and B are converted or copied to f32 scratch first (at most 28 MiB a thread, kept);
-/// the choice is fixed per machine. Errors: kUnsupported when oneDNN refuses the shape or dtype on this machine; the
-/// text names all sizes.
+/// bf16 goes to oneDNN where the processor has AMX; everything else to own kernels (AVX-512 with bf16, AVX-512, AVX2 or
+/// plain), which take f16 and, without fast bf16 instructions, bf16 as float. The choice is fixed per machine. With the
+/// own kernels an element's bits depend on its row of A and column of B alone. Errors: kUnsupported when oneDNN refuses
+/// the shape; the text names all sizes.
 Status matmul(const MatmulArgs& args);
 
 }  // namespace cairn::kernels

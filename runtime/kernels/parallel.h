@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace cairn::kernels {
@@ -36,6 +37,23 @@ void parallel_ranges(int64_t count, int64_t align, int64_t elems_per_item, const
     const int64_t end = std::min(count, begin + step);
     if (begin < end) body(begin, end);
   }
+}
+
+/// Calls body(task) for each task in [0, count), on up to `threads` threads; each takes the next one when it is done
+/// with one, so that a thread without a core delays nobody by more than a task. Tasks must not depend on who runs them.
+template <typename Body>
+void parallel_tasks(int64_t count, int64_t threads, const Body& body) {
+#if defined(__SANITIZE_THREAD__)
+  threads = 1;
+#endif
+  threads = std::min(threads, count);
+  if (threads <= 1) {
+    for (int64_t task = 0; task < count; ++task) body(task);
+    return;
+  }
+  std::atomic<int64_t> next = 0;
+#pragma omp parallel num_threads(static_cast <int>(threads))
+  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(task);
 }
 
 /// For element-wise maps: bounds fall on whole cache lines of either dtype.

@@ -1,5 +1,6 @@
 #include "runtime/kernels/matmul.h"
 
+#include <functional>
 #include <thread>
 
 #include "kernel_testing.h"
@@ -7,6 +8,7 @@
 
 using namespace cairn;
 using namespace cairn::testing;
+using kernels::GemmIsa;
 using kernels::matmul;
 using kernels::MatmulArgs;
 
@@ -18,10 +20,10 @@ struct Case {
   int64_t spare;  // elements between rows
 };
 
-using Product = Status (*)(const MatmulArgs&);
+using Product = std::function<Status(const MatmulArgs&)>;
 
 template <typename AB, typename C>
-void check_product(const Case& t, Product product = matmul) {
+void check_product(const Case& t, const Product& product = matmul) {
   CAPTURE(t.m);
   CAPTURE(t.n);
   CAPTURE(t.k);
@@ -100,21 +102,34 @@ TEST_SUITE("runtime/kernels/matmul") {
     }
   }
 
-  TEST_CASE_TEMPLATE("products from packed blocks agree with the naive product", T, std::pair<float, float>,
+  TEST_CASE_TEMPLATE("every instruction set's packed product agrees with the naive one", T, std::pair<float, float>,
                      std::pair<bf16, bf16>, std::pair<bf16, float>, std::pair<f16, f16>, std::pair<f16, float>) {
     using AB = typename T::first_type;
     using C = typename T::second_type;
-    for (int flags = 0; flags < 16; ++flags) {
-      const bool ta = flags & 1, tb = flags & 2, acc = flags & 4, bias = flags & 8;
-      check_product<AB, C>({37, 45, 51, ta, tb, acc, bias, 5}, kernels::matmul_panels);
+    for (const GemmIsa isa : {GemmIsa::kBaseline, GemmIsa::kAvx2, GemmIsa::kAvx512, GemmIsa::kAvx512Bf16}) {
+      if (!kernels::gemm_isa_runs(isa)) {
+        MESSAGE("not on this machine: instruction set ", static_cast<int>(isa));
+        continue;
+      }
+      CAPTURE(static_cast<int>(isa));
+      const auto product = [isa](const MatmulArgs& args) {
+        kernels::matmul_packed(args, isa);
+        return Status{};
+      };
+      for (int flags = 0; flags < 16; ++flags) {
+        const bool ta = flags & 1, tb = flags & 2, acc = flags & 4, bias = flags & 8;
+        check_product<AB, C>({37, 45, 51, ta, tb, acc, bias, 5}, product);
+        check_product<AB, C>({12, 64, 32, ta, tb, acc, bias, 0}, product);
+        check_product<AB, C>({1, 1, 1, ta, tb, acc, bias, 1}, product);
+        check_product<AB, C>({200, 70, 33, ta, tb, acc, bias, 0}, product);  // parts on more than one thread
+        // More than one chunk of the sum: 512 steps.
+        check_product<AB, C>({7, 65, 1290, ta, tb, acc, bias, 1}, product);
+      }
+      // More than one block of rows that keep sums (2048), of columns (6 MiB), of A's part (384 KiB).
+      check_product<AB, C>({2060, 3, 1100, false, true, true, true, 0}, product);
+      check_product<AB, C>({5, 3100, 1030, false, false, false, true, 0}, product);
+      check_product<AB, C>({400, 20, 520, true, true, true, false, 0}, product);
     }
-    // more than one block of rows, of columns and of depth: 1024, 512, 4096
-    check_product<AB, C>({1030, 3, 70, false, false, true, true, 0}, kernels::matmul_panels);
-    check_product<AB, C>({1030, 5, 70, true, true, false, true, 1}, kernels::matmul_panels);
-    check_product<AB, C>({5, 1030, 40, false, true, true, true, 0}, kernels::matmul_panels);
-    check_product<AB, C>({6, 1030, 40, true, false, false, false, 0}, kernels::matmul_panels);
-    check_product<AB, C>({9, 530, 4100, true, false, true, true, 0}, kernels::matmul_panels);
-    check_product<AB, C>({1026, 6, 4099, false, true, false, true, 0}, kernels::matmul_panels);
   }
 
   TEST_CASE("rows of B a multiple of 4 KiB apart") {

@@ -5,10 +5,3 @@ foreach(source ${kernel_tests})
   get_filename_component(stem ${source} NAME_WE)
   set_tests_properties(runtime/kernels/${stem} PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
-# The same products as on a processor without bf16.
-if(TARGET runtime_kernels_tests)
-  add_test(NAME runtime/kernels/matmul_test_avx2
-           COMMAND runtime_kernels_tests --source-file=*runtime/kernels/matmul_test.cc --no-version)
-  set_tests_properties(runtime/kernels/matmul_test_avx2 PROPERTIES LABELS unit TIMEOUT 120
-                       ENVIRONMENT "OMP_WAIT_POLICY=passive;ONEDNN_MAX_CPU_ISA=AVX2")
-endif()

@@ -1,0 +1,45 @@
+#pragma once
+// The innermost loops of packed_gemm: tiles of C in registers, and the packing of A and B into the order they read.
+//
+// A panel of A holds `rows` rows of it, a panel of B `columns` columns, both as [steps][rows or columns] words of 32
+// bits: a step is one element of the sum in float, or two neighbours of it in bf16 (what vdpbf16ps multiplies at once).
+// What a panel has beyond the matrix is zero, so tiles are always whole.
+
+#include <cstdint>
+
+#include "runtime/core/dtype.h"
+
+namespace cairn::kernels {
+
+/// The instruction sets there are kernels for. kAvx512Bf16 differs from kAvx512 in bf16 alone, which it multiplies as
+/// it is; the others convert what is not float when they pack it.
+enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+bool gemm_isa_runs(GemmIsa isa);
+
+/// tile [rows, columns] = panel of A times panel of B.
+using GemmTile = void (*)(const uint32_t* a, const uint32_t* b, int64_t steps, float* tile);
+
+struct GemmKernel {
+  int64_t rows = 0, columns = 0;  // of a tile
+  bool pairs = false;             // a step is two bf16
+  GemmTile tile = nullptr;
+};
+constexpr int64_t kMaxTileElems = 6 * 64;
+
+/// For operands of that type.
+GemmKernel gemm_kernel(GemmIsa isa, DType dtype);
+
+/// A matrix to be packed: `lines` are the rows of A or the columns of B.
+struct GemmOperand {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements from one stored row to the next
+  bool along = false;  // the elements of one line's sum lie side by side; else the lines do
+  DType dtype = DType::kF32;
+};
+
+/// Panels of `width` lines each: lines [line0, line0 + lines) and elements [depth0, depth0 + depth) of the sum, where
+/// depth0 is even with pairs. `out` [panels][steps][width]. `width` is the kernel's rows or columns.
+void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, int64_t width, int64_t line0,
+                 int64_t lines, int64_t depth0, int64_t depth, uint32_t* out);
+
+}  // namespace cairn::kernels
