@@ -133,9 +133,12 @@ with Scratch(args.scratch) as scratch:
     got, peaks = {}, []
     for number in range(args.rounds):
         round_of = {}
-        arms = ["reshard", "cp", "verify"] + (["fio"] if has_fio else [])
-        for name in arms if number % 2 == 0 else reversed(arms):
+        # In turn either of a pair comes first: a disk that has just been written to reads slower for a while.
+        writers, readers = ["reshard", "cp"], ["verify"] + (["fio"] if has_fio else [])
+        arms = writers + readers if number % 2 == 0 else writers[::-1] + readers[::-1]
+        for name in arms:
             forget(step)
+            os.sync()  # a file system may discard removed blocks when it commits, in the time of whoever comes next
             if name == "reshard":
                 seconds, peak, told = reshard(step, scratch.path / "target")
                 peaks.append(peak - base)
