@@ -241,6 +241,11 @@ class Exporter {
     const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(DType::kF32));
     report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
     report_.model_type = family.model_type;
+    if (!options_.like.empty() && readable && original["model_type"] != family.model_type) {
+      report_.warnings.push_back(fmt::format("{} is of type {}, which cannot hold this model: exported as {}",
+                                             options_.like.string(), original["model_type"].get<std::string>(),
+                                             family.model_type));
+    }
     nlohmann::ordered_json config = config_from_model(family, source_.model(), report_.dtype, original);
     keep_token_ids(original_text, &config);
     config["transformers_version"] = kTestedVersion;
@@ -303,22 +308,32 @@ class Exporter {
     return card;
   }
 
+  Status take_files_of(const fs::path& folder) {
+    std::error_code error;
+    std::vector<std::string_view> names(passed_files().begin(), passed_files().end());
+    names.push_back(kConfigFile);
+    for (const std::string_view name : names) {
+      if (!fs::is_regular_file(folder / name, error)) continue;
+      RT_TRY_SET(files_[std::string(name)], read_text_file(folder / name, kMaxKeptBytes));
+    }
+    return {};
+  }
+
   Status gather_files() {
+    if (!options_.like.empty()) {
+      RT_TRY(take_files_of(options_.like));
+      if (files_.contains(std::string(kConfigFile))) return {};
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{} has no {}; the folder to be like is a Hugging Face folder", options_.like.string(),
+                               kConfigFile)};
+    }
     const std::set<std::string_view> known(passed_files().begin(), passed_files().end());
     for (const std::string& name : source_.files()) {
       if (!known.contains(name) && name != kConfigFile && name != kIndexFile) continue;
       RT_TRY_SET(files_[name], source_.file(name));
     }
-    if (source_.files().empty()) {  // of a checkpoint that is a Hugging Face folder these lie beside it
-      std::error_code error;
-      for (const std::string_view name : passed_files()) {
-        if (!fs::is_regular_file(source_dir_ / name, error)) continue;
-        RT_TRY_SET(files_[std::string(name)], read_text_file(source_dir_ / name, kMaxKeptBytes));
-      }
-      if (fs::is_regular_file(source_dir_ / kConfigFile, error)) {
-        RT_TRY_SET(files_[std::string(kConfigFile)], read_text_file(source_dir_ / kConfigFile, kMaxKeptBytes));
-      }
-    }
+    // Of a checkpoint that is a Hugging Face folder these lie beside it.
+    if (source_.files().empty()) RT_TRY(take_files_of(source_dir_));
     for (const std::string& name : source_.empty_files()) {
       if (known.contains(name)) files_[name] = "";
     }

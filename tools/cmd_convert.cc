@@ -36,7 +36,7 @@ enum class Kind { kFolder, kCheckpoint };  // of the source
 struct Options {
   std::string verb, from, to, target_kind;  // "hf", "cairn", or empty: what the source is not
   std::string mesh, name;                   // into a checkpoint
-  std::string dtype, max_shard_size;        // into a folder
+  std::string dtype, max_shard_size, like;  // into a folder
   bool hdf5 = false, untie = false, overwrite = false, check = false;
 };
 
@@ -86,6 +86,7 @@ Status refuse_useless(const Options& options, bool to_cairn) {
     RT_TRY(refuse(!options.dtype.empty(), "--dtype", "into a Hugging Face folder (checkpoints hold float32)"));
     RT_TRY(refuse(!options.max_shard_size.empty(), "--max-shard-size", "into a Hugging Face folder"));
     RT_TRY(refuse(options.hdf5, "--hdf5", "into a Hugging Face folder"));
+    RT_TRY(refuse(!options.like.empty(), "--like", "into a Hugging Face folder"));
   } else {
     RT_TRY(refuse(!options.mesh.empty(), "--mesh", "into a checkpoint"));
     RT_TRY(refuse(!options.name.empty(), "--name", "into a checkpoint"));
@@ -147,7 +148,8 @@ return 0;
 }
 
 Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
-  convert::ExportOptions to{.overwrite = options.overwrite, .hdf5 = options.hdf5, .cancel = &stop_on_signals()};
+  convert::ExportOptions to{
+      .overwrite = options.overwrite, .like = options.like, .hdf5 = options.hdf5, .cancel = &stop_on_signals()};
   if (!options.dtype.empty()) {
     RT_TRY_SET(to.dtype, parse_dtype(options.dtype).with("--dtype"));
   }
@@ -156,6 +158,8 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   }
   if (kind == Kind::kFolder && options.hdf5)
     return invalid("--hdf5 is for a checkpoint's weights; import the folder, then export it");
+  if (kind == Kind::kFolder && !options.like.empty())
+    return invalid("--like is for a checkpoint's weights; a folder stays of its own family");
   if (kind == Kind::kCheckpoint && options.untie) return invalid("--untie is for a Hugging Face folder as source");
   fs::path from = options.from;
   if (kind == Kind::kCheckpoint) {
@@ -367,6 +371,9 @@ void add_export_options(CLI::App& command, Options& options) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command.add_option("--max-shard-size", options.max_shard_size,
                      "of a file: 5GB, 200MB; default: the source's split, 5GB");
+  command.add_option("--like", options.like,
+                     "a Hugging Face folder: its family, token ids, tokenizer and generation files (of a model that "
+                     "began as it)");
   command.add_flag("--hdf5", options.hdf5, "each weights file is HDF5 too, with a second name: model.h5");
 }
 

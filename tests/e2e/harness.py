@@ -21,14 +21,14 @@ import unittest
 PATIENCE_S = 120  # of any wait; far beyond what a loaded machine needs, so that a hang fails instead of stalling CI
 
 
-def write_tokens(prefix, count, seed=7):
+def write_tokens(prefix, count, seed=7, vocab=256):
     """A Megatron .bin/.idx pair of one-byte words with some order in them, so that there is something to learn."""
     draw = random.Random(seed)
     words = [bytes(draw.randrange(97, 123) for _ in range(draw.randrange(2, 7))) for _ in range(40)]
     text = bytearray()
     while len(text) < count:
         text += draw.choice(words) + b" "
-    tokens = struct.pack(f"<{count}H", *text[:count])
+    tokens = struct.pack(f"<{count}H", *(byte % vocab for byte in text[:count]))
     pathlib.Path(f"{prefix}.bin").write_bytes(tokens)
     # magic, version, dtype code 8 (uint16), sequences, documents; then lengths, byte offsets, document starts
     index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 1, 2)

@@ -1,0 +1,121 @@
+"""Every family: a folder is imported, cut again for tensor and pipeline parallelism, trained for a step and exported,
+and what comes out is the same model after the same step as without any parallelism."""
+
+import array
+import json
+import pathlib
+import subprocess
+
+from harness import RunTest, main, write_tokens
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+RECIPE = """
+local T = require "cairn"
+return T.recipe {{
+  name = "tuned", seed = 3, stop = T.steps(1),
+  model = T.gpt {model},
+  data = T.megatron {{ prefix = "tokens" }},
+  batch = {{ samples = 4, micro = 2 }},
+  optimizer = T.adamw {{ peak_lr = 1e-2, clip = 1.0 }},
+  mesh = T.mesh {mesh},
+  checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = 100 }} }} }},
+}}
+"""
+# A first step of AdamW moves every element by the rate, up or down by the sign of its gradient. Gradients that are zero
+# in exact arithmetic (the bias of k) have the sign of a rounding error: those may differ by two rates.
+RATE = 1e-2
+SAME = 1e-4  # of a tensor's elements: sums in another order, through the square root of the second moment
+FEW = 0.02   # share of a model's elements whose sign may be rounding's
+
+
+def lua(value):
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {lua(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "{ " + ", ".join(map(lua, value)) + " }"
+    return json.dumps(value)
+
+
+def tensors_of(folder):
+    """{name: (dtype, shape, float32 values)} of all safetensors files of a folder that has them in float32."""
+    out = {}
+    for path in folder.glob("model*.safetensors"):
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + size])
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            out[name] = (entry["dtype"], entry["shape"], array.array("f", data[8 + size + begin:8 + size + end]))
+    return out
+
+
+def first_fixtures():
+    """One of each family that tp 2 cuts evenly: the one with the gradients of transformers."""
+    out = {}
+    for config in sorted(GOLDEN.glob("hf-*/config.json")):
+        kind = json.loads(config.read_text())["model_type"]
+        graded = b'"gradient_input"' in (config.parent / "reference.safetensors").read_bytes()[:20000]
+        if graded:
+            out.setdefault(kind, config.parent)
+    return out
+
+
+class Families(RunTest):
+    def cairn(self, *arguments):
+        done = subprocess.run([self.program, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{arguments}\n{done.stdout}{done.stderr}")
+
+    def tuned(self, source, name, mesh, fixture):
+        """The folder after one step in that layout, exported in float32, with what the fixture has beside weights."""
+        checkpoint = self.folder / f"{name}.start"
+        if mesh:
+            self.cairn("ckpt", "reshard", source, checkpoint, "--mesh", ",".join(f"{k}={v}" for k, v in mesh.items()))
+        else:
+            checkpoint = source
+        manifest = json.loads((source / "manifest.json").read_bytes().split(b"\n", 1)[1])
+        model = json.loads(manifest["recipe"])["model"]
+        recipe = self.folder / f"{name}.lua"
+        recipe.write_text(RECIPE.format(model=lua(model), mesh=lua(mesh or {"tp": 1})))
+        self.train(recipe, name, "--init-from", checkpoint, "--init-weights-only")
+        self.cairn("export", self.folder / name, self.folder / f"{name}.hf", "--dtype", "f32", "--like", fixture)
+        kept = (self.folder / f"{name}.hf" / "tokenizer_config.json").read_bytes()
+        self.assertEqual(kept, (fixture / "tokenizer_config.json").read_bytes())
+        return tensors_of(self.folder / f"{name}.hf")
+
+    def check(self, kind, fixture):
+        write_tokens(self.folder / "tokens", 30000, vocab=29)
+        self.cairn("import", fixture, self.folder / f"{kind}.imported")
+        source = self.folder / f"{kind}.imported" / "step-00000000"
+        self.cairn("export", source, self.folder / f"{kind}.before", "--dtype", "f32")
+        before = tensors_of(self.folder / f"{kind}.before")
+        alone = self.tuned(source, f"{kind}-alone", {}, fixture)
+        parted = self.tuned(source, f"{kind}-parted", {"tp": 2, "pp": 2}, fixture)
+        self.assertEqual(sorted(alone), sorted(before))
+        self.assertEqual(sorted(parted), sorted(before))
+        moved = apart = total = 0
+        for name, (dtype, shape, values) in parted.items():
+            self.assertEqual((dtype, shape), alone[name][:2], name)
+            self.assertEqual((dtype, shape), before[name][:2], name)
+            total += len(values)
+            for was, one, two in zip(before[name][2], alone[name][2], values):
+                moved += abs(two - was) > RATE / 2
+                apart += abs(two - one) > SAME
+                self.assertLess(abs(two - one), 2 * RATE + SAME, name)
+        self.assertGreater(moved, total / 2, "a step of training must show in most weights")
+        self.assertLess(apart, FEW * total, "tp 2, pp 2 trained another model than one rank")
+        card = json.loads((self.folder / f"{kind}-parted.hf" / "config.json").read_text())
+        self.assertEqual(card["model_type"], "glm" if kind == "chatglm" else kind)
+
+
+def test_of(kind, fixture):
+    return lambda self: self.check(kind, fixture)
+
+
+for KIND, FIXTURE in first_fixtures().items():
+    setattr(Families, f"test_{KIND}", test_of(KIND, FIXTURE))
+
+
+if __name__ == "__main__":
+    main()
