@@ -23,6 +23,7 @@
 #include "runtime/kernels/cross_entropy.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/embedding.h"
+#include "runtime/kernels/gemm_kernel.h"
 #include "runtime/kernels/matmul.h"
 #include "runtime/kernels/norm.h"
 #include "runtime/kernels/tile_gemm.h"
@@ -287,6 +288,48 @@ void bench_tiles(Bench& bench) {
   });
 }
 
+#if defined(__x86_64__)
+#define RT_PEAK_LOOP(INSTRUCTION)                                                                                   \
+  asm volatile("1:\n" INSTRUCTION "dec %0\njnz 1b\n"                                                                \
+               : "+r"(turns)                                                                                        \
+               :                                                                                                    \
+               : "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
+                 "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", \
+                 "zmm23", "zmm30", "zmm31")
+#define RT_TEN(OP, T)                                                                                            \
+  OP " %%zmm30,%%zmm31,%%zmm" T "0\n" OP " %%zmm30,%%zmm31,%%zmm" T "1\n" OP " %%zmm30,%%zmm31,%%zmm" T "2\n" OP \
+     " %%zmm30,%%zmm31,%%zmm" T "3\n" OP " %%zmm30,%%zmm31,%%zmm" T "4\n" OP " %%zmm30,%%zmm31,%%zmm" T "5\n" OP \
+     " %%zmm30,%%zmm31,%%zmm" T "6\n" OP " %%zmm30,%%zmm31,%%zmm" T "7\n" OP " %%zmm30,%%zmm31,%%zmm" T "8\n" OP \
+     " %%zmm30,%%zmm31,%%zmm" T "9\n"
+
+/// 20 independent multiply-adds of registers a turn.
+__attribute__((target("avx512f"), noinline)) void peak_bf16(int64_t turns) {
+  RT_PEAK_LOOP(RT_TEN("vdpbf16ps", "") RT_TEN("vdpbf16ps", "1"));
+}
+__attribute__((target("avx512f"), noinline)) void peak_f32(int64_t turns) {
+  RT_PEAK_LOOP(RT_TEN("vfmadd231ps", "") RT_TEN("vfmadd231ps", "1"));
+}
+
+/// The most that the processor's multiply-adds yield: what the products above are a share of.
+void bench_peak(Bench& bench) {
+  constexpr int64_t kTurns = 200'000, kInstructions = 20;
+  const int64_t threads = omp_get_max_threads();
+  const auto on_all = [&](void (*loop)(int64_t)) {
+#pragma omp parallel
+    loop(kTurns);
+  };
+  const auto instructions = static_cast<double>(threads * kTurns * kInstructions);
+  if (kernels::gemm_isa_runs(kernels::GemmIsa::kAvx512Bf16)) {
+    bench.run("peak bf16 (vdpbf16ps in registers)", 64 * instructions, "GFLOP/s", [&] { on_all(peak_bf16); });
+  }
+  if (kernels::gemm_isa_runs(kernels::GemmIsa::kAvx512)) {
+    bench.run("peak f32 (vfmadd231ps in registers)", 32 * instructions, "GFLOP/s", [&] { on_all(peak_f32); });
+  }
+}
+#else
+void bench_peak(Bench&) {}
+#endif
+
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -330,6 +373,7 @@ int main(int argc, char** argv) {
   fmt::print("warning: this build is not optimised; its numbers say nothing\n");
 #endif
   Bench bench(options);
+  bench_peak(bench);
   bench_tiles(bench);
   bench_products<float>(bench, options.tiny);
   bench_products<bf16>(bench, options.tiny);

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""One training step of GPT-2 in PyTorch on a CPU, eager: the step that train_speed.py compares with.
+"""One training step of GPT-2 in PyTorch on a CPU: the step that train_speed.py compares with.
 
   torch_gpt2_step.py --tokens FILE --dtype f32|bf16 --batch 4 --seq 512 --threads 2 --steps 3
 
 Forward, loss, backward, clip to norm 1, AdamW (0.9, 0.95, decay 0.1 on matrices), the same shapes as cairn's T.gpt: tied
-head, learned positions, tanh GELU, biases. bf16 is autocast over float32 weights. Attention is PyTorch's fused one.
+head, learned positions, tanh GELU, biases. bf16 is autocast over float32 weights. Attention is PyTorch's fused one
+where it has one (2.0 and later). --compile: through torch.compile.
 Prints a JSON object: seconds of each step after one warm-up step, the first loss, versions.
 """
 import argparse
+import array
 import json
 import os
 import time
@@ -23,6 +25,7 @@ parser.add_argument("--layers", type=int, default=12)
 parser.add_argument("--width", type=int, default=768)
 parser.add_argument("--heads", type=int, default=12)
 parser.add_argument("--vocab", type=int, default=50257)
+parser.add_argument("--compile", action="store_true")
 args = parser.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(args.threads)
 
@@ -46,7 +49,11 @@ class Block(nn.Module):
         batch, seq, width = x.shape
         q, k, v = (part.view(batch, seq, args.heads, width // args.heads).transpose(1, 2)
                    for part in self.qkv(self.norm1(x)).split(width, 2))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if hasattr(F, "scaled_dot_product_attention"):
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = (q @ k.transpose(-2, -1)) * (q.shape[-1] ** -0.5)
+            mixed = scores.masked_fill(hidden[:seq, :seq], float("-inf")).softmax(-1) @ v
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, seq, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
@@ -69,12 +76,16 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, args.vocab).float(), targets.reshape(-1))
 
 
+hidden = torch.ones(args.seq, args.seq, dtype=torch.bool).triu(1)
 model = Gpt()
 matrices = [p for p in model.parameters() if p.dim() > 1]
 vectors = [p for p in model.parameters() if p.dim() == 1]
 optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
                               lr=6e-4, betas=(0.9, 0.95))
-data = torch.frombuffer(bytearray(open(args.tokens, "rb").read()), dtype=torch.uint16).long()
+tokens = array.array("H")  # torch.uint16 is newer than the oldest PyTorch that this runs on
+tokens.frombytes(open(args.tokens, "rb").read())
+data = torch.tensor(tokens)
+forward = torch.compile(model) if args.compile else model
 
 
 def step(number):
@@ -82,7 +93,7 @@ def step(number):
     ids = torch.stack([data[s:s + args.seq] for s in starts])
     targets = torch.stack([data[s + 1:s + args.seq + 1] for s in starts])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.dtype == "bf16"):
-        loss = model(ids, targets)
+        loss = forward(ids, targets)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/kernels/zero.h"
 
 namespace cairn::data_parallel {
 namespace {
@@ -52,7 +53,7 @@ void DataParallel::begin_pass(bool training) {
   uses_ = training ? &train_uses_ : &evaluate_uses_;
   next_use_ = next_gather_ = 0;
   if (!training) return;
-  std::fill_n(memory_.sums, rank_.grad_elems(), 0.0f);
+  kernels::zero(memory_.sums, rank_.grad_elems());
   std::fill(passed_.begin(), passed_.end(), 0);
   std::fill(open_units_.begin(), open_units_.end(), 0);
   for (const Unit& unit : rank_.units) {
@@ -105,7 +106,7 @@ Status DataParallel::prepare_grads(int64_t unit_index) {
   const Unit& unit = rank_.units[unit_index];
   if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
   RT_TRY(queue_.wait(grads_from_[unit.grad_slot]));
-  std::fill_n(memory_.slots + unit.grad_at, unit.range.size(), 0.0f);
+  kernels::zero(memory_.slots + unit.grad_at, unit.range.size());
   return {};
 }
 

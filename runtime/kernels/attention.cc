@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/gemm_kernel.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/scratch.h"
 #include "runtime/kernels/simd.h"
@@ -14,16 +16,18 @@
 // After FlashAttention (Dao et al. 2022): queries and keys are visited in tiles, a running maximum and sum per query
 // make the softmax exact, and the backward pass recomputes the probabilities from the saved logsumexp.
 //
-// All tile arithmetic is in float; inputs are converted once per tile into scratch whose rows are padded with zeros to
-// Dp, head_dim rounded up to 16. One thread works on one (sample, head) in the forward pass and on one (sample,
-// key/value head) in the backward pass, so no two threads add to one element and the bits do not depend on their
-// number.
+// Scores, probabilities and sums are float. Products of tiles are in float, from inputs converted once per tile into
+// scratch whose rows are padded with zeros to Dp, head_dim rounded up to 16; or, for bf16 where the processor
+// multiplies it faster than float, in bf16 with float sums, for which probabilities and gradients of scores are rounded
+// to bf16. One thread works on one (sample, head) in the forward pass and on one (sample, key/value head) in the
+// backward pass, so no two threads add to one element and the bits do not depend on their number.
 
 namespace cairn::kernels {
 namespace {
 
-constexpr int64_t kQueries = 64;  // queries a tile
-constexpr int64_t kKeys = 64;     // keys a tile
+constexpr int64_t kQueries = 64;                         // queries a tile
+constexpr int64_t kKeys = 64;                            // keys a tile
+constexpr int64_t kScoreElems = (kQueries + 2) * kKeys;  // tiles of 6 rows end behind the last query
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -195,6 +199,65 @@ RT_CLONES void add_scaled(float* sum, float factor, const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += factor * load_f32(x[i]);
 }
 
+// --- products in bf16 ------------------------------------------------------------------------------------------------
+
+/// Whether tiles of T are multiplied in bf16.
+template <typename T>
+bool multiplies_pairs() {
+  static const bool kFast = std::is_same_v<T, bf16> && gemm_isa() == GemmIsa::kAvx512Bf16;
+  return kFast;
+}
+
+uint32_t* words(float* x) { return reinterpret_cast<uint32_t*>(x); }
+
+enum class Side { kA, kB };
+
+/// Packs `lines` lines of a product's operand, whose sum has `depth` elements (gemm_kernel.h). `along`: the elements of
+/// a line's sum lie side by side.
+template <typename T>
+void pack_pairs(Side side, const T* from, int64_t stride, bool along, int64_t lines, int64_t depth, uint32_t* to) {
+  static const GemmKernel kKernel = gemm_kernel(GemmIsa::kAvx512Bf16, DType::kBf16);
+  const GemmOperand operand{from, stride, along, DTypeOf<T>::value};
+  pack_panels(GemmIsa::kAvx512Bf16, kKernel, operand, side == Side::kA ? kKernel.rows : kKernel.columns, 0, lines, 0,
+              depth, to);
+}
+
+/// Words of a packed operand: of up to 64 lines of A, or of any number of B.
+int64_t pair_words(Side side, int64_t lines, int64_t depth) {
+  const int64_t unit = side == Side::kA ? 6 : 64;
+  return (lines + unit - 1) / unit * unit * ((depth + 1) / 2);
+}
+
+RT_CLONES void add_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) to[r * to_row + c] += from[r * from_row + c];
+  }
+}
+
+/// c [rows, columns] (+)= a b of packed operands. What is not added to is kKeys wide and has room for whole tiles.
+void multiply_pairs(const uint32_t* a, const uint32_t* b, int64_t rows, int64_t columns, int64_t depth, float* c,
+                    int64_t c_row, bool add) {
+  static const GemmKernel kKernel = gemm_kernel(GemmIsa::kAvx512Bf16, DType::kBf16);
+  const int64_t steps = (depth + 1) / 2;
+  alignas(64) float tile[kMaxTileElems];
+  for (int64_t j = 0; j < columns; j += kKernel.columns) {
+    for (int64_t i = 0; i < rows; i += kKernel.rows) {
+      kKernel.tile(a + i * steps, b + j * steps, steps, add ? tile : c + i * c_row);
+      if (!add) continue;
+      add_rows(tile, kKernel.columns, c + i * c_row + j, c_row, std::min(kKernel.rows, rows - i),
+               std::min(kKernel.columns, columns - j));
+    }
+  }
+}
+
+RT_CLONES void scale_floats(float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+RT_CLONES void to_bf16_rows(const float* from, bf16* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) store_f32(&to[i], from[i]);
+}
+
 /// The end of the keys that any of the queries sees.
 int64_t last_key(const AttentionDims& d, int64_t sample, int64_t query0, int64_t rows) {
   return visible_keys(d, sample, query0 + rows - 1).end;  // ends never fall from one query to the next
@@ -233,15 +296,21 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
   const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
   const int64_t key_tiles = (tokens + kKeys - 1) / kKeys;
-  const int64_t packed_elems = key_tiles * kKeys * padded;
+  const bool pairs = multiplies_pairs<T>();
+  const int64_t tile_elems =
+      pairs ? pair_words(Side::kB, std::max(kKeys, head_dim), std::max(kKeys, head_dim)) : kKeys * padded;
+  const int64_t packed_elems = key_tiles * tile_elems;
+  const int64_t query_elems = pairs ? pair_words(Side::kA, kQueries, std::max(kKeys, head_dim)) : kQueries * padded;
 
   parallel_ranges(dims.batch * dims.heads, 1, head_work(dims), [&](int64_t begin, int64_t end) {
-    float* const keys_t = workspace(2 * packed_elems + kQueries * (2 * padded + 2 * kKeys));  // [tile][Dp, kKeys]
-    float* const values = keys_t + packed_elems;                                              // [tile][kKeys, Dp]
-    float* const queries = values + packed_elems;                                             // [kQueries, Dp]
-    float* const sums = queries + kQueries * padded;                                          // [kQueries, Dp]
-    float* const scores = sums + kQueries * padded;                                           // [kQueries, kKeys]
-    float* const mask = scores + kQueries * kKeys;                                            // [kQueries, kKeys]
+    float* const keys_t = workspace(2 * packed_elems + query_elems + kQueries * padded + 3 * kScoreElems);
+    float* const values = keys_t + packed_elems;                    // as keys_t [tile][Dp, kKeys]; [tile][kKeys, Dp]
+    float* const queries = values + packed_elems;                   // [kQueries, Dp]
+    float* const sums = queries + query_elems;                      // [kQueries, Dp]
+    float* const scores = sums + kQueries * padded;                 // [kQueries, kKeys]
+    float* const mask = scores + kScoreElems;                       // [kQueries, kKeys]
+    auto* const low = reinterpret_cast<bf16*>(mask + kScoreElems);  // [kQueries, kKeys] probabilities
+    uint32_t* const low_panels = words(mask + kScoreElems) + kQueries * kKeys / 2;
     float max[kQueries], sum[kQueries];
     int64_t packed_head = -1;  // heads of one group are neighbours: their keys and values are packed once
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -253,15 +322,25 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         const int64_t offset = sample * tokens * dims.kv_stride + kv_head * head_dim;
         for (int64_t t = 0; t < key_tiles; ++t) {
           const int64_t first = t * kKeys, rows = std::min(kKeys, tokens - first);
-          pack_transposed(k + offset + first * dims.kv_stride, dims.kv_stride, rows, head_dim,
-                          keys_t + t * kKeys * padded);
+          if (pairs) {
+            pack_pairs(Side::kB, k + offset + first * dims.kv_stride, dims.kv_stride, true, rows, head_dim,
+                       words(keys_t + t * tile_elems));
+            pack_pairs(Side::kB, v + offset + first * dims.kv_stride, dims.kv_stride, false, head_dim, rows,
+                       words(values + t * tile_elems));
+            continue;
+          }
+          pack_transposed(k + offset + first * dims.kv_stride, dims.kv_stride, rows, head_dim, keys_t + t * tile_elems);
           pack_rows(v + offset + first * dims.kv_stride, dims.kv_stride, rows, kKeys, head_dim, padded, 1.0f,
-                    values + t * kKeys * padded);
+                    values + t * tile_elems);
         }
       }
       for (int64_t first = 0; first < tokens; first += kQueries) {
         const int64_t rows = std::min(kQueries, tokens - first);
-        pack_rows(q_head + first * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
+        if (pairs) {
+          pack_pairs(Side::kA, q_head + first * dims.q_stride, dims.q_stride, true, rows, head_dim, words(queries));
+        } else {
+          pack_rows(q_head + first * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
+        }
         std::fill_n(max, rows, -kInf);
         std::fill_n(sum, rows, 0.0f);
         std::fill_n(sums, rows * padded, 0.0f);
@@ -269,21 +348,33 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         for (int64_t t = 0; t * kKeys < key_end; ++t) {
           VisibleColumns columns;
           if (!visible_columns(dims, sample, first, rows, t * kKeys, &columns)) continue;
-          tile_gemm({.m = rows,
-                     .n = kKeys,
-                     .k = head_dim,
-                     .a = queries,
-                     .a_row = padded,
-                     .a_col = 1,
-                     .b = keys_t + t * kKeys * padded,
-                     .b_row = kKeys,
-                     .c = scores,
-                     .c_row = kKeys});
+          if (pairs) {
+            multiply_pairs(words(queries), words(keys_t + t * tile_elems), rows, kKeys, head_dim, scores, kKeys, false);
+            scale_floats(scores, dims.scale, rows * kKeys);
+          } else {
+            tile_gemm({.m = rows,
+                       .n = kKeys,
+                       .k = head_dim,
+                       .a = queries,
+                       .a_row = padded,
+                       .a_col = 1,
+                       .b = keys_t + t * tile_elems,
+                       .b_row = kKeys,
+                       .c = scores,
+                       .c_row = kKeys});
+          }
           if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
           online_softmax(scores, rows, columns, max, sum, sums, padded);
           if (dims.dropout) {  // the sum is of all probabilities
             mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
             multiply(scores, mask, rows * kKeys);
+          }
+          if (pairs) {
+            to_bf16_rows(scores, low, rows * kKeys);
+            const int64_t key_rows = std::min(kKeys, tokens - t * kKeys);
+            pack_pairs(Side::kA, low, kKeys, true, rows, key_rows, low_panels);
+            multiply_pairs(low_panels, words(values + t * tile_elems), rows, head_dim, key_rows, sums, padded, true);
+            continue;
           }
           const int64_t seen = std::min(kKeys, key_end - t * kKeys);
           tile_gemm({.m = rows,
@@ -292,7 +383,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .a = scores,
                      .a_row = kKeys,
                      .a_col = 1,
-                     .b = values + t * kKeys * padded,
+                     .b = values + t * tile_elems,
                      .b_row = padded,
                      .c = sums,
                      .c_row = padded,
@@ -320,22 +411,29 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
   check_strides(dims);
   const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
+  const bool pairs = multiplies_pairs<T>();
   float* const deltas = scratch;
   float* const dq_sums = scratch + dims.batch * dims.heads * tokens;
 
   parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
     constexpr int64_t kTile = kKeys;
     static_assert(kQueries == kKeys);
-    float* const keys = workspace(kTile * (8 * padded + 3 * kKeys));  // [kKeys, Dp]
-    float* const keys_t = keys + kTile * padded;                      // [Dp, kKeys]
-    float* const values_t = keys_t + kTile * padded;                  // [Dp, kKeys]
-    float* const dkeys = values_t + kTile * padded;                   // [kKeys, Dp]
+    const int64_t side = std::max(kTile, head_dim);
+    const int64_t tile_elems = pairs ? pair_words(Side::kB, side, side) : kTile * padded;
+    const int64_t line_elems = pairs ? pair_words(Side::kA, kQueries, head_dim) : 0;
+    float* const keys = workspace(5 * tile_elems + line_elems + 2 * kTile * padded + 5 * kScoreElems);  // [kKeys, Dp]
+    float* const keys_t = keys + tile_elems;                                                            // [Dp, kKeys]
+    float* const values_t = keys_t + tile_elems;                                                        // [Dp, kKeys]
+    float* const queries = values_t + tile_elems;                     // [kQueries, Dp]
+    float* const douts = queries + tile_elems;                        // [kQueries, Dp]
+    float* const lines = douts + tile_elems;                          // pairs: q or dout as the left operand
+    float* const dkeys = lines + line_elems;                          // [kKeys, Dp]
     float* const dvalues = dkeys + kTile * padded;                    // [kKeys, Dp]
-    float* const queries = dvalues + kTile * padded;                  // [kQueries, Dp]
-    float* const douts = queries + kTile * padded;                    // [kQueries, Dp]
-    float* const p = douts + kTile * padded;                          // [kQueries, kKeys]
-    float* const dp = p + kTile * kKeys;                              // [kQueries, kKeys]
-    float* const mask = dp + kTile * kKeys;                           // [kQueries, kKeys]
+    float* const p = dvalues + kTile * padded;                        // [kQueries, kKeys]
+    float* const dp = p + kScoreElems;                                // [kQueries, kKeys]
+    float* const mask = dp + kScoreElems;                             // [kQueries, kKeys]
+    float* const panels = mask + kScoreElems;                         // pairs: p or dp as the left operand
+    auto* const low = reinterpret_cast<bf16*>(panels + kScoreElems);  // pairs: p or dp [kQueries, kKeys]
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
       const int64_t row0 = sample * tokens;
@@ -351,9 +449,15 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
       for (int64_t key0 = 0; key0 < tokens; key0 += kKeys) {
         const int64_t key_rows = std::min(kKeys, tokens - key0);
         const int64_t kv_at = (row0 + key0) * dims.kv_stride + kv_head * head_dim;
-        pack_rows(k + kv_at, dims.kv_stride, key_rows, kKeys, head_dim, padded, 1.0f, keys);
-        pack_transposed(k + kv_at, dims.kv_stride, key_rows, head_dim, keys_t);
-        pack_transposed(v + kv_at, dims.kv_stride, key_rows, head_dim, values_t);
+        if (pairs) {
+          pack_pairs(Side::kB, k + kv_at, dims.kv_stride, false, head_dim, key_rows, words(keys));
+          pack_pairs(Side::kB, k + kv_at, dims.kv_stride, true, key_rows, head_dim, words(keys_t));
+          pack_pairs(Side::kB, v + kv_at, dims.kv_stride, true, key_rows, head_dim, words(values_t));
+        } else {
+          pack_rows(k + kv_at, dims.kv_stride, key_rows, kKeys, head_dim, padded, 1.0f, keys);
+          pack_transposed(k + kv_at, dims.kv_stride, key_rows, head_dim, keys_t);
+          pack_transposed(v + kv_at, dims.kv_stride, key_rows, head_dim, values_t);
+        }
         std::fill_n(dkeys, kKeys * padded, 0.0f);
         std::fill_n(dvalues, kKeys * padded, 0.0f);
         for (int64_t head = first_head; head < first_head + group; ++head) {
@@ -362,39 +466,64 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
             const int64_t rows = std::min(kQueries, tokens - query0);
             VisibleColumns columns;
             if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
-            pack_rows(q + (row0 + query0) * dims.q_stride + head * head_dim, dims.q_stride, rows, rows, head_dim,
-                      padded, 1.0f, queries);
-            pack_rows(dout + (row0 + query0) * dims.out_stride + head * head_dim, dims.out_stride, rows, rows, head_dim,
-                      padded, 1.0f, douts);
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = queries,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = keys_t,
-                       .b_row = kKeys,
-                       .c = p,
-                       .c_row = kKeys,
-                       .alpha = dims.scale});
+            const T* const q_at = q + (row0 + query0) * dims.q_stride + head * head_dim;
+            const T* const dout_at = dout + (row0 + query0) * dims.out_stride + head * head_dim;
+            if (pairs) {
+              pack_pairs(Side::kA, q_at, dims.q_stride, true, rows, head_dim, words(lines));
+              pack_pairs(Side::kB, q_at, dims.q_stride, false, head_dim, rows, words(queries));
+              multiply_pairs(words(lines), words(keys_t), rows, kKeys, head_dim, p, kKeys, false);
+              scale_floats(p, dims.scale, rows * kKeys);
+            } else {
+              pack_rows(q_at, dims.q_stride, rows, rows, head_dim, padded, 1.0f, queries);
+              pack_rows(dout_at, dims.out_stride, rows, rows, head_dim, padded, 1.0f, douts);
+              tile_gemm({.m = rows,
+                         .n = kKeys,
+                         .k = head_dim,
+                         .a = queries,
+                         .a_row = padded,
+                         .a_col = 1,
+                         .b = keys_t,
+                         .b_row = kKeys,
+                         .c = p,
+                         .c_row = kKeys,
+                         .alpha = dims.scale});
+            }
             if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
             probabilities(p, rows, columns, logsumexp + head_row0 + query0);
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = douts,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = values_t,
-                       .b_row = kKeys,
-                       .c = dp,
-                       .c_row = kKeys});
+            if (pairs) {
+              pack_pairs(Side::kA, dout_at, dims.out_stride, true, rows, head_dim, words(lines));
+              pack_pairs(Side::kB, dout_at, dims.out_stride, false, head_dim, rows, words(douts));
+              multiply_pairs(words(lines), words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
+            } else {
+              tile_gemm({.m = rows,
+                         .n = kKeys,
+                         .k = head_dim,
+                         .a = douts,
+                         .a_row = padded,
+                         .a_col = 1,
+                         .b = values_t,
+                         .b_row = kKeys,
+                         .c = dp,
+                         .c_row = kKeys});
+            }
             if (dims.dropout) {
               mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
               multiply(dp, mask, rows * kKeys);
             }
             score_gradients(p, dp, rows, deltas + head_row0 + query0, dims.scale);
             if (dims.dropout) multiply(p, mask, rows * kKeys);
+            if (pairs) {
+              to_bf16_rows(p, low, rows * kKeys);
+              pack_pairs(Side::kA, low, kKeys, false, key_rows, rows, words(panels));
+              multiply_pairs(words(panels), words(douts), key_rows, head_dim, rows, dvalues, padded, true);
+              to_bf16_rows(dp, low, rows * kKeys);
+              pack_pairs(Side::kA, low, kKeys, false, key_rows, rows, words(panels));
+              multiply_pairs(words(panels), words(queries), key_rows, head_dim, rows, dkeys, padded, true);
+              pack_pairs(Side::kA, low, kKeys, true, rows, key_rows, words(panels));
+              multiply_pairs(words(panels), words(keys), rows, head_dim, key_rows,
+                             dq_sums + (head_row0 + query0) * padded, padded, true);
+              continue;
+            }
             tile_gemm({.m = key_rows,
                        .n = padded,
                        .k = rows,

@@ -15,6 +15,8 @@ namespace cairn::kernels {
 /// it is; the others convert what is not float when they pack it.
 enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
 bool gemm_isa_runs(GemmIsa isa);
+/// The one that is used on this machine: fixed, for timing would change bits.
+GemmIsa gemm_isa();
 
 /// tile [rows, columns] = panel of A times panel of B.
 using GemmTile = void (*)(const uint32_t* a, const uint32_t* b, int64_t steps, float* tile);

@@ -47,18 +47,6 @@ bool has_amx() {
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kAmx) == kAmx;
 }
 
-/// Intel's AVX512_BF16 issues one product every two cycles, half the rate of f32 FMA (measured: 105 against 215
-/// GFLOP/s); other makers' twice that rate.
-GemmIsa best_isa() {
-  if (gemm_isa_runs(GemmIsa::kAvx512)) {
-#if defined(__x86_64__)
-    if (__builtin_cpu_is("intel")) return GemmIsa::kAvx512;
-#endif
-    return gemm_isa_runs(GemmIsa::kAvx512Bf16) ? GemmIsa::kAvx512Bf16 : GemmIsa::kAvx512;
-  }
-  return gemm_isa_runs(GemmIsa::kAvx2) ? GemmIsa::kAvx2 : GemmIsa::kBaseline;
-}
-
 }  // namespace
 
 Status matmul(const MatmulArgs& args) {
@@ -70,8 +58,7 @@ Status matmul(const MatmulArgs& args) {
   }
   static const bool kAmx = has_amx();
   if (kAmx && args.ab_dtype == DType::kBf16) return matmul_onednn(args);
-  static const GemmIsa kIsa = best_isa();
-  matmul_packed(args, kIsa);
+  matmul_packed(args, gemm_isa());
   return {};
 }
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <atomic>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/gemm_kernel.h"
@@ -24,6 +23,7 @@ constexpr int64_t kMaxSteps = 512;
 constexpr int64_t kBlockWords = 6 << 18;           // 6 MiB of B
 constexpr int64_t kPartWords = 96 << 10;           // 384 KiB of A
 constexpr int64_t kSumRows = 2048;                 // of float sums kept from chunk to chunk for 16-bit results
+constexpr int64_t kLeastRows = 128;                // of a part, when more parts would only balance better
 constexpr int64_t kMinParallelProducts = 1 << 21;  // multiply-adds below which waking a thread does not pay
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -160,8 +160,8 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
       std::min(part_size(args.n, kBlockWords / steps, kernel.columns), round_up(args.n, kernel.columns));
   const bool keeps_sums = chunks > 1 && args.c_dtype != DType::kF32;
   const int64_t rows_size = keeps_sums ? std::min(args.m, kSumRows) : args.m;
-  const bool alone = args.m * args.n * args.k < kMinParallelProducts || omp_get_max_threads() == 1 || omp_in_parallel();
-  const int64_t threads = alone ? 1 : omp_get_max_threads();
+  const int64_t threads = args.m * args.n * args.k < kMinParallelProducts ? 1 : team_threads();
+  const bool alone = threads == 1;
 
   thread_local Scratch scratch;
   float* const memory =
@@ -179,9 +179,8 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
         const int64_t depth = std::min(depth_size, args.k - depth0), chunk_steps = ceil_div(depth, depth_unit);
         const int64_t panels = ceil_div(columns, kernel.columns);
         const GemmOperand from{args.b, args.ldb, args.trans_b, args.ab_dtype};
-        // About eight tasks a thread: a thread that loses its core for a while leaves them to the others.
-        const int64_t pack_size = ceil_div(panels, threads == 1 ? 1 : 4 * threads);
-        parallel_tasks(ceil_div(panels, pack_size), threads, [&](int64_t task) {
+        const int64_t pack_size = ceil_div(panels, alone ? 1 : kPiecesPerThread * threads);
+        parallel_tasks(ceil_div(panels, pack_size), alone, [&](int64_t task) {
           const int64_t first = task * pack_size * kernel.columns;
           pack_panels(isa, kernel, from, kernel.columns, column0 + first,
                       std::min(pack_size * kernel.columns, columns - first), depth0, depth, b + first * chunk_steps);
@@ -195,12 +194,12 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
                           b,           args.bias != nullptr ? bias : nullptr,
                           sums};
         int64_t row_parts = ceil_div(rows, std::max(kPartWords / chunk_steps / kernel.rows * kernel.rows, kernel.rows));
-        if (threads > 1) row_parts = round_up(row_parts, 2 * threads);
+        if (!alone) row_parts = round_up(std::max(row_parts, rows / kLeastRows), threads);
         const int64_t part = round_up(ceil_div(rows, row_parts), kernel.rows);
         row_parts = ceil_div(rows, part);
-        const int64_t column_parts = threads == 1 ? 1 : std::min(panels, ceil_div(2 * threads, row_parts));
+        const int64_t column_parts = alone ? 1 : std::min(panels, ceil_div(kPiecesPerThread * threads, row_parts));
         const int64_t part_panels = ceil_div(panels, column_parts);
-        parallel_tasks(row_parts * column_parts, threads, [&](int64_t task) {
+        parallel_tasks(row_parts * column_parts, alone, [&](int64_t task) {
           thread_local Scratch own;
           auto* const a = reinterpret_cast<uint32_t*>(own.floats(part * chunk_steps + 16));
           const int64_t begin = task / column_parts * part, panel = task % column_parts * part_panels;

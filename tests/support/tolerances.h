@@ -56,6 +56,20 @@ constexpr Tolerance chain_of_sums(int64_t terms) {
   return {.relative = 4 * one.relative, .absolute = 8 * one.absolute};
 }
 
+/// Attention, whose products in bf16 round the probabilities, which sum to 1, before they meet values of magnitude 1:
+/// twice that for the largest values. Its gradients come from rounded probabilities, rounded gradients of scores, and
+/// delta, which comes from the rounded output.
+template <typename T>
+constexpr Tolerance attention_sums(int64_t terms) {
+  const Tolerance chain = chain_of_sums<T>(terms);
+  return {.relative = chain.relative, .absolute = chain.absolute + 2 * rounding_unit<T>()};
+}
+template <typename T>
+constexpr Tolerance attention_gradients(int64_t terms) {
+  const Tolerance chain = chain_of_sums<T>(terms);
+  return {.relative = chain.relative, .absolute = chain.absolute + 6 * rounding_unit<T>()};
+}
+
 /// A central difference with step h of a function in double with third derivative about 10: h^2 * 10 / 6, and
 /// the rounding of double divided by h. With h = 1e-4: 2e-8 and 1e-11; the rest is margin for larger derivatives.
 constexpr Tolerance kFiniteDifference{.relative = 1e-5, .absolute = 1e-6};

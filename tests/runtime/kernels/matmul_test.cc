@@ -121,14 +121,13 @@ TEST_SUITE("runtime/kernels/matmul") {
         check_product<AB, C>({37, 45, 51, ta, tb, acc, bias, 5}, product);
         check_product<AB, C>({12, 64, 32, ta, tb, acc, bias, 0}, product);
         check_product<AB, C>({1, 1, 1, ta, tb, acc, bias, 1}, product);
-        check_product<AB, C>({200, 70, 33, ta, tb, acc, bias, 0}, product);  // parts on more than one thread
-        // More than one chunk of the sum: 512 steps.
-        check_product<AB, C>({7, 65, 1290, ta, tb, acc, bias, 1}, product);
+        check_product<AB, C>({3, 65, 1100, ta, tb, acc, bias, 1}, product);  // chunks of the sum: 512 steps at most
       }
       // More than one block of rows that keep sums (2048), of columns (6 MiB), of A's part (384 KiB).
-      check_product<AB, C>({2060, 3, 1100, false, true, true, true, 0}, product);
-      check_product<AB, C>({5, 3100, 1030, false, false, false, true, 0}, product);
+      check_product<AB, C>({2060, 1, 1030, false, true, true, true, 0}, product);
+      check_product<AB, C>({1, 3100, 1030, false, false, false, true, 0}, product);
       check_product<AB, C>({400, 20, 520, true, true, true, false, 0}, product);
+      check_product<AB, C>({130, 140, 150, true, false, true, false, 0}, product);  // enough for several threads
     }
   }
 
