@@ -109,8 +109,9 @@ Recipe everything_changed() {
   r.checkpoint.space = SpaceCheck::kWarn;
   r.checkpoint.compress = Compress::kZstd;
   r.checkpoint.incremental = true;
+  r.checkpoint.in_flight = 3;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
-  r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5}};
+  r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5, "/c"}};
   r.eval = {10, 11};
   r.log = {12, false};
   r.restart = {13, 14.5, 15.5};
@@ -208,9 +209,9 @@ TEST_SUITE("dsl/codec") {
     CHECK(json.find("{\"batch\":{\"micro\":5,\"phases\":[{\"at\":{\"unit\":\"tokens\",\"value\":10.0},\"micro\":12,"
                     "\"rope_theta\":14.5,") == 0);
     CHECK(json.find("\"samples\":4,\"tokens\":6},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
-                    "\"endpoint\":\"http://e\",") != std::string::npos);
-    CHECK(json.find("],\"direct_io\":false,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,\"kind\":\"best\","
-                    "\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
+                    "\"ca_file\":\"/c\",\"endpoint\":\"http://e\",") != std::string::npos);
+    CHECK(json.find("],\"direct_io\":false,\"in_flight\":3,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,"
+                    "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
 
