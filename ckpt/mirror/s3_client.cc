@@ -190,10 +190,10 @@ std::string certificate_advice(CURLcode code, CURL* curl, const std::string& ca_
   if (code != CURLE_PEER_FAILED_VERIFICATION) return "";
   long verdict = 0;  // of OpenSSL: X509_V_ERR_*
   curl_easy_getinfo(curl, CURLINFO_SSL_VERIFYRESULT, &verdict);
-  constexpr long kNotYetValid = 9, kExpired = 10;
+  constexpr long kUnspecified = 1, kNotYetValid = 9, kExpired = 10;
   if (verdict == kExpired) return "the store needs a new certificate; or this machine's clock is wrong";
   if (verdict == kNotYetValid) return "the clock of this machine or of the store's is wrong";
-  if (verdict == 0) return "the certificate is another host's: is the endpoint's name right?";
+  if (verdict <= kUnspecified) return "the certificate is another host's: is the endpoint's name right?";
   return fmt::format(
       "the certificate is not signed by any of {}: name the PEM file of the authority that signed it, as "
       "ca_file, --ca-file or AWS_CA_BUNDLE",
