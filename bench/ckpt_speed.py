@@ -6,6 +6,7 @@
 
 Arms of a round, in this order; each save is under a new step number and ends with every fsync and the rename:
   save, fio write   hashes on the way, HDF5 structure known from the save before (as in a run)
+  persist           the same, and the sums of the update compared in that pass, as the agent does
   load, fio read    every checksum compared; neither uses the page cache
   unverified        the same load without comparing
   small, small load the same in --small tensors (1 GiB)
@@ -135,6 +136,7 @@ with Scratch(args.scratch) as scratch:
         rate("save", large.ask("save"))
         if has_fio:
             fio(scratch.path, "write", args.megabytes, "fio write")
+        rate("persist", large.ask("persist"))
         rate("load", large.ask("load"))
         if has_fio:
             fio(scratch.path, "read", args.megabytes, "fio read")
@@ -172,7 +174,7 @@ with Scratch(args.scratch) as scratch:
         settle(name)
     for name, values in got.items():
         print(f"{name:<26} {spread(values, 3)}")
-    for ours, theirs in [("save", "fio write"), ("small", "fio write, small"), ("pair", "fio write"), ("load", "fio read"),
+    for ours, theirs in [("save", "fio write"), ("persist", "fio write"), ("small", "fio write, small"), ("pair", "fio write"), ("load", "fio read"),
                          ("small load", "fio read, small"), ("load", "unverified"), ("save", "torch_save"), ("save", "dcp_save"),
                          ("load", "torch_load"), ("load", "dcp_load"), ("fio read", "torch_load")]:
         ratio(ours, theirs)

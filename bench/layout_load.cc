@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
       std::memset(payload.data(), 1, payload.size());
     }
     const auto begin = std::chrono::steady_clock::now();
-    const Result<SlotLoad> loaded = load_slot(arena.value(), 0, 1, *io, place(from) / step_dir_name(1));
+    const Result<SlotLoad> loaded = load_slot(plans[to], arena.value(), 0, 1, *io, place(from) / step_dir_name(1));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (!loaded.ok()) die(loaded.error());
     if (Status removed = arena.value().remove(); !removed.ok()) die(removed.error());

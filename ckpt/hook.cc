@@ -27,24 +27,22 @@ using trainer::StepOrder;
 using trainer::TrainPosition;
 
 Result<std::unique_ptr<SharedMemoryHook>> SharedMemoryHook::make(const Plan& plan, int64_t rank, const Arena& arena,
-                                                                 IoBackend& io, const Clock& clock,
-                                                                 HookOptions options) {
+                                                                 const Clock& clock, HookOptions options) {
   if (arena.world() != plan.mesh.world() || rank < 0 || rank >= arena.world()) {
     return Error{ErrorCode::kInvalidInput, fmt::format("snapshot memory is for {} ranks, this is rank {} of {}",
                                                        arena.world(), rank, plan.mesh.world())};
   }
-  std::unique_ptr<SharedMemoryHook> hook(new SharedMemoryHook(plan, rank, arena, io, clock, std::move(options)));
+  std::unique_ptr<SharedMemoryHook> hook(new SharedMemoryHook(plan, rank, arena, clock, std::move(options)));
   RT_TRY(hook->check_layout());
   return hook;
 }
 
-SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation, IoBackend& io,
+SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation,
                                    std::function<void(int64_t step)> on_snapshot)
     : plan_(plan),
       rank_(rank),
       owned_(std::move(arena)),
       arena_(*owned_),
-      io_(io),
       clock_(system_clock()),
       incarnation_(incarnation),
       layout_(slot_layout(plan, rank)) {
@@ -70,12 +68,11 @@ Status SharedMemoryHook::check_layout() const {
   return Error{ErrorCode::kInvalidInput, "snapshot memory was made for another layout of this model"};
 }
 
-SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, IoBackend& io,
-                                   const Clock& clock, HookOptions options)
+SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, const Clock& clock,
+                                   HookOptions options)
     : plan_(plan),
       rank_(rank),
       arena_(arena),
-      io_(io),
       clock_(clock),
       options_(std::move(options)),
       incarnation_(arena.control().incarnation.load(std::memory_order_acquire)),
@@ -119,8 +116,8 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
     return Error{ErrorCode::kInternal,
                  fmt::format("rank {} is of incarnation {}, the agent is at {}", rank_, incarnation_, now)};
   }
-  RT_TRY_SET(std::optional<trainer::Restored> found, 
-             carry_out_decision(plan_, arena_, io_, state, attached_, open_foreign_));
+  RT_TRY_SET(std::optional<trainer::Restored> found,
+             carry_out_decision(plan_, arena_, state, attached_, open_foreign_));
   if (found && arena_.control().decision.source == arena::Source::kMemory && attached_) published_bank_ = found->bank;
   return found;
 }
@@ -197,7 +194,11 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
   order.persist = due && (must || may_reserve());
   order.snapshot = order.persist || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
   if (due && !order.persist) {
-    if (!save_pending_) spdlog::info("step {}: the save before is still being written; this one waits", position.step);
+    if (!save_pending_) {
+      spdlog::info(
+          "step {}: {} being written; this save waits", position.step,
+          arena_.slots() > 3 ? fmt::format("{} saves are still", arena_.slots() - 2) : "the save before is still");
+    }
     save_pending_ = true;
     ++stats_.put_off;
   }
@@ -243,7 +244,7 @@ Status SharedMemoryHook::finish() {
   const auto what = [&] { return fmt::format("waiting for the checkpoint of step {}", promised_step_); };
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.finish_deadline_s);
   for (;;) {
-    if (control.persisted_step.load(std::memory_order_acquire) == promised_step_) return {};
+    if (control.persisted_step.load(std::memory_order_acquire) >= promised_step_) return {};
     if (control.failed_step.load(std::memory_order_acquire) == promised_step_) {
       return Error{static_cast<ErrorCode>(control.failed_code.load(std::memory_order_relaxed)),
                    fmt::format("the checkpoint of step {} could not be written: {}", promised_step_,

@@ -8,8 +8,9 @@
 // reserves the bank; snapshot() publishes it; the agent's NodePersister (persister.h) sees a reserved bank whole on all
 // ranks, writes it, frees it.
 //
-// With three banks or more no call waits for the disk: a save that is due while as many banks are reserved as training
-// can spare (all but two) is put off to the next step at which one is free, so that the newest state is saved. With two
+// With three banks or more (checkpoint.in_flight and two) no call waits for the disk: a save that is due while as many
+// banks are reserved as training can spare (all but two) is put off to the next step at which one is free, so that the
+// newest state is saved. Saves in flight may end in any order; the newest complete one is where a run goes on. With two
 // banks next_bank() waits while the other one is being written, at most kLongestWaitS; then the update goes on in
 // place, and until the save is done a killed rank goes back to the step that is being saved.
 //
@@ -26,7 +27,6 @@
 #include "ckpt/foreign.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/snapshot/arena.h"
-#include "ckpt/store/io_backend.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
@@ -59,14 +59,13 @@ struct SnapshotStats {
 
 class SharedMemoryHook final : public trainer::CheckpointHook {
  public:
-  /// `plan`, `arena`, `io` and `clock` outlive the hook; `io` is this rank's own. Errors: kInvalidInput when the arena
-  /// is not of this plan's layout.
+  /// `plan`, `arena` and `clock` outlive the hook. Errors: kInvalidInput when the arena is not of this plan's layout.
   static Result<std::unique_ptr<SharedMemoryHook>> make(const Plan& plan, int64_t rank, const Arena& arena,
-                                                        IoBackend& io, const Clock& clock, HookOptions options = {});
+                                                        const Clock& clock, HookOptions options = {});
 
   /// The same for a rank process, which owns its attachment and knows from its agent which incarnation it is of;
   /// restore() says what does not fit. `on_snapshot`: a snapshot that is to be persisted is complete on this rank.
-  SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation, IoBackend& io,
+  SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation,
                    std::function<void(int64_t step)> on_snapshot);
 
   /// For runs that begin with weights that are no checkpoint.
@@ -85,8 +84,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   const SnapshotStats& stats() const { return stats_; }
 
  private:
-  SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, IoBackend& io, const Clock& clock,
-                   HookOptions options);
+  SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, const Clock& clock, HookOptions options);
   Status check_layout() const;
   void start_clock();
   bool save_is_due(int64_t step) const;
@@ -96,7 +94,6 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   int64_t rank_;
   std::optional<Arena> owned_;
   const Arena& arena_;
-  IoBackend& io_;
   const Clock& clock_;
   HookOptions options_;
   OpenForeign open_foreign_;

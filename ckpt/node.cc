@@ -26,7 +26,8 @@ Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::pa
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
   if (!names.steps.empty() && names.steps.back() >= plan.steps) return {};  // nothing left to save
   const KeptAtOnce kept = kept_at_once(config, plan.steps, names.steps);
-  RT_TRY_SET(const SpaceReport space, check_space(io, checkpoints_dir, {plan.checkpoint_bytes, kept}));
+  RT_TRY_SET(const SpaceReport space,
+             check_space(io, checkpoints_dir, {plan.checkpoint_bytes, kept, config.in_flight}));
   if (space.missing_bytes == 0) return {};
   if (config.space == SpaceCheck::kRefuse) return Error{ErrorCode::kNoSpace, space.text};
   if (notices != nullptr) notices->push_back("warning: " + space.text);
@@ -72,19 +73,18 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
                      /*from_first=*/false});
   node->persister_ = std::make_unique<NodePersister>(
-      node->arena_, make_backend(plan), node->options_.checkpoints_dir,
+      node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{
           .retention = plan.recipe.checkpoint.keep.empty()
                            ? std::nullopt
                            : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
           .save = {.codec = plan.recipe.checkpoint.compress == Compress::kZstd ? Codec::kShuffleZstd : Codec::kRaw},
           .incremental = plan.recipe.checkpoint.incremental,
+          .in_flight = plan.recipe.checkpoint.in_flight,
           .on_event = [raw = node.get()](const PersistEvent& event) {
-            if (event.status.ok()) {
-              raw->newest_on_disk_ = std::max(raw->newest_on_disk_.load(), event.step);
-            }
             {
               const std::lock_guard lock(raw->mutex_);
+              if (event.status.ok()) raw->newest_on_disk_ = std::max(raw->newest_on_disk_.load(), event.step);
               raw->events_.push_back(event);
             }
             if (raw->options_.on_persisted) raw->options_.on_persisted();
@@ -117,9 +117,13 @@ std::optional<PersistEvent> CheckpointNode::flush() {
   if (!persister_->flush().ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
   const std::lock_guard lock(mutex_);
   std::optional<PersistEvent> last;
-  if (!events_.empty()) {
-    last = std::move(events_.back());
-    events_.pop_back();
+  const auto newest =
+      std::max_element(events_.begin(), events_.end(), [](const PersistEvent& a, const PersistEvent& b) {
+        return a.step <= b.step;  // of one step the later try
+      });
+  if (newest != events_.end()) {
+    last = std::move(*newest);
+    events_.erase(newest);
   }
   events_.insert(events_.begin(), std::make_move_iterator(before.begin()), std::make_move_iterator(before.end()));
   return last;

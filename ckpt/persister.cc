@@ -39,12 +39,16 @@ class SlotSource {
   }
   void give_back(Manifest saved) { skeleton_ = std::move(saved); }
 
-  /// After take_skeleton(): the files of `slot`.
-  std::span<const WriterPart> parts(int64_t slot) {
+  /// After take_skeleton(): the files of `slot`, with the word sums that the updates have left, or without.
+  std::span<const WriterPart> parts(int64_t slot, std::span<const RankSnapshot> ranks = {}) {
     for (size_t p = 0; p < parts_.size(); ++p) {
       const std::byte* const from = arena_.payload(ranks_[p], slot_).data();
       const std::byte* const to = arena_.payload(ranks_[p], slot).data();
-      for (ShardData& shard : parts_[p].shards) shard.data = to + (shard.data - from);
+      for (size_t i = 0; i < parts_[p].shards.size(); ++i) {
+        ShardData& shard = parts_[p].shards[i];
+        shard.data = to + (shard.data - from);
+        shard.word_sums = ranks.empty() ? std::nullopt : std::optional(ranks[ranks_[p]].sums[i]);
+      }
     }
     slot_ = slot;
     return parts_;
@@ -64,7 +68,10 @@ class SlotSource {
     if (ranks_.size() != parts_.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
     for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
       const auto payload = arena_.payload(ranks_[shard.file], slot_);
-      if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size())) {
+      const auto extents = arena_.shards(ranks_[shard.file]);
+      const size_t place = parts_[shard.file].shards.size();
+      if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size()) || place >= extents.size() ||
+          extents[place].offset != shard.offset || extents[place].bytes != shard.bytes) {
         return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
       }
       parts_[shard.file].shards.push_back({.tensor = shard.tensor,
@@ -89,77 +96,122 @@ class SlotSource {
 }  // namespace
 
 struct NodePersister::Impl {
+  /// One thread, and what it keeps from save to save.
+  struct Writer {
+    Writer(const Arena& arena, std::unique_ptr<IoBackend> backend) : io(std::move(backend)), source(arena) {}
+    std::unique_ptr<IoBackend> io;
+    SlotSource source;
+    SaveCache cache;
+    std::thread thread;
+  };
+
   Arena& arena;
-  std::unique_ptr<IoBackend> io;
   std::filesystem::path dir;
   PersistOptions options;
-  SlotSource source;                   // of the thread
-  SaveCache cache;                     // of the thread
-  std::optional<Manifest> last_saved;  // with options.incremental: what the next save may refer to
-  CatalogCache catalog;                // of the thread
+  std::vector<std::unique_ptr<Writer>> writers;
 
-  std::mutex mutex;  // guards what follows; never held while writing
+  std::mutex after_save;                         // one at a time: retention, reports
+  CatalogCache catalog;                          // guarded by after_save
+  std::shared_ptr<const Manifest> newest_saved;  // with options.incremental: what the next save may refer to
+  std::mutex mutex;                              // guards newest_saved and what follows; never held while writing
   std::condition_variable changed;
-  bool stopping = false, woken = false, flushing = false, flushed = false;
-  Status last_status;
-  std::thread thread;
+  bool stopping = false, flushing = false, flushed = false;
+  int64_t notices = 0;  // counts up: each thread looks after each
+  int64_t busy = 0;     // threads that look for work or do it
+  int64_t last_step = -1;
+  Status last_status;  // of last_step, the newest written since flush() began
 
-  void prepare();
-  SaveOptions save_options();
-  Result<SaveReport> persist(const CommonSnapshot& snapshot);
-  bool write(int64_t slot, int64_t step);
-  bool write_promised();
-  void write_newest();
-  void loop();
+  void prepare(Writer& writer);
+  SaveOptions save_options(Writer& writer);
+  Result<SaveReport> persist(Writer& writer, const CommonSnapshot& snapshot);
+  void write(Writer& writer, int64_t slot, int64_t step);
+  bool write_promised(Writer& writer);
+  void write_newest(Writer& writer);
+  void retain(Writer& writer, PersistEvent& event);
+  void failed(int64_t step, const Error& error);
+  void loop(Writer& writer);
 };
 
 /// Ahead of the first save: libhdf5 takes 0.1 ms a dataset, seconds with many. An error will be the save's to tell.
-void NodePersister::Impl::prepare() {
+void NodePersister::Impl::prepare(Writer& writer) {
   const auto attempt = [&]() -> Status {
-    RT_TRY_SET(Manifest skeleton, source.take_skeleton());
-    const Status prepared = prepare_layouts(skeleton, source.parts(0), save_options());
-    source.give_back(std::move(skeleton));
+    RT_TRY_SET(Manifest skeleton, writer.source.take_skeleton());
+    const Status prepared = prepare_layouts(skeleton, writer.source.parts(0), save_options(writer));
+    writer.source.give_back(std::move(skeleton));
     return prepared;
   };
   ignore(attempt(), "the first save finds it too");
 }
 
-SaveOptions NodePersister::Impl::save_options() {
+SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
-  save.cache = &cache;
+  save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();
   return save;
 }
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
-Result<SaveReport> NodePersister::Impl::persist(const CommonSnapshot& snapshot) {
+Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnapshot& snapshot) {
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
-  RT_TRY_SET(Manifest manifest, source.take_skeleton());
+  RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
   manifest.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
-  SaveOptions save = save_options();
-  if (options.incremental && last_saved) save.base = &*last_saved;
-  RT_TRY_SET(SaveReport report, save_checkpoint(*io, dir, std::move(manifest), source.parts(snapshot.slot), save));
+  SaveOptions save = save_options(writer);
+  std::shared_ptr<const Manifest> base;
   if (options.incremental) {
-    last_saved = std::move(report.manifest);
+    const std::lock_guard lock(mutex);
+    base = newest_saved;
+  }
+  save.base = base.get();
+  RT_TRY_SET(SaveReport report, save_checkpoint(*writer.io, dir, std::move(manifest),
+                                                writer.source.parts(snapshot.slot, snapshot.ranks), save));
+  if (options.incremental) {
+    const std::lock_guard lock(mutex);
+    if (!newest_saved || newest_saved->step <= report.manifest.step)
+      newest_saved = std::make_shared<const Manifest>(std::move(report.manifest));
   } else {
-    source.give_back(std::move(report.manifest));
+    writer.source.give_back(std::move(report.manifest));
   }
   return report;
 }
 
-bool NodePersister::Impl::write(int64_t slot, int64_t step) {
+void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
+  if (!options.retention) return;
+  // The newest one is kept by name: after going back in a run there may be higher steps of an older line.
+  RetentionPolicy policy = *options.retention;
+  policy.keep_steps.push_back(arena.control().persisted_step.load(std::memory_order_acquire));
+  Result<RetentionReport> kept =
+      apply_retention(*writer.io, dir, policy, options.save.writer.value_or(this_writer()), &catalog);
+  if (!kept.ok()) {
+    event.problems.push_back(kept.error().message);
+    return;
+  }
+  event.removed = kept.value().removed;
+  event.problems.insert(event.problems.end(), kept.value().problems.begin(), kept.value().problems.end());
+}
+
+void NodePersister::Impl::failed(int64_t step, const Error& error) {
+  arena::Control& control = arena.control();
+  if (control.failed_step.load(std::memory_order_acquire) > step) return;  // ranks wait for the newest
+  const size_t size = std::min(error.message.size(), static_cast<size_t>(arena::kMessageBytes - 1));
+  std::memcpy(control.failure, error.message.data(), size);
+  control.failure[size] = 0;
+  control.failed_code.store(static_cast<int32_t>(error.code), std::memory_order_relaxed);
+  control.failed_step.store(step, std::memory_order_release);
+}
+
+void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
   PersistEvent event{.step = step};
   const auto begin = std::chrono::steady_clock::now();
   const auto attempt = [&]() -> Status {
-    RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, Check::kEveryByte));
+    RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, Check::kHeaders));
     for (const RankSnapshot& rank : snapshot.ranks) {
       event.snapshot_ms = std::max(event.snapshot_ms, static_cast<double>(rank.pause_ns) * 1e-6);
     }
-    RT_TRY_SET(SaveReport report, persist(snapshot));
+    RT_TRY_SET(SaveReport report, persist(writer, snapshot));
     event.dir = report.dir;
     event.bytes = report.payload_bytes;
     if (!report.leftover.empty()) event.problems.push_back("could not remove " + report.leftover);
@@ -167,39 +219,25 @@ bool NodePersister::Impl::write(int64_t slot, int64_t step) {
   };
   event.status = attempt();
   event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  arena::Control& control = arena.control();
-  if (event.status.ok()) control.persisted_step.store(step, std::memory_order_release);
-  if (event.status.ok() && options.retention) {
-    // The new one is kept by name: after going back in a run there may be higher steps of an older line.
-    RetentionPolicy policy = *options.retention;
-    policy.keep_steps.push_back(step);
-    Result<RetentionReport> kept =
-        apply_retention(*io, dir, policy, options.save.writer.value_or(this_writer()), &catalog);
-    if (kept.ok()) {
-      event.removed = kept.value().removed;
-      event.problems.insert(event.problems.end(), kept.value().problems.begin(), kept.value().problems.end());
-    } else {
-      event.problems.push_back(kept.error().message);
-    }
+  const std::lock_guard one_at_a_time(after_save);
+  if (event.status.ok()) {
+    std::atomic<int64_t>& persisted = arena.control().persisted_step;
+    if (persisted.load(std::memory_order_acquire) < step) persisted.store(step, std::memory_order_release);
+    retain(writer, event);
+  } else {
+    failed(step, event.status.error());
   }
-  if (!event.status.ok()) {
-    const std::string& text = event.status.error().message;
-    const size_t size = std::min(text.size(), static_cast<size_t>(arena::kMessageBytes - 1));
-    std::memcpy(control.failure, text.data(), size);
-    control.failure[size] = 0;
-    control.failed_code.store(static_cast<int32_t>(event.status.error().code), std::memory_order_relaxed);
-    control.failed_step.store(step, std::memory_order_release);
-  }
-  const bool ok = event.status.ok();
   {
     const std::lock_guard lock(mutex);
-    last_status = event.status;
+    if (step >= last_step) {
+      last_step = step;
+      last_status = event.status;
+    }
   }
   if (options.on_event) options.on_event(event);
-  return ok;
 }
 
-bool NodePersister::Impl::write_promised() {
+bool NodePersister::Impl::write_promised(Writer& writer) {
   arena::Control& control = arena.control();
   const std::vector<SlotView> views = arena.views();
   int64_t slot = -1, step = 0;
@@ -213,76 +251,87 @@ bool NodePersister::Impl::write_promised() {
   }
   if (slot < 0) return false;
   int64_t expected = step;
-  if (!control.reserved[slot].compare_exchange_strong(expected, -step)) return true;  // taken back; look again
+  if (!control.reserved[slot].compare_exchange_strong(expected, -step)) return true;  // taken or taken back; look again
   // A slot that was whole before the exchange may have been ordered anew, taken back and promised again meanwhile.
   if (const std::vector<SlotView> now = arena.views(); !now[slot].whole || now[slot].step != step) {
     control.reserved[slot].store(step, std::memory_order_release);
     return false;
   }
-  write(slot, step);
+  try {
+    write(writer, slot, step);
+  } catch (...) {
+    control.reserved[slot].store(step, std::memory_order_release);  // promised still
+    throw;
+  }
   control.reserved[slot].store(0, std::memory_order_release);
   return true;
 }
 
-void NodePersister::Impl::write_newest() {
+void NodePersister::Impl::write_newest(Writer& writer) {
   const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
   if (!newest || newest->step == 0) return;
   if (arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
-  const Result<CheckpointInfo> on_disk = newest_complete(*io, dir);
+  const Result<CheckpointInfo> on_disk = newest_complete(*writer.io, dir);
   if (on_disk.ok() && on_disk.value().step >= newest->step) {
     // Its files have the right sizes; only its bytes are a reason to give up what memory holds.
     const Result<VerifyReport> checked =
-        verify_checkpoint(*io, on_disk.value().dir, {.max_damages = 1, .structure = false});
+        verify_checkpoint(*writer.io, on_disk.value().dir, {.max_damages = 1, .structure = false});
     if (checked.ok() && checked.value().whole()) return;
   }
-  write(newest->slot, newest->step);
+  write(writer, newest->slot, newest->step);
 }
 
-void NodePersister::Impl::loop() {
+void NodePersister::Impl::loop(Writer& writer) {
   if (options.low_priority) lower_thread_priority(arena.bytes() < kSmallArenaBytes ? kSmallSaveNice : kLeastNice);
   try {
-    prepare();
+    prepare(writer);
   } catch (const std::exception&) {  // out of memory: the save will tell
   }
   std::unique_lock lock(mutex);
   while (!stopping) {
     arena.control().beat.fetch_add(1, std::memory_order_relaxed);
+    const int64_t seen = notices;
+    ++busy;
     lock.unlock();
     bool more = false;
     try {
-      more = write_promised();
+      more = write_promised(writer);
     } catch (const std::exception& error) {  // out of memory while planning the write: the promise stays
       if (options.on_event) {
+        const std::lock_guard one_at_a_time(after_save);
         options.on_event({.step = 0, .status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()}});
       }
       std::this_thread::sleep_for(std::chrono::seconds(1));
     }
     lock.lock();
+    --busy;
     if (more) continue;
-    if (flushing) {
+    if (flushing && busy == 0) {  // else whoever is busy comes here when done
+      flushing = false;
       lock.unlock();
       try {
-        write_newest();
+        write_newest(writer);
       } catch (const std::exception& error) {  // out of memory; whoever flushes keeps the arena then
         const std::lock_guard guard(mutex);
         last_status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()};
       }
       lock.lock();
-      flushing = false;
       flushed = true;
       changed.notify_all();
       continue;
     }
-    changed.wait_for(lock, kLookEvery, [&] { return stopping || woken || flushing; });
-    woken = false;
+    changed.wait_for(lock, kLookEvery, [&] { return stopping || notices != seen; });
   }
 }
 
-NodePersister::NodePersister(Arena& arena, std::unique_ptr<IoBackend> io, std::filesystem::path checkpoints_dir,
+NodePersister::NodePersister(Arena& arena, const MakeIo& make_io, std::filesystem::path checkpoints_dir,
                              PersistOptions options)
-    : impl_(new Impl{arena, std::move(io), std::move(checkpoints_dir), std::move(options), SlotSource(arena)}) {
+    : impl_(new Impl{arena, std::move(checkpoints_dir), std::move(options)}) {
   ranks_gone();  // an adopted arena may hold promises that its ranks did not keep
-  impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
+  const int64_t threads = std::clamp<int64_t>(impl_->options.in_flight, 1, std::max<int64_t>(1, arena.slots() - 2));
+  for (int64_t k = 0; k < threads; ++k) impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io()));
+  for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers)
+    writer->thread = std::thread([impl = impl_.get(), mine = writer.get()] { impl->loop(*mine); });
 }
 
 NodePersister::~NodePersister() {
@@ -291,21 +340,21 @@ NodePersister::~NodePersister() {
     impl_->stopping = true;
   }
   impl_->changed.notify_all();
-  impl_->thread.join();
+  for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers) writer->thread.join();
 }
 
 void NodePersister::notify(const SnapshotNotice& notice) {
   if (!notice.persist) return;
   {
     const std::lock_guard lock(impl_->mutex);
-    impl_->woken = true;
+    ++impl_->notices;
   }
   impl_->changed.notify_all();
 }
 
 void NodePersister::ranks_gone() {
-  // Without the thread: it may be in the middle of a long write, and a restart must not wait for the disk. What it
-  // writes is marked negative and whole, and is left alone.
+  // Without the threads: they may be in the middle of a long write, and a restart must not wait for the disk. What they
+  // write is marked negative and whole, and is left alone.
   Arena& arena = impl_->arena;
   for (int64_t k = 0; k < arena.slots(); ++k) {
     int64_t reserved = arena.control().reserved[k].load(std::memory_order_acquire);
@@ -319,9 +368,11 @@ void NodePersister::ranks_gone() {
 Status NodePersister::flush() {
   ranks_gone();
   std::unique_lock lock(impl_->mutex);
+  impl_->last_step = -1;
   impl_->last_status = {};
   impl_->flushed = false;
   impl_->flushing = true;
+  ++impl_->notices;
   impl_->changed.notify_all();
   impl_->changed.wait(lock, [&] { return impl_->flushed; });
   return impl_->last_status;
@@ -330,15 +381,35 @@ Status NodePersister::flush() {
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
   spec.ranks = slot_layouts(plan);
+  spec.slots = banks_for(plan.recipe.checkpoint.in_flight);
   spec.layout_hash = layout_hash(plan, spec.ranks);
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
   RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));
   return spec;
 }
 
+/// With as many of the banks as fit into memory, at least two.
+static Result<Arena> create_what_fits(ArenaSpec spec, const std::function<void(std::string)>& say) {
+  const int64_t wanted = spec.slots;
+  Result<Arena> made = Arena::create(spec);
+  if (made.ok()) return made;
+  const Error first = made.error();
+  while (!made.ok() && made.error().code == ErrorCode::kNoSpace && spec.slots > 2) {
+    --spec.slots;
+    made = Arena::create(spec);
+  }
+  if (!made.ok()) return made;  // says what is missing for the least that will do
+  say(spec.slots == 2 ? fmt::format("only two banks of the training state fit into memory ({}): while a checkpoint is "
+                                    "being written, a step may have to wait for it",
+                                    first.message)
+                      : fmt::format("only {} of {} banks of the training state fit into memory ({}): at most {} saves "
+                                    "will be in flight",
+                                    spec.slots, wanted, first.message, spec.slots - 2));
+  return made;
+}
+
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
-                              const std::function<std::unique_ptr<IoBackend>()>& make_io,
-                              std::vector<std::string>* report) {
+                              const MakeIo& make_io, std::vector<std::string>* report) {
   const auto say = [&](std::string line) {
     if (report != nullptr) report->push_back(std::move(line));
   };
@@ -362,7 +433,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     }
     Status flushed;
     {
-      NodePersister persister(*left, make_io(), checkpoints_dir,
+      NodePersister persister(*left, make_io, checkpoints_dir,
                               {.low_priority = false, .on_event = [&](const PersistEvent& event) {
                                  say(event.status.ok() ? fmt::format("wrote step {} from the snapshot memory of this "
                                                                      "run's dead agent, which had another layout or "
@@ -382,17 +453,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
   }
   reap_stale_arenas();
-  Result<Arena> made = Arena::create(spec);
-  if (made.ok() || made.error().code != ErrorCode::kNoSpace || spec.slots <= 2) return made;
-  ArenaSpec two = spec;
-  two.slots = 2;
-  Result<Arena> smaller = Arena::create(two);
-  if (!smaller.ok()) return smaller;  // says what is missing for the least that will do
-  say(fmt::format(
-      "only two banks of the training state fit into memory ({}): while a checkpoint is being written, a step "
-      "may have to wait for it",
-      made.error().message));
-  return smaller;
+  return create_what_fits(spec, say);
 }
 
 }  // namespace cairn::ckpt

@@ -1,11 +1,13 @@
 #pragma once
-// The agent's side of checkpoints: owns the snapshot memory and writes what is promised from it to disk, in a
-// background thread with low CPU and I/O priority (ckpt/persist/priority.h), hashing as it writes.
+// The agent's side of checkpoints: owns the snapshot memory and writes what is promised from it to disk, in background
+// threads with low CPU and I/O priority (ckpt/persist/priority.h), hashing as they write.
 //
-// The thread looks at the arena itself (every 20 ms, and at once on notify()): a lost notice loses nothing. A slot is
-// written when it is reserved and whole on all ranks; its bytes are checked against the word sums of the update first
-// (memory speed), so damage in memory never becomes a checkpoint. Failures are reported and training goes on; the next
-// save tries again.
+// There are as many threads as saves may be in flight. Each looks at the arena itself (every 20 ms, and at once on
+// notify()): a lost notice loses nothing. A slot is written when it is reserved and whole on all ranks, the oldest step
+// first; its bytes are compared with the word sums of the update on the way to the disk, so damage in memory never
+// becomes a checkpoint. Failures are reported and training goes on; the next save tries again. Saves may end in any
+// order: what the rules of retention keep is judged from the newest that is complete, so that an older one which ends
+// late may go at once.
 
 #include <cstdint>
 #include <filesystem>
@@ -41,16 +43,18 @@ struct PersistOptions {
   std::optional<RetentionPolicy> retention;  // applied after each save; none: all stay
   SaveOptions save;                          // chunk_bytes is the arena's
   bool incremental = false;                  // what has not changed since the last save of this persister refers to it
+  int64_t in_flight = 1;                     // saves being written at once, at most; each has up to save.fill_bytes
   bool low_priority = true;
-  std::function<void(const PersistEvent&)> on_event;  // on the persister's thread; may be empty
+  std::function<void(const PersistEvent&)> on_event;  // on a thread of the persister's, one at a time; may be empty
 };
+
+using MakeIo = std::function<std::unique_ptr<IoBackend>()>;
 
 class NodePersister {
  public:
-  /// `arena` outlives the persister; `io` is used by its thread only.
-  NodePersister(Arena& arena, std::unique_ptr<IoBackend> io, std::filesystem::path checkpoints_dir,
-                PersistOptions options);
-  ~NodePersister();  // finishes a write that has begun; promises that have not begun are dropped: call flush()
+  /// `arena` outlives the persister. `make_io` is asked here, once for each thread.
+  NodePersister(Arena& arena, const MakeIo& make_io, std::filesystem::path checkpoints_dir, PersistOptions options);
+  ~NodePersister();  // finishes writes that have begun; promises that have not begun are dropped: call flush()
 
   /// From a rank's message.
   void notify(const SnapshotNotice& notice);
@@ -60,7 +64,7 @@ class NodePersister {
   void ranks_gone();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
-  /// whole snapshot, so that nothing is lost. Returns the error of the last write.
+  /// whole snapshot, so that nothing is lost. Returns the error of the newest step's write.
   Status flush();
 
  private:
@@ -72,8 +76,7 @@ class NodePersister {
 /// new one. What a left one of another layout or recipe holds is first written to `checkpoints_dir` if it is newer than
 /// what is there. Stale memory of other runs of this user is removed. `report` gets a line for each such event.
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
-                              const std::function<std::unique_ptr<IoBackend>()>& make_io,
-                              std::vector<std::string>* report = nullptr);
+                              const MakeIo& make_io, std::vector<std::string>* report = nullptr);
 
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);

@@ -189,7 +189,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   RT_TRY_SET(const uint64_t key, key_of(source, skeleton, parts, budget.chunk_bytes, options.codec));
   RT_TRY_SET(save.resume_from, find_unfinished(io, target_checkpoints_dir, source.step, key,
                                                options.alive ? options.alive : may_be_alive, &report.cleaned));
-  if (options.codec == Codec::kRaw) save.resume_key = key;  // a note knows nothing of coded chunks: those begin anew
+  save.resume_key = key;
   RT_TRY_SET(SaveReport saved, save_checkpoint(io, target_checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = std::move(saved.dir);
   report.manifest = std::move(saved.manifest);

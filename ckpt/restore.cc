@@ -128,7 +128,7 @@ Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& 
   return TrainPosition{.seed = plan.recipe.seed};
 }
 
-Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
                                                    std::span<const StateTensor> state, bool attached,
                                                    const OpenForeign& open_foreign) {
   const arena::Control& control = arena.control();
@@ -141,18 +141,11 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
       const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
-      const bool named = dir == plan.recipe.init.path;
-      if (named) {
-        RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(open_foreign, dir));
-        if (foreign != nullptr) {
-          Result<TrainPosition> begun = load_from_foreign(plan, *foreign, state, plan.recipe.init);
-          if (!begun.ok()) return std::move(begun).error().with(dir);
-          return Restored{.position = std::move(begun).value()};
-        }
-      }
-      RT_TRY_SET(TrainPosition position,
-                 load_from_disk(plan, io, dir, state, named ? plan.recipe.init : InitConfig{}));
-      return Restored{.position = std::move(position)};
+      RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(open_foreign, dir));
+      if (foreign == nullptr) return Error{ErrorCode::kInternal, "a checkpoint that the agent has not read"};
+      Result<TrainPosition> begun = load_from_foreign(plan, *foreign, state, plan.recipe.init);
+      if (!begun.ok()) return std::move(begun).error().with(dir);
+      return Restored{.position = std::move(begun).value()};
     }
     if (decision.source != arena::Source::kMemory || decision.slot >= arena.slots() || decision.position_bytes < 0 ||
         decision.position_bytes > static_cast<int64_t>(sizeof(decision.position))) {
@@ -170,25 +163,11 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
                     .weights_ready = attached && decision.weights_ready != 0};
   }();
   if (loaded.ok()) return std::optional<Restored>(loaded.value());
-  Error error = loaded.error();
-  if (error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kIo) {
-    arena.control().refused.store(incarnation, std::memory_order_release);
-    error.code = ErrorCode::kUnavailable;  // restarted: the agent then takes the next older one
-  }
-  return std::move(error).with("restoring");
+  return Error(loaded.error()).with("restoring");
 }
 
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
-
-Status RestoreDecider::usable(const Manifest& manifest, const std::filesystem::path& dir, bool read_by_ranks) {
-  RT_TRY(position_of(manifest).with(dir.string()));
-  // What goes through fill_slot() is verified there.
-  if (!read_by_ranks || payload_bytes(manifest) > request_.verify_up_to_bytes) return {};
-  RT_TRY_SET(const VerifyReport report, verify_checkpoint(io_, dir, {.max_damages = 3, .structure = false}));
-  if (report.whole()) return {};
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", dir.string(), report.damages[0].message)};
-}
 
 Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings) {
   RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
@@ -209,7 +188,8 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     const auto check = [&]() -> Status {
       RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
       RT_TRY(check_state(manifest, state_tensors(plan_.tensors)).with(info.dir.string()));
-      return usable(manifest, info.dir, false);
+      RT_TRY(position_of(manifest).with(info.dir.string()));
+      return {};
     };
     const Status checked = check();
     if (checked.ok()) {
@@ -239,7 +219,8 @@ Result<RestoreChoice> RestoreDecider::choose() {
       RT_TRY_SET(manifest, read_manifest(io_, *request_.from));
     }
     RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
-    if (foreign == nullptr) RT_TRY(usable(manifest, *request_.from, !choice.match->everything()));
+    choice.foreign = foreign != nullptr;
+    if (!choice.foreign && !how.weights_only) RT_TRY(position_of(manifest).with(request_.from->string()));
     choice.source = arena::Source::kDisk;
     choice.step = how.weights_only ? 0 : manifest.step;
     choice.dir = *request_.from;
@@ -299,11 +280,6 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
   const auto begin = std::chrono::steady_clock::now();
   arena::Control& control = arena_.control();
   const uint64_t last = control.incarnation.load(std::memory_order_acquire);
-  const arena::Decision& decided = control.decision;
-  if (last > 0 && control.refused.load(std::memory_order_acquire) == last && decided.source == arena::Source::kDisk) {
-    const std::string dir(decided.place, strnlen(decided.place, sizeof(decided.place)));
-    refused_.emplace(dir, dir + ": a rank could not read it");
-  }
   RestoreChoice choice;
   bool in_memory = false;
   for (;;) {
@@ -334,10 +310,12 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
 }
 
 /// Reads the chosen checkpoint into slot 0, for all ranks at once. False: the ranks must read it themselves.
-Result<bool> RestoreDecider::fill_slot(const RestoreChoice& choice) {
-  if (choice.match && !choice.match->everything()) return false;
+Result<bool> RestoreDecider::fill_slot(RestoreChoice& choice) {
+  if (choice.foreign) return false;
   const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
-  RT_TRY(load_slot(arena_, 0, incarnation, io_, choice.dir));
+  const InitConfig how = choice.match ? plan_.recipe.init : InitConfig{};
+  RT_TRY_SET(const SlotLoad loaded, load_slot(plan_, arena_, 0, incarnation, io_, choice.dir, how));
+  choice.read = loaded.stats;
   return true;
 }
 

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "ckpt/foreign.h"
+#include "ckpt/persist/read.h"
 #include "ckpt/plan/partial.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
@@ -42,6 +43,8 @@ struct RestoreChoice {
   std::filesystem::path dir;          // kDisk
   std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
   std::optional<LoadMatch> match;     // kDisk, from what a person named: what is taken of it
+  bool foreign = false;               // kDisk: it is no checkpoint, and ranks read it themselves
+  ReadStats read;                     // kDisk, a checkpoint: bytes wanted of it and bytes read
   std::vector<std::string> warnings;  // what was passed over, and why
   double seconds = 0;
 };
@@ -49,12 +52,8 @@ struct RestoreChoice {
 struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
   std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
-  OpenForeign open_foreign;                    // of `from`; may be empty: it is a checkpoint
+  OpenForeign open_foreign;                   // of `from`; may be empty: it is a checkpoint
   bool from_first = true;                     // false: only for a run that has no state of its own
-  /// Checkpoints that the ranks read themselves (only weights or a part are taken) are read and verified in full
-  /// before, up to this size; larger ones are verified by the ranks as they read, and one of them that fails makes the
-  /// next choice leave the checkpoint out. All others are verified while the agent reads them into snapshot memory.
-  int64_t verify_up_to_bytes = int64_t{8} << 30;
 };
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.
@@ -69,8 +68,7 @@ class RestoreDecider {
  private:
   Result<RestoreChoice> choose();
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings);
-  Status usable(const Manifest& manifest, const std::filesystem::path& dir, bool read_by_ranks);
-  Result<bool> fill_slot(const RestoreChoice& choice);
+  Result<bool> fill_slot(RestoreChoice& choice);
   void publish(const RestoreChoice& choice, bool in_memory);
 
   const Plan& plan_;
@@ -84,9 +82,9 @@ class RestoreDecider {
 
 /// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`; with `attached`,
 /// the saved tensors of `state` lie in bank 0 of this arena, and a snapshot in memory stays in its bank: only what is
-/// not saved is filled then. Errors: kUnavailable when what was decided cannot be read after all (the agent then
-/// decides anew), kInternal without a decision.
-Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena, IoBackend& io,
+/// not saved is filled then. Checkpoints are in memory by then; what a rank reads itself are foreign weights. Errors:
+/// those of reading them, kInternal without a decision.
+Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
                                                             std::span<const trainer::StateTensor> state,
                                                             bool attached = false,
                                                             const OpenForeign& open_foreign = {});

@@ -7,62 +7,107 @@
 #include <vector>
 
 #include "ckpt/plan/load_plan.h"
+#include "ckpt/plan/partial.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
 #include "ckpt/snapshot/snapshot.h"
+#include "runtime/trainer/initial.h"
 
 namespace cairn::ckpt {
 
-Result<SlotLoad> load_slot(const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
-                           const std::filesystem::path& dir) {
+namespace {
+
+/// What is in no checkpoint.
+struct Anew {
+  int64_t tensor = 0;   // of the plan
+  bool weight = false;  // else a moment
+  Box box;
+  std::span<std::byte> memory;
+};
+
+void fill(const Plan& plan, const Anew& anew) {
+  if (anew.weight) {
+    trainer::initial_weights(plan, anew.tensor, anew.box, reinterpret_cast<float*>(anew.memory.data()));
+  } else {
+    std::fill(anew.memory.begin(), anew.memory.end(), std::byte{0});
+  }
+}
+
+/// As the ranks' hook writes it.
+std::string position_text(const trainer::TrainPosition& position) {
+  std::string text = encode_position(position);
+  if (static_cast<int64_t>(text.size()) <= kPositionCapacity) return text;
+  trainer::TrainPosition bare = position;
+  bare.metrics.clear();
+  return encode_position(bare);
+}
+
+}  // namespace
+
+Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
+                           const std::filesystem::path& dir, const InitConfig& how) {
   RT_TRY_SET(const Manifest directory, decode_manifest(arena.directory()));
   ReadOptions options;
   options.huge_pages = arena.huge_pages();
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir, options));
-  RT_TRY(check_tensors(reader.manifest(), directory.tensors, /*extra_allowed=*/true).with(dir.string()));
-  SlotLoad out;
-  RT_TRY_SET(out.position, position_of(reader.manifest()).with(dir.string()));
-  std::string text = encode_position(out.position);
-  if (static_cast<int64_t>(text.size()) > kPositionCapacity) {  // as the ranks' hook does
-    trainer::TrainPosition bare = out.position;
-    bare.metrics.clear();
-    text = encode_position(bare);
+  RT_TRY_SET(const LoadMatch match, match_tensors(reader.manifest(), plan.tensors, how).with(dir.string()));
+  SlotLoad out{.position = {.seed = plan.recipe.seed}};
+  if (!how.weights_only) {
+    RT_TRY_SET(out.position, position_of(reader.manifest()).with(dir.string()));
   }
 
   std::vector<int64_t> rank_of_file;  // slot_manifest: ranks that save nothing have no file
   for (int64_t rank = 0; rank < arena.world(); ++rank) {
     if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
   }
-  if (rank_of_file.size() != directory.files.size())
+  const auto tensors = static_cast<int64_t>(plan.tensors.size());
+  if (rank_of_file.size() != directory.files.size() ||
+      std::ssize(directory.tensors) != tensors * std::ssize(kStateKinds))
     return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
   std::vector<WantedBox> wanted;
+  std::vector<std::byte*> targets;  // of `wanted`
+  std::vector<std::vector<Anew>> anew(static_cast<size_t>(arena.world()));
   wanted.reserve(directory.shards.size());
+  targets.reserve(directory.shards.size());
   for (const ShardEntry& shard : directory.shards) {
-    const TensorEntry& tensor = directory.tensors[static_cast<size_t>(shard.tensor)];
-    wanted.push_back({tensor.kind, tensor.name, shard.box});
-    const auto area = arena.payload(rank_of_file[static_cast<size_t>(shard.file)], slot);
+    const int64_t rank = rank_of_file[static_cast<size_t>(shard.file)];
+    const auto area = arena.payload(rank, slot);
     if (shard.offset + shard.bytes > static_cast<int64_t>(area.size()))
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
+    const std::span<std::byte> memory = area.subspan(shard.offset, shard.bytes);
+    const int64_t tensor = shard.tensor % tensors;
+    const bool weight = shard.tensor < tensors;
+    const TensorMatch& of = match.tensors[static_cast<size_t>(tensor)];
+    if (weight ? of.weight : of.moments) {
+      const TensorEntry& entry = directory.tensors[static_cast<size_t>(shard.tensor)];
+      wanted.push_back({entry.kind, entry.name, shard.box});
+      targets.push_back(memory.data());
+    } else {
+      anew[static_cast<size_t>(rank)].push_back({tensor, weight, shard.box, memory});
+    }
   }
   RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(wanted).with(dir.string()));
   std::vector<ReadRange> ranges;
   ranges.reserve(reads.size());
-  for (const LoadRead& read : reads) {
-    const ShardEntry& shard = directory.shards[static_cast<size_t>(read.wanted)];
-    const auto area = arena.payload(rank_of_file[static_cast<size_t>(shard.file)], slot);
-    ranges.push_back({read.file, read.offset, read.bytes, area.data() + shard.offset + read.target_offset});
-  }
+  for (const LoadRead& read : reads)
+    ranges.push_back(
+        {read.file, read.offset, read.bytes, targets[static_cast<size_t>(read.wanted)] + read.target_offset});
   RT_TRY(reader.read_ranges(ranges));
   out.stats = reader.stats();
 
-  // The slots' own hashes, in a few threads: memory speed.
-  const int64_t world = arena.world(), step = reader.manifest().step;
+  // What starts anew and the slots' own hashes, in a few threads: memory speed.
+  const int64_t world = arena.world();
+  const std::string text = position_text(out.position);
   std::vector<Status> sealed(static_cast<size_t>(world));
   std::vector<std::thread> threads;
   const int64_t workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, std::min<int64_t>(world, 8));
   for (int64_t worker = 0; worker < workers; ++worker) {
     threads.emplace_back([&, worker] {
-      for (int64_t rank = worker; rank < world; rank += workers)
-        sealed[static_cast<size_t>(rank)] = SnapshotWriter(arena, rank).seal(slot, incarnation, step, text);
+      for (int64_t rank = worker; rank < world; rank += workers) {
+        for (const Anew& item : anew[static_cast<size_t>(rank)]) fill(plan, item);
+        sealed[static_cast<size_t>(rank)] =
+            SnapshotWriter(arena, rank).seal(slot, incarnation, out.position.step, text);
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -11,20 +11,22 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
 #include "runtime/trainer/checkpoint_hook.h"
 
 namespace cairn::ckpt {
 
 struct SlotLoad {
-  trainer::TrainPosition position;
+  trainer::TrainPosition position;  // with how.weights_only the beginning of a run
   ReadStats stats;
 };
 
 /// Agent, while no rank runs and the slot is empty: fills `slot` of all ranks from the checkpoint in `dir`, verifying
-/// each chunk, and publishes it as a snapshot of its step. Killed in the middle, it leaves an empty slot.
-/// Errors: kInvalidInput when the checkpoint lacks a tensor of the arena or has it in another shape, kCorrupt naming
-/// the chunk; the slot is empty then.
-Result<SlotLoad> load_slot(const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
-                           const std::filesystem::path& dir);
+/// each chunk, and publishes it as a snapshot of its step. `arena` is of `plan`. `how` may take a part of the
+/// checkpoint (plan/partial.h): weights that are not taken are as a fresh run's, moments zero. Killed in the middle, it
+/// leaves an empty slot. Errors: kInvalidInput when the checkpoint does not fit, kCorrupt naming the chunk; the slot is
+/// empty then.
+Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
+                           const std::filesystem::path& dir, const InitConfig& how = {});
 
 }  // namespace cairn::ckpt

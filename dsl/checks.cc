@@ -459,6 +459,12 @@ void CrossCheck::places() {
     if (!s3 && !(places[i].endpoint.empty() && places[i].region.empty()))
       fail("checkpoint.copy_to", fmt::format("{}: endpoint and region are for S3, and \"{}\" is a directory", at, path),
            "a path that begins with s3://");
+    if (!places[i].ca_file.empty() && (!s3 || places[i].endpoint.rfind("http://", 0) == 0))
+      fail("checkpoint.copy_to",
+           fmt::format("{}: ca_file is for S3 over https, and {}", at,
+                       s3 ? fmt::format("the endpoint is \"{}\"", places[i].endpoint)
+                          : fmt::format("\"{}\" is a directory", path)),
+           s3 ? "endpoint = \"https://...\"" : "a path that begins with s3://");
     if (places[i].keep_every > 0 && places[i].keep_last == 0)
       fail("checkpoint.copy_to", fmt::format("{}: keep_every has no meaning while keep_last = 0 keeps all", at),
            "keep_last = n besides");

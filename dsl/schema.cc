@@ -1180,6 +1180,13 @@ const Block& place_block() {
               .says("of an S3 store that is not Amazon's", "Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL.")
               .like("\"https://minio.example.org:9000\""),
           bound("region", &CopyTo::region).otherwise("").says("of the S3 bucket", "Default: AWS_REGION, us-east-1."),
+          bound("ca_file", &CopyTo::ca_file)
+              .otherwise("")
+              .silently()
+              .says("certificates (PEM) of the authorities that an https endpoint's own is signed by",
+                    "For a store with a certificate of its own making. Relative to the working directory. Default: "
+                    "AWS_CA_BUNDLE, or those that the system trusts. A certificate is always verified.")
+              .like("\"/etc/ssl/minio-ca.pem\""),
           bound("timeout", &CopyTo::timeout_s, "timeout_s")
               .range(1, 86400)
               .otherwise(60.0)
@@ -1256,6 +1263,16 @@ const Block& checkpoint_block() {
               .says("write only what changed since the save before",
                     "Tensors that did not change become references to the earlier step, which stays as long as another "
                     "one needs it. Of use when parts of the model are frozen."),
+          bound("in_flight", &CheckpointConfig::in_flight)
+              .range(1, 6)
+              .otherwise(1)
+              .silently()
+              .says("saves that may be on their way to the disk at once",
+                    "Each has a bank of the whole state in shared memory until it is done (two more are for training) "
+                    "and up to 64 MiB of the agent. A save that is due while so many are under way waits for the next "
+                    "step at which one has ended. Whichever ends last, the newest complete checkpoint is the one to go "
+                    "on from. More than one pays where one writer does not fill the storage, or where the time between "
+                    "saves is at times shorter than a save."),
           bound("direct_io", &CheckpointConfig::direct_io)
               .otherwise(true)
               .says("O_DIRECT through io_uring", "Where the system refuses it, plain writes of the same bytes."),

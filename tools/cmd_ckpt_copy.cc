@@ -149,6 +149,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     const auto args = std::make_shared<CopyArgs>();
     command->add_option(from, args->from, from_what)->required();
     command->add_option(to, args->to, to_what)->required();
+    command->add_option("--ca-file", args->place.ca_file, "of an S3 store with https: whom to believe (PEM)");
     command->add_option("--endpoint", args->place.endpoint, "of an S3 store that is not Amazon's, as http://HOST:PORT")
         ->type_name("URL");
     command->add_option("--region", args->place.region, "of the bucket (default: AWS_REGION, or us-east-1)")

@@ -193,6 +193,13 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
              report.dir.string(), report.manifest.step, mesh_text(report.from), mesh_text(report.manifest.mesh),
              format_bytes(report.payload_bytes), report.manifest.files.size(),
              telemetry::format_duration(report.seconds), gb_per_s);
+  const int64_t written = report.payload_bytes - report.taken_bytes;
+  if (static_cast<double>(report.read_bytes) > 1.02 * static_cast<double>(written)) {
+    fmt::print(
+        "{} were read for these {}: a chunk is read whole, once for each stretch of the target that a part of it "
+        "goes to; more --memory makes the stretches longer\n",
+        format_bytes(report.read_bytes), format_bytes(written));
+  }
   fmt::print("go on with: cairn resume {}\n", target.string());
   return 0;
 }

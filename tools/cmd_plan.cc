@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckpt/retention/policy.h"
+#include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
@@ -26,8 +27,6 @@
 
 namespace cairn::tools {
 namespace {
-
-constexpr int64_t kBanks = 3;  // ckpt::kDefaultSlots: one is read, one written, one on its way to the disk
 
 constexpr int64_t kStateBytes = 3 * 4;  // of an element in a checkpoint: weight and two moments, float
 constexpr size_t kMaxRows = 8;          // of the memory table; more stages than that are told as ranges
@@ -89,9 +88,11 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
   return out;
 }
 
+int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoint.in_flight); }
+
 /// Of all ranks: the banks of what they save, and their weights.
 int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
-  int64_t out = kBanks * plan.checkpoint_bytes;
+  int64_t out = banks_of(plan.recipe) * plan.checkpoint_bytes;
   for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.dp();
   return out;
 }
@@ -156,8 +157,9 @@ std::string kept_text(const CheckpointConfig& config, const ckpt::KeptAtOnce& ke
   out += kept.at_most < 0                ? fmt::format("at least {}", kept.at_least)
          : kept.at_most == kept.at_least ? fmt::format("{}", kept.at_least)
                                          : fmt::format("{} to {}", kept.at_least, kept.at_most);
-  return out + fmt::format(" at once and 1 being written = {}{}", kept.at_most == kept.at_least ? "" : "from ",
-                           format_bytes((kept.at_least + 1) * checkpoint_bytes));
+  return out + fmt::format(" at once and {} being written = {}{}", config.in_flight,
+                           kept.at_most == kept.at_least ? "" : "from ",
+                           format_bytes((kept.at_least + config.in_flight) * checkpoint_bytes));
 }
 
 /// "3", or "3 - 7" when the ends differ.
@@ -296,11 +298,12 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
   fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
+  const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;
-  for (const StageMemory& m : memory) rank_most = std::max(rank_most, kBanks * m.snapshot_bytes + m.weight_bytes);
+  for (const StageMemory& m : memory) rank_most = std::max(rank_most, banks * m.snapshot_bytes + m.weight_bytes);
   fmt::print(
       "{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand above); {}\n",
-      head("shared memory"), kBanks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
+      head("shared memory"), banks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
       format_bytes(rank_most),
       recipe.checkpoint.snapshot_steps == 1 ? std::string("every step is a snapshot")
       : recipe.checkpoint.snapshot_steps > 1
@@ -376,9 +379,9 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"keep", std::move(keep)},
         {"kept_at_least", kept.at_least},
         {"kept_at_most", kept.at_most < 0 ? nlohmann::json() : nlohmann::json(kept.at_most)},
-        {"disk_bytes", (kept.at_least + 1) * plan.checkpoint_bytes}}},
+        {"disk_bytes", (kept.at_least + recipe.checkpoint.in_flight) * plan.checkpoint_bytes}}},
       {"shared_memory",
-       {{"banks", kBanks},
+       {{"banks", banks_of(recipe)},
         {"bytes", shared_bytes(plan, memory)},
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "ckpt/hook.h"
-#include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
 #include "runtime/comm/shm_world.h"
@@ -56,8 +55,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   }
   RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach(args.arena));
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
-  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend({.direct = recipe.checkpoint.direct_io});
-  ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, *io, [&](int64_t step) {
+  ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, [&](int64_t step) {
     ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
   });
 

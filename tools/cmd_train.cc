@@ -224,7 +224,18 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
   if (generation > 1 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
-  record({{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}});
+  json start{{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}};
+  if (choice.read.wanted_bytes > 0) {
+    start["needed_bytes"] = choice.read.wanted_bytes;
+    start["read_bytes"] = choice.read.read_bytes;
+    if (static_cast<double>(choice.read.read_bytes) > 1.02 * static_cast<double>(choice.read.wanted_bytes)) {
+      progress_.say(
+          fmt::format("{} read of the checkpoint for {} that were needed: what lies between small tensors is "
+                      "read along, which is faster than leaving it out",
+                      format_bytes(choice.read.read_bytes), format_bytes(choice.read.wanted_bytes)));
+    }
+  }
+  record(std::move(start));
   if (choice.match) tell_match(*choice.match, choice);
 
   if (!metrics_) {

@@ -43,7 +43,11 @@ std::string place_of_run(const CopyTo& to, const fs::path& run) {
 }
 
 ckpt::PlaceOptions place_options(const CopyTo& to, const fs::path& run) {
-  return {.path = place_of_run(to, run), .endpoint = to.endpoint, .region = to.region, .timeout_s = to.timeout_s};
+  return {.path = place_of_run(to, run),
+          .endpoint = to.endpoint,
+          .region = to.region,
+          .ca_file = to.ca_file,
+          .timeout_s = to.timeout_s};
 }
 
 Result<std::string> place_owner(ckpt::Place& place) {

@@ -89,6 +89,7 @@ struct PlaceOptions {
   std::string path;       // "s3://bucket/prefix" or a directory
   std::string endpoint;   // S3: "https://host:port"; empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, Amazon's own
   std::string region;     // S3; empty: AWS_REGION, AWS_DEFAULT_REGION, us-east-1
+  std::string ca_file;    // S3 over https: PEM; empty: AWS_CA_BUNDLE, the system's. A certificate is always verified
   double timeout_s = 60;  // without any progress
   int64_t part_bytes = int64_t{16} << 20;  // S3: larger files are sent in parts of this size, or more if they are many
   int tries = 4;                           // S3: of one request, with growing waits between

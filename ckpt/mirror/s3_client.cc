@@ -181,6 +181,25 @@ bool worth_another_try(CURLcode code) {
   }
 }
 
+/// What to do about a certificate that is not believed; empty when the failure is another one.
+std::string certificate_advice(CURLcode code, CURL* curl, const std::string& ca_file) {
+  const std::string believed = ca_file.empty() ? "the system's authorities" : ca_file;
+  if (code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_ISSUER_ERROR)
+    return fmt::format("{} is no PEM file of certificates", believed);
+  if (code == CURLE_SSL_CERTPROBLEM || code == CURLE_SSL_CIPHER) return "the store asks for what this program has not";
+  if (code != CURLE_PEER_FAILED_VERIFICATION) return "";
+  long verdict = 0;  // of OpenSSL: X509_V_ERR_*
+  curl_easy_getinfo(curl, CURLINFO_SSL_VERIFYRESULT, &verdict);
+  constexpr long kUnspecified = 1, kNotYetValid = 9, kExpired = 10;
+  if (verdict == kExpired) return "the store needs a new certificate; or this machine's clock is wrong";
+  if (verdict == kNotYetValid) return "the clock of this machine or of the store's is wrong";
+  if (verdict <= kUnspecified) return "the certificate is another host's: is the endpoint's name right?";
+  return fmt::format(
+      "the certificate is not signed by any of {}: name the PEM file of the authority that signed it, as "
+      "ca_file, --ca-file or AWS_CA_BUNDLE",
+      believed);
+}
+
 std::string now_amz() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -194,7 +213,7 @@ std::string now_amz() {
 
 struct S3Client::Impl {
   PlaceOptions options;
-  std::string bucket, endpoint, host, region;
+  std::string bucket, endpoint, host, region, ca_file;
   S3Credentials credentials;
   UniqueHandle<CurlTraits> handle;
 
@@ -230,6 +249,12 @@ Result<std::unique_ptr<S3Client>> S3Client::make(const PlaceOptions& options, co
       impl->host.find_first_of("/?#@ \t\r\n") != std::string::npos) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("S3 endpoint \"{}\": expected http://HOST:PORT or https://HOST", impl->endpoint)};
+  }
+  impl->ca_file = options.ca_file.empty() ? environment("AWS_CA_BUNDLE") : options.ca_file;
+  if (kind == "https" && !impl->ca_file.empty() && !std::ifstream(impl->ca_file)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("certificates {} ({}): {}", impl->ca_file,
+                             options.ca_file.empty() ? "AWS_CA_BUNDLE" : "ca_file", std::strerror(errno))};
   }
   RT_TRY_SET(impl->credentials, find_credentials());
   impl->handle.reset(curl_easy_init());
@@ -279,6 +304,8 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
   curl_easy_setopt(curl, CURLOPT_URL, url.c_str());
   curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
   curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(curl, CURLOPT_SSLVERSION, static_cast<long>(CURL_SSLVERSION_TLSv1_2));
+  if (!ca_file.empty()) curl_easy_setopt(curl, CURLOPT_CAINFO, ca_file.c_str());
   curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, reason);
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
@@ -327,6 +354,8 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
   // A store may answer with an error and close before it has read the whole body: its words say more.
   if (code != CURLE_OK && !(status >= 400 && !exchange.response.body.empty())) {
     const std::string text = printable(reason[0] != 0 ? reason : curl_easy_strerror(code));
+    if (const std::string advice = certificate_advice(code, curl, ca_file); !advice.empty())
+      return {Error{ErrorCode::kInvalidInput, fmt::format("{}: {} ({})", what, text, advice)}};
     const ErrorCode kind = code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout : ErrorCode::kUnavailable;
     return {Error{kind, fmt::format("{}: {}", what, text)}, worth_another_try(code) && !exchange.sink_used};
   }

@@ -4,6 +4,9 @@
 //
 // Credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; else the section AWS_PROFILE (default:
 // "default") of AWS_SHARED_CREDENTIALS_FILE (default: ~/.aws/credentials). They never appear in a message or a log.
+//
+// https: TLS 1.2 or newer, and the certificate is always verified, against PlaceOptions::ca_file, else AWS_CA_BUNDLE,
+// else what the system trusts. One that fails is an error for a person, not tried again.
 
 #include <cstdint>
 #include <functional>
@@ -40,8 +43,9 @@ class S3Client {
   /// Sends, and tries again after connection failures, timeouts and answers that ask for it (429, 5xx, a body that was
   /// damaged on the way). Answers of 200 to 299 are results, and 404 when `missing_ok`. With `sink`, the body of a
   /// good answer goes there as it comes; once it has been given bytes, nothing is tried again.
-  /// Errors: kInvalidInput (refused: credentials, bucket, region), kUnavailable, kTimeout (no answer after all tries),
-  /// kNoSpace (quota), kStopped (cancelled), or the sink's. All name method, address, status and the store's own words.
+  /// Errors: kInvalidInput (refused: credentials, bucket, region; a certificate that fails), kUnavailable, kTimeout (no
+  /// answer after all tries), kNoSpace (quota), kStopped (cancelled), or the sink's. All name method, address, status
+  /// and the store's own words.
   Result<S3Response> call(const S3Request& request, const Traffic& traffic, bool missing_ok = false,
                           const ByteSink* sink = nullptr);
 

@@ -276,6 +276,7 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
       if (!same && (alone_and_whole(next) || piece.task_offset > end + impl_->options.coalesce_gap_bytes ||
                     new_end - head.task_offset > kMaxExtentBytes))
         break;
+      impl_->stats.gap_bytes += std::max<int64_t>(0, piece.task_offset - end);
       end = new_end;
       ++next;
     }

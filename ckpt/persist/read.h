@@ -36,6 +36,7 @@ struct ReadStats {
   int64_t wanted_bytes = 0;  // of the ranges given
   int64_t read_bytes = 0;  // asked of the disk, before rounding to pages: more than wanted where a chunk is read whole
                            // to verify a part of it, or where reading a gap is faster than leaving it out
+  int64_t gap_bytes = 0;  // of them, between ranges that lie so close together that one request is faster
   int64_t requests = 0;
 };
 

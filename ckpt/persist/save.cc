@@ -43,6 +43,7 @@
 #include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
 #include "ckpt/persist/unfinished.h"
+#include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
 
@@ -59,10 +60,31 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy costs less than a request of their own
 constexpr int64_t kRunBytes = int64_t{2} << 20;       // of packed shards, and of structure
 constexpr int64_t kRuns = 30;                         // below 60 MiB the disk's queue is not always full
+constexpr int64_t kPassBytes = int64_t{128} << 10;    // hashed, summed and packed while the cache of a core holds them
 constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
 constexpr int64_t round_up(int64_t n) { return round_down(n + kIoAlign - 1); }
+
+Status check_sums(const WriterPart& part, const Manifest& manifest, const ShardData& data, uint64_t found) {
+  if (!data.word_sums || found == *data.word_sums) return {};
+  const TensorEntry& tensor = manifest.tensors[static_cast<size_t>(data.tensor)];
+  return Error{ErrorCode::kCorrupt,
+               fmt::format("{} {} {} of {} has changed in memory since it was updated: checksum {}, expected {}",
+                           tensor.kind, tensor.name, to_string(Box{data.lo, data.hi}), part.file_name,
+                           hash_to_hex(found), hash_to_hex(*data.word_sums))};
+}
+
+/// A pass of its own, for saves that look at the bytes in another order.
+Status check_all_sums(std::span<const WriterPart> parts, const Manifest& manifest) {
+  for (const WriterPart& part : parts) {
+    for (const ShardData& data : part.shards) {
+      if (data.word_sums && data.data != nullptr)
+        RT_TRY(check_sums(part, manifest, data, word_sums(data.data, data.bytes / 4)));
+    }
+  }
+  return {};
+}
 
 // Spreads the payload over time, and notices a wish to stop.
 class Pace {
@@ -224,6 +246,7 @@ class PartWriter {
       ShardEntry& shard = shards_[i];
       const ShardData& data = part_.shards[i];
       shard.offset = layout_->offsets()[i];
+      uint64_t sums = 0;
       for (int64_t at = 0, chunk = 0; at < shard.bytes; at += shard.chunk_bytes, ++chunk) {
         const int64_t bytes = std::min(options.chunk_bytes, shard.bytes - at);
         RT_TRY(pace.before(bytes));
@@ -236,7 +259,7 @@ class PartWriter {
           payload = room.first(static_cast<size_t>(bytes));
         }
         // First to the disk, then hashed: the disk works meanwhile. What is packed the other way round: the copy finds
-        // it in the cache.
+        // it in the cache. Sums and hash are taken in one pass over the memory.
         const bool in_place = data.data == nullptr || options.huge_pages;
         const int64_t direct = in_place && shard.bytes >= kDirectBytes ? round_down(bytes) : 0;
         if (direct > 0) {
@@ -244,13 +267,28 @@ class PartWriter {
           RT_TRY_SET(const IoTicket ticket, file_->submit_write(shard.offset + at, payload.data(), direct));
           if (data.data == nullptr) fills.writing(*file_, ticket);  // for the others finish() waits
         }
-        if (data.hashes.empty()) {
-          const auto hash_start = Clock::now();
-          shard.hashes[static_cast<size_t>(chunk)] = hash_bytes(payload);
-          report.hash_seconds += seconds_since(hash_start);
+        uint64_t* const hash_to = data.hashes.empty() ? &shard.hashes[static_cast<size_t>(chunk)] : nullptr;
+        std::optional<StreamingHash> hash;
+        if (hash_to != nullptr && bytes > kPassBytes) hash.emplace();
+        for (int64_t from = 0; from < bytes; from += kPassBytes) {
+          const std::span<const std::byte> pass = payload.subspan(from, std::min(kPassBytes, bytes - from));
+          if (hash_to != nullptr || data.word_sums) {
+            const auto hash_start = Clock::now();
+            if (hash) {
+              hash->update(pass);
+            } else if (hash_to != nullptr) {
+              *hash_to = hash_bytes(pass);
+            }
+            if (data.word_sums)
+              sums = add_word_sums(sums, word_sums(pass.data(), std::ssize(pass) / 4, (at + from) / 4));
+            report.hash_seconds += seconds_since(hash_start);
+          }
+          const int64_t packed = std::clamp<int64_t>(direct - from, 0, std::ssize(pass));  // from here on
+          RT_TRY(pack(shard.offset + at + from + packed, pass.subspan(packed)));
         }
-        RT_TRY(pack(shard.offset + at + direct, payload.subspan(static_cast<size_t>(direct))));
+        if (hash) *hash_to = hash->digest();
       }
+      RT_TRY(check_sums(part_, report.manifest, data, sums));
       report.payload_bytes += shard.bytes;
     }
     return flush_run();
@@ -415,9 +453,12 @@ Result<std::map<size_t, FinishedFile>> finished_parts(IoBackend& io, const fs::p
     first += shards.size();
     const auto note = notes.find(parts[p].file_name);
     if (note == notes.end()) continue;
-    const bool same = std::equal(
-        shards.begin(), shards.end(), note->second.shards.begin(), note->second.shards.end(),
-        [](const ShardEntry& a, const ShardEntry& b) { return a.bytes == b.bytes && a.chunk_bytes == b.chunk_bytes; });
+    // The key stands for all that decides the bytes; how a coded shard is cut is known only once it is coded.
+    const bool same =
+        std::equal(shards.begin(), shards.end(), note->second.shards.begin(), note->second.shards.end(),
+                   [](const ShardEntry& a, const ShardEntry& b) {
+                     return a.bytes == b.bytes && (b.codec != Codec::kRaw || a.chunk_bytes == b.chunk_bytes);
+                   });
     if (same && check_finished(io, work, note->second).ok()) out.emplace(p, std::move(note->second));
   }
   return out;
@@ -503,8 +544,12 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     first += shards.size();
     if (const auto there = taken.find(p); there != taken.end()) {
       for (size_t i = 0; i < shards.size(); ++i) {
-        shards[i].offset = there->second.shards[i].offset;
-        shards[i].hashes = there->second.shards[i].hashes;
+        const ShardEntry& done = there->second.shards[i];
+        shards[i].offset = done.offset;
+        shards[i].chunk_bytes = done.chunk_bytes;
+        shards[i].codec = done.codec;
+        shards[i].hashes = done.hashes;
+        shards[i].stored = done.stored;
         report.taken_bytes += shards[i].bytes;
         report.payload_bytes += shards[i].bytes;
       }
@@ -517,21 +562,18 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
       RT_TRY_SET(std::unique_ptr<CodedFile> coded, CodedFile::create(manifest, shards, options, *coders));
       RT_TRY_SET(std::unique_ptr<IoFile> file, io.create(dir / parts[p].file_name, coded->reserve_bytes()));
       open.emplace_back(parts[p], shards, nullptr, std::move(coded), std::move(file), runs);
-      RT_TRY(open.back().write_payload(options, pace, fills, report));
-      RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
-      if (open.size() == kOpenFiles) RT_TRY(commit_open(false));
-      continue;
+    } else {
+      const auto layout_start = Clock::now();
+      Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
+                                                       ? options.cache->take(manifest, parts[p].file_name, shards)
+                                                       : FileLayout::make(manifest, shards);
+      if (!layout.ok()) return std::move(layout).error();
+      report.layout_seconds += seconds_since(layout_start);
+      // Whole pages, so that no write makes the file longer; the commit cuts it.
+      RT_TRY_SET(std::unique_ptr<IoFile> file,
+                 io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
+      open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
     }
-    const auto layout_start = Clock::now();
-    Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
-                                                     ? options.cache->take(manifest, parts[p].file_name, shards)
-                                                     : FileLayout::make(manifest, shards);
-    if (!layout.ok()) return std::move(layout).error();
-    report.layout_seconds += seconds_since(layout_start);
-    // Whole pages, so that no write makes the file longer; the commit cuts it.
-    RT_TRY_SET(std::unique_ptr<IoFile> file,
-               io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
-    open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
     RT_TRY(open.back().write_payload(options, pace, fills, report));
     RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
     open_parts.emplace_back(p, shards);
@@ -602,6 +644,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     without.base = nullptr;
     return save_checkpoint(io, checkpoints_dir, std::move(all), all_parts, without);
   };
+  if (options.codec != Codec::kRaw || options.base != nullptr) RT_TRY(check_all_sums(parts, report.manifest));
   RT_TRY_SET(const Unchanged unchanged, find_unchanged(report.manifest, parts, options));
   if (!unchanged.shards.empty()) parts = unchanged.rest;
   RT_TRY(plan_shards(report.manifest, parts, options, unchanged));

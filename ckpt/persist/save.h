@@ -33,6 +33,9 @@ struct ShardData {
   int64_t bytes = 0;
   std::vector<uint64_t> hashes;  // XXH3_64 per SaveOptions::chunk_bytes, when the snapshot has them; else empty
   FillShard fill;                // when `data` is null; called once a chunk, shard after shard, offsets ascending
+  /// Of the bytes (whole words), as whoever made them has left it: compared on the way to the disk, and a difference
+  /// ends the save with kCorrupt, naming the shard. For `data`.
+  std::optional<uint64_t> word_sums;
 };
 
 /// One HDF5 file. Shards are written in this order, so that `fill` can work ahead.
@@ -93,8 +96,8 @@ WriterId this_writer();
 /// visible but may be gone after a power loss; the error says that. A committed step of the same number is replaced by
 /// an atomic exchange of the two names, or refused (replace_existing = false): at no moment is there neither. An error
 /// of `fill` ends the save like one of the disk. Errors: kInvalidInput (skeleton or parts do not fit together),
-/// kNoSpace (noticed before writing where the file system tells), kIo, kStopped (cancel). Threads: HDF5 calls are
-/// serialised inside; the backend is used by this thread only.
+/// kNoSpace (noticed before writing where the file system tells), kIo, kStopped (cancel), kCorrupt (word sums).
+/// Threads: HDF5 calls are serialised inside; the backend is used by this thread only.
 Result<SaveReport> save_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, Manifest skeleton,
                                    std::span<const WriterPart> parts, const SaveOptions& options = {});
 

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kNoteSuffix = ".done";
-constexpr std::string_view kMagic = "cairn-finished-file 1";
+constexpr std::string_view kMagic = "cairn-finished-file 2";
 constexpr int64_t kMaxNoteBytes = int64_t{1} << 31;
 
 bool is_note(std::string_view name) { return name.ends_with(kNoteSuffix); }
@@ -48,17 +48,20 @@ class Words {
   size_t at_ = 0;
 };
 
-// magic, key; name, size, rest hash; then for each shard offset, bytes, chunk size, number of hashes, hashes; at last
-// the hash of all that.
+// magic, key; name, size, rest hash; then for each shard offset, bytes, chunk size, codec, number of hashes, hashes,
+// and of a coded one offset, bytes and filter mask of each stored chunk; at last the hash of all that.
 std::string encode(uint64_t key, const FinishedFile& finished) {
   std::string out = fmt::format("{}\n{}\n{} {} {} {}\n", kMagic, hash_to_hex(key), finished.file.name,
                                 finished.file.size_bytes, hash_to_hex(finished.file.rest_hash), finished.shards.size());
   for (const ShardEntry& shard : finished.shards) {
-    out += fmt::format("{} {} {} {}", shard.offset, shard.bytes, shard.chunk_bytes, shard.hashes.size());
+    out += fmt::format("{} {} {} {} {}", shard.offset, shard.bytes, shard.chunk_bytes, static_cast<int>(shard.codec),
+                       shard.hashes.size());
     for (const uint64_t hash : shard.hashes) {
       out += ' ';
       out += hash_to_hex(hash);
     }
+    for (const StoredChunk& chunk : shard.stored)
+      out += fmt::format(" {} {} {}", chunk.offset, chunk.bytes, chunk.filter_mask);
     out += '\n';
   }
   out += hash_to_hex(hash_bytes(out));
@@ -81,18 +84,47 @@ std::optional<FinishedFile> decode(std::string_view text, uint64_t key) {
   out.file.size_bytes = *size;
   out.file.rest_hash = *rest;
   for (int64_t s = 0; s < *shards; ++s) {
-    const auto offset = words.number(), bytes = words.number(), chunk = words.number(), count = words.number();
-    if (!offset || !bytes || !chunk || !count || *chunk < kMinChunkBytes || *bytes > *size ||
-        *offset > *size - *bytes || *count != (*bytes + *chunk - 1) / *chunk)
+    const auto offset = words.number(), bytes = words.number(), chunk = words.number(), codec = words.number(),
+               count = words.number();
+    if (!offset || !bytes || !chunk || !codec || !count || *chunk < 1 || *bytes < 1 || *bytes > kMaxTensorBytes ||
+        *codec > static_cast<int64_t>(Codec::kShuffleZstd) || *count != (*bytes - 1) / *chunk + 1)
       return std::nullopt;
-    ShardEntry shard{.offset = *offset, .bytes = *bytes, .chunk_bytes = *chunk};
+    ShardEntry shard{.offset = *offset, .bytes = *bytes, .chunk_bytes = *chunk, .codec = static_cast<Codec>(*codec)};
+    if (shard.codec == Codec::kRaw && (*bytes > *size || *offset > *size - *bytes)) return std::nullopt;
     for (int64_t i = 0; i < *count; ++i) {
       const auto hash = words.hash();
       if (!hash) return std::nullopt;
       shard.hashes.push_back(*hash);
     }
+    for (int64_t i = 0; i < *count && shard.codec != Codec::kRaw; ++i) {
+      const auto at = words.number(), stored = words.number(), mask = words.number();
+      if (!at || !stored || !mask || *stored > *size || *at > *size - *stored || *mask > 3) return std::nullopt;
+      shard.stored.push_back({*at, *stored, static_cast<uint32_t>(*mask)});
+    }
     out.shards.push_back(std::move(shard));
   }
+  return out;
+}
+
+struct HashedBytes {
+  int64_t offset = 0, bytes = 0;
+  uint64_t hash = 0;
+};
+
+/// Of all shards, as they lie in the file, in its order.
+std::vector<HashedBytes> chunks_of(const FinishedFile& finished) {
+  std::vector<HashedBytes> out;
+  for (const ShardEntry& shard : finished.shards) {
+    for (size_t i = 0; i < shard.hashes.size(); ++i) {
+      const int64_t at = static_cast<int64_t>(i) * shard.chunk_bytes;
+      if (shard.codec == Codec::kRaw) {
+        out.push_back({shard.offset + at, std::min(shard.chunk_bytes, shard.bytes - at), shard.hashes[i]});
+      } else {
+        out.push_back({shard.stored[i].offset, shard.stored[i].bytes, shard.hashes[i]});
+      }
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const HashedBytes& a, const HashedBytes& b) { return a.offset < b.offset; });
   return out;
 }
 
@@ -126,10 +158,7 @@ Status check_finished(IoBackend& io, const fs::path& work, const FinishedFile& f
                  fmt::format("{}: byte {}: not what was noted when it was written", path.string(), offset)};
   };
   if (size != finished.file.size_bytes) return differs(std::min(size, finished.file.size_bytes));
-  std::vector<const ShardEntry*> shards;
-  for (const ShardEntry& shard : finished.shards) shards.push_back(&shard);
-  std::sort(shards.begin(), shards.end(),
-            [](const ShardEntry* a, const ShardEntry* b) { return a->offset < b->offset; });
+  const std::vector<HashedBytes> chunks = chunks_of(finished);
   StreamingHash rest;
   ReadPipeline pipeline(kWindowBytes);
   int64_t at = 0;
@@ -146,18 +175,15 @@ Status check_finished(IoBackend& io, const fs::path& work, const FinishedFile& f
     }
     return {};
   };
-  for (const ShardEntry* shard : shards) {
-    RT_TRY(rest_until(shard->offset));
-    at = shard->offset;
-    for (const uint64_t& expected : shard->hashes) {
-      const int64_t offset = at, bytes = std::min(shard->chunk_bytes, shard->offset + shard->bytes - at);
-      RT_TRY(pipeline.submit(*file, size, offset, bytes, nullptr,
-                             [&, offset](Status read, std::span<const std::byte> data) -> Status {
-                               RT_TRY(std::move(read));
-                               return hash_bytes(data) == expected ? Status() : Status(differs(offset));
-                             }));
-      at += bytes;
-    }
+  for (const HashedBytes& chunk : chunks) {
+    if (chunk.offset < at) return differs(chunk.offset);  // a note of files that nobody writes
+    RT_TRY(rest_until(chunk.offset));
+    RT_TRY(pipeline.submit(*file, size, chunk.offset, chunk.bytes, nullptr,
+                           [&](Status read, std::span<const std::byte> data) -> Status {
+                             RT_TRY(std::move(read));
+                             return hash_bytes(data) == chunk.hash ? Status() : Status(differs(chunk.offset));
+                           }));
+    at = chunk.offset + chunk.bytes;
   }
   RT_TRY(rest_until(size));
   RT_TRY(pipeline.drain());

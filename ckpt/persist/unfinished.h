@@ -20,7 +20,7 @@ namespace cairn::ckpt {
 
 struct FinishedFile {
   FileEntry file;
-  std::vector<ShardEntry> shards;  // in the file's order; of each only offset, bytes, chunk_bytes and hashes
+  std::vector<ShardEntry> shards;  // in the file's order; of each only how it is stored, and its hashes
 };
 
 std::string note_name(const std::string& file_name);

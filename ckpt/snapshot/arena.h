@@ -32,8 +32,7 @@
 namespace cairn::ckpt {
 
 inline constexpr int64_t kSnapshotChunkBytes = int64_t{4} << 20;  // of the files that are written: SaveOptions' default
-/// One bank is read, one written, one on its way to the disk. With two an update may have to wait for the disk.
-inline constexpr int64_t kDefaultSlots = 3;
+inline constexpr int64_t kDefaultSlots = banks_for(1);
 inline constexpr int64_t kPositionCapacity = 16 << 10;
 
 enum class ArenaBacking {

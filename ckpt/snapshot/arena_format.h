@@ -17,8 +17,8 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 2;
-inline constexpr int64_t kMaxSlots = 4;
+inline constexpr uint32_t kVersion = 3;
+inline constexpr int64_t kMaxSlots = 8;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
 inline constexpr int64_t kPathBytes = 4096;
@@ -106,8 +106,6 @@ struct Control {
   std::atomic<uint64_t> beat;           // counts up while the persister lives
   std::atomic<int32_t> failed_code;     // ErrorCode of that failure
   char failure[kMessageBytes];          // written before failed_step
-  // A rank that could not read what the decision names says so, for the next decision to leave it out.
-  std::atomic<uint64_t> refused;  // incarnation of the decision
   Decision decision;
   StepNews news[kNewsKept];
 };

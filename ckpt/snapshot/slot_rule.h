@@ -34,6 +34,10 @@
 
 namespace cairn::ckpt {
 
+/// Banks of a run: one that an update reads, one that it writes, and one for each save on its way to the disk. With
+/// fewer an update may have to wait for the disk.
+constexpr int64_t banks_for(int64_t saves_in_flight) { return 2 + saves_in_flight; }
+
 enum class SlotPhase : uint8_t { kEmpty, kWriting, kWhole };
 
 /// One rank's slot, as its header says.

@@ -237,6 +237,7 @@ struct CopyTo {
   std::string region;       // S3
   double timeout_s = 0;     // without any progress, before a try is given up
   double finish_s = 0;      // how long the end of the run waits for copies under way
+  std::string ca_file;      // S3 over https: PEM file of the authorities that are believed; empty: the system's
 };
 
 struct CheckpointConfig {
@@ -249,6 +250,7 @@ struct CheckpointConfig {
   SpaceCheck space = SpaceCheck::kRefuse;  // before the run starts, when the disk cannot hold what the rules keep
   bool direct_io = true;                   // O_DIRECT through io_uring; false or refused: POSIX, same bytes
   bool incremental = false;                // what did not change since the save before is a reference to it
+  int64_t in_flight = 1;                   // saves on their way to the disk at once, each from a bank of its own
 };
 
 /// The state that a run begins with when it has none of its own. Patterns are of tensor names: * any characters, ? one.

@@ -109,8 +109,9 @@ Recipe everything_changed() {
   r.checkpoint.space = SpaceCheck::kWarn;
   r.checkpoint.compress = Compress::kZstd;
   r.checkpoint.incremental = true;
+  r.checkpoint.in_flight = 3;
   r.init = {"p", true, {"o"}, {"e"}, {"m"}, {"x"}};
-  r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5}};
+  r.checkpoint.copy_to = {{"s3://b/p", 1, 2, 3, 4.5, false, "http://e", "r", 5.5, 6.5, "/c"}};
   r.eval = {10, 11};
   r.log = {12, false};
   r.restart = {13, 14.5, 15.5};
@@ -141,7 +142,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 164);
+    CHECK(changed.size() == 166);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 384);
     CHECK(sizeof(RopeConfig) == 96);
@@ -154,10 +155,10 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(LossScaleConfig) == 32);
     CHECK(sizeof(MeshConfig) == 120);
     CHECK(sizeof(RecomputeConfig) == 24);
-    CHECK(sizeof(CheckpointConfig) == 96);
+    CHECK(sizeof(CheckpointConfig) == 104);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
-    CHECK(sizeof(CopyTo) == 152);
+    CHECK(sizeof(CopyTo) == 184);
     CHECK(sizeof(RestartConfig) == 24);
     CHECK(sizeof(EvalConfig) == 16);
     CHECK(sizeof(LogConfig) == 16);
@@ -208,9 +209,9 @@ TEST_SUITE("dsl/codec") {
     CHECK(json.find("{\"batch\":{\"micro\":5,\"phases\":[{\"at\":{\"unit\":\"tokens\",\"value\":10.0},\"micro\":12,"
                     "\"rope_theta\":14.5,") == 0);
     CHECK(json.find("\"samples\":4,\"tokens\":6},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
-                    "\"endpoint\":\"http://e\",") != std::string::npos);
-    CHECK(json.find("],\"direct_io\":false,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,\"kind\":\"best\","
-                    "\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
+                    "\"ca_file\":\"/c\",\"endpoint\":\"http://e\",") != std::string::npos);
+    CHECK(json.find("],\"direct_io\":false,\"in_flight\":3,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,"
+                    "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
 

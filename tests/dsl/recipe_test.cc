@@ -352,6 +352,15 @@ return require "base":with {
           std::string::npos);
   }
 
+  TEST_CASE("saves in flight") {
+    CHECK(load_good(kBase).checkpoint.in_flight == 1);
+    CHECK(encode_recipe(load_good(kBase)).find("in_flight") == std::string::npos);  // stored recipes keep their hash
+    CHECK(load_good(with("checkpoint = { in_flight = 3 }")).checkpoint.in_flight == 3);
+    CHECK(only_mistake(with("checkpoint = { in_flight = 0 }")).find("in_flight must be an integer from 1 to 6") !=
+          std::string::npos);
+    CHECK(only_mistake(with("checkpoint = { in_flight = 7 }")).find("got 7") != std::string::npos);
+  }
+
   TEST_CASE("second places for checkpoints") {
     const Recipe r = load_good(with(
         "checkpoint = { copy_to = { T.place { \"s3://bucket/prefix\", every = T.every { steps = 50 }, keep_last = 5, "
@@ -383,6 +392,13 @@ return require "base":with {
     CHECK(mistake("T.place { \"ftp://host/x\" }").find("is no place for checkpoints") != std::string::npos);
     CHECK(mistake("T.place { \"\" }").find("is no place for checkpoints") != std::string::npos);
     CHECK(mistake("T.place { \"a\", endpoint = \"http://h\" }").find("are for S3") != std::string::npos);
+    CHECK(mistake("T.place { \"a\", ca_file = \"ca.pem\" }").find("is for S3 over https, and \"a\" is a directory") !=
+          std::string::npos);
+    CHECK(mistake("T.place { \"s3://b/p\", endpoint = \"http://h\", ca_file = \"ca.pem\" }")
+              .find("is for S3 over https, and the endpoint is") != std::string::npos);
+    const Recipe tls = load_good(with(
+        "checkpoint = { copy_to = { T.place { \"s3://b/p\", endpoint = \"https://h\", ca_file = \"ca.pem\" } } }"));
+    CHECK(tls.checkpoint.copy_to[0].ca_file == "ca.pem");
     CHECK(mistake("T.place { \"a\", keep_every = 100 }").find("keep_last = 0 keeps all") != std::string::npos);
     CHECK(mistake("T.place { \"a\" }, T.place { \"a\" }").find("is named twice") != std::string::npos);
   }

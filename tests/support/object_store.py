@@ -11,6 +11,7 @@ import pathlib
 import re
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -125,6 +126,23 @@ class Missing(Exception):
     """No object store can be started here."""
 
 
+def make_certificates(folder):
+    """An authority, ca.pem, and what it has signed: good.pem for 127.0.0.1, elsewhere.pem for another host, expired.pem;
+    and other-ca.pem, which has signed nothing. Needs the program openssl."""
+    def openssl(*words):
+        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, cwd=folder)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    for name in ("ca", "other-ca"):
+        openssl("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", 2, "-subj", f"/CN={name}")
+    for name, host, days in (("good", "IP:127.0.0.1", 2), ("elsewhere", "DNS:store.example.org", 2),
+                             ("expired", "IP:127.0.0.1", -1)):
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        pathlib.Path(folder, f"{name}.ext").write_text(f"subjectAltName={host}\n")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", days,
+                "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+
+
 class Proxy:
     """Stands before the store and asks `decide(method, path, headers)` about each request. Answers:
     None                      pass on
@@ -136,14 +154,22 @@ class Proxy:
     ("damage", n)             byte n of the answer's body is flipped
     ("short", n)              n bytes of the answer's body come, then the connection is torn
     "drip"                    the answer's head, then a byte a second without end
-    The request line and headers are passed on untouched, so signatures hold."""
+    The request line and headers are passed on untouched, so signatures hold. With `certificate`, the path of a .pem with
+    its .key beside it, clients speak TLS to it, `newest` at most."""
 
-    def __init__(self, store, decide=None):
+    def __init__(self, store, decide=None, certificate=None, newest=None):
+        self.tls = None
+        if certificate:
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.load_cert_chain(certificate, str(certificate).removesuffix(".pem") + ".key")
+            if newest:
+                self.tls.minimum_version, self.tls.maximum_version = ssl.TLSVersion.MINIMUM_SUPPORTED, newest
+                self.tls.set_ciphers("ALL:@SECLEVEL=0")
         self.store, self.decide = store, decide or (lambda *request: None)
         self.seen = []  # (method, path, body bytes passed on)
         self.lock = threading.Lock()
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self.server.getsockname()[1]}"
+        self.endpoint = f"http{'s' if self.tls else ''}://127.0.0.1:{self.server.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
 
     def close(self):
@@ -167,6 +193,8 @@ class Proxy:
 
     def serve_quietly(self, client):
         try:
+            if self.tls:
+                client = self.tls.wrap_socket(client, server_side=True)
             self.serve(client)
         except OSError:
             pass

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import json
@@ -122,8 +123,8 @@ class StoreTest(CopyTest):
     def s3_json(self, *args, **kwargs):
         return json.loads(self.s3(*args, "--json", **kwargs).stdout)
 
-    def proxy(self, decide=None):
-        out = object_store.Proxy(self.store, decide)
+    def proxy(self, decide=None, **tls):
+        out = object_store.Proxy(self.store, decide, **tls)
         self.addCleanup(out.close)
         return out
 
@@ -267,6 +268,58 @@ class StoreTest(CopyTest):
         said = self.s3("push", "run", self.place, code=2, AWS_SECRET_ACCESS_KEY="wrong").stderr
         self.assertIn("SignatureDoesNotMatch", said)
         self.assertIn("look at AWS_ACCESS_KEY_ID", said)
+
+    def test_tls_with_an_authority_of_its_own(self):
+        folder = pathlib.Path(self.path("tls"))
+        folder.mkdir()
+        object_store.make_certificates(folder)
+        proxies = {name: self.proxy(certificate=folder / f"{name}.pem") for name in ("good", "elsewhere", "expired")}
+        ca = folder / "ca.pem"
+        self.s3("push", "run", self.place, "--ca-file", ca, proxy=proxies["good"])
+        self.assertEqual(self.stored(), self.expected())
+        self.s3("fetch", self.place, "back", proxy=proxies["good"], AWS_CA_BUNDLE=str(ca))
+        self.assertEqual(contents(self.path(f"back/{STEP}")), self.whole)
+        # The option wins over the environment.
+        self.s3("fetch", self.place, "again", "--ca-file", ca, proxy=proxies["good"],
+                AWS_CA_BUNDLE=str(folder / "other-ca.pem"))
+
+        def refused(expected, *options, proxy="good", **env):
+            begin = len(proxies[proxy].seen)
+            said = self.s3("fetch", self.place, "x", *options, proxy=proxies[proxy], code=2, **env).stderr
+            self.assertRegex(said, expected)
+            self.assertEqual(len(proxies[proxy].seen), begin)  # nothing was asked of a store that is not believed
+            self.assertEqual(len(said.strip().splitlines()), 1)
+
+        refused("certificate.*not signed by any of the system's authorities: name the PEM file")
+        refused("not signed by any of .*other-ca.pem", "--ca-file", folder / "other-ca.pem")
+        refused("expired.*needs a new certificate", "--ca-file", ca, proxy="expired")
+        refused("another host's: is the endpoint's name right", "--ca-file", ca, proxy="elsewhere")
+        refused("no-such.pem .ca_file.: No such file", "--ca-file", "no-such.pem")
+        refused("no-such.pem .AWS_CA_BUNDLE.: No such file", AWS_CA_BUNDLE="no-such.pem")
+        pathlib.Path(self.path("no.pem")).write_text("nothing\n")
+        refused("no.pem is no PEM file of certificates", "--ca-file", "no.pem")
+        # A store that speaks plain HTTP, or TLS too old.
+        self.assertIn("SSL", self.s3("fetch", self.place, "x", "--endpoint", self.store.endpoint.replace("http", "https"),
+                                     "--timeout", 5, code=69).stderr)
+        old = self.proxy(certificate=folder / "good.pem", newest=ssl.TLSVersion.TLSv1_1)
+        self.assertRegex(self.s3("fetch", self.place, "x", "--ca-file", ca, proxy=old, code=69).stderr, "(?i)ssl|tls")
+
+    def test_a_connection_torn_under_tls_goes_on(self):
+        folder = pathlib.Path(self.path("tls"))
+        folder.mkdir()
+        object_store.make_certificates(folder)
+        torn = []
+
+        def tear(method, path, head):
+            if method != "PUT" or len(torn) == 2:
+                return None
+            torn.append(path)
+            return "reset" if len(torn) == 1 else "cut"
+
+        self.s3("push", "run", self.place, "--ca-file", folder / "ca.pem",
+                proxy=self.proxy(tear, certificate=folder / "good.pem"))
+        self.assertEqual(len(torn), 2)
+        self.assertEqual(self.stored(), self.expected())
 
     def test_odd_answers_are_refused(self):
         listing = ("<ListBucketResult>%s<Contents><Key>" + self.prefix + "/" + STEP + "/manifest.json</Key><Size>%s</Size>"

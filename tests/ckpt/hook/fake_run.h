@@ -161,7 +161,6 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
-      PosixBackend io;
       HookOptions options{.finish_deadline_s = 20};
       if (persister != nullptr) {
         options.notify = [&](const SnapshotNotice& notice) {
@@ -169,7 +168,7 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
           return Status();
         };
       }
-      auto made = SharedMemoryHook::make(plan, rank, arena, io, clock, options);
+      auto made = SharedMemoryHook::make(plan, rank, arena, clock, options);
       RT_CHECK(made.ok(), "{}", made.error().message);
       SharedMemoryHook& hook = *made.value();
       const int64_t weight_bytes = plan.rank(rank).weight_bytes;

@@ -47,7 +47,7 @@ struct Agent {
     REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
     arena = std::make_unique<Arena>(std::move(opened).value());
     persister = std::make_unique<NodePersister>(
-        *arena, std::make_unique<PosixBackend>(), dir,
+        *arena, [] { return std::make_unique<PosixBackend>(); }, dir,
         PersistOptions{.retention = keep_last == 0 ? std::nullopt : std::optional(RetentionPolicy{keep_last}),
                        .on_event = [this](const PersistEvent& event) {
                          const std::lock_guard lock(mutex);
@@ -289,7 +289,7 @@ TEST_SUITE("ckpt/hook") {
         const Plan plan = plan_saving({to[0], to[1], to[2]}, {.snapshot_steps = 1});
         const std::string run_id = fresh_run_id();
         Agent agent(plan, run_id, dir.path());
-        const Result<SlotLoad> loaded = load_slot(*agent.arena, 1, 7, agent.io, dir.path() / "step-00000003");
+        const Result<SlotLoad> loaded = load_slot(plan, *agent.arena, 1, 7, agent.io, dir.path() / "step-00000003");
         REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
         CHECK(loaded.value().position.step == 3);
         const int64_t payload = payload_bytes(read_manifest(agent.io, dir.path() / "step-00000003").value());
@@ -350,8 +350,7 @@ TEST_SUITE("ckpt/hook") {
     PosixBackend real;
     std::vector<PersistEvent> events;
     const auto life = [&](const FaultPlan& faults, int64_t steps) {
-      auto fault = std::make_unique<FaultBackend>(real, faults);
-      NodePersister persister(arena, std::move(fault), dir.path(),
+      NodePersister persister(arena, [&] { return std::make_unique<FaultBackend>(real, faults); }, dir.path(),
                               {.on_event = [&](const PersistEvent& event) { events.push_back(event); }});
       PosixBackend io;
       RestoreDecider decider(plan, arena, io, {dir.path()});
@@ -388,7 +387,7 @@ TEST_SUITE("ckpt/hook") {
       const SystemClock clock;
       RestoreDecider decider(plan, arena, io, {dir.path()});
       REQUIRE(decider.next_incarnation().ok());
-      auto hook = SharedMemoryHook::make(plan, 0, arena, io, clock).value();  // no persister: promises stay
+      auto hook = SharedMemoryHook::make(plan, 0, arena, clock).value();  // no persister: promises stay
       const auto memory = hook->memory(FakeState::saved(plan, 0), plan.rank(0).weight_bytes).value();
       FakeState state(plan, 0, memory);
       int64_t bank = 0;
@@ -428,7 +427,7 @@ TEST_SUITE("ckpt/hook") {
     const SystemClock clock;
     RestoreDecider decider(plan, arena, io, {dir.path()});
     REQUIRE(decider.next_incarnation().ok());
-    auto hook = SharedMemoryHook::make(plan, 0, arena, io, clock, {.longest_wait_s = 0.05}).value();
+    auto hook = SharedMemoryHook::make(plan, 0, arena, clock, {.longest_wait_s = 0.05}).value();
     const auto memory = hook->memory(FakeState::saved(plan, 0), plan.rank(0).weight_bytes).value();
     FakeState state(plan, 0, memory);
     int64_t bank = 0;
@@ -475,7 +474,7 @@ TEST_SUITE("ckpt/hook") {
     int64_t saves = 0;
     for (int64_t life = 0; life < 4; ++life) {  // each of 60 seconds
       REQUIRE(decider.next_incarnation().ok());
-      auto hook = SharedMemoryHook::make(plan, 0, arena, io, clock).value();
+      auto hook = SharedMemoryHook::make(plan, 0, arena, clock).value();
       const auto memory = hook->memory(FakeState::saved(plan, 0), plan.rank(0).weight_bytes).value();
       FakeState state(plan, 0, memory);
       const auto found = hook->restore(state.tensors()).value();
@@ -513,7 +512,7 @@ TEST_SUITE("ckpt/hook") {
           }
           REQUIRE(SnapshotWriter(arena, rank).write(0, 1, 7, encode_position(position_at(7)), sources).ok());
         }
-        NodePersister persister(arena, std::move(memory), "/run", {.low_priority = false});
+        NodePersister persister(arena, [&] { return std::move(memory); }, "/run", {.low_priority = false});
         const Status flushed = persister.flush();
         REQUIRE_MESSAGE(flushed.ok(), (flushed.ok() ? "" : flushed.error().message));
         for (const Layout& target : all) {

@@ -1,5 +1,5 @@
 // Walks every interleaving of three ranks that train, rank 0's decisions, a persister, kills of the ranks and of the
-// agent, with two and three slots.
+// agent, with two, three and four slots.
 #include "ckpt/snapshot/slot_rule.h"
 
 #include <doctest/doctest.h>
@@ -19,7 +19,7 @@ using namespace cairn::ckpt;
 
 namespace {
 
-constexpr int kRanks = 3, kMostSlots = 3, kMaxSteps = 4, kMaxKills = 2;
+constexpr int kRanks = 3, kMostSlots = 4, kMaxSteps = 4, kMaxKills = 2;
 
 enum class Phase : int8_t { kIdle, kOrdered, kWriting, kWritten };  // of a rank in a step
 enum class Decision : int8_t { kNone, kGoOn, kPublish };
@@ -27,7 +27,7 @@ enum class Decision : int8_t { kNone, kGoOn, kPublish };
 struct World {
   std::array<std::array<SlotMark, kRanks>, kMostSlots> marks{};  // by slot
   std::array<int8_t, kMostSlots> reserved{};                     // the step to be persisted; 0: free
-  int8_t reading = -1;                                           // the slot that the persister reads
+  std::array<bool, kMostSlots> reading{};                        // the slots that the persister reads
   std::array<Phase, kRanks> phase{};
   Decision decision = Decision::kNone;  // of rank 0 on the step that is written
   int8_t chosen = -1;                   // for the next update
@@ -48,7 +48,8 @@ struct World {
     }
     for (const int8_t step_reserved : reserved) out += static_cast<char>(step_reserved);
     for (const Phase p : phase) out += static_cast<char>(p);
-    for (const int8_t number : {reading, static_cast<int8_t>(decision), chosen, current, published, incarnation, step,
+    for (const bool read : reading) out += static_cast<char>(read);
+    for (const int8_t number : {static_cast<int8_t>(decision), chosen, current, published, incarnation, step,
                                 steps, kills, static_cast<int8_t>(over), promise, given_up}) {
       out += static_cast<char>(number);
     }
@@ -66,7 +67,7 @@ struct Rule {
 };
 
 struct Walk {
-  int64_t states = 0, reads = 0, in_place = 0, waits = 0;
+  int64_t states = 0, reads = 0, most_readers = 0, in_place = 0, waits = 0;
   std::string violation;  // the first one
 };
 
@@ -86,8 +87,10 @@ Walk explore(int slots, const Rule& rule = {}, int kills = kMaxKills) {
     const int8_t restorable = newest_step(w);
     if (walk.violation.empty() && restorable < w.promise)
       walk.violation = "step " + std::to_string(w.promise) + " is lost after " + action;
-    if (walk.violation.empty() && w.reading >= 0 && !truly_whole(w, w.reading))
-      walk.violation = std::string("a slot is written while it is persisted, after ") + action;
+    for (int slot = 0; slot < slots; ++slot) {
+      if (walk.violation.empty() && w.reading[slot] && !truly_whole(w, slot))
+        walk.violation = std::string("a slot is written while it is persisted, after ") + action;
+    }
     w.promise = std::max(w.promise, newest_step(w, w.given_up));
     if (seen.insert(w.key()).second) open.push_back(w);
   };
@@ -166,18 +169,18 @@ Walk explore(int slots, const Rule& rule = {}, int kills = kMaxKills) {
       next.over = true;  // the last step is always saved
       visit(next, "the last save");
     }
-    if (w.reading >= 0) {
+    const auto readers = std::count(w.reading.begin(), w.reading.end(), true);
+    walk.most_readers = std::max<int64_t>(walk.most_readers, readers);
+    const std::vector<SlotView> seen_by_agent = views();
+    for (int slot = 0; slot < slots; ++slot) {
       World next = w;
-      next.reserved[w.reading] = 0;
-      next.reading = -1;
-      visit(next, "a persist");
-    } else {
-      const std::vector<SlotView> seen_by_agent = views();
-      for (int slot = 0; slot < slots; ++slot) {
-        if (w.reserved[slot] == 0 || !seen_by_agent[slot].whole || seen_by_agent[slot].step != w.reserved[slot])
-          continue;
-        World next = w;
-        next.reading = static_cast<int8_t>(slot);
+      if (w.reading[slot]) {
+        next.reserved[slot] = 0;
+        next.reading[slot] = false;
+        visit(next, "a persist");
+      } else if (readers < std::max(1, slots - 2) && w.reserved[slot] != 0 && seen_by_agent[slot].whole &&
+                 seen_by_agent[slot].step == w.reserved[slot]) {
+        next.reading[slot] = true;
         ++walk.reads;
         visit(next, "the begin of a persist");
       }
@@ -193,7 +196,7 @@ Walk explore(int slots, const Rule& rule = {}, int kills = kMaxKills) {
         next.chosen = -1;
         next.over = false;
         next.given_up = -1;
-        if (agent_too) next.reading = -1;  // its successor finds the promise
+        if (agent_too) next.reading = {};  // its successor finds the promise
         std::vector<SlotView> left;
         for (int slot = 0; slot < slots; ++slot) {
           left.push_back(view_of(w.marks[slot], false));
@@ -226,6 +229,10 @@ TEST_SUITE("ckpt/snapshot/slot_rule") {
       CHECK(walk.reads > 100);
       CHECK(walk.in_place > 100);
     }
+    const Walk four = explore(4, {}, 1);  // two saves in flight
+    CHECK_MESSAGE(four.violation.empty(), four.violation);
+    CHECK(four.most_readers == 2);
+    MESSAGE("4 slots: " << four.states << " states, " << four.reads << " persists begun");
     CHECK(explore(2, {}, 0).waits > 0);
     CHECK(explore(3, {}, 0).waits == 0);  // with three, no update waits for the disk but after a kill in the last save
   }

@@ -1,0 +1,216 @@
+// Several saves on their way to the disk at once: they may end in any order, and be cut off between any two of them.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+
+#include "ckpt/format/names.h"
+#include "ckpt/node.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/verify/verify.h"
+#include "tests/ckpt/hook/fake_run.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+
+namespace {
+
+/// Saves of one step wait here for their commit; those of another fail in it.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool open = false;
+  int64_t held_step = 1, failing_step = 0;
+
+  Status pass(const std::filesystem::path& to) {
+    if (to.filename() == step_dir_name(failing_step)) return os_error(EIO, "rename, as the test wants it");
+    std::unique_lock lock(mutex);
+    if (to.filename() == step_dir_name(held_step)) changed.wait(lock, [&] { return open; });
+    return {};
+  }
+  void let_pass() {
+    {
+      const std::lock_guard lock(mutex);
+      open = true;
+    }
+    changed.notify_all();
+  }
+};
+
+class GatedBackend final : public PosixBackend {
+ public:
+  explicit GatedBackend(Gate& gate) : gate_(gate) {}
+  Status rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
+    RT_TRY(gate_.pass(to));
+    return PosixBackend::rename(from, to);
+  }
+
+ private:
+  Gate& gate_;
+};
+
+Plan saving_each_step(int64_t in_flight) {
+  Plan plan = plan_of({2, 1, 1}, true);
+  plan.recipe.checkpoint = {.save = {{.steps = 1}}, .snapshot_steps = 1, .direct_io = false, .in_flight = in_flight};
+  return plan;
+}
+
+RunText run_text(const std::string& run_id) {
+  return {.run_name = "fake", .run_id = run_id, .recipe_json = "{}", .recipe_hash = "r"};
+}
+
+/// An agent with two writers and the ranks of a run of two steps; the save of step 1 is held back.
+struct TwoSaves {
+  explicit TwoSaves(const std::filesystem::path& dir, int64_t failing_step = 0, int64_t keep_last = 0) {
+    gate.failing_step = failing_step;
+    arena = std::make_unique<Arena>(Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value());
+    persister = std::make_unique<NodePersister>(
+        *arena, [this] { return std::make_unique<GatedBackend>(gate); }, dir,
+        PersistOptions{.retention = keep_last == 0 ? std::nullopt : std::optional(RetentionPolicy{keep_last}),
+                       .in_flight = 2,
+                       .on_event = [this](const PersistEvent& event) {
+                         const std::lock_guard lock(mutex);
+                         events.push_back(event);
+                       }});
+    RestoreDecider decider(plan, *arena, io, {dir});
+    REQUIRE(decider.next_incarnation().ok());
+  }
+  ~TwoSaves() {
+    gate.let_pass();
+    persister.reset();
+    ignore(arena->remove(), "end of the test");
+  }
+  /// Returns when the ranks have left, which wait for the save of step 2.
+  LifeReport live_two_steps() {
+    LifeReport report;
+    REQUIRE(live(plan, *arena, {.steps = 2}, persister.get(), report).ok());
+    return report;
+  }
+  std::vector<int64_t> told() {
+    const std::lock_guard lock(mutex);
+    std::vector<int64_t> steps;
+    for (const PersistEvent& event : events) steps.push_back(event.step);
+    return steps;
+  }
+
+  const Plan plan = saving_each_step(2);
+  Gate gate;
+  PosixBackend io;
+  std::unique_ptr<Arena> arena;
+  std::mutex mutex;
+  std::vector<PersistEvent> events;
+  std::unique_ptr<NodePersister> persister;
+};
+
+std::vector<int64_t> complete_steps(const std::filesystem::path& dir) {
+  PosixBackend io;
+  std::vector<int64_t> out;
+  const Catalog catalog = list_checkpoints(io, dir).value();
+  for (const CheckpointInfo& info : catalog.checkpoints) {
+    if (!info.complete) continue;
+    CHECK(verify_checkpoint(io, info.dir).value().whole());
+    out.push_back(info.step);
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_SUITE("ckpt/hook/in_flight") {
+  TEST_CASE("a save does not wait for the one before, and the newest complete one is where a run goes on") {
+    const TempDir dir;
+    {
+      TwoSaves run(dir.path());
+      const LifeReport report = run.live_two_steps();
+      CHECK(report.finished[0].ok());
+      CHECK(run.told() == std::vector<int64_t>{2});  // step 1 is still on its way
+      CHECK(complete_steps(dir.path()) == std::vector<int64_t>{2});
+      CHECK(run.arena->control().persisted_step == 2);
+      run.gate.let_pass();
+      CHECK(run.persister->flush().ok());
+      CHECK(run.told() == std::vector<int64_t>{2, 1});
+      CHECK(run.arena->control().persisted_step == 2);  // an older one that ends later changes nothing
+      CHECK(complete_steps(dir.path()) == std::vector<int64_t>{1, 2});
+    }
+    const Plan plan = saving_each_step(1);
+    std::vector<std::string> notices;
+    auto node = CheckpointNode::open(plan, {.checkpoints_dir = dir.path(), .run = run_text(fresh_run_id())}, &notices);
+    REQUIRE(node.ok());
+    CHECK(node.value()->newest_persisted_step() == 2);
+    CHECK(node.value()->begin_incarnation().value().step == 2);
+  }
+
+  TEST_CASE("what ends late is judged by the rules of retention from the newest, and may go at once") {
+    const TempDir dir;
+    TwoSaves run(dir.path(), 0, 1);
+    run.live_two_steps();
+    run.gate.let_pass();
+    CHECK(run.persister->flush().ok());
+    CHECK(run.told() == std::vector<int64_t>{2, 1});
+    CHECK(run.events[1].removed == std::vector<int64_t>{1});
+    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{2});
+  }
+
+  TEST_CASE("killed with one save done and the one before it not: the done one counts, the other is cleared away") {
+    const TempDir dir;
+    const pid_t child = fork();
+    if (child == 0) {
+      TwoSaves run(dir.path());
+      run.live_two_steps();
+      ignore(run.arena->remove(), "the machine is gone too");
+      kill(getpid(), SIGKILL);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    REQUIRE(WTERMSIG(status) == SIGKILL);
+    PosixBackend io;
+    CHECK(list_checkpoints(io, dir.path()).value().leftovers.size() == 1);
+    const Plan plan = saving_each_step(2);
+    std::vector<std::string> notices;
+    auto node = CheckpointNode::open(plan, {.checkpoints_dir = dir.path(), .run = run_text(fresh_run_id())}, &notices);
+    REQUIRE(node.ok());
+    CHECK(node.value()->begin_incarnation().value().step == 2);
+    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{2});
+    CHECK(list_checkpoints(io, dir.path()).value().leftovers.empty());
+  }
+
+  TEST_CASE("the newest save fails while an older one succeeds: the ranks and whoever flushes are told of the newest") {
+    const TempDir dir;
+    TwoSaves run(dir.path(), 2);
+    const LifeReport report = run.live_two_steps();
+    REQUIRE_FALSE(report.finished[0].ok());
+    CHECK(report.finished[0].error().message.find("the checkpoint of step 2 could not be written") == 0);
+    run.gate.let_pass();
+    CHECK_FALSE(run.persister->flush().ok());  // tried again, in vain
+    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{1});
+    run.gate.failing_step = 0;
+    CHECK(run.persister->flush().ok());
+    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{1, 2});
+  }
+
+  TEST_CASE("each save in flight costs one bank and its headers") {
+    const auto page_up = [](int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; };
+    for (int64_t in_flight = 1; in_flight <= 6; ++in_flight) {
+      const Plan plan = saving_each_step(in_flight);
+      const ArenaSpec spec = arena_spec(plan, run_text("r")).value();
+      CHECK(spec.slots == 2 + in_flight);
+      ArenaSpec fewer = spec;
+      --fewer.slots;
+      int64_t bank = 0, payload = 0, padding = 0;
+      for (const SlotLayout& rank : spec.ranks) {
+        payload += rank.bytes;
+        padding += kPageBytes * (1 + std::ssize(rank.shards));
+        bank += page_up(rank.bytes) + page_up(static_cast<int64_t>(sizeof(arena::SlotHeader)) + kPositionCapacity +
+                                              8 * std::ssize(rank.shards));
+      }
+      CHECK(Arena::total_bytes(spec) - Arena::total_bytes(fewer) == bank);
+      CHECK(payload >= plan.checkpoint_bytes);  // what `cairn plan` multiplies by the banks
+      CHECK(payload < plan.checkpoint_bytes + padding);
+    }
+  }
+}
