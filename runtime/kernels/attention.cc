@@ -221,6 +221,22 @@ void check_strides(const AttentionDims& d) {
            "attention: strides q {}, kv {}, out {} are below a row", d.q_stride, d.kv_stride, d.out_stride);
 }
 
+/// A run of queries: rows of a sample, and the position of the first one.
+struct QueryRun {
+  int64_t row = 0, position = 0, count = 0;
+};
+struct QueryRuns {
+  QueryRun runs[2];
+  int64_t used = 1, count = 0;  // runs; queries of a sample
+  const QueryRun* begin() const { return runs; }
+  const QueryRun* end() const { return runs + used; }
+};
+QueryRuns query_runs(const AttentionDims& d) {
+  if (d.held.count == 0 || d.held.whole()) return {{{0, 0, d.tokens}}, 1, d.tokens};
+  const int64_t half = d.held.count / 2;
+  return {{{0, d.held.first, half}, {half, d.held.second, half}}, 2, d.held.count};
+}
+
 /// Work of one (sample, head) in the units of parallel_ranges: a causal pair costs about D multiply-adds, 16 at a time.
 int64_t head_work(const AttentionDims& d) { return std::max<int64_t>(1, d.tokens * d.tokens * d.head_dim / 16); }
 
@@ -230,6 +246,7 @@ template <typename T>
 void attention_forward(const AttentionDims& dims, const T* q, const T* k, const T* v, T* out, float* logsumexp) {
   check_dims(dims);
   check_strides(dims);
+  const QueryRuns runs = query_runs(dims);
   const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
   const int64_t key_tiles = (tokens + kKeys - 1) / kKeys;
@@ -247,7 +264,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.heads, head = unit % dims.heads;
       const int64_t kv_head = head / group;
-      const T* q_head = q + sample * tokens * dims.q_stride + head * head_dim;
+      const T* q_head = q + sample * runs.count * dims.q_stride + head * head_dim;
       if (sample * dims.kv_heads + kv_head != packed_head) {
         packed_head = sample * dims.kv_heads + kv_head;
         const int64_t offset = sample * tokens * dims.kv_stride + kv_head * head_dim;
@@ -259,50 +276,53 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                     values + t * kKeys * padded);
         }
       }
-      for (int64_t first = 0; first < tokens; first += kQueries) {
-        const int64_t rows = std::min(kQueries, tokens - first);
-        pack_rows(q_head + first * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
-        std::fill_n(max, rows, -kInf);
-        std::fill_n(sum, rows, 0.0f);
-        std::fill_n(sums, rows * padded, 0.0f);
-        const int64_t key_end = last_key(dims, sample, first, rows);
-        for (int64_t t = 0; t * kKeys < key_end; ++t) {
-          VisibleColumns columns;
-          if (!visible_columns(dims, sample, first, rows, t * kKeys, &columns)) continue;
-          tile_gemm({.m = rows,
-                     .n = kKeys,
-                     .k = head_dim,
-                     .a = queries,
-                     .a_row = padded,
-                     .a_col = 1,
-                     .b = keys_t + t * kKeys * padded,
-                     .b_row = kKeys,
-                     .c = scores,
-                     .c_row = kKeys});
-          if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
-          online_softmax(scores, rows, columns, max, sum, sums, padded);
-          if (dims.dropout) {  // the sum is of all probabilities
-            mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
-            multiply(scores, mask, rows * kKeys);
+      for (const QueryRun& run : runs) {
+        for (int64_t begun = 0; begun < run.count; begun += kQueries) {
+          const int64_t rows = std::min(kQueries, run.count - begun);
+          const int64_t row = run.row + begun, first = run.position + begun;
+          pack_rows(q_head + row * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
+          std::fill_n(max, rows, -kInf);
+          std::fill_n(sum, rows, 0.0f);
+          std::fill_n(sums, rows * padded, 0.0f);
+          const int64_t key_end = last_key(dims, sample, first, rows);
+          for (int64_t t = 0; t * kKeys < key_end; ++t) {
+            VisibleColumns columns;
+            if (!visible_columns(dims, sample, first, rows, t * kKeys, &columns)) continue;
+            tile_gemm({.m = rows,
+                       .n = kKeys,
+                       .k = head_dim,
+                       .a = queries,
+                       .a_row = padded,
+                       .a_col = 1,
+                       .b = keys_t + t * kKeys * padded,
+                       .b_row = kKeys,
+                       .c = scores,
+                       .c_row = kKeys});
+            if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
+            online_softmax(scores, rows, columns, max, sum, sums, padded);
+            if (dims.dropout) {  // the sum is of all probabilities
+              mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
+              multiply(scores, mask, rows * kKeys);
+            }
+            const int64_t seen = std::min(kKeys, key_end - t * kKeys);
+            tile_gemm({.m = rows,
+                       .n = padded,
+                       .k = seen,
+                       .a = scores,
+                       .a_row = kKeys,
+                       .a_col = 1,
+                       .b = values + t * kKeys * padded,
+                       .b_row = padded,
+                       .c = sums,
+                       .c_row = padded,
+                       .accumulate = true});
           }
-          const int64_t seen = std::min(kKeys, key_end - t * kKeys);
-          tile_gemm({.m = rows,
-                     .n = padded,
-                     .k = seen,
-                     .a = scores,
-                     .a_row = kKeys,
-                     .a_col = 1,
-                     .b = values + t * kKeys * padded,
-                     .b_row = padded,
-                     .c = sums,
-                     .c_row = padded,
-                     .accumulate = true});
+          scale_rows(sums, sum, rows, padded);
+          unpack_rows(sums, padded, rows, head_dim,
+                      out + (sample * runs.count + row) * dims.out_stride + head * head_dim, dims.out_stride);
+          float* lse = logsumexp + unit * runs.count + row;
+          for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
         }
-        scale_rows(sums, sum, rows, padded);
-        unpack_rows(sums, padded, rows, head_dim, out + (sample * tokens + first) * dims.out_stride + head * head_dim,
-                    dims.out_stride);
-        float* lse = logsumexp + unit * tokens + first;
-        for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
       }
     }
   });
@@ -310,7 +330,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
 
 // scratch: [B, N, S] delta = sum over d of dout * out, then [B, N, S, Dp] sums of dq.
 int64_t attention_backward_scratch_elems(const AttentionDims& dims) {
-  return dims.batch * dims.heads * dims.tokens * (1 + padded_dim(dims.head_dim));
+  return dims.batch * dims.heads * query_runs(dims).count * (1 + padded_dim(dims.head_dim));
 }
 
 template <typename T>
@@ -318,10 +338,12 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                         const float* logsumexp, const T* dout, T* dq, T* dk, T* dv, float* scratch) {
   check_dims(dims);
   check_strides(dims);
-  const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
+  const QueryRuns runs = query_runs(dims);
+  const int64_t tokens = dims.tokens, queries_of_sample = runs.count, head_dim = dims.head_dim,
+                padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
   float* const deltas = scratch;
-  float* const dq_sums = scratch + dims.batch * dims.heads * tokens;
+  float* const dq_sums = scratch + dims.batch * dims.heads * queries_of_sample;
 
   parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
     constexpr int64_t kTile = kKeys;
@@ -338,104 +360,109 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     float* const mask = dp + kTile * kKeys;                           // [kQueries, kKeys]
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
-      const int64_t row0 = sample * tokens;
+      const int64_t key_row0 = sample * tokens, row0 = sample * queries_of_sample;
       const int64_t first_head = kv_head * group;
       for (int64_t head = first_head; head < first_head + group; ++head) {
-        float* delta = deltas + (sample * dims.heads + head) * tokens;
-        for (int64_t t = 0; t < tokens; ++t) {
+        float* delta = deltas + (sample * dims.heads + head) * queries_of_sample;
+        for (int64_t t = 0; t < queries_of_sample; ++t) {
           const int64_t at = (row0 + t) * dims.out_stride + head * head_dim;
           delta[t] = dot(dout + at, out + at, head_dim);
         }
       }
-      std::fill_n(dq_sums + (sample * dims.heads + first_head) * tokens * padded, group * tokens * padded, 0.0f);
+      std::fill_n(dq_sums + (sample * dims.heads + first_head) * queries_of_sample * padded,
+                  group * queries_of_sample * padded, 0.0f);
       for (int64_t key0 = 0; key0 < tokens; key0 += kKeys) {
         const int64_t key_rows = std::min(kKeys, tokens - key0);
-        const int64_t kv_at = (row0 + key0) * dims.kv_stride + kv_head * head_dim;
+        const int64_t kv_at = (key_row0 + key0) * dims.kv_stride + kv_head * head_dim;
         pack_rows(k + kv_at, dims.kv_stride, key_rows, kKeys, head_dim, padded, 1.0f, keys);
         pack_transposed(k + kv_at, dims.kv_stride, key_rows, head_dim, keys_t);
         pack_transposed(v + kv_at, dims.kv_stride, key_rows, head_dim, values_t);
         std::fill_n(dkeys, kKeys * padded, 0.0f);
         std::fill_n(dvalues, kKeys * padded, 0.0f);
         for (int64_t head = first_head; head < first_head + group; ++head) {
-          const int64_t head_row0 = (sample * dims.heads + head) * tokens;
-          for (int64_t query0 = first_query(dims, sample, key0); query0 < tokens; query0 += kQueries) {
-            const int64_t rows = std::min(kQueries, tokens - query0);
-            VisibleColumns columns;
-            if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
-            pack_rows(q + (row0 + query0) * dims.q_stride + head * head_dim, dims.q_stride, rows, rows, head_dim,
-                      padded, 1.0f, queries);
-            pack_rows(dout + (row0 + query0) * dims.out_stride + head * head_dim, dims.out_stride, rows, rows, head_dim,
-                      padded, 1.0f, douts);
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = queries,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = keys_t,
-                       .b_row = kKeys,
-                       .c = p,
-                       .c_row = kKeys,
-                       .alpha = dims.scale});
-            if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
-            probabilities(p, rows, columns, logsumexp + head_row0 + query0);
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = douts,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = values_t,
-                       .b_row = kKeys,
-                       .c = dp,
-                       .c_row = kKeys});
-            if (dims.dropout) {
-              mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
-              multiply(dp, mask, rows * kKeys);
+          const int64_t head_row0 = (sample * dims.heads + head) * queries_of_sample;
+          for (const QueryRun& run : runs) {
+            const int64_t unseen = std::max<int64_t>(0, first_query(dims, sample, key0) - run.position);
+            for (int64_t begun = unseen / kQueries * kQueries; begun < run.count; begun += kQueries) {
+              const int64_t rows = std::min(kQueries, run.count - begun);
+              const int64_t row = run.row + begun, query0 = run.position + begun;
+              VisibleColumns columns;
+              if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
+              pack_rows(q + (row0 + row) * dims.q_stride + head * head_dim, dims.q_stride, rows, rows, head_dim, padded,
+                        1.0f, queries);
+              pack_rows(dout + (row0 + row) * dims.out_stride + head * head_dim, dims.out_stride, rows, rows, head_dim,
+                        padded, 1.0f, douts);
+              tile_gemm({.m = rows,
+                         .n = kKeys,
+                         .k = head_dim,
+                         .a = queries,
+                         .a_row = padded,
+                         .a_col = 1,
+                         .b = keys_t,
+                         .b_row = kKeys,
+                         .c = p,
+                         .c_row = kKeys,
+                         .alpha = dims.scale});
+              if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
+              probabilities(p, rows, columns, logsumexp + head_row0 + row);
+              tile_gemm({.m = rows,
+                         .n = kKeys,
+                         .k = head_dim,
+                         .a = douts,
+                         .a_row = padded,
+                         .a_col = 1,
+                         .b = values_t,
+                         .b_row = kKeys,
+                         .c = dp,
+                         .c_row = kKeys});
+              if (dims.dropout) {
+                mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
+                multiply(dp, mask, rows * kKeys);
+              }
+              score_gradients(p, dp, rows, deltas + head_row0 + row, dims.scale);
+              if (dims.dropout) multiply(p, mask, rows * kKeys);
+              tile_gemm({.m = key_rows,
+                         .n = padded,
+                         .k = rows,
+                         .a = p,
+                         .a_row = 1,
+                         .a_col = kKeys,
+                         .b = douts,
+                         .b_row = padded,
+                         .c = dvalues,
+                         .c_row = padded,
+                         .accumulate = true});
+              tile_gemm({.m = key_rows,
+                         .n = padded,
+                         .k = rows,
+                         .a = dp,
+                         .a_row = 1,
+                         .a_col = kKeys,
+                         .b = queries,
+                         .b_row = padded,
+                         .c = dkeys,
+                         .c_row = padded,
+                         .accumulate = true});
+              tile_gemm({.m = rows,
+                         .n = padded,
+                         .k = key_rows,
+                         .a = dp,
+                         .a_row = kKeys,
+                         .a_col = 1,
+                         .b = keys,
+                         .b_row = padded,
+                         .c = dq_sums + (head_row0 + row) * padded,
+                         .c_row = padded,
+                         .accumulate = true});
             }
-            score_gradients(p, dp, rows, deltas + head_row0 + query0, dims.scale);
-            if (dims.dropout) multiply(p, mask, rows * kKeys);
-            tile_gemm({.m = key_rows,
-                       .n = padded,
-                       .k = rows,
-                       .a = p,
-                       .a_row = 1,
-                       .a_col = kKeys,
-                       .b = douts,
-                       .b_row = padded,
-                       .c = dvalues,
-                       .c_row = padded,
-                       .accumulate = true});
-            tile_gemm({.m = key_rows,
-                       .n = padded,
-                       .k = rows,
-                       .a = dp,
-                       .a_row = 1,
-                       .a_col = kKeys,
-                       .b = queries,
-                       .b_row = padded,
-                       .c = dkeys,
-                       .c_row = padded,
-                       .accumulate = true});
-            tile_gemm({.m = rows,
-                       .n = padded,
-                       .k = key_rows,
-                       .a = dp,
-                       .a_row = kKeys,
-                       .a_col = 1,
-                       .b = keys,
-                       .b_row = padded,
-                       .c = dq_sums + (head_row0 + query0) * padded,
-                       .c_row = padded,
-                       .accumulate = true});
           }
         }
         unpack_rows(dkeys, padded, key_rows, head_dim, dk + kv_at, dims.kv_stride);
         unpack_rows(dvalues, padded, key_rows, head_dim, dv + kv_at, dims.kv_stride);
       }
       for (int64_t head = first_head; head < first_head + group; ++head) {
-        unpack_rows(dq_sums + (sample * dims.heads + head) * tokens * padded, padded, tokens, head_dim,
-                    dq + row0 * dims.q_stride + head * head_dim, dims.q_stride);
+        unpack_rows(dq_sums + (sample * dims.heads + head) * queries_of_sample * padded, padded, queries_of_sample,
+                    head_dim, dq + row0 * dims.q_stride + head * head_dim, dims.q_stride);
       }
     }
   });
