@@ -311,7 +311,9 @@ std::optional<Json> Resolver::convert_fields(const std::string& path, const Bloc
       if (field.rule.empty()) out[field.key] = field.fallback;
       continue;
     }
-    if (value.find(field.name) == nullptr && !block.positional && reported_.count(path + "." + field.name) == 0) {
+    const bool stands_first = block.positional && &field == &block.fields[0] && !value.entries.empty() &&
+                              value.entries.front().key.empty();  // there, and wrong: that was told
+    if (value.find(field.name) == nullptr && !stands_first && reported_.count(path + "." + field.name) == 0) {
       complain(path + "." + field.name, value.place,
                {"missing", fmt::format("is missing; it must be {}", expected(field)), "", ""});
     }

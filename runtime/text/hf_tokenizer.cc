@@ -163,13 +163,15 @@ class HfTokenizer final : public Tokenizer {
     return {};
   }
 
+  bool has(int32_t id) const override { return Tokenizer::has(id) && tokens_[id].known; }
+
   Result<std::string> decode(std::span<const int32_t> ids, Specials specials) const override {
     std::vector<std::string> tokens;
     tokens.reserve(ids.size());
     for (const int32_t id : ids) {
-      if (id < 0 || id >= vocab() || !tokens_[id].known) {
+      if (!has(id)) {
         return Error{ErrorCode::kInvalidInput,
-                     fmt::format("token {} is outside the tokenizer: expected 0 to {}", id, vocab() - 1)};
+                     fmt::format("no token has the id {}; the tokenizer's are within 0 to {}", id, vocab() - 1)};
       }
       if (specials == Specials::kKeep || !tokens_[id].special) tokens.push_back(tokens_[id].text);
     }

@@ -85,7 +85,7 @@ Result<std::string> read_file(const fs::path& path) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) {
     return invalid(fmt::format("{}: {}", path.string(),
-                               fs::exists(path, error) ? "is no file" : "there is no such tokenizer file"));
+                               fs::exists(path, error) ? "is no file" : "No such file; a tokenizer's was expected"));
   }
   std::ifstream in(path, std::ios::binary);
   std::ostringstream out;
@@ -149,6 +149,7 @@ Result<std::string> StreamDecoder::add(int32_t id) {
   // What a token spells may depend on those before it (a space that only the first one drops, half a character), so the
   // latest ones are decoded together, and the window moves on where the text is whole.
   constexpr size_t kWindow = 16;
+  if (!tokenizer_.has(id)) return std::string();
   ids_.push_back(id);
   RT_TRY_SET(const std::string text, text_of(context_));
   const size_t end = std::max(shown_, whole_characters(text));

@@ -25,6 +25,9 @@ class Tokenizer {
   /// One more than the largest id.
   virtual int64_t vocab() const = 0;
 
+  /// Whether a token has this id. A model may have more rows than its tokenizer has tokens, and there may be gaps.
+  virtual bool has(int32_t id) const { return id >= 0 && id < vocab(); }
+
   /// The id that ends a document, or -1. Bytes: 0, the byte that text does not contain. SentencePiece: the model's eos.
   /// tokenizer.json: the eos_token of the tokenizer_config.json or special_tokens_map.json beside it.
   virtual int32_t eod() const = 0;
@@ -63,7 +66,8 @@ class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, Specials specials) : tokenizer_(tokenizer), specials_(specials) {}
 
-  /// What `id` adds: possibly nothing, while a character is not whole.
+  /// What `id` adds: possibly nothing, while a character is not whole, and always for an id that no token has (as
+  /// transformers has it: a padding row of the model may be chosen, and spells nothing).
   Result<std::string> add(int32_t id);
   /// What was held back, at the end.
   Result<std::string> finish();

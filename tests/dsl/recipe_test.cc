@@ -56,10 +56,11 @@ TEST_SUITE("dsl/recipe") {
     REQUIRE(again.ok());
     CHECK(encode_recipe(again.value()) == encode_recipe(hf));
     for (const auto& [entries, message] : std::vector<std::pair<std::string, std::string>>{
-             {"init = T.hf { \"a\", wieghts = 1 }", "init.wieghts: no such field in init_from"},
+             {"init = T.hf { \"a\", wieghts = 1 }", "init.wieghts: no such field in hf"},
              {"init = T.hf {}", "init: T.hf must begin with the folder"},
              {"init = T.hf(5)", "init.path must be"},
-             {"tokenizer = T.hf_tokenizer {}", "tokenizer"}}) {
+             {"tokenizer = T.hf_tokenizer {}", "tokenizer.path is missing"},
+             {"tokenizer = T.sentencepiece {}", "tokenizer.path is missing"}}) {
       CAPTURE(entries);
       const LoadResult result = load_text(with(entries));
       CHECK(to_text(result.diagnostics).find("main.lua:2: " + message) != std::string::npos);

@@ -64,7 +64,7 @@ class HfStart(RunTest):
         job = self.train(self.tuned("none", 'T.hf "nowhere"'), "none", code=2)
         self.assertIn("nowhere", job.output())
         job = self.train(self.tuned("wrong", 'T.hf { "hf", onyl = { "layers.*" } }'), "wrong", code=2)
-        self.assertIn("wrong.lua:13: init.onyl: no such field in init_from; did you mean `only`?", job.output())
+        self.assertIn("wrong.lua:12: init.onyl: no such field in hf; did you mean `only`?", job.output())
         # A part of it: the head starts anew.
         job = self.train(self.tuned("part", 'T.hf { "hf", except = { "head.*" } }'), "part")
         self.assertIn("anew: head.weight [131, 24] (`except`)", job.output())
