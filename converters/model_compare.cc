@@ -59,8 +59,17 @@ std::string text(const RopeConfig& rope) {
 }
 
 std::string text(const MoeConfig& moe) {
-  return fmt::format("{{{} experts, {} of them, renormalise {}, aux_loss {}}}", moe.experts, moe.top_k, moe.renormalise,
-                     moe.aux_loss);
+  const auto& [experts, top_k, renormalise, aux_loss, router, z_loss, shared, groups, groups_per_token, scale, bias] =
+      moe;
+  std::string out =
+      fmt::format("{} experts, {} of them, renormalise {}, aux_loss {}", experts, top_k, renormalise, aux_loss);
+  if (router != RouterKind::kSoftmax) out += ", router sigmoid";
+  if (z_loss != 0) out += fmt::format(", z_loss {}", z_loss);
+  if (shared != 0) out += fmt::format(", {} shared", shared);
+  if (groups != 1 || groups_per_token != 1) out += fmt::format(", {} of {} groups", groups_per_token, groups);
+  if (scale != 1) out += fmt::format(", scale {}", scale);
+  if (bias != 0) out += fmt::format(", bias_rate {}", bias);
+  return "{" + out + "}";
 }
 
 /// Every field by name. The binding names all of them on purpose: an option that is added to ModelConfig and not here
@@ -159,6 +168,7 @@ ModelConfig canonical(ModelConfig m) {
   if (m.sliding_window == 0 || m.window_layers == all) m.window_layers.clear();
   if (m.attention_scale == 1.0 / std::sqrt(static_cast<double>(m.head_dim))) m.attention_scale = 0;
   if (m.moe.experts == 0) m.moe = {};
+  m.moe.z_loss = 0;                                                    // as dropout
   m.embedding_dropout = m.attention_dropout = m.residual_dropout = 0;  // how to train, not what the weights mean
   return m;
 }

@@ -142,17 +142,32 @@ void CrossCheck::model() {
 }
 
 void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
-  if (const int64_t shard = recipe.mesh.shard; shard > 1 && recipe.optimizer.zero > 0 && dp > 1 && dp % shard != 0) {
-    std::vector<int64_t> sizes = divisors(dp);
-    std::erase(sizes, 1);
-    fail("mesh.shard", fmt::format("mesh.shard = {} does not divide dp = {}", shard, dp),
-         "shard " + near_values(sizes, shard), dp_is);
+  const int64_t ep = recipe.mesh.ep, replicas = dp * recipe.mesh.cp;
+  const std::string of = recipe.mesh.cp > 1 ? "dp x cp" : "dp";
+  if (dp % ep != 0) {
+    fail("mesh.ep", fmt::format("mesh.ep = {} does not divide dp = {}: data-parallel ranks divide the experts", ep, dp),
+         "ep " + near_values(divisors(dp), ep), dp_is);
+    return;
   }
-  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
+  if (const int64_t shard = recipe.mesh.shard; shard > 1 && recipe.optimizer.zero > 0 && replicas > 1) {
+    const int64_t part = replicas / ep;  // experts of a part lie in whole shard groups, or all in one
+    const auto fits = [&](int64_t size) { return replicas % size == 0 && (size >= part || part % size == 0); };
+    std::vector<int64_t> sizes = divisors(replicas);
+    std::erase_if(sizes, [&](int64_t size) { return size == 1 || !fits(size); });
+    if (replicas % shard != 0)
+      fail("mesh.shard", fmt::format("mesh.shard = {} does not divide {} = {}", shard, of, replicas),
+           "shard " + near_values(sizes, shard), dp_is);
+    else if (!fits(shard))
+      fail("mesh.shard",
+           fmt::format("mesh.shard = {} cuts the {} replicas that hold the same experts with mesh.ep = {}", shard, part,
+                       ep),
+           "shard " + near_values(sizes, shard), dp_is);
+  }
+  if (recipe.deterministic == Deterministic::kLayout && replicas > 1) {
     if (recipe.optimizer.zero == 0)
       fail("deterministic", "deterministic = \"layout\" adds gradients into shards, and optimizer.zero = 0 has none",
            "zero = 1, 2 or 3", dp_is);
-    else if (recipe.mesh.shard != 0 && recipe.mesh.shard != dp)
+    else if (recipe.mesh.shard != 0 && recipe.mesh.shard != replicas)
       fail(
           "mesh.shard",
           fmt::format("deterministic = \"layout\" adds all replicas one after another, and mesh.shard = {} adds groups "
@@ -270,8 +285,17 @@ void CrossCheck::mesh() {
   if (mesh.sequence_parallel && mesh.tp == 1)
     fail("mesh.sequence_parallel", "mesh.sequence_parallel = true splits over tp, but mesh.tp = 1",
          "mesh.tp > 1, or sequence_parallel = false");
+  if (mesh.cp > 1 && known("model.context")) {
+    const int64_t tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : recipe.model.context;
+    if (tokens % (2 * mesh.cp) != 0)
+      fail("mesh.cp",
+           fmt::format("mesh.cp = {} cuts sequences into {} chunks, and {} tokens{} are not divisible by that", mesh.cp,
+                       2 * mesh.cp, tokens,
+                       where("mesh.cp", recipe.batch.tokens > 0 ? "batch.tokens" : "model.context")),
+           fmt::format("{} {}", recipe.batch.tokens > 0 ? "tokens" : "context", near_multiples(2 * mesh.cp, tokens)));
+  }
   if (mesh.sequence_parallel && known("model.context")) {
-    const int64_t tokens = recipe.batch.micro * recipe.model.context;
+    const int64_t tokens = recipe.batch.micro * recipe.model.context / mesh.cp;
     if (tokens % mesh.tp != 0)
       fail("mesh.sequence_parallel",
            fmt::format("mesh.sequence_parallel: batch.micro {} x model.context {} = {} tokens are not divisible by "
@@ -294,14 +318,25 @@ void CrossCheck::mesh() {
          "zero = 1, 2 or 3, or no shard");
   else if (mesh.shard == 1)
     fail("mesh.shard", "mesh.shard = 1 splits nothing", "shard >= 2, or optimizer.zero = 0 without shard");
-  const int64_t model_ranks = mesh.tp * mesh.pp;
+  const int64_t experts = recipe.model.moe.experts;
+  if (mesh.ep > 1 && experts == 0)
+    fail("mesh.ep", fmt::format("mesh.ep = {} divides experts, and the model has none", mesh.ep), "ep 1, or model.moe");
+  else if (experts % mesh.ep != 0)
+    fail("mesh.ep",
+         fmt::format("mesh.ep = {} does not divide model.moe.experts = {}{}", mesh.ep, experts,
+                     where("mesh.ep", "model.moe.experts")),
+         "ep " + near_values(divisors(experts), mesh.ep));
+  const int64_t model_ranks = mesh.tp * mesh.cp * mesh.pp;
+  const std::string cp = mesh.cp > 1 ? fmt::format(" x cp {}", mesh.cp) : "";
   if (world > 0) {
-    const Result<Mesh> made = Mesh::make(mesh, world);
+    MeshConfig dense = mesh;
+    dense.ep = 1;  // see batch()
+    const Result<Mesh> made = Mesh::make(dense, world);
     if (!made.ok()) {
       fail(mesh.dp != 0 ? "mesh.dp" : mesh.pp != 1 && mesh.tp == 1 ? "mesh.pp" : "mesh.tp", made.error().message);
     } else {
       batch(made.value().dp(),
-            fmt::format("dp = world {} / (tp {} x pp {}) = {}", world, mesh.tp, mesh.pp, world / model_ranks));
+            fmt::format("dp = world {} / (tp {}{} x pp {}) = {}", world, mesh.tp, cp, mesh.pp, world / model_ranks));
     }
   } else if (mesh.dp > 0) {
     batch(mesh.dp, fmt::format("dp = {}, as mesh.dp says", mesh.dp));

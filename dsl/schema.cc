@@ -262,7 +262,9 @@ const Block& moe_block() {
   static const Block out{
       .name = "moe",
       .constructors = {"moe"},
-      .doc = "Experts instead of the MLP of every layer, as in Mixtral: a router's softmax picks top_k for each token.",
+      .doc =
+          "Experts instead of the MLP of every layer: a router picks top_k for each token, by softmax as in Mixtral or "
+          "by sigmoids with a bias as in DeepSeek-V3. mesh.ep divides them over ranks.",
       .fields = {
           bound("experts", &MoeConfig::experts)
               .range(0, 1 << 16)
@@ -284,7 +286,54 @@ const Block& moe_block() {
               .silently()
               .says("coefficient of the loss that balances the experts",
                     "experts * sum over e of f_e P_e: the share of "
-                    "choices that fell on e, times its mean probability, over the tokens of a micro-batch."),
+                    "choices that fell on e, times its mean probability, over the tokens of a micro-batch. With "
+                    "sigmoids, "
+                    "of each score's part of the sum of all."),
+          chosen("router", &MoeConfig::router, {"softmax", "sigmoid"})
+              .otherwise("softmax")
+              .silently()
+              .says("what makes an expert's score of its logit"),
+          bound("z_loss", &MoeConfig::z_loss)
+              .range(0, 100)
+              .otherwise(0.0)
+              .silently()
+              .says("weight of the squared logarithm of the router's softmax denominator",
+                    "Added to each token's loss, in the gradients alone; keeps logits small. Softmax only.")
+              .like("0.001"),
+          bound("shared_experts", &MoeConfig::shared_experts)
+              .range(0, 1 << 10)
+              .otherwise(0)
+              .silently()
+              .says("experts that every token goes through besides",
+                    "As one MLP of shared_experts * model.ffn hidden units."),
+          bound("groups", &MoeConfig::groups)
+              .range(1, 64)
+              .otherwise(1)
+              .silently()
+              .says("groups of equally many experts, of which a token chooses from the best groups_per_token",
+                    "Must divide model.moe.experts. With as many groups as nodes, a token goes to few of them. A group "
+                    "is "
+                    "as good as its best expert, with sigmoids as its two best together."),
+          bound("groups_per_token", &MoeConfig::groups_per_token)
+              .range(1, 64)
+              .otherwise(1)
+              .silently()
+              .says("groups that a token may choose from"),
+          bound("scale", &MoeConfig::scale)
+              .above(0)
+              .otherwise(1.0)
+              .silently()
+              .says("factor of the chosen experts' weights, after renormalise"),
+          bound("bias_rate", &MoeConfig::bias_rate)
+              .range(0, 1)
+              .otherwise(0.0)
+              .silently()
+              .says(
+                  "step by which an expert's bias follows its share of the choices; 0: no biases",
+                  "Each update raises the bias of experts with fewer choices than the mean over the batch and lowers "
+                  "the "
+                  "others'. Biases decide who is chosen, not the weights; they are in checkpoints as moe.router.bias.")
+              .like("0.001"),
       }};
   return out;
 }
@@ -531,10 +580,11 @@ const Block& tokenizer_block() {
   static const Block out{
       .name = "tokenizer",
       .doc = "How text becomes tokens, for `cairn data tokenize`, `cairn generate` and export.",
-      .fields = {chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece", "hf"})
-                     .otherwise("none")
-                     .says("which tokenizer"),
-                 bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model or tokenizer.json")}};
+      .fields = {
+          chosen("kind", &TokenizerConfig::kind, {"none", "bytes", "sentencepiece", "hf"})
+              .otherwise("none")
+              .says("which tokenizer"),
+          bound("path", &TokenizerConfig::path).otherwise("").says("the SentencePiece model or tokenizer.json")}};
   return out;
 }
 
@@ -962,17 +1012,35 @@ const Block& mesh_block() {
   static const Block out{
       .name = "mesh",
       .constructors = {"mesh"},
-      .doc = "How the ranks are arranged: world = tp * pp * dp.",
+      .doc = "How the ranks are arranged: world = tp * cp * pp * dp. Data-parallel ranks may divide experts: mesh.ep.",
       .fields = {
           bound("tp", &MeshConfig::tp).range(1, 1 << 16).otherwise(1).says("tensor-parallel ranks"),
           bound("pp", &MeshConfig::pp).range(1, 1 << 16).otherwise(1).says("pipeline stages"),
           bound("dp", &MeshConfig::dp)
               .range(0, 1 << 20)
               .otherwise(0)
-              .says("data-parallel replicas", "0: what remains of the world, world / (tp * pp)."),
-          chosen("order", &MeshConfig::order, {"tp", "dp", "pp"})
+              .says("data-parallel replicas", "0: what remains of the world, world / (tp * cp * pp)."),
+          chosen("order", &MeshConfig::order, {"tp", "dp", "pp", "cp"})
               .otherwise(Json::array({"tp", "dp", "pp"}))
-              .says("which axis neighbouring ranks share, fastest first"),
+              .says("which axis neighbouring ranks share, fastest first", "cp need not be named: it comes after tp."),
+          bound("ep", &MeshConfig::ep)
+              .range(1, 1 << 16)
+              .otherwise(1)
+              .silently()
+              .says("data-parallel ranks that divide the experts among them",
+                    "Must divide dp and model.moe.experts. Each holds 1 / ep of every layer's experts, and the rows of "
+                    "tokens go to them and back. Neighbours in dp where the ranks are placed.")
+              .like("4"),
+          bound("cp", &MeshConfig::cp)
+              .range(1, 1 << 16)
+              .otherwise(1)
+              .silently()
+              .says("ranks that divide the tokens of every sequence among them",
+                    "Context parallelism: of 2 cp chunks, which a sequence's tokens must divide into, rank r has "
+                    "chunks r "
+                    "and 2 cp - 1 - r, so that a causal mask gives all equally many keys. Keys and values are gathered "
+                    "for attention. ZeRO splits over dp x cp.")
+              .like("2"),
           bound("shard", &MeshConfig::shard)
               .range(0, 1 << 20)
               .otherwise(0)
@@ -1321,9 +1389,10 @@ const Block& hf_block() {
       .name = "hf",
       .constructors = {"hf"},
       .positional = true,
-      .doc = "Begins with the weights of a Hugging Face folder: T.hf \"llama-1b\", or T.hf { \"llama-1b\", except = {...} "
-             "}. The model must be the one of its config.json; the run starts at step 0 with moments of "
-             "zero. The same as T.init_from with weights_only = true.",
+      .doc =
+          "Begins with the weights of a Hugging Face folder: T.hf \"llama-1b\", or T.hf { \"llama-1b\", except = {...} "
+          "}. The model must be the one of its config.json; the run starts at step 0 with moments of "
+          "zero. The same as T.init_from with weights_only = true.",
       .fields = {written_only("path", Type::kString).needed().says("folder with config.json and the weights"),
                  written_only("only", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),
                  written_only("except", Type::kStringList).otherwise(Json::array()).says("as in T.init_from"),

@@ -59,6 +59,11 @@ class CountingComm final : public comm::Comm {
     return add(traffic_.all_gather, bytes);
   }
   Status broadcast(void*, int64_t bytes, int64_t, std::string_view) override { return add(traffic_.broadcast, bytes); }
+  Status all_to_all(std::span<const comm::OutPart> out, std::span<const comm::InPart>, std::string_view) override {
+    int64_t bytes = 0;
+    for (const comm::OutPart& part : out) bytes += part.bytes;
+    return add(traffic_.all_to_all, bytes);
+  }
   Status barrier(std::string_view) override { return {}; }
   Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status recv(void*, int64_t, int64_t, std::string_view) override { return {}; }
@@ -104,7 +109,7 @@ Status in_parallel(int64_t workers, int64_t threads, const std::function<Status(
 Recipe lone_recipe(const Plan& plan, int64_t layers) {
   Recipe out = plan.recipe;
   out.model.layers = layers;
-  out.mesh.pp = out.mesh.dp = 1;
+  out.mesh.pp = out.mesh.dp = out.mesh.ep = out.mesh.cp = 1;
   out.mesh.virtual_stages = 1;
   out.mesh.stages.clear();
   out.schedule = PipelineKind::k1F1B;

@@ -53,12 +53,14 @@ std::string time_text(int64_t unix_ms) {
 }
 
 std::string mesh_text(const ckpt::MeshInfo& mesh) {
-  return fmt::format("tp {} x pp {} x dp {}, zero {}, {}", mesh.tp, mesh.pp, mesh.dp, mesh.zero, mesh.precision);
+  return fmt::format("tp {}{} x pp {} x dp {}{}, zero {}, {}", mesh.tp,
+                     mesh.cp > 1 ? fmt::format(" x cp {}", mesh.cp) : "", mesh.pp, mesh.dp,
+                     mesh.ep > 1 ? fmt::format(" (ep {})", mesh.ep) : "", mesh.zero, mesh.precision);
 }
 
 json mesh_json(const ckpt::MeshInfo& mesh) {
-  return {{"tp", mesh.tp},     {"pp", mesh.pp},       {"dp", mesh.dp},
-          {"zero", mesh.zero}, {"world", mesh.world}, {"precision", mesh.precision}};
+  return {{"tp", mesh.tp}, {"pp", mesh.pp},     {"dp", mesh.dp},       {"ep", mesh.ep},
+          {"cp", mesh.cp}, {"zero", mesh.zero}, {"world", mesh.world}, {"precision", mesh.precision}};
 }
 
 namespace {

@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "ckpt/persist/read.h"
 #include "ckpt/reshard.h"
@@ -33,29 +35,30 @@ struct ReshardArgs {
   bool overwrite = false;
 };
 
-struct MeshSizes {
-  int64_t tp = 1, pp = 1, dp = 1;
-};
-
 /// "tp=1,pp=2,dp=2", any order; an axis that is not named has size 1.
-Result<MeshSizes> parse_mesh(std::string_view text) {
+Result<MeshConfig> parse_mesh(std::string_view text) {
   const auto refuse = [&](std::string_view why) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--mesh {}: {}; expected for example tp=2,pp=1,dp=4 (an axis not named is 1)", text, why)};
   };
-  MeshSizes out;
-  bool seen[3] = {};
+  static constexpr std::pair<std::string_view, int64_t MeshConfig::*> kAxes[] = {{"tp", &MeshConfig::tp},
+                                                                                 {"pp", &MeshConfig::pp},
+                                                                                 {"dp", &MeshConfig::dp},
+                                                                                 {"ep", &MeshConfig::ep},
+                                                                                 {"cp", &MeshConfig::cp}};
+  MeshConfig out{.dp = 1};
+  std::set<std::string_view> seen;
   for (std::string_view rest = text; !rest.empty() || rest.data() == text.data();) {
     const size_t comma = rest.find(',');
     const std::string_view part = rest.substr(0, comma);
     const size_t equals = part.find('=');
     if (equals == std::string_view::npos) return refuse(fmt::format("\"{}\" is no axis=size", part));
     const std::string_view axis = part.substr(0, equals), number = part.substr(equals + 1);
-    const int at = axis == "tp" ? 0 : axis == "pp" ? 1 : axis == "dp" ? 2 : -1;
-    if (at < 0) return refuse(fmt::format("there is no axis \"{}\"", axis));
-    if (seen[at]) return refuse(fmt::format("{} is given twice", axis));
-    seen[at] = true;
-    int64_t& size = at == 0 ? out.tp : at == 1 ? out.pp : out.dp;
+    const auto* const known =
+        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const auto& a) { return a.first == axis; });
+    if (known == std::end(kAxes)) return refuse(fmt::format("there is no axis \"{}\"", axis));
+    if (!seen.insert(axis).second) return refuse(fmt::format("{} is given twice", axis));
+    int64_t& size = out.*known->second;
     const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), size);
     if (failed != std::errc() || end != number.data() + number.size() || size < 1 || size > kMaxExtent)
       return refuse(fmt::format("{} = \"{}\" is no size from 1 to {}", axis, number, kMaxExtent));
@@ -67,9 +70,11 @@ Result<MeshSizes> parse_mesh(std::string_view text) {
 }
 
 /// The recipe of the checkpoint, for the new mesh. `notes`: what else had to change with it.
-Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<std::string>* notes) {
+Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, std::vector<std::string>* notes) {
   recipe.mesh.tp = mesh.tp;
   recipe.mesh.dp = mesh.dp;
+  recipe.mesh.ep = mesh.ep;
+  recipe.mesh.cp = mesh.cp;
   if (recipe.mesh.pp != mesh.pp && recipe.mesh.virtual_stages > 1) {
     notes->push_back(
         fmt::format("schedule {} was for pp = {}; it is 1f1b now", schedule_name(recipe.schedule), recipe.mesh.pp));
@@ -88,7 +93,7 @@ Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<st
     notes->push_back("mesh.sequence_parallel is off now: with tp = 1 there is nothing to split");
   }
   if (zero >= 0) recipe.optimizer.zero = zero;
-  if (recipe.mesh.shard > 0 && (recipe.optimizer.zero == 0 || mesh.dp % recipe.mesh.shard != 0)) {
+  if (recipe.mesh.shard > 0 && (recipe.optimizer.zero == 0 || !check_sharding(recipe, mesh.dp * mesh.cp).ok())) {
     notes->push_back(
         fmt::format("mesh.shard was {}; all {} replicas are one shard group now", recipe.mesh.shard, mesh.dp));
     recipe.mesh.shard = 0;
@@ -101,7 +106,7 @@ Recipe recipe_for(Recipe recipe, const MeshSizes& mesh, int zero, std::vector<st
 }
 
 Result<int> reshard(const ReshardArgs& args, bool as_json) {
-  RT_TRY_SET(const MeshSizes mesh, parse_mesh(args.mesh));
+  RT_TRY_SET(const MeshConfig mesh, parse_mesh(args.mesh));
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   RT_TRY_SET(const fs::path source, resolve_checkpoint(args.source));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
@@ -112,7 +117,7 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
   std::vector<std::string> notes;
   dsl::LoadedRecipe loaded;
   loaded.recipe = recipe_for(std::move(stored).value(), mesh, args.zero, &notes);
-  const int64_t world = mesh.tp * mesh.pp * mesh.dp;
+  const int64_t world = wanted_world(mesh);
   const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world);
   if (!problems.empty()) {
     std::string text = fmt::format("the run of {} cannot have the mesh {}:", source.string(), args.mesh);
@@ -211,7 +216,7 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   const auto args = std::make_shared<ReshardArgs>();
   command->add_option("SRC", args->source, "step folder, or run folder for its newest complete step")->required();
   command->add_option("DST_RUN", args->target, "the new run's folder")->required();
-  command->add_option("--mesh", args->mesh, "the new layout, as tp=1,pp=2,dp=2; what is not named is 1")
+  command->add_option("--mesh", args->mesh, "the new layout, as tp=1,pp=2,dp=2,ep=2; what is not named is 1")
       ->required()
       ->type_name("SIZES");
   command->add_option("--zero", args->zero, "what is split over dp: 0 to 3 (default: as it was)")

@@ -93,7 +93,7 @@ int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoin
 /// Of all ranks: the banks of what they save, and their weights.
 int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
   int64_t out = banks_of(plan.recipe) * plan.checkpoint_bytes;
-  for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.dp();
+  for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.replicas();
   return out;
 }
 
@@ -173,7 +173,7 @@ std::string range_text(T first, T last, Format format) {
 /// "ZeRO 3 over 8 of 16 replicas"
 std::string zero_text(const Plan& plan) {
   if (plan.zero() == 0) return fmt::format("ZeRO {}", plan.recipe.optimizer.zero);
-  return fmt::format("ZeRO {} over {} of {} replicas{}", plan.zero(), plan.shard_size(), plan.mesh.dp(),
+  return fmt::format("ZeRO {} over {} of {} replicas{}", plan.zero(), plan.shard_size(), plan.mesh.replicas(),
                      plan.recipe.optimizer.keep_after_forward ? ", weights kept after forward" : "");
 }
 
@@ -190,6 +190,7 @@ std::string traffic_text(const Traffic& traffic) {
   tell("all-gather", traffic.all_gather);
   tell("broadcast", traffic.broadcast);
   tell("send", traffic.send);
+  tell("all-to-all", traffic.all_to_all);
   return out.empty() ? "nothing" : out;
 }
 
@@ -197,7 +198,8 @@ int64_t traffic_bytes(const StageMemory& memory) {
   int64_t out = 0;
   for (const GroupTraffic& group : memory.traffic) {
     const Traffic& t = group.traffic;
-    out += t.all_reduce.bytes + t.reduce_scatter.bytes + t.all_gather.bytes + t.broadcast.bytes + t.send.bytes;
+    out += t.all_reduce.bytes + t.reduce_scatter.bytes + t.all_gather.bytes + t.broadcast.bytes + t.send.bytes +
+           t.all_to_all.bytes;
   }
   return out;
 }
@@ -211,7 +213,7 @@ void print_traffic(const std::vector<StageMemory>& memory, const std::function<s
   fmt::print("{} of a rank{}, what it puts in a step\n", head("communication"),
              memory.size() > 1 ? fmt::format(" of stage {}", most - memory.begin()) : "");
   for (const GroupTraffic& group : most->traffic) {
-    fmt::print("  {:<10}{:>6} ranks   {}\n", group.group, group.size, traffic_text(group.traffic));
+    fmt::print("  {:<16}{:>6} ranks   {}\n", group.group, group.size, traffic_text(group.traffic));
   }
 }
 
@@ -226,7 +228,8 @@ nlohmann::json traffic_json(const std::vector<GroupTraffic>& traffic) {
                    {"reduce_scatter", volume(t.reduce_scatter)},
                    {"all_gather", volume(t.all_gather)},
                    {"broadcast", volume(t.broadcast)},
-                   {"send", volume(t.send)}});
+                   {"send", volume(t.send)},
+                   {"all_to_all", volume(t.all_to_all)}});
   }
   return out;
 }
@@ -242,9 +245,13 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   fmt::print("{} {} parameters; {} FLOP a token, {} a step\n", head("model"),
              format_count(static_cast<double>(plan.parameters)), format_count(plan.flops_per_token()),
              format_count(plan.flops_per_token() * tokens));
-  fmt::print("{} {} = pp {} x dp {} x tp {}     (neighbours first: {}; sequence parallel {}; {})\n", head("world"),
-             mesh.world(), mesh.pp(), mesh.dp(), mesh.tp(), order_text(recipe.mesh),
-             recipe.mesh.sequence_parallel ? "on" : "off", zero_text(plan));
+  fmt::print("{} {} = pp {} x dp {}{} x tp {}     (neighbours first: {}; sequence parallel {}; {})\n", head("world"),
+             mesh.world(), mesh.pp(), mesh.dp(), mesh.cp() > 1 ? fmt::format(" x cp {}", mesh.cp()) : "", mesh.tp(),
+             order_text(recipe.mesh), recipe.mesh.sequence_parallel ? "on" : "off", zero_text(plan));
+  if (mesh.ep() > 1) {
+    fmt::print("{} {} of the {} of a layer on each of ep {} ranks; {} hold the same\n", head("experts"),
+               recipe.model.moe.experts / mesh.ep(), recipe.model.moe.experts, mesh.ep(), mesh.expert_replicas());
+  }
   fmt::print("{} {} = micro {} x accumulate {} x dp {}     {} tokens a step; {} tokens in {} steps\n", head("batch"),
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
              format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
@@ -351,6 +358,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
        {{"tp", plan.mesh.tp()},
         {"pp", plan.mesh.pp()},
         {"dp", plan.mesh.dp()},
+        {"ep", plan.mesh.ep()},
+        {"cp", plan.mesh.cp()},
         {"order", std::move(order)},
         {"sequence_parallel", recipe.mesh.sequence_parallel}}},
       {"batch", {{"samples", recipe.batch.samples}, {"micro", recipe.batch.micro}, {"accumulate", plan.micro_batches}}},
@@ -398,6 +407,9 @@ Result<StepTime> step_time(const Plan& plan, const PlanArgs& args) {
     return StepTime{data_sheet_cost(plan, machine), fmt::format("by the data sheet of {}", machine.name)};
   }
   RT_TRY_SET(std::optional<Calibration> calibration, load_calibration());
+  if (plan.mesh.ep() > 1 || plan.mesh.cp() > 1) {
+    return StepTime{std::nullopt, "calibration does not measure the collectives of mesh.ep and mesh.cp"};
+  }
   if (args.calibrate) {
     if (!calibration) calibration.emplace();
     RT_TRY(calibrate(plan, &*calibration));
@@ -441,7 +453,7 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.search ? 0 : args.world, json, &loaded));
   if (refused != 0) return refused;
   const MeshConfig& mesh = loaded.recipe.mesh;
-  const int64_t world = args.world > 0 ? args.world : mesh.tp * mesh.pp * std::max<int64_t>(mesh.dp, 1);
+  const int64_t world = args.world > 0 ? args.world : wanted_world(mesh);
   if (args.search) return show_search(loaded.recipe, world, args, json);
   Result<Plan> plan = make_plan(loaded.recipe, world);
   if (!plan.ok()) return std::move(plan).error().with(args.recipe.path);

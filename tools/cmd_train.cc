@@ -759,7 +759,7 @@ Result<int> train(TrainArgs args, bool json_errors) {
   RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.nproc, json_errors, &loaded));
   if (refused != 0) return refused;
   const MeshConfig& mesh = loaded.recipe.mesh;
-  const int64_t world = args.nproc > 0 ? args.nproc : mesh.tp * mesh.pp * std::max<int64_t>(1, mesh.dp);
+  const int64_t world = args.nproc > 0 ? args.nproc : wanted_world(mesh);
   return run_agent(loaded, args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run), world, args);
 }
 
@@ -774,7 +774,7 @@ Result<int> resume(const TrainArgs& args) {
     return out;
   }());
   MeshConfig& mesh = loaded.recipe.mesh;
-  const int64_t before = mesh.tp * mesh.pp * std::max<int64_t>(1, mesh.dp);
+  const int64_t before = wanted_world(mesh);
   // A mesh without dp takes what remains of the world; the run folder knows how many ranks that last were.
   const Result<std::string> stored = read_text_file(fs::path(args.run) / "world");
   const int64_t last = mesh.dp == 0 && stored.ok() ? std::atoll(stored.value().c_str()) : before;

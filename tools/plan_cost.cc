@@ -80,9 +80,10 @@ Result<Machine> find_machine(const std::string& name) {
 StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
   const ModelConfig& model = plan.recipe.model;
   const Mesh& mesh = plan.mesh;
-  const auto tp = static_cast<double>(mesh.tp()), dp = static_cast<double>(mesh.dp());
+  const auto tp = static_cast<double>(mesh.tp()), replicas = static_cast<double>(mesh.replicas());
+  const auto cp = static_cast<double>(mesh.cp()), ep = static_cast<double>(mesh.ep());
   const auto c = static_cast<double>(dtype_size_bytes(plan.compute_dtype()));
-  const double rows = static_cast<double>(plan.recipe.batch.micro * model.context);
+  const double rows = static_cast<double>(plan.recipe.batch.micro * model.context) / cp;  // of a rank
   const auto width = static_cast<double>(model.width);
   const auto layers = static_cast<double>(model.layers);
   const double flop_per_ms = machine.peak_tflops * 1e9 * machine.gemm_fraction;
@@ -94,7 +95,8 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
   const double layer_flops = (all_flops - head_flops) / layers;
   double layer_parameters = 0;
   for (const TensorSpec& tensor : plan.tensors) {
-    if (tensor.layer == 0) layer_parameters += static_cast<double>(count_elems(tensor.shape));
+    if (tensor.layer != 0) continue;
+    layer_parameters += static_cast<double>(count_elems(tensor.shape)) / (tensor.expert >= 0 ? ep : 1.0);
   }
   layer_parameters /= tp;
   const double saved = rows * c *
@@ -112,7 +114,11 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
     return bytes * (ranks - 1) / ranks / rate + (ranks - 1) * machine.latency_us / 1e3;
   };
   const bool tp_inside = tp <= node;
-  const double tensor_ms = 8 * ring_ms(rows * width * c, tp, tp_inside);  // 4 all-reduces a layer, or their halves
+  double tensor_ms = 8 * ring_ms(rows * width * c, tp, tp_inside);  // 4 all-reduces a layer, or their halves
+  // Keys and values gathered twice and their gradients scattered; rows of choices to experts and back, five times.
+  const double kv_bytes = rows * cp * 2 * static_cast<double>(model.kv_heads * model.head_dim) / tp * c;
+  tensor_ms += 3 * ring_ms(kv_bytes, cp, tp * cp <= node);
+  tensor_ms += 5 * ring_ms(rows * static_cast<double>(model.moe.top_k) * width * c, ep, tp * cp * ep <= node);
 
   StepCost out;
   std::vector<double> rank_ms;
@@ -135,16 +141,17 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
     out.pipeline_ms = 2 * m * v * (static_cast<double>(plan.boundary_bytes()) / rate + machine.latency_us / 1e3);
   }
   const double parameters = deepest * layer_parameters + static_cast<double>(model.vocab) * width / tp;
-  const bool dp_inside = tp * dp * static_cast<double>(mesh.pp()) <= node;
+  const bool inside = tp * replicas * static_cast<double>(mesh.pp()) <= node;
   const bool sharded = plan.recipe.optimizer.zero > 0;
-  out.reduce_ms = ring_ms(parameters * 4, dp, dp_inside) * (sharded ? 1 : 2);
-  out.gather_ms = sharded ? ring_ms(parameters * c, dp, dp_inside) : 0;
+  out.reduce_ms = ring_ms(parameters * 4, replicas, inside) * (sharded ? 1 : 2);
+  out.gather_ms = sharded ? ring_ms(parameters * c, replicas, inside) : 0;
   out.optimizer_ms =
-      parameters / (sharded ? dp : 1.0) * (3 * 8 + 4 + c) / memory_per_ms + parameters * 4 / memory_per_ms;
+      parameters / (sharded ? replicas : 1.0) * (3 * 8 + 4 + c) / memory_per_ms + parameters * 4 / memory_per_ms;
   return out;
 }
 
 std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& calibration) {
+  if (plan.mesh.ep() > 1 || plan.mesh.cp() > 1) return std::nullopt;  // their collectives are not measured
   const auto found = calibration.shapes.find(shape_key(plan, calibration.cores));
   if (found == calibration.shapes.end()) return std::nullopt;
   const ShapeTimes& shape = found->second;

@@ -54,7 +54,7 @@ std::vector<std::string> machine_names();
 /// slower; everything else at the speed of memory; ring collectives; 1F1B's or the interleaved schedule's bubble.
 StepCost data_sheet_cost(const Plan& plan, const Machine& machine);
 
-/// Prediction for this machine; nothing when the calibration lacks the plan's shape.
+/// Prediction for this machine; nothing when the calibration lacks the plan's shape, or with mesh.ep or mesh.cp.
 std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& calibration);
 
 }  // namespace cairn::tools

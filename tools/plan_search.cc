@@ -30,7 +30,9 @@ std::vector<Layout> layouts_of(const Recipe& recipe, int64_t world, int64_t node
     if (m.kv_heads % tp != 0 || tp > node) continue;  // four collectives a layer do not cross nodes
     for (const int64_t pp : divisors(world / tp)) {
       if (pp > m.layers) break;
-      const int64_t dp = world / tp / pp;
+      const MeshConfig& mesh = recipe.mesh;  // cp and ep stay as they are
+      if (world / tp / pp % (mesh.cp * mesh.ep) != 0) continue;
+      const int64_t dp = world / tp / pp / mesh.cp;
       if (recipe.batch.samples % dp != 0) continue;
       for (const int64_t micro : {1, 2, 4, 8, 16, 32}) {
         if (recipe.batch.samples / dp % micro != 0) continue;
@@ -38,7 +40,7 @@ std::vector<Layout> layouts_of(const Recipe& recipe, int64_t world, int64_t node
         for (const int64_t v : {1, 2, 3, 4, 6}) {
           if (v > 1 && (pp == 1 || m.layers % (pp * v) != 0 || micro_batches % pp != 0)) continue;
           for (const bool sp : {false, true}) {
-            if (sp && (tp == 1 || micro * m.context % tp != 0)) continue;
+            if (sp && (tp == 1 || micro * m.context / mesh.cp % tp != 0)) continue;
             for (const int zero : {0, 1}) {
               if (zero > 0 && dp == 1) continue;
               out.push_back({tp, dp, pp, v, micro, zero, sp});

@@ -76,7 +76,9 @@ Manifest manifest_skeleton(const Plan& plan, const RunText& run) {
               .precision = plan.recipe.precision == Precision::kBf16  ? "bf16"
                            : plan.recipe.precision == Precision::kF16 ? "fp16"
                                                                       : "fp32",
-              .virtual_stages = plan.recipe.mesh.virtual_stages};
+              .virtual_stages = plan.recipe.mesh.virtual_stages,
+              .ep = plan.mesh.ep(),
+              .cp = plan.mesh.cp()};
   out.tensors = state_tensors(plan.tensors);
   return out;
 }

@@ -8,7 +8,7 @@
 
 namespace cairn::comm {
 
-enum class CallKind : uint64_t { kAllReduce = 1, kReduceScatter, kAllGather, kBroadcast, kBarrier };
+enum class CallKind : uint64_t { kAllReduce = 1, kReduceScatter, kAllGather, kBroadcast, kBarrier, kAllToAll };
 
 struct Call {
   CallKind kind;

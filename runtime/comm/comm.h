@@ -24,6 +24,18 @@ namespace cairn::comm {
 
 enum class ReduceOp { kSum, kMax };
 
+/// A run of bytes that goes to a member of a group, or comes from it.
+struct OutPart {
+  int64_t peer = 0;
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+struct InPart {
+  int64_t peer = 0;
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
 /// A group of ranks. Ranks below are group ranks, 0..size()-1.
 class Comm {
  public:
@@ -45,6 +57,11 @@ class Comm {
   /// `output` receives size() chunks; `input` may be chunk rank() of it (in place). Moves bytes: any dtype.
   virtual Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) = 0;
   virtual Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) = 0;
+  /// Every member sends bytes of its own choice to every member, itself included: the parts for a peer in the order
+  /// given, which fill the parts that the peer takes from this rank, in its order. Parts may be cut differently on the
+  /// two sides, but their bytes must add up to the same (kInternal otherwise). Both lists are in the order of peers;
+  /// parts of zero bytes and peers without parts are allowed. No incoming part may overlap another part.
+  virtual Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) = 0;
   virtual Status barrier(std::string_view what) = 0;
 
   /// Point to point, ordered per (source, destination). isend takes the bytes or remembers the buffer, which must stay

@@ -18,6 +18,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <stop_token>
@@ -27,6 +28,7 @@
 #include "runtime/comm/call.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/linked_engine.h"
+#include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/rendezvous.h"
 #include "runtime/core/random.h"
@@ -330,6 +332,54 @@ class GlooComm final : public Comm {
     return exchange(
         site, &call, [&](int64_t) { return root == rank() ? all : none; },
         [&](int64_t r) { return r == root ? all : none; });
+  }
+
+  Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
+    const Site site{name_, "all_to_all", what};
+    RT_TRY(check_parts(site, out, size()));
+    RT_TRY(check_parts(site, in, size()));
+    const auto n = static_cast<size_t>(size());
+    std::vector<int64_t> out_bytes(n), in_bytes(n), told(n);
+    count_parts(out, out_bytes);
+    count_parts(in, in_bytes);
+    traffic_.all_to_all.add(std::accumulate(out_bytes.begin(), out_bytes.end(), int64_t{0}));
+    RT_TRY(begin(site));
+    const Call call{.kind = CallKind::kAllToAll};
+    told[rank()] = out_bytes[rank()];
+    RT_TRY(exchange(
+        site, &call,
+        [&](int64_t r) {
+          return Span{reinterpret_cast<const char*>(&out_bytes[r]), sizeof(int64_t)};
+        },
+        [&](int64_t r) {
+          return Span{reinterpret_cast<const char*>(&told[r]), sizeof(int64_t)};
+        }));
+    for (int64_t r = 0; r < size(); ++r) {
+      if (told[r] != in_bytes[r]) return state_->fail(sizes_differ(site, world_ranks_[r], told[r], in_bytes[r]));
+    }
+    move_own(parts_of(out, rank()), parts_of(in, rank()));
+    // Gloo moves one run of memory for each peer: what comes in lies behind what goes out.
+    std::vector<int64_t> out_at(n), in_at(n);
+    int64_t used = 0;
+    for (int64_t r = 0; r < size(); ++r) out_at[r] = std::exchange(used, used + out_bytes[r]);
+    for (int64_t r = 0; r < size(); ++r) in_at[r] = std::exchange(used, used + in_bytes[r]);
+    scratch_.resize(static_cast<size_t>(used));
+    for (int64_t r = 0; r < size(); ++r) {
+      PartCursor<OutPart>(parts_of(out, r)).move(scratch_.data() + out_at[r], out_bytes[r]);
+    }
+    RT_TRY(exchange(
+        site, nullptr,
+        [&](int64_t r) {
+          return Span{scratch_.data() + out_at[r], out_bytes[r]};
+        },
+        [&](int64_t r) {
+          return Span{scratch_.data() + in_at[r], in_bytes[r]};
+        }));
+    for (int64_t r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      PartCursor<InPart>(parts_of(in, r)).move(static_cast<const char*>(scratch_.data()) + in_at[r], in_bytes[r]);
+    }
+    return {};
   }
 
   Status barrier(std::string_view what) override {

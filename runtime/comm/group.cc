@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "runtime/comm/call.h"
+#include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 
 namespace cairn::comm {
@@ -45,6 +46,17 @@ class SingleComm final : public Comm {
   Status broadcast(void*, int64_t bytes, int64_t root, std::string_view what) override {
     RT_TRY(check_bytes({name_, "broadcast", what}, bytes));
     return check_peer({name_, "broadcast", what}, "root", root, 1);
+  }
+  Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
+    const Site site{name_, "all_to_all", what};
+    RT_TRY(check_parts(site, out, 1));
+    RT_TRY(check_parts(site, in, 1));
+    int64_t sent = 0, expected = 0;
+    count_parts(out, {&sent, 1});
+    count_parts(in, {&expected, 1});
+    if (sent != expected) return sizes_differ(site, 0, sent, expected);
+    move_own(out, in);
+    return {};
   }
   Status barrier(std::string_view) override { return {}; }
 
@@ -130,7 +142,8 @@ Status check_peer(const Site& site, std::string_view role, int64_t peer, int64_t
 }
 
 std::string describe_call(uint64_t word, uint64_t bytes) {
-  constexpr std::string_view kNames[] = {"?", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
+  constexpr std::string_view kNames[] = {"?",         "all_reduce", "reduce_scatter", "all_gather",
+                                         "broadcast", "barrier",    "all_to_all"};
   const uint64_t kind = word & 0xff;
   std::string text = fmt::format("{} of {} bytes", kind < std::size(kNames) ? kNames[kind] : "?", bytes);
   if (kind == static_cast<uint64_t>(CallKind::kAllReduce) || kind == static_cast<uint64_t>(CallKind::kReduceScatter)) {

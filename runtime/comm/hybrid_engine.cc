@@ -46,6 +46,9 @@ class HybridComm final : public Comm {
   Status broadcast(void* data, int64_t bytes, int64_t root, std::string_view what) override {
     return run("broadcast", what, [&] { return comm_->broadcast(data, bytes, root, what); });
   }
+  Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
+    return run("all_to_all", what, [&] { return comm_->all_to_all(out, in, what); });
+  }
   Status barrier(std::string_view what) override {
     return run("barrier", what, [&] { return comm_->barrier(what); });
   }

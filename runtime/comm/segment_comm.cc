@@ -9,6 +9,7 @@
 
 #include "runtime/comm/call.h"
 #include "runtime/comm/group.h"
+#include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
 
 namespace cairn::comm {
@@ -35,6 +36,10 @@ class SegmentComm final : public Comm {
     inputs_.resize(world_ranks_.size() + 1);
     sends_.resize(world_ranks_.size());
     receives_.resize(world_ranks_.size());
+    out_bytes_.resize(world_ranks_.size());
+    in_bytes_.resize(world_ranks_.size());
+    in_begin_.resize(world_ranks_.size());
+    in_cursors_.resize(world_ranks_.size());
   }
 
   ~SegmentComm() override {
@@ -113,6 +118,58 @@ class SegmentComm final : public Comm {
       const int64_t t = next_;
       RT_TRY(meet(site, call));
       if (root != rank_) copy(to + at, stage(root, t), n);
+    }
+    return {};
+  }
+
+  // A member's bytes for the others are one stream, destination after destination. Each round stages the next part of
+  // it, the first one behind the list of how much goes to whom: so everybody knows where in each stream its own begins,
+  // and how many rounds the longest stream takes.
+  Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
+    const Site site{name_, "all_to_all", what};
+    RT_TRY(check_parts(site, out, size()));
+    RT_TRY(check_parts(site, in, size()));
+    count_parts(out, out_bytes_);
+    count_parts(in, in_bytes_);
+    int64_t all = 0;
+    for (const int64_t bytes : out_bytes_) all += bytes;
+    traffic_.all_to_all.add(all);
+    Operation operation(*this, site);
+    RT_TRY(operation.begin());
+    if (out_bytes_[rank_] != in_bytes_[rank_]) {
+      return context_->fail(sizes_differ(site, world_ranks_[rank_], out_bytes_[rank_], in_bytes_[rank_]));
+    }
+    move_own(parts_of(out, rank_), parts_of(in, rank_));
+    const int64_t head = (size() * 8 + kLine - 1) / kLine * kLine, room = stage_bytes_ - head;
+    if (room < kLine) {
+      return Error{ErrorCode::kUnsupported, fmt::format("{}: {} bytes of staging are too few for {} members",
+                                                        site.text(), stage_bytes_, size())};
+    }
+    PartCursor<OutPart> before(out.first(parts_of(out, rank_).data() - out.data())), behind(from_peer(out, rank_ + 1));
+    int64_t left_before = 0, left_behind = 0;
+    for (int64_t r = 0; r < size(); ++r) {
+      in_cursors_[r] = PartCursor<InPart>(parts_of(in, r));
+      if (r != rank_) (r < rank_ ? left_before : left_behind) += out_bytes_[r];
+    }
+    int64_t rounds = 1;
+    for (int64_t c = 0; c < rounds; ++c) {
+      char* to = stage(rank_, next_);
+      if (c == 0) copy(to, reinterpret_cast<const char*>(out_bytes_.data()), size() * 8);
+      to += head;
+      const int64_t first = std::min(room, left_before), second = std::min(room - first, left_behind);
+      before.move(to, first);
+      behind.move(to + first, second);
+      left_before -= first, left_behind -= second;
+      const int64_t t = next_;
+      RT_TRY(meet(site, Call{.kind = CallKind::kAllToAll}));
+      if (c == 0) RT_TRY(find_streams(site, t, room, &rounds));
+      for (int64_t i = 1; i < size(); ++i) {
+        const int64_t r = (rank_ + i) % size();
+        const int64_t begin = std::max(c * room, in_begin_[r]);
+        const int64_t end = std::min((c + 1) * room, in_begin_[r] + in_bytes_[r]);
+        if (begin < end)
+          in_cursors_[r].move(static_cast<const char*>(stage(r, t)) + head + begin - c * room, end - begin);
+      }
     }
     return {};
   }
@@ -225,6 +282,27 @@ class SegmentComm final : public Comm {
     SegmentComm& comm_;
     const Site& site_;
   };
+
+  static std::span<const OutPart> from_peer(std::span<const OutPart> parts, int64_t peer) {
+    return {std::ranges::lower_bound(parts, peer, {}, &OutPart::peer), parts.end()};
+  }
+
+  /// From the lists that lie in the stages of barrier `t`: where this rank's bytes begin in each stream, and the
+  /// rounds.
+  Status find_streams(const Site& site, int64_t t, int64_t room, int64_t* rounds) {
+    for (int64_t s = 0; s < size(); ++s) {
+      const auto* bytes_to = reinterpret_cast<const int64_t*>(stage(s, t));
+      int64_t stream = 0;
+      for (int64_t r = 0; r < size(); ++r) {
+        if (r == rank_) in_begin_[s] = stream;
+        if (r != s) stream += bytes_to[r];
+      }
+      *rounds = std::max(*rounds, (stream + room - 1) / room);
+      if (s == rank_ || bytes_to[rank_] == in_bytes_[s]) continue;
+      return context_->fail(sizes_differ(site, world_ranks_[s], bytes_to[rank_], in_bytes_[s]));
+    }
+    return {};
+  }
 
   static void copy(char* to, const char* from, int64_t bytes) {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -385,6 +463,8 @@ class SegmentComm final : public Comm {
   std::vector<const void*> inputs_;
   std::vector<std::unique_ptr<SendQueue>> sends_;
   std::vector<Inbox> receives_;
+  std::vector<int64_t> out_bytes_, in_bytes_, in_begin_;  // of an all_to_all, by peer
+  std::vector<PartCursor<InPart>> in_cursors_;
   Traffic traffic_;
 };
 

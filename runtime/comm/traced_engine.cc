@@ -46,6 +46,12 @@ class TracedComm final : public Comm {
     const TraceScope scope("comm", "broadcast", args(bytes, what));
     return inner_->broadcast(data, bytes, root, what);
   }
+  Status all_to_all(std::span<const OutPart> out, std::span<const InPart> in, std::string_view what) override {
+    int64_t bytes = 0;
+    for (const OutPart& part : out) bytes += part.bytes;
+    const TraceScope scope("comm", "all_to_all", args(bytes, what));
+    return inner_->all_to_all(out, in, what);
+  }
   Status barrier(std::string_view what) override {
     const TraceScope scope("comm", "barrier", args(0, what));
     return inner_->barrier(what);

@@ -32,7 +32,8 @@ enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
 enum class Precision { kF32, kBf16, kF16 };
 enum class PipelineKind { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
 enum class RecomputeMode { kNone, kSelective, kFull };
-enum class MeshAxis { kTp, kDp, kPp };
+enum class MeshAxis { kTp, kDp, kPp, kCp };
+enum class RouterKind { kSoftmax, kSigmoid };
 enum class Deterministic { kRun, kLayout };
 enum class OptimizerKind { kAdamW, kLamb };
 
@@ -57,12 +58,19 @@ struct RopeConfig {
   bool operator==(const RopeConfig&) const = default;
 };
 
-/// Experts instead of the MLP in every layer: softmax over all of them, the top_k largest are computed (Mixtral).
+/// Experts instead of the MLP in every layer: softmax over all of them, the top_k largest are computed (Mixtral); or
+/// sigmoids, with a bias that balances the choice (DeepSeek-V3).
 struct MoeConfig {
   int64_t experts = 0;  // 0: a dense MLP
   int64_t top_k = 2;
   bool renormalise = true;  // the top_k weights are divided by their sum
   double aux_loss = 0;      // coefficient of the load-balancing loss
+  RouterKind router = RouterKind::kSoftmax;
+  double z_loss = 0;                         // coefficient of the squared log of the softmax's denominator
+  int64_t shared_experts = 0;                // that every token goes through, as one MLP of so many times ffn units
+  int64_t groups = 1, groups_per_token = 1;  // the experts of a token are of the best groups_per_token of the groups
+  double scale = 1.0;                        // of the routed experts' weights, after renormalising
+  double bias_rate = 0;                      // a step of the biases that balance the choice; 0: no biases
   bool operator==(const MoeConfig&) const = default;
 };
 
@@ -190,6 +198,8 @@ struct MeshConfig {
   int64_t tp = 1, pp = 1;
   int64_t dp = 0;                                                               // 0: what remains of the world
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};  // fastest-varying first
+  int64_t ep = 1;     // data-parallel ranks that divide the experts among them
+  int64_t cp = 1;     // ranks that divide the tokens of each sequence
   int64_t shard = 0;  // replicas that ZeRO splits over, neighbours in dp; 0: all
   bool sequence_parallel = false;
   int64_t virtual_stages = 1;                    // stages of a rank, with the interleaved and zb-v schedules

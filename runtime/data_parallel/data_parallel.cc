@@ -34,10 +34,15 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups&
       open_units_(rank.buckets.size(), 0),
       weights_of_(std::max(rank.buckets.size(), rank.units.size()), 0),
       grads_from_(rank.units.size(), 0),
-      queue_(plan.recipe.optimizer.overlap && plan.mesh.dp() > 1) {
-  RT_CHECK(groups.shard->size() == plan.shard_size() && groups.replica->size() * plan.shard_size() == plan.mesh.dp(),
-           "groups of {} and {} ranks for shards of {} among {}", groups.shard->size(), groups.replica->size(),
-           plan.shard_size(), plan.mesh.dp());
+      queue_(plan.recipe.optimizer.overlap && plan.mesh.replicas() > 1) {
+  const auto fits = [&](const comm::Comm* shard, const comm::Comm* replica, bool experts) {
+    const int64_t size = plan.shard_size(experts);
+    return shard->size() == size && replica->size() * size == plan.replicas(experts);
+  };
+  RT_CHECK(fits(groups.shard, groups.replica, false), "groups of {} and {} ranks for shards of {} among {}",
+           groups.shard->size(), groups.replica->size(), plan.shard_size(), plan.replicas(false));
+  RT_CHECK(plan.mesh.ep() == 1 || fits(groups.expert_shard, groups.expert_replica, true),
+           "groups for experts' shards of {} among {}", plan.shard_size(true), plan.replicas(true));
   if (rank.scattered_weights) {
     train_uses_ = unit_uses(rank, schedule_actions(plan.schedule(), rank.at.pp));
     evaluate_uses_ = unit_uses(rank, forward_actions(plan.schedule(), rank.at.pp));
@@ -93,7 +98,7 @@ void DataParallel::gather_unit(const UnitUse& use) {
   weights_of_[use.unit] = queue_.submit([this, &unit = rank_.units[use.unit]]() -> Status {
     for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) {
       const Bucket& bucket = rank_.buckets[b];
-      RT_TRY(groups_.shard->all_gather(
+      RT_TRY(groups_.shard_of(bucket).all_gather(
           memory_.weights + bucket.shard_offset * elem_bytes_,
           memory_.gathered + (unit.weight_at + bucket.range.begin - unit.range.begin) * elem_bytes_,
           bucket.shard.size() * elem_bytes_, "weights of a layer"));
@@ -107,6 +112,7 @@ Status DataParallel::prepare_grads(int64_t unit_index) {
   if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
   RT_TRY(queue_.wait(grads_from_[unit.grad_slot]));
   kernels::zero(memory_.slots + unit.grad_at, unit.range.size());
+  kernels::zero(memory_.slots + unit.source_grads_at, (plan_.expert_sources() - 1) * unit.experts.size());
   return {};
 }
 
@@ -128,13 +134,13 @@ Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
 }
 
 void DataParallel::reduce_bucket(const Bucket& bucket) {
-  if (plan_.mesh.dp() == 1) return;
+  if (plan_.mesh.replicas() == 1) return;
   queue_.submit([this, &bucket]() -> Status {
     float* const shard = memory_.sums + bucket.shard.begin;
-    RT_TRY(groups_.shard->reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(), DType::kF32,
-                                         comm::ReduceOp::kSum, "gradient bucket"));
-    return groups_.replica->all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
-                                       "gradient bucket");
+    RT_TRY(groups_.shard_of(bucket).reduce_scatter(memory_.sums + bucket.range.begin, shard, bucket.shard.size(),
+                                                   DType::kF32, comm::ReduceOp::kSum, "gradient bucket"));
+    return groups_.replica_of(bucket).all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
+                                                 "gradient bucket");
   });
 }
 
@@ -142,16 +148,30 @@ void DataParallel::add_unit(const Unit& unit, bool last) {
   grads_from_[unit.grad_slot] = queue_.submit([this, &unit, last]() -> Status {
     for (int64_t b = unit.end_bucket; b-- > unit.first_bucket;) {
       const Bucket& bucket = rank_.buckets[b];
-      float* const shard = memory_.sums + bucket.shard_offset;
-      RT_TRY(groups_.shard->reduce_scatter_add(memory_.slots + unit.grad_at + bucket.range.begin - unit.range.begin,
-                                               shard, bucket.shard.size(), DType::kF32, "gradients of a layer"));
+      RT_TRY(add_bucket(unit, bucket));
       if (last) {
-        RT_TRY(groups_.replica->all_reduce(shard, bucket.shard.size(), DType::kF32, comm::ReduceOp::kSum,
-                                           "gradient shard"));
+        RT_TRY(groups_.replica_of(bucket).all_reduce(memory_.sums + bucket.shard_offset, bucket.shard.size(),
+                                                     DType::kF32, comm::ReduceOp::kSum, "gradient shard"));
       }
     }
     return {};
   });
+}
+
+// Replicas are numbered in the order of the batch, and so are the ranks of an ep group: the replicas that hold the same
+// experts follow one another, so source by source and replica by replica is the order of the batch again.
+Status DataParallel::add_bucket(const Unit& unit, const Bucket& bucket) {
+  float* const shard = memory_.sums + bucket.shard_offset;
+  const int64_t sources = bucket.experts ? plan_.expert_sources() : 1;
+  for (int64_t source = 0; source < sources; ++source) {
+    const float* const grads =
+        memory_.slots + (source == 0 ? unit.grad_at + bucket.range.begin - unit.range.begin
+                                     : unit.source_grads_at + (source - 1) * unit.experts.size() + bucket.range.begin -
+                                           unit.experts.begin);
+    RT_TRY(groups_.shard_of(bucket).reduce_scatter_add(grads, shard, bucket.shard.size(), DType::kF32,
+                                                       "gradients of a layer"));
+  }
+  return {};
 }
 
 Status DataParallel::finish() {
@@ -217,9 +237,9 @@ Status DataParallel::spread_weights(std::function<Status()> whole) {
   if (rank_.scattered_weights || groups_.shard->size() == 1) return whole();
   for (size_t b = 0; b < rank_.buckets.size(); ++b) {
     weights_of_[b] = queue_.submit([this, &bucket = rank_.buckets[b]] {
-      return groups_.shard->all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,
-                                       memory_.weights + bucket.range.begin * elem_bytes_,
-                                       bucket.shard.size() * elem_bytes_, "updated weights");
+      return groups_.shard_of(bucket).all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,
+                                                 memory_.weights + bucket.range.begin * elem_bytes_,
+                                                 bucket.shard.size() * elem_bytes_, "updated weights");
     });
   }
   queue_.submit(std::move(whole));

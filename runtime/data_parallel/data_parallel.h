@@ -32,12 +32,17 @@
 namespace cairn::data_parallel {
 
 /// The rank's groups. shard: those that divide the buckets; replica: those with the same shard of other shard groups;
-/// either may be of one rank. embedding may be null when it has one member or the rank holds no tied embedding.
+/// either may be of one rank; and the same for the buckets of divided experts, null where there are none. embedding may
+/// be null when it has one member or the rank holds no tied embedding.
 struct Groups {
   comm::Comm* tp = nullptr;
   comm::Comm* shard = nullptr;
   comm::Comm* replica = nullptr;
   comm::Comm* embedding = nullptr;
+  comm::Comm *expert_shard = nullptr, *expert_replica = nullptr;
+
+  comm::Comm& shard_of(const Bucket& bucket) const { return bucket.experts ? *expert_shard : *shard; }
+  comm::Comm& replica_of(const Bucket& bucket) const { return bucket.experts ? *expert_replica : *replica; }
 };
 
 /// Where the arrays of a rank lie; memory of others, sizes from the plan.
@@ -79,6 +84,7 @@ class DataParallel final : public nn::UseListener {
   void gather_unit(const UnitUse& use);
   void reduce_bucket(const Bucket& bucket);
   void add_unit(const Unit& unit, bool last);
+  Status add_bucket(const Unit& unit, const Bucket& bucket);
   Status sum_over_tp();
   Status sum_tied_embedding();
 

@@ -263,12 +263,6 @@ int64_t last_key(const AttentionDims& d, int64_t sample, int64_t query0, int64_t
   return visible_keys(d, sample, query0 + rows - 1).end;  // ends never fall from one query to the next
 }
 
-/// The first tile of queries of which one may see a key from key0 on.
-int64_t first_query(const AttentionDims& d, int64_t sample, int64_t key0) {
-  const bool all = !d.mask.causal || (d.mask.prefix != nullptr && key0 < d.mask.prefix[sample]);
-  return all ? 0 : key0;
-}
-
 void check_dims(const AttentionDims& d) {
   RT_CHECK(d.batch >= 0 && d.tokens >= 0 && d.heads > 0 && d.kv_heads > 0 && d.head_dim > 0,
            "attention: batch {}, tokens {}, heads {}, kv_heads {}, head_dim {}", d.batch, d.tokens, d.heads, d.kv_heads,
@@ -284,6 +278,38 @@ void check_strides(const AttentionDims& d) {
            "attention: strides q {}, kv {}, out {} are below a row", d.q_stride, d.kv_stride, d.out_stride);
 }
 
+/// Queries that one tile takes: rows of a sample that lie side by side, and the position of the first one.
+struct QueryTile {
+  int64_t row = 0, position = 0, rows = 0;
+};
+
+/// The queries of a sample: all tokens, or the two runs that are held.
+class Queries {
+ public:
+  explicit Queries(const AttentionDims& d) : count(d.held.count == 0 || d.held.whole() ? d.tokens : d.held.count) {
+    if (count == d.tokens) {
+      runs_[0] = {0, 0, count};
+    } else {
+      runs_[0] = {0, d.held.first, count / 2};
+      runs_[1] = {count / 2, d.held.second, count - count / 2};
+    }
+  }
+
+  int64_t tiles() const { return tiles_of(runs_[0]) + tiles_of(runs_[1]); }
+  QueryTile tile(int64_t index) const {
+    const bool second = index >= tiles_of(runs_[0]);
+    const QueryTile& run = runs_[second ? 1 : 0];
+    const int64_t begin = (second ? index - tiles_of(runs_[0]) : index) * kQueries;
+    return {run.row + begin, run.position + begin, std::min(kQueries, run.rows - begin)};
+  }
+
+  const int64_t count;
+
+ private:
+  static int64_t tiles_of(const QueryTile& run) { return (run.rows + kQueries - 1) / kQueries; }
+  QueryTile runs_[2];
+};
+
 /// Work of one (sample, head) in the units of parallel_ranges: a causal pair costs about D multiply-adds, 16 at a time.
 int64_t head_work(const AttentionDims& d) { return std::max<int64_t>(1, d.tokens * d.tokens * d.head_dim / 16); }
 
@@ -293,6 +319,7 @@ template <typename T>
 void attention_forward(const AttentionDims& dims, const T* q, const T* k, const T* v, T* out, float* logsumexp) {
   check_dims(dims);
   check_strides(dims);
+  const Queries query(dims);
   const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
   const int64_t key_tiles = (tokens + kKeys - 1) / kKeys;
@@ -316,7 +343,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.heads, head = unit % dims.heads;
       const int64_t kv_head = head / group;
-      const T* q_head = q + sample * tokens * dims.q_stride + head * head_dim;
+      const T* q_head = q + sample * query.count * dims.q_stride + head * head_dim;
       if (sample * dims.kv_heads + kv_head != packed_head) {
         packed_head = sample * dims.kv_heads + kv_head;
         const int64_t offset = sample * tokens * dims.kv_stride + kv_head * head_dim;
@@ -334,12 +361,12 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                     values + t * tile_elems);
         }
       }
-      for (int64_t first = 0; first < tokens; first += kQueries) {
-        const int64_t rows = std::min(kQueries, tokens - first);
+      for (int64_t at = 0; at < query.tiles(); ++at) {
+        const auto [row, first, rows] = query.tile(at);
         if (pairs) {
-          pack_pairs(Side::kA, q_head + first * dims.q_stride, dims.q_stride, true, rows, head_dim, words(queries));
+          pack_pairs(Side::kA, q_head + row * dims.q_stride, dims.q_stride, true, rows, head_dim, words(queries));
         } else {
-          pack_rows(q_head + first * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
+          pack_rows(q_head + row * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
         }
         std::fill_n(max, rows, -kInf);
         std::fill_n(sum, rows, 0.0f);
@@ -390,9 +417,9 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .accumulate = true});
         }
         scale_rows(sums, sum, rows, padded);
-        unpack_rows(sums, padded, rows, head_dim, out + (sample * tokens + first) * dims.out_stride + head * head_dim,
-                    dims.out_stride);
-        float* lse = logsumexp + unit * tokens + first;
+        unpack_rows(sums, padded, rows, head_dim,
+                    out + (sample * query.count + row) * dims.out_stride + head * head_dim, dims.out_stride);
+        float* lse = logsumexp + unit * query.count + row;
         for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
       }
     }
@@ -401,7 +428,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
 
 // scratch: [B, N, S] delta = sum over d of dout * out, then [B, N, S, Dp] sums of dq.
 int64_t attention_backward_scratch_elems(const AttentionDims& dims) {
-  return dims.batch * dims.heads * dims.tokens * (1 + padded_dim(dims.head_dim));
+  return dims.batch * dims.heads * Queries(dims).count * (1 + padded_dim(dims.head_dim));
 }
 
 template <typename T>
@@ -409,11 +436,13 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                         const float* logsumexp, const T* dout, T* dq, T* dk, T* dv, float* scratch) {
   check_dims(dims);
   check_strides(dims);
-  const int64_t tokens = dims.tokens, head_dim = dims.head_dim, padded = padded_dim(head_dim);
+  const Queries query(dims);
+  const int64_t tokens = dims.tokens, queries_of_sample = query.count, head_dim = dims.head_dim,
+                padded = padded_dim(head_dim);
   const int64_t group = dims.heads / dims.kv_heads;
   const bool pairs = multiplies_pairs<T>();
   float* const deltas = scratch;
-  float* const dq_sums = scratch + dims.batch * dims.heads * tokens;
+  float* const dq_sums = scratch + dims.batch * dims.heads * queries_of_sample;
 
   parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
     constexpr int64_t kTile = kKeys;
@@ -436,19 +465,20 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     auto* const low = reinterpret_cast<bf16*>(panels + kScoreElems);  // pairs: p or dp [kQueries, kKeys]
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
-      const int64_t row0 = sample * tokens;
+      const int64_t key_row0 = sample * tokens, row0 = sample * queries_of_sample;
       const int64_t first_head = kv_head * group;
       for (int64_t head = first_head; head < first_head + group; ++head) {
-        float* delta = deltas + (sample * dims.heads + head) * tokens;
-        for (int64_t t = 0; t < tokens; ++t) {
+        float* delta = deltas + (sample * dims.heads + head) * queries_of_sample;
+        for (int64_t t = 0; t < queries_of_sample; ++t) {
           const int64_t at = (row0 + t) * dims.out_stride + head * head_dim;
           delta[t] = dot(dout + at, out + at, head_dim);
         }
       }
-      std::fill_n(dq_sums + (sample * dims.heads + first_head) * tokens * padded, group * tokens * padded, 0.0f);
+      std::fill_n(dq_sums + (sample * dims.heads + first_head) * queries_of_sample * padded,
+                  group * queries_of_sample * padded, 0.0f);
       for (int64_t key0 = 0; key0 < tokens; key0 += kKeys) {
         const int64_t key_rows = std::min(kKeys, tokens - key0);
-        const int64_t kv_at = (row0 + key0) * dims.kv_stride + kv_head * head_dim;
+        const int64_t kv_at = (key_row0 + key0) * dims.kv_stride + kv_head * head_dim;
         if (pairs) {
           pack_pairs(Side::kB, k + kv_at, dims.kv_stride, false, head_dim, key_rows, words(keys));
           pack_pairs(Side::kB, k + kv_at, dims.kv_stride, true, key_rows, head_dim, words(keys_t));
@@ -461,13 +491,13 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
         std::fill_n(dkeys, kKeys * padded, 0.0f);
         std::fill_n(dvalues, kKeys * padded, 0.0f);
         for (int64_t head = first_head; head < first_head + group; ++head) {
-          const int64_t head_row0 = (sample * dims.heads + head) * tokens;
-          for (int64_t query0 = first_query(dims, sample, key0); query0 < tokens; query0 += kQueries) {
-            const int64_t rows = std::min(kQueries, tokens - query0);
+          const int64_t head_row0 = (sample * dims.heads + head) * queries_of_sample;
+          for (int64_t at = 0; at < query.tiles(); ++at) {
+            const auto [row, query0, rows] = query.tile(at);
             VisibleColumns columns;
             if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
-            const T* const q_at = q + (row0 + query0) * dims.q_stride + head * head_dim;
-            const T* const dout_at = dout + (row0 + query0) * dims.out_stride + head * head_dim;
+            const T* const q_at = q + (row0 + row) * dims.q_stride + head * head_dim;
+            const T* const dout_at = dout + (row0 + row) * dims.out_stride + head * head_dim;
             if (pairs) {
               pack_pairs(Side::kA, q_at, dims.q_stride, true, rows, head_dim, words(lines));
               pack_pairs(Side::kB, q_at, dims.q_stride, false, head_dim, rows, words(queries));
@@ -489,7 +519,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                          .alpha = dims.scale});
             }
             if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
-            probabilities(p, rows, columns, logsumexp + head_row0 + query0);
+            probabilities(p, rows, columns, logsumexp + head_row0 + row);
             if (pairs) {
               pack_pairs(Side::kA, dout_at, dims.out_stride, true, rows, head_dim, words(lines));
               pack_pairs(Side::kB, dout_at, dims.out_stride, false, head_dim, rows, words(douts));
@@ -510,7 +540,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
               mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
               multiply(dp, mask, rows * kKeys);
             }
-            score_gradients(p, dp, rows, deltas + head_row0 + query0, dims.scale);
+            score_gradients(p, dp, rows, deltas + head_row0 + row, dims.scale);
             if (dims.dropout) multiply(p, mask, rows * kKeys);
             if (pairs) {
               to_bf16_rows(p, low, rows * kKeys);
@@ -521,7 +551,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
               multiply_pairs(words(panels), words(queries), key_rows, head_dim, rows, dkeys, padded, true);
               pack_pairs(Side::kA, low, kKeys, true, rows, key_rows, words(panels));
               multiply_pairs(words(panels), words(keys), rows, head_dim, key_rows,
-                             dq_sums + (head_row0 + query0) * padded, padded, true);
+                             dq_sums + (head_row0 + row) * padded, padded, true);
               continue;
             }
             tile_gemm({.m = key_rows,
@@ -554,7 +584,7 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
                        .a_col = 1,
                        .b = keys,
                        .b_row = padded,
-                       .c = dq_sums + (head_row0 + query0) * padded,
+                       .c = dq_sums + (head_row0 + row) * padded,
                        .c_row = padded,
                        .accumulate = true});
           }
@@ -563,8 +593,8 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
         unpack_rows(dvalues, padded, key_rows, head_dim, dv + kv_at, dims.kv_stride);
       }
       for (int64_t head = first_head; head < first_head + group; ++head) {
-        unpack_rows(dq_sums + (sample * dims.heads + head) * tokens * padded, padded, tokens, head_dim,
-                    dq + row0 * dims.q_stride + head * head_dim, dims.q_stride);
+        unpack_rows(dq_sums + (sample * dims.heads + head) * queries_of_sample * padded, padded, queries_of_sample,
+                    head_dim, dq + row0 * dims.q_stride + head * head_dim, dims.q_stride);
       }
     }
   });

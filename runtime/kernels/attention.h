@@ -28,7 +28,8 @@ struct AttentionMask {
   const int32_t* starts = nullptr;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
 };
 
-/// Legend: B samples, S tokens a sample, N query heads, K key/value heads, D head dim; T = B * S rows.
+/// Legend: B samples, S tokens a sample, N query heads, K key/value heads, D head dim; T = B * S rows. With `held`,
+/// queries (q, out, logsumexp and their gradients) are of the tokens held alone: there S is held.count.
 /// q, k, v are row-major [T, ...] with a row stride in elements each, so they may lie side by side in one [T, (N+2K)D].
 struct AttentionDims {
   int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -37,6 +38,7 @@ struct AttentionDims {
   AttentionMask mask;
   const float* alibi_slopes = nullptr;  // [N] of these heads: slope * (key - query position) is added to a score
   AttentionDropout dropout;             // attention_decode() has none
+  TokenRuns held;                       // queries' tokens of a sequence; none: all
 };
 
 /// The bits depend on neither the number of threads nor the strides. A thread keeps scratch of its own: 2 S D floats in

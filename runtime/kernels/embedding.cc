@@ -51,17 +51,20 @@ void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t
 }
 
 template <typename T>
-void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, int64_t tokens, int64_t width) {
+void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, const TokenRuns& tokens, int64_t width) {
   parallel_ranges(rows, 1, width, [=](int64_t r, int64_t end) {
-    for (; r < end; ++r) add_row_leaf(x + r * width, table + (first_row + r) % tokens * width, width);
+    for (; r < end; ++r)
+      add_row_leaf(x + r * width, table + tokens.position((first_row + r) % tokens.count) * width, width);
   });
 }
 
 template <typename T>
-void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, int64_t tokens, int64_t width) {
+void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, const TokenRuns& tokens,
+                        int64_t width) {
   parallel_ranges(width, 64, rows, [=](int64_t c, int64_t end) {
     for (int64_t r = 0; r < rows; ++r) {
-      accumulate_leaf(dout + r * width + c, dtable + (first_row + r) % tokens * width + c, end - c);
+      accumulate_leaf(dout + r * width + c, dtable + tokens.position((first_row + r) % tokens.count) * width + c,
+                      end - c);
     }
   });
 }
@@ -69,8 +72,8 @@ void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t firs
 #define RT_INSTANTIATE(T)                                                                                           \
   template void embedding_forward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);             \
   template void embedding_backward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, float*, float); \
-  template void positions_forward<T>(T*, const T*, int64_t, int64_t, int64_t, int64_t);                             \
-  template void positions_backward<T>(const T*, float*, int64_t, int64_t, int64_t, int64_t)
+  template void positions_forward<T>(T*, const T*, int64_t, int64_t, const TokenRuns&, int64_t);                    \
+  template void positions_backward<T>(const T*, float*, int64_t, int64_t, const TokenRuns&, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

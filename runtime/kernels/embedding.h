@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "runtime/core/token_runs.h"
+
 namespace cairn::kernels {
 
 /// out[r, :] = table[ids[r] - first, :] if first <= ids[r] < first + rows_in_table, else 0.
@@ -14,10 +16,12 @@ template <typename T>
 void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t first, int64_t rows_in_table,
                         int64_t width, float* dtable, float factor = 1);
 
-/// x[r, :] += table[(first_row + r) % tokens, :]; backward adds dout rows into dtable.
+/// x[r, :] += table[p, :] for p the position of the token held in place (first_row + r) % tokens.count of its sequence;
+/// backward adds dout rows into dtable.
 template <typename T>
-void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, int64_t tokens, int64_t width);
+void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, const TokenRuns& tokens, int64_t width);
 template <typename T>
-void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, int64_t tokens, int64_t width);
+void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, const TokenRuns& tokens,
+                        int64_t width);
 
 }  // namespace cairn::kernels

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/parallel.h"
@@ -11,7 +12,8 @@
 namespace cairn::kernels {
 namespace {
 
-void softmax_row(float* x, int64_t n) {
+/// Returns the logarithm of the denominator.
+float softmax_row(float* x, int64_t n) {
   float max = x[0], sum = 0;
   for (int64_t i = 1; i < n; ++i) max = x[i] > max ? x[i] : max;
   for (int64_t i = 0; i < n; ++i) {
@@ -19,23 +21,58 @@ void softmax_row(float* x, int64_t n) {
     sum += x[i];
   }
   for (int64_t i = 0; i < n; ++i) x[i] /= sum;
+  return max + std::log(sum);
+}
+
+/// What decides between experts: the score and its bias.
+float merit(const RouterDims& d, const float* p, int64_t e) { return d.bias == nullptr ? p[e] : p[e] + d.bias[e]; }
+
+/// A bit for each group that a token may choose from, the lower one first among equals.
+uint64_t choose_groups(const RouterDims& d, const float* p) {
+  if (d.groups_per_token >= d.groups) return ~uint64_t{0};
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  const int64_t size = d.experts / d.groups;
+  float merits[64];
+  for (int64_t g = 0; g < d.groups; ++g) {
+    float best = kNone, second = kNone;
+    for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+      const float m = merit(d, p, e);
+      second = std::max(second, std::min(best, m));
+      best = std::max(best, m);
+    }
+    merits[g] = d.sigmoid && size > 1 ? best + second : best;
+  }
+  uint64_t out = 0;
+  for (int64_t n = 0; n < d.groups_per_token; ++n) {
+    int64_t best = -1;
+    for (int64_t g = 0; g < d.groups; ++g) {
+      if ((out >> g & 1) == 0 && (best < 0 || merits[g] > merits[best])) best = g;
+    }
+    out |= uint64_t{1} << best;
+  }
+  return out;
 }
 
 /// The `choices` largest, the largest first, the lower index first among equals.
-void choose(const float* p, int64_t experts, int64_t choices, int32_t* chosen) {
-  for (int64_t j = 0; j < choices; ++j) {
+void choose(const RouterDims& d, const float* p, int32_t* chosen) {
+  const uint64_t groups = choose_groups(d, p);
+  const int64_t size = d.experts / d.groups;
+  for (int64_t j = 0; j < d.choices; ++j) {
     int64_t best = -1;
-    for (int64_t e = 0; e < experts; ++e) {
+    for (int64_t e = 0; e < d.experts; ++e) {
+      if ((groups >> (e / size) & 1) == 0) continue;
       if (std::find(chosen, chosen + j, static_cast<int32_t>(e)) != chosen + j) continue;
-      if (best < 0 || p[e] > p[best]) best = e;
+      if (best < 0 || merit(d, p, e) > merit(d, p, best)) best = e;
     }
     chosen[j] = static_cast<int32_t>(best);
   }
 }
 
-float chosen_sum(const float* p, const int32_t* chosen, int64_t choices) {
-  float sum = 0;
-  for (int64_t j = 0; j < choices; ++j) sum += p[chosen[j]];
+/// What the weights are divided by.
+float chosen_sum(const RouterDims& d, const float* p, const int32_t* chosen) {
+  if (!d.renormalise) return 1;
+  float sum = d.sigmoid ? 1e-20f : 0.0f;  // sigmoids may all be zero
+  for (int64_t j = 0; j < d.choices; ++j) sum += p[chosen[j]];
   return sum;
 }
 
@@ -64,39 +101,61 @@ RT_CLONES void scale_row_leaf(T* x, float factor, int64_t n) {
 
 }  // namespace
 
-void route_forward(const RouterDims& d, float* logits, int32_t* chosen, float* weights) {
+void route_forward(const RouterDims& d, float* logits, int32_t* chosen, float* weights, float* log_sums) {
   parallel_ranges(d.tokens, 16, 8 * d.experts * d.choices, [=](int64_t t, int64_t end) {
     for (; t < end; ++t) {
       float* p = logits + t * d.experts;
       int32_t* picks = chosen + t * d.choices;
-      softmax_row(p, d.experts);
-      choose(p, d.experts, d.choices, picks);
-      const float sum = d.renormalise ? chosen_sum(p, picks, d.choices) : 1.0f;
-      for (int64_t j = 0; j < d.choices; ++j) weights[t * d.choices + j] = p[picks[j]] / sum;
+      if (d.sigmoid) {
+        for (int64_t e = 0; e < d.experts; ++e) p[e] = 1.0f / (1.0f + std::exp(-p[e]));
+      } else {
+        const float log_sum = softmax_row(p, d.experts);
+        if (log_sums != nullptr) log_sums[t] = log_sum;
+      }
+      choose(d, p, picks);
+      const float sum = chosen_sum(d, p, picks);
+      for (int64_t j = 0; j < d.choices; ++j) weights[t * d.choices + j] = d.scale * (p[picks[j]] / sum);
     }
   });
 }
 
 template <typename T>
-void route_backward(const RouterDims& d, const float* probabilities, const int32_t* chosen, const float* dweights,
-                    const float* dbalance, T* dlogits) {
+void route_backward(const RouterDims& d, const float* scores, const int32_t* chosen, const float* dweights,
+                    const RouterLosses& losses, T* dlogits) {
   parallel_ranges(d.tokens, 16, 8 * d.experts, [=](int64_t t, int64_t end) {
     for (; t < end; ++t) {
-      const float* p = probabilities + t * d.experts;
+      const float* p = scores + t * d.experts;
       const int32_t* picks = chosen + t * d.choices;
       const float* dw = dweights + t * d.choices;
       T* out = dlogits + t * d.experts;
-      // w_j = p_j / S, S the sum of the chosen: dp_j = (dw_j - sum over i of dw_i w_i) / S
-      const float sum = d.renormalise ? chosen_sum(p, picks, d.choices) : 1.0f;
-      float mean = 0, along = 0;  // along: sum over all experts of p dp
+      // w_j = scale p_j / S, S the sum of the chosen: dp_j = scale (dw_j - sum over i of dw_i p_i / S) / S
+      const float sum = chosen_sum(d, p, picks);
+      float mean = 0;
       for (int64_t j = 0; d.renormalise && j < d.choices; ++j) mean += dw[j] * (p[picks[j]] / sum);
-      for (int64_t j = 0; j < d.choices; ++j) along += p[picks[j]] * ((dw[j] - mean) / sum);
-      for (int64_t e = 0; dbalance != nullptr && e < d.experts; ++e) along += p[e] * dbalance[e];
+      const auto of_choice = [&](int64_t j) { return d.scale * ((dw[j] - mean) / sum); };
+      if (d.sigmoid) {
+        // The balance is of p_e / A, A the sum of all: its gradient is (b_e - sum over i of b_i p_i / A) / A.
+        float all = 1e-20f, balance = 0;
+        for (int64_t e = 0; losses.balance != nullptr && e < d.experts; ++e) all += p[e];
+        for (int64_t e = 0; losses.balance != nullptr && e < d.experts; ++e)
+          balance += losses.balance[e] * (p[e] / all);
+        const auto dlogit = [&](int64_t e, float dp) {
+          if (losses.balance != nullptr) dp += (losses.balance[e] - balance) / all;
+          return p[e] * (1.0f - p[e]) * dp;
+        };
+        for (int64_t e = 0; e < d.experts; ++e) store_f32(&out[e], dlogit(e, 0.0f));
+        for (int64_t j = 0; j < d.choices; ++j) store_f32(&out[picks[j]], dlogit(picks[j], of_choice(j)));
+        continue;
+      }
+      float along = 0;  // sum over all experts of p dp
+      for (int64_t j = 0; j < d.choices; ++j) along += p[picks[j]] * of_choice(j);
+      for (int64_t e = 0; losses.balance != nullptr && e < d.experts; ++e) along += p[e] * losses.balance[e];
+      const float z = losses.log_sums == nullptr ? 0.0f : 2 * losses.z * losses.log_sums[t];
       const auto dlogit = [&](int64_t e, float dp) {
-        return p[e] * (dp + (dbalance == nullptr ? 0.0f : dbalance[e]) - along);
+        return p[e] * (dp + (losses.balance == nullptr ? 0.0f : losses.balance[e]) - along + z);
       };
       for (int64_t e = 0; e < d.experts; ++e) store_f32(&out[e], dlogit(e, 0.0f));
-      for (int64_t j = 0; j < d.choices; ++j) store_f32(&out[picks[j]], dlogit(picks[j], (dw[j] - mean) / sum));
+      for (int64_t j = 0; j < d.choices; ++j) store_f32(&out[picks[j]], dlogit(picks[j], of_choice(j)));
     }
   });
 }
@@ -138,8 +197,9 @@ void dot_and_scale_rows(T* a, T* b, const int32_t* rows_of, const float* factors
                         int64_t width, float* dots) {
   parallel_ranges(tokens * choices, 1, 3 * width, [=](int64_t i, int64_t end) {
     for (; i < end; ++i) {
-      T* x = a + rows_of[i] * width;
-      T* y = b + rows_of[i] * width;
+      const int64_t row = rows_of == nullptr ? i : rows_of[i];
+      T* x = a + row * width;
+      T* y = b + row * width;
       dots[i] = dot_leaf(x, y, width);
       scale_row_leaf(x, factors[i], width);
       scale_row_leaf(y, factors[i], width);
@@ -147,10 +207,11 @@ void dot_and_scale_rows(T* a, T* b, const int32_t* rows_of, const float* factors
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                           \
-  template void route_backward<T>(const RouterDims&, const float*, const int32_t*, const float*, const float*, T*); \
-  template void rows_to_experts<T>(const T*, const int32_t*, int64_t, int64_t, int64_t, T*);                        \
-  template void rows_to_tokens<T>(const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*);           \
+#define RT_INSTANTIATE(T)                                                                                             \
+  template void route_backward<T>(const RouterDims&, const float*, const int32_t*, const float*, const RouterLosses&, \
+                                  T*);                                                                                \
+  template void rows_to_experts<T>(const T*, const int32_t*, int64_t, int64_t, int64_t, T*);                          \
+  template void rows_to_tokens<T>(const T*, const int32_t*, const float*, int64_t, int64_t, int64_t, T*);             \
   template void dot_and_scale_rows<T>(T*, T*, const int32_t*, const float*, int64_t, int64_t, int64_t, float*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

@@ -1,5 +1,5 @@
 #pragma once
-// The router of a mixture of experts: softmax over all experts, the largest few, their weights; and moving rows between
+// The router of a mixture of experts: scores of all experts, the largest few, their weights; and moving rows between
 // the order of tokens and the order of experts. Everything is deterministic: ties go to the lower expert, and rows that
 // meet in a sum are added in the order of a token's choices.
 
@@ -11,16 +11,29 @@ namespace cairn::kernels {
 struct RouterDims {
   int64_t tokens = 0, experts = 0, choices = 0;
   bool renormalise = true;  // the weights of a token's choices are divided by their sum
+  bool sigmoid = false;     // an expert's score is the sigmoid of its logit, not its part of the softmax
+  // The experts lie in `groups` of equal size, at most 64; a token chooses among the groups_per_token best. A group is
+  // as good as its best expert (DeepSeek-V2), with sigmoids as its two best together (DeepSeek-V3).
+  int64_t groups = 1, groups_per_token = 1;
+  float scale = 1;              // of all weights
+  const float* bias = nullptr;  // [X]: added to the scores that decide on groups and choices, and to nothing else
 };
 
-/// logits [T, X] float become probabilities in place; chosen [T, k], the largest first; weights [T, k].
-void route_forward(const RouterDims& dims, float* logits, int32_t* chosen, float* weights);
+/// logits [T, X] float become scores in place; chosen [T, k], the largest first; weights [T, k]. log_sums [T]: the
+/// logarithm of the softmax's denominator; may be null.
+void route_forward(const RouterDims& dims, float* logits, int32_t* chosen, float* weights, float* log_sums = nullptr);
 
-/// dlogits [T, X] from dweights [T, k]. `dbalance` [X]: what is added to the gradient of each token's probabilities,
-/// from the loss that balances the experts; may be null.
+/// What balances the experts and keeps logits small, in the gradients of a token.
+struct RouterLosses {
+  const float* balance = nullptr;   // [X]: of the scores' parts of their sum
+  const float* log_sums = nullptr;  // [T], softmax only: z times their square is a loss
+  float z = 0;
+};
+
+/// dlogits [T, X] from the scores and dweights [T, k].
 template <typename T>
-void route_backward(const RouterDims& dims, const float* probabilities, const int32_t* chosen, const float* dweights,
-                    const float* dbalance, T* dlogits);
+void route_backward(const RouterDims& dims, const float* scores, const int32_t* chosen, const float* dweights,
+                    const RouterLosses& losses, T* dlogits);
 
 /// to[i, :] = from[token of i, :], where `rows_of` [T * k] is the row i of each (token, choice). Other rows are
 /// untouched.
@@ -33,7 +46,8 @@ template <typename T>
 void rows_to_tokens(const T* from, const int32_t* rows_of, const float* factors, int64_t tokens, int64_t choices,
                     int64_t width, T* to);
 
-/// dots[t, j] = a[row of (t, j), :] . b[row, :]; then both rows are multiplied by factors[t, j].
+/// dots[t, j] = a[row of (t, j), :] . b[row, :]; then both rows are multiplied by factors[t, j]. `rows_of` null: the
+/// row of (t, j) is t * choices + j.
 template <typename T>
 void dot_and_scale_rows(T* a, T* b, const int32_t* rows_of, const float* factors, int64_t tokens, int64_t choices,
                         int64_t width, float* dots);

@@ -1,5 +1,7 @@
 #include "runtime/mesh/mesh.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 namespace cairn {
@@ -12,53 +14,95 @@ std::string_view axis_name(MeshAxis axis) {
       return "dp";
     case MeshAxis::kPp:
       return "pp";
+    case MeshAxis::kCp:
+      return "cp";
   }
   return "?";
 }
 
+int64_t wanted_world(const MeshConfig& mesh) { return mesh.tp * mesh.cp * mesh.pp * (mesh.dp > 0 ? mesh.dp : mesh.ep); }
+
+namespace {
+
+int64_t& place(Coords& at, MeshAxis axis) {
+  return axis == MeshAxis::kTp ? at.tp : axis == MeshAxis::kDp ? at.dp : axis == MeshAxis::kPp ? at.pp : at.cp;
+}
+
+/// mesh.order with cp, which it need not name: then the tokens of a sequence lie next to tp.
+std::vector<MeshAxis> whole_order(std::vector<MeshAxis> order) {
+  if (order.size() != 3 || std::find(order.begin(), order.end(), MeshAxis::kCp) != order.end()) return order;
+  const auto tp = std::find(order.begin(), order.end(), MeshAxis::kTp);
+  order.insert(tp == order.end() ? tp : tp + 1, MeshAxis::kCp);
+  return order;
+}
+
+Status check_experts(int64_t ep, int64_t dp) {
+  if (dp % ep == 0) return {};
+  std::vector<int64_t> near;
+  for (int64_t n = 1; n <= dp; ++n) {
+    if (dp % n == 0) near.push_back(n);
+  }
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("mesh.ep = {} divides the experts over data-parallel ranks, and does not divide dp = {}; "
+                           "possible: {}",
+                           ep, dp, fmt::join(near, ", "))};
+}
+
+}  // namespace
+
 Result<Mesh> Mesh::make(const MeshConfig& config, int64_t world) {
-  const int64_t model_ranks = config.tp * config.pp;
-  if (config.tp < 1 || config.pp < 1 || config.dp < 0 || world < 1) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("mesh tp {} x pp {} x dp {} of {} ranks: sizes must be >= 1",
-                                                       config.tp, config.pp, config.dp, world)};
+  const int64_t model_ranks = config.tp * config.cp * config.pp;
+  const std::string cp = config.cp > 1 ? fmt::format(" x cp {}", config.cp) : "";
+  if (config.tp < 1 || config.pp < 1 || config.cp < 1 || config.ep < 1 || config.dp < 0 || world < 1) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("mesh tp {}{} x pp {} x dp {} of {} ranks: sizes must be >= 1",
+                                                       config.tp, cp, config.pp, config.dp, world)};
   }
   if (world % model_ranks != 0 || (config.dp != 0 && model_ranks * config.dp != world)) {
     const int64_t below = world / model_ranks * model_ranks;
     return Error{ErrorCode::kInvalidInput,
-                 config.dp != 0 ? fmt::format("mesh tp {} x pp {} x dp {} needs {} ranks, but {} were asked for",
-                                              config.tp, config.pp, config.dp, model_ranks * config.dp, world)
-                                : fmt::format("{} ranks cannot be cut into mesh tp {} x pp {} = {} ranks a replica; "
+                 config.dp != 0 ? fmt::format("mesh tp {}{} x pp {} x dp {} needs {} ranks, but {} were asked for",
+                                              config.tp, cp, config.pp, config.dp, model_ranks * config.dp, world)
+                                : fmt::format("{} ranks cannot be cut into mesh tp {}{} x pp {} = {} ranks a replica; "
                                               "nearest worlds: {}{}",
-                                              world, config.tp, config.pp, model_ranks,
+                                              world, config.tp, cp, config.pp, model_ranks,
                                               below > 0 ? fmt::format("{}, ", below) : "", below + model_ranks)};
   }
   Mesh mesh;
   mesh.tp_ = config.tp;
   mesh.pp_ = config.pp;
+  mesh.cp_ = config.cp;
+  mesh.ep_ = config.ep;
   mesh.dp_ = world / model_ranks;
-  if (config.order.size() != 3 || !std::is_permutation(config.order.begin(), config.order.end(), mesh.order_.begin())) {
-    return Error{ErrorCode::kInvalidInput, "mesh.order must name tp, dp and pp once each"};
+  RT_TRY(check_experts(mesh.ep_, mesh.dp_));
+  const std::vector<MeshAxis> order = whole_order(config.order);
+  if (order.size() != 4 || !std::is_permutation(order.begin(), order.end(), mesh.order_.begin())) {
+    return Error{ErrorCode::kInvalidInput, "mesh.order must name tp, dp and pp once each, and cp once or not"};
   }
-  std::copy(config.order.begin(), config.order.end(), mesh.order_.begin());
+  std::copy(order.begin(), order.end(), mesh.order_.begin());
   return mesh;
 }
 
-int64_t Mesh::extent(MeshAxis axis) const { return axis == MeshAxis::kTp ? tp_ : axis == MeshAxis::kDp ? dp_ : pp_; }
+int64_t Mesh::extent(MeshAxis axis) const {
+  return axis == MeshAxis::kTp ? tp_ : axis == MeshAxis::kDp ? dp_ : axis == MeshAxis::kPp ? pp_ : cp_;
+}
 
+// On the dp axis replica e * dp/ep + i stands at i * ep + e: the ranks of an ep group next to each other.
 Coords Mesh::coords(int64_t rank) const {
   Coords out;
   for (const MeshAxis axis : order_) {
-    const int64_t at = rank % extent(axis);
+    place(out, axis) = rank % extent(axis);
     rank /= extent(axis);
-    (axis == MeshAxis::kTp ? out.tp : axis == MeshAxis::kDp ? out.dp : out.pp) = at;
   }
+  out.dp = out.dp % ep_ * (dp_ / ep_) + out.dp / ep_;
   return out;
 }
 
 int64_t Mesh::rank(const Coords& coords) const {
+  Coords at = coords;
+  at.dp = coords.dp % (dp_ / ep_) * ep_ + coords.dp / (dp_ / ep_);
   int64_t out = 0, stride = 1;
   for (const MeshAxis axis : order_) {
-    out += stride * (axis == MeshAxis::kTp ? coords.tp : axis == MeshAxis::kDp ? coords.dp : coords.pp);
+    out += stride * place(at, axis);
     stride *= extent(axis);
   }
   return out;
@@ -68,22 +112,44 @@ std::vector<int64_t> Mesh::group(MeshAxis axis, int64_t rank) const {
   std::vector<int64_t> out;
   Coords at = coords(rank);
   for (int64_t k = 0; k < extent(axis); ++k) {
-    (axis == MeshAxis::kTp ? at.tp : axis == MeshAxis::kDp ? at.dp : at.pp) = k;
+    place(at, axis) = k;
     out.push_back(this->rank(at));
   }
   return out;
 }
 
+std::vector<int64_t> Mesh::expert_group(int64_t rank) const {
+  std::vector<int64_t> out;
+  Coords at = coords(rank);
+  const int64_t part = dp_ / ep_, in_part = at.dp % part;
+  for (int64_t e = 0; e < ep_; ++e) {
+    at.dp = e * part + in_part;
+    out.push_back(this->rank(at));
+  }
+  return out;
+}
+
+std::vector<int64_t> Mesh::all_replicas(int64_t rank) const {
+  std::vector<int64_t> out;
+  Coords at = coords(rank);
+  for (at.dp = 0; at.dp < dp_; ++at.dp) {
+    for (at.cp = 0; at.cp < cp_; ++at.cp) out.push_back(this->rank(at));
+  }
+  return out;
+}
+
 std::vector<int64_t> Mesh::shard_group(int64_t rank, int64_t size) const {
-  const std::vector<int64_t> all = group(MeshAxis::kDp, rank);
-  const auto first = all.begin() + coords(rank).dp / size * size;
+  const std::vector<int64_t> all = all_replicas(rank);
+  const auto first = all.begin() + replica(coords(rank)) / size * size;
   return {first, first + size};
 }
 
-std::vector<int64_t> Mesh::replica_group(int64_t rank, int64_t size) const {
-  const std::vector<int64_t> all = group(MeshAxis::kDp, rank);
+std::vector<int64_t> Mesh::replica_group(int64_t rank, int64_t size, bool experts) const {
+  const std::vector<int64_t> all = all_replicas(rank);
+  const int64_t mine = replica(coords(rank)), part = experts ? expert_replicas() : replicas();
   std::vector<int64_t> out;
-  for (int64_t d = coords(rank).dp % size; d < dp_; d += size) out.push_back(all[d]);
+  const int64_t first = mine / part * part;
+  for (int64_t r = first + (mine - first) % size; r < first + part; r += size) out.push_back(all[r]);
   return out;
 }
 
@@ -98,6 +164,9 @@ std::vector<int64_t> Mesh::embedding_group(int64_t rank) const {
   return out;
 }
 
-std::string Mesh::describe() const { return fmt::format("{} = tp {} x dp {} x pp {}", world(), tp_, dp_, pp_); }
+std::string Mesh::describe() const {
+  return fmt::format("{} = tp {}{} x dp {}{} x pp {}", world(), tp_, cp_ > 1 ? fmt::format(" x cp {}", cp_) : "", dp_,
+                     ep_ > 1 ? fmt::format(" (ep {})", ep_) : "", pp_);
+}
 
 }  // namespace cairn

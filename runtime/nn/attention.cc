@@ -23,7 +23,8 @@ double score_scale(const ModelConfig& model, int64_t layer) {
 
 template <typename Real>
 Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
-                           int64_t layer, const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
+                           int64_t layer, const TensorParallel<Real>& tp, const ContextParallel<Real>& cp,
+                           const Scratch<Real>& scratch)
     : dims_(dims),
       layer_(layer),
       rotary_dims_{.rows = dims.rows,
@@ -48,14 +49,17 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
       output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
+      cp_(cp),
       scratch_(scratch),
       what_in_(fmt::format("layer {} attn.in", layer)),
       what_out_(fmt::format("layer {} attn.out", layer)),
       what_dout_(fmt::format("layer {} attn.dout", layer)),
-      what_din_(fmt::format("layer {} attn.din", layer)) {
+      what_din_(fmt::format("layer {} attn.din", layer)),
+      what_kv_(fmt::format("layer {} attn.kv", layer)),
+      what_dkv_(fmt::format("layer {} attn.dkv", layer)) {
   attention_dims_ = {
       .batch = dims.samples,
-      .tokens = dims.tokens,
+      .tokens = dims.held.tokens,
       .heads = dims.heads,
       .kv_heads = dims.kv_heads,
       .head_dim = dims.head_dim,
@@ -64,7 +68,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       .out_stride = dims.heads * dims.head_dim,
       .scale = static_cast<float>(score_scale(model, layer)),
       .mask = {.causal = model.mask == Mask::kCausal, .window = has_window(model, layer) ? model.sliding_window : 0},
-      .alibi_slopes = scratch.alibi_slopes};
+      .alibi_slopes = scratch.alibi_slopes,
+      .held = dims.held};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));
@@ -81,7 +86,7 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
     attend_cached(*scratch_.cached, saved);
   } else {
     if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
-    recompute_core(saved);
+    RT_TRY(recompute_core(saved));
   }
   return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
                                output_RH, tp_, scratch_, d, what_out_);
@@ -113,10 +118,21 @@ void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Rea
 }
 
 template <typename Real>
-void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
+auto Attention<Real>::keys_values(const SavedAttention<Real>& saved) const -> Result<KeysValues> {
+  const int64_t v_at = dims_.kv_heads * dims_.head_dim;
   const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
-  const Real* v = k + dims_.kv_heads * dims_.head_dim;
-  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+  if (!cp_.on()) return KeysValues{k, k + v_at, dims_.qkv};
+  RT_TRY(cp_.gather(k, dims_.qkv, &k, what_kv_));
+  return KeysValues{k, k + v_at, cp_.kv_width()};
+}
+
+template <typename Real>
+Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
+  RT_TRY_SET(const KeysValues kv, keys_values(saved));
+  kernels::AttentionDims dims = attention_dims();
+  dims.kv_stride = kv.stride;
+  kernels::attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
+  return {};
 }
 
 template <typename Real>
@@ -171,10 +187,15 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
   Real* dout = scratch_.hidden;  // [T, N D]
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
 
-  const int64_t k_at = d.heads * d.head_dim, v_at = k_at + d.kv_heads * d.head_dim;
   Real* dqkv = scratch_.dhidden;
-  kernels::attention_backward(attention_dims(), saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
-                              saved.logsumexp_BNS, dout, dqkv, dqkv + k_at, dqkv + v_at, scratch_.attention);
+  Real* const dk_rows = dqkv + d.heads * d.head_dim;
+  RT_TRY_SET(const KeysValues kv, keys_values(saved));
+  Real* const dk = cp_.on() ? cp_.gradients() : dk_rows;
+  kernels::AttentionDims dims = attention_dims();
+  dims.kv_stride = kv.stride;
+  kernels::attention_backward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS, dout, dqkv, dk,
+                              dk + d.kv_heads * d.head_dim, scratch_.attention);
+  if (cp_.on()) RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
   prepare_qk_backward(saved, dqkv);
   if (late) {
     std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);

@@ -5,6 +5,7 @@
 
 #include "runtime/kernels/attention.h"
 #include "runtime/kernels/elementwise.h"
+#include "runtime/nn/context_parallel.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
 #include "runtime/nn/residual.h"
@@ -27,12 +28,12 @@ template <typename Real>
 class Attention {
  public:
   Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
-            const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
+            const TensorParallel<Real>& tp, const ContextParallel<Real>& cp, const Scratch<Real>& scratch);
 
   /// output [R, H] from the input (residual.h).
   Status forward(const SavedAttention<Real>& saved, Real* output_RH) const;
   /// `out` and `logsumexp` again, from q, k and v.
-  void recompute_core(const SavedAttention<Real>& saved) const;
+  Status recompute_core(const SavedAttention<Real>& saved) const;
 
   /// scratch.dresidual: from the gradient of the output to that of the input. Gradients are added to, those of the
   /// projections only when `late_dout_RH` is null: else it and `saved.qkv` keep for backward_weight() what it needs.
@@ -46,6 +47,12 @@ class Attention {
   void norm_qk(const SavedAttention<Real>& saved) const;
   /// Gradients of q and k, from those after norms and positions to those before.
   void prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
+  /// Keys and values that the queries see, of all tokens, and the row stride of both.
+  struct KeysValues {
+    const Real *k, *v;
+    int64_t stride;
+  };
+  Result<KeysValues> keys_values(const SavedAttention<Real>& saved) const;
   /// With the masks of the micro-batch at work.
   kernels::AttentionDims attention_dims() const;
 
@@ -60,8 +67,9 @@ class Attention {
   Linear<Real> o_;
   Dropout<Real> probabilities_dropout_, output_dropout_;
   const TensorParallel<Real>& tp_;
+  const ContextParallel<Real>& cp_;
   const Scratch<Real>& scratch_;
-  std::string what_in_, what_out_, what_dout_, what_din_;  // names of the collectives
+  std::string what_in_, what_out_, what_dout_, what_din_, what_kv_, what_dkv_;  // names of the collectives
 };
 
 }  // namespace cairn::nn

@@ -24,7 +24,7 @@ class Dropout {
   /// out [R, H] = masked x, this rank's rows; forward and backward alike. out may be x.
   void apply(const Real* x_RH, Real* out_RH, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
              const StageDims& d) const {
-    kernels::dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.tokens, scratch.dropout_keys, site_, rate_);
+    kernels::dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.held, scratch.dropout_keys, site_, rate_);
   }
 
  private:

@@ -49,7 +49,7 @@ void Embedding<Real>::add_positions(Real* stream_RH) const {
   const StageDims& d = dims_;
   const Real* rows = positions_.weight + position_offset_ * d.width;
   if (scratch_.cached == nullptr) {
-    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.tokens, d.width);
+    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.held, d.width);
     return;
   }
   for (int64_t r = 0; r < d.rows; ++r) {
@@ -69,7 +69,7 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
   }
   if (positions_) {
     kernels::positions_backward(dstream_RH, positions_.grad + position_offset_ * d.width, d.local_rows, tp_.first_row(),
-                                d.tokens, d.width);
+                                d.held, d.width);
   }
   const Real* drows_RE = dstream_RH;
   if (project_.weight) {

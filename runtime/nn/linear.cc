@@ -9,10 +9,10 @@
 namespace cairn::nn {
 
 template <typename Real>
-Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows) const {
+Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate) const {
   constexpr DType dtype = DTypeOf<Real>::value;
   // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
-  if (rows <= kernels::kFewRows && weight.grad == nullptr) {
+  if (rows <= kernels::kFewRows && weight.grad == nullptr && !accumulate) {
     kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
     return {};
   }
@@ -28,6 +28,7 @@ Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t r
                           .ldc = y_stride,
                           .ab_dtype = dtype,
                           .c_dtype = dtype,
+                          .accumulate = accumulate,
                           .bias = bias.weight});
 }
 
@@ -93,8 +94,7 @@ Status ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
 }
 
 template <typename Real>
-Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows) const {
-  bool accumulate = false;
+Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate) const {
   for (const Linear<Real>& part : parts_) {
     RT_TRY(part.backward_input(dy, out_, dx, accumulate, rows));
     dy += part.out;

@@ -16,7 +16,8 @@ struct Linear {
   Parameter<Real> bias;  // may be absent
   int64_t out = 0, in = 0;
 
-  Status forward(const Real* x, Real* y, int64_t y_stride, int64_t rows) const;
+  /// `accumulate`: y += instead.
+  Status forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate = false) const;
   /// dx (+)= dy W.
   Status backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
   /// dW += dy^T x.
@@ -33,8 +34,8 @@ class ColumnGroup {
   int64_t out() const { return out_; }
 
   Status forward(const Real* x, Real* y, int64_t rows) const;
-  /// dx is overwritten.
-  Status backward_input(const Real* dy, Real* dx, int64_t rows) const;
+  /// dx is overwritten, or added to.
+  Status backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
   /// Gradients are added to. dbias_scratch [out] float; may be null without biases.
   Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 

@@ -12,70 +12,60 @@ namespace cairn::nn {
 
 template <typename Real>
 Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
-               const TensorParallel<Real>& tp, const Scratch<Real>& scratch, const Buffers& buffers)
+               const TensorParallel<Real>& tp, const ContextParallel<Real>& cp, Dispatch<Real>& dispatch,
+               const Scratch<Real>& scratch, const Buffers& buffers)
     : dims_(dims),
       activation_(model.activation),
-      router_dims_{
-          .tokens = dims.rows, .experts = dims.experts, .choices = dims.choices, .renormalise = model.moe.renormalise},
+      router_dims_{.tokens = dims.rows,
+                   .experts = dims.experts,
+                   .choices = dims.choices,
+                   .renormalise = model.moe.renormalise,
+                   .sigmoid = model.moe.router == RouterKind::kSigmoid,
+                   .groups = model.moe.groups,
+                   .groups_per_token = model.moe.groups_per_token,
+                   .scale = static_cast<float>(model.moe.scale)},
       aux_loss_(static_cast<float>(model.moe.aux_loss)),
+      z_loss_(static_cast<float>(model.moe.z_loss)),
       residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
       router_(linear(parameters, fmt::format("layers.{}.moe.router", layer), model.width)),
+      bias_(parameters.get_optional(fmt::format("layers.{}.moe.router.bias", layer))),
       dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
+      cp_(cp),
+      dispatch_(dispatch),
       scratch_(scratch),
       rows_PH_(buffers.get<Real>("moe.rows")),
       drows_PH_(buffers.get<Real>("moe.drows")),
       dhidden_PF_(buffers.get<Real>("moe.dhidden")),
       dlogits_TX_(buffers.get<Real>("moe.dlogits")),
-      rows_of_Tk_(buffers.get<int32_t>("moe.rows_of")),
-      offsets_(buffers.get<int32_t>("moe.offsets")),
       dweights_Tk_(buffers.get<float>("moe.dweights")),
       balance_X_(buffers.get<float>("moe.balance")),
+      bias_X_(bias_ ? buffers.get<float>("moe.bias") : nullptr),
       what_in_(fmt::format("layer {} mlp.in", layer)),
       what_out_(fmt::format("layer {} mlp.out", layer)),
       what_dout_(fmt::format("layer {} mlp.dout", layer)),
       what_din_(fmt::format("layer {} mlp.din", layer)),
-      what_dweights_(fmt::format("layer {} moe.dweights", layer)) {
-  for (int64_t e = 0; e < dims.experts; ++e) {
-    const std::string name = fmt::format("layers.{}.moe.experts.{}.", layer, e);
-    experts_.push_back({ColumnGroup<Real>({linear(parameters, name + "gate", model.width),
-                                           linear(parameters, name + "up", model.width)}),
-                        linear(parameters, name + "down", dims.ffn)});
+      what_dweights_(fmt::format("layer {} moe.dweights", layer)),
+      what_counts_(fmt::format("layer {} moe.counts", layer)),
+      what_balance_(fmt::format("layer {} moe.balance", layer)),
+      what_rows_(fmt::format("layer {} moe.rows", layer)),
+      what_drows_(fmt::format("layer {} moe.drows", layer)) {
+  router_dims_.bias = bias_X_;
+  if (dims.shared_ffn > 0) shared_.emplace(parameters, model, dims, layer, scratch, buffers);
+  for (int64_t e = 0; e < dims.local_experts; ++e) {
+    const std::string name = fmt::format("layers.{}.moe.experts.{}.", layer, dims.first_expert + e);
+    for (int64_t source = 0; source < dims.expert_sources; ++source) {
+      const Parameters<Real> of = parameters.of_source(source);
+      experts_.push_back(
+          {ColumnGroup<Real>({linear(of, name + "gate", model.width), linear(of, name + "up", model.width)}),
+           linear(of, name + "down", dims.ffn)});
+    }
   }
 }
 
 template <typename Real>
-void Moe<Real>::place(const int32_t* chosen, Real* rows_PH) const {
-  const int64_t choices = dims_.rows * dims_.choices;
-  std::fill_n(offsets_, dims_.experts + 1, 0);
-  for (int64_t i = 0; i < choices; ++i) ++offsets_[chosen[i] + 1];
-  for (int64_t e = 0; e < dims_.experts; ++e) balance_X_[e] = static_cast<float>(offsets_[e + 1]);
-  for (int64_t e = 0; e < dims_.experts; ++e) {
-    const int64_t count = offsets_[e + 1];
-    const int64_t padded = (count + kExpertRowsAlign - 1) / kExpertRowsAlign * kExpertRowsAlign;
-    std::fill_n(rows_PH + (offsets_[e] + count) * dims_.width, (padded - count) * dims_.width, Real{});
-    offsets_[e + 1] = static_cast<int32_t>(offsets_[e] + padded);
-  }
-  // Each expert's rows in the order of tokens. offsets_[e] serves as the next free row, and is set back afterwards.
-  for (int64_t i = 0; i < choices; ++i) rows_of_Tk_[i] = offsets_[chosen[i]]++;
-  for (int64_t e = 0; e < dims_.experts; ++e) offsets_[e] -= static_cast<int32_t>(balance_X_[e]);
-}
-
-template <typename Real>
-template <typename Body>
-Status Moe<Real>::for_experts(const Body& body) const {
-  for (int64_t e = 0; e < dims_.experts; ++e) {
-    const int64_t first = offsets_[e], rows = offsets_[e + 1] - first;
-    if (rows > 0) RT_TRY(body(experts_[e], first, rows));
-  }
-  return {};
-}
-
-template <typename Real>
-Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real* output_RH) const {
+Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
   const StageDims& d = dims_;
-  residual_.input(saved.residual);
-  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(kernels::matmul({.m = d.rows,
                           .n = d.experts,
                           .k = d.width,
@@ -88,18 +78,32 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real
                           .ldc = d.experts,
                           .ab_dtype = DTypeOf<Real>::value,
                           .c_dtype = DType::kF32}));
-  kernels::route_forward(router_dims_, saved.probabilities, saved.chosen, saved.weights);
+  for (int64_t e = 0; bias_ && e < d.experts; ++e) bias_X_[e] = to_f32(bias_.weight[e]);
+  kernels::route_forward(router_dims_, saved.probabilities, saved.chosen, saved.weights, saved.log_sums);
+  return {};
+}
 
-  place(saved.chosen, rows_PH_);
-  kernels::rows_to_experts(scratch_.rows_TH, rows_of_Tk_, d.rows, d.choices, d.width, rows_PH_);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.up.forward(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows);
-  }));
-  activate(activation_, saved.pre, scratch_.hidden, used_rows(), d.ffn);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.down.forward(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows);
-  }));
-  kernels::rows_to_tokens(rows_PH_, rows_of_Tk_, saved.weights, d.rows, d.choices, d.width, scratch_.partial_TH);
+template <typename Real>
+Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real* output_RH) const {
+  const StageDims& d = dims_;
+  residual_.input(saved.residual);
+  RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
+  RT_TRY(route(saved));
+
+  RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
+  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    RT_TRY(expert(group).up.forward(rows_PH_ + group.first * d.width, saved.pre + group.first * d.ffn_in, group.rows));
+  }
+  activate(activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.ffn);
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    RT_TRY(expert(group).down.forward(scratch_.hidden + group.first * d.ffn, rows_PH_ + group.first * d.width, d.width,
+                                      group.rows));
+  }
+  RT_TRY(dispatch_.to_tokens(rows_PH_, saved.weights, scratch_.partial_TH, what_rows_));
+  if (shared_) RT_TRY(shared_->forward(scratch_.rows_TH, saved.shared_pre, scratch_.partial_TH));
 
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_out_));
   Real* sum_RH = tp_.local(scratch_.partial_TH);
@@ -114,46 +118,66 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(dropout_, residual_.branch_gradient(saved.residual), &masked_RH, &dy_TH, tp_, scratch_, d,
                               what_dout_));
-  place(saved.chosen, rows_PH_);
-  kernels::rows_to_experts(dy_TH, rows_of_Tk_, d.rows, d.choices, d.width, rows_PH_);
+  if (shared_) RT_TRY(shared_->backward_hidden(dy_TH, saved.shared_pre));
+  RT_TRY(dispatch_.begin(saved.chosen, saved.counts, true, what_counts_));
+  RT_TRY(dispatch_.to_experts(dy_TH, rows_PH_, what_drows_));
 
   // With h an expert's hidden row and w its weight, y = w W h: dw = dy . W h = (W^T dy) . h, so no product is done
   // again.
-  activate(activation_, saved.pre, scratch_.hidden, used_rows(), d.ffn);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.down.backward_input(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn, false, rows);
-  }));
-  kernels::dot_and_scale_rows(dhidden_PF_, scratch_.hidden, rows_of_Tk_, saved.weights, d.rows, d.choices, d.ffn,
-                              dweights_Tk_);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.down.backward_weight(rows_PH_ + first * d.width, d.width, scratch_.hidden + first * d.ffn, rows);
-  }));
-  activate_backward(activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows(), d.ffn);
+  const int64_t used_rows = dispatch_.used_rows();
+  activate(activation_, saved.pre, scratch_.hidden, used_rows, d.ffn);
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    RT_TRY(expert(group).down.backward_input(rows_PH_ + group.first * d.width, d.width,
+                                             dhidden_PF_ + group.first * d.ffn, false, group.rows));
+  }
+  RT_TRY(dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.ffn, dweights_Tk_, what_dweights_));
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    RT_TRY(expert(group).down.backward_weight(rows_PH_ + group.first * d.width, d.width,
+                                              scratch_.hidden + group.first * d.ffn, group.rows));
+  }
+  activate_backward(activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.ffn);
   if (tp_.comm().size() > 1) {  // each rank has a part of every hidden row
     RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * d.choices, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
   }
 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  kernels::rows_to_experts(scratch_.rows_TH, rows_of_Tk_, d.rows, d.choices, d.width, rows_PH_);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) -> Status {
-    const Real* dpre = scratch_.dhidden + first * d.ffn_in;
-    RT_TRY(expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows));
-    return expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);
-  }));
-  kernels::rows_to_tokens(drows_PH_, rows_of_Tk_, nullptr, d.rows, d.choices, d.width, scratch_.partial_TH);
+  RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
+  for (const auto& group : dispatch_.groups()) {
+    if (group.rows == 0) continue;
+    const Real* dpre = scratch_.dhidden + group.first * d.ffn_in;
+    RT_TRY(expert(group).up.backward_weight(dpre, rows_PH_ + group.first * d.width, nullptr, group.rows));
+    RT_TRY(expert(group).up.backward_input(dpre, drows_PH_ + group.first * d.width, group.rows));
+  }
+  RT_TRY(dispatch_.to_tokens(drows_PH_, nullptr, scratch_.partial_TH, what_drows_));
+  if (shared_) RT_TRY(shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH));
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_din_));
 
-  // The router saw all rows on every rank: its part is added behind the sum, and each rank takes its own rows.
-  const float each = aux_loss_ * static_cast<float>(d.experts) / static_cast<float>(d.rows) * loss_scale;
-  for (int64_t e = 0; e < d.experts; ++e) balance_X_[e] *= each;
-  kernels::route_backward(router_dims_, saved.probabilities, saved.chosen, dweights_Tk_, balance_X_, dlogits_TX_);
-  const Real* dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
-  Real* dinput_RH = tp_.local(scratch_.partial_TH);
-  RT_TRY(router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows));
-  RT_TRY(router_.backward_input(dlogits_RX, d.experts, dinput_RH, true, d.local_rows));
-  residual_.input_gradient(saved.residual, dinput_RH);
+  RT_TRY(route_backward(saved, loss_scale));
+  residual_.input_gradient(saved.residual, tp_.local(scratch_.partial_TH));
   return {};
+}
+
+// The router saw all rows on every rank: its part is added behind the sum over tp, and each rank takes its own rows.
+template <typename Real>
+Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) const {
+  const StageDims& d = dims_;
+  for (int64_t e = 0; e < d.experts; ++e) balance_X_[e] = static_cast<float>(dispatch_.choices_of(e));
+  if (cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
+    RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
+  }
+  const float each = aux_loss_ * static_cast<float>(d.experts) / static_cast<float>(d.cp * d.rows) * loss_scale;
+  for (int64_t e = 0; e < d.experts; ++e) balance_X_[e] *= each;
+  kernels::route_backward(router_dims_, saved.probabilities, saved.chosen, dweights_Tk_,
+                          {.balance = balance_X_, .log_sums = saved.log_sums, .z = z_loss_ * loss_scale}, dlogits_TX_);
+  if (bias_ && tp_.first_row() == 0) {  // with sequence parallelism gradients of what is replicated are added over tp
+    for (int64_t e = 0; e < d.experts; ++e) bias_.grad[e] += static_cast<float>(dispatch_.choices_of(e));
+  }
+  const Real* dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
+  RT_TRY(router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows));
+  return router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
 }
 
 template class Moe<float>;

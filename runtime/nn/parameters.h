@@ -24,8 +24,12 @@ struct Parameter {
 template <typename Real>
 class Parameters {
  public:
-  Parameters(const Plan& plan, const RankPlan& rank, const Real* weights, float* grads)
-      : plan_(plan), rank_(rank), weights_(weights), grads_(grads) {}
+  /// `source`: whose gradients, of tensors that keep them apart (RankPlan::grad_at).
+  Parameters(const Plan& plan, const RankPlan& rank, const Real* weights, float* grads, int64_t source = 0)
+      : plan_(plan), rank_(rank), weights_(weights), grads_(grads), source_(source) {}
+
+  /// The same for gradients of the tokens of another ep rank.
+  Parameters of_source(int64_t source) const { return {plan_, rank_, weights_, grads_, source}; }
 
   /// The tensor must live on this rank.
   Parameter<Real> get(std::string_view name) const {
@@ -47,14 +51,15 @@ class Parameters {
  private:
   Parameter<Real> view(const LocalTensor* local) const {
     if (local == nullptr) return {};
-    return {weights_ + local->weight_at, grads_ == nullptr ? nullptr : grads_ + local->grad_at, local->shape[0],
-            local->box.lo[0], local->box.extent(0)};
+    float* const grad = grads_ == nullptr ? nullptr : grads_ + rank_.grad_at(*local, source_);
+    return {weights_ + local->weight_at, grad, local->shape[0], local->box.lo[0], local->box.extent(0)};
   }
 
   const Plan& plan_;
   const RankPlan& rank_;
   const Real* weights_;
   float* grads_;
+  int64_t source_;
 };
 
 }  // namespace cairn::nn

@@ -53,9 +53,9 @@ struct LayerBuffers {
   RecomputeMode mode = RecomputeMode::kNone;
   Copies<Real> input;        // of the layer; of this rank's part of it when distributed
   Copies<Real> whole_input;  // shared; only when distributed
-  Kept<Real> qk, qkv, out, attn_post, mlp_input, mlp_post, pre, moe_pre;
-  Kept<float> logsumexp, probabilities, weights;
-  Kept<int32_t> chosen;
+  Kept<Real> qk, qkv, out, attn_post, mlp_input, mlp_post, pre, moe_pre, shared_pre;
+  Kept<float> logsumexp, probabilities, weights, log_sums;
+  Kept<int32_t> chosen, counts;
   Copies<Real> attn_dout, mlp_dout, mlp_dpre;  // for each micro-batch between the halves of its backward
   Real* output = nullptr;                      // shared: what a layer that is computed again puts out, for nobody
 };
@@ -84,23 +84,25 @@ Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64
 template <typename Real>
 class Model final : public StageModel {
  public:
-  Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, comm::Comm& comm, const Real* weights, float* grads,
-        const Buffers& buffers, UseListener* listener)
+  Model(const Plan& plan, const RankPlan& rank, const Chunk& chunk, const StageGroups& groups, const Real* weights,
+        float* grads, const Buffers& buffers, UseListener* listener)
       : dims_(stage_dims(plan, rank)),
         vocab_(plan.recipe.model.vocab),
         trains_(grads != nullptr),
         parallel_(is_parallel(plan.recipe.model.block)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
-        tp_(comm, dims_, plan.recipe.mesh.sequence_parallel) {
+        tp_(groups.tp, dims_, plan.recipe.mesh.sequence_parallel),
+        cp_(dims_, groups.cp, buffers) {
     const ModelConfig& model = plan.recipe.model;
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
+    if (model.moe.experts > 0) dispatch_.emplace(dims_, groups.ep, buffers);
     if (chunk.stage.embedding)
       embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
-      layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, scratch_),
+      layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, cp_, scratch_),
                          make_mlp(parameters, model, layer, buffers)});
       buffers_.push_back(layer_buffers(plan, chunk, layer, buffers));
     }
@@ -268,8 +270,8 @@ class Model final : public StageModel {
   }
 
   std::variant<Mlp<Real>, Moe<Real>> make_mlp(const Parameters<Real>& parameters, const ModelConfig& model,
-                                              int64_t layer, const Buffers& buffers) const {
-    if (model.moe.experts > 0) return Moe<Real>(parameters, model, dims_, layer, tp_, scratch_, buffers);
+                                              int64_t layer, const Buffers& buffers) {
+    if (dispatch_) return Moe<Real>(parameters, model, dims_, layer, tp_, cp_, *dispatch_, scratch_, buffers);
     return Mlp<Real>(parameters, model, dims_, layer, tp_, scratch_);
   }
 
@@ -290,8 +292,15 @@ class Model final : public StageModel {
     }
     if (model.positions == Positions::kRotary) {
       float* table = buffers.get<float>("rotary.table");
-      const RotaryAngles angles = rotary_angles(model, dims_.positions);
-      kernels::rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
+      const TokenRuns& held = dims_.held;
+      const RotaryAngles angles = rotary_angles(model, held.whole() ? dims_.positions : held.tokens);
+      if (held.whole()) {
+        kernels::rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
+      } else {
+        const int64_t half = held.count / 2;
+        kernels::rotary_table(table, held.first, half, angles.frequencies, angles.factor);
+        kernels::rotary_table(table + half * rotary_dims(model), held.second, half, angles.frequencies, angles.factor);
+      }
       scratch_.rotary_table = table;
     }
     if (model.positions == Positions::kAlibi) {
@@ -326,7 +335,10 @@ class Model final : public StageModel {
     out.probabilities = kept("moe.probabilities", float{}, false);
     out.chosen = kept("moe.chosen", int32_t{}, false);
     out.weights = kept("moe.weights", float{}, false);
+    out.counts = kept("moe.counts", int32_t{}, false);
+    out.log_sums = kept("moe.log_sums", float{}, false);
     out.moe_pre = kept("moe.pre", Real{}, false);
+    out.shared_pre = kept("moe.shared_pre", Real{}, false);
     out.attn_dout = own("attn.dout");
     out.mlp_dout = own("mlp.dout");
     out.mlp_dpre = own("mlp.dpre");
@@ -387,9 +399,12 @@ class Model final : public StageModel {
             {.residual = residual, .pre = b.pre.at(slot, late)},
             {.residual = residual,
              .probabilities = b.probabilities.at(slot, late),
+             .log_sums = b.log_sums.at(slot, late),
              .chosen = b.chosen.at(slot, late),
              .weights = b.weights.at(slot, late),
-             .pre = b.moe_pre.at(slot, late)}};
+             .counts = b.counts.at(slot, late),
+             .pre = b.moe_pre.at(slot, late),
+             .shared_pre = b.shared_pre.at(slot, late)}};
   }
 
   LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {
@@ -435,8 +450,7 @@ class Model final : public StageModel {
     if (b.mode == RecomputeMode::kNone) return {};
     const TraceScope scope("compute", "recompute", {.layer = number_of(layer)});
     if (b.mode == RecomputeMode::kSelective) {
-      l.attention.recompute_core(saved.attention);
-      return {};
+      return l.attention.recompute_core(saved.attention);
     }
     if (b.whole_input) RT_TRY(gather_input(layer, slot));
     Real* between_RH = parallel_ ? b.output : saved.mlp.residual.input_RH;
@@ -452,8 +466,10 @@ class Model final : public StageModel {
   int64_t first_layer_ = 0;
   UseListener* listener_ = nullptr;
   TensorParallel<Real> tp_;
+  ContextParallel<Real> cp_;
   Scratch<Real> scratch_;
-  std::optional<Embedding<Real>> embedding_;  // these refer to tp_ and scratch_: a Model does not move
+  std::optional<Dispatch<Real>> dispatch_;    // with experts
+  std::optional<Embedding<Real>> embedding_;  // these refer to the above: a Model does not move
   std::vector<Layer<Real>> layers_;
   std::optional<Head<Real>> head_;
   std::vector<LayerBuffers<Real>> buffers_;  // of the layers
@@ -463,23 +479,32 @@ class Model final : public StageModel {
 }  // namespace
 
 Result<std::unique_ptr<StageModel>> StageModel::make(const Plan& plan, const RankPlan& rank, int64_t chunk,
-                                                     comm::Comm& tp, void* weights, float* grads,
+                                                     const StageGroups& groups, void* weights, float* grads,
                                                      std::span<std::byte> activations, UseListener* listener) {
+  const comm::Comm& tp = groups.tp;
   if (tp.size() != plan.mesh.tp() || tp.rank() != rank.at.tp) {
     return Error{ErrorCode::kInternal, fmt::format("group {} makes this rank {} of {}, the plan {} of {}", tp.name(),
                                                    tp.rank(), tp.size(), rank.at.tp, plan.mesh.tp())};
   }
+  const int64_t ep = groups.ep == nullptr ? 1 : groups.ep->size();
+  if (ep != plan.mesh.ep() || (groups.ep != nullptr && groups.ep->rank() != rank.expert_part)) {
+    return Error{ErrorCode::kInternal, fmt::format("a group of {} ranks for mesh.ep = {}", ep, plan.mesh.ep())};
+  }
+  const int64_t cp = groups.cp == nullptr ? 1 : groups.cp->size();
+  if (cp != plan.mesh.cp() || (groups.cp != nullptr && groups.cp->rank() != rank.at.cp)) {
+    return Error{ErrorCode::kInternal, fmt::format("a group of {} ranks for mesh.cp = {}", cp, plan.mesh.cp())};
+  }
   RT_TRY_SET(const Buffers buffers, Buffers::lay_out(plan, rank, activations));
   if (plan.compute_dtype() == DType::kBf16) {
     return std::unique_ptr<StageModel>(std::make_unique<Model<bf16>>(
-        plan, rank, rank.chunks.at(chunk), tp, static_cast<const bf16*>(weights), grads, buffers, listener));
+        plan, rank, rank.chunks.at(chunk), groups, static_cast<const bf16*>(weights), grads, buffers, listener));
   }
   if (plan.compute_dtype() == DType::kF16) {
     return std::unique_ptr<StageModel>(std::make_unique<Model<f16>>(
-        plan, rank, rank.chunks.at(chunk), tp, static_cast<const f16*>(weights), grads, buffers, listener));
+        plan, rank, rank.chunks.at(chunk), groups, static_cast<const f16*>(weights), grads, buffers, listener));
   }
   return std::unique_ptr<StageModel>(std::make_unique<Model<float>>(
-      plan, rank, rank.chunks.at(chunk), tp, static_cast<const float*>(weights), grads, buffers, listener));
+      plan, rank, rank.chunks.at(chunk), groups, static_cast<const float*>(weights), grads, buffers, listener));
 }
 
 }  // namespace cairn::nn

@@ -17,8 +17,9 @@ constexpr int64_t kCachedBytes = int64_t{8} << 20;
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica, Arrays arrays)
-    : plan_(plan), rank_(rank), replica_(replica), arrays_(std::move(arrays)) {
+ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica,
+                                   comm::Comm* expert_replica, Arrays arrays)
+    : plan_(plan), rank_(rank), replica_(replica), expert_replica_(expert_replica), arrays_(std::move(arrays)) {
   const int64_t saved = std::count_if(rank.pieces.begin(), rank.pieces.end(), [](const auto& p) { return p.primary; });
   for (const auto& bank : arrays_.banks) {
     RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
@@ -59,7 +60,7 @@ ExactSum ShardedOptimizer::squared_norm_part() const {
     if (end > begin) kernels::add_squares(arrays_.grads + begin, end - begin, sum);
   };
   for (const StatePiece& piece : rank_.pieces) {
-    if (!piece.primary) continue;
+    if (!piece.primary || plan_.tensors[piece.tensor].balances) continue;
     const int64_t at = rank_.grad_offset(piece);
     if (piece.tensor != tensor || at != end) {
       add_run();
@@ -74,21 +75,54 @@ ExactSum ShardedOptimizer::squared_norm_part() const {
 }
 
 template <typename Body>
-void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body) const {
+void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, bool balancing) const {
+  const auto wanted = [&](int64_t tensor) { return plan_.tensors[tensor].balances == balancing; };
   int64_t saved = 0;
   for (const StatePiece& piece : rank_.pieces) {
+    const int64_t k = piece.primary ? saved++ : -1;
+    if (!wanted(piece.tensor)) continue;
     if (piece.primary) {
-      body(piece, piece.count_elems(), arrays_.banks[from][saved], arrays_.banks[to][saved], saved);
-      ++saved;
+      body(piece, piece.count_elems(), arrays_.banks[from][k], arrays_.banks[to][k], k);
     } else {
       const kernels::AdamwState state = private_at(piece.state_offset);
       body(piece, piece.count_elems(), state, state, int64_t{-1});
     }
   }
   for (const ReplicaRun& replica : rank_.replicas) {
+    if (!wanted(replica.tensor)) continue;
     const kernels::AdamwState state = private_at(replica.state_offset);
     body(replica, replica.count, state, state, int64_t{-1});
   }
+}
+
+void ShardedOptimizer::note_sums(int64_t saved_piece, const kernels::AdamwState& state, int64_t count) {
+  const auto saved = static_cast<int64_t>(sums_.size() / 3);
+  int64_t array = 0;
+  for (const float* values : {state.master, state.exp_avg, state.exp_avg_sq}) {
+    sums_[array++ * saved + saved_piece] = word_sums(reinterpret_cast<const std::byte*>(values), count);
+  }
+}
+
+void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
+  const MoeConfig& moe = plan_.recipe.model.moe;
+  if (moe.bias_rate == 0) return;
+  const auto mean = static_cast<float>(static_cast<double>(tokens * moe.top_k) / static_cast<double>(moe.experts));
+  for_parts(
+      from, to,
+      [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
+          int64_t k) {
+        const float* const choices = arrays_.grads + rank_.grad_offset(part);
+        const auto rate = static_cast<float>(rates_[part.tensor].lr > 0 ? moe.bias_rate : 0);
+        for (int64_t i = 0; i < count; ++i) {
+          const float step = choices[i] < mean ? rate : choices[i] > mean ? -rate : 0.0f;
+          target.master[i] = source.master[i] + step;
+          target.exp_avg[i] = source.exp_avg[i];
+          target.exp_avg_sq[i] = source.exp_avg_sq[i];
+        }
+        put_weights(target.master, rank_.weight_offset(part), count);
+        if (k >= 0) note_sums(k, target, count);
+      },
+      true);
 }
 
 kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const {
@@ -103,8 +137,9 @@ kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, dou
           .stream = stream_};
 }
 
-Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to,
+Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
                                 comm::Comm& world) {
+  balance(from, to, tokens);
   if (plan_.recipe.optimizer.kind == OptimizerKind::kLamb) return lamb(update, lr, grad_scale, from, to, world);
   adamw(update, lr, grad_scale, from, to);
   return {};
@@ -154,7 +189,6 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
         ExactSum::from(std::span<const double, ExactSum::kWords>(&words[index * ExactSum::kWords], ExactSum::kWords))
             .value());
   };
-  const auto saved = static_cast<int64_t>(sums_.size() / 3);
   for_parts(from, to,
             [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
                 int64_t k) {
@@ -163,10 +197,7 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
               kernels::lamb_step(args_of(part.tensor, update, lr, grad_scale), static_cast<float>(trust), source,
                                  target, count);
               put_weights(target.master, rank_.weight_offset(part), count);
-              for (int64_t a = 0; k >= 0 && a < 3; ++a) {
-                const float* const array = a == 0 ? target.master : a == 1 ? target.exp_avg : target.exp_avg_sq;
-                sums_[a * saved + k] = word_sums(reinterpret_cast<const std::byte*>(array), count);
-              }
+              if (k >= 0) note_sums(k, target, count);
             });
   return {};
 }
@@ -189,6 +220,7 @@ void ShardedOptimizer::keep(int64_t from, int64_t to) {
 }
 
 Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
+  // With one replica of the others' buckets there is one of the experts' too: they have fewer.
   if (replica_.size() > 1) {  // each array takes the way of the gradients: by bucket, in their memory
     for (float* kernels::AdamwState::*const array :
          {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
@@ -197,8 +229,9 @@ Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
       });
       for (const Bucket& bucket : rank_.buckets) {
         float* const shard = arrays_.grads + (rank_.scattered_grads ? bucket.shard_offset : bucket.shard.begin);
-        RT_TRY(replica_.all_gather(shard + bucket.share.begin - bucket.shard.begin, shard, bucket.share.size() * 4,
-                                   "optimizer state of the other replicas"));
+        comm::Comm& replica = bucket.experts ? *expert_replica_ : replica_;
+        RT_TRY(replica.all_gather(shard + bucket.share.begin - bucket.shard.begin, shard, bucket.share.size() * 4,
+                                  "optimizer state of the other replicas"));
       }
       for (const ReplicaRun& run : rank_.replicas) {
         std::copy_n(arrays_.grads + rank_.grad_offset(run), run.count, private_at(run.state_offset).*array);

@@ -26,8 +26,10 @@ struct Arrays {
 
 class ShardedOptimizer {
  public:
-  /// `replica`: the ranks with the same shards.
-  ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica, Arrays arrays);
+  /// `replica`: the ranks with the same shards; `expert_replica`: with the same shards of divided experts, null where
+  /// there are none.
+  ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica, comm::Comm* expert_replica,
+                   Arrays arrays);
 
   /// This rank's part of the squared global gradient norm: add over the world, then square root. The same bits for
   /// every way of cutting gradients over dp and pp.
@@ -36,8 +38,9 @@ class ShardedOptimizer {
   /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient. The saved state goes from bank
   /// `from` into bank `to`, which may be the same; a kill leaves `from` whole if it is another. The rest is updated in
   /// place. All memory is written when it returns, visible to other processes.
-  /// `world`: all ranks; LAMB adds up the norms of each tensor there.
-  Status update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
+  /// `world`: all ranks; LAMB adds up the norms of each tensor there. `tokens` of the step.
+  Status update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
+                comm::Comm& world);
 
   /// In place of an update when the step is skipped: the saved state goes from bank `from` into bank `to` as it is.
   void keep(int64_t from, int64_t to);
@@ -58,10 +61,14 @@ class ShardedOptimizer {
   kernels::AdamwArgs args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const;
   void adamw(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
   Status lamb(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
+  /// Biases that balance experts (TensorSpec::balances): each goes a step of bias_rate towards as many choices as the
+  /// others have (Wang et al. 2024; DeepSeek-V3). Their moments stay.
+  void balance(int64_t from, int64_t to, int64_t tokens);
+  void note_sums(int64_t saved_piece, const kernels::AdamwState& state, int64_t count);
   /// Calls body(part, elements, its state in bank `from`, its state in bank `to`, number of the saved piece or -1) for
-  /// all that this rank updates, pieces and replica runs; private state is both.
+  /// all that this rank updates by gradients, pieces and replica runs; private state is both. `balancing`: the rest.
   template <typename Body>
-  void for_parts(int64_t from, int64_t to, const Body& body) const;
+  void for_parts(int64_t from, int64_t to, const Body& body, bool balancing = false) const;
   /// Calls body(piece, its state in `bank` or the private state).
   template <typename Body>
   void for_pieces(int64_t bank, const Body& body) const;
@@ -69,6 +76,7 @@ class ShardedOptimizer {
   const Plan& plan_;
   const RankPlan& rank_;
   comm::Comm& replica_;
+  comm::Comm* expert_replica_;
   Arrays arrays_;
   bool stream_;  // a bank is larger than the caches
   std::vector<uint64_t> sums_;

@@ -12,8 +12,11 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   const ModelConfig& m = plan.recipe.model;
   const int64_t tp = plan.mesh.tp();
   StageDims d;
-  d.tokens = plan.pass_tokens > 0 ? plan.pass_tokens : plan.sequence_tokens;
-  d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / d.tokens);
+  const int64_t sequence = plan.pass_tokens > 0 ? plan.pass_tokens : plan.sequence_tokens;
+  d.cp = plan.mesh.cp();
+  d.held = TokenRuns::of_rank(sequence, d.cp, rank.at.cp);
+  d.tokens = d.held.count;
+  d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / sequence);
   d.positions = plan.pass_tokens > 0 ? m.context : d.tokens;
   d.rows = d.samples * d.tokens;
   d.local_rows = plan.recipe.mesh.sequence_parallel ? d.rows / tp : d.rows;
@@ -28,9 +31,16 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   if (m.moe.experts > 0) {
     d.experts = m.moe.experts;
     d.choices = m.moe.top_k;
-    // The worst case: all experts are chosen and each is one row over a multiple.
-    const int64_t chosen = d.rows * d.choices, used = std::min(d.experts, chosen);
-    d.expert_rows = (chosen + used * (kExpertRowsAlign - 1)) / kExpertRowsAlign * kExpertRowsAlign;
+    d.shared_ffn = m.moe.shared_experts * m.ffn / tp;
+    d.ep = plan.mesh.ep();
+    d.local_experts = d.experts / d.ep;
+    d.first_expert = rank.expert_part * d.local_experts;
+    d.expert_sources = plan.expert_sources();
+    // The worst case: all tokens of the ep group choose experts of this rank, as many of them as there are, and each is
+    // one row over a multiple.
+    const int64_t apart = d.ep / d.expert_sources * d.rows * std::min(d.choices, d.local_experts);
+    const int64_t used = std::min(d.local_experts, apart);
+    d.expert_rows = d.expert_sources * ((apart + used * (kExpertRowsAlign - 1)) / kExpertRowsAlign * kExpertRowsAlign);
   }
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
@@ -101,6 +111,9 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
         add(prefix + "moe.probabilities", d.rows * d.experts, DType::kF32, first);
         add(prefix + "moe.chosen", d.rows * d.choices, DType::kI32, first);
         add(prefix + "moe.weights", d.rows * d.choices, DType::kF32, first);
+        if (m.moe.z_loss > 0) add(prefix + "moe.log_sums", d.rows, DType::kF32, first);
+        if (d.ep > 1) add(prefix + "moe.counts", d.ep * d.experts, DType::kI32, first);
+        if (d.shared_ffn > 0) add(prefix + "moe.shared_pre", d.rows * 2 * d.shared_ffn, compute, first);
         add(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute, first);
       }
       if (has_post_norms(m.block)) add(prefix + "mlp.post", stream, compute, in_flight);
@@ -135,6 +148,9 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
       scratch("shared.moe.probabilities", d.rows * d.experts, DType::kF32);
       scratch("shared.moe.chosen", d.rows * d.choices, DType::kI32);
       scratch("shared.moe.weights", d.rows * d.choices, DType::kF32);
+      if (m.moe.z_loss > 0) scratch("shared.moe.log_sums", d.rows, DType::kF32);
+      if (d.ep > 1) scratch("shared.moe.counts", d.ep * d.experts, DType::kI32);
+      if (d.shared_ffn > 0) scratch("shared.moe.shared_pre", d.rows * 2 * d.shared_ffn, compute);
       scratch("shared.moe.pre", d.expert_rows * d.ffn_in, compute);
     }
     if (distributes_inputs(plan)) scratch("shared.attn.input", stream, compute);
@@ -146,7 +162,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch("scratch.dbranch", stream, compute);
   const int64_t ffn_rows = d.experts > 0 ? d.expert_rows : d.rows;
   // Between a column and a row cut.
-  scratch("scratch.hidden", std::max(ffn_rows * d.ffn, d.rows * d.heads * d.head_dim), compute);
+  scratch("scratch.hidden", std::max({ffn_rows * d.ffn, d.rows * d.heads * d.head_dim, d.rows * d.shared_ffn}),
+          compute);
   scratch("scratch.dhidden", std::max(ffn_rows * d.ffn_in, d.rows * d.qkv), compute);
   if (d.experts > 0) {
     scratch("moe.rows", d.expert_rows * d.width, compute);
@@ -154,11 +171,25 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     scratch("moe.dhidden", d.expert_rows * d.ffn, compute);
     scratch("moe.dlogits", d.rows * d.experts, compute);
     scratch("moe.rows_of", d.rows * d.choices, DType::kI32);
-    scratch("moe.offsets", d.experts + 1, DType::kI32);
     scratch("moe.dweights", d.rows * d.choices, DType::kF32);
     scratch("moe.balance", d.experts, DType::kF32);
+    if (m.moe.bias_rate > 0) scratch("moe.bias", d.experts, DType::kF32);
+    if (d.shared_ffn > 0) {
+      scratch("moe.shared_dhidden", d.rows * d.shared_ffn, compute);
+      scratch("moe.shared_dpre", d.rows * 2 * d.shared_ffn, compute);
+    }
+    if (d.ep > 1) {
+      scratch("moe.sent", d.rows * d.choices * d.width, compute);
+      scratch("moe.sent_numbers", d.rows * d.choices, DType::kF32);
+      scratch("moe.row_weights", d.expert_rows, DType::kF32);
+      scratch("moe.row_dots", d.expert_rows, DType::kF32);
+    }
   }
   scratch("scratch.attention", attention_scratch_elems(d), DType::kF32);
+  if (d.cp > 1) {
+    const int64_t kv = d.cp * d.rows * 2 * d.kv_heads * d.head_dim;
+    for (const char* name : {"cp.exchanged", "cp.kv", "cp.dkv"}) scratch(name, kv, compute);
+  }
   scratch("scratch.rstd", d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch("scratch.mean", d.local_rows, DType::kF32);
   if (has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp)) {

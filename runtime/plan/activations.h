@@ -15,6 +15,9 @@
 // their backwards, into buffers that all layers share:
 //   selective  all but the attention core's output and log-sum-exp: c (2 R H + T (QKV + F_in))
 //   full       c R H: the layer's input alone, and the inputs of norms behind branches; c R H / tp when distributed
+// With context parallelism T is a rank's rows, and the keys and values of all ranks' rows lie in buffers that all
+// layers share: as they are exchanged and in the order of tokens, and their gradients, c 3 cp T 2 K D in all.
+//
 // Between the two halves of a split backward a micro-batch keeps the gradients of what the projections put out,
 // c (2 R H + T F_in) a layer more (that of q, k, v replaces them), and of a recomputed layer what the second half reads
 // of what was recomputed. Experts' backwards are not split. Buffers that exist in that time alone have Chunk::late
@@ -24,28 +27,35 @@
 #include <string>
 #include <vector>
 
+#include "runtime/core/token_runs.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn {
 
 /// Sizes of one rank's part of the model.
 struct StageDims {
-  int64_t samples = 0;      // B, sequences of a micro-batch
-  int64_t tokens = 0;       // S, of a sequence
-  int64_t positions = 0;    // of the rotary table: S, or the context in a pass of generation (Plan::pass_tokens)
-  int64_t rows = 0;         // T = B S
-  int64_t local_rows = 0;   // R = T, or T / tp with sequence parallelism
-  int64_t width = 0;        // H
-  int64_t embed = 0;        // E, of token embedding and head; H but for models that project it
-  int64_t heads = 0;        // N, this rank's
-  int64_t kv_heads = 0;     // K, this rank's
-  int64_t head_dim = 0;     // D
-  int64_t qkv = 0;          // QKV = (N + 2 K) D
-  int64_t ffn = 0;          // F, this rank's
-  int64_t ffn_in = 0;       // F_in = F, or 2 F with a gate
-  int64_t experts = 0;      // X; 0 without
-  int64_t choices = 0;      // k, experts of a token
-  int64_t expert_rows = 0;  // P >= T k: rows of all experts, each expert's padded to kExpertRowsAlign
+  int64_t samples = 0;     // B, sequences of a micro-batch
+  int64_t tokens = 0;      // S, of a sequence; with context parallelism those that this rank has, S / cp
+  TokenRuns held;          // which ones they are
+  int64_t cp = 1;          // ranks that divide the tokens of a sequence
+  int64_t positions = 0;   // of the rotary table: S, or the context in a pass of generation (Plan::pass_tokens)
+  int64_t rows = 0;        // T = B S
+  int64_t local_rows = 0;  // R = T, or T / tp with sequence parallelism
+  int64_t width = 0;       // H
+  int64_t embed = 0;       // E, of token embedding and head; H but for models that project it
+  int64_t heads = 0;       // N, this rank's
+  int64_t kv_heads = 0;    // K, this rank's
+  int64_t head_dim = 0;    // D
+  int64_t qkv = 0;         // QKV = (N + 2 K) D
+  int64_t ffn = 0;         // F, this rank's
+  int64_t ffn_in = 0;      // F_in = F, or 2 F with a gate
+  int64_t experts = 0;     // X; 0 without
+  int64_t choices = 0;     // k, experts of a token
+  int64_t shared_ffn = 0;  // this rank's hidden units of the experts that every token goes through
+  int64_t ep = 1;          // ranks that divide the experts
+  int64_t local_experts = 0, first_expert = 0;  // this rank's
+  int64_t expert_sources = 1;                   // ep ranks whose rows each expert keeps apart (Plan::expert_sources)
+  int64_t expert_rows = 0;  // P: rows of this rank's experts at most, those of each padded to kExpertRowsAlign
   int64_t vocab = 0;        // V, this rank's rows, padding included
   int64_t logit_rows = 0;   // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
 };

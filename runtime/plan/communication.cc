@@ -63,12 +63,52 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   return out;
 }
 
-/// Inside the shard group.
-Traffic shard_traffic(const Plan& plan, const RankPlan& rank) {
+/// Of a rank that sends back to the tokens' ranks as many rows as its own tokens have choices.
+Traffic expert_traffic(const Plan& plan, const RankPlan& rank) {
+  const StageDims d = stage_dims(plan, rank);
+  const int64_t row_bytes = d.width * dtype_size_bytes(plan.compute_dtype()), choices = d.rows * d.choices;
+  Traffic out;
+  const auto forward = [&] {
+    out.all_gather.add(d.experts * 4);  // how many rows for whom
+    for (int way = 0; way < 2; ++way) out.all_to_all.add(choices * row_bytes);
+  };
+  for (const Chunk& chunk : rank.chunks) {
+    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+      for (int64_t k = 0; k < plan.micro_batches; ++k) {
+        forward();
+        if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) forward();
+        for (int rows = 0; rows < 3; ++rows) out.all_to_all.add(choices * row_bytes);  // dy and x out, dx back
+        for (int way = 0; way < 2; ++way) out.all_to_all.add(choices * 4);             // weights, their gradients
+      }
+    }
+  }
+  return out;
+}
+
+Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
+  const StageDims d = stage_dims(plan, rank);
+  const int64_t kv_bytes = d.rows * 2 * d.kv_heads * d.head_dim * dtype_size_bytes(plan.compute_dtype());
+  Traffic out;
+  for (const Chunk& chunk : rank.chunks) {
+    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+      const int64_t gathers = layer_recompute(plan, chunk.stage, l) == RecomputeMode::kNone ? 2 : 3;
+      for (int64_t k = 0; k < plan.micro_batches; ++k) {
+        for (int64_t g = 0; g < gathers; ++g) out.all_gather.add(kv_bytes);
+        out.reduce_scatter.add(d.cp * kv_bytes);
+        if (plan.recipe.model.moe.aux_loss > 0) out.all_reduce.add(d.experts * 4);  // choices of each expert
+      }
+    }
+  }
+  return out;
+}
+
+/// Inside the shard group, of dense buckets or those of divided experts.
+Traffic shard_traffic(const Plan& plan, const RankPlan& rank, bool experts) {
   const int64_t elem = dtype_size_bytes(plan.compute_dtype());
   Traffic out;
   for (const Bucket& bucket : rank.buckets) {
-    const int64_t times = rank.scattered_grads ? plan.micro_batches : 1;
+    if (bucket.experts != experts) continue;
+    const int64_t times = rank.scattered_grads ? plan.micro_batches * (experts ? plan.expert_sources() : 1) : 1;
     for (int64_t k = 0; k < times; ++k) out.reduce_scatter.add(bucket.range.size() * 4);
     if (!rank.scattered_weights) out.all_gather.add(bucket.shard.size() * elem);
   }
@@ -77,7 +117,7 @@ Traffic shard_traffic(const Plan& plan, const RankPlan& rank) {
     const Unit& unit = rank.units[use.unit];
     if (!use.gather) continue;
     for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) {
-      out.all_gather.add(rank.buckets[b].shard.size() * elem);
+      if (rank.buckets[b].experts == experts) out.all_gather.add(rank.buckets[b].shard.size() * elem);
     }
   }
   return out;
@@ -124,17 +164,26 @@ std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> act
 
 std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   const Mesh& mesh = plan.mesh;
-  const int64_t shards = plan.shard_size(), replicas = mesh.dp() / shards;
   std::vector<GroupTraffic> out;
   const auto tell = [&](std::string_view group, int64_t size, const Traffic& traffic) {
     if (size > 1) out.push_back({std::string(group), size, traffic});
   };
   if (mesh.tp() > 1) tell(kTpGroup, mesh.tp(), tp_traffic(plan, rank));
-  if (shards > 1) tell(replicas == 1 ? kDpGroup : kShardGroup, shards, shard_traffic(plan, rank));
-  if (replicas > 1) {
+  const auto reduce = [&](bool experts, std::string_view shard_group, std::string_view replica_group) {
+    const int64_t shards = plan.shard_size(experts), replicas = plan.replicas(experts) / shards;
+    if (shards > 1) tell(shard_group, shards, shard_traffic(plan, rank, experts));
     Traffic sums;
-    for (const Bucket& bucket : rank.buckets) sums.all_reduce.add(bucket.shard.size() * 4);
-    tell(shards == 1 ? kDpGroup : kReplicaGroup, replicas, sums);
+    for (const Bucket& bucket : rank.buckets) {
+      if (bucket.experts == experts) sums.all_reduce.add(bucket.shard.size() * 4);
+    }
+    tell(replica_group, replicas, sums);
+  };
+  reduce(false, plan.shard_size() == mesh.replicas() ? kDpGroup : kShardGroup,
+         plan.shard_size() == 1 ? kDpGroup : kReplicaGroup);
+  if (mesh.cp() > 1) tell(kContextGroup, mesh.cp(), context_traffic(plan, rank));
+  if (mesh.ep() > 1) {
+    reduce(true, kExpertShardGroup, kExpertReplicaGroup);
+    tell(kExpertGroup, mesh.ep(), expert_traffic(plan, rank));
   }
   if (mesh.pp() > 1) {
     Traffic forward, backward;

@@ -9,6 +9,13 @@
 //   ZeRO-2    4 m G reduced and scattered, c G / s gathered
 //   ZeRO-3    the same reduced; weights are gathered once for each GatherPlan::gather
 //   replica   4 G / s all-reduced, between shard groups
+//   ep        a layer: 5 m T k H c and 8 m T k exchanged, of which the ranks of experts send back two fifths and a
+//   half:
+//             dropless routing decides whose part of that is whose, so bytes are those of a rank that sends back as
+//             much as it gets, and exact as the sum over the ep group; X 4 m gathered
+//   cp        a layer: 2 m T 2 K D c gathered, once more for what is recomputed, and cp m T 2 K D c reduced and
+//   scattered
+// Divided experts are buckets apart, of which the replicas of one part reduce and gather theirs in the same way.
 
 #include <span>
 #include <string_view>
@@ -22,7 +29,8 @@ namespace cairn {
 // Names of the groups of ranks, in GroupTraffic and in messages. With one shard group or none its group is "dp".
 constexpr std::string_view kTpGroup = "tp", kDpGroup = "dp", kShardGroup = "shard", kReplicaGroup = "replica",
                            kForwardGroup = "pp", kBackwardGroup = "pp back", kEmbeddingGroup = "embedding",
-                           kWorldGroup = "world";
+                           kWorldGroup = "world", kExpertGroup = "ep", kExpertShardGroup = "expert shard",
+                           kExpertReplicaGroup = "expert replica", kContextGroup = "cp";
 
 /// One time that a rank uses the weights of a unit.
 struct UnitUse {

@@ -76,6 +76,20 @@ class Check {
     if (m_.moe.top_k > m_.moe.experts) {
       found("model.moe.top_k", fmt::format("= {} is more than model.moe.experts = {}", m_.moe.top_k, m_.moe.experts));
     }
+    const MoeConfig& moe = m_.moe;
+    if (moe.experts % moe.groups != 0) {
+      found("model.moe.groups", fmt::format("= {} does not divide model.moe.experts = {}", moe.groups, moe.experts));
+    } else if (moe.groups_per_token > moe.groups) {
+      found("model.moe.groups_per_token",
+            fmt::format("= {} is more than model.moe.groups = {}", moe.groups_per_token, moe.groups));
+    } else if (const int64_t open = moe.groups_per_token * (moe.experts / moe.groups);
+               moe.top_k > open && moe.top_k <= moe.experts) {
+      found("model.moe.top_k", fmt::format("= {} is more than the {} experts of model.moe.groups_per_token = {} groups",
+                                           moe.top_k, open, moe.groups_per_token));
+    }
+    if (moe.z_loss > 0 && moe.router == RouterKind::kSigmoid) {
+      found("model.moe.z_loss", "keeps a softmax's denominator near 1, and model.moe.router = sigmoid has none", "0");
+    }
     if (!is_gated(m_.activation)) {
       found("model.activation", "must have a gate with experts", "swiglu, geglu, geglu_tanh or reglu");
     }

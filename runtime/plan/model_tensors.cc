@@ -64,18 +64,26 @@ class Tensors {
     if (m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
     if (m_.moe.experts > 0) {
       matrix(prefix + "moe.router.weight", m_.moe.experts, m_.width, TensorCut::kReplicated, std_in_);
-      for (int64_t e = 0; e < m_.moe.experts; ++e) mlp(fmt::format("{}moe.experts.{}.", prefix, e));
+      if (m_.moe.bias_rate > 0) {
+        vector(prefix + "moe.router.bias", m_.moe.experts, TensorCut::kReplicated, InitKind::kZeros);
+        out_.back().balances = true;
+      }
+      for (expert_ = 0; expert_ < m_.moe.experts; ++expert_) {
+        mlp(fmt::format("{}moe.experts.{}.", prefix, expert_), m_.ffn);
+      }
+      expert_ = -1;
+      if (m_.moe.shared_experts > 0) mlp(prefix + "moe.shared.", m_.moe.shared_experts * m_.ffn);
     } else {
-      mlp(prefix + "mlp.");
+      mlp(prefix + "mlp.", m_.ffn);
     }
     if (sandwich) norm(prefix + "mlp_out_norm");
   }
 
-  void mlp(const std::string& prefix) {
+  void mlp(const std::string& prefix, int64_t ffn) {
     const bool bias = has_bias(m_, BiasOf::kMlp);
-    if (is_gated(m_.activation)) linear(prefix + "gate", m_.ffn, m_.width, TensorCut::kDim0, std_in_, bias);
-    linear(prefix + "up", m_.ffn, m_.width, TensorCut::kDim0, std_in_, bias);
-    linear(prefix + "down", m_.width, m_.ffn, TensorCut::kDim1, std_out_, bias);
+    if (is_gated(m_.activation)) linear(prefix + "gate", ffn, m_.width, TensorCut::kDim0, std_in_, bias);
+    linear(prefix + "up", ffn, m_.width, TensorCut::kDim0, std_in_, bias);
+    linear(prefix + "down", m_.width, ffn, TensorCut::kDim1, std_out_, bias);
   }
 
   /// A projection: its weight, then its bias, which a column cut splits and a row cut replicates.
@@ -97,17 +105,23 @@ class Tensors {
                     .vocab_rows = vocab,
                     .init = InitKind::kNormal,
                     .init_std = std,
-                    .layer = layer_});
+                    .layer = layer_,
+                    .expert = expert_});
   }
 
   void vector(std::string name, int64_t size, TensorCut cut, InitKind init, bool vocab = false) {
-    out_.push_back(
-        {.name = std::move(name), .shape = {size}, .cut = cut, .vocab_rows = vocab, .init = init, .layer = layer_});
+    out_.push_back({.name = std::move(name),
+                    .shape = {size},
+                    .cut = cut,
+                    .vocab_rows = vocab,
+                    .init = init,
+                    .layer = layer_,
+                    .expert = expert_});
   }
 
   const ModelConfig& m_;
   double std_in_, std_out_;
-  int64_t layer_ = kEmbeddingLayer;
+  int64_t layer_ = kEmbeddingLayer, expert_ = -1;
   std::vector<TensorSpec> out_;
 };
 

@@ -11,7 +11,8 @@
 //   layers.I.mlp.{gate,up}.weight [F, H], .bias [F]          layers.I.mlp.down.weight [H, F], .bias [H]
 //   layers.I.mlp_out_norm.{weight,bias} [H]  (sandwich)
 //   layers.I.moe.router.weight [X, H] and, for each expert J, layers.I.moe.experts.J.{gate,up}.weight [F, H],
-//   .down.weight [H, F]  (experts; then no mlp.*)
+//   .down.weight [H, F]  (experts; then no mlp.*); layers.I.moe.router.bias [X]  (bias_rate), updated beside the
+//   gradients; layers.I.moe.shared.{gate,up}.weight [Fs, H], .down.weight [H, Fs]  (shared_experts, Fs = those * F)
 //   final_norm.{weight,bias} [H]                             head.project_out.weight [E, H]  (E not H)
 //   top_query.positions [S, H], then the tensors of a layer with "top_query." for "layers.I."  (top_query)
 //   head.weight [V, E]  (untied)                             head.bias [V]  (head_bias)
@@ -43,6 +44,9 @@ struct TensorSpec {
   InitKind init = InitKind::kZeros;
   double init_std = 0;  // kNormal
   int64_t layer = 0;
+  bool balances =
+      false;  // a router's bias: its "gradient" counts the choices of each expert (OptimizerConfig is not read)
+  int64_t expert = -1;  // of the layer's experts; -1: no expert's. Expert parallelism divides whole experts
 };
 
 enum class BiasOf { kQkv, kOut, kMlp };

@@ -132,11 +132,12 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
     }
   }
   if (splits_backward(recipe.schedule) && (zero >= 2 || recipe.deterministic == Deterministic::kLayout)) {
-    return refuse(fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and "
-                              "{} adds them up micro-batch by micro-batch; possible: {}, or schedule = \"1f1b\"",
-                              schedule_name(recipe.schedule),
-                              zero >= 2 ? fmt::format("optimizer.zero = {}", zero) : "deterministic = \"layout\"",
-                              zero >= 2 ? "optimizer.zero = 1" : "deterministic = \"run\""));
+    return refuse(
+        fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and "
+                    "{} adds them up micro-batch by micro-batch; possible: {}, or schedule = \"1f1b\"",
+                    schedule_name(recipe.schedule),
+                    zero >= 2 ? fmt::format("optimizer.zero = {}", zero) : "deterministic = \"layout\"",
+                    zero >= 2 ? "optimizer.zero = 1" : "deterministic = \"run\""));
   }
   if (shard == 0) return {};
   if (zero == 0) {
@@ -146,12 +147,30 @@ Status check_sharding(const Recipe& recipe, int64_t dp) {
                     shard, shard));
   }
   if (shard == 1) return refuse("mesh.shard = 1 divides nothing; leave it out with optimizer.zero = 0");
-  if (dp == 1 || dp % shard == 0) return {};
+  // Of experts' replicas a shard group holds all, or they are whole shard groups.
+  const int64_t experts = std::max<int64_t>(1, dp / recipe.mesh.ep);
+  const auto fits = [&](int64_t s) { return dp % s == 0 && (s >= experts || experts % s == 0); };
+  if (dp == 1 || fits(shard)) return {};
   std::vector<int64_t> near;
   for (int64_t s = 2; s <= dp; ++s) {
-    if (dp % s == 0) near.push_back(s);
+    if (fits(s)) near.push_back(s);
   }
-  return refuse(fmt::format("mesh.shard = {} does not divide dp = {}; possible: {}", shard, dp, fmt::join(near, ", ")));
+  return refuse(fmt::format(
+      "mesh.shard = {} does not divide {} = {}{}; possible: {}", shard, recipe.mesh.cp > 1 ? "dp x cp" : "dp", dp,
+      dp % shard == 0 ? fmt::format(" so that each part of mesh.ep = {} is whole groups or in one", recipe.mesh.ep)
+                      : "",
+      fmt::join(near, ", ")));
+}
+
+Status check_division(const Recipe& recipe) {
+  const ModelConfig& m = recipe.model;
+  const MeshConfig& mesh = recipe.mesh;
+  if (mesh.ep > 1 && m.moe.experts == 0) {
+    return refuse(
+        fmt::format("mesh.ep = {} divides experts, and the model has none; say ep = 1, or model.moe", mesh.ep));
+  }
+  if (mesh.ep > 1) RT_TRY(divides("model.moe.experts", m.moe.experts, "mesh.ep", mesh.ep));
+  return {};
 }
 
 Status check_batch(const Recipe& recipe, int64_t dp) {
@@ -193,13 +212,15 @@ Status check_batch(const Recipe& recipe, int64_t dp) {
                       "sequences",
                       when, stage.tokens, recipe.model.context));
     }
+    const int64_t cp = recipe.mesh.cp;
+    const std::string rows = cp > 1 ? "batch.micro x model.context / mesh.cp" : "batch.micro x model.context";
+    if (cp > 1) RT_TRY(divides(when + "the tokens of a sequence", stage.tokens, "2 x mesh.cp", 2 * cp));
     if (recipe.mesh.sequence_parallel) {
-      RT_TRY(
-          divides(when + "batch.micro x model.context", stage.micro * recipe.model.context, "mesh.tp", recipe.mesh.tp));
+      RT_TRY(divides(when + rows, stage.micro * recipe.model.context / cp, "mesh.tp", recipe.mesh.tp));
     }
     if (recipe.recompute.distribute) {
-      RT_TRY(divides(when + "batch.micro x model.context x model.width of a kept input",
-                     stage.micro * recipe.model.context * recipe.model.width, "mesh.tp", recipe.mesh.tp));
+      RT_TRY(divides(when + rows + " x model.width of a kept input",
+                     stage.micro * recipe.model.context / cp * recipe.model.width, "mesh.tp", recipe.mesh.tp));
     }
   }
   return {};
@@ -235,7 +256,8 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
   RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
   RT_TRY(check_batch(recipe, made.dp()));
-  RT_TRY(check_sharding(recipe, made.dp()));
+  RT_TRY(check_sharding(recipe, made.replicas()));
+  RT_TRY(check_division(recipe));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
@@ -266,14 +288,15 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
 
 int64_t default_bucket_elems(int64_t dp) { return std::max(int64_t{8} << 20, dp << 20); }
 
-int64_t Plan::shard_size() const {
+int64_t Plan::shard_size(bool experts) const {
   if (zero() == 0) return 1;
-  return recipe.mesh.shard > 0 ? recipe.mesh.shard : mesh.dp();
+  return std::min(recipe.mesh.shard > 0 ? recipe.mesh.shard : mesh.replicas(), replicas(experts));
 }
 
 int64_t Plan::bucket_elems() const {
-  const int64_t wanted = recipe.optimizer.bucket > 0 ? recipe.optimizer.bucket : default_bucket_elems(mesh.dp());
-  return round_up(wanted, mesh.dp() * kAlignElems);
+  const int64_t replicas = mesh.replicas();
+  const int64_t wanted = recipe.optimizer.bucket > 0 ? recipe.optimizer.bucket : default_bucket_elems(replicas);
+  return round_up(wanted, replicas * kAlignElems);
 }
 
 namespace {
@@ -284,6 +307,7 @@ class RankPlanner {
   RankPlanner(const Plan& plan, int64_t rank) : plan_(plan) {
     out_.rank = rank;
     out_.at = plan.mesh.coords(rank);
+    out_.expert_part = plan.mesh.expert_part(out_.at);
     out_.scattered_grads = plan.zero() >= 2 || plan.layout_free();
     out_.scattered_weights = plan.zero() >= 3;
     const ScheduleShape schedule = plan.schedule();
@@ -308,7 +332,14 @@ class RankPlanner {
   }
 
  private:
+  /// One of the experts that ep ranks divide.
+  bool divided(const TensorSpec& spec) const { return spec.expert >= 0 && plan_.mesh.ep() > 1; }
+
   bool here(const TensorSpec& spec) const {
+    if (divided(spec)) {
+      const int64_t part = plan_.recipe.model.moe.experts / plan_.mesh.ep();
+      if (spec.expert / part != out_.expert_part) return false;
+    }
     if (spec.layer == kEmbeddingLayer) return out_.embedding();
     if (spec.layer == kHeadLayer) return out_.head();
     return std::any_of(out_.chunks.begin(), out_.chunks.end(), [&](const Chunk& chunk) {
@@ -337,8 +368,9 @@ class RankPlanner {
 
   /// Buckets end here: the range up to now is padded so that every replica gets an equal part of each.
   void end_segment() {
-    out_.flat_elems = round_up(out_.flat_elems, plan_.mesh.dp() * kAlignElems);
-    if (segments_.empty() || segments_.back() != out_.flat_elems) segments_.push_back(out_.flat_elems);
+    out_.flat_elems = round_up(out_.flat_elems, plan_.mesh.replicas() * kAlignElems);
+    if (segments_.empty() || segments_.back().end != out_.flat_elems)
+      segments_.push_back({out_.flat_elems, in_experts_});
   }
 
   void hold(int64_t index, int64_t layer, bool tied_copy) {
@@ -351,11 +383,15 @@ class RankPlanner {
     // Two stages add their gradients of a tied embedding shard by shard: it is cut alike on both, apart from others.
     const bool two = plan_.mesh.pp() > 1 || plan_.layout_free();
     const bool apart = two && plan_.recipe.model.tied_embeddings && index == 0;
-    if (apart || (starts_unit && out_.scattered_grads)) end_segment();
+    const bool experts = divided(plan_.tensors[index]);
+    if (apart || (starts_unit && out_.scattered_grads) || experts != in_experts_) end_segment();
+    if (experts != in_experts_ && in_experts_) out_.units.back().experts.end = out_.flat_elems;
     if (starts_unit) {
       if (!out_.units.empty()) out_.units.back().range.end = out_.flat_elems;
       out_.units.push_back({.layer = layer, .range = {out_.flat_elems, 0}});
     }
+    if (experts && !in_experts_) out_.units.back().experts = {out_.flat_elems, out_.flat_elems};
+    in_experts_ = experts;
     local.offset = out_.flat_elems;
     out_.flat_elems = round_up(local.offset + cairn::count_elems(local.shape), kAlignElems);
     out_.tensors.push_back(std::move(local));
@@ -370,15 +406,17 @@ class RankPlanner {
     const bool one_copy = out_.embedding() && !plan_.layout_free();
     if (tied && out_.head() && !one_copy) hold(0, kHeadLayer, true);  // embed.tokens is first
     end_segment();
+    if (in_experts_) out_.units.back().experts.end = out_.flat_elems;
     out_.units.back().range.end = out_.flat_elems;
     if (tied && out_.head() && one_copy) out_.units.front().uses = 2;
   }
 
   void cut_buckets() {
-    const int64_t dp = plan_.mesh.dp(), shards = plan_.shard_size(), replicas = dp / shards;
-    const int64_t shard_index = out_.at.dp % shards, replica_index = out_.at.dp / shards;
     int64_t begin = 0;
-    for (const int64_t segment_end : segments_) {
+    for (const auto& [segment_end, experts] : segments_) {
+      const int64_t all = plan_.replicas(experts), shards = plan_.shard_size(experts), replicas = all / shards;
+      const int64_t mine = plan_.mesh.replica(out_.at) % all;
+      const int64_t shard_index = mine % shards, replica_index = mine / shards;
       for (; begin < segment_end;) {
         const int64_t size = std::min(plan_.bucket_elems(), segment_end - begin);
         const int64_t shard = size / shards, share = shard / replicas;
@@ -386,7 +424,8 @@ class RankPlanner {
         out_.buckets.push_back({.range = {begin, begin + size},
                                 .shard = {shard_begin, shard_begin + shard},
                                 .share = {share_begin, share_begin + share},
-                                .shard_offset = out_.shard_elems});
+                                .shard_offset = out_.shard_elems,
+                                .experts = experts});
         out_.shard_elems += shard;
         begin += size;
       }
@@ -398,8 +437,10 @@ class RankPlanner {
     for (Unit& unit : out_.units) layers += unit.layer >= 0 ? 1 : 0;
     const int64_t weight_slots = plan_.recipe.optimizer.keep_after_forward ? layers : std::min(kUnitSlots, layers);
     const int64_t grad_slots = std::min(kUnitSlots, layers);
-    if (out_.scattered_weights) gathered_elems_ = place_slots(weight_slots, &Unit::weight_slot, &Unit::weight_at);
-    if (out_.scattered_grads) grad_slot_elems_ = place_slots(grad_slots, &Unit::grad_slot, &Unit::grad_at);
+    const int64_t sources = plan_.expert_sources();
+    if (out_.scattered_weights) gathered_elems_ = place_slots(weight_slots, 1, &Unit::weight_slot, &Unit::weight_at);
+    if (out_.scattered_grads) grad_slot_elems_ = place_slots(grad_slots, sources, &Unit::grad_slot, &Unit::grad_at);
+    for (Unit& unit : out_.units) unit.source_grads_at = unit.grad_at + unit.range.size();
     size_t tensor = 0;
     for (Unit& unit : out_.units) {
       if (!out_.scattered_weights) unit.weight_at = unit.range.begin;
@@ -419,12 +460,15 @@ class RankPlanner {
     }
   }
 
-  /// Layers take `layer_slots` slots in turn; embedding and head have one each. Returns the elements of all slots.
-  int64_t place_slots(int64_t layer_slots, int64_t Unit::*slot, int64_t Unit::*at) {
+  /// Layers take `layer_slots` slots in turn; embedding and head have one each. Divided experts are in a slot `sources`
+  /// times. Returns the elements of all slots.
+  int64_t place_slots(int64_t layer_slots, int64_t sources, int64_t Unit::*slot, int64_t Unit::*at) {
     int64_t layer = 0, others = layer_slots;
     for (Unit& unit : out_.units) unit.*slot = unit.layer >= 0 ? layer++ % layer_slots : others++;
     std::vector<int64_t> sizes(others, 0), begins(others, 0);
-    for (const Unit& unit : out_.units) sizes[unit.*slot] = std::max(sizes[unit.*slot], unit.range.size());
+    for (const Unit& unit : out_.units) {
+      sizes[unit.*slot] = std::max(sizes[unit.*slot], unit.range.size() + (sources - 1) * unit.experts.size());
+    }
     std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), int64_t{0});
     for (Unit& unit : out_.units) unit.*at = begins[unit.*slot];
     return begins.back() + sizes.back();
@@ -475,13 +519,25 @@ class RankPlanner {
 
   const Plan& plan_;
   RankPlan out_;
-  std::vector<int64_t> segments_;  // ends; buckets do not reach over them
+  struct Segment {
+    int64_t end;
+    bool experts;
+  };
+  std::vector<Segment> segments_;  // buckets do not reach over their ends
+  bool in_experts_ = false;        // the last tensor is one of the experts that ep ranks divide
   int64_t gathered_elems_ = 0, grad_slot_elems_ = 0;
 };
 
 }  // namespace
 
 RankPlan Plan::rank(int64_t rank) const { return RankPlanner(*this, rank).make(); }
+
+int64_t RankPlan::grad_at(const LocalTensor& local, int64_t source) const {
+  if (source == 0) return local.grad_at;
+  const auto unit =
+      std::partition_point(units.begin(), units.end(), [&](const Unit& u) { return u.range.end <= local.offset; });
+  return unit->source_grads_at + (source - 1) * unit->experts.size() + local.offset - unit->experts.begin;
+}
 
 std::vector<int64_t> RankPlan::units_of(int64_t layer) const {
   std::vector<int64_t> out;
@@ -512,7 +568,8 @@ Plan Plan::at(size_t stage) const {
 }
 
 int64_t Plan::boundary_bytes() const {
-  const int64_t rows = recipe.batch.micro * recipe.model.context / (recipe.mesh.sequence_parallel ? mesh.tp() : 1);
+  const int64_t rows =
+      recipe.batch.micro * recipe.model.context / mesh.cp() / (recipe.mesh.sequence_parallel ? mesh.tp() : 1);
   return rows * recipe.model.width * dtype_size_bytes(compute_dtype());
 }
 

@@ -18,6 +18,11 @@
 // of the model, since their gradients are two sums. So arrays that hold all shards of a rank one after another
 // (`shard_offset`) stand beside flat ones.
 //
+// Experts that ep ranks divide (mesh.ep > 1) lie in buckets of their own: a rank holds 1 / ep of them, and the replicas
+// of that part alone reduce, divide and save such a bucket, as above with dp / ep for dp. Wherever this says dp, it
+// means the dp x cp replicas of mesh.h. With deterministic = "layout" the gradients of a rank's experts have a slot for
+// each rank of the ep group whose tokens they are of, so that they too are added in the order of the batch.
+//
 // Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a
 // *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
 // read stays behind as the snapshot of the step before. All other state that the rank updates is private to it.
@@ -88,6 +93,7 @@ struct Bucket {
   FlatRange shard;           // this rank's part: it updates it
   FlatRange share;           // of the shard: it saves it
   int64_t shard_offset = 0;  // of `shard`, elements into arrays of this rank's shards
+  bool experts = false;      // of experts that ep ranks divide: the replicas of this rank's part reduce it
 };
 
 /// Tensors that are used together: their weights are needed at the same time, their gradients are whole together.
@@ -98,7 +104,9 @@ struct Unit {
   int64_t weight_at = 0;                     // of its begin, elements into the weights that forward and backward read
   int64_t grad_at = 0;                       // of its begin, elements into the gradients that backward writes
   int64_t weight_slot = 0, grad_slot = 0;    // units of one slot take the same memory in turn; ZeRO-3, ZeRO-2
-  int64_t uses = 1;  // times that a micro-batch passes it: 2 for an embedding that is the head's matrix too
+  FlatRange experts;                         // inside `range`: of experts that ep ranks divide
+  int64_t source_grads_at = 0;  // gradients of `experts` from the tokens of ep ranks 1, 2, ...: one after another
+  int64_t uses = 1;             // times that a micro-batch passes it: 2 for an embedding that is the head's matrix too
 };
 
 struct Stage {
@@ -116,10 +124,11 @@ struct Chunk {
 struct RankPlan {
   int64_t rank = 0;
   Coords at;
+  int64_t expert_part = 0;           // of mesh.ep: the part of each layer's experts that it holds
   std::vector<Chunk> chunks;         // in model order; one but for the interleaved and V schedules
   std::vector<LocalTensor> tensors;  // canonical order; a tied copy stands where head.weight would
   std::vector<Unit> units;           // in the order of the flat range
-  int64_t flat_elems = 0;            // a multiple of dp * kAlignElems
+  int64_t flat_elems = 0;            // a multiple of replicas * kAlignElems
   std::vector<Bucket> buckets;       // tile [0, flat_elems)
   int64_t shard_elems = 0;           // of all buckets
   std::vector<StatePiece> pieces;    // of the shares
@@ -150,6 +159,9 @@ struct RankPlan {
   int64_t weight_offset(const Run& run) const {
     return scattered_weights ? run.shard_offset : run.flat_offset;
   }
+  /// Where backward writes the gradient of `local`: for one of the experts that ep ranks divide, that of the tokens of
+  /// ep rank `source`, where these are kept apart (Plan::expert_sources()).
+  int64_t grad_at(const LocalTensor& local, int64_t source) const;
   /// Units that are used with a layer (TensorSpec::layer), indices: its own, and a tied embedding with the head.
   std::vector<int64_t> units_of(int64_t layer) const;
   /// The tensor of that logical name, or nullptr when it lives on another stage; of two copies of a tied embedding the
@@ -174,11 +186,14 @@ struct Plan {
   int64_t checkpoint_bytes = 0;  // payload of one checkpoint: master weight and two moments, float
 
   /// The ZeRO stage in effect: 0 when there is one replica.
-  int zero() const { return mesh.dp() > 1 ? recipe.optimizer.zero : 0; }
+  int zero() const { return mesh.replicas() > 1 ? recipe.optimizer.zero : 0; }
   /// Gradients are summed micro-batch by micro-batch in the order of the batch: no layout but tp changes a bit.
   bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
-  /// Replicas that divide a bucket among them.
-  int64_t shard_size() const;
+  /// Replicas that divide a bucket among them; of experts that ep ranks divide, fewer may.
+  int64_t shard_size(bool experts = false) const;
+  int64_t replicas(bool experts) const { return experts ? mesh.expert_replicas() : mesh.replicas(); }
+  /// ep ranks whose tokens' gradients of experts are kept apart: all with deterministic = "layout", else 1.
+  int64_t expert_sources() const { return layout_free() ? mesh.ep() : 1; }
   /// Largest bucket, elements.
   int64_t bucket_elems() const;
   /// Of weights, activations and what pipeline and tensor parallelism send; gradients and optimizer state are float.
@@ -212,7 +227,10 @@ Status check_batch(const Recipe& recipe, int64_t dp);
 
 /// Refuses shard groups that do not tile the replicas, what only ZeRO has, without it, and what a split backward cannot
 /// have. Errors: kInvalidInput.
-Status check_sharding(const Recipe& recipe, int64_t dp);
+Status check_sharding(const Recipe& recipe, int64_t replicas);
+
+/// Refuses experts that ep ranks cannot divide. Errors: kInvalidInput.
+Status check_division(const Recipe& recipe);
 
 /// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible, where the embedding
 /// weighs mesh.embedding_weight layers of the first stage and the head mesh.head_weight of the last; longer stages in

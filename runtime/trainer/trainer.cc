@@ -39,6 +39,7 @@ double ms_since(Clock::time_point start) {
 /// The groups of one rank, created in the same order everywhere.
 struct Groups {
   std::unique_ptr<comm::Comm> tp, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
+  std::unique_ptr<comm::Comm> ep, expert_shard, expert_replica, cp;  // null with mesh.ep, cp = 1
   std::vector<std::pair<std::string, const comm::Comm*>> named;
 
   static Result<Groups> make(const Plan& plan, int64_t rank, comm::Engine& engine) {
@@ -52,8 +53,15 @@ struct Groups {
     };
     RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
     const int64_t shards = plan.shard_size();
-    RT_TRY(group(out.shard, shards == mesh.dp() ? kDpGroup : kShardGroup, mesh.shard_group(rank, shards)));
+    RT_TRY(group(out.shard, shards == mesh.replicas() ? kDpGroup : kShardGroup, mesh.shard_group(rank, shards)));
     RT_TRY(group(out.replica, shards == 1 ? kDpGroup : kReplicaGroup, mesh.replica_group(rank, shards)));
+    if (mesh.cp() > 1) RT_TRY(group(out.cp, kContextGroup, mesh.group(MeshAxis::kCp, rank)));
+    if (mesh.ep() > 1) {
+      const int64_t divided = plan.shard_size(true);
+      RT_TRY(group(out.expert_shard, kExpertShardGroup, mesh.shard_group(rank, divided)));
+      RT_TRY(group(out.expert_replica, kExpertReplicaGroup, mesh.replica_group(rank, divided, true)));
+      RT_TRY(group(out.ep, kExpertGroup, mesh.expert_group(rank)));
+    }
     RT_TRY(group(out.activations, kForwardGroup, mesh.group(MeshAxis::kPp, rank)));
     RT_TRY(group(out.gradients, kBackwardGroup, mesh.group(MeshAxis::kPp, rank)));
     const std::vector<int64_t> ends = mesh.embedding_group(rank);
@@ -107,7 +115,8 @@ struct LossSum {
 struct StageRun {
   Plan plan;
   RankPlan rank;
-  std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
+  std::vector<data::MicroBatch> loaded;    // all micro-batches of this rank's step
+  std::vector<std::vector<int32_t>> held;  // with context parallelism: inputs, targets of the tokens it has, by turns
   std::vector<pipeline::MicroBatch> batches;  // views of them
   std::vector<uint64_t> dropout_keys;         // of each sequence of the step on this rank
   data_parallel::DataParallel data_parallel;
@@ -118,8 +127,18 @@ struct StageRun {
       : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(plan, rank, groups, memory) {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
+    if (plan.mesh.cp() > 1) held.resize(2 * plan.micro_batches);
   }
 };
+
+/// The tokens of each sequence that this rank has, one sequence after another.
+const int32_t* keep_held(const TokenRuns& held, const std::vector<int32_t>& all, std::vector<int32_t>* out) {
+  out->clear();
+  for (size_t begin = 0; begin < all.size(); begin += static_cast<size_t>(held.tokens)) {
+    for (int64_t row = 0; row < held.count; ++row) out->push_back(all[begin + static_cast<size_t>(held.position(row))]);
+  }
+  return out->data();
+}
 
 class Run {
  public:
@@ -133,9 +152,10 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_, *groups_.replica, state_.arrays()),
+        optimizer_(plan_, rank_, *groups_.replica, groups_.expert_replica.get(), state_.arrays()),
         recorder_(env.trace, env.rank,
-                  fmt::format("rank {} (tp {}, dp {}, pp {})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp)) {}
+                  fmt::format("rank {} (tp {}, dp {}, pp {}{})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp,
+                              plan_.mesh.cp() > 1 ? fmt::format(", cp {}", rank_.at.cp) : "")) {}
 
   Result<Outcome> loop();
   /// Data-parallel collectives run beside this thread: an engine that is left must be given up.
@@ -188,8 +208,11 @@ Status Run::enter(size_t stage) {
   if (now_ != nullptr && stage == stage_) return {};
   if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
   now_.reset();
-  const data_parallel::Groups groups{groups_.tp.get(), groups_.shard.get(), groups_.replica.get(),
-                                     plan_.has_tied_copy() ? groups_.embedding.get() : nullptr};
+  const data_parallel::Groups groups{
+      groups_.tp.get(),           groups_.shard.get(),
+      groups_.replica.get(),      plan_.has_tied_copy() ? groups_.embedding.get() : nullptr,
+      groups_.expert_shard.get(), groups_.expert_replica.get()};
+  const nn::StageGroups in_stage(*groups_.tp, groups_.ep.get(), groups_.cp.get());
   auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
   const Plan& plan = next->plan;
   const ModelConfig& model = plan.recipe.model;
@@ -199,7 +222,7 @@ Status Run::enter(size_t stage) {
   const auto bytes = static_cast<size_t>(stage_buffers_bytes(plan, next->rank));
   std::vector<nn::StageModel*> chunks;
   for (size_t chunk = 0; chunk < next->rank.chunks.size(); ++chunk) {
-    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), *groups_.tp,
+    RT_TRY_SET(auto made, nn::StageModel::make(plan, next->rank, static_cast<int64_t>(chunk), in_stage,
                                                state_.memory().used_weights(), state_.memory().used_grads(),
                                                state_.activations().first(bytes), &next->data_parallel));
     RT_CHECK(made->boundary_bytes() == plan.boundary_bytes(), "{} and {}", made->boundary_bytes(),
@@ -269,6 +292,12 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
     }
     now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}};
+    if (plan.mesh.cp() > 1) {
+      const TokenRuns held = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank_.at.cp);
+      now_->batches[k] = {keep_held(held, loaded.inputs, &now_->held[2 * k]),
+                          keep_held(held, loaded.targets, &now_->held[2 * k + 1]),
+                          {}};
+    }
     if (!drops) continue;
     uint64_t* const first = at;
     for (const data::SampleRef& sample : mine) {
@@ -285,7 +314,7 @@ Status Run::step(int64_t number) {
   RT_TRY(enter(stage_of_step(plan_.step_stages, number)));
   const Plan& plan = now_->plan;
   const Recipe& recipe = plan.recipe;
-  const int64_t context = recipe.model.context;
+  const int64_t context = recipe.model.context / plan.mesh.cp();  // of each sample, this rank's tokens
 
   phase(number, "data", Phase::kData);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
@@ -373,7 +402,8 @@ Status Run::step(int64_t number) {
     RT_TRY(env_.hook.weights_whole(number));
   } else {
     const int64_t update = number - position_.loss_scale.skipped;
-    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank, *groups_.world));
+    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank, plan.tokens_per_step,
+                             *groups_.world));
     RT_TRY(now_->data_parallel.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;

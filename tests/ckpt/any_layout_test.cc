@@ -44,9 +44,10 @@ struct Options {
   bool sequence_parallel = false;
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};
   std::vector<int64_t> stages;
+  int64_t experts = 0, ep = 1, cp = 1;
   std::string text() const {
-    std::string out = fmt::format("tp {} pp {} dp {} zero {} shard {} bucket {}{}", tp, pp, dp, zero, shard, bucket,
-                                  sequence_parallel ? " sp" : "");
+    std::string out = fmt::format("tp {} pp {} dp {} ep {} cp {} zero {} shard {} bucket {}{}", tp, pp, dp, ep, cp,
+                                  zero, shard, bucket, sequence_parallel ? " sp" : "");
     for (const MeshAxis axis : order) out += fmt::format(" {}", static_cast<int>(axis));
     for (const int64_t stage : stages) out += fmt::format(" [{}]", stage);
     return out;
@@ -61,16 +62,24 @@ Plan plan_of(const Options& o) {
   r.model = {.layers = o.layers, .width = 12, .heads = 12, .kv_heads = 12, .head_dim = 1, .ffn = 24, .context = 12};
   r.model.vocab = o.vocab;
   r.model.tied_embeddings = o.tied;
+  if (o.experts > 0) {
+    r.model.activation = Activation::kSwiGlu;
+    r.model.bias = false;
+    r.model.moe = {
+        .experts = o.experts, .top_k = 2, .router = RouterKind::kSigmoid, .shared_experts = 1, .bias_rate = 0.001};
+  }
   r.batch = {.samples = 24, .micro = 1};
   r.optimizer.zero = o.zero;
   r.optimizer.bucket = o.bucket;
   r.mesh = {.tp = o.tp,
             .pp = o.pp,
             .order = o.order,
+            .ep = o.ep,
+            .cp = o.cp,
             .shard = o.shard,
             .sequence_parallel = o.sequence_parallel,
             .stages = o.stages};
-  Result<Plan> plan = make_plan(r, o.tp * o.pp * o.dp);
+  Result<Plan> plan = make_plan(r, o.tp * o.cp * o.pp * o.dp);
   REQUIRE_MESSAGE(plan.ok(), plan.error().message);
   return std::move(plan).value();
 }
@@ -237,6 +246,43 @@ TEST_SUITE("ckpt/any_layout") {
       MESSAGE(std::string(tied ? "tied: " : "untied: ") << pairs << " pairs, " << compared << " numbers compared");
       if (stride == 1) CHECK(pairs == 4096);
       CHECK(compared >= pairs * 3 * plans[0].parameters);
+    }
+  }
+
+  TEST_CASE("experts over ranks and sequences over ranks: any ep and cp loads into any, biases of routers too") {
+    using enum MeshAxis;
+    const std::vector<Options> layouts = {{},
+                                          {.dp = 2, .ep = 2, .cp = 1},
+                                          {.dp = 4, .zero = 1, .ep = 2},
+                                          {.dp = 4, .zero = 3, .ep = 4},
+                                          {.dp = 4, .zero = 2, .shard = 2, .bucket = 500, .ep = 2},
+                                          {.tp = 2, .dp = 2, .zero = 1, .sequence_parallel = true, .ep = 2, .cp = 2},
+                                          {.pp = 2, .dp = 2, .zero = 3, .order = {kDp, kPp, kTp}, .ep = 2},
+                                          {.dp = 1, .zero = 1, .cp = 2},
+                                          {.tp = 2, .dp = 3, .zero = 2, .order = {kPp, kCp, kDp, kTp}, .cp = 2}};
+    std::vector<Plan> plans;
+    for (Options options : layouts) {
+      options.experts = 4;
+      options.tied = false;
+      plans.push_back(plan_of(options));
+    }
+    for (size_t from = 0; from < plans.size(); ++from) {
+      MemoryBackend disk;
+      const Manifest manifest = save(disk, plans[from]);
+      REQUIRE(payload_bytes(manifest) == plans[from].parameters * 12);
+      CHECK(manifest.mesh.ep == layouts[from].ep);
+      CHECK(manifest.mesh.cp == layouts[from].cp);
+      for (size_t to = 0; to < plans.size(); ++to) {
+        INFO(layouts[from].text(), " -> ", layouts[to].text());
+        for (int64_t rank = 0; rank < plans[to].mesh.world(); ++rank) {
+          RankState state = rank_state(plans[to], rank);
+          std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
+          const Result<TrainPosition> loaded =
+              load_from_disk(plans[to], disk, kDir / step_dir_name(kStep), state.tensors);
+          REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+          REQUIRE(state.memory == state.expected);
+        }
+      }
     }
   }
 

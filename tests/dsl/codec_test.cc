@@ -62,7 +62,7 @@ Recipe everything_changed() {
              .attention_scale_by_layer = true,
              .logit_scale = 15,
              .top_query = true,
-             .moe = {16, 17, false, 18},
+             .moe = {16, 17, false, 18, RouterKind::kSigmoid, 0.5, 19, 20, 21, 2.5, 0.25},
              .tied_embeddings = false,
              .embedding_dropout = 0.5,
              .attention_dropout = 0.25,
@@ -94,6 +94,8 @@ Recipe everything_changed() {
             .pp = 3,
             .dp = 4,
             .order = {MeshAxis::kDp, MeshAxis::kPp, MeshAxis::kTp},
+            .ep = 7,
+            .cp = 8,
             .shard = 6,
             .sequence_parallel = true,
             .virtual_stages = 5,
@@ -142,18 +144,18 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 166);
+    CHECK(changed.size() == 999);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 384);
+    CHECK(sizeof(ModelConfig) == 440);
     CHECK(sizeof(RopeConfig) == 96);
-    CHECK(sizeof(MoeConfig) == 32);
+    CHECK(sizeof(MoeConfig) == 88);
     CHECK(sizeof(DataSource) == 168);
     CHECK(sizeof(OptimizerConfig) == 144);
     CHECK(sizeof(BatchConfig) == 80);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);
     CHECK(sizeof(LossScaleConfig) == 32);
-    CHECK(sizeof(MeshConfig) == 120);
+    CHECK(sizeof(MeshConfig) == 136);
     CHECK(sizeof(RecomputeConfig) == 24);
     CHECK(sizeof(CheckpointConfig) == 104);
     CHECK(sizeof(Keep) == 56);

@@ -308,6 +308,47 @@ return require "base":with {
     load_good(with("optimizer = { lr = T.schedule { T.warmup { over = T.steps(5) }, T.inverse_sqrt {} } }"));
   }
 
+  TEST_CASE("experts and sequences over ranks: what is unset leaves no trace, and what does not fit is told") {
+    const std::string json = encode_recipe(load_good(kBase));
+    for (const char* key : {"\"ep\"", "\"cp\"", "router", "bias_rate", "shared_experts"})
+      CHECK_MESSAGE(json.find(key) == std::string::npos, key);
+
+    const std::string moe = "activation = \"swiglu\", bias = false, moe = T.moe { experts = 8, top_k = 2";
+    const Recipe r = load_good(with(
+        "model = { " + moe +
+        ", router = \"sigmoid\", shared_experts = 1, groups = 4, groups_per_token = 2, scale = 2.5, "
+        "bias_rate = 0.001 } }, mesh = T.mesh { dp = 4, ep = 2, cp = 2, order = { \"cp\", \"tp\", \"dp\", \"pp\" } }"));
+    CHECK(r.mesh.ep == 2);
+    CHECK(r.mesh.cp == 2);
+    CHECK(r.mesh.order.front() == MeshAxis::kCp);
+    CHECK(r.model.moe.router == RouterKind::kSigmoid);
+    CHECK(r.model.moe.bias_rate == 0.001);
+
+    const auto told = [&](const std::string& changes, const std::string& message, const LoadOptions& options = {}) {
+      const std::string line = only_mistake(with(changes), options);
+      CAPTURE(line);
+      CHECK(line.find(message) != std::string::npos);
+    };
+    told("mesh = { ep = 2, dp = 2 }", "main.lua:3: mesh.ep = 2 divides experts, and the model has none");
+    told("model = { " + moe + " } }, mesh = { ep = 3, dp = 3 }, batch = { samples = 18 }",
+         "mesh.ep = 3 does not divide model.moe.experts = 8");
+    told("model = { " + moe + " } }, mesh = { ep = 4, dp = 2 }",
+         "mesh.ep = 4 does not divide dp = 2: data-parallel ranks divide the experts");
+    LoadOptions options;
+    options.world = 6;
+    told("model = { " + moe + " } }, mesh = { ep = 4 }, batch = { samples = 12 }", "mesh.ep = 4 does not divide dp = 6",
+         options);
+    told("model = { " + moe +
+             " } }, mesh = { ep = 4, dp = 24, shard = 4 }, batch = { samples = 24, micro = 1 }, "
+             "optimizer = { zero = 1 }",
+         "mesh.shard = 4 cuts the 6 replicas that hold the same experts with mesh.ep = 4");
+    told("mesh = { cp = 3 }", "mesh.cp = 3 cuts sequences into 6 chunks, and 32 tokens");
+    told("model = { " + moe + ", groups = 3 } }", "model.moe.groups = 3 does not divide model.moe.experts = 8");
+    told("model = { " + moe + ", groups = 8 } }",
+         "model.moe.top_k = 2 is more than the 1 experts of model.moe.groups_per_token = 1 groups");
+    told("model = { " + moe + ", z_loss = 0.1, router = \"sigmoid\" } }", "model.moe.z_loss keeps a softmax");
+  }
+
   TEST_CASE("numerics: precision, dropout, groups, optimizers, batch stages; and what is unset leaves no trace") {
     const Recipe plain = load_good(kBase);
     const std::string json = encode_recipe(plain);

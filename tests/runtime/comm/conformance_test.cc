@@ -225,6 +225,99 @@ TEST_SUITE("runtime/comm/conformance") {
     }
   }
 
+  TEST_CASE("all_to_all moves what each member has for each, in any parts, with nothing for some and much for others") {
+    // What rank a sends to rank b in round k: sizes are unlike each other, zero among them, and some pass the staging.
+    const auto bytes_of = [](int64_t a, int64_t b, int64_t k) -> int64_t {
+      constexpr int64_t kSizes[] = {0, 1, 8, 1000, 13, 40'000, 0, 517};
+      return kSizes[(3 * a + 5 * b + k) % 8] * (k == 3 ? 0 : 1);
+    };
+    const auto message = [](int64_t a, int64_t b, int64_t k, int64_t bytes) {
+      Bytes out(static_cast<size_t>(bytes));
+      const uint64_t key = stream_key(9, fmt::format("{} to {} round {}", a, b, k));
+      for (int64_t i = 0; i < bytes; ++i) out[i] = static_cast<char>(mix64(key + static_cast<uint64_t>(i)));
+      return out;
+    };
+    for (const int64_t n : {2, 3, 8}) {
+      for (const int64_t staging : {kTinyStaging, int64_t{768} << 10}) {
+        run_all({.size = n, .staging_bytes = staging}, [&](Engine& engine) -> std::string {
+          std::vector<int64_t> members = all_ranks(n);
+          std::swap(members.front(), members.back());  // group order is not world order
+          EXPECT_SET(auto comm, engine.group("ep", members));
+          const int64_t me = comm->rank();
+          Traffic counted;
+          for (int64_t k = 0; k < 5; ++k) {
+            std::vector<Bytes> sent, received;
+            std::vector<OutPart> out;
+            std::vector<InPart> in;
+            int64_t all = 0;
+            for (int64_t r = 0; r < n; ++r) {
+              sent.push_back(message(me, r, k, bytes_of(me, r, k)));
+              received.emplace_back(static_cast<size_t>(bytes_of(r, me, k)));
+              all += std::ssize(sent.back());
+            }
+            for (int64_t r = 0; r < n; ++r) {  // the two sides cut their bytes in other places
+              const int64_t a = std::ssize(sent[r]), b = std::ssize(received[r]), cut = a / 3, other = b / 2;
+              out.push_back({r, sent[r].data(), cut});
+              out.push_back({r, nullptr, 0});
+              out.push_back({r, sent[r].data() + cut, a - cut});
+              in.push_back({r, received[r].data(), other});
+              in.push_back({r, received[r].data() + other, b - other});
+            }
+            EXPECT_OK(comm->all_to_all(out, in, "rows"));
+            for (int64_t r = 0; r < n; ++r) EXPECT(received[r] == message(r, me, k, bytes_of(r, me, k)));
+            counted.all_to_all.add(all);
+            EXPECT(comm->traffic() == counted);
+          }
+          return "";
+        });
+      }
+    }
+  }
+
+  TEST_CASE("all_to_all: a group of one copies, and what cannot be is refused") {
+    run_all({.size = 2}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto alone, engine.group("ep", {engine.world_rank()}));
+      const char from[] = "abcdef";
+      char to[7] = {};
+      const OutPart out[] = {{0, from, 2}, {0, from + 2, 5}};
+      const InPart in[] = {{0, to, 6}, {0, to + 6, 1}};
+      EXPECT_OK(alone->all_to_all(out, in, "alone"));
+      EXPECT(std::string(to) == "abcdef");
+      EXPECT(alone->traffic() == Traffic{});
+      EXPECT(!alone->all_to_all(out, {in, 1}, "one byte less").ok());
+
+      EXPECT_SET(auto comm, engine.group("ep", all_ranks(2)));
+      const OutPart turned[] = {{1, from, 1}, {0, from, 1}};
+      EXPECT(comm->all_to_all(turned, {}, "order").error().code == ErrorCode::kInvalidInput);
+      const OutPart outside[] = {{2, from, 1}};
+      EXPECT(comm->all_to_all(outside, {}, "peer").error().code == ErrorCode::kInvalidInput);
+      const InPart negative[] = {{0, to, -1}};
+      EXPECT(comm->all_to_all({}, negative, "size").error().code == ErrorCode::kInvalidInput);
+      return "";
+    });
+  }
+
+  TEST_CASE("all_to_all: sizes that sender and receiver see differently end the world, on every rank") {
+    run_all({.size = 3}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("ep", all_ranks(3)));
+      char from[4] = {}, to[4] = {};
+      std::vector<OutPart> out;
+      std::vector<InPart> in;
+      for (int64_t r = 0; r < 3; ++r) {
+        out.push_back({r, from, 1});
+        in.push_back({r, to + r, comm->rank() == 1 && r == 2 ? 0 : 1});
+      }
+      const Status done = comm->all_to_all(out, in, "rows");
+      if (comm->rank() == 1) {
+        EXPECT(done.error().code == ErrorCode::kInternal);
+        EXPECT(done.error().message.find("rank 2 sends 1 bytes, this rank expects 0") != std::string::npos);
+      } else {
+        EXPECT(!comm->barrier("after").ok());
+      }
+      return "";
+    });
+  }
+
   TEST_CASE("collectives of changing kind and size in a row, with ranks out of step, stay whole") {
     for (const Fabric& fabric : fabrics()) {
       for (const int64_t n : {2, 4, 8}) {

@@ -320,6 +320,79 @@ TEST_SUITE("runtime/kernels/attention") {
     }
   }
 
+  TEST_CASE(
+      "queries of two runs of a sample give the rows of all queries; their parts of dk and dv add up to the whole") {
+    constexpr int64_t kWindow = 90;
+    float slopes[4];
+    kernels::alibi_slopes(4, 0, 4, slopes);
+    for (const int64_t tokens : {int64_t{256}, int64_t{40}}) {  // chunks of whole tiles, and of parts of one
+      for (const Shape& s : {Shape{2, tokens, 4, 2, 16}, Shape{2, tokens, 4, 4, 24, {.window = kWindow}},
+                             Shape{1, tokens, 4, 2, 16, {}, slopes}, Shape{2, tokens, 4, 2, 16, {.causal = false}}}) {
+        const auto qkv = normals<float>("qkv", s.rows() * s.row());
+        const auto dout = normals<float>("dout", s.rows() * s.out_row());
+        const int64_t kv_row = 2 * s.kv_heads * s.head_dim;
+        std::vector<float> out(s.rows() * s.out_row()), lse(s.batch * s.heads * s.tokens), dqkv(qkv.size());
+        std::vector<float> scratch(kernels::attention_backward_scratch_elems(s.dims()));
+        kernels::attention_forward(s.dims(), qkv.data(), qkv.data() + s.k_at(), qkv.data() + s.v_at(), out.data(),
+                                   lse.data());
+        kernels::attention_backward(s.dims(), qkv.data(), qkv.data() + s.k_at(), qkv.data() + s.v_at(), out.data(),
+                                    lse.data(), dout.data(), dqkv.data(), dqkv.data() + s.k_at(),
+                                    dqkv.data() + s.v_at(), scratch.data());
+        constexpr int64_t kRanks = 2;
+        std::vector<double> dkv_sum(s.rows() * kv_row, 0.0);
+        int64_t differing = 0;
+        for (int64_t rank = 0; rank < kRanks; ++rank) {
+          AttentionDims dims = s.dims();
+          dims.held = TokenRuns::of_rank(tokens, kRanks, rank);
+          const int64_t count = dims.held.count;
+          dims.q_stride = s.out_row();
+          std::vector<float> q(s.batch * count * s.out_row()), part_dout(q.size()), part(q.size()), dq(q.size());
+          std::vector<float> part_lse(s.batch * s.heads * count), dkv(s.rows() * kv_row);
+          const auto row_of = [&](int64_t b, int64_t i) { return b * tokens + dims.held.position(i); };
+          for (int64_t b = 0; b < s.batch; ++b) {
+            for (int64_t i = 0; i < count; ++i) {
+              std::copy_n(&qkv[row_of(b, i) * s.row()], s.out_row(), &q[(b * count + i) * s.out_row()]);
+              std::copy_n(&dout[row_of(b, i) * s.out_row()], s.out_row(), &part_dout[(b * count + i) * s.out_row()]);
+            }
+          }
+          kernels::attention_forward(dims, q.data(), qkv.data() + s.k_at(), qkv.data() + s.v_at(), part.data(),
+                                     part_lse.data());
+          std::vector<float> part_scratch(kernels::attention_backward_scratch_elems(dims));
+          AttentionDims back = dims;
+          std::vector<float> kv(dkv.size());
+          for (int64_t r = 0; r < s.rows(); ++r) std::copy_n(&qkv[r * s.row() + s.k_at()], kv_row, &kv[r * kv_row]);
+          back.kv_stride = kv_row;
+          const int64_t v_at = s.kv_heads * s.head_dim;
+          kernels::attention_backward(back, q.data(), kv.data(), kv.data() + v_at, part.data(), part_lse.data(),
+                                      part_dout.data(), dq.data(), dkv.data(), dkv.data() + v_at, part_scratch.data());
+          for (int64_t b = 0; b < s.batch; ++b) {
+            for (int64_t i = 0; i < count; ++i) {
+              const int64_t whole = row_of(b, i), at = b * count + i;
+              for (int64_t c = 0; c < s.out_row(); ++c) {
+                const float o = out[whole * s.out_row() + c], d = dqkv[whole * s.row() + c];
+                if (tokens % 256 == 0) {  // the same tiles: the same bits
+                  differing += part[at * s.out_row() + c] != o || dq[at * s.out_row() + c] != d ? 1 : 0;
+                } else {
+                  differing += std::abs(part[at * s.out_row() + c] - o) > 1e-5 ? 1 : 0;
+                  differing += std::abs(dq[at * s.out_row() + c] - d) > 1e-5 ? 1 : 0;
+                }
+              }
+            }
+          }
+          for (size_t i = 0; i < dkv.size(); ++i) dkv_sum[i] += dkv[i];
+        }
+        CHECK(differing == 0);
+        double worst = 0;
+        for (int64_t r = 0; r < s.rows(); ++r) {
+          for (int64_t c = 0; c < kv_row; ++c) {
+            worst = std::max(worst, std::abs(dkv_sum[r * kv_row + c] - dqkv[r * s.row() + s.k_at() + c]));
+          }
+        }
+        CHECK(worst < 2e-5);
+      }
+    }
+  }
+
   TEST_CASE("large scores do not overflow, and a NaN shows") {
     const Shape s{1, 90, 1, 1, 16};
     auto qkv = normals<float>("qkv", s.rows() * s.row(), 30.0);  // scores in the thousands

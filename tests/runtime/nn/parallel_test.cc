@@ -47,6 +47,9 @@ class RecordingComm final : public comm::Comm {
   }
   Status all_gather(const void*, void*, int64_t, std::string_view what) override { return note("all_gather", what); }
   Status broadcast(void*, int64_t, int64_t, std::string_view what) override { return note("broadcast", what); }
+  Status all_to_all(std::span<const comm::OutPart>, std::span<const comm::InPart>, std::string_view what) override {
+    return note("all_to_all", what);
+  }
   Status barrier(std::string_view what) override { return note("barrier", what); }
   Status isend(const void*, int64_t, int64_t, std::string_view what) override { return note("isend", what); }
   Status recv(void*, int64_t, int64_t, std::string_view what) override { return note("recv", what); }

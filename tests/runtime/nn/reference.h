@@ -294,31 +294,60 @@ class Reference {
     return 0;
   }
 
-  /// And the loss that balances them, summed over tokens, into balance_.
+  /// The experts of a token, the best first, from their scores and biases.
+  std::vector<int64_t> choose(const std::vector<double>& scores, const std::string& p) const {
+    const MoeConfig& moe = m_.moe;
+    std::vector<double> merits = scores;
+    if (const auto bias = w_.find(p + "router.bias"); bias != w_.end()) {
+      for (size_t e = 0; e < merits.size(); ++e) merits[e] += bias->second[e];
+    }
+    const int64_t size = moe.experts / moe.groups;
+    std::vector<std::pair<double, int64_t>> groups;
+    for (int64_t g = 0; g < moe.groups; ++g) {
+      std::vector<double> of(merits.begin() + g * size, merits.begin() + (g + 1) * size);
+      std::sort(of.rbegin(), of.rend());
+      groups.emplace_back(-(of[0] + (moe.router == RouterKind::kSigmoid && size > 1 ? of[1] : 0)), g);
+    }
+    std::sort(groups.begin(), groups.end());
+    std::vector<std::pair<double, int64_t>> order;
+    for (int64_t g = 0; g < moe.groups_per_token; ++g) {
+      const int64_t group = groups[g].second;
+      for (int64_t e = group * size; e < (group + 1) * size; ++e) order.emplace_back(-merits[e], e);
+    }
+    std::sort(order.begin(), order.end());
+    std::vector<int64_t> out;
+    for (int64_t j = 0; j < moe.top_k; ++j) out.push_back(order[j].second);
+    return out;
+  }
+
+  /// And the losses that balance them and keep logits small, summed over tokens, into balance_.
   Matrix experts(const Matrix& x, const std::string& p) const {
-    Matrix logits = linear(x, p + "router"), out(x.size(), std::vector<double>(m_.width, 0));
-    std::vector<double> chosen(m_.moe.experts, 0), probability(m_.moe.experts, 0);
+    const MoeConfig& moe = m_.moe;
+    Matrix logits = linear(x, p + "router.weight", true), out(x.size(), std::vector<double>(m_.width, 0));
+    if (moe.shared_experts > 0) out = mlp(x, p + "shared.");
+    std::vector<double> chosen(moe.experts, 0), probability(moe.experts, 0);
     for (size_t r = 0; r < x.size(); ++r) {
-      double sum = 0;
-      for (double& v : logits[r]) sum += v = std::exp(v);
-      std::vector<std::pair<double, int64_t>> order;
-      for (int64_t e = 0; e < m_.moe.experts; ++e) {
-        probability[e] += logits[r][e] / sum;
-        order.emplace_back(-logits[r][e] / sum, e);
+      std::vector<double> scores;
+      double sum = 0, all = 0;
+      for (const double v : logits[r]) sum += std::exp(v);
+      for (const double v : logits[r]) {
+        scores.push_back(moe.router == RouterKind::kSigmoid ? 1 / (1 + std::exp(-v)) : std::exp(v) / sum);
+        all += scores.back();
       }
-      std::sort(order.begin(), order.end());
+      balance_ += moe.z_loss * std::log(sum) * std::log(sum);
+      for (int64_t e = 0; e < moe.experts; ++e) probability[e] += scores[e] / all;
+      const std::vector<int64_t> order = choose(scores, p);
       double kept = 0;
-      for (int64_t j = 0; j < m_.moe.top_k; ++j) kept -= order[j].first;
-      for (int64_t j = 0; j < m_.moe.top_k; ++j) {
-        const int64_t e = order[j].second;
+      for (const int64_t e : order) kept += scores[e];
+      for (const int64_t e : order) {
         chosen[e] += 1.0 / static_cast<double>(x.size());
         const Matrix y = mlp({x[r]}, p + "experts." + std::to_string(e) + ".");
-        const double weight = m_.moe.renormalise ? -order[j].first / kept : -order[j].first;
+        const double weight = moe.scale * (moe.renormalise ? scores[e] / kept : scores[e]);
         for (int64_t c = 0; c < m_.width; ++c) out[r][c] += weight * y[0][c];
       }
     }
-    for (int64_t e = 0; e < m_.moe.experts; ++e) {
-      balance_ += m_.moe.aux_loss * static_cast<double>(m_.moe.experts) * chosen[e] * probability[e];
+    for (int64_t e = 0; e < moe.experts; ++e) {
+      balance_ += moe.aux_loss * static_cast<double>(moe.experts) * chosen[e] * probability[e];
     }
     return out;
   }

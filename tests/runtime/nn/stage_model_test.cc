@@ -5,6 +5,8 @@
 //   gradient against finite differences of the double reference   2e-5: the differences themselves are good to 1e-8
 //   bf16 against float with the same (bf16) weights: losses 5e-2 absolute, gradients 8e-2 of the tensor's largest:
 //     8 bits of mantissa, 4e-3 per rounding, some ten roundings deep
+#include <numeric>
+
 #include "tests/runtime/nn/stage_testing.h"
 
 using namespace cairn;
@@ -295,6 +297,32 @@ TEST_SUITE("runtime/nn/stage_model") {
       REQUIRE(all.model().forward(0, batches[1].tokens.data(), batches[1].targets.data(), nullptr, nullptr).ok());
       const auto again = all.model().token_losses(0);
       CHECK(std::equal(middle.begin(), middle.end(), again.begin()));
+    }
+  }
+
+  TEST_CASE("in the place of a router bias's gradient stand the choices of each expert, whatever the loss scale") {
+    for (const Variant& variant : option_variants()) {
+      const MoeConfig& moe = variant.recipe.model.moe;
+      if (moe.bias_rate == 0) continue;
+      const Plan plan = plan_of(variant.recipe);
+      Logical weights = draw_weights(plan);
+      const Batch batch = draw_batch(plan);
+      const int64_t rows = std::ssize(batch.tokens);
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        if (!plan.tensors[t].balances) continue;
+        CHECK(plan.tensors[t].name == fmt::format("layers.{}.moe.router.bias", plan.tensors[t].layer));
+        // A bias above every score takes the expert to all tokens, and one far below to none.
+        weights[t][3] = 10;
+        weights[t][5] = -10;
+      }
+      const Outcome outcome = run_alone(plan, weights, batch, 0.25f);
+      for (size_t t = 0; t < plan.tensors.size(); ++t) {
+        if (!plan.tensors[t].balances) continue;
+        const std::vector<double>& counts = outcome.counts[t];
+        CHECK(std::accumulate(counts.begin(), counts.end(), 0.0) == static_cast<double>(rows * moe.top_k));
+        CHECK(counts[3] == static_cast<double>(rows));
+        CHECK(counts[5] == 0);
+      }
     }
   }
 

@@ -30,6 +30,9 @@ class LoneComm final : public comm::Comm {
   Status reduce_scatter_add(const void*, void*, int64_t, DType, std::string_view) override { return {}; }
   Status all_gather(const void*, void*, int64_t, std::string_view) override { return {}; }
   Status broadcast(void*, int64_t, int64_t, std::string_view) override { return {}; }
+  Status all_to_all(std::span<const comm::OutPart>, std::span<const comm::InPart>, std::string_view) override {
+    return {};
+  }
   Status barrier(std::string_view) override { return {}; }
   Status isend(const void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status recv(void*, int64_t, int64_t, std::string_view) override { return {}; }
@@ -189,6 +192,28 @@ inline std::vector<Variant> option_variants() {
     m.block = BlockKind::kSandwich;
     m.activation = Activation::kGeGlu;
   });
+  add("deepseek-v3: sigmoids, biases, groups, shared experts", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 8,
+             .top_k = 3,
+             .aux_loss = 0.3,
+             .router = RouterKind::kSigmoid,
+             .shared_experts = 2,
+             .groups = 4,
+             .groups_per_token = 2,
+             .scale = 2.5,
+             .bias_rate = 0.001};
+  });
+  add("softmax with groups and a z-loss, a shared expert", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 6,
+             .top_k = 2,
+             .renormalise = false,
+             .aux_loss = 0.2,
+             .z_loss = 0.05,
+             .shared_experts = 1,
+             .groups = 3,
+             .groups_per_token = 2,
+             .scale = 1.5};
+  });
   add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
     m.activation = Activation::kGeluQuick;
     m.bias = false;
@@ -320,9 +345,11 @@ class Rank {
   }
 
   /// Adds this rank's gradients to the global ones as the trainer would: replicated tensors once, or, where they are
-  /// partial over tp, from every rank; a tied copy always.
-  void add_grads(std::vector<std::vector<double>>& global) const {
+  /// partial over tp, from every rank; a tied copy always. With `counts` what stands in the place of the gradients of
+  /// routers' biases, and nothing else; else these stay zero, as they are.
+  void add_grads(std::vector<std::vector<double>>& global, bool counts = false) const {
     for (const LocalTensor& local : rank_.tensors) {
+      if (plan_.tensors[local.tensor].balances != counts) continue;
       const bool replicated = plan_.tensors[local.tensor].cut == TensorCut::kReplicated;
       if (replicated && !local.sum_over_tp && rank_.at.tp != 0) continue;
       for_each_element(plan_.tensors[local.tensor], local,
@@ -356,8 +383,9 @@ class Rank {
 };
 
 struct Outcome {
-  std::vector<float> losses;               // [T]
-  std::vector<std::vector<double>> grads;  // by tensor, global
+  std::vector<float> losses;                // [T]
+  std::vector<std::vector<double>> grads;   // by tensor, global
+  std::vector<std::vector<double>> counts;  // likewise: choices of experts, of routers' biases
   // [stage - 1]: gradient of the input of each stage after the first, [T, H], rows of all tp ranks in order.
   std::vector<std::vector<double>> dinputs;
 };
@@ -415,6 +443,7 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
 
   Outcome out;
   for (const TensorSpec& spec : plan.tensors) out.grads.emplace_back(count_elems(spec.shape), 0.0);
+  out.counts = out.grads;
   const auto first = ranks[0].back()->model().token_losses(0);
   out.losses.assign(first.begin(), first.end());
   out.dinputs.resize(pp - 1);
@@ -424,6 +453,7 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
     CHECK(std::equal(losses.begin(), losses.end(), out.losses.begin()));  // every tp rank has all of them
     for (const auto& rank : ranks[t]) {
       rank->add_grads(out.grads);
+      rank->add_grads(out.counts, true);
       CHECK(rank->padding_untouched());
       CHECK(rank->guards_whole());
     }

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
 
 using namespace cairn;
@@ -185,5 +187,79 @@ TEST_SUITE("runtime/plan/plan") {
                            .context = 1024,
                            .vocab = 50257};
     CHECK(count_parameters(gpt2) == 124439808);
+  }
+
+  TEST_CASE("experts over ranks: each is on one part, in buckets of its own that the part's replicas divide") {
+    Recipe recipe = small_recipe();
+    recipe.model.activation = Activation::kSwiGlu;
+    recipe.model.bias = false;
+    recipe.model.moe = {.experts = 4, .top_k = 2, .shared_experts = 1};
+    recipe.optimizer.zero = 2;
+    recipe.mesh.ep = 2;
+    recipe.mesh.tp = 2;
+    for (const Deterministic deterministic : {Deterministic::kRun, Deterministic::kLayout}) {
+      recipe.deterministic = deterministic;
+      const Plan plan = make_plan(recipe, 8).value();
+      std::vector<std::vector<int>> seen;
+      for (const TensorSpec& tensor : plan.tensors) seen.emplace_back(count_elems(tensor.shape), 0);
+      for (int64_t rank = 0; rank < 8; ++rank) {
+        const RankPlan mine = plan.rank(rank);
+        for (const LocalTensor& local : mine.tensors) {
+          const int64_t expert = plan.tensors[local.tensor].expert;
+          REQUIRE((expert < 0 || expert / 2 == mine.expert_part));
+          const auto in = std::find_if(mine.buckets.begin(), mine.buckets.end(),
+                                       [&](const Bucket& b) { return local.offset < b.range.end; });
+          REQUIRE(in->experts == (expert >= 0));
+        }
+        for (const Bucket& bucket : mine.buckets) {
+          REQUIRE(bucket.shard.size() * (bucket.experts ? 2 : 4) == bucket.range.size());
+          REQUIRE(bucket.share.size() == bucket.shard.size());
+        }
+        for (const Unit& unit : mine.units) {
+          const int64_t apart = plan.expert_sources() > 1 ? unit.experts.size() : 0;
+          REQUIRE((unit.layer >= 0) == (unit.experts.size() > 0));
+          for (const LocalTensor& local : mine.tensors) {
+            if (plan.tensors[local.tensor].expert < 0 || plan.tensors[local.tensor].layer != unit.layer) continue;
+            if (apart == 0) continue;
+            REQUIRE(mine.grad_at(local, 1) == unit.source_grads_at + local.offset - unit.experts.begin);
+            REQUIRE(mine.grad_at(local, 1) + count_elems(local.shape) <= unit.source_grads_at + apart);
+          }
+        }
+        for (const StatePiece& piece : mine.pieces) {
+          if (!piece.primary) continue;
+          const Shape& shape = plan.tensors[piece.tensor].shape;
+          std::vector<int64_t> index = piece.box.lo;
+          const int64_t width = piece.box.extent(piece.box.dims() - 1);
+          for (int64_t done = 0; done < piece.count_elems(); done += width, ++index[0]) {
+            const int64_t flat = flat_offset(shape, index);
+            for (int64_t c = 0; c < width; ++c) ++seen[piece.tensor][flat + c];
+          }
+        }
+      }
+      for (const std::vector<int>& tensor : seen) {
+        REQUIRE(std::all_of(tensor.begin(), tensor.end(), [](int n) { return n == 1; }));
+      }
+    }
+    const auto refused = [&](const std::function<void(Recipe&)>& change, int64_t world) {
+      Recipe other = recipe;
+      other.deterministic = Deterministic::kRun;
+      change(other);
+      const auto plan = make_plan(other, world);
+      REQUIRE_FALSE(plan.ok());
+      return plan.error().message;
+    };
+    CHECK(refused([](Recipe& r) { r.model.moe.experts = 0; }, 8) ==
+          "mesh.ep = 2 divides experts, and the model has none; say ep = 1, or model.moe");
+    CHECK(refused([](Recipe& r) { r.model.moe.experts = 5; }, 8) ==
+          "model.moe.experts = 5 cannot be cut by mesh.ep = 2; nearest: 4, 6");
+    CHECK(refused(
+              [](Recipe& r) {
+                r.batch.samples = 12;
+                r.mesh.shard = 4;
+                r.mesh.tp = 1;
+              },
+              12) ==
+          "mesh.shard = 4 does not divide dp = 12 so that each part of mesh.ep = 2 is whole groups or in "
+          "one; possible: 2, 3, 6, 12");
   }
 }

@@ -3,8 +3,8 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
+#include "tests/runtime/trainer/traffic_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -64,44 +64,9 @@ Recipe short_recipe(bool llama, bool tied, int64_t steps) {
   return recipe;
 }
 
-Traffic operator-(const Traffic& a, const Traffic& b) {
-  const auto less = [](const Volume& x, const Volume& y) { return Volume{x.bytes - y.bytes, x.calls - y.calls}; };
-  return {less(a.all_reduce, b.all_reduce), less(a.reduce_scatter, b.reduce_scatter), less(a.all_gather, b.all_gather),
-          less(a.broadcast, b.broadcast), less(a.send, b.send)};
-}
-
-std::string told(const GroupTraffic& g) {
-  const Traffic& t = g.traffic;
-  return fmt::format("{} of {}: all_reduce {}/{} reduce_scatter {}/{} all_gather {}/{} broadcast {}/{} send {}/{}",
-                     g.group, g.size, t.all_reduce.bytes, t.all_reduce.calls, t.reduce_scatter.bytes,
-                     t.reduce_scatter.calls, t.all_gather.bytes, t.all_gather.calls, t.broadcast.bytes,
-                     t.broadcast.calls, t.send.bytes, t.send.calls);
-}
-
-/// What the second step of a run moves is what the plan says, on every rank and in every group.
-void check_step(Recipe recipe, const Layout& layout) {
+void check_step(const Recipe& recipe, const Layout& layout) {
   CAPTURE(layout.text());
-  recipe.batch.samples = 8;
-  const Result<Plan> plan = make_plan(recipe, layout.world());
-  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
-  const auto one_step = train_on_threads(recipe, layout.world());
-  recipe.stop.value = 2;
-  const auto two_steps = train_on_threads(recipe, layout.world());
-  REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
-  REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
-  for (int64_t rank = 0; rank < layout.world(); ++rank) {
-    const std::vector<GroupTraffic> planned = step_traffic(plan.value(), plan.value().rank(rank));
-    const auto& more = two_steps.value().traffic[rank];
-    const auto& less = one_step.value().traffic[rank];
-    std::vector<GroupTraffic> counted;
-    for (size_t g = 0; g < more.size(); ++g) {
-      GroupTraffic step{more[g].group, more[g].size, more[g].traffic - less[g].traffic};
-      // Ends of the pipeline that have no embedding in common have a group for it, and never use it.
-      if (step.group != kEmbeddingGroup || step.traffic != Traffic{}) counted.push_back(std::move(step));
-    }
-    REQUIRE(planned.size() == counted.size());
-    for (size_t g = 0; g < planned.size(); ++g) CHECK(told(planned[g]) == told(counted[g]));
-  }
+  check_step_traffic(recipe, layout.world());
 }
 
 }  // namespace

@@ -1,0 +1,56 @@
+#include "runtime/nn/context_parallel.h"
+
+#include <algorithm>
+
+namespace cairn::nn {
+
+template <typename Real>
+ContextParallel<Real>::ContextParallel(const StageDims& dims, comm::Comm* cp, const Buffers& buffers)
+    : dims_(dims), cp_(cp), width_(2 * dims.kv_heads * dims.head_dim) {
+  RT_CHECK(dims.cp == (cp == nullptr ? 1 : cp->size()), "tokens over {} ranks in a group of {}", dims.cp,
+           cp == nullptr ? 1 : cp->size());
+  if (!on()) return;
+  exchanged_ = buffers.get<Real>("cp.exchanged");
+  kv_ = buffers.get<Real>("cp.kv");
+  dkv_ = buffers.get<Real>("cp.dkv");
+}
+
+template <typename Real>
+void ContextParallel<Real>::reorder(bool to_tokens, Real* exchanged, Real* tokens) const {
+  const int64_t sequence = dims_.held.tokens, chunk = dims_.tokens / 2, elems = chunk * width_;
+  for (int64_t rank = 0; rank < dims_.cp; ++rank) {
+    const TokenRuns held = TokenRuns::of_rank(sequence, dims_.cp, rank);
+    for (int64_t b = 0; b < dims_.samples; ++b) {
+      for (const int64_t begin : {held.first, held.second}) {
+        Real* const at = tokens + (b * sequence + begin) * width_;
+        to_tokens ? std::copy_n(exchanged, elems, at) : std::copy_n(at, elems, exchanged);
+        exchanged += elems;
+      }
+    }
+  }
+}
+
+template <typename Real>
+Status ContextParallel<Real>::gather(const Real* kv, int64_t stride, const Real** all, std::string_view what) const {
+  Real* const own = exchanged_ + cp_->rank() * dims_.rows * width_;
+  for (int64_t r = 0; r < dims_.rows; ++r) std::copy_n(kv + r * stride, width_, own + r * width_);
+  RT_TRY(cp_->all_gather(own, exchanged_, dims_.rows * width_ * static_cast<int64_t>(sizeof(Real)), what));
+  reorder(true, exchanged_, kv_);
+  *all = kv_;
+  return {};
+}
+
+template <typename Real>
+Status ContextParallel<Real>::reduce(Real* dkv, int64_t stride, std::string_view what) const {
+  reorder(false, exchanged_, dkv_);
+  Real* const own = exchanged_ + cp_->rank() * dims_.rows * width_;
+  RT_TRY(cp_->reduce_scatter(exchanged_, own, dims_.rows * width_, DTypeOf<Real>::value, comm::ReduceOp::kSum, what));
+  for (int64_t r = 0; r < dims_.rows; ++r) std::copy_n(own + r * width_, width_, dkv + r * stride);
+  return {};
+}
+
+template class ContextParallel<float>;
+template class ContextParallel<bf16>;
+template class ContextParallel<f16>;
+
+}  // namespace cairn::nn

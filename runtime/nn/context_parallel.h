@@ -1,0 +1,45 @@
+#pragma once
+// Context parallelism: each rank has the rows of its tokens of every sequence (runtime/core/token_runs.h), and
+// attention needs the keys and values of all. They are gathered before it, from all ranks into the order of tokens, and
+// their gradients, of which each rank has its queries' part, are summed and given back to the rows' ranks.
+//
+// Buffers of the stage, shared by its layers: what gather() leaves lasts until the next one.
+// Legend: T rows of this rank, B sequences, S tokens of a whole sequence, K key/value heads, D head dim.
+
+#include <string_view>
+
+#include "runtime/comm/comm.h"
+#include "runtime/nn/buffers.h"
+#include "runtime/plan/activations.h"
+
+namespace cairn::nn {
+
+template <typename Real>
+class ContextParallel {
+ public:
+  /// `cp` may be null when there is one rank.
+  ContextParallel(const StageDims& dims, comm::Comm* cp, const Buffers& buffers);
+
+  bool on() const { return dims_.cp > 1; }
+  comm::Comm& comm() const { return *cp_; }
+  int64_t kv_width() const { return width_; }
+
+  /// Keys and values of all tokens, side by side [B S, 2 K D], from this rank's k and v, side by side in rows of
+  /// `stride` elements.
+  Status gather(const Real* kv, int64_t stride, const Real** all, std::string_view what) const;
+  /// Where attention's backward puts their gradients, [B S, 2 K D].
+  Real* gradients() const { return dkv_; }
+  /// The sum of all ranks' gradients() for this rank's rows, into rows of `stride` elements.
+  Status reduce(Real* dkv, int64_t stride, std::string_view what) const;
+
+ private:
+  /// Copies between what is exchanged, rank after rank, and the order of tokens.
+  void reorder(bool to_tokens, Real* exchanged, Real* tokens) const;
+
+  StageDims dims_;
+  comm::Comm* cp_;
+  int64_t width_;
+  Real *exchanged_, *kv_, *dkv_;
+};
+
+}  // namespace cairn::nn

@@ -1,0 +1,129 @@
+#include "runtime/nn/dispatch.h"
+
+#include <algorithm>
+
+#include "runtime/kernels/router.h"
+
+namespace cairn::nn {
+
+template <typename Real>
+Dispatch<Real>::Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& buffers)
+    : dims_(dims),
+      ep_(ep),
+      sent_CH_(alone() ? nullptr : buffers.get<Real>("moe.sent")),
+      sent_numbers_C_(alone() ? nullptr : buffers.get<float>("moe.sent_numbers")),
+      row_weights_P_(alone() ? nullptr : buffers.get<float>("moe.row_weights")),
+      row_dots_P_(alone() ? nullptr : buffers.get<float>("moe.row_dots")),
+      rows_of_Tk_(buffers.get<int32_t>("moe.rows_of")),
+      sent_at_(dims.experts + 1),
+      arrivals_at_(dims.ep * dims.local_experts),
+      next_(dims.experts) {
+  RT_CHECK(dims.ep == (ep == nullptr ? 1 : ep->size()), "experts over {} ranks in a group of {}", dims.ep,
+           ep == nullptr ? 1 : ep->size());
+  groups_.reserve(dims.local_experts * dims.expert_sources);
+  out_.reserve(dims.experts + dims.ep * dims.local_experts);
+  in_.reserve(dims.experts + dims.ep * dims.local_experts);
+}
+
+template <typename Real>
+Status Dispatch<Real>::begin(const int32_t* chosen, int32_t* counts, bool again, std::string_view what) {
+  const int64_t choices = dims_.rows * dims_.choices;
+  std::fill(sent_at_.begin(), sent_at_.end(), 0);
+  for (int64_t i = 0; i < choices; ++i) ++sent_at_[chosen[i] + 1];
+  for (int64_t e = 0; e < dims_.experts; ++e) sent_at_[e + 1] += sent_at_[e];
+  if (!alone()) {
+    if (!again) {
+      int32_t* own = counts + ep_->rank() * dims_.experts;
+      for (int64_t e = 0; e < dims_.experts; ++e) own[e] = static_cast<int32_t>(choices_of(e));
+      RT_TRY(ep_->all_gather(own, counts, dims_.experts * static_cast<int64_t>(sizeof(int32_t)), what));
+    }
+    counts_ = counts;
+  }
+  place_groups();
+  // Each expert's rows in the order of tokens.
+  for (int64_t e = 0; e < dims_.experts; ++e) next_[e] = alone() ? groups_[e].first : sent_at_[e];
+  for (int64_t i = 0; i < choices; ++i) rows_of_Tk_[i] = static_cast<int32_t>(next_[chosen[i]]++);
+  return {};
+}
+
+template <typename Real>
+void Dispatch<Real>::place_groups() {
+  const int64_t sources = dims_.expert_sources, ranks_of_group = dims_.ep / sources;
+  groups_.clear();
+  int64_t at = 0;
+  for (int64_t e = 0; e < dims_.local_experts; ++e) {
+    for (int64_t source = 0; source < sources; ++source) {
+      int64_t rows = 0;
+      for (int64_t r = source * ranks_of_group; r < (source + 1) * ranks_of_group; ++r) {
+        arrivals_at_[r * dims_.local_experts + e] = at + rows;
+        rows += alone() ? choices_of(e) : counts_[r * dims_.experts + dims_.first_expert + e];
+      }
+      const int64_t padded = (rows + kExpertRowsAlign - 1) / kExpertRowsAlign * kExpertRowsAlign;
+      groups_.push_back({e, source, at, rows, padded});
+      at += padded;
+    }
+  }
+  RT_CHECK(at <= dims_.expert_rows, "{} rows of experts, the plan has room for {}", at, dims_.expert_rows);
+}
+
+template <typename Real>
+template <typename T>
+Status Dispatch<Real>::exchange(T* sent, T* rows, int64_t width, bool to_experts, std::string_view what) {
+  out_.clear();
+  in_.clear();
+  const auto row_bytes = width * static_cast<int64_t>(sizeof(T));
+  const auto add = [&](bool outgoing, int64_t peer, T* data, int64_t count) {
+    outgoing ? out_.push_back({peer, data, count * row_bytes}) : in_.push_back({peer, data, count * row_bytes});
+  };
+  for (int64_t r = 0; r < dims_.ep; ++r) {
+    const int64_t first = sent_at_[r * dims_.local_experts], end = sent_at_[(r + 1) * dims_.local_experts];
+    add(to_experts, r, sent + first * width, end - first);
+    for (int64_t e = 0; e < dims_.local_experts; ++e) {
+      add(!to_experts, r, rows + arrivals_at_[r * dims_.local_experts + e] * width,
+          counts_[r * dims_.experts + dims_.first_expert + e]);
+    }
+  }
+  return ep_->all_to_all(out_, in_, what);
+}
+
+template <typename Real>
+Status Dispatch<Real>::to_experts(const Real* tokens_TH, Real* rows_PH, std::string_view what) {
+  const int64_t width = dims_.width;
+  kernels::rows_to_experts(tokens_TH, rows_of_Tk_, dims_.rows, dims_.choices, width, alone() ? rows_PH : sent_CH_);
+  if (!alone()) RT_TRY(exchange(sent_CH_, rows_PH, width, true, what));
+  for (const Group& group : groups_) {
+    std::fill_n(rows_PH + (group.first + group.filled) * width, (group.rows - group.filled) * width, Real{});
+  }
+  return {};
+}
+
+template <typename Real>
+Status Dispatch<Real>::to_tokens(Real* rows_PH, const float* weights, Real* tokens_TH, std::string_view what) {
+  if (!alone()) RT_TRY(exchange(sent_CH_, rows_PH, dims_.width, false, what));
+  kernels::rows_to_tokens(alone() ? rows_PH : sent_CH_, rows_of_Tk_, weights, dims_.rows, dims_.choices, dims_.width,
+                          tokens_TH);
+  return {};
+}
+
+template <typename Real>
+Status Dispatch<Real>::dot_and_scale(Real* a, Real* b, const float* weights, int64_t width, float* dots,
+                                     std::string_view what) {
+  if (alone()) {
+    kernels::dot_and_scale_rows(a, b, rows_of_Tk_, weights, dims_.rows, dims_.choices, width, dots);
+    return {};
+  }
+  const int64_t choices = dims_.rows * dims_.choices;
+  for (int64_t i = 0; i < choices; ++i) sent_numbers_C_[rows_of_Tk_[i]] = weights[i];
+  std::fill_n(row_weights_P_, used_rows(), 0.0f);  // of padding
+  RT_TRY(exchange(sent_numbers_C_, row_weights_P_, 1, true, what));
+  kernels::dot_and_scale_rows(a, b, nullptr, row_weights_P_, used_rows(), 1, width, row_dots_P_);
+  RT_TRY(exchange(sent_numbers_C_, row_dots_P_, 1, false, what));
+  for (int64_t i = 0; i < choices; ++i) dots[i] = sent_numbers_C_[rows_of_Tk_[i]];
+  return {};
+}
+
+template class Dispatch<float>;
+template class Dispatch<bf16>;
+template class Dispatch<f16>;
+
+}  // namespace cairn::nn

@@ -1,0 +1,73 @@
+#pragma once
+// How rows get to their experts and back. The rows of a micro-batch's choices are put in the order of experts; with
+// expert parallelism (mesh.ep > 1) they then go to the ranks that hold these, in one all_to_all, and what the experts
+// made of them comes back by another. None is dropped.
+//
+// On the rank of the experts rows stand in *groups*: those of one expert, or with deterministic = "layout" those of one
+// expert that come from one rank of the ep group, so that each product is the one of a rank that holds all experts. A
+// group is padded with zeros to a multiple of kExpertRowsAlign, so that few shapes of products occur.
+//
+// One object serves all layers of a stage; what it knows is of the micro-batch and layer given to begin().
+// Legend: T rows of tokens, k choices of a token, X experts, P rows of this rank's experts, padding included.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "runtime/comm/comm.h"
+#include "runtime/nn/buffers.h"
+#include "runtime/plan/activations.h"
+
+namespace cairn::nn {
+
+template <typename Real>
+class Dispatch {
+ public:
+  /// Neighbouring rows of one expert.
+  struct Group {
+    int64_t expert = 0;                       // of this rank's
+    int64_t source = 0;                       // ep rank that they are from, where that is kept apart
+    int64_t first = 0, filled = 0, rows = 0;  // rows: with padding
+  };
+
+  /// `ep` may be null when there is one rank.
+  Dispatch(const StageDims& dims, comm::Comm* ep, const Buffers& buffers);
+
+  /// Finds the places of all rows. chosen [T, k]; counts [ep, X], how many rows each rank has for each expert, is what
+  /// the ranks tell each other, or when `again` what they told before; null with one rank.
+  Status begin(const int32_t* chosen, int32_t* counts, bool again, std::string_view what);
+
+  std::span<const Group> groups() const { return groups_; }
+  int64_t used_rows() const { return groups_.empty() ? 0 : groups_.back().first + groups_.back().rows; }
+  /// Rows of this rank's tokens for expert e of all.
+  int64_t choices_of(int64_t expert) const { return sent_at_[expert + 1] - sent_at_[expert]; }
+
+  /// rows [P, H]: each token's row of tokens [T, H] for each of its choices; padding is zero.
+  Status to_experts(const Real* tokens_TH, Real* rows_PH, std::string_view what);
+  /// tokens [T, H]: the sum over a token's choices of weights [T, k] (null: 1) times the choice's row of rows [P, H].
+  Status to_tokens(Real* rows_PH, const float* weights, Real* tokens_TH, std::string_view what);
+  /// dots [T, k] of the choices' rows of a and b [P, width]; then both are multiplied by weights [T, k].
+  Status dot_and_scale(Real* a, Real* b, const float* weights, int64_t width, float* dots, std::string_view what);
+
+ private:
+  bool alone() const { return ep_ == nullptr || ep_->size() == 1; }
+  void place_groups();
+  /// Runs of `width` elements for each row, between the order of tokens' experts and the rows of this rank's experts.
+  template <typename T>
+  Status exchange(T* sent, T* rows, int64_t width, bool to_experts, std::string_view what);
+
+  StageDims dims_;
+  comm::Comm* ep_;
+  Real* sent_CH_;                                         // C = T k; null alone
+  float *sent_numbers_C_, *row_weights_P_, *row_dots_P_;  // likewise
+  int32_t* rows_of_Tk_;                                   // alone places in P, else in C
+  std::vector<int64_t> sent_at_;                          // [X + 1], of C
+  const int32_t* counts_ = nullptr;                       // [ep, X]
+  std::vector<Group> groups_;
+  std::vector<int64_t> arrivals_at_, next_;  // [ep, local experts], of P; [X]
+  std::vector<comm::OutPart> out_;
+  std::vector<comm::InPart> in_;
+};
+
+}  // namespace cairn::nn

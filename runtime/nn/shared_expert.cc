@@ -1,0 +1,53 @@
+#include "runtime/nn/shared_expert.h"
+
+#include <fmt/format.h>
+
+#include "runtime/nn/activation.h"
+#include "runtime/nn/branch.h"
+
+namespace cairn::nn {
+
+template <typename Real>
+SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims,
+                                 int64_t layer, const Scratch<Real>& scratch, const Buffers& buffers)
+    : rows_(dims.rows),
+      width_(dims.width),
+      ffn_(dims.shared_ffn),
+      activation_(model.activation),
+      up_([&] {
+        const std::string prefix = fmt::format("layers.{}.moe.shared.", layer);
+        return ColumnGroup<Real>(
+            {linear(parameters, prefix + "gate", model.width), linear(parameters, prefix + "up", model.width)});
+      }()),
+      down_(linear(parameters, fmt::format("layers.{}.moe.shared.down", layer), dims.shared_ffn)),
+      scratch_(scratch),
+      dhidden_(buffers.get<Real>("moe.shared_dhidden")),
+      dpre_(buffers.get<Real>("moe.shared_dpre")) {}
+
+template <typename Real>
+Status SharedExpert<Real>::forward(const Real* input_TH, Real* pre, Real* output_TH) const {
+  RT_TRY(up_.forward(input_TH, pre, rows_));
+  activate(activation_, pre, scratch_.hidden, rows_, ffn_);
+  return down_.forward(scratch_.hidden, output_TH, width_, rows_, true);
+}
+
+template <typename Real>
+Status SharedExpert<Real>::backward_hidden(const Real* dy_TH, const Real* pre) const {
+  activate(activation_, pre, scratch_.hidden, rows_, ffn_);
+  RT_TRY(down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_));
+  RT_TRY(down_.backward_input(dy_TH, width_, dhidden_, false, rows_));
+  activate_backward(activation_, dhidden_, pre, dpre_, rows_, ffn_);
+  return {};
+}
+
+template <typename Real>
+Status SharedExpert<Real>::backward_input(const Real* input_TH, Real* dinput_TH) const {
+  RT_TRY(up_.backward_weight(dpre_, input_TH, nullptr, rows_));
+  return up_.backward_input(dpre_, dinput_TH, rows_, true);
+}
+
+template class SharedExpert<float>;
+template class SharedExpert<bf16>;
+template class SharedExpert<f16>;
+
+}  // namespace cairn::nn

@@ -1,0 +1,59 @@
+"""Experts and sequences over processes: killed ranks come back from memory, and other layouts take the run up."""
+
+import subprocess
+
+from harness import RunTest, main
+
+MOE = ["--set", 'model.positions="rotary"', "--set", 'model.activation="swiglu"', "--set", "model.bias=false", "--set",
+       "model.moe.experts=4", "--set", "model.moe.aux_loss=0.01", "--set", 'model.moe.router="sigmoid"', "--set",
+       "model.moe.bias_rate=0.01", "--set", "model.moe.shared_experts=1", "--set", 'deterministic="layout"']
+
+
+class Experts(RunTest):
+    def layout(self, name, **changes):
+        return self.recipe(**{**dict(name=name, steps=12, tp=1, pp=1, dp=1, zero=1, sp="false", save=4), **changes})
+
+    def losses(self, run):
+        return {step: line["loss"] for step, line in self.metrics(run).items()}
+
+    def test_experts_over_ranks_survive_kills_and_other_layouts_go_on_with_the_same_bits(self):
+        self.train(self.layout("one"), "one", *MOE)
+        ep = ["--set", "mesh.ep=2"]
+        self.train(self.layout("four", dp=4), "four", *MOE, *ep, "--kill", "2@3", "--kill", "0@7")
+        self.assertEqual(len(self.events("four", "recovered")), 2)
+        self.assertEqual(self.losses("four"), self.losses("one"))
+        self.assertEqual(self.manifest("four", 12)["mesh"]["ep"], 2)
+
+        # The step before the last, by `reshard`, in another ep, and on from there.
+        subprocess.run([self.program, "ckpt", "reshard", self.checkpoint("four", 8), self.folder / "two", "--mesh",
+                        "dp=2,ep=2", "--zero", "3"], check=True, capture_output=True)
+        self.assertEqual(self.manifest("two", 8)["mesh"]["ep"], 2)
+        self.train(self.layout("two", dp=2, zero=3), "two", *MOE, *ep)
+        self.assertEqual(self.losses("two"), {s: loss for s, loss in self.losses("one").items() if s > 8})
+        subprocess.run([self.program, "ckpt", "verify", self.folder / "two", "--all"], check=True, capture_output=True)
+
+        # Whole again, on one rank: the same bytes of weights, moments and biases.
+        for run in ("four", "two"):
+            differ = subprocess.run([self.program, "ckpt", "diff", self.checkpoint("one", 12), self.checkpoint(run, 12),
+                                     "--exit-code"], capture_output=True, text=True)
+            self.assertEqual(differ.returncode, 0, differ.stdout + differ.stderr)
+
+    def test_sequences_over_ranks(self):
+        self.train(self.layout("whole"), "whole")
+        self.train(self.layout("parts", dp=2), "parts", "--set", "mesh.cp=2", "--kill", "1@5")
+        whole, parts = self.losses("whole"), self.losses("parts")
+        self.assertEqual(sorted(parts), sorted(whole))
+        for step, loss in whole.items():
+            self.assertAlmostEqual(parts[step] / loss, 1, delta=1e-5)
+
+    def test_layouts_that_cannot_be_are_refused_with_those_that_can(self):
+        job = self.train(self.layout("no", dp=2), "no", "--set", "mesh.ep=2", code=2)
+        self.assertIn("mesh.ep = 2 divides experts, and the model has none", job.output())
+        job = self.train(self.layout("cut", dp=1), "cut", "--set", "mesh.cp=3", code=2)
+        self.assertIn("mesh.cp = 3 cuts sequences into 6 chunks, and 32 tokens", job.output())
+        job = self.train(self.layout("odd", dp=2), "odd", *MOE, "--set", "mesh.ep=4", code=2)
+        self.assertIn("mesh.ep = 4 does not divide dp = 2", job.output())
+
+
+if __name__ == "__main__":
+    main()
