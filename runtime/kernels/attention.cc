@@ -79,8 +79,8 @@ struct VisibleKeys {
 };
 RT_INLINE VisibleKeys visible_keys(const AttentionDims& d, int64_t sample, int64_t t) {
   VisibleKeys out{0, d.mask.causal ? t + 1 : d.tokens};
-  if (d.mask.prefix != nullptr) {
-    out.end = std::max(out.end, std::min<int64_t>(d.tokens, d.mask.prefix[sample]));
+  if (d.mask.ends != nullptr) {
+    out.end = std::max(out.end, std::min<int64_t>(d.tokens, d.mask.ends[sample * d.tokens + t]));
   }
   if (d.mask.window > 0) out.first = std::max<int64_t>(0, t - d.mask.window + 1);
   if (d.mask.starts != nullptr) out.first = std::max<int64_t>(out.first, d.mask.starts[sample * d.tokens + t]);
@@ -202,8 +202,11 @@ int64_t last_key(const AttentionDims& d, int64_t sample, int64_t query0, int64_t
 
 /// The first tile of queries of which one may see a key from key0 on.
 int64_t first_query(const AttentionDims& d, int64_t sample, int64_t key0) {
-  const bool all = !d.mask.causal || (d.mask.prefix != nullptr && key0 < d.mask.prefix[sample]);
-  return all ? 0 : key0;
+  if (!d.mask.causal) return 0;
+  if (d.mask.ends == nullptr) return key0;
+  const int32_t* const ends = d.mask.ends + sample * d.tokens;
+  const int64_t first = std::upper_bound(ends, ends + key0, static_cast<int32_t>(key0)) - ends;
+  return first / kQueries * kQueries;
 }
 
 void check_dims(const AttentionDims& d) {
