@@ -193,10 +193,13 @@ Mapping map_tensor(const Family& family, const ModelConfig& model, const std::ma
   for (const TensorRow& row : family.tensors) {
     const std::optional<Match> found = match(row.logical, logical);
     if (!found) continue;
+    const size_t members = alternative_count(row.logical);
+    bool all = true;  // a model without a gate has another row for what it has
+    for (size_t k = 0; k < members; ++k) all &= shapes.contains(fill(row.logical, found->stars, k));
+    if (!all) continue;
     const Shape& shape = shapes.at(logical);
     Mapping out{.logical = logical, .stored = fill(row.stored, found->stars), .shape = shape};
     out.transpose = row.transpose && shape.size() == 2;
-    const size_t members = alternative_count(row.logical);
     if (members > 1) {
       const int64_t groups = groups_of(row.fuse, model);
       int64_t total = 0;

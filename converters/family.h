@@ -19,6 +19,23 @@ namespace cairn::convert {
 struct ConfigKey;
 struct TensorRow;
 
+/// How the parts that tensor-parallel ranks keep become a stored tensor (sharded_files.h).
+enum class Join {
+  kWhole,       // each rank has all of it
+  kRows,        // one rank's rows after the other's
+  kVocabRows,   // the same, and what is beyond the vocabulary is padding
+  kColumns,     // one rank's columns after the other's
+  kGatedRows,  // the MLP's first projection: with a gate each rank has a part of one half, then of the other
+};
+struct JoinRow {
+  std::string_view stored;  // a pattern of names (runtime/core/glob.h)
+  Join join;
+};
+/// An older spelling of a part of a name.
+struct Rename {
+  std::string_view from, to;
+};
+
 /// A table. Small: copies share the rows, which live as long as the program.
 struct Family {
   std::string_view model_type;      // config.json "model_type"
@@ -28,6 +45,9 @@ struct Family {
   std::span<const ConfigKey> keys;
   std::span<const TensorRow> tensors;
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
+  // Of formats with a file for each rank, read only:
+  std::span<const JoinRow> joins;  // the first that fits; none: whole
+  std::span<const Rename> renames;
 };
 
 /// Where the rows of a logical tensor lie in a stored one, which may hold several. A permutation of elements, so import

@@ -9,6 +9,7 @@
 
 #include "converters/elements.h"
 #include "converters/safetensors.h"
+#include "converters/sharded_files.h"
 #include "converters/strict_json.h"
 
 namespace cairn::convert {
@@ -119,8 +120,15 @@ Status HfFolder::read_config() {
     if (config_dtype_.empty() && config.value().contains(key) && config.value()[key].is_string())
       config_dtype_ = config.value()[key];
   }
-  RT_TRY_SET(WeightsFolder weights, WeightsFolder::open(dir_, config.value()));
-  weights_ = std::make_unique<WeightsFolder>(std::move(weights));
+  if (family_.joins.empty()) {
+    RT_TRY_SET(WeightsFolder weights, WeightsFolder::open(dir_, config.value()));
+    weights_ = std::make_unique<WeightsFolder>(std::move(weights));
+  } else {
+    RT_TRY_SET(const fs::path ranks, find_sharded_files(dir_));
+    if (ranks.empty()) return invalid(fmt::format("{}: has no files of ranks, mp_rank_00 and so on", dir_.string()));
+    RT_TRY_SET(std::unique_ptr<ShardedFiles> file, ShardedFiles::open(ranks, family_, model_));
+    weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(file)));
+  }
   warnings_ = weights_->warnings();
   return {};
 }
@@ -267,8 +275,10 @@ std::string HfFolder::identity() const {
   std::string out = config_text_ + "\n";
   for (const auto& file : weights_->files()) {
     std::error_code ignored;
-    out += fmt::format("{} {} {}\n", file->path().filename().string(), fs::file_size(file->path(), ignored),
-                       fs::last_write_time(file->path(), ignored).time_since_epoch().count());
+    for (const fs::path& path : file->paths()) {
+      out += fmt::format("{} {} {}\n", path.filename().string(), fs::file_size(path, ignored),
+                         fs::last_write_time(path, ignored).time_since_epoch().count());
+    }
     for (const SafeTensor& tensor : file->tensors())
       out += fmt::format("{} {} {} {}\n", tensor.name, tensor.dtype, to_string(tensor.shape), tensor.begin);
   }

@@ -54,7 +54,7 @@ bool is_contiguous(const Shape& shape, const std::vector<int64_t>& strides) {
 
 }  // namespace
 
-Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open(const std::filesystem::path& path) {
+Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open(const std::filesystem::path& path, Pickle pickle) {
   std::unique_ptr<TorchBinFile> out(new TorchBinFile());
   out->path_ = path;
   out->fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -63,7 +63,7 @@ Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open(const std::filesystem::
   if (::fstat(out->fd_.get(), &info) != 0) return os_error(errno, path.string());
   if (!S_ISREG(info.st_mode)) return Error{ErrorCode::kInvalidInput, path.string() + ": is no regular file"};
   out->file_bytes_ = info.st_size;
-  Status loaded = out->load();
+  Status loaded = out->load(pickle);
   if (!loaded.ok()) return std::move(loaded).error().with(path.string());
   return out;
 }
@@ -80,7 +80,7 @@ Status TorchBinFile::read_at(int64_t offset, std::span<char> out) const {
   return {};
 }
 
-Status TorchBinFile::load() {
+Status TorchBinFile::load(Pickle kind) {
   std::string head(static_cast<size_t>(std::min<int64_t>(file_bytes_, 512)), '\0');
   RT_TRY(read_at(0, head));
   RT_TRY(refuse_other_formats(head));
@@ -120,7 +120,7 @@ Status TorchBinFile::load() {
   }
   if (!by_name.contains("data.pkl")) return corrupt(fmt::format("has no entry \"{}data.pkl\"", top));
   RT_TRY_SET(const std::string pickle, text_of("data.pkl", kMaxPickleBytes));
-  auto unpickled = unpickle_state_dict(pickle);
+  auto unpickled = unpickle_state_dict(pickle, kind);
   if (!unpickled.ok()) return std::move(unpickled).error().with(top + "data.pkl");
 
   std::vector<SafeTensor> tensors;

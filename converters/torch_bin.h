@@ -25,7 +25,8 @@ class TorchBinFile final : public WeightsFile {
  public:
   /// Errors, all with the path: kInvalidInput (no such file), kUnsupported (the formats before torch 1.6, TorchScript,
   /// big-endian, what the unpickler refuses), kCorrupt, kIo.
-  static Result<std::unique_ptr<TorchBinFile>> open(const std::filesystem::path& path);
+  static Result<std::unique_ptr<TorchBinFile>> open(const std::filesystem::path& path,
+                                                    Pickle pickle = Pickle::kStateDict);
 
   const std::filesystem::path& path() const override { return path_; }
   const std::vector<SafeTensor>& tensors() const override { return tensors_; }
@@ -37,7 +38,7 @@ class TorchBinFile final : public WeightsFile {
  private:
   TorchBinFile() = default;
   Status read_at(int64_t offset, std::span<char> out) const;
-  Status load();
+  Status load(Pickle pickle);
 
   struct View {
     int64_t data_offset = 0;  // of the tensor's first element in the file

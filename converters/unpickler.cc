@@ -131,10 +131,12 @@ enum class Kind : uint8_t {
   kGlobal,
   kStorage,
   kTensor,
-  kMark
+  kMark,
+  kOther
 };
 constexpr std::string_view kKindNames[] = {"None",   "a bool", "a whole number", "a number",  "a string", "a tuple",
-                                           "a list", "a dict", "a global",       "a storage", "a tensor", "a mark"};
+                                           "a list", "a dict", "a global",       "a storage", "a tensor", "a mark",
+                                           "an object"};
 
 using Id = uint32_t;
 
@@ -169,7 +171,7 @@ std::string printable(std::string_view text) {
 
 class Machine {
  public:
-  explicit Machine(std::string_view text) : text_(text) {}
+  Machine(std::string_view text, Pickle kind) : text_(text), training_(kind == Pickle::kTraining) {}
 
   Result<std::vector<PickledTensor>> run() {
     if (static_cast<int64_t>(text_.size()) > kMaxPickleBytes)
@@ -388,14 +390,31 @@ class Machine {
         return reduce();
       case 'b':
         return build();
+      case 0x81:  // NEWOBJ
+        if (training_) return call_other();
+        [[fallthrough]];
       default:
         return unsupported(
             fmt::format("operation {} is not allowed: a state dict does not need it", operation_name(code)));
     }
   }
 
+  /// An object that is made of something by somebody: nothing to us.
+  Status call_other() {
+    RT_TRY(pop());
+    RT_TRY(pop());
+    push(Kind::kOther);
+    return {};
+  }
+  bool is_other(Id id) const { return training_ && values_[id].kind == Kind::kOther; }
+
   Status push_long() {
     RT_TRY_SET(const uint8_t bytes, byte());
+    if (training_ && bytes > 8) {  // of a random state
+      RT_TRY(take(bytes));
+      push(Kind::kOther);
+      return {};
+    }
     if (bytes > 8) return corrupt(fmt::format("a number of {} bytes", bytes));
     RT_TRY_SET(uint64_t n, number(bytes));
     if (bytes > 0 && bytes < 8 && ((n >> (8 * bytes - 1)) & 1) != 0) n |= ~uint64_t{0} << (8 * bytes);
@@ -417,6 +436,7 @@ class Machine {
       RT_TRY(pop_to_mark());
     }
     RT_TRY_SET(const Id list, top());
+    if (is_other(list)) return {};
     if (values_[list].kind != Kind::kList) return wrong("what is appended to", list, "a list");
     return {};
   }
@@ -431,6 +451,7 @@ class Machine {
       RT_TRY_SET(items, pop_to_mark());
     }
     RT_TRY_SET(const Id target, top());
+    if (is_other(target)) return {};
     if (values_[target].kind != Kind::kDict) return wrong("what items are set of", target, "a dict");
     if (items.size() % 2 != 0) return corrupt("a key without a value");
     Dict& dict = dicts_[static_cast<size_t>(values_[target].number)];
@@ -438,6 +459,7 @@ class Machine {
     for (size_t k = 0; k < items.size(); k += 2) {
       // Numbers as keys are an optimizer's; whoever is looked at below has names.
       if (values_[items[k]].kind == Kind::kInt) continue;
+      if (training_ && values_[items[k]].kind != Kind::kString) continue;
       RT_TRY_SET(const std::string_view key, string(items[k], "the key of a dict"));
       bool doubled = false;
       if (dict.items.size() < kMany) {
@@ -461,6 +483,10 @@ class Machine {
     for (size_t k = 0; k < std::size(kGlobals); ++k) {
       if (kGlobals[k].module != module || kGlobals[k].name != name) continue;
       push(Kind::kGlobal, static_cast<int64_t>(k));
+      return {};
+    }
+    if (training_) {
+      push(Kind::kOther);
       return {};
     }
     return unsupported(fmt::format("global \"{} {}\" is not allowed: a state dict does not need it; nothing was run",
@@ -505,6 +531,10 @@ class Machine {
   Status reduce() {
     RT_TRY_SET(const Id arguments_id, pop());
     RT_TRY_SET(const Id callee, pop());
+    if (is_other(callee)) {
+      push(Kind::kOther);
+      return {};
+    }
     RT_TRY_SET(const GlobalRow called, global(callee, "what is called"));
     RT_TRY_SET(const std::vector<Id>* arguments, tuple(arguments_id, "the arguments of a call"));
     switch (called.global) {
@@ -566,6 +596,7 @@ class Machine {
   Status build() {
     RT_TRY_SET(const Id state, pop());
     RT_TRY_SET(const Id target, top());
+    if (is_other(target)) return {};
     if (values_[target].kind != Kind::kDict || !dicts_[static_cast<size_t>(values_[target].number)].ordered)
       return wrong("what BUILD sets the state of", target, "an OrderedDict");
     if (values_[state].kind != Kind::kDict) return wrong("the state that BUILD sets", state, "a dict");
@@ -604,6 +635,7 @@ class Machine {
         RT_TRY(flatten(dicts_[static_cast<size_t>(values_[value].number)], name + ".", depth + 1, names, out));
         continue;
       }
+      if (training_ && values_[value].kind != Kind::kTensor) continue;
       if (values_[value].kind != Kind::kTensor) return wrong(fmt::format("\"{}\"", printable(name)), value, "a tensor");
       if (name.size() > 1024 ||
           std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
@@ -619,6 +651,7 @@ class Machine {
 
   static constexpr Id kNothing = std::numeric_limits<Id>::max();
   std::string_view text_;
+  bool training_ = false;
   size_t at_ = 0, op_at_ = 0;
   bool stopped_ = false;
   std::vector<Value> values_;
@@ -634,6 +667,8 @@ class Machine {
 
 }  // namespace
 
-Result<std::vector<PickledTensor>> unpickle_state_dict(std::string_view pickle) { return Machine(pickle).run(); }
+Result<std::vector<PickledTensor>> unpickle_state_dict(std::string_view pickle, Pickle kind) {
+  return Machine(pickle, kind).run();
+}
 
 }  // namespace cairn::convert

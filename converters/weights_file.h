@@ -24,6 +24,8 @@ class WeightsFile {
  public:
   virtual ~WeightsFile() = default;
   virtual const std::filesystem::path& path() const = 0;
+  /// The files that it is read from.
+  virtual std::vector<std::filesystem::path> paths() const { return {path()}; }
   /// In the order in which their bytes lie in the file.
   virtual const std::vector<SafeTensor>& tensors() const = 0;
   /// `bytes` bytes at `offset` of the tensor's row-major data. Errors: kIo, kCorrupt; with path and tensor.

@@ -229,6 +229,14 @@ Result<WeightsFolder> WeightsFolder::open(const fs::path& dir, const nlohmann::j
   return out;
 }
 
+WeightsFolder WeightsFolder::of(std::unique_ptr<WeightsFile> file) {
+  WeightsFolder out;
+  for (const SafeTensor& tensor : file->tensors())
+    out.tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, file.get(), &tensor});
+  out.files_.push_back(std::move(file));
+  return out;
+}
+
 Status WeightsFolder::open_index(const fs::path& dir, std::string_view index) {
   const fs::path path = dir / index;
   RT_TRY_SET(const std::string text, read_text_file(path, kMaxIndexBytes));

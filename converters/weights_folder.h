@@ -56,6 +56,8 @@ class WeightsFolder {
   /// `config`: config.json. Errors: kInvalidInput (no weights, files that are missing), kCorrupt (a damaged file, an
   /// index that does not fit its files: all mismatches in one list), kUnsupported (a quantisation that is not above).
   static Result<WeightsFolder> open(const std::filesystem::path& dir, const nlohmann::json& config);
+  /// Of files that somebody else has opened.
+  static WeightsFolder of(std::unique_ptr<WeightsFile> file);
 
   const std::vector<FolderTensor>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<WeightsFile>>& files() const { return files_; }

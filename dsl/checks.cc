@@ -10,6 +10,7 @@
 
 #include "runtime/mesh/mesh.h"
 #include "runtime/plan/model_check.h"
+#include "runtime/plan/objective_check.h"
 #include "runtime/plan/plan.h"
 #include "runtime/plan/schedule.h"
 
@@ -120,11 +121,13 @@ void CrossCheck::model() {
     fail("mesh.tp",
          fmt::format("mesh.tp = {} does not divide model.heads = {}{}", tp, m.heads, where("mesh.tp", "model.heads")),
          "tp " + near_values(divisors(std::gcd(m.heads, m.kv_heads)), tp));
-  } else if (known("model.heads") && m.kv_heads != m.heads && m.kv_heads % tp != 0) {
+  } else if (known("model.heads") && m.kv_heads != m.heads && m.kv_heads % tp != 0 && tp % m.kv_heads != 0) {
+    std::vector<int64_t> fitting = divisors(m.heads);  // whole heads a rank, or whole ranks a head
+    std::erase_if(fitting, [&](int64_t size) { return m.kv_heads % size != 0 && size % m.kv_heads != 0; });
     fail("mesh.tp",
-         fmt::format("mesh.tp = {} does not divide model.kv_heads = {}{}", tp, m.kv_heads,
+         fmt::format("mesh.tp = {} and model.kv_heads = {}{}: neither divides the other", tp, m.kv_heads,
                      where("mesh.tp", "model.kv_heads")),
-         "tp " + near_values(divisors(std::gcd(m.heads, m.kv_heads)), tp));
+         "tp " + near_values(fitting, tp));
   }
   if (known("model.ffn") && m.ffn % tp != 0 && (is_set("model.ffn") || m.heads % tp == 0)) {
     const std::string at = is_set("model.ffn") ? "model.ffn" : "mesh.tp";
@@ -138,6 +141,20 @@ void CrossCheck::model() {
       found.field = "model.heads";           // head_dim follows from it
     }
     fail(found.field, found.message, found.accepted);
+  }
+  if (m.mask == Mask::kPrefix && recipe.objective.kind == ObjectiveConfig::Kind::kNextToken) {
+    fail("model.mask", "model.mask = prefix: objective.kind = next_token has no prefixes that could see themselves",
+         "objective.kind prefix or infill");
+  }
+  if (!known("model.context") || !known("model.vocab")) return;
+  std::vector<int64_t> lengths = {recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context};
+  for (const BatchPhase& phase : recipe.batch.phases) {
+    if (phase.tokens > 0) lengths.push_back(phase.tokens);
+  }
+  for (const int64_t tokens : lengths) {
+    const std::vector<ModelMistake> mistakes = find_mistakes(recipe.objective, m, tokens);
+    for (const ModelMistake& found : mistakes) fail(found.field, found.message, found.accepted);
+    if (!mistakes.empty()) break;
   }
 }
 
@@ -294,6 +311,9 @@ void CrossCheck::mesh() {
                        where("mesh.cp", recipe.batch.tokens > 0 ? "batch.tokens" : "model.context")),
            fmt::format("{} {}", recipe.batch.tokens > 0 ? "tokens" : "context", near_multiples(2 * mesh.cp, tokens)));
   }
+  if (mesh.cp > 1 && (recipe.objective.kind != ObjectiveConfig::Kind::kNextToken || recipe.objective.document_end >= 0))
+    fail("mesh.cp", "mesh.cp > 1 cuts sequences evenly; it does not know of prefixes, gaps and documents within them",
+         "objective.kind = next_token without document_end, or cp = 1");
   if (mesh.sequence_parallel && known("model.context")) {
     const int64_t tokens = recipe.batch.micro * recipe.model.context / mesh.cp;
     if (tokens % mesh.tp != 0)

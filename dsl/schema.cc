@@ -371,7 +371,8 @@ const Block& model_block() {
               .range(1, 1 << 16)
               .derived("model.heads")
               .says("key and value heads",
-                    "Fewer than model.heads is grouped-query attention: must divide it, and be divisible by mesh.tp."),
+                    "Fewer than model.heads is grouped-query attention: must divide it. It and mesh.tp: one divides the other; "
+                    "with more ranks than heads several ranks hold a head, and checkpoints still have it once."),
           bound("head_dim", &ModelConfig::head_dim)
               .range(1, 1 << 16)
               .derived("model.width / model.heads")
@@ -669,6 +670,72 @@ const Block& data_block() {
       .doc = "What is trained on.",
       .fields = {items("sources", &DataConfig::sources, source_block()).says("the streams of tokens"),
                  data_seed_field(bound("seed", &DataConfig::seed))}};
+  return out;
+}
+
+const Block& objective_block() {
+  static const Block out{
+      .name = "objective",
+      .doc = "How a sample's tokens become inputs and targets, where each stands and what it sees.",
+      .fields = {
+          chosen("kind", &ObjectiveConfig::kind, {"next_token", "prefix", "infill"})
+              .otherwise("next_token")
+              .silently()
+              .says("what is learnt to be guessed",
+                    "prefix: the first tokens of a sequence, as many as are drawn, see each other, and the loss counts "
+                    "behind them. infill: GLM's blank infilling, short gaps [MASK] and one at the end [gMASK]. Both "
+                    "need model.mask = \"prefix\"."),
+          bound("document_end", &ObjectiveConfig::document_end)
+              .range(-1, kMany)
+              .otherwise(-1)
+              .silently()
+              .says("next_token: the token that ends a document; -1: documents are not told apart",
+                    "A sample holds parts of several documents.")
+              .like("50256"),
+          bound("reset_attention", &ObjectiveConfig::reset_attention)
+              .otherwise(true)
+              .silently()
+              .says("with document_end: no token sees an earlier document"),
+          bound("reset_positions", &ObjectiveConfig::reset_positions)
+              .otherwise(true)
+              .silently()
+              .says("with document_end: each document begins at position 0"),
+          bound("document_loss", &ObjectiveConfig::document_loss)
+              .otherwise(false)
+              .silently()
+              .says("with document_end: guessing how the next document begins counts"),
+          bound("mask_token", &ObjectiveConfig::mask_token)
+              .range(-1, kMany)
+              .otherwise(-1)
+              .silently()
+              .says("infill: id of [MASK], in the place of a short gap"),
+          bound("gmask_token", &ObjectiveConfig::gmask_token)
+              .range(-1, kMany)
+              .otherwise(-1)
+              .silently()
+              .says("infill: id of [gMASK], in the place of the sequence's end"),
+          bound("start_token", &ObjectiveConfig::start_token)
+              .range(-1, kMany)
+              .otherwise(-1)
+              .silently()
+              .says("infill: id of the token that a guessed piece begins with (sop)"),
+          bound("end_token", &ObjectiveConfig::end_token)
+              .range(-1, kMany)
+              .otherwise(-1)
+              .silently()
+              .says("infill: id of the token that ends a short gap (eop)"),
+          bound("gmask_share", &ObjectiveConfig::gmask_share)
+              .at_least(0)
+              .below_or_at(1)
+              .otherwise(0.7)
+              .silently()
+              .says("infill: share of the sequences with [gMASK]; the others have [MASK]"),
+          bound("mask_windows", &ObjectiveConfig::mask_windows)
+              .range(1, 1 << 16)
+              .otherwise(1)
+              .silently()
+              .says("infill: windows that a sequence with [MASK] is cut into", "They do not see each other."),
+      }};
   return out;
 }
 
@@ -1489,6 +1556,9 @@ const Block& recipe_block() {
               .written(Form::kData, {&megatron_block(), &token_files_block(), &blend_block()})
               .says("what to train on", "Paths are relative to the working directory.")
               .like("T.megatron { prefix = \"data/text_document\", split = { 95, 5 } }"),
+          block("objective", &Recipe::objective, objective_block())
+              .silently()
+              .says("how samples become inputs and targets; default: each next token"),
           block("batch", &Recipe::batch, batch_block()).needed().says("how many samples a step takes"),
           block("optimizer", &Recipe::optimizer, optimizer_block()).needed().says("how the weights move"),
           chosen("precision", &Recipe::precision, {"fp32", "bf16", "fp16"})

@@ -27,7 +27,7 @@ std::vector<Layout> layouts_of(const Recipe& recipe, int64_t world, int64_t node
   const ModelConfig& m = recipe.model;
   std::vector<Layout> out;
   for (const int64_t tp : divisors(std::gcd(world, std::gcd(m.heads, m.ffn)))) {
-    if (m.kv_heads % tp != 0 || tp > node) continue;  // four collectives a layer do not cross nodes
+    if ((m.kv_heads % tp != 0 && tp % m.kv_heads != 0) || tp > node) continue;  // four collectives a layer do not cross nodes
     for (const int64_t pp : divisors(world / tp)) {
       if (pp > m.layers) break;
       const MeshConfig& mesh = recipe.mesh;  // cp and ep stay as they are

@@ -129,6 +129,21 @@ struct DataConfig {
   uint64_t seed = 0;  // of the sample order; 0: the recipe's seed
 };
 
+constexpr int32_t kNoTarget = -1;  // in the place of a token to be guessed: the loss of the row does not count
+
+/// How a sample's tokens become inputs and targets, where each stands and what it sees (runtime/data/objective.h).
+struct ObjectiveConfig {
+  enum class Kind { kNextToken, kPrefix, kInfill } kind = Kind::kNextToken;
+  int64_t document_end = -1;    // the token that ends a document; -1: documents are not told apart
+  bool reset_attention = true;  // no token sees an earlier document
+  bool reset_positions = true;  // each document begins at position 0
+  bool document_loss = false;   // guessing how the next document begins counts
+  int64_t mask_token = -1, gmask_token = -1, start_token = -1, end_token = -1;  // infill: [MASK], [gMASK], sop, eop
+  double gmask_share = 0.7;   // infill: of the sequences, one gap at the end; the others have short gaps
+  int64_t mask_windows = 1;   // infill: windows that a sequence with short gaps is cut into
+  bool operator==(const ObjectiveConfig&) const = default;
+};
+
 struct TokenizerConfig {
   enum class Kind { kNone, kBytes, kSentencePiece, kHf } kind = Kind::kNone;
   std::string path;  // SentencePiece model or tokenizer.json
@@ -296,6 +311,7 @@ struct Recipe {
   ModelConfig model;
   TokenizerConfig tokenizer;
   DataConfig data;
+  ObjectiveConfig objective;
   BatchConfig batch;
   OptimizerConfig optimizer;
   Precision precision = Precision::kF32;

@@ -41,6 +41,8 @@ struct MicroBatch {
   int64_t seq_len = 0;  // L
   std::vector<int32_t> inputs, targets;
   std::vector<int32_t> sources;
+  // [m, L] or empty; filled by apply_objective() (objective.h), which see. nn::SequenceRows says what they mean.
+  std::vector<int32_t> positions, starts, ends;
 };
 
 enum class DataPart { kTrain, kValid };

@@ -47,11 +47,14 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups&
     train_uses_ = unit_uses(rank, schedule_actions(plan.schedule(), rank.at.pp));
     evaluate_uses_ = unit_uses(rank, forward_actions(plan.schedule(), rank.at.pp));
   }
-  int64_t partial = 0;
+  int64_t over_tp = 0, over_kv = 0;
   for (const LocalTensor& local : rank.tensors) {
-    if (local.sum_over_tp) for_shards_of(rank, local, [&](int64_t, int64_t count) { partial += count; });
+    if (local.sum_over_tp) for_shards_of(rank, local, [&](int64_t, int64_t count) { over_tp += count; });
+    if (local.sum_over_kv) for_shards_of(rank, local, [&](int64_t, int64_t count) { over_kv += count; });
   }
-  partial_.resize(partial);
+  RT_CHECK(over_kv == 0 || (groups.kv != nullptr && groups.kv->size() == plan.kv_copies()),
+           "no group of the {} ranks that hold the same key/value heads", plan.kv_copies());
+  partial_.resize(std::max(over_tp, over_kv));
 }
 
 void DataParallel::begin_pass(bool training) {
@@ -180,26 +183,28 @@ Status DataParallel::finish() {
     RT_CHECK(passed_[u] == plan_.micro_batches * rank_.units[u].uses, "unit {} went back {} times in {} micro-batches",
              u, passed_[u], plan_.micro_batches);
   }
-  RT_TRY(sum_over_tp());
+  RT_TRY(sum_partial(&LocalTensor::sum_over_tp, groups_.tp, "gradients of replicated tensors"));
+  RT_TRY(sum_partial(&LocalTensor::sum_over_kv, groups_.kv, "gradients of shared key/value heads"));
   return sum_tied_embedding();
 }
 
-Status DataParallel::sum_over_tp() {
-  if (partial_.empty()) return {};
+Status DataParallel::sum_partial(bool LocalTensor::*partial, comm::Comm* group, std::string_view what) {
+  int64_t count = 0;
   const auto move = [&](bool out) {
     float* at = partial_.data();
     for (const LocalTensor& local : rank_.tensors) {
-      if (!local.sum_over_tp) continue;
-      for_shards_of(rank_, local, [&](int64_t begin, int64_t count) {
+      if (!(local.*partial)) continue;
+      for_shards_of(rank_, local, [&](int64_t begin, int64_t elems) {
         float* const sums = memory_.sums + begin;
-        out ? std::copy_n(sums, count, at) : std::copy_n(at, count, sums);
-        at += count;
+        out ? std::copy_n(sums, elems, at) : std::copy_n(at, elems, sums);
+        at += elems;
       });
     }
+    count = at - partial_.data();
   };
   move(true);
-  RT_TRY(groups_.tp->all_reduce(partial_.data(), static_cast<int64_t>(partial_.size()), DType::kF32,
-                                comm::ReduceOp::kSum, "gradients of replicated tensors"));
+  if (count == 0) return {};
+  RT_TRY(group->all_reduce(partial_.data(), count, DType::kF32, comm::ReduceOp::kSum, what));
   move(false);
   return {};
 }

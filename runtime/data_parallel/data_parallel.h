@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "runtime/comm/comm.h"
@@ -32,10 +33,12 @@
 namespace cairn::data_parallel {
 
 /// The rank's groups. shard: those that divide the buckets; replica: those with the same shard of other shard groups;
-/// either may be of one rank; and the same for the buckets of divided experts, null where there are none. embedding may
-/// be null when it has one member or the rank holds no tied embedding.
+/// either may be of one rank; and the same for the buckets of divided experts, null where there are none. kv:
+/// Plan::kv_group(), may be null when that is one rank. embedding may be null when it has one member or the rank holds no
+/// tied embedding.
 struct Groups {
   comm::Comm* tp = nullptr;
+  comm::Comm* kv = nullptr;
   comm::Comm* shard = nullptr;
   comm::Comm* replica = nullptr;
   comm::Comm* embedding = nullptr;
@@ -85,7 +88,8 @@ class DataParallel final : public nn::UseListener {
   void reduce_bucket(const Bucket& bucket);
   void add_unit(const Unit& unit, bool last);
   Status add_bucket(const Unit& unit, const Bucket& bucket);
-  Status sum_over_tp();
+  /// Adds the gradients of the tensors that `partial` marks, over a group whose ranks all hold them.
+  Status sum_partial(bool LocalTensor::*partial, comm::Comm* group, std::string_view what);
   Status sum_tied_embedding();
 
   const Plan& plan_;
@@ -101,7 +105,7 @@ class DataParallel final : public nn::UseListener {
   std::vector<int64_t> open_units_;        // by bucket: units whose gradients are not complete
   std::vector<comm::Queue::Ticket> weights_of_,
       grads_from_;              // by bucket or unit its gather; by slot its last reduction
-  std::vector<float> partial_;  // gathers the small replicated tensors for one all-reduce over tp
+  std::vector<float> partial_;  // gathers what is partial over tp or kv for one all-reduce
   comm::Queue queue_;           // last: its thread uses all above
 };
 

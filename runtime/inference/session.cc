@@ -28,6 +28,7 @@ Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
   recipe.mesh = MeshConfig{.dp = 1};
   recipe.batch = {.samples = 1, .micro = 1};
   recipe.optimizer = {};
+  recipe.objective = {};
   RT_TRY_SET(Plan plan, make_plan(recipe, 1));
   RankPlan rank = plan.rank(0);
   std::unique_ptr<Session> out(new Session(std::move(plan), std::move(rank)));

@@ -83,8 +83,8 @@ struct VisibleKeys {
 };
 RT_INLINE VisibleKeys visible_keys(const AttentionDims& d, int64_t sample, int64_t t) {
   VisibleKeys out{0, d.mask.causal ? t + 1 : d.tokens};
-  if (d.mask.prefix != nullptr) {
-    out.end = std::max(out.end, std::min<int64_t>(d.tokens, d.mask.prefix[sample]));
+  if (d.mask.ends != nullptr) {
+    out.end = std::max(out.end, std::min<int64_t>(d.tokens, d.mask.ends[sample * d.tokens + t]));
   }
   if (d.mask.window > 0) out.first = std::max<int64_t>(0, t - d.mask.window + 1);
   if (d.mask.starts != nullptr) out.first = std::max<int64_t>(out.first, d.mask.starts[sample * d.tokens + t]);

@@ -24,7 +24,7 @@ struct AttentionDropout {
 struct AttentionMask {
   bool causal = true;               // end = t + 1; else S
   int64_t window = 0;               // > 0: first >= t - window + 1
-  const int32_t* prefix = nullptr;  // [B]: end >= prefix[b], so all see the first tokens of their sample
+  const int32_t* ends = nullptr;    // [B, S]: end >= ends[b, t], so prefixes see themselves; never falls within a sample
   const int32_t* starts = nullptr;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
 };
 

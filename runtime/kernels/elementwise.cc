@@ -340,7 +340,8 @@ void rotary(const RotaryDims& d, T* x, const float* table, bool inverse) {
     constexpr int64_t kPiece = 128;  // pairs a piece, so that the tables fit a stack buffer whatever head_dim is
     float cos[kPiece], sin[kPiece];
     for (int64_t r = begin; r < end; ++r) {
-      const float* row_table = table + (r % d.tokens) * half * 2;
+      const int64_t position = d.positions != nullptr ? d.positions[r] : r % d.tokens;
+      const float* row_table = table + position * half * 2;
       for (int64_t i0 = 0; i0 < half; i0 += kPiece) {
         const int64_t n = std::min(kPiece, half - i0);
         for (int64_t i = 0; i < n; ++i) {

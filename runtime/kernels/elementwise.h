@@ -55,11 +55,12 @@ template <typename T>
 void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t ffn);
 
 /// Rotary positions: pairs of channels of each of `heads` heads in rows of stride `stride` are turned in place. Row r
-/// has position r % tokens of the table.
+/// has position r % tokens of the table, or positions[r].
 struct RotaryDims {
   int64_t rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
   int64_t turning = 0;       // channels of a head that turn, its first; even
   bool interleaved = false;  // pairs (2i, 2i+1), not (i, i + turning/2)
+  const int32_t* positions = nullptr;  // [rows], or none
 };
 /// cos and sin, computed in double: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i
 /// by p * frequencies[i]. Both are multiplied by `factor`.

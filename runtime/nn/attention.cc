@@ -67,7 +67,7 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       .kv_stride = dims.qkv,
       .out_stride = dims.heads * dims.head_dim,
       .scale = static_cast<float>(score_scale(model, layer)),
-      .mask = {.causal = model.mask == Mask::kCausal, .window = has_window(model, layer) ? model.sliding_window : 0},
+      .mask = {.causal = model.mask != Mask::kBidirectional, .window = has_window(model, layer) ? model.sliding_window : 0},
       .alibi_slopes = scratch.alibi_slopes,
       .held = dims.held};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
@@ -85,11 +85,19 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   if (scratch_.cached != nullptr) {
     attend_cached(*scratch_.cached, saved);
   } else {
-    if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, saved.qkv, scratch_.rotary_table, false);
+    turn(saved.qkv, false);
     RT_TRY(recompute_core(saved));
   }
   return row_cut_forward<Real>(o_, output_dropout_, residual_, saved.residual, saved.out, saved.residual.input_RH,
                                output_RH, tp_, scratch_, d, what_out_);
+}
+
+template <typename Real>
+void Attention<Real>::turn(Real* qkv, bool inverse) const {
+  if (scratch_.rotary_table == nullptr) return;
+  kernels::RotaryDims dims = rotary_dims_;
+  dims.positions = scratch_.positions;
+  kernels::rotary(dims, qkv, scratch_.rotary_table, inverse);
 }
 
 template <typename Real>
@@ -108,7 +116,7 @@ template <typename Real>
 void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  if (scratch_.rotary_table != nullptr) kernels::rotary(rotary_dims_, dqkv, scratch_.rotary_table, true);
+  turn(dqkv, true);
   if (!q_norm_) return;
   float* rstd = scratch_.attention;  // attention's backward is done with it
   kernels::head_norm_backward(dqkv, d.qkv, saved.qk, qk_width, q_norm_.weight, dqkv, d.qkv, q_norm_.grad, rstd, d.rows,
@@ -217,6 +225,8 @@ Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const
 template <typename Real>
 kernels::AttentionDims Attention<Real>::attention_dims() const {
   kernels::AttentionDims out = attention_dims_;
+  out.mask.starts = scratch_.starts;
+  out.mask.ends = scratch_.ends;
   if (probabilities_dropout_.on(scratch_)) {
     out.dropout = {.rate = probabilities_dropout_.rate(),
                    .sample_keys = scratch_.dropout_keys,

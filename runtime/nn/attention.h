@@ -43,6 +43,8 @@ class Attention {
  private:
   /// Positions and attention for rows that follow what a cache holds; their keys and values go into it.
   void attend_cached(const CachedRows& rows, const SavedAttention<Real>& saved) const;
+  /// Rotary positions of q and k, where the model has them.
+  void turn(Real* qkv, bool inverse) const;
   /// The norms of q and k in `saved.qkv`.
   void norm_qk(const SavedAttention<Real>& saved) const;
   /// Gradients of q and k, from those after norms and positions to those before.

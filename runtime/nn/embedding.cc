@@ -48,6 +48,13 @@ template <typename Real>
 void Embedding<Real>::add_positions(Real* stream_RH) const {
   const StageDims& d = dims_;
   const Real* rows = positions_.weight + position_offset_ * d.width;
+  if (scratch_.positions != nullptr) {
+    const int32_t* position = scratch_.positions + tp_.first_row();
+    for (int64_t r = 0; r < d.local_rows; ++r) {
+      kernels::positions_forward(stream_RH + r * d.width, rows + position[r] * d.width, 1, 0, 1, d.width);
+    }
+    return;
+  }
   if (scratch_.cached == nullptr) {
     kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.held, d.width);
     return;
@@ -55,6 +62,20 @@ void Embedding<Real>::add_positions(Real* stream_RH) const {
   for (int64_t r = 0; r < d.rows; ++r) {
     const int64_t position = std::max(0, scratch_.cached->position[r]);
     kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, d.width);
+  }
+}
+
+template <typename Real>
+void Embedding<Real>::add_position_gradients(const Real* dstream_RH) const {
+  const StageDims& d = dims_;
+  float* const grads = positions_.grad + position_offset_ * d.width;
+  if (scratch_.positions == nullptr) {
+    kernels::positions_backward(dstream_RH, grads, d.local_rows, tp_.first_row(), d.held, d.width);
+    return;
+  }
+  const int32_t* position = scratch_.positions + tp_.first_row();
+  for (int64_t r = 0; r < d.local_rows; ++r) {
+    kernels::positions_backward(dstream_RH + r * d.width, grads + position[r] * d.width, 1, 0, 1, d.width);
   }
 }
 
@@ -67,10 +88,7 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
     norm_->forward(saved.norm_input_RH, scratch_.rows_TH, scratch_.stats, d.local_rows);  // for its statistics
     norm_->backward(dstream_RH, saved.norm_input_RH, scratch_.stats, dstream_RH, d.local_rows);
   }
-  if (positions_) {
-    kernels::positions_backward(dstream_RH, positions_.grad + position_offset_ * d.width, d.local_rows, tp_.first_row(),
-                                d.held, d.width);
-  }
+  if (positions_) add_position_gradients(dstream_RH);
   const Real* drows_RE = dstream_RH;
   if (project_.weight) {
     RT_TRY(project_.backward_weight(dstream_RH, d.width, saved.rows_RE, d.local_rows));

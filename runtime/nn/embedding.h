@@ -32,8 +32,9 @@ class Embedding {
   Status backward(const SavedEmbedding<Real>& saved, const int32_t* tokens_T) const;
 
  private:
-  /// Those of training by row, or those of the rows of a cached pass.
+  /// Those of training by row or as the micro-batch says, or those of the rows of a cached pass.
   void add_positions(Real* stream_RH) const;
+  void add_position_gradients(const Real* dstream_RH) const;
 
   StageDims dims_;
   int64_t position_offset_;

@@ -96,7 +96,8 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_
     RT_TRY(tp_.comm().all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, comm::ReduceOp::kSum, "head.sums"));
   }
   for (int64_t r = 0; r < d.rows; ++r) {
-    saved.loss_T[r] = std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
+    saved.loss_T[r] =
+        targets_T[r] == kNoTarget ? 0.0f : std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
   }
   return {};
 }
@@ -105,7 +106,7 @@ template <typename Real>
 Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets_T, float loss_scale) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
-  std::fill_n(scale_, d.rows, loss_scale);
+  for (int64_t r = 0; r < d.rows; ++r) scale_[r] = targets_T[r] == kNoTarget ? 0.0f : loss_scale;
   const bool held = held_ == saved.input_RH;
   held_ = nullptr;  // overwritten below
   RT_TRY(input_rows(saved));

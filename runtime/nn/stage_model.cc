@@ -66,12 +66,14 @@ struct Slot {
   SavedHead<Real> head;                // last stage only
   std::vector<uint64_t> dropout_keys;  // [B]
   bool drops = false;
+  std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
+  SequenceRows rows;                             // views of them
 };
 
-/// Errors: kInvalidInput naming the first id outside [0, vocab).
-Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64_t vocab) {
+/// Errors: kInvalidInput naming the first id outside [least, vocab).
+Status check_ids(std::string_view what, const int32_t* ids, int64_t count, int64_t vocab, int32_t least = 0) {
   for (int64_t i = 0; i < count; ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab) {
+    if (ids[i] < least || ids[i] >= vocab) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("{} {} at position {} of the micro-batch is not in [0, model.vocab = {}); was the data "
                                "tokenized for another vocabulary?",
@@ -118,9 +120,22 @@ class Model final : public StageModel {
     std::copy(keys.begin(), keys.end(), saved.dropout_keys.begin());
   }
 
+  void set_sequences(int64_t slot, const SequenceRows& rows) override {
+    Slot<Real>& saved = slots_.at(slot);
+    const auto keep = [&](std::span<const int32_t> given, std::vector<int32_t>& kept) {
+      RT_CHECK(given.empty() || std::ssize(given) == dims_.rows, "{} of {} rows", given.size(), dims_.rows);
+      kept.assign(given.begin(), given.end());
+      return std::span<const int32_t>(kept);
+    };
+    saved.rows = {keep(rows.positions, saved.positions), keep(rows.starts, saved.starts), keep(rows.ends, saved.ends)};
+    for (const int32_t position : saved.positions) {
+      RT_CHECK(position >= 0 && position < dims_.positions, "position {} of {}", position, dims_.positions);
+    }
+  }
+
   Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                  void* output) override {
-    use_dropout_keys_of(slot);
+    use_slot(slot);
     Real* first_RH = input_place(0, slot);
     if (embedding_) {
       RT_CHECK(tokens != nullptr, "the first stage needs tokens");
@@ -133,7 +148,7 @@ class Model final : public StageModel {
     }
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      RT_TRY(check_ids("target", targets, dims_.rows, vocab_));
+      RT_TRY(check_ids("target", targets, dims_.rows, vocab_, kNoTarget));
     } else {
       RT_CHECK(output != nullptr, "an earlier stage needs an output");
     }
@@ -149,6 +164,7 @@ class Model final : public StageModel {
     RT_CHECK(std::ssize(rows.position) == dims_.rows && std::ssize(rows.sequence) == dims_.rows, "{} rows of {}",
              rows.position.size(), dims_.rows);
     RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
+    use_slot(0);
     scratch_.dropout_keys = nullptr;
     scratch_.cached = &rows;
     Status done = embedding_->forward(slot_at(0).embedding, tokens, input_place(0, 0));
@@ -172,7 +188,7 @@ class Model final : public StageModel {
   Status backward_input(int64_t slot, int64_t late, const int32_t* tokens, const int32_t* targets, const void* doutput,
                         void* dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
-    use_dropout_keys_of(slot);
+    use_slot(slot);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       const TraceScope scope("compute", "head backward");
@@ -197,7 +213,7 @@ class Model final : public StageModel {
   }
 
   Status backward_weight(int64_t slot, int64_t late) override {
-    use_dropout_keys_of(slot);
+    use_slot(slot);
     for (size_t i = layers_.size(); i-- > 0;) {
       RT_TRY(use(number_of(i), Pass::kBackward, [&]() -> Status {
         const SavedLayer<Real> saved = saved_layer(i, slot, late);
@@ -369,9 +385,14 @@ class Model final : public StageModel {
     return slots_[slot];
   }
 
-  void use_dropout_keys_of(int64_t slot) {
+  /// The dropout keys and rows of the micro-batch in `slot` are those at work.
+  void use_slot(int64_t slot) {
     const Slot<Real>& saved = slot_at(slot);
     scratch_.dropout_keys = saved.drops ? saved.dropout_keys.data() : nullptr;
+    const auto rows = [](std::span<const int32_t> of) { return of.empty() ? nullptr : of.data(); };
+    scratch_.positions = rows(saved.rows.positions);
+    scratch_.starts = rows(saved.rows.starts);
+    scratch_.ends = rows(saved.rows.ends);
   }
 
   /// The model's number of this stage's i-th layer.

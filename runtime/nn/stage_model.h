@@ -19,6 +19,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
 #include "runtime/nn/kv_cache.h"
+#include "runtime/nn/sequence_rows.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::nn {
@@ -63,8 +64,12 @@ class StageModel {
   /// its backward draws the same masks. Empty, as at first: nothing is dropped.
   virtual void set_dropout_keys(int64_t slot, std::span<const uint64_t> keys) = 0;
 
+  /// Where the rows of the micro-batch that goes into `slot` next stand and what they see; copied. Empty, as at first:
+  /// the plain order.
+  virtual void set_sequences(int64_t slot, const SequenceRows& rows) = 0;
+
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
-  /// tokens, targets [T]: needed on the first / last stage, may be null elsewhere. input [R, H] null on the first
+  /// tokens, targets [T] (kNoTarget where no loss counts): needed on the first / last stage, may be null elsewhere. input [R, H] null on the first
   /// stage, output [R, H] null on the last. Both in the compute dtype.
   virtual Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                          void* output) = 0;

@@ -63,6 +63,7 @@ Status Executor::forward(const Action& action, const MicroBatch& batch, const On
     }
   }
   model.set_dropout_keys(action.slot, batch.dropout_keys);
+  model.set_sequences(action.slot, batch.rows);
   RT_TRY(model.forward(action.slot, batch.tokens, batch.targets, is_first ? nullptr : input_, output));
   if (!is_last) return activations_.isend(output, bytes_, place.after, "activations");
   if (on_losses) on_losses(action.micro_batch, model.token_losses(action.slot));

@@ -26,6 +26,7 @@ struct MicroBatch {
   const int32_t* tokens = nullptr;
   const int32_t* targets = nullptr;
   std::span<const uint64_t> dropout_keys;  // one a sample, or empty: nothing is dropped
+  nn::SequenceRows rows;                   // every stage reads them
 };
 
 /// Called on the last stage after each forward with the token losses [T] of that micro-batch.

@@ -23,7 +23,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.width = m.width;
   d.embed = embed_dim(m);
   d.heads = m.heads / tp;
-  d.kv_heads = m.kv_heads / tp;
+  d.kv_heads = m.kv_heads * plan.kv_copies() / tp;
   d.head_dim = m.head_dim;
   d.qkv = (d.heads + 2 * d.kv_heads) * d.head_dim;
   d.ffn = m.ffn / tp;

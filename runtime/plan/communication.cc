@@ -9,6 +9,19 @@
 namespace cairn {
 namespace {
 
+/// The sum of gradients that are partial, once the shards are.
+void add_partial(const RankPlan& rank, bool LocalTensor::*partial, Traffic* out) {
+  int64_t elems = 0;
+  for (const LocalTensor& local : rank.tensors) {
+    if (!(local.*partial)) continue;
+    for (const Bucket& bucket : rank.buckets) {
+      elems += std::max<int64_t>(0, std::min(bucket.shard.end, local.offset + count_elems(local.shape)) -
+                                        std::max(bucket.shard.begin, local.offset));
+    }
+  }
+  if (elems > 0) out->all_reduce.add(elems * 4);
+}
+
 Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   const StageDims d = stage_dims(plan, rank);
   const int64_t elem = dtype_size_bytes(plan.compute_dtype());
@@ -51,15 +64,7 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
       out.all_reduce.add(2 * d.rows * 4);                                // sum of exponentials, target's logit
     }
   }
-  int64_t partial = 0;  // of replicated tensors, summed once the shards are
-  for (const LocalTensor& local : rank.tensors) {
-    if (!local.sum_over_tp) continue;
-    for (const Bucket& bucket : rank.buckets) {
-      partial += std::max<int64_t>(0, std::min(bucket.shard.end, local.offset + count_elems(local.shape)) -
-                                          std::max(bucket.shard.begin, local.offset));
-    }
-  }
-  if (partial > 0) out.all_reduce.add(partial * 4);
+  add_partial(rank, &LocalTensor::sum_over_tp, &out);
   return out;
 }
 
@@ -169,6 +174,11 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
     if (size > 1) out.push_back({std::string(group), size, traffic});
   };
   if (mesh.tp() > 1) tell(kTpGroup, mesh.tp(), tp_traffic(plan, rank));
+  if (plan.kv_copies() > 1) {
+    Traffic sums;
+    add_partial(rank, &LocalTensor::sum_over_kv, &sums);
+    tell(kKvGroup, plan.kv_copies(), sums);
+  }
   const auto reduce = [&](bool experts, std::string_view shard_group, std::string_view replica_group) {
     const int64_t shards = plan.shard_size(experts), replicas = plan.replicas(experts) / shards;
     if (shards > 1) tell(shard_group, shards, shard_traffic(plan, rank, experts));

@@ -4,6 +4,7 @@
 //
 // Payload that this rank puts in, a step (legend of activations.h; c bytes of the compute type, m micro-batches, G
 // elements of a rank's buckets, s ranks of a shard group):
+//   kv        4 bytes for each element of k and v that several tp ranks hold, of this rank's shards, all-reduced
 //   tp        a layer: 4 m T H c all-reduced, or with sequence parallelism reduced and scattered and 6 m R H c gathered
 //   ZeRO-0    4 G all-reduced          ZeRO-1    4 G reduced and scattered, c G / s gathered
 //   ZeRO-2    4 m G reduced and scattered, c G / s gathered
@@ -27,7 +28,7 @@
 namespace cairn {
 
 // Names of the groups of ranks, in GroupTraffic and in messages. With one shard group or none its group is "dp".
-constexpr std::string_view kTpGroup = "tp", kDpGroup = "dp", kShardGroup = "shard", kReplicaGroup = "replica",
+constexpr std::string_view kTpGroup = "tp", kKvGroup = "kv", kDpGroup = "dp", kShardGroup = "shard", kReplicaGroup = "replica",
                            kForwardGroup = "pp", kBackwardGroup = "pp back", kEmbeddingGroup = "embedding",
                            kWorldGroup = "world", kExpertGroup = "ep", kExpertShardGroup = "expert shard",
                            kExpertReplicaGroup = "expert replica", kContextGroup = "cp";

@@ -102,7 +102,6 @@ class Check {
 
   /// What has a name and a place in files but no kernel yet.
   void not_computed() {
-    if (m_.mask == Mask::kPrefix) not_yet("model.mask", "prefix");
     if (m_.top_query) not_yet("model.top_query", "true");
   }
 

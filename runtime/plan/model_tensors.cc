@@ -51,8 +51,11 @@ class Tensors {
     norm(prefix + "attn_norm");
     const bool qkv_bias = has_bias(m_, BiasOf::kQkv);
     linear(prefix + "attn.q", m_.heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
-    linear(prefix + "attn.k", m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
-    linear(prefix + "attn.v", m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
+    for (const char* name : {"attn.k", "attn.v"}) {
+      const size_t first = out_.size();
+      linear(prefix + name, m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
+      for (size_t i = first; i < out_.size(); ++i) out_[i].heads = m_.kv_heads;
+    }
     if (m_.qk_norm == QkNorm::kHead) {
       for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
         vector(prefix + name, m_.head_dim, TensorCut::kReplicated, InitKind::kOnes);

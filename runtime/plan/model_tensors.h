@@ -40,6 +40,7 @@ struct TensorSpec {
   TensorCut cut = TensorCut::kReplicated;
   bool decay = false;       // weight decay applies (matrices), not to biases and norm weights
   bool partial = false;     // replicated, but each tp rank's gradient is of its own heads: to be summed over tp
+  int64_t heads = 0;        // k and v: dim 0 is so many key/value heads, each held by several ranks when tp is more; 0: no heads
   bool vocab_rows = false;  // dim 0 is the vocabulary: padded in memory, never in a file
   InitKind init = InitKind::kZeros;
   double init_std = 0;  // kNormal

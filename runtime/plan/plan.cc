@@ -11,6 +11,7 @@
 
 #include "runtime/core/glob.h"
 #include "runtime/plan/model_check.h"
+#include "runtime/plan/objective_check.h"
 
 namespace cairn {
 namespace {
@@ -252,7 +253,11 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
     return refuse(first.message + (first.accepted.empty() ? "" : "; accepted: " + first.accepted));
   }
   RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
-  RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
+  if (mesh.tp <= m.kv_heads) {
+    RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
+  } else {
+    RT_TRY(divides("mesh.tp", mesh.tp, "model.kv_heads", m.kv_heads));  // then several ranks hold each head
+  }
   RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
   RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
   RT_TRY(check_batch(recipe, made.dp()));
@@ -269,6 +274,11 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
     if (!fits.ok()) return std::move(fits).error().with(fmt::format("from step {} on", stage.first_step));
   }
   plan.boundary_room = largest_boundary_room(plan);
+  for (const StepStage& stage : plan.step_stages) {
+    if (const auto mistakes = find_mistakes(recipe.objective, m, stage.tokens); !mistakes.empty()) {
+      return refuse(mistakes.front().message);
+    }
+  }
   plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
   plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
@@ -359,10 +369,13 @@ class RankPlanner {
       return local;
     }
     const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;
-    const int64_t rows = (spec.vocab_rows ? plan_.padded_vocab : spec.shape[dim]) / tp;
+    const int64_t copies = spec.heads > 0 ? plan_.kv_copies() : 1, part = out_.at.tp / copies;
+    const int64_t rows = (spec.vocab_rows ? plan_.padded_vocab : spec.shape[dim]) / (tp / copies);
     local.shape[dim] = rows;
-    local.box.lo[dim] = std::min(out_.at.tp * rows, spec.shape[dim]);
-    local.box.hi[dim] = std::min((out_.at.tp + 1) * rows, spec.shape[dim]);
+    local.box.lo[dim] = std::min(part * rows, spec.shape[dim]);
+    local.box.hi[dim] = std::min((part + 1) * rows, spec.shape[dim]);
+    local.primary = out_.at.tp % copies == 0;
+    local.sum_over_kv = copies > 1;
     return local;
   }
 
@@ -537,6 +550,10 @@ int64_t RankPlan::grad_at(const LocalTensor& local, int64_t source) const {
   const auto unit =
       std::partition_point(units.begin(), units.end(), [&](const Unit& u) { return u.range.end <= local.offset; });
   return unit->source_grads_at + (source - 1) * unit->experts.size() + local.offset - unit->experts.begin;
+std::vector<int64_t> Plan::kv_group(int64_t rank) const {
+  const std::vector<int64_t> all = mesh.group(MeshAxis::kTp, rank);
+  const int64_t copies = kv_copies(), first = mesh.coords(rank).tp / copies * copies;
+  return {all.begin() + first, all.begin() + first + copies};
 }
 
 std::vector<int64_t> RankPlan::units_of(int64_t layer) const {

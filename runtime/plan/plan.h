@@ -27,6 +27,7 @@
 // *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
 // read stays behind as the snapshot of the step before. All other state that the rank updates is private to it.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -59,6 +60,7 @@ struct LocalTensor {
   int64_t grad_at = 0;       // elements into the gradients that backward writes
   bool primary = true;       // exactly one rank of those that hold the same box (apart from dp) counts and saves it
   bool sum_over_tp = false;  // replicated over tp, but its gradient is partial there (sequence parallel)
+  bool sum_over_kv = false;  // of key/value heads that several tp ranks hold: each has the gradient of its own queries
   bool tied_copy = false;    // the last stage's copy of embed.tokens
 };
 
@@ -189,6 +191,10 @@ struct Plan {
   int zero() const { return mesh.replicas() > 1 ? recipe.optimizer.zero : 0; }
   /// Gradients are summed micro-batch by micro-batch in the order of the batch: no layout but tp changes a bit.
   bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
+  /// Tensor-parallel ranks that hold the same key/value head, neighbours in tp; 1 where there is a head for each.
+  int64_t kv_copies() const { return std::max<int64_t>(1, mesh.tp() / std::max<int64_t>(1, recipe.model.kv_heads)); }
+  /// World ranks of those, with this rank's other coordinates.
+  std::vector<int64_t> kv_group(int64_t rank) const;
   /// Replicas that divide a bucket among them; of experts that ep ranks divide, fewer may.
   int64_t shard_size(bool experts = false) const;
   int64_t replicas(bool experts) const { return experts ? mesh.expert_replicas() : mesh.replicas(); }

@@ -15,6 +15,7 @@
 #include "runtime/core/log.h"
 #include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
+#include "runtime/data/objective.h"
 #include "runtime/data_parallel/data_parallel.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/optim/lr_schedule.h"
@@ -38,7 +39,7 @@ double ms_since(Clock::time_point start) {
 
 /// The groups of one rank, created in the same order everywhere.
 struct Groups {
-  std::unique_ptr<comm::Comm> tp, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
+  std::unique_ptr<comm::Comm> tp, kv, shard, replica, activations, gradients, embedding, world;  // the pipeline twice
   std::unique_ptr<comm::Comm> ep, expert_shard, expert_replica, cp;  // null with mesh.ep, cp = 1
   std::vector<std::pair<std::string, const comm::Comm*>> named;
 
@@ -52,6 +53,7 @@ struct Groups {
       return {};
     };
     RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
+    if (plan.kv_copies() > 1) RT_TRY(group(out.kv, kKvGroup, plan.kv_group(rank)));
     const int64_t shards = plan.shard_size();
     RT_TRY(group(out.shard, shards == mesh.replicas() ? kDpGroup : kShardGroup, mesh.shard_group(rank, shards)));
     RT_TRY(group(out.replica, shards == 1 ? kDpGroup : kReplicaGroup, mesh.replica_group(rank, shards)));
@@ -105,9 +107,12 @@ struct WorldSums {
 struct LossSum {
   ExactSum loss;
   int64_t tokens = 0;
-  void add(std::span<const float> losses) {
-    for (const float x : losses) loss.add(static_cast<double>(x));
-    tokens += std::ssize(losses);
+  void add(std::span<const float> losses, const int32_t* targets) {
+    for (size_t t = 0; t < losses.size(); ++t) {
+      if (targets[t] == kNoTarget) continue;
+      loss.add(static_cast<double>(losses[t]));
+      ++tokens;
+    }
   }
 };
 
@@ -209,8 +214,9 @@ Status Run::enter(size_t stage) {
   if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
   now_.reset();
   const data_parallel::Groups groups{
-      groups_.tp.get(),           groups_.shard.get(),
-      groups_.replica.get(),      plan_.has_tied_copy() ? groups_.embedding.get() : nullptr,
+      groups_.tp.get(),           groups_.kv.get(),
+      groups_.shard.get(),        groups_.replica.get(),
+      plan_.has_tied_copy() ? groups_.embedding.get() : nullptr,
       groups_.expert_shard.get(), groups_.expert_replica.get()};
   const nn::StageGroups in_stage(*groups_.tp, groups_.ep.get(), groups_.cp.get());
   auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
@@ -288,14 +294,16 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     const auto mine = data::micro_batch_samples(samples, plan.mesh.dp(), rank_.at.dp, recipe.batch.micro, k);
     data::MicroBatch& loaded = now_->loaded[k];
-    if (rank_.embedding() || rank_.head()) {
+    if (rank_.embedding() || rank_.head() || data::changes_rows(recipe.objective)) {
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
+      data::apply_objective(recipe.objective, recipe.seed, plan.sequence_tokens, mine, &loaded);
     }
-    now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}};
-    if (plan.mesh.cp() > 1) {
+    now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
+    if (plan.mesh.cp() > 1) {  // with objectives that have rows of their own it is refused
       const TokenRuns held = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank_.at.cp);
       now_->batches[k] = {keep_held(held, loaded.inputs, &now_->held[2 * k]),
                           keep_held(held, loaded.targets, &now_->held[2 * k + 1]),
+                          {},
                           {}};
     }
     if (!drops) continue;
@@ -329,7 +337,8 @@ Status Run::step(int64_t number) {
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      losses[now_->loaded[micro_batch].sources[m]].add(token_losses.subspan(m * context, context));
+      const data::MicroBatch& loaded = now_->loaded[micro_batch];
+      losses[loaded.sources[m]].add(token_losses.subspan(m * context, context), loaded.targets.data() + m * context);
     }
   };
   const bool scaled = position_.loss_scale.scale > 0;
@@ -359,18 +368,25 @@ Status Run::step(int64_t number) {
   }
   RT_TRY(add_over_world(sums.words, "losses, gradient norm and bank"));
   RT_TRY(std::move(chosen));
-  double loss = 0;
+  double loss = 0, counted = 0;
   metrics_ = {};
   for (int64_t s = 0; s < sources; ++s) {
     const double sum = sums.take_sum(), tokens = sums.take();
     loss += sum;
+    counted += tokens;
     if (tokens > 0) metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
-  const double norm = std::sqrt(sums.take_sum()) / loss_scale;
+  if (counted == 0) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
+  }
+  // Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
+  const double gradient_scale = static_cast<double>(plan.tokens_per_step) / counted;
+  const double norm = std::sqrt(sums.take_sum()) / loss_scale * gradient_scale;
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
-  loss /= static_cast<double>(plan.tokens_per_step);
+  loss /= counted;
   const bool overflow = !std::isfinite(norm);
   if (!std::isfinite(loss) || (overflow && !scaled)) {  // no loss scale mends the loss itself
     return Error{ErrorCode::kGuard,
@@ -402,8 +418,8 @@ Status Run::step(int64_t number) {
     RT_TRY(env_.hook.weights_whole(number));
   } else {
     const int64_t update = number - position_.loss_scale.skipped;
-    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale / loss_scale), bank_, bank, plan.tokens_per_step,
-                             *groups_.world));
+    RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale * gradient_scale / loss_scale), bank_, bank,
+                             plan.tokens_per_step, *groups_.world));
     RT_TRY(now_->data_parallel.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;
@@ -433,9 +449,9 @@ Result<double> Run::evaluate() {
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
     now_->data_parallel.begin_pass(false);
-    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t, std::span<const float> losses) {
+    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
       if (!counts_losses()) return;
-      sum.add(losses);
+      sum.add(losses, now_->loaded[micro_batch].targets.data());
     }));
   }
   WorldSums sums;

@@ -71,6 +71,7 @@ Recipe everything_changed() {
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
   r.data.seed = 3;
+  r.objective = {ObjectiveConfig::Kind::kInfill, 1, false, false, true, 2, 3, 4, 5, 0.5, 6};
   r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}};
   r.optimizer = {.kind = OptimizerKind::kLamb,
                  .peak_lr = 0.1,

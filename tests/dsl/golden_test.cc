@@ -47,7 +47,7 @@ TEST_SUITE("dsl/golden") {
     at_96.world = 96;
     check_golden("design", "broken/design.lua", at_96);
     for (const char* name : {"types", "ranges", "heads", "stages", "pipeline", "groups", "schedule", "too_long", "data",
-                             "no_valid", "missing", "syntax", "constructor", "global", "circle"})
+                             "no_valid", "missing", "syntax", "constructor", "global", "circle", "objective"})
       check_golden(name, std::string("broken/") + name + ".lua", {});
   }
 

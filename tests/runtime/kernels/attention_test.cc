@@ -37,7 +37,7 @@ struct Shape {
   bool sees(int64_t b, int64_t i, int64_t j) const {
     if (mask.window > 0 && j <= i - mask.window) return false;
     if (mask.starts != nullptr && j < mask.starts[b * tokens + i]) return false;
-    return !mask.causal || j <= i || (mask.prefix != nullptr && j < mask.prefix[b]);
+    return !mask.causal || j <= i || (mask.ends != nullptr && j < mask.ends[b * tokens + i]);
   }
   double bias(int64_t h, int64_t i, int64_t j) const {
     return slopes == nullptr ? 0 : slopes[h] * static_cast<double>(j - i);
@@ -142,13 +142,18 @@ Run<T> run_kernel(const Shape& s, const std::vector<T>& qkv, const std::vector<T
 
 /// Masks that begin and end inside tiles, at their edges and beyond them.
 struct Masks {
-  std::vector<int32_t> prefix, starts;
+  std::vector<int32_t> prefixes, packed, starts;  // packed: a prefix in each window of 50
   std::vector<float> slopes;
   std::vector<Shape> shapes;
 
   Masks() {
     const int64_t tokens = 150;
-    prefix = {5, 130, 64, 0};
+    for (const int64_t prefix : {5, 130, 64, 0}) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        prefixes.push_back(static_cast<int32_t>(std::max(prefix, t + 1)));
+        packed.push_back(static_cast<int32_t>(std::max(t / 50 * 50 + prefix % 50, t + 1)));
+      }
+    }
     for (int64_t b = 0; b < 4; ++b) {
       int32_t start = 0;
       for (int64_t t = 0; t < tokens; ++t) {
@@ -163,10 +168,11 @@ struct Masks {
       shapes.push_back(plain);
       shapes.back().mask.window = window;
     }
-    shapes.insert(shapes.end(), 5, plain);
-    Shape* at = &shapes[shapes.size() - 5];
+    shapes.insert(shapes.end(), 6, plain);
+    Shape* at = &shapes[shapes.size() - 6];
     at[0].mask.causal = false;
-    at[1].mask.prefix = prefix.data();
+    at[5].mask = {.ends = packed.data(), .starts = starts.data()};
+    at[1].mask.ends = prefixes.data();
     at[2].mask.starts = starts.data();
     at[3].slopes = slopes.data();
     at[4].slopes = slopes.data();
@@ -231,12 +237,12 @@ TEST_SUITE("runtime/kernels/attention") {
   }
 
   TEST_CASE("the reference of the masks agrees with finite differences") {
-    const std::vector<int32_t> prefix = {4}, starts = {0, 0, 0, 3, 3, 5, 5};
+    const std::vector<int32_t> ends = {4, 4, 4, 4, 5, 6, 7}, starts = {0, 0, 0, 3, 3, 5, 5};
     const std::vector<float> slopes = {0.5f, 0.25f};
     Shape s{1, 7, 2, 1, 4};
     for (const kernels::AttentionMask& mask :
          {kernels::AttentionMask{.window = 3}, kernels::AttentionMask{.causal = false},
-          kernels::AttentionMask{.prefix = prefix.data()}, kernels::AttentionMask{.starts = starts.data()}}) {
+          kernels::AttentionMask{.ends = ends.data()}, kernels::AttentionMask{.starts = starts.data()}}) {
       s.mask = mask;
       s.slopes = slopes.data();
       const auto dout = doubles(normals<float>("dout", s.rows() * s.out_row()));

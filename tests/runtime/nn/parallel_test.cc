@@ -3,7 +3,6 @@
 // Tolerance, float: 1e-5 of the largest value compared; only the order of sums over tp differs.
 
 #include <tuple>
-#include "runtime/comm/thread_world.h"
 
 #include "tests/runtime/nn/stage_testing.h"
 
@@ -12,22 +11,6 @@ using namespace cairn::nn;
 using namespace cairn::nn::testing;
 
 namespace {
-
-Outcome run_threads(const Plan& plan, const Logical& weights, const Batch& batch) {
-  const int64_t tp = plan.mesh.tp();
-  comm::ThreadWorld world(tp, {.deadline_ms = 20000});
-  std::vector<std::unique_ptr<comm::Engine>> engines;
-  std::vector<int64_t> members;
-  for (int64_t t = 0; t < tp; ++t) {
-    engines.push_back(world.engine(t));
-    members.push_back(t);
-  }
-  return run(plan, weights, batch, [&](int64_t t) {
-    auto group = engines[t]->group("tp", members);
-    RT_CHECK(group.ok(), "{}", group.error().message);  // on a thread: doctest's REQUIRE would throw through it
-    return std::move(group).value();
-  });
-}
 
 /// Rank 0 of a group of two that has no other member: notes what is asked for, and fails at call `fail_at`.
 class RecordingComm final : public comm::Comm {

@@ -1,7 +1,6 @@
 // Activations computed again and backwards in two halves: the same bits as neither, in memory that the plan counts. The
 // memory of each rank is filled with NaN first and walled (stage_testing.h), so a value that was never computed shows.
 
-#include "runtime/comm/thread_world.h"
 #include "tests/runtime/nn/stage_testing.h"
 
 using namespace cairn;
@@ -9,23 +8,6 @@ using namespace cairn::nn;
 using namespace cairn::nn::testing;
 
 namespace {
-
-Outcome run_threads(const Plan& plan, const Logical& weights, const Batch& batch) {
-  const int64_t tp = plan.mesh.tp();
-  if (tp == 1) return run_alone(plan, weights, batch);
-  comm::ThreadWorld world(tp, {.deadline_ms = 20000});
-  std::vector<std::unique_ptr<comm::Engine>> engines;
-  std::vector<int64_t> members;
-  for (int64_t t = 0; t < tp; ++t) {
-    engines.push_back(world.engine(t));
-    members.push_back(t);
-  }
-  return run(plan, weights, batch, [&](int64_t t) {
-    auto group = engines[t]->group("tp", members);
-    RT_CHECK(group.ok(), "{}", group.error().message);
-    return std::move(group).value();
-  });
-}
 
 /// Each mode, with whole and split backwards, gives the bits of `recipe` that keeps everything. Its mesh.pp is 2.
 void check_modes(Recipe recipe, std::span<const RecomputeConfig> modes) {

@@ -24,6 +24,13 @@ class Reference {
   Reference(const ModelConfig& model, const Weights& weights, std::vector<uint64_t> dropout_keys = {})
       : m_(model), w_(weights), keys_(std::move(dropout_keys)) {}
 
+  /// As SequenceRows, each [rows] or empty.
+  void set_rows(std::vector<int32_t> positions, std::vector<int32_t> starts, std::vector<int32_t> ends) {
+    positions_ = std::move(positions);
+    starts_ = std::move(starts);
+    ends_ = std::move(ends);
+  }
+
   Matrix embed(const std::vector<int32_t>& tokens) const {
     const int64_t width = m_.embed_dim > 0 ? m_.embed_dim : m_.width;
     Matrix x(tokens.size(), std::vector<double>(width));
@@ -33,7 +40,7 @@ class Reference {
     if (width != m_.width) x = linear(x, "embed.project_in");
     if (m_.positions == Positions::kLearned) {
       for (size_t r = 0; r < tokens.size(); ++r) {
-        const int64_t row = static_cast<int64_t>(r) % m_.context + m_.position_offset;
+        const int64_t row = position_of(r) + m_.position_offset;
         for (int64_t c = 0; c < m_.width; ++c) x[r][c] += w_.at("embed.positions")[row * m_.width + c];
       }
     }
@@ -80,7 +87,7 @@ class Reference {
     for (size_t r = 0; r < z.size(); ++r) {
       double sum = 0;
       for (const double v : z[r]) sum += std::exp(v - z[r][0]);
-      out.push_back(std::log(sum) + z[r][0] - z[r][targets[r]]);
+      out.push_back(targets[r] < 0 ? 0.0 : std::log(sum) + z[r][0] - z[r][targets[r]]);
     }
     return out;
   }
@@ -186,7 +193,7 @@ class Reference {
     const int64_t dims = m_.rope.dims > 0 ? m_.rope.dims : m_.head_dim;
     const bool interleaved = m_.rope.pairs == RotaryPairs::kInterleaved;
     for (size_t r = 0; r < x.size(); ++r) {
-      const auto position = static_cast<double>(static_cast<int64_t>(r) % m_.context);
+      const auto position = static_cast<double>(position_of(r));
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t i = 0; i < dims / 2; ++i) {
           const double angle = position * frequency(i, static_cast<double>(dims));
@@ -223,7 +230,14 @@ class Reference {
     return head < closest ? slope(closest, head) : slope(2 * closest, 2 * (head - closest));
   }
 
-  bool sees(int64_t layer, int64_t query, int64_t key) const {
+  int64_t position_of(size_t row) const {
+    return positions_.empty() ? static_cast<int64_t>(row) % m_.context : positions_[row];
+  }
+
+  bool sees(int64_t layer, size_t row, int64_t key) const {
+    const int64_t query = static_cast<int64_t>(row) % m_.context;
+    if (!starts_.empty() && key < starts_[row]) return false;
+    if (!ends_.empty() && key < ends_[row]) return true;
     bool windowed = m_.sliding_window > 0 && m_.window_layers.empty();
     for (const int64_t l : m_.window_layers) windowed = windowed || l == layer;
     if (windowed && key <= query - m_.sliding_window) return false;
@@ -251,7 +265,7 @@ class Reference {
         std::vector<double> p_row(m_.context, 0);
         double sum = 0;
         for (int64_t s = 0; s < m_.context; ++s) {
-          if (!sees(layer, query, s)) continue;
+          if (!sees(layer, r, s)) continue;
           double score = 0;
           for (int64_t i = 0; i < m_.head_dim; ++i) score += q[r][h * m_.head_dim + i] * k[first + s][kv + i];
           score *= scale;
@@ -367,6 +381,7 @@ class Reference {
   ModelConfig m_;
   const Weights& w_;
   std::vector<uint64_t> keys_;
+  std::vector<int32_t> positions_, starts_, ends_;
   mutable double balance_ = 0;
 };
 

@@ -406,10 +406,10 @@ TEST_SUITE("runtime/nn/stage_model") {
     CHECK(token.error().code == ErrorCode::kInvalidInput);
     CHECK(token.error().message.find("token 65 at position 4") != std::string::npos);
     batch.tokens[4] = 64;
-    batch.targets[11] = -1;
+    batch.targets[11] = -2;
     const Status target = rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr);
     REQUIRE(!target.ok());
-    CHECK(target.error().message.find("target -1 at position 11") != std::string::npos);
+    CHECK(target.error().message.find("target -2 at position 11") != std::string::npos);
   }
 
   TEST_CASE("memory of another size and odd heads under rotary are refused") {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/comm/comm.h"
+#include "runtime/comm/thread_world.h"
 #include "runtime/core/random.h"
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/activations.h"
@@ -214,6 +215,12 @@ inline std::vector<Variant> option_variants() {
              .groups_per_token = 2,
              .scale = 1.5};
   });
+  add("two key/value heads, biases of q, k, v, norms of q and k", llama_recipe(), [](ModelConfig& m) {
+    m.kv_heads = 2;
+    m.qkv_bias = true;
+    m.qk_norm = QkNorm::kHead;
+  });
+  add("one key/value head", gpt2_recipe(), [](ModelConfig& m) { m.kv_heads = 1; });
   add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
     m.activation = Activation::kGeluQuick;
     m.bias = false;
@@ -281,6 +288,7 @@ inline Weights reference_weights(const Plan& plan, const Logical& logical) {
 struct Batch {
   std::vector<int32_t> tokens, targets;  // [T]
   std::vector<uint64_t> dropout_keys;    // [B], or empty
+  std::vector<int32_t> positions, starts, ends;  // SequenceRows: [T], or empty
 };
 inline Batch draw_batch(const Plan& plan, uint64_t seed = 3) {
   Batch out;
@@ -415,6 +423,7 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
     };
     for (int64_t p = 0; p < pp; ++p) {
       ranks[t][p]->model().set_dropout_keys(0, batch.dropout_keys);
+      ranks[t][p]->model().set_sequences(0, {batch.positions, batch.starts, batch.ends});
       check(ranks[t][p]->model().forward(
           0, p == 0 ? batch.tokens.data() : nullptr, p == pp - 1 ? batch.targets.data() : nullptr,
           p == 0 ? nullptr : boundary[p].data(), p == pp - 1 ? nullptr : boundary[p + 1].data()));
@@ -469,6 +478,23 @@ inline Outcome run(const Plan& plan, const Logical& weights, const Batch& batch,
 inline Outcome run_alone(const Plan& plan, const Logical& weights, const Batch& batch, float loss_scale = 1.0f) {
   return run(
       plan, weights, batch, [](int64_t) { return std::make_unique<LoneComm>(); }, loss_scale);
+}
+
+/// The same with tp ranks as threads.
+inline Outcome run_threads(const Plan& plan, const Logical& weights, const Batch& batch) {
+  const int64_t tp = plan.mesh.tp();
+  comm::ThreadWorld world(tp, {.deadline_ms = 20000});
+  std::vector<std::unique_ptr<comm::Engine>> engines;
+  std::vector<int64_t> members;
+  for (int64_t t = 0; t < tp; ++t) {
+    engines.push_back(world.engine(t));
+    members.push_back(t);
+  }
+  return run(plan, weights, batch, [&](int64_t t) {
+    auto group = engines[t]->group("tp", members);
+    RT_CHECK(group.ok(), "{}", group.error().message);  // on a thread: doctest's REQUIRE would throw through it
+    return std::move(group).value();
+  });
 }
 
 inline double largest(const std::vector<double>& values) {

@@ -44,6 +44,7 @@ class StandIn final : public nn::StageModel {
   }
 
   void set_dropout_keys(int64_t, std::span<const uint64_t>) override {}
+  void set_sequences(int64_t, const nn::SequenceRows&) override {}
   Status forward_cached(const int32_t*, const nn::CachedRows&) override { return no_cache(); }
   Status cached_logits(int64_t, int64_t, std::span<float>) override { return no_cache(); }
   Status forward(int64_t slot, const int32_t* tokens, const int32_t*, const void* input, void* output) override {

@@ -1,0 +1,14 @@
+#pragma once
+// Whether a model can be trained for an objective: what the two demand of each other.
+
+#include <vector>
+
+#include "runtime/plan/model_check.h"
+
+namespace cairn {
+
+/// All mistakes. `sequence_tokens`: the shortest sequences of the run. Pure.
+std::vector<ModelMistake> find_mistakes(const ObjectiveConfig& objective, const ModelConfig& model,
+                                        int64_t sequence_tokens);
+
+}  // namespace cairn

@@ -1,0 +1,159 @@
+// Checkpoints with a file for each rank: tests/golden/ranks-*, written by tests/fixtures/make_megatron_fixtures.py.
+
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "converters/model_compare.h"
+#include "converters/sharded_files.h"
+#include "tests/converters/fixtures.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+std::unique_ptr<HfFolder> opened(const fs::path& dir) {
+  auto folder = HfFolder::open(dir);
+  REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+  return std::move(folder).value();
+}
+
+std::string refusal(const fs::path& dir) {
+  auto folder = HfFolder::open(dir);
+  if (folder.ok()) {
+    for (const auto& file : folder.value()->weights().files()) {
+      const Status checked = file->verify();
+      if (!checked.ok()) return checked.error().message;
+    }
+    return "";
+  }
+  return folder.error().message;
+}
+
+void copy(const std::string& name, const fs::path& to) { fs::copy(golden(name), to, fs::copy_options::recursive); }
+
+void change_config(const fs::path& dir, const auto& change) {
+  nlohmann::json config = nlohmann::json::parse(slurp(dir / "config.json"));
+  change(config);
+  spit(dir / "config.json", config.dump());
+}
+
+}  // namespace
+
+TEST_SUITE("converters/ranks") {
+  TEST_CASE("Megatron-LM's files of ranks hold the model that they were made from, weight by weight") {
+    for (const auto& [ranks, source] :
+         {std::pair("ranks-gpt2", "hf-gpt2-tied"), {"ranks-llama", "hf-llama-gqa-sharded"}}) {
+      CAPTURE(ranks);
+      const auto joined = opened(golden(ranks)), whole = opened(golden(source));
+      CHECK(joined->warnings().empty());
+      const auto different = differing_fields(joined->model(), whole->model());
+      CHECK_MESSAGE(different.empty(), fmt::format("{}", fmt::join(different, ", ")));
+      CHECK(weights_of(*joined) == weights_of(*whole));
+      for (const auto& file : joined->weights().files()) CHECK(file->verify().ok());
+      CHECK(logit_difference(joined->model(), weights_of(*joined), reference_of(source)) <= kLogitGate);
+    }
+  }
+
+  TEST_CASE("GLM-130B's files give the logits of its published forward pass") {
+    const auto folder = opened(golden("ranks-glm130b"));
+    CHECK(folder->dtype() == DType::kF16);
+    CHECK(folder->model().mask == Mask::kPrefix);
+    CHECK(folder->model().residual_scale == doctest::Approx(2.0));
+    ModelConfig model = folder->model();
+    model.mask = Mask::kCausal;  // as the reference: no prefix
+    const Weights weights = weights_of(*folder);
+    CHECK(logit_difference(model, weights, reference_of("ranks-glm130b")) <= kLogitGate);
+    // What a wrong join or a wrong half would do.
+    for (const char* names : {"mlp", "attn"}) {
+      Weights wrong = weights;
+      const bool mlp = names == std::string_view("mlp");
+      for (size_t k = 0; k + 1 < wrong.size(); ++k) {
+        const std::string& name = folder->tensors()[k].name;
+        if (name == (mlp ? "layers.1.mlp.gate.weight" : "layers.1.attn.q.weight")) std::swap(wrong[k], wrong[k + 1 + mlp]);
+      }
+      if (wrong == weights) continue;
+      CHECK(logit_difference(model, wrong, reference_of("ranks-glm130b")) > 100 * kLogitGate);
+    }
+  }
+
+  TEST_CASE("they import into any layout and go out as the family that holds the model") {
+    for (const auto& [ranks, type] : {std::pair("ranks-gpt2", "gpt2"), {"ranks-llama", "llama"}}) {
+      CAPTURE(ranks);
+      TempDir temp;
+      ckpt::PosixBackend io;
+      ImportOptions options;
+      options.mesh = {.tp = 2, .pp = 3, .dp = 1};
+      const auto imported = import_hf(io, golden(ranks), temp / "run", options, encode);
+      REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+      const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
+      REQUIRE_MESSAGE(exported.ok(), exported.error().message);
+      CHECK(exported.value().model_type == type);
+      CHECK(weights_of(*opened(temp / "out")) == weights_of(*opened(golden(ranks))));
+    }
+    TempDir temp;
+    ckpt::PosixBackend io;
+    ImportOptions options;
+    options.mesh = {.tp = 2, .pp = 2, .dp = 1};
+    const auto imported = import_hf(io, golden("ranks-glm130b"), temp / "run", options, encode);
+    REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+    auto again = CheckpointWeights::open(io, imported.value().dir, decode);
+    REQUIRE(again.ok());
+    CHECK(weights_of(*again.value()) == weights_of(*opened(golden("ranks-glm130b"))));
+    const auto refused = export_hf(io, imported.value().dir, temp / "out", {}, decode);
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().message.find("no Hugging Face family holds this model") != std::string::npos);
+  }
+
+  TEST_CASE("what does not fit is told with its file") {
+    TempDir temp;
+    const auto fresh = [&](const std::string& name) {
+      fs::remove_all(temp / "x");
+      copy(name, temp / "x");
+      return temp / "x";
+    };
+    fs::path dir = fresh("ranks-gpt2");
+    CHECK(refusal(dir).empty());
+    fs::remove_all(dir / "iter_0000007" / "mp_rank_01_000");
+    CHECK(refusal(dir).find("has 3 files of ranks, expected 2 tensor-parallel ranks x 2 stages") != std::string::npos);
+    dir = fresh("ranks-gpt2");
+    spit(dir / "latest_checkpointed_iteration.txt", "8\n");
+    CHECK(refusal(dir).find("says \"8\", and") != std::string::npos);
+    spit(dir / "latest_checkpointed_iteration.txt", "../../etc");
+    CHECK(refusal(dir).find("is no folder") != std::string::npos);
+    dir = fresh("ranks-gpt2");
+    change_config(dir, [](nlohmann::json& c) { c["num_layers"] = 4; });
+    CHECK(refusal(dir).find("layers.3.") != std::string::npos);
+    change_config(dir, [](nlohmann::json& c) { c.erase("checkpoint_version"); });
+    CHECK(refusal(dir).find("checkpoint_version must be said") != std::string::npos);
+    dir = fresh("ranks-llama");
+    change_config(dir, [](nlohmann::json& c) { c["swiglu"] = false; });
+    CHECK(refusal(dir).find("mlp.dense_h_to_4h.weight") != std::string::npos);
+    dir = fresh("ranks-llama");
+    change_config(dir, [](nlohmann::json& c) { c.erase("hidden_size"); });
+    CHECK(refusal(dir).find("hidden_size is missing") != std::string::npos);
+    dir = fresh("ranks-llama");  // two ranks that are the same rank: what each holds whole agrees, the vocabulary's half not
+    fs::copy_file(dir / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt",
+                  dir / "iter_0000007" / "mp_rank_01" / "model_optim_rng.pt", fs::copy_options::overwrite_existing);
+    CHECK(weights_of(*opened(dir)) != weights_of(*opened(golden("ranks-llama"))));
+    // A bit of a norm, which both ranks hold.
+    dir = fresh("ranks-glm130b");
+    const fs::path file = dir / "49300" / "mp_rank_01_model_states.pt";
+    std::string bytes = slurp(file);
+    bytes[bytes.size() / 2] ^= 1;
+    spit(file, bytes);
+    CHECK(refusal(dir).find("mp_rank_01_model_states.pt") != std::string::npos);
+  }
+
+  TEST_CASE("a state dict alone is held to the strict list still") {
+    TempDir temp;
+    fs::create_directory(temp / "x");
+    copy("ranks-gpt2", temp / "y");
+    fs::copy_file(temp / "y" / "iter_0000007" / "mp_rank_00_000" / "model_optim_rng.pt", temp / "x" / "pytorch_model.bin");
+    spit(temp / "x" / "config.json", R"({"model_type": "gpt2"})");
+    const std::string message = refusal(temp / "x");
+    CHECK(message.find("is not allowed: a state dict does not need it; nothing was run") != std::string::npos);
+  }
+}
