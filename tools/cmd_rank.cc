@@ -91,10 +91,6 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   Result<trainer::Outcome> outcome = trainer::run(env);
   if (!outcome.ok()) {
     spdlog::error("{}", outcome.error().message);
-    if (control.refused.load(std::memory_order_acquire) == args.incarnation &&
-        control.decision.source == ckpt::arena::Source::kDisk) {
-      ignore(events.send({{"event", "refused"}}), "it costs one of the restarts");
-    }
     // Tell the agent first, then the peers: the agent blames whom it hears of first.
     events.send_error(outcome.error());
     engine->abort(outcome.error().message);

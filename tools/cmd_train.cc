@@ -313,9 +313,6 @@ void TrainAgent::on_event(int64_t rank, const json& event) {
     node_->notify();
   } else if (kind == "ready") {
     record({{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
-  } else if (kind == "refused") {
-    // Not a step back: one damaged state less to try, and there are only so many.
-    supervisor_->note_progress();
   } else if (kind == "step") {
     Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
     if (metrics.ok()) on_step(metrics.value());

@@ -550,6 +550,8 @@ int64_t RankPlan::grad_at(const LocalTensor& local, int64_t source) const {
   const auto unit =
       std::partition_point(units.begin(), units.end(), [&](const Unit& u) { return u.range.end <= local.offset; });
   return unit->source_grads_at + (source - 1) * unit->experts.size() + local.offset - unit->experts.begin;
+}
+
 std::vector<int64_t> Plan::kv_group(int64_t rank) const {
   const std::vector<int64_t> all = mesh.group(MeshAxis::kTp, rank);
   const int64_t copies = kv_copies(), first = mesh.coords(rank).tp / copies * copies;

@@ -298,7 +298,8 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
       RT_TRY(data::load_samples(dataset_, part, mine, recipe.model.context, &loaded));
       data::apply_objective(recipe.objective, recipe.seed, plan.sequence_tokens, mine, &loaded);
     }
-    now_->batches[k] = {loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
+    now_->batches[k] = {
+        loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
     if (plan.mesh.cp() > 1) {  // with objectives that have rows of their own it is refused
       const TokenRuns held = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank_.at.cp);
       now_->batches[k] = {keep_held(held, loaded.inputs, &now_->held[2 * k]),
@@ -337,8 +338,8 @@ Status Run::step(int64_t number) {
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
     for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      const data::MicroBatch& loaded = now_->loaded[micro_batch];
-      losses[loaded.sources[m]].add(token_losses.subspan(m * context, context), loaded.targets.data() + m * context);
+      losses[now_->loaded[micro_batch].sources[m]].add(token_losses.subspan(m * context, context),
+                                                       now_->batches[micro_batch].targets + m * context);
     }
   };
   const bool scaled = position_.loss_scale.scale > 0;
