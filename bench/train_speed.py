@@ -46,7 +46,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 add_cairn_option(parser)
 parser.add_argument("--torch", action="append", default=[], metavar="PYTHON[:compile]")
 parser.add_argument("--llmc", metavar="FOLDER")
-parser.add_argument("--bench", default=str(ROOT / "build/release/kernel_bench"), help="for the peak (default: %(default)s)")
+parser.add_argument("--bench", default=str(ROOT / "build/release/kernel_bench"),
+                    help="for the peak (default: %(default)s)")
 parser.add_argument("--model", choices=["gpt2", "small"], default="gpt2")
 parser.add_argument("--dtype", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
 parser.add_argument("--threads", nargs="+", type=int, default=[os.cpu_count()])
@@ -57,7 +58,7 @@ parser.add_argument("--busy", action="store_true")
 parser.add_argument("--tiny", action="store_true")
 args = parser.parse_args()
 if args.tiny:
-    args.rounds, args.steps = min(args.rounds, 2), 2
+    args.rounds, args.steps = 1, 2
 shape = dict(SHAPES["tiny" if args.tiny else args.model])
 batch, seq = args.batch or shape["batch"], args.seq or shape["seq"]
 del shape["batch"], shape["seq"]
@@ -96,7 +97,7 @@ def torch_seconds(scratch: Scratch, torch: str, dtype: str, threads: int) -> flo
 def peak_gflops(dtype: str, threads: int) -> float:
     """Of multiply-adds in registers, the best of a few; 0 where the processor has no instruction for the dtype."""
     done = subprocess.run([args.bench, "--rounds=3", f"--only=peak {dtype}"], capture_output=True, text=True, check=True,
-                          env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+                          env=os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"})
     found = re.search(rf"^peak {dtype} .*\.\. ([\d.]+)\]", done.stdout, re.M)
     return float(found[1]) if found else 0.0
 

@@ -93,13 +93,17 @@ struct Chunk {
   int64_t row0, rows, column0, columns;  // the block of C
   int64_t depth0, depth, steps;
   bool first, last;   // of the sum's chunks
-  const uint32_t* b;  // packed
+  uint32_t* b;        // packed
   const float* bias;  // [columns], or null
   float* sums;        // [rows, columns] between the chunks of a 16-bit result; null when there is one chunk
 
-  void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
+  /// Both on `threads` threads.
+  void pack_b(int64_t threads) const;
+  void multiply(int64_t threads) const;
   /// Rows [begin, end) times panels [panel0, panel1) of B.
-  void multiply(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, uint32_t* a) const;
+  void multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, uint32_t* a) const;
+  void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
+  int64_t panels() const { return ceil_div(columns, kernel.columns); }
 };
 
 /// A tile at (row, column) of the block.
@@ -122,7 +126,7 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
              args.accumulate);
 }
 
-void Chunk::multiply(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, uint32_t* a) const {
+void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, uint32_t* a) const {
   const GemmOperand from{args.a, args.lda, !args.trans_a, args.ab_dtype};
   pack_panels(isa, kernel, from, kernel.rows, row0 + begin, end - begin, depth0, depth, a);
   alignas(64) float tile[kMaxTileElems];
@@ -149,6 +153,31 @@ void Chunk::multiply(int64_t begin, int64_t end, int64_t panel0, int64_t panel1,
   }
 }
 
+void Chunk::pack_b(int64_t threads) const {
+  const GemmOperand from{args.b, args.ldb, args.trans_b, args.ab_dtype};
+  const int64_t size = ceil_div(panels(), threads == 1 ? 1 : kPiecesPerThread * threads);
+  parallel_tasks(ceil_div(panels(), size), threads == 1, [&](int64_t task) {
+    const int64_t line = task * size * kernel.columns;
+    pack_panels(isa, kernel, from, kernel.columns, column0 + line, std::min(size * kernel.columns, columns - line),
+                depth0, depth, b + line * steps);
+  });
+}
+
+void Chunk::multiply(int64_t threads) const {
+  int64_t row_parts = ceil_div(rows, std::max(kPartWords / steps / kernel.rows * kernel.rows, kernel.rows));
+  if (threads > 1) row_parts = round_up(std::max(row_parts, rows / kLeastRows), threads);
+  const int64_t part = round_up(ceil_div(rows, row_parts), kernel.rows);
+  row_parts = ceil_div(rows, part);
+  const int64_t column_parts = threads == 1 ? 1 : std::min(panels(), ceil_div(kPiecesPerThread * threads, row_parts));
+  const int64_t part_panels = ceil_div(panels(), column_parts);
+  parallel_tasks(row_parts * column_parts, threads == 1, [&](int64_t task) {
+    thread_local Scratch scratch;
+    auto* const a = reinterpret_cast<uint32_t*>(scratch.floats(part * steps));
+    const int64_t begin = task / column_parts * part, panel = task % column_parts * part_panels;
+    multiply_part(begin, std::min(begin + part, rows), panel, std::min(panel + part_panels, panels()), a);
+  });
+}
+
 }  // namespace
 
 void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
@@ -161,7 +190,6 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
   const bool keeps_sums = chunks > 1 && args.c_dtype != DType::kF32;
   const int64_t rows_size = keeps_sums ? std::min(args.m, kSumRows) : args.m;
   const int64_t threads = args.m * args.n * args.k < kMinParallelProducts ? 1 : team_threads();
-  const bool alone = threads == 1;
 
   thread_local Scratch scratch;
   float* const memory =
@@ -176,35 +204,24 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
     for (int64_t row0 = 0; row0 < args.m; row0 += rows_size) {
       const int64_t rows = std::min(rows_size, args.m - row0);
       for (int64_t depth0 = 0; depth0 < args.k; depth0 += depth_size) {
-        const int64_t depth = std::min(depth_size, args.k - depth0), chunk_steps = ceil_div(depth, depth_unit);
-        const int64_t panels = ceil_div(columns, kernel.columns);
-        const GemmOperand from{args.b, args.ldb, args.trans_b, args.ab_dtype};
-        const int64_t pack_size = ceil_div(panels, alone ? 1 : kPiecesPerThread * threads);
-        parallel_tasks(ceil_div(panels, pack_size), alone, [&](int64_t task) {
-          const int64_t first = task * pack_size * kernel.columns;
-          pack_panels(isa, kernel, from, kernel.columns, column0 + first,
-                      std::min(pack_size * kernel.columns, columns - first), depth0, depth, b + first * chunk_steps);
-        });
-        const Chunk chunk{args,        kernel,
-                          isa,         row0,
-                          rows,        column0,
-                          columns,     depth0,
-                          depth,       chunk_steps,
-                          depth0 == 0, depth0 + depth == args.k,
-                          b,           args.bias != nullptr ? bias : nullptr,
-                          sums};
-        int64_t row_parts = ceil_div(rows, std::max(kPartWords / chunk_steps / kernel.rows * kernel.rows, kernel.rows));
-        if (!alone) row_parts = round_up(std::max(row_parts, rows / kLeastRows), threads);
-        const int64_t part = round_up(ceil_div(rows, row_parts), kernel.rows);
-        row_parts = ceil_div(rows, part);
-        const int64_t column_parts = alone ? 1 : std::min(panels, ceil_div(kPiecesPerThread * threads, row_parts));
-        const int64_t part_panels = ceil_div(panels, column_parts);
-        parallel_tasks(row_parts * column_parts, alone, [&](int64_t task) {
-          thread_local Scratch own;
-          auto* const a = reinterpret_cast<uint32_t*>(own.floats(part * chunk_steps + 16));
-          const int64_t begin = task / column_parts * part, panel = task % column_parts * part_panels;
-          chunk.multiply(begin, std::min(begin + part, rows), panel, std::min(panel + part_panels, panels), a);
-        });
+        const int64_t depth = std::min(depth_size, args.k - depth0);
+        const Chunk chunk{.args = args,
+                          .kernel = kernel,
+                          .isa = isa,
+                          .row0 = row0,
+                          .rows = rows,
+                          .column0 = column0,
+                          .columns = columns,
+                          .depth0 = depth0,
+                          .depth = depth,
+                          .steps = ceil_div(depth, depth_unit),
+                          .first = depth0 == 0,
+                          .last = depth0 + depth == args.k,
+                          .b = b,
+                          .bias = args.bias != nullptr ? bias : nullptr,
+                          .sums = sums};
+        chunk.pack_b(threads);
+        chunk.multiply(threads);
       }
     }
   }
