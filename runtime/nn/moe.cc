@@ -64,6 +64,16 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
 }
 
 template <typename Real>
+template <typename Body>
+Status Moe<Real>::for_experts(const Body& body) const {
+  for (const auto& group : dispatch_.groups()) {
+    const Expert& expert = experts_[group.expert * dims_.expert_sources + group.source];
+    if (group.rows > 0) RT_TRY(body(expert, group.first, group.rows));
+  }
+  return {};
+}
+
+template <typename Real>
 Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
   const StageDims& d = dims_;
   RT_TRY(kernels::matmul({.m = d.rows,
@@ -92,16 +102,13 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real
 
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  for (const auto& group : dispatch_.groups()) {
-    if (group.rows == 0) continue;
-    RT_TRY(expert(group).up.forward(rows_PH_ + group.first * d.width, saved.pre + group.first * d.ffn_in, group.rows));
-  }
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    return expert.up.forward(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows);
+  }));
   activate(activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.ffn);
-  for (const auto& group : dispatch_.groups()) {
-    if (group.rows == 0) continue;
-    RT_TRY(expert(group).down.forward(scratch_.hidden + group.first * d.ffn, rows_PH_ + group.first * d.width, d.width,
-                                      group.rows));
-  }
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    return expert.down.forward(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows);
+  }));
   RT_TRY(dispatch_.to_tokens(rows_PH_, saved.weights, scratch_.partial_TH, what_rows_));
   if (shared_) RT_TRY(shared_->forward(scratch_.rows_TH, saved.shared_pre, scratch_.partial_TH));
 
@@ -126,17 +133,13 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   // again.
   const int64_t used_rows = dispatch_.used_rows();
   activate(activation_, saved.pre, scratch_.hidden, used_rows, d.ffn);
-  for (const auto& group : dispatch_.groups()) {
-    if (group.rows == 0) continue;
-    RT_TRY(expert(group).down.backward_input(rows_PH_ + group.first * d.width, d.width,
-                                             dhidden_PF_ + group.first * d.ffn, false, group.rows));
-  }
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    return expert.down.backward_input(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn, false, rows);
+  }));
   RT_TRY(dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.ffn, dweights_Tk_, what_dweights_));
-  for (const auto& group : dispatch_.groups()) {
-    if (group.rows == 0) continue;
-    RT_TRY(expert(group).down.backward_weight(rows_PH_ + group.first * d.width, d.width,
-                                              scratch_.hidden + group.first * d.ffn, group.rows));
-  }
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    return expert.down.backward_weight(rows_PH_ + first * d.width, d.width, scratch_.hidden + first * d.ffn, rows);
+  }));
   activate_backward(activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.ffn);
   if (tp_.comm().size() > 1) {  // each rank has a part of every hidden row
     RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * d.choices, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
@@ -145,12 +148,11 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  for (const auto& group : dispatch_.groups()) {
-    if (group.rows == 0) continue;
-    const Real* dpre = scratch_.dhidden + group.first * d.ffn_in;
-    RT_TRY(expert(group).up.backward_weight(dpre, rows_PH_ + group.first * d.width, nullptr, group.rows));
-    RT_TRY(expert(group).up.backward_input(dpre, drows_PH_ + group.first * d.width, group.rows));
-  }
+  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) -> Status {
+    const Real* dpre = scratch_.dhidden + first * d.ffn_in;
+    RT_TRY(expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows));
+    return expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);
+  }));
   RT_TRY(dispatch_.to_tokens(drows_PH_, nullptr, scratch_.partial_TH, what_drows_));
   if (shared_) RT_TRY(shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH));
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_din_));

@@ -57,10 +57,9 @@ class Moe {
     Linear<Real> down;
   };
 
-  const Expert& expert(const typename Dispatch<Real>::Group& group) const {
-    return experts_[group.expert * dims_.expert_sources + group.source];
-  }
-
+  /// Calls body(expert, first row, rows) for the groups of rows that are not empty.
+  template <typename Body>
+  Status for_experts(const Body& body) const;
   /// Scores, choices, weights.
   Status route(const SavedMoe<Real>& saved) const;
   Status route_backward(const SavedMoe<Real>& saved, float loss_scale) const;
