@@ -689,9 +689,9 @@ const Block& objective_block() {
               .range(-1, kMany)
               .otherwise(-1)
               .silently()
-              .says("next_token: the token that ends a document; -1: documents are not told apart",
+              .says("the token that ends a document, with kind = next_token; -1: documents are not told apart",
                     "A sample holds parts of several documents.")
-              .like("50256"),
+              .like("256"),
           bound("reset_attention", &ObjectiveConfig::reset_attention)
               .otherwise(true)
               .silently()

@@ -105,6 +105,6 @@ TEST_SUITE("dsl/golden") {
     int64_t count = 0;
     for (const auto& entry : fs::directory_iterator(fs::path(CAIRN_SOURCE_DIR) / "tests/dsl/golden"))
       count += entry.path().extension() == ".txt" ? 1 : 0;
-    CHECK(count == 22);
+    CHECK(count == 23);
   }
 }
