@@ -32,7 +32,7 @@ std::string refusal(const fs::path& dir) {
   return folder.error().message;
 }
 
-void copy(const std::string& name, const fs::path& to) { fs::copy(golden(name), to, fs::copy_options::recursive); }
+void copy_golden(const std::string& name, const fs::path& to) { fs::copy(golden(name), to, fs::copy_options::recursive); }
 
 void change_config(const fs::path& dir, const auto& change) {
   nlohmann::json config = nlohmann::json::parse(slurp(dir / "config.json"));
@@ -111,7 +111,7 @@ TEST_SUITE("converters/ranks") {
     TempDir temp;
     const auto fresh = [&](const std::string& name) {
       fs::remove_all(temp / "x");
-      copy(name, temp / "x");
+      copy_golden(name, temp / "x");
       return temp / "x";
     };
     fs::path dir = fresh("ranks-gpt2");
@@ -150,7 +150,7 @@ TEST_SUITE("converters/ranks") {
   TEST_CASE("a state dict alone is held to the strict list still") {
     TempDir temp;
     fs::create_directory(temp / "x");
-    copy("ranks-gpt2", temp / "y");
+    copy_golden("ranks-gpt2", temp / "y");
     fs::copy_file(temp / "y" / "iter_0000007" / "mp_rank_00_000" / "model_optim_rng.pt", temp / "x" / "pytorch_model.bin");
     spit(temp / "x" / "config.json", R"({"model_type": "gpt2"})");
     const std::string message = refusal(temp / "x");
