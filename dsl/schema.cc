@@ -298,8 +298,7 @@ const Block& moe_block() {
               .otherwise(0.0)
               .silently()
               .says("weight of the squared logarithm of the router's softmax denominator",
-                    "Added to each token's loss, in the gradients alone; keeps logits small. Softmax only.")
-              .like("0.001"),
+                    "Added to each token's loss, in the gradients alone; keeps logits small. Softmax only."),
           bound("shared_experts", &MoeConfig::shared_experts)
               .range(0, 1 << 10)
               .otherwise(0)
@@ -332,8 +331,7 @@ const Block& moe_block() {
                   "step by which an expert's bias follows its share of the choices; 0: no biases",
                   "Each update raises the bias of experts with fewer choices than the mean over the batch and lowers "
                   "the "
-                  "others'. Biases decide who is chosen, not the weights; they are in checkpoints as moe.router.bias.")
-              .like("0.001"),
+                  "others'. Biases decide who is chosen, not the weights; they are in checkpoints as moe.router.bias."),
       }};
   return out;
 }

@@ -71,6 +71,11 @@ std::optional<Complaint> check_number(const Field& field, const Json& value) {
   return std::nullopt;
 }
 
+/// kEnumList: the names that its default has; the other choices may be left out.
+std::vector<std::string> needed_names(const Field& field) {
+  return field.fallback.is_array() ? field.fallback.get<std::vector<std::string>>() : field.choices;
+}
+
 std::optional<Complaint> check_choice(const Field& field, const Json& value) {
   if (!value.is_string()) return must_be(field, value, "wrong_type");
   const auto& name = value.get_ref<const std::string&>();
@@ -170,7 +175,7 @@ std::string expected(const Field& field) {
     case Type::kNumberList:
       return "a list of numbers" + range_text(field);
     case Type::kEnumList:
-      return "a list that names " + join(field.choices, " and ") + " once each";
+      return "a list that names " + join(needed_names(field), " and ") + " once each";
     case Type::kStringList:
       return "a list of strings";
     case Type::kBlock: {
@@ -250,8 +255,9 @@ std::optional<Complaint> check_value(const Field& field, const Json& value) {
         if (auto complaint = check_choice(field, name)) return complaint;
         seen.insert(name.get<std::string>());
       }
-      if (seen.size() != field.choices.size() || value.size() != seen.size())
-        return must_be(field, value, "wrong_type");
+      const std::vector<std::string> needed = needed_names(field);
+      const bool all = std::all_of(needed.begin(), needed.end(), [&](const auto& name) { return seen.contains(name); });
+      if (!all || value.size() != seen.size()) return must_be(field, value, "wrong_type");
       return std::nullopt;
     }
     case Type::kStringList:
