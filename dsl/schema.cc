@@ -1094,8 +1094,7 @@ const Block& mesh_block() {
               .silently()
               .says("data-parallel ranks that divide the experts among them",
                     "Must divide dp and model.moe.experts. Each holds 1 / ep of every layer's experts, and the rows of "
-                    "tokens go to them and back. Neighbours in dp where the ranks are placed.")
-              .like("4"),
+                    "tokens go to them and back. Neighbours in dp where the ranks are placed."),
           bound("cp", &MeshConfig::cp)
               .range(1, 1 << 16)
               .otherwise(1)

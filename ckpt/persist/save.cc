@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -715,6 +716,10 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   }
   report.replaced = existing.ok();
   Status published = report.replaced ? io.exchange(work, report.dir) : io.rename(work, report.dir);
+  if (!published.ok() && report.replaced && published.error().os_errno == ENOENT) {
+    report.replaced = false;  // meanwhile removed, by the retention of another save in flight
+    published = io.rename(work, report.dir);
+  }
   if (!published.ok()) return abandon(std::move(published).error());
   if (Status synced = io.sync_dir(checkpoints_dir); !synced.ok()) {
     // Whole, but its name may not outlive a power loss; what it replaced stays where it is for the same reason.

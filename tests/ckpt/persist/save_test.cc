@@ -100,6 +100,25 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK(io->list(dir.path).value().size() == 1);
   }
 
+  TEST_CASE("a step that was there and is removed while it is saved again is saved") {
+    const cairn::testing::TempDir dir("save-removed");
+    const std::unique_ptr<IoBackend> io = make_best_backend();
+    const TestState first = make_state(12, 1), second = make_state(12, 2);
+    REQUIRE(save(*io, dir.path, first).ok());
+    std::thread retention([&] {  // of another save: takes its time to come, and no longer than this save takes
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::filesystem::remove_all(dir.path / "step-00000012");
+    });
+    SaveOptions options = small_options();
+    options.max_bytes_per_s = 200'000;  // 40 kB and more take 0.2 s
+    const Result<SaveReport> saved = save(*io, dir.path, second, options);
+    retention.join();
+    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    CHECK_FALSE(saved.value().replaced);
+    CHECK(compare(*io, dir.path / "step-00000012", second) == "");
+    CHECK(io->list(dir.path).value().size() == 1);
+  }
+
   TEST_CASE("parts that do not fit the tensors are refused before anything is written") {
     MemoryBackend disk;
     const auto refused = [&](const TestState& state, const std::string& words, SaveOptions options = small_options()) {
