@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <vector>
 
 #include "ckpt/plan/load_plan.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
 #include "ckpt/snapshot/snapshot.h"
 
@@ -18,7 +20,11 @@ Result<SlotLoad> load_slot(const Arena& arena, int64_t slot, uint64_t incarnatio
   ReadOptions options;
   options.huge_pages = arena.huge_pages();
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir, options));
-  RT_TRY(check_tensors(reader.manifest(), directory.tensors, /*extra_allowed=*/true).with(dir.string()));
+  std::vector<TensorEntry> expected;  // averages may be missing: they begin at the weights then
+  std::copy_if(directory.tensors.begin(), directory.tensors.end(), std::back_inserter(expected),
+               [](const TensorEntry& tensor) { return tensor.kind != kEmaKind; });
+  RT_TRY(check_tensors(reader.manifest(), expected, /*extra_allowed=*/true).with(dir.string()));
+  const LoadPlanner planner(reader.manifest());
   SlotLoad out;
   RT_TRY_SET(out.position, position_of(reader.manifest()).with(dir.string()));
   std::string text = encode_position(out.position);
@@ -38,12 +44,12 @@ Result<SlotLoad> load_slot(const Arena& arena, int64_t slot, uint64_t incarnatio
   wanted.reserve(directory.shards.size());
   for (const ShardEntry& shard : directory.shards) {
     const TensorEntry& tensor = directory.tensors[static_cast<size_t>(shard.tensor)];
-    wanted.push_back({tensor.kind, tensor.name, shard.box});
+    wanted.push_back({planner.kind_to_read(tensor.kind, tensor.name), tensor.name, shard.box});
     const auto area = arena.payload(rank_of_file[static_cast<size_t>(shard.file)], slot);
     if (shard.offset + shard.bytes > static_cast<int64_t>(area.size()))
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
   }
-  RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(wanted).with(dir.string()));
+  RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted).with(dir.string()));
   std::vector<ReadRange> ranges;
   ranges.reserve(reads.size());
   for (const LoadRead& read : reads) {

@@ -29,8 +29,7 @@ namespace {
 
 constexpr int64_t kBanks = 3;  // ckpt::kDefaultSlots: one is read, one written, one on its way to the disk
 
-constexpr int64_t kStateBytes = 3 * 4;  // of an element in a checkpoint: weight and two moments, float
-constexpr size_t kMaxRows = 8;          // of the memory table; more stages than that are told as ranges
+constexpr size_t kMaxRows = 8;  // of the memory table; more stages than that are told as ranges
 
 struct PlanArgs {
   RecipeArgs recipe;
@@ -81,9 +80,7 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
                        .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
                        .traffic = step_traffic(plan, rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
-    for (const StatePiece& piece : rank.pieces) {
-      if (piece.primary) memory.snapshot_bytes += piece.count_elems() * kStateBytes;
-    }
+    memory.snapshot_bytes = rank.bank_bytes();
     out.push_back(memory);
   }
   return out;
@@ -294,7 +291,8 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   print_traffic(memory, head);
 
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
-  fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
+  fmt::print("{} {} (fp32 weights{} and two moments), {}; {}\n", head("checkpoint"),
+             format_bytes(plan.checkpoint_bytes), recipe.optimizer.ema > 0 ? ", their average" : "",
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
   int64_t rank_most = 0;
   for (const StageMemory& m : memory) rank_most = std::max(rank_most, kBanks * m.snapshot_bytes + m.weight_bytes);

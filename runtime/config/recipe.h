@@ -35,6 +35,7 @@ enum class RecomputeMode { kNone, kSelective, kFull };
 enum class MeshAxis { kTp, kDp, kPp };
 enum class Deterministic { kRun, kLayout };
 enum class OptimizerKind { kAdamW, kLamb };
+enum class WeightInit { kScaled, kPlain, kSmallWang, kDeepNorm };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -102,7 +103,8 @@ struct ModelConfig {
   MoeConfig moe;
   bool tied_embeddings = true;
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // rates; residual: each branch's output
-  double init_std = 0.02;  // N(0, std); residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
+  double init_std = 0.02;                    // of N(0, std)
+  WeightInit init = WeightInit::kScaled;     // scaled: residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
 };
 
 /// One stream of tokens. Formats: Megatron pair (.bin/.idx) or a raw little-endian token file.
@@ -172,6 +174,8 @@ struct OptimizerConfig {
   double clip = 0;                  // global gradient norm over the whole mesh; 0: off
   double z_loss = 0;                // weight of the squared logarithm of the softmax's denominator, added to each loss
   double embedding_gradient = 1;    // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
+  double ema = 0;                   // decay of the average of weights that is kept beside them; 0: none
+  double qk_clip = 0;               // attention scores above it scale a head's q and k down after the update; 0: off
   int zero = 0;                     // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
   int64_t bucket = 0;               // elements reduced or gathered at once; 0: plan::default_bucket_elems
   bool overlap = true;              // reductions run beside backward, gathers of weights beside forward

@@ -1,6 +1,7 @@
 #include "runtime/kernels/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -221,6 +222,14 @@ void check_strides(const AttentionDims& d) {
            "attention: strides q {}, kv {}, out {} are below a row", d.q_stride, d.kv_stride, d.out_stride);
 }
 
+/// Samples of one head may be on several threads; a maximum is the same in any order.
+void raise_to(float& largest, float value) {
+  const std::atomic_ref<float> shared(largest);
+  float seen = shared.load(std::memory_order_relaxed);
+  while (value > seen && !shared.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
 /// Work of one (sample, head) in the units of parallel_ranges: a causal pair costs about D multiply-adds, 16 at a time.
 int64_t head_work(const AttentionDims& d) { return std::max<int64_t>(1, d.tokens * d.tokens * d.head_dim / 16); }
 
@@ -303,6 +312,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                     dims.out_stride);
         float* lse = logsumexp + unit * tokens + first;
         for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
+        if (dims.max_scores != nullptr) raise_to(dims.max_scores[head], *std::max_element(max, max + rows));
       }
     }
   });

@@ -37,6 +37,7 @@ struct AttentionDims {
   AttentionMask mask;
   const float* alibi_slopes = nullptr;  // [N] of these heads: slope * (key - query position) is added to a score
   AttentionDropout dropout;             // attention_decode() has none
+  float* max_scores = nullptr;          // [N], forward: raised to the largest score of each head, as softmax sees them
 };
 
 /// The bits depend on neither the number of threads nor the strides. A thread keeps scratch of its own: 2 S D floats in

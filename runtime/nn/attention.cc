@@ -116,7 +116,9 @@ template <typename Real>
 void Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const {
   const Real* k = saved.qkv + dims_.heads * dims_.head_dim;
   const Real* v = k + dims_.kv_heads * dims_.head_dim;
-  kernels::attention_forward(attention_dims(), saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
+  kernels::AttentionDims dims = attention_dims();
+  if (scratch_.max_scores != nullptr) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
+  kernels::attention_forward(dims, saved.qkv, k, v, saved.out, saved.logsumexp_BNS);
 }
 
 template <typename Real>

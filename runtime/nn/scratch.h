@@ -22,6 +22,7 @@ struct Scratch {
   const float* rotary_table = nullptr;     // [positions, turning pairs, 2]; null without rotary positions
   const float* alibi_slopes = nullptr;     // [N] of this rank's heads; null without
   const uint64_t* dropout_keys = nullptr;  // of the samples of the micro-batch at work; null: nothing is dropped
+  float* max_scores = nullptr;             // [layers of the model, N]: the largest attention scores; null: not wanted
   const CachedRows* cached = nullptr;      // generation: where the rows of the pass under way stand
 };
 

@@ -85,6 +85,10 @@ class StageModel {
   virtual Status forward_cached(const int32_t* tokens, const CachedRows& rows) = 0;
   virtual Status cached_logits(int64_t first, int64_t count, std::span<float> out) = 0;
 
+  /// With optimizer.qk_clip: raises `scores` [layers, heads] of the whole model to the largest attention scores of this
+  /// rank's layers and heads since the last call, and forgets them.
+  virtual void take_max_scores(std::span<float> scores) { static_cast<void>(scores); }
+
   virtual int64_t boundary_bytes() const = 0;  // of one [R, H] boundary tensor
 };
 

@@ -67,7 +67,8 @@ Recipe everything_changed() {
              .embedding_dropout = 0.5,
              .attention_dropout = 0.25,
              .residual_dropout = 0.75,
-             .init_std = 0.125};
+             .init_std = 0.125,
+             .init = WeightInit::kDeepNorm};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
   r.data.seed = 3;
@@ -83,6 +84,8 @@ Recipe everything_changed() {
                  .clip = 3,
                  .z_loss = 0.5,
                  .embedding_gradient = 0.25,
+                 .ema = 0.375,
+                 .qk_clip = 33,
                  .zero = 1,
                  .bucket = 17,
                  .overlap = false,
