@@ -33,7 +33,6 @@ constexpr int64_t kWarmUps = 3;     // steps that fault pages in: both banks of 
 constexpr int64_t kMinSteps = 4, kMaxSteps = 40;  // that count
 constexpr double kStepsMs = 1200;                 // they take so long, if they may
 constexpr double kLongStepMs = 1500;              // a measured step is to take no longer, by an estimate
-constexpr double kUsualEfficiency = 0.3;          // of the peak, for that estimate
 constexpr int64_t kMaxMemory = int64_t{6} << 30;  // of all ranks of a measured step
 constexpr int64_t kBanks = 2;                     // an update reads one and writes the other
 constexpr Device kCpu{DeviceKind::kCpu, 0};
@@ -211,52 +210,56 @@ int64_t bytes_of(const Plan& plan) {
   return out;
 }
 
-/// Two values up to `most`, both multiples of `unit` from `least` on; the larger is `most` if that is one.
+/// The larger value is `most`, the smaller about half of it, a multiple of `unit` and at least `least`.
 void choose_two(int64_t most, int64_t least, int64_t unit, int64_t (&out)[2]) {
-  out[1] = std::max(least, most / unit * unit);
-  out[0] = std::clamp((out[1] / 2 + unit - 1) / unit * unit, least, out[1]);
+  out[1] = most;
+  out[0] = std::min(most, std::max(least, (most / 2 + unit - 1) / unit * unit));
 }
 
-/// Depths and batches that are measured: the plan's own, and half of them, or less where a step would take too long.
-Result<StepFit> choose_steps(const Plan& plan, double peak_tflops, const std::string& tokens) {
+/// Depths and batches that are measured: the plan's own and half of them, or less where a step would take too long or
+/// too much memory; two of each, unless the plan has no room for two.
+Result<StepFit> choose_steps(const Plan& plan, int64_t threads, const std::string& tokens) {
   const Recipe& recipe = plan.recipe;
   const int64_t pp = plan.mesh.pp(), world = plan.mesh.world();
   const int64_t stages = pp * recipe.mesh.virtual_stages;
   const bool grouped = recipe.schedule == PipelineKind::kInterleaved;
   const int64_t group = !grouped ? 1 : recipe.mesh.micro_batch_group > 0 ? recipe.mesh.micro_batch_group : pp;
-  // The bubble of few micro-batches follows another formula.
-  const int64_t least = recipe.schedule == PipelineKind::kZbV    ? 2 * pp - 1
-                        : recipe.schedule == PipelineKind::kZbH1 ? pp
-                                                                 : group;
+  // The bubble of fewer micro-batches follows another formula.
+  const int64_t fewest = recipe.schedule == PipelineKind::kZbV    ? 2 * pp - 1
+                         : recipe.schedule == PipelineKind::kZbH1 ? pp
+                                                                  : group;
+  const int64_t least = std::min(fewest, plan.micro_batches);
   int64_t layers = recipe.model.layers, batches = plan.micro_batches;
-  const auto made = [&] { return make_plan(measured_recipe(plan, layers, batches, tokens), world); };
-  const auto step_ms = [&](const Plan& p) {
-    return p.flops_per_token() * static_cast<double>(p.tokens_per_step) / (peak_tflops * 1e9 * kUsualEfficiency);
+  const auto bytes = [&](int64_t l, int64_t m) -> Result<int64_t> {
+    RT_TRY_SET(const Plan trial, make_plan(measured_recipe(plan, l, m, tokens), world));
+    return bytes_of(trial);
   };
+  RT_TRY_SET(const int64_t smallest, bytes(stages, least));
+  if (smallest > kMaxMemory) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{} with {} layers takes {} bytes here: too large to calibrate on this machine; --search "
+                             "and --machine reckon with data sheets",
+                             recipe.name, stages, smallest)};
+  }
+  // How long a layer takes, from the smallest step; its ends are in it, so more layers take less each.
+  RT_TRY_SET(const StepParts first, time_steps(measured_recipe(plan, stages, least, tokens), world, threads));
+  const double unit_ms = first.total() / static_cast<double>(stages * least);
   for (;;) {
-    RT_TRY_SET(const Plan trial, made());
-    const bool slow = step_ms(trial) > kLongStepMs, large = bytes_of(trial) > kMaxMemory;
-    if (!slow && !large) break;
-    const int64_t fewer_batches = std::max(least, batches / 2 / group * group);
-    const int64_t fewer_layers = std::max(stages, layers / 2 / stages * stages);
-    if (slow && fewer_batches < batches) {
+    RT_TRY_SET(const int64_t needed, bytes(layers, batches));
+    const bool slow = unit_ms * static_cast<double>(layers * batches) > kLongStepMs, large = needed > kMaxMemory;
+    const int64_t fewer_batches = std::max(batches / 2 / group * group, 2 * least);
+    const int64_t fewer_layers = std::max(layers / 2 / stages * stages, 2 * stages);
+    if (slow && !large && fewer_batches < batches) {
       batches = fewer_batches;
-    } else if (fewer_layers < layers) {
+    } else if ((slow || large) && fewer_layers < layers) {
       layers = fewer_layers;
-    } else if (large) {
-      return Error{
-          ErrorCode::kInvalidInput,
-          fmt::format("{} with {} layers takes {} bytes here: too large to calibrate on this machine; --search "
-                      "and --machine reckon with data sheets",
-                      recipe.name, layers, bytes_of(trial))};
     } else {
       break;
     }
   }
   StepFit out;
-  choose_two(layers, stages, layers == recipe.model.layers && layers % stages != 0 ? 1 : stages, out.layers);
-  choose_two(batches, std::min(least, batches), group, out.micro_batches);
-  out.micro_batches[1] = std::max(out.micro_batches[1], batches);
+  choose_two(layers, stages, stages, out.layers);
+  choose_two(batches, least, group, out.micro_batches);
   return out;
 }
 
@@ -336,7 +339,8 @@ Status calibrate(const Plan& plan, Calibration* calibration) {
   }
   RT_TRY_SET(const TokenFile tokens,
              TokenFile::make(std::max<int64_t>(1 << 20, 2 * plan.recipe.model.context + 2), plan.recipe.model.vocab));
-  RT_TRY_SET(StepFit fit, choose_steps(plan, calibration->peak_tflops(plan.recipe.precision), tokens.path()));
+  const int64_t threads = std::max<int64_t>(1, cores / world);
+  RT_TRY_SET(StepFit fit, choose_steps(plan, threads, tokens.path()));
   for (size_t l = 0; l < 2; ++l) {
     for (size_t m = 0; m < 2; ++m) {
       const size_t same_l = fit.layers[0] == fit.layers[l] ? 0 : l;

@@ -23,6 +23,7 @@ namespace cairn::tools {
 /// Milliseconds of a step by part.
 struct StepParts {
   double forward = 0, backward = 0, pipeline = 0, reduce = 0, optimizer = 0, other = 0;
+  double total() const { return forward + backward + pipeline + reduce + optimizer + other; }
 };
 
 /// The parts as a function of layers and micro-batches, by two values of each; `at[l][m]`. Equal values: only that one

@@ -250,8 +250,8 @@ TEST_SUITE("ckpt/any_layout") {
 
   TEST_CASE("averages of the weights: any layout into any other; where there are none they begin at the weights") {
     const std::vector<Options> layouts = sixty_four_layouts();
-    for (size_t from = 0; from < layouts.size(); from += 9) {
-      for (size_t to = 3; to < layouts.size(); to += 7) {
+    for (size_t from = 0; from < layouts.size(); from += 13) {
+      for (size_t to = 3; to < layouts.size(); to += 11) {
         for (const bool saved : {true, false}) {
           for (const bool wanted : {true, false}) {
             Options source = layouts[from], target = layouts[to];
@@ -265,12 +265,15 @@ TEST_SUITE("ckpt/any_layout") {
               RankState state = rank_state(plan, rank);
               std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
               REQUIRE(load_from_disk(plan, disk, kDir / step_dir_name(kStep), state.tensors).ok());
+              int64_t wrong = 0;
               for (const StateTensor& item : state.tensors) {
                 const int64_t kind = item.kind == StateKind::kEma && !saved ? 0 : static_cast<int64_t>(item.kind);
                 const auto* got = reinterpret_cast<const uint32_t*>(item.data);
-                ckpt::testing::walk(item.box, plan.tensors[item.tensor].shape,
-                                    [&](int64_t k, int64_t flat) { REQUIRE(got[k] == bits(kind, item.tensor, flat)); });
+                ckpt::testing::walk(item.box, plan.tensors[item.tensor].shape, [&](int64_t k, int64_t flat) {
+                  wrong += got[k] != bits(kind, item.tensor, flat) ? 1 : 0;
+                });
               }
+              REQUIRE(wrong == 0);
             }
           }
         }
