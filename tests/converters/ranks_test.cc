@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "converters/model_compare.h"
@@ -66,15 +67,17 @@ TEST_SUITE("converters/ranks") {
     model.mask = Mask::kCausal;  // as the reference: no prefix
     const Weights weights = weights_of(*folder);
     CHECK(logit_difference(model, weights, reference_of("ranks-glm130b")) <= kLogitGate);
-    // What a wrong join or a wrong half would do.
-    for (const char* names : {"mlp", "attn"}) {
+    // What a wrong half of the joined MLP, or a wrong third of q, k and v, would do.
+    const auto at = [&](std::string_view name) {
+      const auto found = std::ranges::find(folder->tensors(), name, &TensorSpec::name);
+      REQUIRE(found != folder->tensors().end());
+      return static_cast<size_t>(found - folder->tensors().begin());
+    };
+    for (const auto& [one, other] : {std::pair("layers.1.mlp.gate.weight", "layers.1.mlp.up.weight"),
+                                     {"layers.1.attn.q.weight", "layers.1.attn.k.weight"}}) {
       Weights wrong = weights;
-      const bool mlp = names == std::string_view("mlp");
-      for (size_t k = 0; k + 1 < wrong.size(); ++k) {
-        const std::string& name = folder->tensors()[k].name;
-        if (name == (mlp ? "layers.1.mlp.gate.weight" : "layers.1.attn.q.weight")) std::swap(wrong[k], wrong[k + 1 + mlp]);
-      }
-      if (wrong == weights) continue;
+      REQUIRE(wrong[at(one)].size() == wrong[at(other)].size());
+      std::swap(wrong[at(one)], wrong[at(other)]);
       CHECK(logit_difference(model, wrong, reference_of("ranks-glm130b")) > 100 * kLogitGate);
     }
   }
