@@ -48,6 +48,9 @@ struct Family {
   // Of formats with a file for each rank, read only:
   std::span<const JoinRow> joins;  // the first that fits; none: whole
   std::span<const Rename> renames;
+  // Of torch.distributed.checkpoint (dist_files.h):
+  std::span<const Rename> dist_renames;
+  std::string_view stacked;  // what the names of tensors that hold all layers begin with: "decoder.layers."
 };
 
 /// Where the rows of a logical tensor lie in a stored one, which may hold several. A permutation of elements, so import

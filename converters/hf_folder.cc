@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/dist_files.h"
 #include "converters/elements.h"
 #include "converters/safetensors.h"
 #include "converters/sharded_files.h"
@@ -120,12 +121,18 @@ Status HfFolder::read_config() {
     if (config_dtype_.empty() && config.value().contains(key) && config.value()[key].is_string())
       config_dtype_ = config.value()[key];
   }
-  if (family_.joins.empty()) {
+  RT_TRY_SET(const fs::path dist, find_dist_files(dir_));
+  if (!dist.empty() && !WeightsFolder::has_weights(dir_)) {
+    RT_TRY_SET(std::unique_ptr<DistFiles> files, DistFiles::open(dist, family_, model_));
+    weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(files)));
+  } else if (family_.joins.empty()) {
     RT_TRY_SET(WeightsFolder weights, WeightsFolder::open(dir_, config.value()));
     weights_ = std::make_unique<WeightsFolder>(std::move(weights));
   } else {
     RT_TRY_SET(const fs::path ranks, find_sharded_files(dir_));
-    if (ranks.empty()) return invalid(fmt::format("{}: has no files of ranks, mp_rank_00 and so on", dir_.string()));
+    if (ranks.empty())
+      return invalid(
+          fmt::format("{}: has no files of ranks, mp_rank_00 and so on, and not exactly one .pt file", dir_.string()));
     RT_TRY_SET(std::unique_ptr<ShardedFiles> file, ShardedFiles::open(ranks, family_, model_));
     weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(file)));
   }

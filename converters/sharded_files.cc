@@ -65,6 +65,7 @@ std::optional<RankFile> rank_file(const fs::path& entry) {
   return out.path.empty() ? std::nullopt : std::optional(out);
 }
 
+/// The files of ranks in a folder, or the only .pt file in it: the whole model.
 Result<std::vector<RankFile>> rank_files(const fs::path& dir) {
   std::vector<RankFile> out;
   std::error_code error;
@@ -72,6 +73,12 @@ Result<std::vector<RankFile>> rank_files(const fs::path& dir) {
     if (auto found = rank_file(entry.path())) out.push_back(std::move(*found));
   }
   if (error) return os_error(error.value(), dir.string());
+  if (!out.empty()) return out;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    if (entry.path().extension() == ".pt" && is_plain_file(entry.path())) out.push_back({.path = entry.path()});
+  }
+  if (error) return os_error(error.value(), dir.string());
+  if (out.size() > 1) out.clear();  // who knows which
   return out;
 }
 
@@ -115,7 +122,7 @@ int64_t elem_bytes(const SafeTensor& tensor) { return safetensors_dtype_bits(ten
 
 }  // namespace
 
-Result<fs::path> find_sharded_files(const fs::path& dir) {
+Result<fs::path> pointed_folder(const fs::path& dir) {
   fs::path at = dir;
   for (const char* pointer : {"latest_checkpointed_iteration.txt", "latest"}) {
     if (!is_plain_file(dir / pointer)) continue;
@@ -130,6 +137,11 @@ Result<fs::path> find_sharded_files(const fs::path& dir) {
     }
     break;
   }
+  return at;
+}
+
+Result<fs::path> find_sharded_files(const fs::path& dir) {
+  RT_TRY_SET(const fs::path at, pointed_folder(dir));
   RT_TRY_SET(const std::vector<RankFile> files, rank_files(at));
   return files.empty() ? fs::path() : at;
 }
@@ -154,11 +166,11 @@ Result<std::unique_ptr<ShardedFiles>> ShardedFiles::open(const fs::path& dir, co
     std::map<std::string, Joined> here;
     int64_t layers = 0;
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      const auto file = std::ranges::find_if(
-          found, [&](const RankFile& f) { return f.tensor_rank == rank && f.stage == stage; });
+      const auto file =
+          std::ranges::find_if(found, [&](const RankFile& f) { return f.tensor_rank == rank && f.stage == stage; });
       if (file == found.end()) {
-        return invalid(fmt::format("{}: the file of tensor-parallel rank {}, stage {} is missing", dir.string(), rank,
-                                   stage));
+        return invalid(
+            fmt::format("{}: the file of tensor-parallel rank {}, stage {} is missing", dir.string(), rank, stage));
       }
       RT_TRY_SET(std::unique_ptr<TorchBinFile> opened, TorchBinFile::open(file->path, Pickle::kTraining));
       out->files_.push_back(std::move(opened));

@@ -1,10 +1,12 @@
 #pragma once
-// Checkpoints of Megatron-LM's legacy format and its relatives: a torch.save file for each tensor-parallel rank, and for
-// each pipeline stage where there are several, seen as one file of whole tensors.
+// Checkpoints of Megatron-LM's legacy format and its relatives: a torch.save file for each tensor-parallel rank, and
+// for each pipeline stage where there are several, seen as one file of whole tensors.
 //
 //   mp_rank_TT/model_optim_rng.pt        Megatron-LM, tensor-parallel rank TT
 //   mp_rank_TT_PPP/model_optim_rng.pt    with pipeline stages PPP; layers are numbered from 0 in each
-//   mp_rank_TT_model_states.pt           DeepSpeed, SwissArmyTransformer (GLM-130B)
+//   mp_rank_TT_model_states.pt           DeepSpeed, SwissArmyTransformer (GLM-130B), CodeGeeX cut for several ranks
+//   NAME.pt                              the only .pt file of a folder without any of these: one rank (CodeGeeX as
+//   published)
 // They lie in the folder itself or where it points: latest_checkpointed_iteration.txt ("release" or N, iter_NNNNNNN),
 // latest (the name of a folder).
 //
@@ -21,8 +23,11 @@
 
 namespace cairn::convert {
 
-/// Where the ranks' files are, or an empty path when `dir` is no such checkpoint. Errors: kInvalidInput for a pointer to
-/// nothing.
+/// `dir`, or the folder that a file in it names as the newest. Errors: kInvalidInput for a pointer to nothing.
+Result<std::filesystem::path> pointed_folder(const std::filesystem::path& dir);
+
+/// Where the ranks' files are, or an empty path when `dir` is no such checkpoint. Errors: kInvalidInput for a pointer
+/// to nothing.
 Result<std::filesystem::path> find_sharded_files(const std::filesystem::path& dir);
 
 class ShardedFiles final : public WeightsFile {

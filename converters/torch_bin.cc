@@ -57,10 +57,10 @@ bool is_contiguous(const Shape& shape, const std::vector<int64_t>& strides) {
 Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open(const std::filesystem::path& path, Pickle pickle) {
   std::unique_ptr<TorchBinFile> out(new TorchBinFile());
   out->path_ = path;
-  out->fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!out->fd_) return os_error(errno, path.string());
+  out->fd_ = std::make_shared<const Fd>(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!*out->fd_) return os_error(errno, path.string());
   struct stat info {};
-  if (::fstat(out->fd_.get(), &info) != 0) return os_error(errno, path.string());
+  if (::fstat(out->fd_->get(), &info) != 0) return os_error(errno, path.string());
   if (!S_ISREG(info.st_mode)) return Error{ErrorCode::kInvalidInput, path.string() + ": is no regular file"};
   out->file_bytes_ = info.st_size;
   Status loaded = out->load(pickle);
@@ -68,9 +68,27 @@ Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open(const std::filesystem::
   return out;
 }
 
+Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open_tensor(std::shared_ptr<const Fd> fd,
+                                                                const std::filesystem::path& path, int64_t begin,
+                                                                int64_t bytes) {
+  std::unique_ptr<TorchBinFile> out(new TorchBinFile());
+  out->path_ = path;
+  out->fd_ = std::move(fd);
+  struct stat info {};
+  if (::fstat(out->fd_->get(), &info) != 0) return os_error(errno, path.string());
+  if (begin < 0 || bytes < 0 || begin > info.st_size || bytes > info.st_size - begin) {
+    return corrupt(fmt::format("{}: bytes [{}, +{}) are not in its {}", path.string(), begin, bytes, info.st_size));
+  }
+  out->begin_ = begin;
+  out->file_bytes_ = bytes;
+  Status loaded = out->load(Pickle::kTensor);
+  if (!loaded.ok()) return std::move(loaded).error().with(path.string());
+  return out;
+}
+
 Status TorchBinFile::read_at(int64_t offset, std::span<char> out) const {
   while (!out.empty()) {
-    const ssize_t n = ::pread(fd_.get(), out.data(), std::min<size_t>(out.size(), size_t{1} << 30), offset);
+    const ssize_t n = ::pread(fd_->get(), out.data(), std::min<size_t>(out.size(), size_t{1} << 30), begin_ + offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return os_error(errno, "read");
     if (n == 0) return corrupt(fmt::format("the file ends at byte {}", offset));

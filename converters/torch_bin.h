@@ -27,6 +27,10 @@ class TorchBinFile final : public WeightsFile {
   /// big-endian, what the unpickler refuses), kCorrupt, kIo.
   static Result<std::unique_ptr<TorchBinFile>> open(const std::filesystem::path& path,
                                                     Pickle pickle = Pickle::kStateDict);
+  /// An archive of one tensor without a name, in bytes [begin, begin + bytes) of a file that is open already.
+  static Result<std::unique_ptr<TorchBinFile>> open_tensor(std::shared_ptr<const Fd> fd,
+                                                           const std::filesystem::path& path, int64_t begin,
+                                                           int64_t bytes);
 
   const std::filesystem::path& path() const override { return path_; }
   const std::vector<SafeTensor>& tensors() const override { return tensors_; }
@@ -47,8 +51,8 @@ class TorchBinFile final : public WeightsFile {
     bool contiguous = false;
   };
   std::filesystem::path path_;
-  Fd fd_;
-  int64_t file_bytes_ = 0;
+  std::shared_ptr<const Fd> fd_;
+  int64_t begin_ = 0, file_bytes_ = 0;  // of the archive in the file
   std::vector<ZipEntry> entries_;
   std::vector<SafeTensor> tensors_;  // sorted by where they lie
   std::vector<View> views_;          // of each of tensors_

@@ -134,9 +134,9 @@ enum class Kind : uint8_t {
   kMark,
   kOther
 };
-constexpr std::string_view kKindNames[] = {"None",   "a bool", "a whole number", "a number",  "a string", "a tuple",
-                                           "a list", "a dict", "a global",       "a storage", "a tensor", "a mark",
-                                           "an object"};
+constexpr std::string_view kKindNames[] = {"None",     "a bool", "a whole number", "a number", "a string",
+                                           "a tuple",  "a list", "a dict",         "a global", "a storage",
+                                           "a tensor", "a mark", "an object"};
 
 using Id = uint32_t;
 
@@ -171,7 +171,8 @@ std::string printable(std::string_view text) {
 
 class Machine {
  public:
-  Machine(std::string_view text, Pickle kind) : text_(text), training_(kind == Pickle::kTraining) {}
+  Machine(std::string_view text, Pickle kind)
+      : text_(text), training_(kind == Pickle::kTraining), lone_(kind == Pickle::kTensor) {}
 
   Result<std::vector<PickledTensor>> run() {
     if (static_cast<int64_t>(text_.size()) > kMaxPickleBytes)
@@ -609,6 +610,10 @@ class Machine {
   // --- the result ---------------------------------------------------------------------------------------------------
   Result<std::vector<PickledTensor>> collect() {
     if (stack_.size() != 1) return corrupt(fmt::format("it ends with {} values, expected one", stack_.size()));
+    if (lone_) {
+      if (values_[stack_[0]].kind != Kind::kTensor) return wrong("the result", stack_[0], "a tensor");
+      return std::vector{named(stack_[0], "")};
+    }
     if (values_[stack_[0]].kind != Kind::kDict) return wrong("the result", stack_[0], "a dict of tensors");
     const Dict* root = &dicts_[static_cast<size_t>(values_[stack_[0]].number)];
     const Dict* inner = nullptr;
@@ -623,6 +628,14 @@ class Machine {
     RT_TRY(flatten(inner != nullptr ? *inner : *root, "", 0, names, out));
     if (out.empty()) return corrupt("it holds no tensors");
     return out;
+  }
+
+  PickledTensor named(Id id, const std::string& name) const {
+    const Tensor& tensor = tensors_[static_cast<size_t>(values_[id].number)];
+    const Storage& storage = storages_[static_cast<size_t>(tensor.storage)];
+    return {
+        name,          std::string(storage.key), std::string(storage.dtype), storage.count, tensor.offset, tensor.shape,
+        tensor.strides};
   }
 
   Status flatten(const Dict& dict, const std::string& prefix, int depth, std::set<std::string>& names,
@@ -641,17 +654,14 @@ class Machine {
           std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
         return corrupt(fmt::format("\"{}\" cannot be a tensor's name", printable(name)));
       if (!names.insert(name).second) return corrupt(fmt::format("\"{}\" is there twice", printable(name)));
-      const Tensor& tensor = tensors_[static_cast<size_t>(values_[value].number)];
-      const Storage& storage = storages_[static_cast<size_t>(tensor.storage)];
-      out.push_back({name, std::string(storage.key), std::string(storage.dtype), storage.count, tensor.offset,
-                     tensor.shape, tensor.strides});
+      out.push_back(named(value, name));
     }
     return {};
   }
 
   static constexpr Id kNothing = std::numeric_limits<Id>::max();
   std::string_view text_;
-  bool training_ = false;
+  bool training_ = false, lone_ = false;
   size_t at_ = 0, op_at_ = 0;
   bool stopped_ = false;
   std::vector<Value> values_;

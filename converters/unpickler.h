@@ -25,13 +25,13 @@ struct PickledTensor {
   Shape shape, strides;
 };
 
-/// kStateDict: tensors alone. kTraining: the weights beside whatever else a training program has saved; other names and
-/// their objects are passed over as things without any meaning, still without looking anything up.
-enum class Pickle { kStateDict, kTraining };
+/// kStateDict: tensors alone. kTensor: one tensor instead of a dict of them, whose name is then empty. kTraining: the
+/// weights beside whatever else a training program has saved; other names and their objects are passed over as things
+/// without any meaning, still without looking anything up.
+enum class Pickle { kStateDict, kTensor, kTraining };
 
 /// Errors: kUnsupported naming the operation or the global that is not allowed, kCorrupt for what no honest pickle has;
 /// both with the byte. Bounds: 64 MiB of pickle, 8 M values, 1 M tensors, 4096 values on the stack.
-Result<std::vector<PickledTensor>> unpickle_state_dict(std::string_view pickle,
-                                                       Pickle kind = Pickle::kStateDict);
+Result<std::vector<PickledTensor>> unpickle_state_dict(std::string_view pickle, Pickle kind = Pickle::kStateDict);
 
 }  // namespace cairn::convert

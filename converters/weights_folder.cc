@@ -237,6 +237,11 @@ WeightsFolder WeightsFolder::of(std::unique_ptr<WeightsFile> file) {
   return out;
 }
 
+bool WeightsFolder::has_weights(const fs::path& dir) {
+  const std::string_view names[] = {kSingleFile, kIndexFile, kSingleBin, kBinIndex};
+  return std::ranges::any_of(names, [&](std::string_view name) { return is_plain_file(dir / name); });
+}
+
 Status WeightsFolder::open_index(const fs::path& dir, std::string_view index) {
   const fs::path path = dir / index;
   RT_TRY_SET(const std::string text, read_text_file(path, kMaxIndexBytes));

@@ -58,6 +58,8 @@ class WeightsFolder {
   static Result<WeightsFolder> open(const std::filesystem::path& dir, const nlohmann::json& config);
   /// Of files that somebody else has opened.
   static WeightsFolder of(std::unique_ptr<WeightsFile> file);
+  /// Whether open() would find a file of weights.
+  static bool has_weights(const std::filesystem::path& dir);
 
   const std::vector<FolderTensor>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<WeightsFile>>& files() const { return files_; }

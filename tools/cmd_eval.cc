@@ -1,8 +1,8 @@
 // cairn eval: loss, perplexity and bits per byte of texts and token stores under the model of a checkpoint or a Hugging
 // Face folder.
 //
-// A set is cut into windows of --window tokens that begin --stride tokens apart. Each token but the first of the set (of
-// each document, with --documents) is predicted once, in the first window that holds it: so with a stride below the
+// A set is cut into windows of --window tokens that begin --stride tokens apart. Each token but the first of the set
+// (of each document, with --documents) is predicted once, in the first window that holds it: so with a stride below the
 // window every token but those of the first window sees at least window - stride tokens before it.
 #include <fmt/format.h>
 
@@ -66,6 +66,10 @@ class Evaluator {
   int64_t stride() const { return stride_; }
 
   Status check() const {
+    if (model_.recipe.model.mask != Mask::kCausal) {
+      return Error{ErrorCode::kUnsupported,
+                   "the tokens of this model see a prefix both ways (model.mask): perplexity is of causal models"};
+    }
     const int64_t context = model_.recipe.model.context;
     if (window_ > context) {
       return Error{ErrorCode::kInvalidInput, fmt::format("--window {}: the model's context is {}", window_, context)};
@@ -79,7 +83,7 @@ class Evaluator {
 
   Result<Score> score_text(const Set& set) {
     RT_TRY_SET(const std::string text, convert::read_text_file(set.path, kMaxTextBytes));
-    std::vector<int32_t> ids = options_.raw ? std::vector<int32_t>() : model_.tokenizer->before();
+    std::vector<int32_t> ids = options_.raw ? std::vector<int32_t>() : model_.before;
     RT_TRY(model_.tokenizer->encode(text, &ids).with(set.path));
     Score out;
     RT_TRY(document(ids, &out).with(set.path));
@@ -220,8 +224,7 @@ void add_eval(CLI::App& app, Session& session) {
       ->take_all();
   command->add_option("--dtype", options->dtype, "of plain token files: uint16 or uint32")
       ->check(CLI::IsMember({"uint16", "uint32"}));
-  command
-      ->add_option("--window", options->window, "tokens seen at once (default: the model's context, at most 2048)")
+  command->add_option("--window", options->window, "tokens seen at once (default: the model's context, at most 2048)")
       ->check(CLI::PositiveNumber);
   command->add_option("--stride", options->stride, "tokens from window to window (default: the window)")
       ->check(CLI::PositiveNumber);

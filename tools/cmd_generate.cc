@@ -15,6 +15,7 @@
 #include "runtime/inference/generate.h"
 #include "tools/commands.h"
 #include "tools/model_source.h"
+#include "tools/prompt.h"
 
 namespace cairn::tools {
 namespace {
@@ -24,6 +25,7 @@ constexpr int64_t kMaxPromptBytes = int64_t{1} << 28;
 struct Options {
   std::string from, prompts_file, tokenizer, precision;
   std::vector<std::string> prompts, stop;
+  InfillTokens infill;
   bool ignore_eos = false, raw = false, specials = false;
   inference::GenerateOptions generate{.sampling = {.temperature = 0.8}};
 };
@@ -100,16 +102,29 @@ Result<std::vector<std::string>> read_prompts(const std::string& path) {
   return out;
 }
 
-Result<std::vector<int32_t>> encode_prompt(const LoadedModel& model, const std::string& prompt, bool raw) {
-  std::vector<int32_t> ids = raw ? std::vector<int32_t>() : model.tokenizer->before();
-  RT_TRY(model.tokenizer->encode(prompt, &ids).with("--prompt"));
-  if (ids.empty()) {
-    if (model.tokenizer->eod() < 0) {
-      return Error{ErrorCode::kInvalidInput, "--prompt: is empty, and the tokenizer has no id that starts a document"};
+/// Those of the command line come before the model's own.
+Status take_infill_tokens(const Options& options, LoadedModel* model) {
+  const auto take = [&](const char* name, int32_t said, int32_t* id) -> Status {
+    if (said < 0) return {};
+    if (model->recipe.model.mask != Mask::kPrefix) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{} is for models that fill gaps (model.mask = prefix); this one's mask is causal", name)};
     }
-    ids.push_back(model.tokenizer->eod());
-  }
-  return ids;
+    if (said >= model->recipe.model.vocab) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{} {}: the model has {} ids", name, said, model->recipe.model.vocab)};
+    }
+    *id = said;
+    return {};
+  };
+  InfillTokens& ids = model->infill;
+  RT_TRY(take("--mask-token", options.infill.mask, &ids.mask));
+  RT_TRY(take("--gmask-token", options.infill.gmask, &ids.gmask));
+  RT_TRY(take("--start-token", options.infill.start, &ids.start));
+  RT_TRY(take("--end-token", options.infill.end, &ids.end));
+  if (ids.end >= 0 && std::ranges::find(model->stop, ids.end) == model->stop.end()) model->stop.push_back(ids.end);
+  return {};
 }
 
 std::string_view name_of(inference::Finish finish) {
@@ -133,15 +148,17 @@ Result<int> run(Options options, bool json) {
   }
   if (options.prompts.empty()) options.prompts.emplace_back();
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision));
+  RT_TRY(take_infill_tokens(options, &model));
   if (!options.ignore_eos) options.generate.stop_ids = model.stop;
 
   std::vector<std::vector<int32_t>> prompts;
   std::vector<Output> outputs;
   int64_t prompt_tokens = 0;
   for (const std::string& prompt : options.prompts) {
-    RT_TRY_SET(std::vector<int32_t> ids, encode_prompt(model, prompt, options.raw));
-    prompt_tokens += std::ssize(ids);
-    prompts.push_back(std::move(ids));
+    RT_TRY_SET(Prompt encoded, encode_prompt(model, prompt, options.raw));
+    prompt_tokens += std::ssize(encoded.tokens);
+    prompts.push_back(std::move(encoded.tokens));
+    options.generate.shapes.push_back(encoded.shape);
     outputs.emplace_back(*model.tokenizer, options);
   }
   const bool stream = !json && prompts.size() == 1;
@@ -216,7 +233,8 @@ void add_generate(CLI::App& app, Session& session) {
                       "a checkpoint, a run folder (newest checkpoint), or a Hugging Face folder");
   command->add_option("--prompt", options->prompts, "text to continue; repeatable; none: the start of a document")
       ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);  // or CLI11 takes "[MASK]" for a list
   command->add_option("--prompts", options->prompts_file, "a file of prompts, one a line (or JSON strings)")
       ->type_name("FILE");
   command->add_option("--max-tokens,--tokens", options->generate.max_tokens, "how many to add, at most")
@@ -234,7 +252,16 @@ void add_generate(CLI::App& app, Session& session) {
   command->add_option("--seed", options->generate.sampling.seed, "same seed, prompt and weights: same text");
   command->add_option("--stop", options->stop, "a text that ends a text and is left out; repeatable")
       ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--mask-token", options->infill.mask, "id of [MASK], the gap in a prompt (GLM)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--gmask-token", options->infill.gmask, "id of [gMASK], the gap at a prompt's end (GLM)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--start-token", options->infill.start, "id of sop, which begins what fills a gap (GLM)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--end-token", options->infill.end, "id of eop, which ends it (GLM)")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--ignore-eos", options->ignore_eos, "go on after the end-of-text token");
   command->add_flag("--special", options->specials, "show special tokens");
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a prompt");

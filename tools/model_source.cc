@@ -46,7 +46,9 @@ Status fill(const convert::WeightSource& source, inference::Session& session) {
 Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
     const std::function<Result<std::string>(std::string_view)>& file, const std::vector<std::string>& names) {
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  const auto text_of = [&](std::string_view name) { return has(name) ? file(name) : Result<std::string>(std::string()); };
+  const auto text_of = [&](std::string_view name) {
+    return has(name) ? file(name) : Result<std::string>(std::string());
+  };
   if (has("tokenizer.json")) {
     RT_TRY_SET(const std::string tokenizer, file("tokenizer.json"));
     RT_TRY_SET(const std::string config, text_of("tokenizer_config.json"));
@@ -74,6 +76,34 @@ std::vector<int32_t> stop_ids(const std::function<Result<std::string>(std::strin
     if (!out.empty()) return out;
   }
   return {};
+}
+
+nlohmann::json config_of(const std::function<Result<std::string>(std::string_view)>& file,
+                         const std::vector<std::string>& names) {
+  if (std::find(names.begin(), names.end(), convert::kConfigFile) == names.end()) return nullptr;
+  const Result<std::string> text = file(convert::kConfigFile);
+  return nlohmann::json::parse(text.ok() ? text.value() : std::string(), nullptr, false);
+}
+
+/// What ChatGLM2 and ChatGLM3 want before a text: [gMASK] and sop. Their own tokenizer numbers [MASK], [gMASK],
+/// [sMASK], sop, eop behind the pieces of the SentencePiece model (tokenization_chatglm.py beside the published
+/// weights).
+std::vector<int32_t> chatglm_before(int64_t pieces) {
+  return {static_cast<int32_t>(pieces + 1), static_cast<int32_t>(pieces + 3)};
+}
+
+InfillTokens infill_tokens(const Recipe& recipe, const nlohmann::json& config) {
+  const ObjectiveConfig& objective = recipe.objective;
+  if (recipe.model.mask != Mask::kPrefix) return {};
+  if (objective.kind == ObjectiveConfig::Kind::kInfill) {
+    const auto id = [](int64_t token) { return static_cast<int32_t>(token); };
+    return {id(objective.mask_token), id(objective.gmask_token), id(objective.start_token), id(objective.end_token)};
+  }
+  const auto id = [&](const char* key) {
+    const bool said = config.is_object() && config.contains(key) && config[key].is_number_unsigned();
+    return said ? config[key].get<int32_t>() : -1;
+  };
+  return {id("mask_token_id"), id("gmask_token_id"), id("bos_token_id"), id("eos_token_id")};
 }
 
 }  // namespace
@@ -107,6 +137,8 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   }
   if (!precision.empty()) out.recipe.precision = precision == "bf16" ? Precision::kBf16 : Precision::kF32;
   out.stop = stop_ids(file, names);
+  const nlohmann::json config = config_of(file, names);
+  out.infill = infill_tokens(out.recipe, config);
   if (!tokenizer.empty()) {
     RT_TRY_SET(out.tokenizer, text::make_tokenizer(text::tokenizer_config(tokenizer)));
   } else {
@@ -118,11 +150,15 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     }
   }
   if (!out.tokenizer) {
-    return invalid(
-        fmt::format("{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
-                    "name one with --tokenizer bytes or --tokenizer FILE",
-                    out.from.string()));
+    return invalid(fmt::format(
+        "{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
+        "name one with --tokenizer bytes or --tokenizer FILE",
+        out.from.string()));
   }
+  out.before = out.tokenizer->before();
+  const bool chatglm = config.is_object() && config.value("model_type", nlohmann::json()) == "chatglm";
+  const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->vocab());
   if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
   if (out.tokenizer->vocab() > out.recipe.model.vocab) {
     return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",

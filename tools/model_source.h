@@ -17,12 +17,20 @@
 
 namespace cairn::tools {
 
+/// Ids of GLM's blank infilling, -1 where not known: what stands for a gap in the text, for one at its end, before and
+/// behind what fills it.
+struct InfillTokens {
+  int32_t mask = -1, gmask = -1, start = -1, end = -1;
+};
+
 struct LoadedModel {
   std::filesystem::path from;  // the checkpoint or the folder
   Recipe recipe;
   std::unique_ptr<inference::Session> session;
   std::unique_ptr<text::Tokenizer> tokenizer;
-  std::vector<int32_t> stop;  // ids that end a text: of generation_config.json, config.json or the tokenizer
+  std::vector<int32_t> before;  // ids that the model wants before a text
+  InfillTokens infill;          // of the recipe's objective, else of config.json; only with model.mask = prefix
+  std::vector<int32_t> stop;    // ids that end a text: of generation_config.json, config.json or the tokenizer
 };
 
 /// Whether it has a config.json, which checkpoints and run folders have not.

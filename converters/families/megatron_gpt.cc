@@ -1,7 +1,8 @@
-// GPT models of Megatron-LM in its legacy checkpoint format, a file for each rank (sharded_files.h), import only. There
-// is no config.json: write one with model_type "megatron_gpt" and Megatron's own arguments as keys (docs/converters.md).
-// Checkpoint version 3 alone: older ones order q, k and v otherwise.
-// Source: Megatron-LM megatron/training/arguments.py, megatron/legacy/model/language_model.py and transformer.py.
+// GPT models of Megatron-LM in its legacy checkpoint format, a file for each rank (sharded_files.h), or in torch_dist
+// (dist_files.h); import only. There
+// is no config.json: write one with model_type "megatron_gpt" and Megatron's own arguments as keys
+// (docs/converters.md). Checkpoint version 3 alone: older ones order q, k and v otherwise. Source: Megatron-LM
+// megatron/training/arguments.py, megatron/legacy/model/language_model.py and transformer.py.
 #include "converters/family_table.h"
 
 namespace cairn::convert {
@@ -19,23 +20,25 @@ M base() {
 ConfigKey needed(std::string_view name, int64_t M::*field) {
   return {{name},
           [=](ConfigReader& in, M& m) {
-            if (!in.contains(name)) in.invalid(std::string(name) + " is missing; it is an argument of the training run");
+            if (!in.contains(name))
+              in.invalid(std::string(name) + " is missing; it is an argument of the training run");
             m.*field = in.integer(name, 1);
           },
           nullptr};
 }
 
 ConfigKey needed_version() {
-  return {{"checkpoint_version"},
-          [](ConfigReader& in, M&) {
-            const double version = in.number("checkpoint_version", 0);
-            if (version < 2) {
-              in.unsupported(
-                  "checkpoint_version must be said, and 2 or 3: it stands in each rank's file, and older ones order q, k "
-                  "and v otherwise");
-            }
-          },
-          nullptr};
+  return {
+      {"checkpoint_version"},
+      [](ConfigReader& in, M&) {
+        const double version = in.number("checkpoint_version", 0);
+        if (version < 2) {
+          in.unsupported(
+              "checkpoint_version must be said, and 2 or 3: it stands in each rank's file, and older ones order q, k "
+              "and v otherwise");
+        }
+      },
+      nullptr};
 }
 
 ConfigKey heads() {
@@ -57,7 +60,8 @@ ConfigKey positions() {
             }
             if (m.positions != Positions::kRotary) return;
             m.rope_theta = in.number("rotary_base", 10000.0);
-            const auto turning = static_cast<int64_t>(static_cast<double>(m.head_dim) * in.number("rotary_percent", 1.0));
+            const auto turning =
+                static_cast<int64_t>(static_cast<double>(m.head_dim) * in.number("rotary_percent", 1.0));
             if (turning != m.head_dim) m.rope.dims = turning;
             if (in.boolean("rotary_interleaved", false)) m.rope.pairs = RotaryPairs::kInterleaved;
           },
@@ -102,9 +106,7 @@ ConfigKey projection_biases() {
 
 ConfigKey tying() {
   return {{"untie_embeddings_and_output_weights"},
-          [](ConfigReader& in, M& m) {
-            m.tied_embeddings = !in.boolean("untie_embeddings_and_output_weights", false);
-          },
+          [](ConfigReader& in, M& m) { m.tied_embeddings = !in.boolean("untie_embeddings_and_output_weights", false); },
           nullptr};
 }
 
@@ -149,9 +151,9 @@ constexpr std::string_view kIgnored[] = {"word_embeddings_for_head.weight",
                                          "language_model.encoder.layers.*.self_attention.rotary_emb.inv_freq"};
 
 constexpr JoinRow kJoins[] = {
-    {"*.word_embeddings.weight", Join::kVocabRows},    {"*.output_layer.weight", Join::kVocabRows},
-    {"*.query_key_value.*", Join::kRows},              {"*.self_attention.dense.weight", Join::kColumns},
-    {"*.mlp.dense_h_to_4h.*", Join::kGatedRows},            {"*.mlp.dense_4h_to_h.weight", Join::kColumns},
+    {"*.word_embeddings.weight", Join::kVocabRows}, {"*.output_layer.weight", Join::kVocabRows},
+    {"*.query_key_value.*", Join::kRows},           {"*.self_attention.dense.weight", Join::kColumns},
+    {"*.mlp.dense_h_to_4h.*", Join::kGatedRows},    {"*.mlp.dense_4h_to_h.weight", Join::kColumns},
 };
 constexpr Rename kRenames[] = {
     {"language_model.transformer.", "language_model.encoder."},
@@ -159,6 +161,22 @@ constexpr Rename kRenames[] = {
     {".input_layernorm.", ".input_norm."},
     {".post_attention_layernorm.", ".post_attention_norm."},
     {".final_layernorm.", ".final_norm."},
+};
+// Megatron Core's names, which torch_dist checkpoints have: norms lie in the projections that follow them.
+constexpr Rename kDistRenames[] = {
+    {"decoder.layers.", "language_model.encoder.layers."},
+    {"decoder.final_layernorm.", "language_model.encoder.final_norm."},
+    {"embedding.word_embeddings.", "language_model.embedding.word_embeddings."},
+    {"embedding.position_embeddings.", "language_model.embedding.position_embeddings."},
+    {"output_layer.", "language_model.output_layer."},
+    {".self_attention.linear_qkv.layer_norm_", ".input_norm."},
+    {".mlp.linear_fc1.layer_norm_", ".post_attention_norm."},
+    {".self_attention.linear_qkv.", ".self_attention.query_key_value."},
+    {".self_attention.linear_proj.", ".self_attention.dense."},
+    {".mlp.linear_fc1.", ".mlp.dense_h_to_4h."},
+    {".mlp.linear_fc2.", ".mlp.dense_4h_to_h."},
+    {".input_layernorm.", ".input_norm."},
+    {".pre_mlp_layernorm.", ".post_attention_norm."},
 };
 
 }  // namespace
@@ -172,7 +190,9 @@ Family megatron_gpt_family() {
           .tensors = kTensors,
           .ignored = kIgnored,
           .joins = kJoins,
-          .renames = kRenames};
+          .renames = kRenames,
+          .dist_renames = kDistRenames,
+          .stacked = "decoder.layers."};
 }
 
 }  // namespace cairn::convert

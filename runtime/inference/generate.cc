@@ -14,7 +14,10 @@ class Batch {
   Batch(Session& session, const GenerateOptions& options, const std::function<bool(size_t, int32_t)>& on_token,
         std::span<const std::vector<int32_t>> prompts, size_t first)
       : session_(session), options_(options), on_token_(on_token), first_(first) {
-    for (const std::vector<int32_t>& prompt : prompts) texts_.push_back({.tokens = prompt});
+    for (const std::vector<int32_t>& prompt : prompts) {
+      const size_t k = first + texts_.size();
+      texts_.push_back({.tokens = prompt, .shape = options.shapes.empty() ? PromptShape{} : options.shapes.at(k)});
+    }
   }
 
   Status run() {
@@ -30,6 +33,7 @@ class Batch {
  private:
   struct Text {
     std::vector<int32_t> tokens;
+    PromptShape shape;
     int64_t made = 0;
     std::optional<Finish> finish;
   };
@@ -39,7 +43,7 @@ class Batch {
     Text& text = texts_[s];
     const size_t seen = std::min(count, static_cast<size_t>(session_.capacity()));
     RT_TRY_SET(const std::span<const float> logits,
-               session_.start(static_cast<int64_t>(s), std::span<const int32_t>(text.tokens).last(seen)));
+               session_.start(static_cast<int64_t>(s), std::span<const int32_t>(text.tokens).last(seen), text.shape));
     take(s, logits);
     return {};
   }
@@ -67,7 +71,11 @@ class Batch {
     for (size_t s = 0; s < texts_.size(); ++s) {
       if (texts_[s].finish) continue;
       if (session_.length(static_cast<int64_t>(s)) >= session_.capacity()) {
-        full.push_back(s);
+        if (texts_[s].shape.plain()) {
+          full.push_back(s);
+        } else {
+          texts_[s].finish = Finish::kLength;
+        }
       } else {
         tokens[s] = texts_[s].tokens.back();
         any = true;
@@ -96,14 +104,20 @@ class Batch {
 Result<std::vector<Finish>> generate(Session& session, const std::vector<std::vector<int32_t>>& prompts,
                                      const GenerateOptions& options,
                                      const std::function<bool(size_t, int32_t)>& on_token) {
+  const int64_t context = session.plan().recipe.model.context;
   size_t longest = 0;
   for (size_t k = 0; k < prompts.size(); ++k) {
     if (prompts[k].empty()) {
       return Error{ErrorCode::kInvalidInput, fmt::format("prompt {} has no tokens", k + 1)};
     }
     longest = std::max(longest, prompts[k].size());
+    if (!options.shapes.empty() && !options.shapes.at(k).plain() && std::ssize(prompts[k]) > context) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("prompt {} has {} tokens; the context holds {}, and this model reads a prompt as a whole", k + 1,
+                      prompts[k].size(), context)};
+    }
   }
-  const int64_t context = session.plan().recipe.model.context;
   const int64_t capacity = std::min(context, static_cast<int64_t>(longest) + options.max_tokens);
   std::vector<Finish> out;
   const auto at_a_time = static_cast<size_t>(std::max<int64_t>(1, options.batch));

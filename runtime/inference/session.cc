@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "runtime/comm/thread_world.h"
 #include "runtime/kernels/elementwise.h"
@@ -15,12 +16,21 @@ constexpr int64_t kTextRows = 64;  // passes over whole texts come in multiples 
 // Rows of the passes that read a prompt: the largest while it is long, then the smallest that holds the rest.
 constexpr int64_t kPromptRows[] = {8, 64, 256};
 
+/// Where the first `rows` tokens of a sequence stand.
+std::vector<int32_t> shaped_positions(int64_t rows, const PromptShape& shape) {
+  std::vector<int32_t> out(rows);
+  for (int64_t r = 0; r < rows; ++r) {
+    out[r] = static_cast<int32_t>(shape.gap >= 0 && r >= shape.prefix ? shape.gap : r);
+  }
+  return out;
+}
+
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
 }  // namespace
 
 Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
-  if (trained.model.mask != Mask::kCausal) {
+  if (trained.model.mask == Mask::kBidirectional) {
     return Error{ErrorCode::kUnsupported,
                  "this model's tokens see those to their right (model.mask): it has no next token to compute"};
   }
@@ -91,22 +101,42 @@ Status Session::check_tokens(std::span<const int32_t> tokens, int64_t most) cons
   return {};
 }
 
-Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+Status Session::check_shape(std::span<const int32_t> tokens, const PromptShape& shape) const {
+  if (shape.plain()) return {};
+  const ModelConfig& model = plan_.recipe.model;
+  if (model.mask != Mask::kPrefix) return invalid("a prompt with a prefix is for a model with model.mask = prefix");
+  if (shape.prefix < 0 || shape.prefix > std::ssize(tokens)) {
+    return invalid(fmt::format("a prefix of {} tokens in a prompt of {}", shape.prefix, tokens.size()));
+  }
+  if (shape.gap >= shape.prefix) {
+    return invalid(fmt::format("a gap at position {} of a prefix of {} tokens", shape.gap, shape.prefix));
+  }
+  return {};
+}
+
+Status Session::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape) {
   const int64_t context = plan_.recipe.model.context;
   RT_TRY(check_tokens(tokens, context));
+  RT_TRY(check_shape(tokens, shape));
   const int64_t rows = std::min(context, (std::ssize(tokens) + kTextRows - 1) / kTextRows * kTextRows);
   RT_TRY_SET(text_pass_, pass(1, rows));
-  // Attention is causal: what stands right of the tokens does not reach them.
+  // Behind a prefix attention is causal: what stands right of the tokens does not reach them.
   tokens_.assign(rows, 0);
   targets_.assign(rows, 0);
   std::copy(tokens.begin(), tokens.end(), tokens_.begin());
   std::copy(targets.begin(), targets.end(), targets_.begin());
+  if (shape.plain()) {
+    text_pass_->set_sequences(0, {});
+  } else {
+    const std::vector<int32_t> ends(rows, static_cast<int32_t>(shape.prefix)), at = shaped_positions(rows, shape);
+    text_pass_->set_sequences(0, {.positions = at, .starts = {}, .ends = ends});
+  }
   return text_pass_->forward(0, tokens_.data(), targets_.data(), nullptr, nullptr);
 }
 
-Result<std::span<const float>> Session::logits(std::span<const int32_t> tokens) {
+Result<std::span<const float>> Session::logits(std::span<const int32_t> tokens, const PromptShape& shape) {
   const ModelConfig& model = plan_.recipe.model;
-  RT_TRY(forward(tokens, {}));
+  RT_TRY(forward(tokens, {}, shape));
   logits_.resize(tokens_.size() * model.vocab);
   RT_TRY(text_pass_->logits(0, logits_));
   return std::span<const float>(logits_.data(), tokens.size() * model.vocab);
@@ -114,7 +144,7 @@ Result<std::span<const float>> Session::logits(std::span<const int32_t> tokens) 
 
 Result<std::vector<float>> Session::token_losses(std::span<const int32_t> tokens) {
   if (tokens.size() < 2) return invalid("a loss needs at least two tokens");
-  RT_TRY(forward(tokens.first(tokens.size() - 1), tokens.subspan(1)));
+  RT_TRY(forward(tokens.first(tokens.size() - 1), tokens.subspan(1), {}));
   const std::span<const float> losses = text_pass_->token_losses(0).first(tokens.size() - 1);
   return std::vector<float>(losses.begin(), losses.end());
 }
@@ -126,7 +156,7 @@ Status Session::make_cache(int64_t sequences, int64_t capacity) {
         fmt::format("a cache of {} sequences of {} tokens; the context holds {}", sequences, capacity, model.context));
   }
   cache_ = {.sequences = sequences, .capacity = capacity, .row_elems = model.kv_heads * model.head_dim};
-  const int64_t elems = model.layers * sequences * capacity * cache_.row_elems;
+  const int64_t elems = attention_layers(model) * sequences * capacity * cache_.row_elems;
   const int64_t bytes = elems * dtype_size_bytes(plan_.compute_dtype());
   keys_ = Buffer();
   values_ = Buffer();
@@ -135,6 +165,7 @@ Status Session::make_cache(int64_t sequences, int64_t capacity) {
   cache_.key_memory = keys_.data();
   cache_.value_memory = values_.data();
   lengths_.assign(sequences, 0);
+  gaps_.assign(sequences, -1);
   return {};
 }
 
@@ -144,31 +175,59 @@ Status Session::feed(int64_t sequence, std::span<const int32_t> tokens) {
   for (const int64_t size : kPromptRows) {
     if (rows < count) rows = size;
   }
-  std::vector<int32_t> ids(rows, 0), sequences(rows, static_cast<int32_t>(sequence)), positions(rows, -1);
+  std::vector<int32_t> ids(rows, 0), sequences(rows, static_cast<int32_t>(sequence)), places(rows, -1);
   for (int64_t r = 0; r < std::min(rows, count); ++r) {
     ids[r] = tokens[r];
-    positions[r] = static_cast<int32_t>(lengths_[sequence] + r);
+    places[r] = static_cast<int32_t>(lengths_[sequence] + r);
   }
   RT_TRY_SET(nn::StageModel* const model, pass(1, rows));
-  RT_TRY(model->forward_cached(ids.data(), {&cache_, sequences, positions, lengths_[sequence] == 0}));
+  RT_TRY(model->forward_cached(ids.data(), {.cache = &cache_,
+                                            .sequence = sequences,
+                                            .place = places,
+                                            .position = {},
+                                            .ends = {},
+                                            .from_start = lengths_[sequence] == 0}));
   lengths_[sequence] += std::min(rows, count);
   if (count > rows) return feed(sequence, tokens.subspan(rows));
   logits_.resize(plan_.recipe.model.vocab);
   return model->cached_logits(count - 1, 1, logits_);
 }
 
-Result<std::span<const float>> Session::start(int64_t sequence, std::span<const int32_t> tokens) {
+Status Session::feed_shaped(int64_t sequence, std::span<const int32_t> tokens, const PromptShape& shape) {
+  const int64_t count = std::ssize(tokens), rows = (count + kTextRows - 1) / kTextRows * kTextRows;
+  std::vector<int32_t> ids(rows, 0), places(rows, -1);
+  const std::vector<int32_t> sequences(rows, static_cast<int32_t>(sequence)),
+      ends(rows, static_cast<int32_t>(shape.prefix)), positions = shaped_positions(rows, shape);
+  std::copy(tokens.begin(), tokens.end(), ids.begin());
+  std::iota(places.begin(), places.begin() + count, 0);
+  RT_TRY_SET(nn::StageModel* const model, pass(1, rows));
+  RT_TRY(model->forward_cached(ids.data(), {.cache = &cache_,
+                                            .sequence = sequences,
+                                            .place = places,
+                                            .position = positions,
+                                            .ends = ends,
+                                            .from_start = true}));
+  lengths_[sequence] = count;
+  gaps_[sequence] = shape.gap;
+  logits_.resize(plan_.recipe.model.vocab);
+  return model->cached_logits(count - 1, 1, logits_);
+}
+
+Result<std::span<const float>> Session::start(int64_t sequence, std::span<const int32_t> tokens,
+                                              const PromptShape& shape) {
   RT_CHECK(sequence >= 0 && sequence < cache_.sequences, "sequence {} of {}", sequence, cache_.sequences);
   RT_TRY(check_tokens(tokens, cache_.capacity));
+  RT_TRY(check_shape(tokens, shape));
   lengths_[sequence] = 0;
-  RT_TRY(feed(sequence, tokens));
+  gaps_[sequence] = -1;
+  RT_TRY(shape.plain() ? feed(sequence, tokens) : feed_shaped(sequence, tokens, shape));
   return std::span<const float>(logits_);
 }
 
 Result<std::span<const float>> Session::next(std::span<const int32_t> tokens) {
   const int64_t rows = cache_.sequences;
   RT_CHECK(std::ssize(tokens) == rows, "{} tokens for {} sequences", tokens.size(), rows);
-  std::vector<int32_t> ids(rows, 0), sequences(rows), positions(rows, -1);
+  std::vector<int32_t> ids(rows, 0), sequences(rows), places(rows, -1), positions(rows, 0);
   for (int64_t r = 0; r < rows; ++r) {
     sequences[r] = static_cast<int32_t>(r);
     if (tokens[r] < 0) continue;
@@ -177,10 +236,16 @@ Result<std::span<const float>> Session::next(std::span<const int32_t> tokens) {
       return invalid(fmt::format("sequence {} is full: its cache holds {} tokens", r, cache_.capacity));
     }
     ids[r] = tokens[r];
-    positions[r] = static_cast<int32_t>(lengths_[r]++);
+    places[r] = static_cast<int32_t>(lengths_[r]++);
+    positions[r] = gaps_[r] >= 0 ? static_cast<int32_t>(gaps_[r]) : places[r];
   }
   RT_TRY_SET(nn::StageModel* const model, pass(rows, 1));
-  RT_TRY(model->forward_cached(ids.data(), {&cache_, sequences, positions, false}));
+  RT_TRY(model->forward_cached(ids.data(), {.cache = &cache_,
+                                            .sequence = sequences,
+                                            .place = places,
+                                            .position = positions,
+                                            .ends = {},
+                                            .from_start = false}));
   logits_.resize(rows * plan_.recipe.model.vocab);
   RT_TRY(model->cached_logits(0, rows, logits_));
   return std::span<const float>(logits_);

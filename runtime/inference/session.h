@@ -21,9 +21,19 @@
 
 namespace cairn::inference {
 
+/// What the tokens of a prompt see and where they stand, in a model whose mask is a prefix (runtime/data/objective.h).
+/// As it stands here: each sees what is before it, and stands where it is.
+struct PromptShape {
+  int64_t prefix = 0;  // the first so many tokens see each other
+  int64_t gap =
+      -1;  // what follows them, what is made too, stands at this position: that of the [MASK] it is for; -1: off
+  bool plain() const { return prefix == 0 && gap < 0; }
+};
+
 class Session {
  public:
-  /// Model and precision are the recipe's; everything parallel in it is ignored. Errors: as make_plan; kNoSpace.
+  /// Model and precision are the recipe's; everything parallel in it is ignored. Errors: as make_plan; kNoSpace;
+  /// kUnsupported for a model whose tokens all see each other.
   static Result<std::unique_ptr<Session>> make(const Recipe& recipe);
 
   const Plan& plan() const { return plan_; }
@@ -34,8 +44,9 @@ class Session {
   void weights_ready();
 
   /// Logits [n, vocab] of the first n = tokens.size() positions, 1 <= n <= context; valid until the next call.
-  /// Errors: kInvalidInput for a token outside the vocabulary or a length out of range.
-  Result<std::span<const float>> logits(std::span<const int32_t> tokens);
+  /// Errors: kInvalidInput for a token outside the vocabulary, a length out of range or a shape that is not of the
+  /// tokens or of the model.
+  Result<std::span<const float>> logits(std::span<const int32_t> tokens, const PromptShape& shape = {});
 
   /// Loss in nats of predicting tokens[1..] from tokens[..n-1], one for each; n - 1 <= context.
   Result<std::vector<float>> token_losses(std::span<const int32_t> tokens);
@@ -45,8 +56,10 @@ class Session {
   Status make_cache(int64_t sequences, int64_t capacity);
 
   /// Sequence `sequence` begins anew with `tokens`, 1 <= n <= capacity. Returns the logits [vocab] of the last one;
-  /// valid until the next call. The bits do not depend on what the other sequences hold.
-  Result<std::span<const float>> start(int64_t sequence, std::span<const int32_t> tokens);
+  /// valid until the next call. The bits do not depend on what the other sequences hold. With a prefix all tokens go
+  /// through the blocks in one pass. Errors: as logits().
+  Result<std::span<const float>> start(int64_t sequence, std::span<const int32_t> tokens,
+                                       const PromptShape& shape = {});
 
   /// One more token for each sequence; a token of -1 leaves its sequence alone. Returns logits [sequences, vocab], rows
   /// of sequences left alone mean nothing; valid until the next call. Errors: kInvalidInput when one is full.
@@ -66,8 +79,10 @@ class Session {
   Session(Plan plan, RankPlan rank) : plan_(std::move(plan)), rank_(std::move(rank)) {}
   Result<nn::StageModel*> pass(int64_t samples, int64_t pass_tokens);
   Status check_tokens(std::span<const int32_t> tokens, int64_t most) const;
-  Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets);
+  Status check_shape(std::span<const int32_t> tokens, const PromptShape& shape) const;
+  Status forward(std::span<const int32_t> tokens, std::span<const int32_t> targets, const PromptShape& shape);
   Status feed(int64_t sequence, std::span<const int32_t> tokens);
+  Status feed_shaped(int64_t sequence, std::span<const int32_t> tokens, const PromptShape& shape);
 
   Plan plan_;
   RankPlan rank_;
@@ -78,6 +93,7 @@ class Session {
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Pass>> passes_;  // by samples and tokens of each
   nn::KvCache cache_;
   std::vector<int64_t> lengths_;  // tokens of each sequence in the cache
+  std::vector<int64_t> gaps_;     // PromptShape::gap of each
   std::vector<int32_t> tokens_, targets_;
   std::vector<float> logits_;
 };

@@ -35,17 +35,17 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
                    .turning = rotary_dims(model),
                    .interleaved = model.rope.pairs == RotaryPairs::kInterleaved},
       norm_eps_(static_cast<float>(model.norm_eps)),
-      residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kAttention, tp, scratch),
-      qkv_([&] {
+      residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kAttention, tp, scratch),
+      from_stream_([&] {
+        const std::string prefix = layer_prefix(model, layer) + "attn.";
         std::vector<Linear<Real>> parts;
-        for (const char* part : {"q", "k", "v"}) {
-          parts.push_back(linear(parameters, fmt::format("layers.{}.attn.{}", layer, part), model.width));
-        }
-        return ColumnGroup<Real>(parts);
+        if (layer != model.layers) parts.push_back(linear(parameters, prefix + "q", model.width));
+        for (const char* part : {"k", "v"}) parts.push_back(linear(parameters, prefix + part, model.width));
+        return ColumnGroup<Real>(parts, layer != model.layers ? 0 : dims.heads * dims.head_dim, dims.qkv);
       }()),
-      q_norm_(parameters.get_optional(fmt::format("layers.{}.attn.q_norm.weight", layer))),
-      k_norm_(parameters.get_optional(fmt::format("layers.{}.attn.k_norm.weight", layer))),
-      o_(linear(parameters, fmt::format("layers.{}.attn.o", layer), dims.heads * dims.head_dim)),
+      q_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.q_norm.weight")),
+      k_norm_(parameters.get_optional(layer_prefix(model, layer) + "attn.k_norm.weight")),
+      o_(linear(parameters, layer_prefix(model, layer) + "attn.o", dims.heads * dims.head_dim)),
       probabilities_dropout_(model.attention_dropout, layer, DropoutPlace::kAttention),
       output_dropout_(model.residual_dropout, layer, DropoutPlace::kAttentionOutput),
       tp_(tp),
@@ -57,19 +57,20 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_din_(fmt::format("layer {} attn.din", layer)),
       what_kv_(fmt::format("layer {} attn.kv", layer)),
       what_dkv_(fmt::format("layer {} attn.dkv", layer)) {
-  attention_dims_ = {
-      .batch = dims.samples,
-      .tokens = dims.held.tokens,
-      .heads = dims.heads,
-      .kv_heads = dims.kv_heads,
-      .head_dim = dims.head_dim,
-      .q_stride = dims.qkv,
-      .kv_stride = dims.qkv,
-      .out_stride = dims.heads * dims.head_dim,
-      .scale = static_cast<float>(score_scale(model, layer)),
-      .mask = {.causal = model.mask != Mask::kBidirectional, .window = has_window(model, layer) ? model.sliding_window : 0},
-      .alibi_slopes = scratch.alibi_slopes,
-      .held = dims.held};
+  if (layer == model.layers) position_queries_.emplace(parameters, model, dims, tp, scratch);
+  attention_dims_ = {.batch = dims.samples,
+                     .tokens = dims.held.tokens,
+                     .heads = dims.heads,
+                     .kv_heads = dims.kv_heads,
+                     .head_dim = dims.head_dim,
+                     .q_stride = dims.qkv,
+                     .kv_stride = dims.qkv,
+                     .out_stride = dims.heads * dims.head_dim,
+                     .scale = static_cast<float>(score_scale(model, layer)),
+                     .mask = {.causal = model.mask != Mask::kBidirectional,
+                              .window = has_window(model, layer) ? model.sliding_window : 0},
+                     .alibi_slopes = scratch.alibi_slopes,
+                     .held = dims.held};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));
@@ -80,7 +81,8 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   const StageDims& d = dims_;
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(qkv_.forward(scratch_.rows_TH, saved.qkv, d.rows));
+  RT_TRY(from_stream_.forward(scratch_.rows_TH, saved.qkv, d.rows));
+  if (position_queries_) RT_TRY(position_queries_->forward(saved.qkv));
   norm_qk(saved);
   if (scratch_.cached != nullptr) {
     attend_cached(*scratch_.cached, saved);
@@ -151,30 +153,30 @@ void Attention<Real>::attend_cached(const CachedRows& rows, const SavedAttention
   kernels::RotaryDims row_dims = rotary_dims_;
   row_dims.rows = row_dims.tokens = 1;
   for (int64_t r = 0; r < d.rows; ++r) {
-    const int64_t position = rows.position[r];
-    if (position < 0) continue;
+    if (rows.place[r] < 0) continue;
     Real* qkv = saved.qkv + r * d.qkv;
     if (scratch_.rotary_table != nullptr) {
-      kernels::rotary(row_dims, qkv, scratch_.rotary_table + position * rotary_dims_.turning, false);
+      kernels::rotary(row_dims, qkv, scratch_.rotary_table + rows.position_of(r) * rotary_dims_.turning, false);
     }
-    const int64_t at = position * cache.row_elems;
+    const int64_t at = rows.place[r] * cache.row_elems;
     std::copy_n(qkv + k_at, cache.row_elems, cache.keys<Real>(layer_, rows.sequence[r]) + at);
     std::copy_n(qkv + v_at, cache.row_elems, cache.values<Real>(layer_, rows.sequence[r]) + at);
   }
   if (rows.from_start) {
-    kernels::attention_forward(attention_dims_, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out,
-                               saved.logsumexp_BNS);
+    kernels::AttentionDims all = attention_dims_;
+    all.mask.ends = scratch_.ends;
+    kernels::attention_forward(all, saved.qkv, saved.qkv + k_at, saved.qkv + v_at, saved.out, saved.logsumexp_BNS);
     return;
   }
   kernels::AttentionDims one = attention_dims_;
   one.batch = 1;
   for (int64_t r = 0; r < d.rows; ++r) {
     Real* out = saved.out + r * k_at;
-    if (rows.position[r] < 0) {
+    if (rows.place[r] < 0) {
       std::fill_n(out, k_at, Real{});
       continue;
     }
-    kernels::attention_decode(one, rows.position[r], cache.capacity, saved.qkv + r * d.qkv,
+    kernels::attention_decode(one, rows.place[r], cache.capacity, saved.qkv + r * d.qkv,
                               cache.keys<Real>(layer_, rows.sequence[r]), cache.values<Real>(layer_, rows.sequence[r]),
                               out);
   }
@@ -205,13 +207,15 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
                               dk + d.kv_heads * d.head_dim, scratch_.attention);
   if (cp_.on()) RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
   prepare_qk_backward(saved, dqkv);
+  RT_CHECK(!late || !position_queries_, "the top query layer's backward is not split");
+  if (position_queries_) RT_TRY(position_queries_->backward(dqkv));
   if (late) {
     std::copy_n(dqkv, d.rows * d.qkv, saved.qkv);
     residual_.input(saved.residual);  // for its statistics
   } else {
-    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_in_));
+    RT_TRY(column_cut_weight<Real>(residual_, saved.residual, from_stream_, dqkv, tp_, scratch_, d, what_in_));
   }
-  return column_cut_input<Real>(residual_, saved.residual, qkv_, dqkv, tp_, scratch_, d, what_din_);
+  return column_cut_input<Real>(residual_, saved.residual, from_stream_, dqkv, tp_, scratch_, d, what_din_);
 }
 
 template <typename Real>
@@ -219,7 +223,7 @@ Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
   RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, dims_));
-  return column_cut_weight<Real>(residual_, saved.residual, qkv_, saved.qkv, tp_, scratch_, dims_, what_in_);
+  return column_cut_weight<Real>(residual_, saved.residual, from_stream_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 
 template <typename Real>

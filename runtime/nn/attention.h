@@ -1,6 +1,8 @@
 #pragma once
-// The attention half of a block: norm, q k v, their norms, positions, attention, output projection.
+// The attention half of a block: norm, q k v, their norms, positions, attention, output projection. In the top query
+// layer q comes from positions (position_queries.h), k and v from the norm's output.
 
+#include <optional>
 #include <string>
 
 #include "runtime/kernels/attention.h"
@@ -8,6 +10,7 @@
 #include "runtime/nn/context_parallel.h"
 #include "runtime/nn/dropout.h"
 #include "runtime/nn/linear.h"
+#include "runtime/nn/position_queries.h"
 #include "runtime/nn/residual.h"
 #include "runtime/nn/scratch.h"
 #include "runtime/nn/tensor_parallel.h"
@@ -27,6 +30,7 @@ struct SavedAttention {
 template <typename Real>
 class Attention {
  public:
+  /// `layer` model.layers: the top query layer.
   Attention(const Parameters<Real>& parameters, const ModelConfig& model, const StageDims& dims, int64_t layer,
             const TensorParallel<Real>& tp, const ContextParallel<Real>& cp, const Scratch<Real>& scratch);
 
@@ -64,7 +68,8 @@ class Attention {
   kernels::RotaryDims rotary_dims_;
   float norm_eps_;
   Residual<Real> residual_;
-  ColumnGroup<Real> qkv_;
+  std::optional<PositionQueries<Real>> position_queries_;
+  ColumnGroup<Real> from_stream_;    // q, k, v, or k and v where q comes from positions
   Parameter<Real> q_norm_, k_norm_;  // absent without qk_norm
   Linear<Real> o_;
   Dropout<Real> probabilities_dropout_, output_dropout_;

@@ -60,7 +60,7 @@ void Embedding<Real>::add_positions(Real* stream_RH) const {
     return;
   }
   for (int64_t r = 0; r < d.rows; ++r) {
-    const int64_t position = std::max(0, scratch_.cached->position[r]);
+    const int64_t position = std::max(0, scratch_.cached->position_of(r));
     kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, d.width);
   }
 }

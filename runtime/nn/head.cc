@@ -22,7 +22,7 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
       local_max_(tp.comm().size() > 1 ? buffers.get<float>("head.local_max") : nullptr),
       scale_(buffers.get<float>("head.scale")),
       z_loss_(static_cast<float>(z_loss)) {
-  if (model.final_norm) norm_.emplace(parameters, "final_norm", model);
+  if (model.final_norm && !model.top_query) norm_.emplace(parameters, "final_norm", model);
 }
 
 template <typename Real>
@@ -96,8 +96,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_
     RT_TRY(tp_.comm().all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, comm::ReduceOp::kSum, "head.sums"));
   }
   for (int64_t r = 0; r < d.rows; ++r) {
-    saved.loss_T[r] =
-        targets_T[r] == kNoTarget ? 0.0f : std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
+    saved.loss_T[r] = targets_T[r] == kNoTarget ? 0.0f : std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
   }
   return {};
 }

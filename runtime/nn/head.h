@@ -1,7 +1,8 @@
 #pragma once
-// The end of the model: final norm and a projection to the embedding's width E, where the model has them, projection
-// onto this rank's part of the vocabulary, cross-entropy. Logits are never gathered: the ranks exchange the maximum,
-// the sum of exponentials and the target's logit of each row, [T] floats.
+// The end of the model: final norm (before the top query layer where the model has one: stage_model.cc) and a
+// projection to the embedding's width E, where the model has them, projection onto this rank's part of the vocabulary,
+// cross-entropy. Logits are never gathered: the ranks exchange the maximum, the sum of exponentials and the target's
+// logit of each row, [T] floats.
 //
 // The logits buffer holds all rows when it may (kLogitsBytes): then backward finds the logits of the latest forward
 // there. Else, and for an earlier micro-batch, it computes them again, part by part.

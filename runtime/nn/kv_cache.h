@@ -28,8 +28,13 @@ struct KvCache {
 struct CachedRows {
   const KvCache* cache = nullptr;
   std::span<const int32_t> sequence;
-  std::span<const int32_t> position;  // in [0, capacity); -1: padding, whose output means nothing
-  bool from_start = false;            // row r is position r of one sequence: nothing before it is in the cache
+  std::span<const int32_t> place;     // in its sequence, so in the cache, [0, capacity); -1: padding, its output means
+                                      // nothing
+  std::span<const int32_t> position;  // what rotary and learned positions take it for; empty: its place
+  std::span<const int32_t> ends;      // from_start: SequenceRows::ends; empty: no row sees what follows it
+  bool from_start = false;            // row r is place r of one sequence: nothing before it is in the cache
+
+  int32_t position_of(int64_t row) const { return position.empty() ? place[row] : position[row]; }
 };
 
 }  // namespace cairn::nn

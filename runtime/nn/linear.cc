@@ -67,9 +67,14 @@ Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Re
 }
 
 template <typename Real>
-ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts) {
+ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts) : ColumnGroup(parts, 0, 0) {
+  for (const Linear<Real>& part : parts) stride_ += part.out;
+}
+
+template <typename Real>
+ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t first, int64_t stride)
+    : first_(first), stride_(stride) {
   for (const Linear<Real>& part : parts) {
-    out_ += part.out;
     if (!parts_.empty()) {
       Linear<Real>& last = parts_.back();
       // Gradients have the same offsets as weights, so they touch when the weights do.
@@ -86,8 +91,9 @@ ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts) {
 
 template <typename Real>
 Status ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
+  y += first_;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.forward(x, y, out_, rows));
+    RT_TRY(part.forward(x, y, stride_, rows));
     y += part.out;
   }
   return {};
@@ -95,8 +101,9 @@ Status ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
 
 template <typename Real>
 Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate) const {
+  dy += first_;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.backward_input(dy, out_, dx, accumulate, rows));
+    RT_TRY(part.backward_input(dy, stride_, dx, accumulate, rows));
     dy += part.out;
     accumulate = true;
   }
@@ -105,15 +112,15 @@ Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows,
 
 template <typename Real>
 Status ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const {
-  const Real* dy_part = dy;
+  const Real* dy_part = dy + first_;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.backward_weight(dy_part, out_, x, rows));
+    RT_TRY(part.backward_weight(dy_part, stride_, x, rows));
     dy_part += part.out;
   }
   if (!parts_.front().bias) return {};
-  std::fill_n(dbias_scratch, out_, 0.0f);  // the sums run over whole rows: one pass for all parts
-  kernels::bias_backward(dy, dbias_scratch, rows, out_);
-  const float* dbias = dbias_scratch;
+  std::fill_n(dbias_scratch, stride_, 0.0f);  // the sums run over whole rows: one pass for all parts
+  kernels::bias_backward(dy, dbias_scratch, rows, stride_);
+  const float* dbias = dbias_scratch + first_;
   for (const Linear<Real>& part : parts_) {
     kernels::add_to(part.bias.grad, dbias, part.out);
     dbias += part.out;

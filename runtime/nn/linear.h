@@ -24,24 +24,24 @@ struct Linear {
   Status backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
 };
 
-/// Column-cut projections of one input whose outputs lie side by side in one row: q, k, v and gate, up. Neighbours
-/// whose parameters touch in memory become one product.
+/// Column-cut projections of one input whose outputs lie side by side in one row, or in a part of it: q, k, v and gate,
+/// up. Neighbours whose parameters touch in memory become one product.
 template <typename Real>
 class ColumnGroup {
  public:
   explicit ColumnGroup(const std::vector<Linear<Real>>& parts);
-
-  int64_t out() const { return out_; }
+  /// The outputs begin at column `first` of rows y, dy that are `stride` long.
+  ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t first, int64_t stride);
 
   Status forward(const Real* x, Real* y, int64_t rows) const;
   /// dx is overwritten, or added to.
   Status backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
-  /// Gradients are added to. dbias_scratch [out] float; may be null without biases.
+  /// Gradients are added to. dbias_scratch [stride] float; may be null without biases.
   Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 
  private:
   std::vector<Linear<Real>> parts_;
-  int64_t out_ = 0;
+  int64_t first_ = 0, stride_ = 0;
 };
 
 }  // namespace cairn::nn

@@ -14,16 +14,15 @@ Mlp<Real>::Mlp(const Parameters<Real>& parameters, const ModelConfig& model, con
                const TensorParallel<Real>& tp, const Scratch<Real>& scratch)
     : dims_(dims),
       activation_(model.activation),
-      residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
+      residual_(parameters, model, dims, layer_prefix(model, layer), Branch::kMlp, tp, scratch),
       up_([&] {
+        const std::string prefix = layer_prefix(model, layer) + "mlp.";
         std::vector<Linear<Real>> parts;
-        if (is_gated(model.activation)) {
-          parts.push_back(linear(parameters, fmt::format("layers.{}.mlp.gate", layer), model.width));
-        }
-        parts.push_back(linear(parameters, fmt::format("layers.{}.mlp.up", layer), model.width));
+        if (is_gated(model.activation)) parts.push_back(linear(parameters, prefix + "gate", model.width));
+        parts.push_back(linear(parameters, prefix + "up", model.width));
         return ColumnGroup<Real>(parts);
       }()),
-      down_(linear(parameters, fmt::format("layers.{}.mlp.down", layer), dims.ffn)),
+      down_(linear(parameters, layer_prefix(model, layer) + "mlp.down", dims.ffn)),
       dropout_(model.residual_dropout, layer, DropoutPlace::kMlpOutput),
       tp_(tp),
       scratch_(scratch),

@@ -62,9 +62,10 @@ struct LayerBuffers {
 
 template <typename Real>
 struct Slot {
-  SavedEmbedding<Real> embedding;      // first stage only
-  SavedHead<Real> head;                // last stage only
-  std::vector<uint64_t> dropout_keys;  // [B]
+  SavedEmbedding<Real> embedding;       // first stage only
+  SavedHead<Real> head;                 // last stage only
+  Real* final_norm_input_RH = nullptr;  // last stage with a top query layer
+  std::vector<uint64_t> dropout_keys;   // [B]
   bool drops = false;
   std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
   SequenceRows rows;                             // views of them
@@ -103,10 +104,16 @@ class Model final : public StageModel {
     if (model.moe.experts > 0) dispatch_.emplace(dims_, groups.ep, buffers);
     if (chunk.stage.embedding)
       embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
-    for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
+    const auto add_layer = [&](int64_t layer, int64_t late) {
       layers_.push_back({Attention<Real>(parameters, model, dims_, layer, tp_, cp_, scratch_),
                          make_mlp(parameters, model, layer, buffers)});
-      buffers_.push_back(layer_buffers(plan, chunk, layer, buffers));
+      buffers_.push_back(layer_buffers(plan, chunk, layer, late, buffers));
+    };
+    for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) add_layer(layer, chunk.late);
+    body_layers_ = layers_.size();
+    if (chunk.stage.head && model.top_query) {
+      final_norm_.emplace(parameters, "final_norm", model);
+      add_layer(model.layers, 0);
     }
     if (chunk.stage.head) head_.emplace(parameters, model, optimizer.z_loss, dims_, tp_, scratch_, buffers);
     for (int64_t slot = 0; slot < chunk.in_flight; ++slot)
@@ -153,22 +160,28 @@ class Model final : public StageModel {
       RT_CHECK(output != nullptr, "an earlier stage needs an output");
     }
 
-    RT_TRY(forward_layers(slot, head_ ? slot_at(slot).head.input_RH : static_cast<Real*>(output)));
+    RT_TRY(forward_layers(slot, head_ ? body_output(slot) : static_cast<Real*>(output)));
     if (!head_) return {};
-    const TraceScope scope("compute", "head");
-    return use(kHeadLayer, Pass::kForward, [&] { return head_->forward(slot_at(slot).head, targets); });
+    return use(kHeadLayer, Pass::kForward, [&]() -> Status {
+      RT_TRY(forward_top_query(slot));
+      const TraceScope scope("compute", "head");
+      return head_->forward(slot_at(slot).head, targets);
+    });
   }
 
   Status forward_cached(const int32_t* tokens, const CachedRows& rows) override {
     RT_CHECK(embedding_ && head_ && !trains_ && tp_.comm().size() == 1, "generation needs a whole model on one rank");
-    RT_CHECK(std::ssize(rows.position) == dims_.rows && std::ssize(rows.sequence) == dims_.rows, "{} rows of {}",
-             rows.position.size(), dims_.rows);
+    RT_CHECK(std::ssize(rows.place) == dims_.rows && std::ssize(rows.sequence) == dims_.rows, "{} rows of {}",
+             rows.place.size(), dims_.rows);
     RT_TRY(check_ids("token", tokens, dims_.rows, vocab_));
     use_slot(0);
     scratch_.dropout_keys = nullptr;
     scratch_.cached = &rows;
+    scratch_.positions = scratch_.starts = nullptr;  // those of the slot are of whole texts
+    scratch_.ends = rows.ends.empty() ? nullptr : rows.ends.data();
     Status done = embedding_->forward(slot_at(0).embedding, tokens, input_place(0, 0));
-    if (done.ok()) done = forward_layers(0, slot_at(0).head.input_RH);
+    if (done.ok()) done = forward_layers(0, body_output(0));
+    if (done.ok()) done = forward_top_query(0);
     scratch_.cached = nullptr;
     head_->forget();
     return done;
@@ -191,14 +204,18 @@ class Model final : public StageModel {
     use_slot(slot);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
-      const TraceScope scope("compute", "head backward");
-      RT_TRY(
-          use(kHeadLayer, Pass::kBackward, [&] { return head_->backward(slot_at(slot).head, targets, loss_scale); }));
+      RT_TRY(use(kHeadLayer, Pass::kBackward, [&]() -> Status {
+        {
+          const TraceScope scope("compute", "head backward");
+          RT_TRY(head_->backward(slot_at(slot).head, targets, loss_scale));
+        }
+        return backward_top_query(slot, loss_scale);
+      }));
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
     }
-    for (size_t i = layers_.size(); i-- > 0;) {
+    for (size_t i = body_layers_; i-- > 0;) {
       const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
       RT_TRY(use(number_of(i), pass, [&] { return layer_backward(i, slot, late, loss_scale); }));
     }
@@ -214,7 +231,7 @@ class Model final : public StageModel {
 
   Status backward_weight(int64_t slot, int64_t late) override {
     use_slot(slot);
-    for (size_t i = layers_.size(); i-- > 0;) {
+    for (size_t i = body_layers_; i-- > 0;) {
       RT_TRY(use(number_of(i), Pass::kBackward, [&]() -> Status {
         const SavedLayer<Real> saved = saved_layer(i, slot, late);
         if (buffers_[i].whole_input) RT_TRY(gather_input(i, slot));
@@ -250,29 +267,53 @@ class Model final : public StageModel {
   }
 
  private:
-  /// All layers, from the first one's input to `output_RH`.
+  /// The layers of the stage, from the first one's input to `output_RH`.
   Status forward_layers(int64_t slot, Real* output_RH) {
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const SavedLayer<Real> saved = saved_layer(i, slot, -1);
-      if (buffers_[i].whole_input) keep_own_part(i, slot);
+    for (size_t i = 0; i < body_layers_; ++i) {
       // A distributed input stands where the next one will: attention is done with it by then, but in parallel blocks.
-      Real* next_RH = i + 1 < layers_.size() ? input_place(i + 1, slot) : output_RH;
-      const bool in_place = parallel_ && next_RH == saved.attention.residual.input_RH;
+      Real* next_RH = i + 1 < body_layers_ ? input_place(i + 1, slot) : output_RH;
+      const bool in_place = parallel_ && next_RH == input_place(i, slot);
       Real* out_RH = in_place ? buffers_[i].output : next_RH;
-      RT_TRY(use(number_of(i), Pass::kForward, [&]() -> Status {
-        Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
-        {
-          const TraceScope scope("compute", "attention", {.layer = number_of(i)});
-          RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
-        }
-        const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
-        if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
-          return moe->forward(saved.moe, between_RH, out_RH);
-        }
-        return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
-      }));
+      RT_TRY(use(number_of(i), Pass::kForward, [&] { return layer_forward(i, slot, out_RH); }));
       if (in_place) std::copy_n(out_RH, stream_elems(), next_RH);
     }
+    return {};
+  }
+
+  Status layer_forward(size_t i, int64_t slot, Real* out_RH) const {
+    const SavedLayer<Real> saved = saved_layer(i, slot, -1);
+    if (buffers_[i].whole_input) keep_own_part(i, slot);
+    Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
+    {
+      const TraceScope scope("compute", "attention", {.layer = number_of(i)});
+      RT_TRY(layers_[i].attention.forward(saved.attention, between_RH));
+    }
+    const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
+    if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
+      return moe->forward(saved.moe, between_RH, out_RH);
+    }
+    return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
+  }
+
+  /// Where the last stage's layers put what the final norm reads.
+  Real* body_output(int64_t slot) const {
+    return final_norm_ ? slot_at(slot).final_norm_input_RH : slot_at(slot).head.input_RH;
+  }
+
+  /// Final norm and top query layer, where the model has one: to the head's input.
+  Status forward_top_query(int64_t slot) const {
+    if (!final_norm_) return {};
+    final_norm_->forward(body_output(slot), input_place(body_layers_, slot), scratch_.stats, dims_.local_rows);
+    return layer_forward(body_layers_, slot, slot_at(slot).head.input_RH);
+  }
+
+  Status backward_top_query(int64_t slot, float loss_scale) const {
+    if (!final_norm_) return {};
+    RT_TRY(layer_backward(body_layers_, slot, -1, loss_scale));
+    final_norm_->forward(body_output(slot), tp_.local(scratch_.rows_TH), scratch_.stats,
+                         dims_.local_rows);  // for its statistics
+    final_norm_->backward(scratch_.dresidual_RH, body_output(slot), scratch_.stats, scratch_.dresidual_RH,
+                          dims_.local_rows);
     return {};
   }
 
@@ -326,14 +367,15 @@ class Model final : public StageModel {
     }
   }
 
-  LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, const Buffers& buffers) const {
+  LayerBuffers<Real> layer_buffers(const Plan& plan, const Chunk& chunk, int64_t layer, int64_t late,
+                                   const Buffers& buffers) const {
     LayerBuffers<Real> out;
     out.mode = layer_recompute(plan, chunk.stage, layer);
-    const std::string prefix = fmt::format("layers.{}.", layer);
+    const std::string prefix = layer_prefix(plan.recipe.model, layer);
     const auto own = [&](const char* name) { return buffers.copies<Real>(prefix + name); };
     const auto kept = [&]<typename T>(const char* name, T, bool recomputed_and_read_late) {
       return typename LayerBuffers<Real>::template Kept<T>{buffers.copies<T>(prefix + name),
-                                                           recomputed_and_read_late && chunk.late > 0,
+                                                           recomputed_and_read_late && late > 0,
                                                            buffers.copies<T>(std::string("shared.") + name)};
     };
     const bool full = out.mode == RecomputeMode::kFull, core = out.mode != RecomputeMode::kNone;
@@ -371,6 +413,7 @@ class Model final : public StageModel {
                        .norm_input_RH = real("embed.input", model.embedding_norm)};
     }
     if (stage.head) {
+      out.final_norm_input_RH = real("top_query.norm_input", model.top_query);
       float* sums = buffers.get<float>("head.sums", slot);
       out.head = {.input_RH = buffers.get<Real>("head.input", slot),
                   .max_T = buffers.get<float>("head.max", slot),
@@ -395,7 +438,7 @@ class Model final : public StageModel {
     scratch_.ends = rows(saved.rows.ends);
   }
 
-  /// The model's number of this stage's i-th layer.
+  /// The model's number of this stage's i-th layer; the top query layer comes right after the last stage's.
   int64_t number_of(size_t i) const { return first_layer_ + static_cast<int64_t>(i); }
 
   int64_t stream_elems() const { return dims_.local_rows * dims_.width; }
@@ -492,6 +535,8 @@ class Model final : public StageModel {
   std::optional<Dispatch<Real>> dispatch_;    // with experts
   std::optional<Embedding<Real>> embedding_;  // these refer to the above: a Model does not move
   std::vector<Layer<Real>> layers_;
+  size_t body_layers_ = 0;                // of layers_; the one behind them is the top query layer
+  std::optional<Norm<Real>> final_norm_;  // before the top query layer; else it is the head's
   std::optional<Head<Real>> head_;
   std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;

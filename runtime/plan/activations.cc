@@ -88,13 +88,13 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   for (const Chunk& chunk : rank.chunks) {
     const Stage& stage = chunk.stage;
     const int64_t in_flight = chunk.in_flight;
-    for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) {
-      const std::string prefix = fmt::format("layers.{}.", layer);
+    const auto add_layer = [&](int64_t layer, int64_t late) {  // late: micro-batches between the halves of its backward
+      const std::string prefix = layer_prefix(m, layer);
       const RecomputeMode mode = layer_recompute(plan, stage, layer);
       const bool full = mode == RecomputeMode::kFull;
-      const int64_t whole = full ? chunk.late : in_flight;  // what the second half of a backward reads too
-      const int64_t first = full ? 0 : in_flight;           // what it does not
-      const int64_t of_core = mode == RecomputeMode::kNone ? in_flight : chunk.late;
+      const int64_t whole = full ? late : in_flight;  // what the second half of a backward reads too
+      const int64_t first = full ? 0 : in_flight;     // what it does not
+      const int64_t of_core = mode == RecomputeMode::kNone ? in_flight : late;
       shares_core |= mode != RecomputeMode::kNone;
       shares_layer |= full;
       const int64_t input = full && distributes_inputs(plan) ? stream / plan.mesh.tp() : stream;
@@ -117,17 +117,22 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
         add(prefix + "moe.pre", d.expert_rows * d.ffn_in, compute, first);
       }
       if (has_post_norms(m.block)) add(prefix + "mlp.post", stream, compute, in_flight);
-      add(prefix + "attn.dout", stream, compute, chunk.late);
+      add(prefix + "attn.dout", stream, compute, late);
       if (dense) {
-        add(prefix + "mlp.dout", stream, compute, chunk.late);
-        add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, chunk.late);
+        add(prefix + "mlp.dout", stream, compute, late);
+        add(prefix + "mlp.dpre", d.rows * d.ffn_in, compute, late);
       }
-    }
+    };
+    for (int64_t layer = stage.first_layer; layer < stage.end_layer; ++layer) add_layer(layer, chunk.late);
     if (stage.embedding) {
       if (d.embed != d.width) add("embed.rows", d.local_rows * d.embed, compute, in_flight);
       if (m.embedding_norm) add("embed.input", stream, compute, in_flight);  // of its norm
     }
     if (stage.head) {
+      if (m.top_query) {
+        add("top_query.norm_input", stream, compute, in_flight);
+        add_layer(m.layers, 0);  // the head's backward is not split, and this is a part of it
+      }
       add("head.input", stream, compute, in_flight);
       add("head.max", d.rows, DType::kF32, in_flight);
       add("head.sums", 2 * d.rows, DType::kF32, in_flight);  // of exponentials; target logit, becomes the loss

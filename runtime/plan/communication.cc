@@ -40,7 +40,7 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
     gather(), gather(), reduce();        // gradient of the output; norm again; gradient of the input
     if (split) gather();                 // the second half of a backward wants the gradient of the output too
   };
-  const bool dense = d.experts == 0;
+  const bool dense = d.experts == 0, top_query = plan.recipe.model.top_query;
   const auto recompute = [&](bool split) {  // a whole layer, but for an MLP's last projection
     gather(), reduce();                     // attention
     gather();                               // MLP or experts
@@ -59,6 +59,11 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
         if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split);
       }
       if (!chunk.stage.head) continue;
+      if (top_query) {
+        branch(false), branch(false);
+        reduce();  // gradients of the positions that its queries come from
+        if (layer_recompute(plan, chunk.stage, chunk.stage.end_layer) == RecomputeMode::kFull) recompute(false);
+      }
       gather_rows(d.embed), gather_rows(d.embed), reduce_rows(d.embed);  // forward; backward, which norms again
       out.all_reduce.add(d.rows * 4);                                    // maximum of each row
       out.all_reduce.add(2 * d.rows * 4);                                // sum of exponentials, target's logit
@@ -95,7 +100,8 @@ Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
   const int64_t kv_bytes = d.rows * 2 * d.kv_heads * d.head_dim * dtype_size_bytes(plan.compute_dtype());
   Traffic out;
   for (const Chunk& chunk : rank.chunks) {
-    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
+    const bool top_query = chunk.stage.head && plan.recipe.model.top_query;
+    for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer + (top_query ? 1 : 0); ++l) {
       const int64_t gathers = layer_recompute(plan, chunk.stage, l) == RecomputeMode::kNone ? 2 : 3;
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
         for (int64_t g = 0; g < gathers; ++g) out.all_gather.add(kv_bytes);

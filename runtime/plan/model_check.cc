@@ -23,10 +23,9 @@ class Check {
     if (m_.logit_scale != 1.0 && m_.head_bias) {
       found("model.logit_scale", "does not go with model.head_bias: no known model says which comes first");
     }
-    if (m_.top_query && !m_.final_norm) found("model.top_query", "comes after the final norm, which is off");
+    if (m_.top_query) top_query();
     windows();
     if (m_.moe.experts > 0) moe();
-    not_computed();
     return std::move(found_);
   }
 
@@ -96,13 +95,10 @@ class Check {
     if (has_bias(m_, BiasOf::kMlp)) found("model.mlp_bias", "must be false with experts: theirs have no biases");
   }
 
-  void not_yet(const std::string& field, const std::string& value) {
-    found(field, fmt::format("= {} is not computed by this build yet", value));
-  }
-
-  /// What has a name and a place in files but no kernel yet.
-  void not_computed() {
-    if (m_.top_query) not_yet("model.top_query", "true");
+  void top_query() {
+    if (!m_.final_norm) found("model.top_query", "comes after the final norm, which is off");
+    if (m_.block != BlockKind::kPreNorm) found("model.top_query", "needs model.block = pre_norm");
+    if (m_.moe.experts > 0) found("model.top_query", "does not go with model.moe: no known model has both");
   }
 
   const ModelConfig& m_;

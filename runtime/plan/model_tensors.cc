@@ -27,7 +27,7 @@ class Tensors {
 
   void layer(int64_t index) {
     layer_ = index;
-    block(fmt::format("layers.{}.", index));
+    block(layer_prefix(m_, index));
   }
 
   void head() {
@@ -36,7 +36,7 @@ class Tensors {
     if (m_.final_norm) norm("final_norm");
     if (m_.top_query) {
       matrix("top_query.positions", m_.context, m_.width, TensorCut::kReplicated, std_in_);
-      block("top_query.");
+      block(layer_prefix(m_, m_.layers));
     }
     if (embed != m_.width) matrix("head.project_out.weight", embed, m_.width, TensorCut::kReplicated, std_in_);
     if (!m_.tied_embeddings) matrix("head.weight", m_.vocab, embed, TensorCut::kDim0, std_in_, true);
@@ -157,6 +157,12 @@ bool is_gated(Activation activation) {
 bool is_parallel(BlockKind block) { return block == BlockKind::kParallel || block == BlockKind::kParallelShared; }
 
 bool has_post_norms(BlockKind block) { return block == BlockKind::kPostNorm || block == BlockKind::kSandwich; }
+
+std::string layer_prefix(const ModelConfig& m, int64_t layer) {
+  return layer == m.layers ? "top_query." : fmt::format("layers.{}.", layer);
+}
+
+int64_t attention_layers(const ModelConfig& m) { return m.layers + (m.top_query ? 1 : 0); }
 
 bool has_window(const ModelConfig& m, int64_t layer) {
   if (m.sliding_window == 0) return false;

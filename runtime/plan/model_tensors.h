@@ -38,9 +38,10 @@ struct TensorSpec {
   std::string name;
   Shape shape;  // logical, unpadded
   TensorCut cut = TensorCut::kReplicated;
-  bool decay = false;       // weight decay applies (matrices), not to biases and norm weights
-  bool partial = false;     // replicated, but each tp rank's gradient is of its own heads: to be summed over tp
-  int64_t heads = 0;        // k and v: dim 0 is so many key/value heads, each held by several ranks when tp is more; 0: no heads
+  bool decay = false;    // weight decay applies (matrices), not to biases and norm weights
+  bool partial = false;  // replicated, but each tp rank's gradient is of its own heads: to be summed over tp
+  int64_t heads =
+      0;  // k and v: dim 0 is so many key/value heads, each held by several ranks when tp is more; 0: no heads
   bool vocab_rows = false;  // dim 0 is the vocabulary: padded in memory, never in a file
   InitKind init = InitKind::kZeros;
   double init_std = 0;  // kNormal
@@ -57,6 +58,11 @@ bool is_gated(Activation activation);
 bool is_parallel(BlockKind block);
 /// A norm stands behind each branch: on its output, or on the sum.
 bool has_post_norms(BlockKind block);
+/// What the names of a layer's tensors begin with: "layers.I.", and "top_query." for I = model.layers, which is the top
+/// query layer where the model has one.
+std::string layer_prefix(const ModelConfig& model, int64_t layer);
+/// Layers that keep keys and values: model.layers, and the top query layer.
+int64_t attention_layers(const ModelConfig& model);
 /// The layer uses model.sliding_window.
 bool has_window(const ModelConfig& model, int64_t layer);
 /// E: channels of token embedding and head.

@@ -596,13 +596,14 @@ double Plan::flops_per_token() const {
   const ModelConfig& m = recipe.model;
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.shape.size() != 2 || tensor.layer == kEmbeddingLayer) continue;
+    const bool table = tensor.layer == kEmbeddingLayer || tensor.name == "top_query.positions";
+    if (tensor.shape.size() != 2 || table) continue;
     const bool expert = tensor.name.find(".experts.") != std::string::npos;
     const double used = expert ? static_cast<double>(m.moe.top_k) / static_cast<double>(m.moe.experts) : 1.0;
     matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
   if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
-  return 6 * matrices + 6.0 * static_cast<double>(m.layers * m.context * m.heads * m.head_dim);
+  return 6 * matrices + 6.0 * static_cast<double>(attention_layers(m) * m.context * m.heads * m.head_dim);
 }
 
 }  // namespace cairn

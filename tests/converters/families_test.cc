@@ -29,29 +29,6 @@ std::map<std::string, std::vector<float>> stored_floats(const HfFolder& folder) 
   return out;
 }
 
-/// What export makes of logical tensors: each element at its place in the stored ones. Elements that none fills are
-/// NaN.
-std::map<std::string, std::vector<float>> to_stored(const std::vector<Mapping>& mappings,
-                                                    const std::vector<TensorSpec>& tensors, const Weights& logical) {
-  std::map<std::string, std::vector<float>> out;
-  for (size_t k = 0; k < mappings.size(); ++k) {
-    const Mapping& mapping = mappings[k];
-    auto [at, is_new] = out.try_emplace(mapping.stored, count_elems(mapping.shape), NAN);
-    const int64_t columns = column_count(tensors[k].shape);
-    const int64_t width = mapping.transpose ? mapping.shape[1] : columns;
-    for (const RowRun& run : row_runs(mapping, tensors[k].shape)) {
-      for (int64_t r = 0; r < run.count; ++r) {
-        for (int64_t c = 0; c < columns; ++c) {
-          const int64_t to = mapping.transpose ? c * width + run.stored + r : (run.stored + r) * width + c;
-          REQUIRE(std::isnan(at->second.at(to)));
-          at->second[to] = logical[k][(run.logical + r) * columns + c];
-        }
-      }
-    }
-  }
-  return out;
-}
-
 std::unique_ptr<HfFolder> opened(const std::string& name) {
   auto folder = HfFolder::open(golden(name));
   REQUIRE_MESSAGE(folder.ok(), name, ": ", folder.error().message);
@@ -438,21 +415,7 @@ TEST_SUITE("converters/families") {
       const auto folder = opened(name);
       if (!has_gradients(name) || !is_computed(folder->model())) continue;
       const GradientReference reference = gradient_reference_of(name);
-      const auto stored = to_stored(folder->mappings(), folder->tensors(),
-                                    gradients_of(folder->model(), weights_of(*folder), reference.input));
-      REQUIRE(stored.size() == reference.samples.size());
-      double worst = 0;
-      for (const auto& [tensor, wanted] : reference.samples) {
-        CAPTURE(tensor);
-        double largest = 0, difference = 0;
-        for (size_t k = 0; k < wanted.size(); ++k) {
-          largest = std::max(largest, std::abs(static_cast<double>(wanted[k])));
-          difference = std::max(difference,
-                                std::abs(static_cast<double>(stored.at(tensor).at(k * kGradientStride)) - wanted[k]));
-        }
-        CHECK(difference <= kGradientGate * largest + kGradientNoise);
-        worst = std::max(worst, difference / std::max(largest, 1e-3));
-      }
+      const double worst = gradient_difference(*folder, folder->model(), reference);
       MESSAGE(name, ": largest difference ", worst, " of a tensor's largest gradient");
     }
   }

@@ -173,18 +173,24 @@ inline Recipe test_recipe(ModelConfig model, Precision precision = Precision::kF
   return recipe;
 }
 
-/// Logits [tokens, vocab] of each input.
-inline std::vector<std::vector<float>> logits_of(const ModelConfig& model, const Weights& weights,
-                                                 const std::vector<std::vector<int32_t>>& inputs,
-                                                 Precision precision = Precision::kF32) {
+inline std::unique_ptr<inference::Session> session_of(const ModelConfig& model, const Weights& weights,
+                                                      Precision precision = Precision::kF32) {
   auto made = inference::Session::make(test_recipe(model, precision));
   REQUIRE_MESSAGE(made.ok(), made.error().message);
-  const std::unique_ptr<inference::Session> session = std::move(made).value();
+  std::unique_ptr<inference::Session> session = std::move(made).value();
   for (const trainer::StateTensor& run : session->weights()) {
     copy_box_out(weights[run.tensor].data(), session->plan().tensors[run.tensor].shape, run.box,
                  reinterpret_cast<float*>(run.data));
   }
   session->weights_ready();
+  return session;
+}
+
+/// Logits [tokens, vocab] of each input.
+inline std::vector<std::vector<float>> logits_of(const ModelConfig& model, const Weights& weights,
+                                                 const std::vector<std::vector<int32_t>>& inputs,
+                                                 Precision precision = Precision::kF32) {
+  const std::unique_ptr<inference::Session> session = session_of(model, weights, precision);
   std::vector<std::vector<float>> out;
   for (const std::vector<int32_t>& input : inputs) {
     auto logits = session->logits(input);
@@ -262,15 +268,61 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
   return out;
 }
 
+/// Gradients in float32, of a tensor's largest: a backward pass is twice as many sums as the forward, and a softmax's
+/// gradient a difference of nearly equal numbers. And of gradients that are zero in exact arithmetic (the bias of k).
+constexpr double kGradientGate = 3e-4;
+constexpr double kGradientNoise = 1e-6;
+
+/// What export makes of logical tensors: each element at its place in the stored ones. Elements that none fills are
+/// NaN.
+inline std::map<std::string, std::vector<float>> to_stored(const std::vector<Mapping>& mappings,
+                                                           const std::vector<TensorSpec>& tensors,
+                                                           const Weights& logical) {
+  std::map<std::string, std::vector<float>> out;
+  for (size_t k = 0; k < mappings.size(); ++k) {
+    const Mapping& mapping = mappings[k];
+    auto [at, is_new] = out.try_emplace(mapping.stored, count_elems(mapping.shape), NAN);
+    const int64_t columns = column_count(tensors[k].shape);
+    const int64_t width = mapping.transpose ? mapping.shape[1] : columns;
+    for (const RowRun& run : row_runs(mapping, tensors[k].shape)) {
+      for (int64_t r = 0; r < run.count; ++r) {
+        for (int64_t c = 0; c < columns; ++c) {
+          const int64_t to = mapping.transpose ? c * width + run.stored + r : (run.stored + r) * width + c;
+          REQUIRE(std::isnan(at->second.at(to)));
+          at->second[to] = logical[k][(run.logical + r) * columns + c];
+        }
+      }
+    }
+  }
+  return out;
+}
+
+/// Largest difference of a tensor's gradients to the reference's, of the tensor's largest; each is held against the
+/// gate and the noise of gradients that are zero.
+inline double gradient_difference(const HfFolder& folder, const ModelConfig& model,
+                                  const GradientReference& reference) {
+  const auto stored =
+      to_stored(folder.mappings(), folder.tensors(), gradients_of(model, weights_of(folder), reference.input));
+  REQUIRE(stored.size() == reference.samples.size());
+  double worst = 0;
+  for (const auto& [tensor, wanted] : reference.samples) {
+    CAPTURE(tensor);
+    double largest = 0, difference = 0;
+    for (size_t k = 0; k < wanted.size(); ++k) {
+      largest = std::max(largest, std::abs(static_cast<double>(wanted[k])));
+      difference =
+          std::max(difference, std::abs(static_cast<double>(stored.at(tensor).at(k * kGradientStride)) - wanted[k]));
+    }
+    CHECK(difference <= kGradientGate * largest + kGradientNoise);
+    worst = std::max(worst, difference / std::max(largest, 1e-3));
+  }
+  return worst;
+}
+
 /// float32 logits against transformers': spec of the converters, 1e-4 of the largest logit. A mistake must pass 100x.
 constexpr double kLogitGate = 1e-4;
 
 /// Root mean square error in bf16, as a multiple of transformers' own: the two round at other places.
 constexpr double kBf16LogitFactor = 2.0;
-
-/// Gradients in float32, of a tensor's largest: a backward pass is twice as many sums as the forward, and a softmax's
-/// gradient a difference of nearly equal numbers. And of gradients that are zero in exact arithmetic (the bias of k).
-constexpr double kGradientGate = 3e-4;
-constexpr double kGradientNoise = 1e-6;
 
 }  // namespace cairn::convert::testing

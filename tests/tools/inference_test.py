@@ -56,6 +56,61 @@ class InferenceTest(ProgramTest):
         bf16 = self.cairn_json("generate", "--from", model, "--precision", "bf16", *options)["texts"][0]
         self.assertEqual(len(bf16["tokens"]), 40)
 
+    def glm(self):
+        """GLM-130B's files with a tokenizer of single letters; the last four rows are its marks."""
+        folder = pathlib.Path(self.path("glm"))
+        shutil.copytree(GOLDEN / "ranks-glm130b", folder)
+        spec = json.loads(TOKENIZER.read_text())
+        vocab = {letter: k for k, letter in enumerate("abcdefghijklmnopqrstuvw")}
+        spec["model"].update(vocab={**vocab, "\u0120": 23}, merges=[])
+        spec["added_tokens"] = []
+        folder.joinpath("tokenizer.json").write_text(json.dumps(spec))
+        return "glm"
+
+    def test_gaps_are_filled_where_the_model_was_trained_to(self):
+        glm = self.glm()
+        marks = ["--mask-token", 25, "--gmask-token", 26, "--start-token", 27, "--end-token", 28]
+        made = lambda prompt, *options: self.cairn_json(  # noqa: E731
+            "generate", "--from", glm, "--prompt", prompt, "--max-tokens", 8, "--temperature", 0, *options)["texts"][0]
+        plain = made("some words")
+        self.assertEqual((plain["prompt_tokens"], plain["finish"]), (10, "length"))  # a prefix alone: no marks are known
+        end, same, gap = made("some words", *marks), made("some words[gMASK]", *marks), made("some [MASK] words", *marks)
+        self.assertEqual(end["tokens"], same["tokens"])
+        self.assertEqual((end["prompt_tokens"], gap["prompt_tokens"]), (12, 13))
+        self.assertNotEqual(gap["tokens"], end["tokens"])
+        self.assertNotEqual(plain["tokens"], end["tokens"])
+        # An end token ends the text: the one that comes third is taken for it.
+        third = end["tokens"][2]
+        stopped = made("some words", *marks[:-1], third)
+        self.assertEqual(stopped["finish"], "eos")
+        self.assertEqual(stopped["tokens"], end["tokens"][:end["tokens"].index(third)])
+        # From config.json, and from an import in a layout of its own.
+        config = json.loads(pathlib.Path(self.path("glm/config.json")).read_text())
+        config.update(mask_token_id=25, gmask_token_id=26, bos_token_id=27, eos_token_id=28)
+        self.write("glm/config.json", json.dumps(config))
+        self.assertEqual(made("some [MASK] words"), gap)
+        self.cairn("import", glm, "imported", "--mesh", "tp=2,pp=2")
+        again = self.cairn_json("generate", "--from", "imported", "--prompt", "some [MASK] words", "--max-tokens", 8,
+                                "--temperature", 0)["texts"][0]
+        self.assertEqual(again, gap)
+        told = lambda *options: self.cairn("generate", "--from", glm, *options, code=2).stderr  # noqa: E731
+        self.assertIn("two [MASK]", told("--prompt", "[MASK] [MASK]"))
+        self.assertIn("nothing may follow", told("--prompt", "[gMASK] a"))
+        self.assertIn("the model has 29 ids", told("--prompt", "a", "--mask-token", 29))
+        self.assertIn("reads a prompt as a whole", told("--prompt", "a" * 34))
+        self.assertIn("perplexity is of causal models", self.cairn("eval", "--from", glm, "--text", "glm/config.json",
+                                                                   code=2).stderr)
+        self.assertIn("mask is causal", self.cairn("generate", "--from", self.model(), "--mask-token", 1, code=2).stderr)
+
+    def test_a_top_query_model_generates_from_its_published_files_and_its_import(self):
+        folder = pathlib.Path(self.path("geex"))
+        shutil.copytree(GOLDEN / "ranks-codegeex", folder)
+        shutil.copy(pathlib.Path(self.path(self.glm())) / "tokenizer.json", folder)
+        made = [self.cairn_json("generate", "--from", source, "--prompt", "def f", "--max-tokens", 12, "--seed", 2)["texts"]
+                for source in ("geex", self.cairn("import", "geex", "cut", "--mesh", "tp=2,pp=2") and "cut")]
+        self.assertEqual(made[0], made[1])
+        self.assertEqual(len(made[0][0]["tokens"]), 12)
+
     def test_what_cannot_be_done_is_told(self):
         model = self.model()
         self.assertIn("--from", self.cairn("generate", code=2).stderr)

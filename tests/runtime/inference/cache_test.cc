@@ -156,6 +156,8 @@ TEST_SUITE("runtime/inference/cache") {
         {"parallel block", true, [](ModelConfig& m) { m.block = BlockKind::kParallel; }},
         {"sandwich block", true, [](ModelConfig& m) { m.block = BlockKind::kSandwich; }},
         {"experts", true, [](ModelConfig& m) { m.moe.experts = 4; }},
+        {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
+        {"top query layer, rotary, grouped heads", true, [](ModelConfig& m) { m.top_query = true; }},
     };
     for (const Case& option : cases) {
       CAPTURE(option.name);
@@ -175,6 +177,78 @@ TEST_SUITE("runtime/inference/cache") {
         }
       }
     }
+  }
+
+  TEST_CASE("a prompt that sees itself, with a gap or without, computes the same with the cache") {
+    for (const bool llama : {false, true}) {
+      Recipe recipe = recipe_of(llama);
+      recipe.model.mask = Mask::kPrefix;
+      const std::unique_ptr<Session> session = session_of(recipe);
+      const std::vector<int32_t> text = random_tokens(96, 3);
+      for (const int64_t prefix : {1, 7, 64, 80, 96}) {
+        for (const int64_t gap : {int64_t{-1}, prefix / 2}) {
+          CAPTURE(llama);
+          CAPTURE(prefix);
+          CAPTURE(gap);
+          const PromptShape shape{.prefix = prefix, .gap = gap};
+          REQUIRE(session->make_cache(2, 96).ok());
+          REQUIRE(session->start(1, random_tokens(11, 4)).ok());
+          for (const auto prompt : {static_cast<size_t>(prefix), std::min<size_t>(96, prefix + 1)}) {
+            std::vector<float> cached = copy(session->start(0, std::span(text).first(prompt), shape));
+            for (size_t n = prompt;; ++n) {
+              const std::vector<float> whole = copy(session->logits(std::span(text).first(n), shape));
+              CHECK(largest_difference(cached, std::span(whole).last(61)) <= 2e-5);
+              if (n == std::min<size_t>(96, prompt + 4)) break;
+              cached = copy(session->next(std::vector<int32_t>{text[n], n % 2 == 0 ? 7 : -1}));
+              cached.resize(61);
+            }
+          }
+          // The shape does something: what the last token of the prefix sees is the same, what the others see is not.
+          if (prefix < 7) continue;
+          const std::vector<float> plain = copy(session->logits(std::span(text).first(prefix)));
+          const std::vector<float> shaped = copy(session->logits(std::span(text).first(prefix), shape));
+          CHECK(largest_difference(plain, shaped) > 1e-3);
+        }
+      }
+      // A text begun anew is plain again.
+      const std::vector<float> first = copy(session->start(0, std::span(text).first(20)));
+      CHECK(largest_difference(
+                first, std::span<const float>(copy(session->logits(std::span(text).first(20)))).last(61)) <= 2e-5);
+      CHECK_FALSE(session->start(0, std::span(text).first(9), {.prefix = 10}).ok());
+      CHECK_FALSE(session->start(0, std::span(text).first(9), {.prefix = 5, .gap = 5}).ok());
+    }
+    const std::unique_ptr<Session> causal = session_of(recipe_of(true));
+    CHECK_FALSE(causal->logits(random_tokens(9, 1), {.prefix = 3}).ok());
+    Recipe recipe = recipe_of(true);
+    recipe.model.mask = Mask::kBidirectional;
+    CHECK(Session::make(recipe).error().code == ErrorCode::kUnsupported);
+  }
+
+  TEST_CASE("texts behind prefixes are the same alone and in batches, and end where the context does") {
+    Recipe recipe = recipe_of(true, Precision::kF32, 24);
+    recipe.model.mask = Mask::kPrefix;
+    const std::unique_ptr<Session> session = session_of(recipe);
+    const std::vector<std::vector<int32_t>> prompts = {random_tokens(9, 1), random_tokens(14, 2), random_tokens(3, 5)};
+    GenerateOptions options{.max_tokens = 60, .sampling = {.temperature = 0}};
+    options.shapes = {{.prefix = 8, .gap = 4}, {.prefix = 14}, {.prefix = 2, .gap = -1}};
+    const auto together = generated(*session, prompts, options);
+    for (size_t k = 0; k < 3; ++k) {
+      CHECK(together[k].size() == 24 - prompts[k].size() + 1);  // the last one is made from a full context
+      GenerateOptions alone = options;
+      alone.shapes = {options.shapes[k]};
+      CHECK(generated(*session, {prompts[k]}, alone)[0] == together[k]);
+      std::vector<int32_t> text = prompts[k];
+      for (const int32_t token : together[k]) {
+        const std::vector<float> logits = copy(session->logits(text, options.shapes[k]));
+        REQUIRE(token == sample_token(std::span(logits).last(61), {.temperature = 0}, 0));
+        text.push_back(token);
+      }
+    }
+    options.shapes[1].prefix = 5;
+    CHECK(generated(*session, prompts, options)[1] != together[1]);
+    CHECK_FALSE(generate(*session, {random_tokens(25, 1)}, {.shapes = {{.prefix = 25}}}, [](size_t, int32_t) {
+                  return true;
+                }).ok());
   }
 
   TEST_CASE("greedy text equals that made without a cache, also when the context is full and slides") {

@@ -51,25 +51,31 @@ class Reference {
 
   Matrix layers(Matrix x, int64_t first, int64_t end) const {
     for (int64_t i = first; i < end; ++i) {
-      const std::string p = "layers." + std::to_string(i) + ".";
-      const bool parallel = m_.block == BlockKind::kParallel || m_.block == BlockKind::kParallelShared;
-      const Matrix input = x;
-      branch(x, x, p, "attn", [&](const Matrix& at) {
-        Matrix out = attention(at, p + "attn.", i);
-        drop(out, m_.residual_dropout, i, 2);
-        return out;
-      });
-      branch(x, parallel ? input : x, p, "mlp", [&](const Matrix& at) {
-        Matrix out = m_.moe.experts > 0 ? experts(at, p + "moe.") : mlp(at, p + "mlp.");
-        drop(out, m_.residual_dropout, i, 3);
-        return out;
-      });
+      x = layer(std::move(x), i, "layers." + std::to_string(i) + ".");
     }
+    return x;
+  }
+
+  /// Layer `i`, whose tensors begin with `p`.
+  Matrix layer(Matrix x, int64_t i, const std::string& p) const {
+    const bool parallel = m_.block == BlockKind::kParallel || m_.block == BlockKind::kParallelShared;
+    const Matrix input = x;
+    branch(x, x, p, "attn", [&](const Matrix& at) {
+      Matrix out = attention(at, p + "attn.", i);
+      drop(out, m_.residual_dropout, i, 2);
+      return out;
+    });
+    branch(x, parallel ? input : x, p, "mlp", [&](const Matrix& at) {
+      Matrix out = m_.moe.experts > 0 ? experts(at, p + "moe.") : mlp(at, p + "mlp.");
+      drop(out, m_.residual_dropout, i, 3);
+      return out;
+    });
     return x;
   }
 
   Matrix logits(const Matrix& x) const {
     Matrix y = m_.final_norm ? norm(x, "final_norm") : x;
+    if (m_.top_query) y = layer(std::move(y), m_.layers, "top_query.");
     if (w_.count("head.project_out.weight") > 0) y = linear(y, "head.project_out");
     Matrix z = linear(y, m_.tied_embeddings ? "embed.tokens" : "head.weight", true);
     for (std::vector<double>& row : z) {
@@ -245,7 +251,15 @@ class Reference {
   }
 
   Matrix attention(const Matrix& x, const std::string& p, int64_t layer) const {
-    Matrix q = linear(x, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
+    Matrix asks = x;  // what the queries are made of
+    if (layer == m_.layers) {
+      for (size_t r = 0; r < x.size(); ++r) {
+        for (int64_t c = 0; c < m_.width; ++c) {
+          asks[r][c] = w_.at("top_query.positions")[position_of(r) * m_.width + c];
+        }
+      }
+    }
+    Matrix q = linear(asks, p + "q"), k = linear(x, p + "k"), v = linear(x, p + "v");
     if (m_.qk_norm == QkNorm::kHead) {
       norm_heads(q, p + "q_norm.weight");
       norm_heads(k, p + "k_norm.weight");

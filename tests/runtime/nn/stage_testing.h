@@ -221,6 +221,15 @@ inline std::vector<Variant> option_variants() {
     m.qk_norm = QkNorm::kHead;
   });
   add("one key/value head", gpt2_recipe(), [](ModelConfig& m) { m.kv_heads = 1; });
+  add("codegeex: a top query layer after the final norm, quick gelu", gpt2_recipe(), [](ModelConfig& m) {
+    m.top_query = true;
+    m.activation = Activation::kGeluQuick;
+  });
+  add("a top query layer with rotary positions, norms of q and k, grouped heads, no biases", llama_recipe(),
+      [](ModelConfig& m) {
+        m.top_query = true;
+        m.qk_norm = QkNorm::kHead;
+      });
   add("quick gelu, no biases but the output's", gpt2_recipe(), [](ModelConfig& m) {
     m.activation = Activation::kGeluQuick;
     m.bias = false;
@@ -286,8 +295,8 @@ inline Weights reference_weights(const Plan& plan, const Logical& logical) {
 }
 
 struct Batch {
-  std::vector<int32_t> tokens, targets;  // [T]
-  std::vector<uint64_t> dropout_keys;    // [B], or empty
+  std::vector<int32_t> tokens, targets;          // [T]
+  std::vector<uint64_t> dropout_keys;            // [B], or empty
   std::vector<int32_t> positions, starts, ends;  // SequenceRows: [T], or empty
 };
 inline Batch draw_batch(const Plan& plan, uint64_t seed = 3) {

@@ -147,14 +147,32 @@ TEST_SUITE("runtime/plan/model") {
     m.head_bias = true;
     CHECK(fields_of(m) == Fields{"model.logit_scale"});
 
+    m = small();
+    m.top_query = true;
+    CHECK(fields_of(m).empty());
+    m.final_norm = false;
+    m.block = BlockKind::kParallel;
+    CHECK(fields_of(m) == Fields{"model.top_query", "model.top_query"});
+    m = small();
+    m.top_query = true;
+    m.bias = false;
+    m.activation = Activation::kSwiGlu;
+    m.moe = {.experts = 4, .top_k = 2};
+    CHECK(fields_of(m) == Fields{"model.top_query"});
+  }
+
+  TEST_CASE("a top query layer costs what a layer does, and its table of positions nothing") {
     Recipe recipe;
     recipe.stop = {Span::Unit::kSteps, 1};
     recipe.batch = {.samples = 1, .micro = 1};
     recipe.model = small();
+    const double without = make_plan(recipe, 1).value().flops_per_token();
     recipe.model.top_query = true;
-    const auto plan = make_plan(recipe, 1);
-    REQUIRE(!plan.ok());
-    CHECK(plan.error().message.find("model.top_query = true is not computed by this build yet") != std::string::npos);
+    const double with = make_plan(recipe, 1).value().flops_per_token();
+    recipe.model.top_query = false;
+    recipe.model.layers += 1;
+    CHECK(with == make_plan(recipe, 1).value().flops_per_token());
+    CHECK(with > without);
   }
 
   TEST_CASE("a token pays for the experts it goes through") {

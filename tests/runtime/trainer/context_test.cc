@@ -117,6 +117,7 @@ TEST_SUITE("runtime/trainer/context") {
            r.model.positions = Positions::kAlibi;
            r.model.block = BlockKind::kParallel;
          }},
+        {"top query layer", false, [](Recipe& r) { r.model.top_query = true; }},
         {"both ways", true, [](Recipe& r) { r.model.mask = Mask::kBidirectional; }},
         {"dropout", false,
          [](Recipe& r) { r.model.embedding_dropout = r.model.attention_dropout = r.model.residual_dropout = 0.2; }},

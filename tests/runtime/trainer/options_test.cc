@@ -50,6 +50,7 @@ const Option kOptions[] = {
        m.block = BlockKind::kSandwich;
        m.sliding_window = 5;
      }},
+    {"top query layer", false, [](ModelConfig& m) { m.top_query = true; }},
     {"experts, balanced", true, [](ModelConfig& m) { m.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.01}; }},
 };
 

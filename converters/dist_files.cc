@@ -1,0 +1,184 @@
+#include "converters/dist_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+
+#include "converters/safetensors.h"
+#include "converters/sharded_files.h"
+#include "converters/weights_folder.h"
+#include "runtime/core/glob.h"
+
+namespace cairn::convert {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMetadataFile = ".metadata";
+constexpr int64_t kMaxMetadataBytes = int64_t{256} << 20;
+
+Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
+
+/// State of an optimizer, as Megatron-LM and torch name it.
+bool is_optimizer_state(std::string_view name) {
+  const std::string_view first = name.substr(0, name.find('.'));
+  return first == "optimizer" || first == "optim" || first.starts_with("chained_");
+}
+
+int64_t elem_bytes(const std::string& dtype) { return safetensors_dtype_bits(dtype) / 8; }
+
+std::string renamed(std::string name, std::span<const Rename> renames) {
+  for (const auto& [from, to] : renames) {
+    if (const size_t at = name.find(from); at != name.npos) name.replace(at, from.size(), to);
+  }
+  return name;
+}
+
+/// Elements of a row-major tensor of this shape, from one index of each dim to the next.
+Shape strides_of(const Shape& shape) {
+  Shape out(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;) out[d - 1] = out[d] * shape[d];
+  return out;
+}
+
+struct Run {
+  int64_t from = 0, count = 0;  // elements of the chunk
+};
+
+/// What of the chunk follows element `at` of its tensor without a gap; nothing when the chunk does not hold it.
+Run run_of(const DistChunk& chunk, const Shape& shape, int64_t at) {
+  const Shape strides = strides_of(shape), own = strides_of(chunk.sizes);
+  Run out{.from = 0, .count = 1};
+  bool whole = true;  // the dims behind this one are the tensor's, and the run begins where they do
+  int64_t run = 1;
+  Shape index(shape.size());
+  for (size_t d = 0; d < shape.size(); ++d) {
+    index[d] = at / strides[d] % shape[d];
+    const int64_t inside = index[d] - chunk.offsets[d];
+    if (inside < 0 || inside >= chunk.sizes[d]) return {};
+    out.from += inside * own[d];
+  }
+  for (size_t d = shape.size(); d-- > 0 && whole;) {
+    const int64_t inside = index[d] - chunk.offsets[d];
+    out.count = (chunk.sizes[d] - inside) * run - (at % run);
+    whole = chunk.sizes[d] == shape[d];
+    run *= shape[d];
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<fs::path> find_dist_files(const fs::path& dir) {
+  RT_TRY_SET(const fs::path at, pointed_folder(dir));
+  return is_plain_file(at / kMetadataFile) ? at : fs::path();
+}
+
+Result<std::unique_ptr<DistFiles>> DistFiles::open(const fs::path& dir, const Family& family,
+                                                   const ModelConfig& model) {
+  const fs::path metadata = dir / kMetadataFile;
+  RT_TRY_SET(const std::string pickle, read_text_file(metadata, kMaxMetadataBytes));
+  Result<std::vector<DistTensor>> read = read_dist_metadata(pickle);
+  if (!read.ok()) return std::move(read).error().with(metadata.string());
+  std::unique_ptr<DistFiles> out(new DistFiles());
+  out->path_ = dir;
+  std::map<std::string, std::shared_ptr<const Fd>> files;
+  for (DistTensor& tensor : read.value()) {
+    if (is_optimizer_state(tensor.name)) continue;
+    Stored stored;
+    for (const DistChunk& chunk : tensor.chunks) {
+      const fs::path path = dir / chunk.file;
+      std::shared_ptr<const Fd>& fd = files[chunk.file];
+      if (fd == nullptr) {
+        Fd opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+        if (!opened) {
+          Error error = os_error(errno, path.string());
+          if (error.os_errno == ENOENT) error.code = ErrorCode::kInvalidInput;
+          return error;
+        }
+        fd = std::make_shared<const Fd>(std::move(opened));
+        out->paths_.push_back(path);
+      }
+      const std::string what = fmt::format("tensor {}, chunk at {}", tensor.name, to_string(chunk.offsets));
+      Result<std::unique_ptr<TorchBinFile>> part = TorchBinFile::open_tensor(fd, path, chunk.begin, chunk.bytes);
+      if (!part.ok()) return std::move(part).error().with(what);
+      const SafeTensor& found = part.value()->tensors().front();
+      if (found.shape != chunk.sizes || found.dtype != tensor.dtype) {
+        return corrupt(fmt::format("{}: {}: is {} {}, {} says {} {}", path.string(), what, found.dtype,
+                                   to_string(found.shape), kMetadataFile, tensor.dtype, to_string(chunk.sizes)));
+      }
+      stored.chunks.push_back(std::move(part).value());
+    }
+    stored.tensor = std::move(tensor);
+    out->stored_.push_back(std::move(stored));
+  }
+  for (size_t k = 0; k < out->stored_.size(); ++k) {
+    const DistTensor& tensor = out->stored_[k].tensor;
+    const std::string_view rest =
+        std::string_view(tensor.name).substr(std::min(family.stacked.size(), tensor.name.size()));
+    const bool stacked = !family.stacked.empty() && tensor.name.starts_with(family.stacked) && !rest.empty() &&
+                         (rest.front() < '0' || rest.front() > '9') && !tensor.shape.empty();
+    if (!stacked) {
+      out->add(k, tensor.name, tensor.shape, 0, family, model);
+      continue;
+    }
+    const Shape of_layer(tensor.shape.begin() + 1, tensor.shape.end());
+    for (int64_t layer = 0; layer < tensor.shape[0]; ++layer) {
+      out->add(k, fmt::format("{}{}.{}", family.stacked, layer, rest), of_layer, layer * count_elems(of_layer), family,
+               model);
+    }
+  }
+  return out;
+}
+
+void DistFiles::add(size_t stored, std::string name, Shape shape, int64_t first, const Family& family,
+                    const ModelConfig& model) {
+  name = renamed(std::move(name), family.dist_renames);
+  if (is_ignored_tensor(family, name)) return;
+  for (const JoinRow& row : family.joins) {
+    if (row.join == Join::kVocabRows && matches(row.stored, name) && !shape.empty()) {
+      shape[0] = std::min(shape[0], model.vocab);
+    }
+  }
+  const std::string& dtype = stored_[stored].tensor.dtype;
+  const int64_t bytes = count_elems(shape) * elem_bytes(dtype);
+  tensors_.push_back({.name = std::move(name), .dtype = dtype, .shape = std::move(shape), .begin = 0, .end = bytes});
+  views_.push_back({stored, first});
+}
+
+Status DistFiles::read(const SafeTensor& tensor, int64_t offset, int64_t bytes, std::byte* out) const {
+  const auto index = static_cast<size_t>(&tensor - tensors_.data());
+  RT_CHECK(index < tensors_.size() && offset >= 0 && bytes >= 0 && offset + bytes <= tensor.end, "{} [{}, +{})",
+           tensor.name, offset, bytes);
+  const Stored& stored = stored_[views_[index].stored];
+  const int64_t elem = elem_bytes(tensor.dtype);
+  RT_CHECK(offset % elem == 0 && bytes % elem == 0, "{}: [{}, +{}) cuts elements", tensor.name, offset, bytes);
+  const int64_t end = views_[index].first + (offset + bytes) / elem;
+  size_t k = 0;
+  for (int64_t at = views_[index].first + offset / elem; at < end;) {
+    Run run;
+    for (size_t tried = 0; run.count == 0; ++tried, k += run.count == 0 ? 1 : 0) {  // most runs go on in the next chunk
+      RT_CHECK(tried < stored.chunks.size(), "{}: no chunk holds element {}", tensor.name, at);
+      k %= stored.chunks.size();
+      run = run_of(stored.tensor.chunks[k], stored.tensor.shape, at);
+    }
+    const int64_t count = std::min(run.count, end - at);
+    const TorchBinFile& file = *stored.chunks[k];
+    RT_TRY(file.read(file.tensors().front(), run.from * elem, count * elem, out));
+    out += count * elem;
+    at += count;
+  }
+  return {};
+}
+
+Status DistFiles::verify() const {
+  for (const Stored& stored : stored_) {
+    for (const auto& chunk : stored.chunks) RT_TRY(chunk->verify().with(stored.tensor.name));
+  }
+  return {};
+}
+
+}  // namespace cairn::convert

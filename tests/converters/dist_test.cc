@@ -1,0 +1,186 @@
+// Checkpoints of torch.distributed.checkpoint: tests/golden/dist-*, written by tests/fixtures/make_dist_fixtures.py.
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "converters/dist_files.h"
+#include "converters/dist_metadata.h"
+#include "converters/model_compare.h"
+#include "tests/converters/fixtures.h"
+
+using namespace cairn;
+using namespace cairn::convert;
+using namespace cairn::convert::testing;
+
+namespace {
+
+std::unique_ptr<HfFolder> opened(const fs::path& dir) {
+  auto folder = HfFolder::open(dir);
+  REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+  return std::move(folder).value();
+}
+
+std::string refusal(const fs::path& dir) {
+  auto folder = HfFolder::open(dir);
+  if (!folder.ok()) return folder.error().message;
+  for (const auto& file : folder.value()->weights().files()) {
+    const Status checked = file->verify();
+    if (!checked.ok()) return checked.error().message;
+  }
+  return "";
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  REQUIRE(from.size() == to.size());
+  REQUIRE(text.find(from) != text.npos);
+  for (size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+}
+
+const fs::path kStacked = golden("dist-gpt2") / "iter_0000007" / ".metadata";
+
+}  // namespace
+
+TEST_SUITE("converters/dist") {
+  TEST_CASE(
+      "torch_dist of Megatron Core, layers stacked and not, and plain state dicts hold the models they came from") {
+    for (const auto& [saved, source] : {std::pair("dist-gpt2", "hf-gpt2-tied"),
+                                        {"dist-llama", "hf-llama-gqa-sharded"},
+                                        {"dist-hf", "hf-mistral-tied"}}) {
+      CAPTURE(saved);
+      const auto joined = opened(golden(saved)), whole = opened(golden(source));
+      CHECK(joined->warnings().empty());
+      const auto different = differing_fields(joined->model(), whole->model());
+      CHECK_MESSAGE(different.empty(), fmt::format("{}", fmt::join(different, ", ")));
+      CHECK(weights_of(*joined) == weights_of(*whole));
+      for (const auto& file : joined->weights().files()) CHECK(file->verify().ok());
+      CHECK(logit_difference(joined->model(), weights_of(*joined), reference_of(source)) <= kLogitGate);
+    }
+  }
+
+  TEST_CASE("they import into any layout and go out as a folder") {
+    for (const auto& [saved, type] :
+         {std::pair("dist-gpt2", "gpt2"), {"dist-llama", "llama"}, {"dist-hf", "mistral"}}) {
+      CAPTURE(saved);
+      TempDir temp;
+      ckpt::PosixBackend io;
+      ImportOptions options;
+      options.mesh = {.tp = 2, .pp = 2, .dp = 1};
+      const auto imported = import_hf(io, golden(saved), temp / "run", options, encode);
+      REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+      const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
+      REQUIRE_MESSAGE(exported.ok(), exported.error().message);
+      CHECK(exported.value().model_type == type);
+      CHECK(weights_of(*opened(temp / "out")) == weights_of(*opened(golden(saved))));
+    }
+  }
+
+  TEST_CASE("every stretch of a tensor is read alike, wherever its chunks end") {
+    const auto folder = opened(golden("dist-gpt2"));
+    const WeightsFile& file = *folder->weights().files().front();
+    std::mt19937 draw(5);
+    for (const SafeTensor& tensor : file.tensors()) {
+      CAPTURE(tensor.name);
+      std::vector<std::byte> whole(tensor.end);
+      REQUIRE(file.read(tensor, 0, tensor.end, whole.data()).ok());
+      for (int k = 0; k < 20; ++k) {
+        const int64_t elems = tensor.end / 4, first = draw() % elems, count = 1 + draw() % (elems - first);
+        std::vector<std::byte> part(count * 4);
+        REQUIRE(file.read(tensor, first * 4, count * 4, part.data()).ok());
+        CHECK(std::equal(part.begin(), part.end(), whole.begin() + first * 4));
+      }
+    }
+  }
+
+  TEST_CASE("what the metadata says: chunks of tensors, whichever rank held them") {
+    const auto read = read_dist_metadata(slurp(kStacked));
+    REQUIRE_MESSAGE(read.ok(), read.error().message);
+    const auto named = [&](std::string_view name) -> const DistTensor& {
+      const auto found = std::ranges::find(read.value(), name, &DistTensor::name);
+      REQUIRE(found != read.value().end());
+      return *found;
+    };
+    const DistTensor& qkv = named("decoder.layers.self_attention.linear_qkv.weight");
+    CHECK(qkv.dtype == "F32");
+    CHECK(qkv.shape.size() == 3);
+    CHECK(qkv.shape[0] == 3);
+    CHECK(qkv.chunks.size() == 4);  // two stages of 2 and 1 layers, two ranks
+    CHECK(std::ranges::none_of(read.value(), [](const DistTensor& t) { return t.name.starts_with("rng_state"); }));
+    // A dict of dicts: the model's part under its own names.
+    const auto plain = read_dist_metadata(slurp(golden("dist-hf") / ".metadata"));
+    REQUIRE_MESSAGE(plain.ok(), plain.error().message);
+    CHECK(std::ranges::all_of(plain.value(), [](const DistTensor& t) { return t.name.starts_with("model."); }));
+  }
+
+  TEST_CASE("what does not fit is told with its file") {
+    TempDir temp;
+    const auto fresh = [&](const std::string& name) {
+      fs::remove_all(temp / "x");
+      fs::copy(golden(name), temp / "x", fs::copy_options::recursive);
+      return temp / "x";
+    };
+    const auto edited = [&](std::string_view from, std::string_view to) {
+      const fs::path dir = fresh("dist-gpt2");
+      std::string bytes = slurp(kStacked);
+      replace_all(bytes, from, to);
+      spit(dir / "iter_0000007" / ".metadata", bytes);
+      return refusal(dir);
+    };
+    const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != text.npos; };
+    fs::path dir = fresh("dist-gpt2");
+    fs::remove(dir / "iter_0000007" / "__2_0.distcp");
+    CHECK(has(refusal(dir), "__2_0.distcp"));
+    dir = fresh("dist-gpt2");
+    fs::resize_file(dir / "iter_0000007" / "__1_0.distcp", 20000);
+    CHECK(has(refusal(dir), "__1_0.distcp"));
+    dir = fresh("dist-gpt2");
+    const auto tensors = read_dist_metadata(slurp(kStacked));
+    REQUIRE(tensors.ok());
+    DistChunk largest;
+    for (const DistTensor& tensor : tensors.value()) {
+      for (const DistChunk& chunk : tensor.chunks) {
+        if (chunk.file == "__3_0.distcp" && chunk.bytes > largest.bytes) largest = chunk;
+      }
+    }
+    std::string bytes = slurp(dir / "iter_0000007" / largest.file);
+    bytes.at(largest.begin + largest.bytes / 2) ^= 1;  // of its elements
+    spit(dir / "iter_0000007" / largest.file, bytes);
+    CHECK(has(refusal(dir), "__3_0.distcp"));
+    CHECK(has(edited("__2_0.distcp", "../0.distcp/"), "is no name of a file in its folder"));
+    CHECK(has(edited("_StorageInfo", "_StorageInfa"), "_StorageInfa\" is not allowed: no .metadata needs it"));
+    CHECK(has(edited("float32", "float99"), "\"torch float99\" is not allowed"));
+    CHECK(has(edited("decoder.layers.mlp.linear_fc2.bias", "decoder.layers.mlp.linear_fc9.bias"), "linear_fc9"));
+    dir = fresh("dist-llama");
+    nlohmann::json config = nlohmann::json::parse(slurp(dir / "config.json"));
+    config["num_layers"] = 4;
+    spit(dir / "config.json", config.dump());
+    CHECK(has(refusal(dir), "layers.3."));
+    spit(dir / "latest_checkpointed_iteration.txt", "8");
+    CHECK(has(refusal(dir), "says \"8\", and"));
+  }
+
+  TEST_CASE("a hostile metadata ends in an error, not in a crash: cut short, with flipped bits, of other programs") {
+    const std::string good = slurp(kStacked);
+    REQUIRE(read_dist_metadata(good).ok());
+    for (size_t n = 0; n < good.size(); n += 7)
+      CHECK_FALSE(read_dist_metadata(std::string_view(good).substr(0, n)).ok());
+    std::mt19937 draw(3);
+    int refused = 0;
+    for (int k = 0; k < 3000; ++k) {
+      std::string bad = good;
+      for (int flips = 0; flips < 1 + k % 3; ++flips) bad[draw() % bad.size()] ^= static_cast<char>(1 << draw() % 8);
+      refused += !read_dist_metadata(bad).ok();
+    }
+    CHECK(refused > 1000);
+    for (const std::string_view program :
+         {std::string_view("\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.", 24),
+          std::string_view("cbuiltins\neval\n(X\x01\0\0\0001tR.", 25), std::string_view("\x80\x04)\x81.", 5),
+          std::string_view("\x80\x04\x97.", 4), std::string_view("\x80\x04}\x94h\x00h\x00s.", 10)}) {
+      const auto read = read_dist_metadata(program);
+      REQUIRE_FALSE(read.ok());
+      CHECK((read.error().code == ErrorCode::kUnsupported || read.error().code == ErrorCode::kCorrupt));
+    }
+  }
+}
