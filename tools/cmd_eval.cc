@@ -31,7 +31,7 @@ struct Options {
   std::string from, tokenizer, precision, dtype;
   std::vector<std::string> texts, data;
   int64_t max_tokens = 0, window = 0, stride = 0;
-  bool documents = false, raw = false;
+  bool documents = false, raw = false, ema = false;
 };
 
 struct Set {
@@ -180,7 +180,8 @@ Result<int> run(const Options& options, bool json) {
   for (const std::string& text : options.texts) sets.push_back(parse_set(text, true));
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
   if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision));
+  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
+                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining));
   Evaluator evaluator(model, options);
   RT_TRY(evaluator.check());
   size_t width = 4;
@@ -234,6 +235,7 @@ void add_eval(CLI::App& app, Session& session) {
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a text");
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--ema", options->ema, "the moving average of the weights that the checkpoint holds");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
   add_json_flag(*command, session);

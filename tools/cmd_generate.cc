@@ -26,7 +26,7 @@ struct Options {
   std::string from, prompts_file, tokenizer, precision;
   std::vector<std::string> prompts, stop;
   InfillTokens infill;
-  bool ignore_eos = false, raw = false, specials = false;
+  bool ignore_eos = false, raw = false, specials = false, ema = false;
   inference::GenerateOptions generate{.sampling = {.temperature = 0.8}};
 };
 
@@ -147,7 +147,8 @@ Result<int> run(Options options, bool json) {
     options.prompts.insert(options.prompts.end(), more.begin(), more.end());
   }
   if (options.prompts.empty()) options.prompts.emplace_back();
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision));
+  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
+                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining));
   RT_TRY(take_infill_tokens(options, &model));
   if (!options.ignore_eos) options.generate.stop_ids = model.stop;
 
@@ -270,6 +271,7 @@ void add_generate(CLI::App& app, Session& session) {
       ->capture_default_str();
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--ema", options->ema, "the moving average of the weights that the checkpoint holds");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
   add_json_flag(*command, session);

@@ -113,13 +113,18 @@ bool is_hf_folder(const fs::path& path) {
   return fs::exists(path / convert::kConfigFile, error);
 }
 
-Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision) {
+Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
+                               convert::WeightsOf weights_of) {
   ckpt::PosixBackend io;
   LoadedModel out;
   std::unique_ptr<convert::WeightSource> source;
   std::function<Result<std::string>(std::string_view)> file;
   std::vector<std::string> names;
   if (is_hf_folder(path)) {
+    if (weights_of == convert::WeightsOf::kAverage) {
+      return invalid(
+          fmt::format("{}: --ema is for checkpoints; a Hugging Face folder has one set of weights", path.string()));
+    }
     RT_TRY_SET(std::unique_ptr<convert::HfFolder> folder, convert::HfFolder::open(path));
     out.from = path;
     out.recipe = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 1}, "hf", path);
@@ -129,7 +134,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   } else {
     RT_TRY_SET(out.from, resolve_checkpoint(path));
     RT_TRY_SET(std::unique_ptr<convert::CheckpointWeights> weights,
-               convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe));
+               convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of));
     out.recipe = weights->recipe();
     names = weights->files();
     file = [kept = weights.get()](std::string_view name) { return kept->file(name); };

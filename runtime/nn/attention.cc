@@ -141,6 +141,7 @@ Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const 
   RT_TRY_SET(const KeysValues kv, keys_values(saved));
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
+  if (scratch_.max_scores != nullptr) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
   kernels::attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
   return {};
 }
