@@ -2,18 +2,19 @@
 """`cairn convert` in its three directions against `cp` of the same bytes, and against transformers.
 
   bench/convert_speed.py --scratch FOLDER_ON_THE_DISK [--gigabytes 30] [--dtype f32|bf16] [--rounds 3]
-                         [--transformers PYTHON] [--transformers-gigabytes 2]
+                         [--arms import,rewrite,export] [--transformers PYTHON] [--transformers-gigabytes 2]
 
 Makes a synthetic Llama-shaped folder of the asked-for size (float32 unless --dtype says bf16) in 1 GB shards, then,
 interleaved, every arm with a cold page cache and everything it wrote fsynced:
 
-  import    folder -> checkpoint     against cp of what it writes
-  export    checkpoint -> folder     against cp of the checkpoint's files
+  import    folder -> checkpoint     against cp of the folder
   rewrite   folder -> folder         against cp of the folder
+  export    checkpoint -> folder     against cp of the checkpoint's files
   peak      resident memory of each
 
 With --transformers (a Python that has torch and transformers) also from_pretrained + save_pretrained of a smaller folder
-that fits into memory, against `cairn convert --to hf` of it. The disk needs three times the folder (five for bf16).
+that fits into memory, against `cairn convert --to hf` of it. What an arm made is removed before the next begins, and the
+folder once it has been exported from: the disk needs twice the folder (three times for bf16, whose checkpoint is float32).
 """
 import argparse
 import json
@@ -33,6 +34,7 @@ add_cairn_option(parser)
 parser.set_defaults(rounds=3)
 parser.add_argument("--gigabytes", type=float, default=30.0, help="of the folder's weights (default: %(default)s)")
 parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of the folder (default: %(default)s)")
+parser.add_argument("--arms", default="import,rewrite,export", help="some of these (default: %(default)s)")
 parser.add_argument("--transformers", help="a Python with torch and transformers; without it that column is left out")
 parser.add_argument("--transformers-gigabytes", type=float, default=2.0, help="(default: %(default)s)")
 parser.add_argument("--tiny", action="store_true", help="one round of 20 MB")
@@ -143,32 +145,42 @@ def timed(command, target) -> tuple:
     return time.monotonic() - start, usage.ru_maxrss * 1024, out
 
 
+def measure(arm: str, source: pathlib.Path, command: list, scratch: Scratch) -> None:
+    made, copied = scratch.path / "made", scratch.path / "copied"
+    ours, theirs, peaks = [], [], []
+    for _ in range(args.rounds):
+        forget(source)
+        seconds, peak, _ = timed([args.cairn, *command, source, made], scratch.path)
+        ours.append(seconds)
+        peaks.append(peak)
+        written = bytes_of(made)
+        shutil.rmtree(made)
+        forget(source)
+        theirs.append(timed(["cp", "-r", "--reflink=never", source, copied], scratch.path)[0])
+        shutil.rmtree(copied)
+    read, ratio = bytes_of(source), statistics.median(theirs) / statistics.median(ours)
+    print(f"{arm:8} {spread(ours)} s for {read / 1e9:.2f} GB to {written / 1e9:.2f} GB; cp of {read / 1e9:.2f} GB "
+          f"{spread(theirs)} s; {ratio:.2f} of cp's speed; peak memory {max(peaks) / 2**20:.0f} MiB", flush=True)
+
+
 def main() -> None:
     print(machine())
+    arms = args.arms.split(",")
+    if unknown := set(arms) - {"import", "rewrite", "export"}:
+        sys.exit(f"--arms: {', '.join(sorted(unknown))}: known are import, rewrite and export")
     with Scratch(args.scratch) as scratch:
-        folder, made, copied = scratch.path / "folder", scratch.path / "made", scratch.path / "copied"
-        checkpoints = scratch.path / "checkpoints"
+        folder, made, checkpoints = scratch.path / "folder", scratch.path / "made", scratch.path / "checkpoints"
         make_folder(folder, args.gigabytes)
-        subprocess.run([args.cairn, "import", str(folder), str(checkpoints)], check=True, stdout=subprocess.DEVNULL)
-        arms = {"import": (folder, ["import", folder, made], checkpoints),
-                "export": (checkpoints, ["export", checkpoints, made, "--dtype", args.dtype], checkpoints),
-                "rewrite": (folder, ["convert", folder, made, "--to", "hf"], folder)}
-        ours, theirs, peaks = ({arm: [] for arm in arms} for _ in range(3))
-        for _ in range(args.rounds):
-            for arm, (source, command, like) in arms.items():
-                forget(source)
-                seconds, peak, _ = timed([args.cairn, *command], scratch.path)
-                ours[arm].append(seconds)
-                peaks[arm].append(peak)
-                shutil.rmtree(made)
-                forget(like)
-                theirs[arm].append(timed(["cp", "-r", "--reflink=never", like, copied], scratch.path)[0])
-                shutil.rmtree(copied)
         print(f"folder of {bytes_of(folder) / 1e9:.2f} GB in {args.dtype}, {args.rounds} rounds, load now {load()}")
-        for arm, (_, _, like) in arms.items():
-            ratio = statistics.median(theirs[arm]) / statistics.median(ours[arm])
-            print(f"{arm:8} {spread(ours[arm])} s; cp of {bytes_of(like) / 1e9:.2f} GB {spread(theirs[arm])} s; "
-                  f"{ratio:.2f} of cp's speed; peak memory {max(peaks[arm]) / 2**20:.0f} MiB")
+        if "import" in arms:
+            measure("import", folder, ["import"], scratch)
+        if "rewrite" in arms:
+            measure("rewrite", folder, ["convert", "--to", "hf"], scratch)
+        if "export" in arms:
+            subprocess.run([args.cairn, "import", str(folder), str(checkpoints)], check=True, stdout=subprocess.DEVNULL)
+            shutil.rmtree(folder)
+            measure("export", checkpoints, ["export", "--dtype", args.dtype], scratch)
+            shutil.rmtree(checkpoints)
         if args.transformers:
             small = scratch.path / "small"
             make_folder(small, min(args.gigabytes, args.transformers_gigabytes))

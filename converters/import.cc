@@ -52,6 +52,7 @@ Recipe recipe_for_import(const ModelConfig& model, const MeshConfig& mesh, const
   out.batch = {.samples = mesh.dp, .micro = 1};
   out.optimizer.peak_lr = 1e-5;  // a usual rate to tune on with
   out.optimizer.clip = 1.0;
+  if (model.mask == Mask::kPrefix) out.objective.kind = ObjectiveConfig::Kind::kPrefix;  // else no recipe may have it
   out.eval.steps = 1;  // the least that a recipe may say; nothing is evaluated by itself
   std::error_code error;
   if (fs::is_regular_file(hf_dir / "tokenizer.model", error)) {
