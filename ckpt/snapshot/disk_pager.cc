@@ -14,14 +14,19 @@ namespace {
 
 constexpr unsigned kSyncAll = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
 constexpr int64_t kLongest = int64_t{1} << 30;  // lengths of advice are 32 bits in a ring
+// Read-ahead takes no more of a request than the disk's largest transfer, and drops the rest.
+constexpr int64_t kReadAhead = int64_t{256} << 10;
+// The page cache keeps a file in pieces of up to so much, and drops those alone that lie in the range wholly. What a
+// release had to leave at its end, the release of what follows takes with it.
+constexpr int64_t kLargestFolio = int64_t{2} << 20;
 
 /// Whole pages around an area, as offsets of the file.
 struct Pages {
   int64_t offset = 0, bytes = 0;
 };
 
-Pages pages_around(const std::byte* base, std::span<const std::byte> area) {
-  const int64_t begin = (area.data() - base) / kPageBytes * kPageBytes;
+Pages pages_around(const std::byte* base, std::span<const std::byte> area, int64_t unit) {
+  const int64_t begin = (area.data() - base) / unit * unit;
   const int64_t end = (area.data() - base + std::ssize(area) + kPageBytes - 1) / kPageBytes * kPageBytes;
   RT_CHECK(end - begin < kLongest, "an area of {} bytes", area.size());
   return {begin, end - begin};
@@ -62,15 +67,19 @@ DiskPager::~DiskPager() { settle(); }
 void DiskPager::fetch(std::span<const std::span<std::byte>> areas) {
   for (const std::span<std::byte> area : areas) {
     if (std::ssize(area) < kPagedShardBytes) continue;
-    const Pages pages = pages_around(base_, area);
-    if (ring_ == nullptr) {
-      ::madvise(base_ + pages.offset, static_cast<size_t>(pages.bytes), MADV_WILLNEED);
-      continue;
+    const Pages pages = pages_around(base_, area, kPageBytes);
+    for (int64_t at = 0; at < pages.bytes; at += kReadAhead) {
+      std::byte* const from = base_ + pages.offset + at;
+      const int64_t bytes = std::min(kReadAhead, pages.bytes - at);
+      if (ring_ == nullptr) {
+        ::madvise(from, static_cast<size_t>(bytes), MADV_WILLNEED);
+        continue;
+      }
+      ring_->reserve(1);
+      io_uring_sqe* const sqe = io_uring_get_sqe(&ring_->ring);
+      io_uring_prep_madvise(sqe, from, static_cast<off_t>(bytes), MADV_WILLNEED);
+      io_uring_sqe_set_data64(sqe, 0);
     }
-    ring_->reserve(1);
-    io_uring_sqe* const sqe = io_uring_get_sqe(&ring_->ring);
-    io_uring_prep_madvise(sqe, base_ + pages.offset, static_cast<off_t>(pages.bytes), MADV_WILLNEED);
-    io_uring_sqe_set_data64(sqe, 0);
   }
   if (ring_ != nullptr) {
     io_uring_submit(&ring_->ring);
@@ -81,7 +90,7 @@ void DiskPager::fetch(std::span<const std::span<std::byte>> areas) {
 void DiskPager::release(std::span<const std::span<std::byte>> areas, bool written) {
   for (const std::span<std::byte> area : areas) {
     if (std::ssize(area) < kPagedShardBytes) continue;
-    const Pages pages = pages_around(base_, area);
+    const Pages pages = pages_around(base_, area, kLargestFolio);
     const auto bytes = static_cast<off_t>(pages.bytes);
     if (ring_ == nullptr) {
       if (written) ::sync_file_range(fd_, pages.offset, pages.bytes, kSyncAll);
