@@ -104,6 +104,10 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
   }
   out.weights = arena_.weights(rank_).data();
+  if (arena_.on_disk()) {
+    pager_ = std::make_unique<DiskPager>(arena_.fd(), arena_.base());
+    out.pager = pager_.get();
+  }
   // A start from memory is to take no time: there the first steps find their pages one by one.
   if (arena_.control().decision.source != arena::Source::kMemory) arena_.populate(rank_);
   attached_ = true;

@@ -27,6 +27,7 @@
 #include "ckpt/foreign.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/snapshot/arena.h"
+#include "ckpt/snapshot/disk_pager.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
@@ -99,12 +100,13 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   OpenForeign open_foreign_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
-  bool attached_ = false;        // memory() was asked: the trainer's banks are the arena's
-  int64_t published_bank_ = -1;  // of the newest snapshot; the next update must not write it
-  int64_t begun_bank_ = -1;      // that the last update wrote
-  int64_t pause_ns_ = 0;         // of the step under way
-  bool save_pending_ = false;    // due, and put off
-  int64_t promised_step_ = 0;    // newest step that is to be on disk
+  std::unique_ptr<DiskPager> pager_;  // of banks on a disk
+  bool attached_ = false;             // memory() was asked: the trainer's banks are the arena's
+  int64_t published_bank_ = -1;       // of the newest snapshot; the next update must not write it
+  int64_t begun_bank_ = -1;           // that the last update wrote
+  int64_t pause_ns_ = 0;              // of the step under way
+  bool save_pending_ = false;         // due, and put off
+  int64_t promised_step_ = 0;         // newest step that is to be on disk
   SnapshotStats stats_;
 };
 

@@ -60,7 +60,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     const std::vector<SlotView> views = node->arena_.views();
     if (const auto newest = newest_whole(views)) {
       return Error{ErrorCode::kInvalidInput,
-                   fmt::format("shared memory (/dev/shm{}) still holds step {} of this run; leave out --fresh to go on "
+                   fmt::format("shared memory ({}) still holds step {} of this run; leave out --fresh to go on "
                                "from there, or choose another run folder",
                                node->arena_.name(), views[*newest].step)};
     }

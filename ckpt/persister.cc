@@ -382,6 +382,10 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
   spec.ranks = slot_layouts(plan);
   spec.slots = banks_for(plan.recipe.checkpoint.in_flight);
+  if (!plan.recipe.optimizer.offload.empty()) {
+    spec.folder = std::filesystem::absolute(plan.recipe.optimizer.offload).lexically_normal();
+    if (spec.folder.ends_with('/')) spec.folder.pop_back();
+  }
   spec.layout_hash = layout_hash(plan, spec.ranks);
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
   RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));
@@ -420,15 +424,26 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a save that died", name));
     for (const std::string& line : cleaned.left) say(fmt::format("left alone: {}", line));
   }
-  const ReapReport reaped = reap_stale_arenas(run.run_id);
-  for (const std::string& name : reaped.removed) say(fmt::format("removed /dev/shm{} of a dead run", name));
   RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run));
-  RT_TRY_SET(std::optional<Arena> left, Arena::adopt(run.run_id));
+  std::vector<std::string> folders = {spec.folder};  // the run may have had no offload before
+  if (spec.folder != kSharedMemory) folders.emplace_back(kSharedMemory);
+  const auto reap = [&](std::string_view keep) {
+    for (const std::string& folder : folders) {
+      for (const std::string& name : reap_stale_arenas(keep, folder).removed)
+        say(fmt::format("removed {} of a dead run", name));
+    }
+  };
+  reap(run.run_id);
+  std::optional<Arena> left;
+  for (const std::string& folder : folders) {
+    if (left) break;
+    RT_TRY_SET(left, Arena::adopt(run.run_id, folder));
+  }
   if (left) {
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
         left->directory() == spec.directory) {
       say("took over the snapshot memory of this run's dead agent");
-      reap_stale_arenas();
+      reap({});
       return std::move(*left);
     }
     Status flushed;
@@ -446,13 +461,13 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     // Not removed unless its state is safe: the person can free the disk and try again.
     if (!flushed.ok()) {
       return std::move(flushed)
-          .with(fmt::format("writing the snapshot that this run's dead agent left (/dev/shm{})", left->name()))
+          .with(fmt::format("writing the snapshot that this run's dead agent left ({})", left->name()))
           .error();
     }
     RT_TRY(left->remove());
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
   }
-  reap_stale_arenas();
+  reap({});
   return create_what_fits(spec, say);
 }
 

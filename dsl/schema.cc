@@ -1038,6 +1038,15 @@ const Block& optimizer_block() {
                     "root of that each. Query heads that share a key head: k takes the root of the smallest factor, "
                     "each q what is left. Not with model.qk_norm, which undoes it.")
               .like("100"),
+          bound("offload", &OptimizerConfig::offload)
+              .otherwise("")
+              .silently()
+              .says("folder on a disk that holds the optimizer state and its snapshots instead of shared memory",
+                    "Best on a local NVMe disk. The update streams through it, so memory holds some 100 MB of it a "
+                    "rank, and a step takes as long more as reading and writing 12 bytes a parameter each. The same "
+                    "bits; a killed rank resumes from it as from shared memory. The folder must be there, and is "
+                    "relative to the working directory.")
+              .like("\"/mnt/nvme/cairn\""),
           bound("clip", &OptimizerConfig::clip)
               .range(0, kMany)
               .otherwise(0.0)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckpt/retention/policy.h"
+#include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
@@ -71,13 +72,14 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
   std::vector<StageMemory> out;
   for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
     const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
-    StageMemory memory{.chunks = rank.chunks,
-                       .weight_bytes = rank.weight_bytes,
-                       .gathered_bytes = rank.gathered_bytes,
-                       .grad_bytes = rank.grad_bytes,
-                       .optimizer_bytes = rank.optimizer_bytes,
-                       .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
-                       .traffic = step_traffic(plan, rank)};
+    StageMemory memory{
+        .chunks = rank.chunks,
+        .weight_bytes = rank.weight_bytes,
+        .gathered_bytes = rank.gathered_bytes,
+        .grad_bytes = rank.grad_bytes,
+        .optimizer_bytes = rank.optimizer_bytes - (plan.recipe.optimizer.offload.empty() ? 0 : rank.bank_bytes()),
+        .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
+        .traffic = step_traffic(plan, rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
     memory.snapshot_bytes = rank.bank_bytes();
     out.push_back(memory);
@@ -87,9 +89,9 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
 
 int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoint.in_flight); }
 
-/// Of all ranks: the banks of what they save, and their weights.
+/// Of all ranks: the banks of what they save, unless they lie on a disk, and their weights.
 int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
-  int64_t out = banks_of(plan.recipe) * plan.checkpoint_bytes;
+  int64_t out = plan.recipe.optimizer.offload.empty() ? banks_of(plan.recipe) * plan.checkpoint_bytes : 0;
   for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.replicas();
   return out;
 }
@@ -306,14 +308,24 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;
   for (const StageMemory& m : memory) rank_most = std::max(rank_most, banks * m.snapshot_bytes + m.weight_bytes);
-  fmt::print(
-      "{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand above); {}\n",
-      head("shared memory"), banks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
-      format_bytes(rank_most),
-      recipe.checkpoint.snapshot_steps == 1 ? std::string("every step is a snapshot")
-      : recipe.checkpoint.snapshot_steps > 1
-          ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
-          : std::string("a snapshot when saving"));
+  const std::string snapshots = recipe.checkpoint.snapshot_steps == 1 ? std::string("every step is a snapshot")
+                                : recipe.checkpoint.snapshot_steps > 1
+                                    ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
+                                    : std::string("a snapshot when saving");
+  if (recipe.optimizer.offload.empty()) {
+    fmt::print(
+        "{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand "
+        "above); {}\n",
+        head("shared memory"), banks, format_bytes(plan.checkpoint_bytes), format_bytes(shared_bytes(plan, memory)),
+        format_bytes(rank_most), snapshots);
+  } else {
+    fmt::print(
+        "{} {} banks x {} and weights = {} over all hosts in {}, up to {} for a rank; {} read and as much "
+        "written in a step; {}\n",
+        head("offload"), banks, format_bytes(plan.checkpoint_bytes),
+        format_bytes(banks * plan.checkpoint_bytes + shared_bytes(plan, memory)), recipe.optimizer.offload,
+        format_bytes(rank_most), format_bytes(plan.checkpoint_bytes), snapshots);
+  }
 }
 
 nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
@@ -388,7 +400,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"kept_at_most", kept.at_most < 0 ? nlohmann::json() : nlohmann::json(kept.at_most)},
         {"disk_bytes", (kept.at_least + recipe.checkpoint.in_flight) * plan.checkpoint_bytes}}},
       {"shared_memory",
-       {{"banks", banks_of(recipe)},
+       {{"folder", recipe.optimizer.offload.empty() ? ckpt::kSharedMemory : recipe.optimizer.offload},
+        {"banks", banks_of(recipe)},
         {"bytes", shared_bytes(plan, memory)},
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }

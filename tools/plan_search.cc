@@ -317,8 +317,9 @@ int64_t largest_rank_bytes(const Plan& plan) {
   for (size_t i = 0; i < stages.size(); ++i) {
     if (i > 0 && stages[i] == stages[i - 1]) continue;
     const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = stages[i]}));
-    most = std::max(most, rank.weight_bytes + rank.grad_bytes + rank.optimizer_bytes + stage_buffers_bytes(plan, rank) +
-                              plan.boundary_buffers_bytes());
+    const int64_t on_disk = plan.recipe.optimizer.offload.empty() ? 0 : rank.bank_bytes();
+    most = std::max(most, rank.weight_bytes + rank.grad_bytes + rank.optimizer_bytes - on_disk +
+                              stage_buffers_bytes(plan, rank) + plan.boundary_buffers_bytes());
   }
   return most;
 }

@@ -222,7 +222,7 @@ struct S3Client::Impl {
     bool again = false;
   };
   Outcome once(const S3Request& request, const Traffic& traffic, bool missing_ok, const ByteSink* sink);
-  Outcome judge(const std::string& what, Exchange& exchange, bool missing_ok);
+  Outcome judge(const std::string& what, Exchange& exchange, bool missing_ok, bool end_ok);
 };
 
 Result<std::unique_ptr<S3Client>> S3Client::make(const PlaceOptions& options, const std::string& bucket) {
@@ -359,10 +359,11 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
     const ErrorCode kind = code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout : ErrorCode::kUnavailable;
     return {Error{kind, fmt::format("{}: {}", what, text)}, worth_another_try(code) && !exchange.sink_used};
   }
-  return judge(what, exchange, missing_ok);
+  return judge(what, exchange, missing_ok, request.end_ok);
 }
 
-S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange& exchange, bool missing_ok) {
+S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange& exchange, bool missing_ok,
+                                              bool end_ok) {
   const int status = exchange.response.status;
   std::string code, message;
   if (!exchange.response.body.empty()) {
@@ -374,6 +375,7 @@ S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange&
   }
   if (status >= 200 && status < 300 && code.empty()) return {std::move(exchange.response)};
   if (status == 404 && missing_ok && code != "NoSuchBucket") return {std::move(exchange.response)};
+  if (status == 416 && end_ok) return {std::move(exchange.response)};
   std::string text = fmt::format("{}: HTTP {}", what, status);
   if (!code.empty()) text += fmt::format(" {}: {}", code, message);
   const bool damaged_on_the_way =

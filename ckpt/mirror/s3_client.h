@@ -27,6 +27,7 @@ struct S3Request {
   Pairs query;
   Pairs headers;  // sent and signed; lower-case names
   std::span<const std::byte> body;
+  bool end_ok = false;  // 416 is a result: the range asked for begins at the object's end
 };
 
 struct S3Response {

@@ -138,7 +138,6 @@ class S3Place final : public Place {
   Status read(Of, int64_t step, const std::string& name, int64_t offset, const ByteSink& sink,
               const Traffic& traffic) override {
     int64_t got = 0;
-    std::string etag;
     const ByteSink counting = [&](std::span<const std::byte> bytes) -> Status {
       RT_TRY(sink(bytes));
       got += static_cast<int64_t>(bytes.size());
@@ -147,15 +146,15 @@ class S3Place final : public Place {
     };
     // A connection that breaks in the middle is no reason to begin anew; one that brings nothing is tried no more.
     for (;;) {
-      S3Request request{.method = "GET", .key = key_of(step, name)};
+      // It may have broken behind the last byte, and then nothing is left to ask for.
+      S3Request request{.method = "GET", .key = key_of(step, name), .end_ok = got > 0};
       const int64_t at = offset + got;
       if (at > 0) request.headers.emplace_back("range", fmt::format("bytes={}-", at));
       const int64_t before = got;
-      Status wrong_part;
-      const ByteSink checked = [&](std::span<const std::byte> bytes) -> Status { return counting(bytes); };
-      const Result<S3Response> answer = client_->call(request, traffic, false, &checked);
+      const Result<S3Response> answer = client_->call(request, traffic, false, &counting);
       if (answer.ok()) {
         const S3Response& response = answer.value();
+        if (response.status == 416) return {};
         if (at > 0 && response.status != 206) {
           return Error{ErrorCode::kUnavailable, fmt::format("GET s3://{}/{}: HTTP {} for a part, expected 206", bucket_,
                                                             request.key, response.status)};

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,8 +32,8 @@ using arena::ShardExtent;
 using arena::SlotHeader;
 using arena::StaticHeader;
 
-constexpr const char* kShmDir = "/dev/shm/";
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; Debian 12's headers have it, older ones do not
+constexpr long kTmpfs = 0x01021994;  // linux/magic.h
+constexpr int kPopulateWrite = 23;   // MADV_POPULATE_WRITE, Linux 5.14; Debian 12's headers have it, older ones do not
 
 Error bad(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
@@ -123,8 +124,22 @@ struct SegmentName {
   ProcessId agent;
 };
 
-std::string segment_name(std::string_view run_id, const ProcessId& agent) {
-  return fmt::format("/cairn-{}-{}-{}-{}", getuid(), hash_to_hex(hash_bytes(run_id)), agent.pid, agent.start);
+std::string segment_path(const std::string& folder, std::string_view run_id, const ProcessId& agent) {
+  return fmt::format("{}/cairn-{}-{}-{}-{}", folder, getuid(), hash_to_hex(hash_bytes(run_id)), agent.pid, agent.start);
+}
+
+/// Of this start of the machine; empty where the kernel does not tell.
+std::string boot_id() {
+  std::ifstream in("/proc/sys/kernel/random/boot_id");
+  std::string out;
+  std::getline(in, out);
+  out.resize(std::min<size_t>(out.size(), arena::kTextBytes - 1));
+  return out;
+}
+
+bool is_on_disk(int fd) {
+  struct statfs info {};
+  return fstatfs(fd, &info) == 0 && info.f_type != kTmpfs;
 }
 
 std::optional<int64_t> parse_number(std::string_view text) {
@@ -134,7 +149,7 @@ std::optional<int64_t> parse_number(std::string_view text) {
   return value;
 }
 
-/// Reads a name without its slash; anything that is not exactly ours is somebody else's.
+/// Reads a file's name; anything that is not exactly ours is somebody else's.
 std::optional<SegmentName> parse_segment_name(const std::string& name) {
   std::vector<std::string> parts;
   std::stringstream stream(name);
@@ -147,25 +162,59 @@ std::optional<SegmentName> parse_segment_name(const std::string& name) {
   return SegmentName{*uid, *hash, {*pid, *start}};
 }
 
-/// Names, with slash, of this user's segments whose agent is gone.
-std::vector<std::string> stale_names(std::optional<uint64_t> run_hash) {
+/// Paths of this user's segments in a folder whose agent is gone.
+std::vector<std::string> stale_paths(const std::string& folder, std::optional<uint64_t> run_hash) {
   std::vector<std::string> out;
-  DIR* dir = opendir(kShmDir);
+  DIR* dir = opendir(folder.c_str());
   if (dir == nullptr) return out;
   while (const dirent* item = readdir(dir)) {
     const auto name = parse_segment_name(item->d_name);
     if (!name || name->uid != static_cast<int64_t>(getuid())) continue;
     if (run_hash && name->run_hash != *run_hash) continue;
-    if (!is_alive(name->agent)) out.push_back(std::string("/") + item->d_name);
+    if (!is_alive(name->agent)) out.push_back(folder + "/" + item->d_name);
   }
   closedir(dir);
   std::sort(out.begin(), out.end());
   return out;
 }
 
+/// Looks before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
+Status check_room(const ArenaSpec& spec, const Geometry& geometry) {
+  int64_t in_memory = geometry.total_bytes;
+  if (spec.backing == ArenaBacking::kNamed) {
+    struct statvfs space {};
+    if (statvfs(spec.folder.c_str(), &space) != 0) {
+      return bad(fmt::format("{}: no folder for snapshot memory ({}); make it, or name another", spec.folder,
+                             std::strerror(errno)));
+    }
+    struct statfs kind {};
+    const bool on_disk = statfs(spec.folder.c_str(), &kind) == 0 && kind.f_type != kTmpfs;
+    const auto free = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize);
+    if (free < geometry.total_bytes) {
+      return Error{ErrorCode::kNoSpace,
+                   fmt::format("snapshots need {} in {}, {} are free: {} are missing; enlarge it{} or remove what "
+                               "fills it",
+                               gib(geometry.total_bytes), spec.folder, gib(free), gib(geometry.total_bytes - free),
+                               on_disk ? "" : fmt::format(" (mount -o remount,size=... {})", spec.folder)),
+                   ENOSPC};
+    }
+    if (on_disk) {
+      in_memory = 0;
+      for (const RankEntry& rank : geometry.ranks) in_memory += rank.weight_bytes;
+    }
+  }
+  if (const int64_t memory = available_memory(); memory < in_memory) {
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("snapshots need {} of memory, {} are available: {} are missing", gib(in_memory),
+                             gib(memory), gib(in_memory - memory)),
+                 ENOMEM};
+  }
+  return {};
+}
+
 /// The descriptor of a stale segment with its lock held; empty when somebody still holds it or it is not ours.
-Fd lock_segment(const std::string& name) {
-  Fd fd(shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+Fd lock_segment(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   struct stat info {};
   if (!fd || fstat(fd.get(), &info) != 0 || info.st_uid != getuid() || !S_ISREG(info.st_mode)) return Fd();
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return Fd();
@@ -239,30 +288,13 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
 
   // Look before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
   const bool named = spec.backing == ArenaBacking::kNamed;
-  struct statvfs space {};
-  if (named && statvfs(kShmDir, &space) == 0) {
-    const auto free = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize);
-    if (free < geometry.total_bytes) {
-      return Error{ErrorCode::kNoSpace,
-                   fmt::format("snapshots need {} in /dev/shm, {} are free: {} are missing; enlarge it (mount -o "
-                               "remount,size=... /dev/shm) or remove what fills it",
-                               gib(geometry.total_bytes), gib(free), gib(geometry.total_bytes - free)),
-                   ENOSPC};
-    }
-  }
-  if (const int64_t memory = available_memory(); memory < geometry.total_bytes) {
-    return Error{ErrorCode::kNoSpace,
-                 fmt::format("snapshots need {} of memory, {} are available: {} are missing", gib(geometry.total_bytes),
-                             gib(memory), gib(geometry.total_bytes - memory)),
-                 ENOMEM};
-  }
-
-  const std::string name = named ? segment_name(spec.run_id, this_process()) : "";
-  Fd fd(named ? shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)
+  RT_TRY(check_room(spec, geometry));
+  const std::string name = named ? segment_path(spec.folder, spec.run_id, this_process()) : "";
+  Fd fd(named ? ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)
               : memfd_create("cairn-snapshots", MFD_CLOEXEC));
-  if (!fd) return os_error(errno, fmt::format("snapshot memory {}", named ? kShmDir + name.substr(1) : "(memfd)"));
+  if (!fd) return os_error(errno, fmt::format("snapshot memory {}", named ? name : "(memfd)"));
   const auto give_up = [&](Error error) {
-    if (named) shm_unlink(name.c_str());
+    if (named) ::unlink(name.c_str());
     return error;
   };
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return give_up(os_error(errno, "flock of snapshot memory"));
@@ -275,9 +307,13 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   out.name_ = name;
   out.base_ = static_cast<std::byte*>(base);
   out.bytes_ = geometry.total_bytes;
-  out.huge_pages_ = spec.huge_pages && huge_pages_allowed() && madvise(base, geometry.total_bytes, MADV_HUGEPAGE) == 0;
-  // Huge pages come from a fault with the advice, so populate first; what that cannot do, fallocate does or refuses.
-  madvise(base, geometry.total_bytes, kPopulateWrite);
+  out.on_disk_ = is_on_disk(out.fd_.get());
+  if (!out.on_disk_) {
+    out.huge_pages_ =
+        spec.huge_pages && huge_pages_allowed() && madvise(base, geometry.total_bytes, MADV_HUGEPAGE) == 0;
+    // Huge pages come from a fault with the advice, so populate first; what that cannot do, fallocate does or refuses.
+    madvise(base, geometry.total_bytes, kPopulateWrite);
+  }
   if (const int error = posix_fallocate(out.fd_.get(), 0, geometry.total_bytes); error != 0) {
     return give_up(os_error(error, fmt::format("reserving {} of snapshot memory", gib(geometry.total_bytes))));
   }
@@ -296,6 +332,8 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   header.layout_hash = spec.layout_hash;
   std::memcpy(header.run_id, spec.run_id.data(), spec.run_id.size());
   std::memcpy(header.recipe_hash, spec.recipe_hash.data(), spec.recipe_hash.size());
+  const std::string boot = boot_id();
+  std::memcpy(header.boot_id, boot.data(), boot.size());
   std::memcpy(out.base_ + sizeof(StaticHeader), geometry.ranks.data(), sizeof(RankEntry) * geometry.ranks.size());
   for (int64_t rank = 0; rank < world; ++rank) {
     auto* table = reinterpret_cast<ShardExtent*>(out.base_ + geometry.ranks[rank].shard_table_offset);
@@ -324,7 +362,8 @@ Result<Arena> Arena::map(Fd fd, std::string name) {
   out.base_ = static_cast<std::byte*>(base);
   out.bytes_ = info.st_size;
   RT_TRY(out.validate());
-  out.huge_pages_ = huge_pages_allowed() && madvise(base, info.st_size, MADV_HUGEPAGE) == 0;
+  out.on_disk_ = is_on_disk(out.fd_.get());
+  out.huge_pages_ = !out.on_disk_ && huge_pages_allowed() && madvise(base, info.st_size, MADV_HUGEPAGE) == 0;
   return out;
 }
 
@@ -345,6 +384,9 @@ Status Arena::validate() const {
   }
   if (const uint64_t hash = hash_static(base_, h.static_bytes); hash != h.static_hash) {
     return damaged(fmt::format("header checksum {}, stored {}", hash_to_hex(hash), hash_to_hex(h.static_hash)));
+  }
+  if (std::memchr(h.boot_id, 0, arena::kTextBytes) == nullptr || boot_id() != h.boot_id) {
+    return damaged("it is from before this machine's last start");
   }
   const auto fits = [&](int64_t offset, int64_t size) {
     return offset >= 0 && size >= 0 && offset <= bytes_ && size <= bytes_ - offset && offset % 8 == 0;
@@ -375,13 +417,13 @@ Status Arena::validate() const {
 }
 
 Result<Arena> Arena::attach(const std::string& name) {
-  Fd fd(shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0));
+  Fd fd(::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!fd) {
-    Error error = os_error(errno, fmt::format("snapshot memory /dev/shm{}", name));
+    Error error = os_error(errno, fmt::format("snapshot memory {}", name));
     if (errno == ENOENT) error.code = ErrorCode::kUnavailable;
     return error;
   }
-  return map(std::move(fd), name).with(fmt::format("snapshot memory /dev/shm{}", name));
+  return map(std::move(fd), name).with(fmt::format("snapshot memory {}", name));
 }
 
 Result<Arena> Arena::attach_fd(int fd) {
@@ -390,10 +432,10 @@ Result<Arena> Arena::attach_fd(int fd) {
   return map(std::move(copy), "").with(fmt::format("snapshot memory, descriptor {}", fd));
 }
 
-Result<std::optional<Arena>> Arena::adopt(std::string_view run_id) {
+Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::string& folder) {
   std::optional<Arena> best;
   std::tuple<bool, uint64_t, int64_t> best_worth;
-  for (const std::string& name : stale_names(hash_bytes(run_id))) {
+  for (const std::string& name : stale_paths(folder, hash_bytes(run_id))) {
     Fd fd = lock_segment(name);
     if (!fd) continue;
     Result<Arena> found = map(std::move(fd), name);
@@ -408,12 +450,11 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id) {
   }
   if (!best) return std::optional<Arena>();
   const ProcessId me = this_process();
-  const std::string mine = segment_name(run_id, me);
+  const std::string mine = segment_path(folder, run_id, me);
   // One rename wins among agents that compete; RENAME_NOREPLACE keeps a segment that this process already has.
-  if (renameat2(AT_FDCWD, (kShmDir + best->name_.substr(1)).c_str(), AT_FDCWD, (kShmDir + mine.substr(1)).c_str(),
-                RENAME_NOREPLACE) != 0) {
+  if (renameat2(AT_FDCWD, best->name_.c_str(), AT_FDCWD, mine.c_str(), RENAME_NOREPLACE) != 0) {
     if (errno == ENOENT) return std::optional<Arena>();
-    return os_error(errno, fmt::format("taking over snapshot memory /dev/shm{}", best->name_));
+    return os_error(errno, fmt::format("taking over snapshot memory {}", best->name_));
   }
   best->name_ = mine;
   best->control().agent_pid = me.pid;
@@ -436,6 +477,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   base_ = std::exchange(other.base_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   huge_pages_ = other.huge_pages_;
+  on_disk_ = other.on_disk_;
   return *this;
 }
 
@@ -446,7 +488,7 @@ Arena::~Arena() {
 Status Arena::remove() {
   if (name_.empty()) return {};
   const std::string name = std::exchange(name_, {});
-  if (shm_unlink(name.c_str()) != 0 && errno != ENOENT) return os_error(errno, fmt::format("shm_unlink {}", name));
+  if (::unlink(name.c_str()) != 0 && errno != ENOENT) return os_error(errno, fmt::format("removing {}", name));
   return {};
 }
 
@@ -583,19 +625,19 @@ void Arena::populate(int64_t rank) const {
       static_cast<void>(*reinterpret_cast<const volatile std::byte*>(area.data() + at));
     }
   };
-  for (int64_t slot = 0; slot < slots(); ++slot) touch(payload(rank, slot));
+  for (int64_t slot = 0; slot < slots() && !on_disk_; ++slot) touch(payload(rank, slot));
   touch(weights(rank));
 }
 
-ReapReport reap_stale_arenas(std::string_view keep_run_id) {
+ReapReport reap_stale_arenas(std::string_view keep_run_id, const std::string& folder) {
   ReapReport report;
   const uint64_t keep = hash_bytes(keep_run_id);
-  for (const std::string& name : stale_names(std::nullopt)) {
-    if (!keep_run_id.empty() && parse_segment_name(name.substr(1))->run_hash == keep) continue;
+  for (const std::string& name : stale_paths(folder, std::nullopt)) {
+    if (!keep_run_id.empty() && parse_segment_name(name.substr(folder.size() + 1))->run_hash == keep) continue;
     const Fd fd = lock_segment(name);
     if (!fd) continue;
     struct stat info {};
-    if (fstat(fd.get(), &info) != 0 || shm_unlink(name.c_str()) != 0) continue;
+    if (fstat(fd.get(), &info) != 0 || ::unlink(name.c_str()) != 0) continue;
     report.removed.push_back(name);
     report.bytes += info.st_size;
   }

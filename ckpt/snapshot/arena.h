@@ -12,6 +12,10 @@
 // lock (flock) that the agent and descriptors inherited from it hold: a segment is stale only if that process is gone
 // *and* the lock is free, so that a live agent in another pid namespace is never robbed.
 //
+// With optimizer.offload the segment is a file on a disk: the same, but for banks whose pages come when the update
+// wants them and go when it is done with them. A death of any process loses nothing, since the page cache is the
+// kernel's; of the machine, everything, as of shared memory.
+//
 // Threads: one Arena object may be used by several threads; headers are written by SnapshotWriter (snapshot.h) alone.
 
 #include <cstddef>
@@ -34,9 +38,10 @@ namespace cairn::ckpt {
 inline constexpr int64_t kSnapshotChunkBytes = int64_t{4} << 20;  // of the files that are written: SaveOptions' default
 inline constexpr int64_t kDefaultSlots = banks_for(1);
 inline constexpr int64_t kPositionCapacity = 16 << 10;
+inline constexpr const char* kSharedMemory = "/dev/shm";
 
 enum class ArenaBacking {
-  kNamed,  // /dev/shm: a later agent can adopt it
+  kNamed,  // a file of ArenaSpec::folder: a later agent can adopt it
   kMemfd,  // no name: gone with its last process; ranks inherit the descriptor
 };
 
@@ -49,7 +54,8 @@ struct ArenaSpec {
   int64_t slots = kDefaultSlots;
   int64_t chunk_bytes = kSnapshotChunkBytes;
   ArenaBacking backing = ArenaBacking::kNamed;
-  bool huge_pages = true;  // where the system allows it; otherwise 4 KiB pages, silently
+  std::string folder = kSharedMemory;  // or one on a disk, whose pages come and go (disk_pager.h)
+  bool huge_pages = true;              // where the system allows it; otherwise 4 KiB pages, silently
 };
 
 /// A process, told apart from a later one with the same pid by its start time (field 22 of /proc/PID/stat).
@@ -62,8 +68,8 @@ bool is_alive(const ProcessId& process);
 
 class Arena {
  public:
-  /// Agent. Errors: kNoSpace, saying how much is missing, when /dev/shm or the memory cannot hold it; kInvalidInput for
-  /// a spec that does not fit together.
+  /// Agent. Errors: kNoSpace, saying how much is missing, when the folder or the memory cannot hold it; kInvalidInput
+  /// for a spec that does not fit together or a folder that is not there.
   static Result<Arena> create(const ArenaSpec& spec);
 
   /// Rank. Errors: kUnavailable when there is no such segment; kCorrupt naming what does not hold.
@@ -71,8 +77,9 @@ class Arena {
   static Result<Arena> attach_fd(int fd);  // borrowed; the arena keeps a duplicate
 
   /// Agent: takes over the newest stale segment of this run, renaming it to this process's name; nullopt when there is
-  /// none. A segment that is damaged or unfinished is not taken (reap_stale_arenas removes it).
-  static Result<std::optional<Arena>> adopt(std::string_view run_id);
+  /// none. A segment that is damaged, unfinished or from before this machine's last start (what a disk lacks of it
+  /// then, nobody knows) is not taken; reap_stale_arenas removes it.
+  static Result<std::optional<Arena>> adopt(std::string_view run_id, const std::string& folder = kSharedMemory);
 
   /// Bytes that create(spec) would allocate.
   static int64_t total_bytes(const ArenaSpec& spec);
@@ -84,9 +91,11 @@ class Arena {
   /// Owner: unlinks the name. Attached processes keep their memory.
   Status remove();
 
-  const std::string& name() const { return name_; }  // "/cairn-..." ; empty for memfd
+  const std::string& name() const { return name_; }  // "/dev/shm/cairn-..." ; empty for memfd
   int fd() const { return fd_.get(); }
+  std::byte* base() const { return base_; }
   bool huge_pages() const { return huge_pages_; }
+  bool on_disk() const { return on_disk_; }  // in a file system that is not memory
   int64_t bytes() const { return bytes_; }
 
   int64_t world() const { return header().world; }
@@ -123,8 +132,8 @@ class Arena {
   Status invalidate_slots(double deadline_s = 1800);
   /// Agent, while no rank runs: empties one slot on all ranks. What the persister has begun to write stays as it is.
   void invalidate_slot(int64_t slot);
-  /// Fills this process's page table for one rank's slots and weights, so that its first steps are as fast as later
-  /// ones.
+  /// Fills this process's page table for one rank's slots, unless they lie on a disk, and weights, so that its first
+  /// steps are as fast as later ones.
   void populate(int64_t rank) const;
 
  private:
@@ -138,7 +147,7 @@ class Arena {
   std::string name_;
   std::byte* base_ = nullptr;
   int64_t bytes_ = 0;
-  bool huge_pages_ = false;
+  bool huge_pages_ = false, on_disk_ = false;
 };
 
 struct ReapReport {
@@ -147,6 +156,6 @@ struct ReapReport {
 };
 
 /// Removes segments of this user whose agent is gone (see above). Segments of `keep_run_id` stay for adopt().
-ReapReport reap_stale_arenas(std::string_view keep_run_id = {});
+ReapReport reap_stale_arenas(std::string_view keep_run_id = {}, const std::string& folder = kSharedMemory);
 
 }  // namespace cairn::ckpt

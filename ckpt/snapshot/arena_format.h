@@ -17,7 +17,7 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 3;
+inline constexpr uint32_t kVersion = 4;
 inline constexpr int64_t kMaxSlots = 8;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
@@ -39,6 +39,7 @@ struct StaticHeader {
   uint64_t layout_hash;
   uint64_t static_hash;                              // XXH3_64 of [0, static_bytes) with magic and this field zero
   char run_id[kTextBytes], recipe_hash[kTextBytes];  // zero-terminated
+  char boot_id[kTextBytes];                          // of the machine's start, as the kernel names it
 };
 
 struct RankEntry {

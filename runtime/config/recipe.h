@@ -199,6 +199,7 @@ struct OptimizerConfig {
   double embedding_gradient = 1;    // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
   double ema = 0;                   // decay of the average of weights that is kept beside them; 0: none
   double qk_clip = 0;               // attention scores above it scale a head's q and k down after the update; 0: off
+  std::string offload;              // folder on a disk for the banks of optimizer state; empty: shared memory
   int zero = 0;                     // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
   int64_t bucket = 0;               // elements reduced or gathered at once; 0: plan::default_bucket_elems
   bool overlap = true;              // reductions run beside backward, gathers of weights beside forward

@@ -17,6 +17,12 @@ constexpr uint64_t add_word_sums(uint64_t a, uint64_t b) {
          static_cast<uint32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
 
+/// The sums of the same words when the first one stands at index `first` instead of 0.
+constexpr uint64_t shift_word_sums(uint64_t sums, int64_t first) {
+  const uint32_t high = static_cast<uint32_t>(sums >> 32) + static_cast<uint32_t>(sums) * static_cast<uint32_t>(first);
+  return static_cast<uint64_t>(high) << 32 | static_cast<uint32_t>(sums);
+}
+
 /// The sums of `count` words of which the first one stands at index `first`, at the speed of memory.
 uint64_t word_sums(const std::byte* data, int64_t count, int64_t first = 0);
 

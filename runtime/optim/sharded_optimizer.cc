@@ -16,6 +16,21 @@ namespace {
 // State below this may still be in the caches when the next update reads it.
 constexpr int64_t kCachedBytes = int64_t{8} << 20;
 
+constexpr size_t kBlocksAhead = 2;  // of banks on a disk: that are on their way while one is updated
+
+kernels::AdamwState advanced(const kernels::AdamwState& state, int64_t by) {
+  return {state.master + by, state.exp_avg + by, state.exp_avg_sq + by,
+          state.ema == nullptr ? nullptr : state.ema + by};
+}
+
+std::vector<std::span<std::byte>> areas_of(const kernels::AdamwState& state, int64_t count) {
+  std::vector<std::span<std::byte>> out;
+  for (float* values : {state.master, state.exp_avg, state.exp_avg_sq, state.ema}) {
+    if (values != nullptr) out.push_back(std::as_writable_bytes(std::span(values, static_cast<size_t>(count))));
+  }
+  return out;
+}
+
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica,
@@ -93,30 +108,68 @@ ExactSum ShardedOptimizer::squared_norm_part() const {
 template <typename Body>
 void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, bool balancing) const {
   const auto wanted = [&](int64_t tensor) { return plan_.tensors[tensor].balances == balancing; };
+  struct Block {
+    const StatePiece* piece;
+    int64_t saved, begin, count;
+  };
+  std::vector<Block> blocks;
+  const bool paged = arrays_.pager != nullptr;
   int64_t saved = 0;
   for (const StatePiece& piece : rank_.pieces) {
-    const int64_t k = piece.primary ? saved++ : -1;
+    const int64_t k = piece.primary ? saved++ : -1, elems = piece.count_elems();
     if (!wanted(piece.tensor)) continue;
-    if (piece.primary) {
-      body(piece, piece.count_elems(), arrays_.banks[from][k], arrays_.banks[to][k], k);
-    } else {
-      const kernels::AdamwState state = private_at(piece.state_offset);
-      body(piece, piece.count_elems(), state, state, int64_t{-1});
+    const int64_t longest = paged && k >= 0 ? arrays_.pager->block_bytes() / 4 : std::max<int64_t>(1, elems);
+    for (int64_t begin = 0; begin < elems; begin += longest)
+      blocks.push_back({&piece, k, begin, std::min(longest, elems - begin)});
+  }
+  const auto states = [&](const Block& block) {
+    const int64_t k = block.saved;
+    if (k < 0) {
+      const kernels::AdamwState state = private_at(block.piece->state_offset + block.begin);
+      return std::pair(state, state);
     }
+    return std::pair(advanced(arrays_.banks[from][k], block.begin), advanced(arrays_.banks[to][k], block.begin));
+  };
+  size_t fetched = 0;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    for (; paged && fetched < std::min(blocks.size(), b + 1 + kBlocksAhead); ++fetched) {
+      const auto [source, target] = states(blocks[fetched]);
+      if (blocks[fetched].saved >= 0) fetch(source, target, blocks[fetched].count);
+    }
+    const auto [source, target] = states(blocks[b]);
+    body(*blocks[b].piece, blocks[b].begin, blocks[b].count, source, target, blocks[b].saved);
+    if (paged && blocks[b].saved >= 0) release(source, target, blocks[b].count);
   }
   for (const ReplicaRun& replica : rank_.replicas) {
     if (!wanted(replica.tensor)) continue;
     const kernels::AdamwState state = private_at(replica.state_offset);
-    body(replica, replica.count, state, state, int64_t{-1});
+    body(replica, int64_t{0}, replica.count, state, state, int64_t{-1});
   }
 }
 
-void ShardedOptimizer::note_sums(int64_t saved_piece, const kernels::AdamwState& state, int64_t count) {
-  const int64_t saved = std::ssize(arrays_.banks[0]);
-  int64_t array = 0;
-  for (const float* values : {state.master, state.exp_avg, state.exp_avg_sq}) {
-    sums_[array++ * saved + saved_piece] = word_sums(reinterpret_cast<const std::byte*>(values), count);
+void ShardedOptimizer::fetch(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const {
+  std::vector<std::span<std::byte>> areas = areas_of(from, count);
+  if (to.master != from.master) {  // a page that is not there is read before its first byte can be written
+    const std::vector<std::span<std::byte>> written = areas_of(to, count);
+    areas.insert(areas.end(), written.begin(), written.end());
   }
+  arrays_.pager->fetch(areas);
+}
+
+void ShardedOptimizer::release(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const {
+  arrays_.pager->release(areas_of(to, count), true);
+  if (to.master != from.master) arrays_.pager->release(areas_of(from, count), false);
+}
+
+void ShardedOptimizer::note_sum(int64_t array, int64_t saved_piece, int64_t begin, uint64_t sums) {
+  uint64_t& sum = sums_[array * std::ssize(arrays_.banks[0]) + saved_piece];
+  sum = add_word_sums(begin == 0 ? 0 : sum, shift_word_sums(sums, begin));
+}
+
+void ShardedOptimizer::note_sums(int64_t saved_piece, int64_t begin, const kernels::AdamwState& state, int64_t count) {
+  int64_t array = 0;
+  for (const float* values : {state.master, state.exp_avg, state.exp_avg_sq})
+    note_sum(array++, saved_piece, begin, word_sums(reinterpret_cast<const std::byte*>(values), count));
 }
 
 void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
@@ -125,9 +178,9 @@ void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
   const auto mean = static_cast<float>(static_cast<double>(tokens * moe.top_k) / static_cast<double>(moe.experts));
   for_parts(
       from, to,
-      [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
-          int64_t k) {
-        const float* const choices = arrays_.grads + rank_.grad_offset(part);
+      [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
+          const kernels::AdamwState& target, int64_t k) {
+        const float* const choices = arrays_.grads + rank_.grad_offset(part) + begin;
         const auto rate = static_cast<float>(rates_[part.tensor].lr > 0 ? moe.bias_rate : 0);
         for (int64_t i = 0; i < count; ++i) {
           const float step = choices[i] < mean ? rate : choices[i] > mean ? -rate : 0.0f;
@@ -135,8 +188,8 @@ void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
           target.exp_avg[i] = source.exp_avg[i];
           target.exp_avg_sq[i] = source.exp_avg_sq[i];
         }
-        put_weights(target.master, rank_.weight_offset(part), count);
-        if (k >= 0) note_sums(k, target, count);
+        put_weights(target.master, rank_.weight_offset(part) + begin, count);
+        if (k >= 0) note_sums(k, begin, target, count);
       },
       true);
 }
@@ -167,33 +220,35 @@ Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int
 }
 
 void ShardedOptimizer::scale_heads(const HeadFactors& heads, int64_t bank) {
-  for_parts(
-      bank, bank,
-      [&](const auto& part, int64_t count, const kernels::AdamwState&, const kernels::AdamwState& state, int64_t k) {
-        const auto rows = std::find_if(head_rows_.begin(), head_rows_.end(),
-                                       [&](const HeadRows& r) { return r.tensor == part.tensor; });
-        if (rows == head_rows_.end()) return;
-        const std::vector<float>& factors = rows->key ? heads.key : heads.query;
-        const int64_t begin = part.flat_offset - rows->offset;
-        for (int64_t at = 0; at < count;) {
-          const int64_t head = (begin + at) / rows->head_elems;
-          const int64_t end = std::min(count, (head + 1) * rows->head_elems - begin);
-          kernels::scale(state.master + at, factors[rows->first_factor + head], end - at);
-          at = end;
-        }
-        put_weights(state.master, rank_.weight_offset(part), count);
-        if (k >= 0) sums_[k] = word_sums(reinterpret_cast<const std::byte*>(state.master), count);
-      });
+  for_parts(bank, bank,
+            [&](const auto& part, int64_t first, int64_t count, const kernels::AdamwState&,
+                const kernels::AdamwState& state, int64_t k) {
+              const auto rows = std::find_if(head_rows_.begin(), head_rows_.end(),
+                                             [&](const HeadRows& r) { return r.tensor == part.tensor; });
+              if (rows == head_rows_.end()) return;
+              const std::vector<float>& factors = rows->key ? heads.key : heads.query;
+              const int64_t begin = part.flat_offset + first - rows->offset;
+              for (int64_t at = 0; at < count;) {
+                const int64_t head = (begin + at) / rows->head_elems;
+                const int64_t end = std::min(count, (head + 1) * rows->head_elems - begin);
+                kernels::scale(state.master + at, factors[rows->first_factor + head], end - at);
+                at = end;
+              }
+              put_weights(state.master, rank_.weight_offset(part) + first, count);
+              if (k >= 0) note_sum(0, k, first, word_sums(reinterpret_cast<const std::byte*>(state.master), count));
+            });
 }
 
 void ShardedOptimizer::average(int64_t from, int64_t to) {
-  const size_t saved = arrays_.banks[to].size();
-  for (size_t k = 0, piece = 0; piece < rank_.pieces.size(); ++piece) {
-    if (!rank_.pieces[piece].primary) continue;
-    const kernels::AdamwState& target = arrays_.banks[to][k];
-    sums_[3 * saved + k] = kernels::ema(plan_.recipe.optimizer.ema, target.master, arrays_.banks[from][k].ema,
-                                        target.ema, rank_.pieces[piece].count_elems());
-    ++k;
+  for (const bool balancing : {false, true}) {
+    for_parts(
+        from, to,
+        [&](const auto&, int64_t begin, int64_t count, const kernels::AdamwState& source,
+            const kernels::AdamwState& target, int64_t k) {
+          if (k < 0) return;
+          note_sum(3, k, begin, kernels::ema(plan_.recipe.optimizer.ema, target.master, source.ema, target.ema, count));
+        },
+        balancing);
   }
 }
 
@@ -201,20 +256,20 @@ void ShardedOptimizer::adamw(int64_t update, double lr, float grad_scale, int64_
   const DType compute = plan_.compute_dtype();
   auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
   auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
-  const int64_t saved = std::ssize(arrays_.banks[to]);
   for_parts(from, to,
-            [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
-                int64_t k) {
-              const int64_t weight = rank_.weight_offset(part);
+            [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
+                const kernels::AdamwState& target, int64_t k) {
+              const int64_t weight = rank_.weight_offset(part) + begin;
               kernels::AdamwSums sums;
-              kernels::adamw(args_of(part.tensor, update, lr, grad_scale), arrays_.grads + rank_.grad_offset(part),
-                             source, target, full != nullptr ? full + weight : nullptr,
-                             low != nullptr ? low + weight : nullptr, count, k >= 0 ? &sums : nullptr);
+              kernels::adamw(args_of(part.tensor, update, lr, grad_scale),
+                             arrays_.grads + rank_.grad_offset(part) + begin, source, target,
+                             full != nullptr ? full + weight : nullptr, low != nullptr ? low + weight : nullptr, count,
+                             k >= 0 ? &sums : nullptr);
               if (compute == DType::kF16) put_weights(target.master, weight, count);
               if (k < 0) return;
-              sums_[k] = sums.master;
-              sums_[saved + k] = sums.exp_avg;
-              sums_[2 * saved + k] = sums.exp_avg_sq;
+              note_sum(0, k, begin, sums.master);
+              note_sum(1, k, begin, sums.exp_avg);
+              note_sum(2, k, begin, sums.exp_avg_sq);
             });
 }
 
@@ -222,10 +277,10 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
                               comm::Comm& world) {
   std::vector<kernels::LambNorms> norms(plan_.tensors.size());
   for_parts(from, to,
-            [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
-                int64_t k) {
+            [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
+                const kernels::AdamwState& target, int64_t k) {
               kernels::lamb_moments(args_of(part.tensor, update, lr, grad_scale),
-                                    arrays_.grads + rank_.grad_offset(part), source, target, count,
+                                    arrays_.grads + rank_.grad_offset(part) + begin, source, target, count,
                                     k >= 0 ? &norms[part.tensor] : nullptr);
             });
   std::vector<double> words;
@@ -242,14 +297,14 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
             .value());
   };
   for_parts(from, to,
-            [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
-                int64_t k) {
+            [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
+                const kernels::AdamwState& target, int64_t k) {
               const double weight = norm(2 * part.tensor), step = norm(2 * part.tensor + 1);
               const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
               kernels::lamb_step(args_of(part.tensor, update, lr, grad_scale), static_cast<float>(trust), source,
                                  target, count);
-              put_weights(target.master, rank_.weight_offset(part), count);
-              if (k >= 0) note_sums(k, target, count);
+              put_weights(target.master, rank_.weight_offset(part) + begin, count);
+              if (k >= 0) note_sums(k, begin, target, count);
             });
   return {};
 }

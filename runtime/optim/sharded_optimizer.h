@@ -15,6 +15,7 @@
 #include "runtime/optim/groups.h"
 #include "runtime/optim/qk_clip.h"
 #include "runtime/plan/plan.h"
+#include "runtime/tensor/pager.h"
 
 namespace cairn::optim {
 
@@ -24,6 +25,7 @@ struct Arrays {
   float* grads = nullptr;                               // reduced sums: RankPlan::grad_offset()
   kernels::AdamwState private_state;                    // private_elems each
   std::vector<std::vector<kernels::AdamwState>> banks;  // of each bank, where each primary piece's state lies
+  Pager* pager = nullptr;                               // of banks on a disk
 };
 
 class ShardedOptimizer {
@@ -68,14 +70,21 @@ class ShardedOptimizer {
   /// Biases that balance experts (TensorSpec::balances): each goes a step of bias_rate towards as many choices as the
   /// others have (Wang et al. 2024; DeepSeek-V3). Their moments stay.
   void balance(int64_t from, int64_t to, int64_t tokens);
-  void note_sums(int64_t saved_piece, const kernels::AdamwState& state, int64_t count);
+  /// word_sums of a block that begins at element `begin` of a saved piece's array; blocks come in order.
+  void note_sum(int64_t array, int64_t saved_piece, int64_t begin, uint64_t sums);
+  void note_sums(int64_t saved_piece, int64_t begin, const kernels::AdamwState& state, int64_t count);
   void find_head_rows();
   void scale_heads(const HeadFactors& heads, int64_t bank);
   void average(int64_t from, int64_t to);
-  /// Calls body(part, elements, its state in bank `from`, its state in bank `to`, number of the saved piece or -1) for
-  /// all that this rank updates by gradients, pieces and replica runs; private state is both. `balancing`: the rest.
+  /// Calls body(part, begin, count, state in bank `from`, state in bank `to`, number of the saved piece or -1) for
+  /// elements [begin, begin + count) of all that this rank updates by gradients, pieces and replica runs; the states
+  /// begin there too, and private state is both. A part is one block, but of banks on a disk, which come and go around
+  /// the calls. `balancing`: the rest.
   template <typename Body>
   void for_parts(int64_t from, int64_t to, const Body& body, bool balancing = false) const;
+  /// What an update reads and writes of a saved piece: brought from the disk, or put there.
+  void fetch(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const;
+  void release(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const;
   /// Calls body(piece, its state in `bank` or the private state).
   template <typename Body>
   void for_pieces(int64_t bank, const Body& body) const;

@@ -11,6 +11,7 @@
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
 #include "runtime/optim/loss_scale.h"
+#include "runtime/tensor/pager.h"
 
 namespace cairn::trainer {
 
@@ -52,6 +53,7 @@ struct StateMemory {
   /// trainer takes one bank of its own.
   std::vector<std::vector<std::byte*>> banks;
   std::byte* weights = nullptr;  // those that forward and backward read; null: the trainer allocates them
+  Pager* pager = nullptr;        // when the banks lie on a disk
 };
 
 /// What restore() has found.

@@ -56,6 +56,7 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
   out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());
+  out.arrays_.pager = memory.pager;
   out.memory_ = {.weights = static_cast<std::byte*>(out.arrays_.weights),
                  .gathered = rank.scattered_weights ? out.gathered_.data() : nullptr,
                  .sums = out.arrays_.grads,

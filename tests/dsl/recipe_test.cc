@@ -353,8 +353,9 @@ return require "base":with {
   TEST_CASE("numerics: precision, dropout, groups, optimizers, batch stages; and what is unset leaves no trace") {
     const Recipe plain = load_good(kBase);
     const std::string json = encode_recipe(plain);
-    for (const char* key : {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"",
-                            "ramp", "phases", "\"tokens\":0", "deterministic", "\"ema\"", "qk_clip", "\"init\":\""})
+    for (const char* key :
+         {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"", "ramp", "phases",
+          "\"tokens\":0", "deterministic", "\"ema\"", "qk_clip", "offload", "\"init\":\""})
       CHECK_MESSAGE(json.find(key) == std::string::npos, key);
 
     const Recipe r = load_good(
@@ -382,9 +383,11 @@ return require "base":with {
     REQUIRE_MESSAGE(again.ok(), encode_recipe(r));
     CHECK(encode_recipe(again.value()) == encode_recipe(r));
 
-    const Recipe kept = load_good(with("model = { init = \"deep_norm\" }, optimizer = { ema = 0.999, qk_clip = 100 }"));
+    const Recipe kept = load_good(
+        with("model = { init = \"deep_norm\" }, optimizer = { ema = 0.999, qk_clip = 100, offload = \"/nvme\" }"));
     CHECK(kept.optimizer.ema == 0.999);
     CHECK(kept.optimizer.qk_clip == 100);
+    CHECK(kept.optimizer.offload == "/nvme");
     CHECK(kept.model.init == WeightInit::kDeepNorm);
     CHECK(encode_recipe(decode_recipe(encode_recipe(kept)).value()) == encode_recipe(kept));
     CHECK(only_mistake(with("optimizer = { ema = 1 }")).find("optimizer.ema must be a number >= 0 and < 1") !=

@@ -153,6 +153,7 @@ class Proxy:
     "silence"                 nothing, ever, until the client leaves
     ("damage", n)             byte n of the answer's body is flipped
     ("short", n)              n bytes of the answer's body come, then the connection is torn
+    "end"                     all of the answer's body comes, and the connection is torn where it should end
     "drip"                    the answer's head, then a byte a second without end
     The request line and headers are passed on untouched, so signatures hold. With `certificate`, the path of a .pem with
     its .key beside it, clients speak TLS to it, `newest` at most."""
@@ -280,7 +281,10 @@ class Proxy:
             while True:
                 client.sendall(b"x")
                 time.sleep(1)
-        client.sendall(head)
+        if what == "end":  # one byte more is promised than will come
+            client.sendall(re.sub(rb"(?im)^(content-length:\s*)(\d+)", lambda m: m[1] + b"%d" % (int(m[2]) + 1), head))
+        else:
+            client.sendall(head)
         if method == "HEAD" or head.split(b" ", 2)[1] == b"204":
             return
         length = self.header(head, "content-length")
@@ -299,3 +303,5 @@ class Proxy:
                 raise OSError("torn on purpose")
             client.sendall(bytes(data))
             at += len(data)
+        if what == "end":
+            raise OSError("torn on purpose")

@@ -222,6 +222,12 @@ class StoreTest(CopyTest):
         kinds[:] = [("short", 10000), "reset", ("short", 1)]
         self.s3("fetch", self.place, "back", proxy=self.proxy(decide))
         self.assertEqual(contents(self.path(f"back/{STEP}")), self.whole)
+        failed.clear()
+        kinds[:] = ["end"]
+        self.s3("fetch", self.place, "again", proxy=self.proxy(lambda method, path, head: decide(method, path, head)
+                                                               if "list-type" not in path and method == "GET" else None))
+        self.assertGreater(len(failed), 3)
+        self.assertEqual(contents(self.path(f"again/{STEP}")), self.whole)
 
     def test_damage_there_is_found_by_reading_back(self):
         shard = f"{STEP}/shard-00000-of-00002.h5"

@@ -86,7 +86,7 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-bool exists(const std::string& name) { return ::access(("/dev/shm" + name).c_str(), F_OK) == 0; }
+bool exists(const std::string& name) { return ::access(name.c_str(), F_OK) == 0; }
 
 /// The segment's bytes in a segment of their own, of another length when asked.
 Fd copy_of(std::span<const std::byte> bytes, int64_t length = -1) {
@@ -197,6 +197,55 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(exists(taken.value()->name()));
     CHECK(live.value().remove().ok());
     CHECK(taken.value()->remove().ok());
+  }
+
+  TEST_CASE("a segment in a folder on a disk: shared, taken over and reaped there, and never after another start") {
+    const std::string folder = std::string(CAIRN_BINARY_DIR) + fmt::format("/arena-{}", getpid()), id = run_id("disk");
+    REQUIRE(::mkdir(folder.c_str(), 0700) == 0);
+    const auto spec_of = [&](const std::string& run) {
+      ArenaSpec spec = small_spec(run, ArenaBacking::kNamed);
+      spec.folder = folder;
+      return spec;
+    };
+    const auto leave_behind = [&](const std::string& run) {
+      return in_child([&] {
+        const Result<Arena> made = Arena::create(spec_of(run));
+        if (!made.ok() || !made.value().name().starts_with(folder + "/cairn-")) return 1;
+        const Result<Arena> other = Arena::attach(made.value().name());
+        if (!other.ok() || other.value().on_disk() != made.value().on_disk()) return 2;
+        for (const int64_t rank : {0, 1}) {
+          if (!write_step(other.value(), rank, 0, 1, 5).ok()) return 3;
+        }
+        return 0;
+      });
+    };
+    REQUIRE(leave_behind(id) == 0);
+    CHECK_FALSE(Arena::adopt(id).value().has_value());  // not in shared memory
+    {
+      Result<std::optional<Arena>> taken = Arena::adopt(id, folder);
+      REQUIRE_MESSAGE(taken.ok(), taken.error().message);
+      REQUIRE(taken.value().has_value());
+      const auto found = newest_verified(*taken.value(), Check::kEveryByte);
+      REQUIRE(found.has_value());
+      CHECK(holds(*taken.value(), *found));
+      // As if the machine had been started since: nobody knows what the disk has of it.
+      std::vector<std::byte> bytes = bytes_of(*taken.value());
+      reinterpret_cast<arena::StaticHeader*>(bytes.data())->boot_id[0] ^= 1;
+      rehash(bytes);
+      const Fd other = copy_of(bytes);
+      const Result<Arena> old = Arena::attach_fd(other.get());
+      REQUIRE_FALSE(old.ok());
+      CHECK(old.error().message.find("before this machine's last start") != std::string::npos);
+      CHECK(taken.value()->remove().ok());
+    }
+    REQUIRE(leave_behind(id) == 0);
+    CHECK(reap_stale_arenas(id, folder).removed.empty());
+    CHECK(reap_stale_arenas({}, folder).removed.size() == 1);
+    CHECK(::rmdir(folder.c_str()) == 0);  // nothing is left
+    const Result<Arena> nowhere = Arena::create(spec_of(id));
+    REQUIRE_FALSE(nowhere.ok());
+    CHECK(nowhere.error().code == ErrorCode::kInvalidInput);
+    CHECK(nowhere.error().message.find(folder) != std::string::npos);
   }
 
   TEST_CASE("a spec that does not fit, and memory that is not there, are refused in words") {

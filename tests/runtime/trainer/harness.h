@@ -92,6 +92,7 @@ class MemoryHook : public trainer::CheckpointHook {
     std::optional<trainer::TrainPosition> position;  // restore from here when set
     int64_t stop_after = 0;                          // 0: at the end
     int64_t banks = 0;
+    Pager* pager = nullptr;
   };
   explicit MemoryHook(Shared& shared) : shared_(shared) {}
 
@@ -110,6 +111,7 @@ class MemoryHook : public trainer::CheckpointHook {
     }
     out.weights = place(weight_bytes);
     std::memset(out.weights, 0, weight_bytes);  // rows of padding are never written
+    out.pager = shared_.pager;
     return out;
   }
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
@@ -182,9 +184,10 @@ struct Trained {
 using MakeEngine = std::function<Result<std::unique_ptr<comm::Engine>>(int64_t rank)>;
 
 inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
-                                        int64_t stop_after = 0, const MakeEngine& make_engine = {}, int64_t banks = 0) {
+                                        int64_t stop_after = 0, const MakeEngine& make_engine = {}, int64_t banks = 0,
+                                        Pager* pager = nullptr) {
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
-  MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after, .banks = banks};
+  MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after, .banks = banks, .pager = pager};
   if (from != nullptr) {
     shared.state = from->state;
     shared.position = from->position;

@@ -1,0 +1,41 @@
+#pragma once
+// Moves parts of a file mapping between memory and disk beside the thread that works on them, with io_uring: read-ahead
+// by madvise, and for what was worked on a chain of write-back, unmapping and dropping from the page cache. Where the
+// kernel gives no ring the same calls are made in place: slower, but as bounded. Areas below kPagedShardBytes, which
+// share their pages with others, stay where they are.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "runtime/tensor/pager.h"
+
+namespace cairn::ckpt {
+
+class DiskPager final : public Pager {
+ public:
+  /// `base`: the start of a shared mapping of all of `fd`; both outlive the object. At most `in_flight` areas are on
+  /// their way to the disk at a time. One thread uses it.
+  DiskPager(int fd, std::byte* base, int64_t in_flight = 32, bool ring = true);
+  ~DiskPager() override;  // waits for what is on its way
+  DiskPager(const DiskPager&) = delete;
+  DiskPager& operator=(const DiskPager&) = delete;
+
+  int64_t block_bytes() const override { return int64_t{4} << 20; }
+  void fetch(std::span<const std::span<std::byte>> areas) override;
+  void release(std::span<const std::span<std::byte>> areas, bool written) override;
+
+  /// Waits until nothing is on its way.
+  void settle();
+  bool uses_ring() const { return ring_ != nullptr; }
+
+ private:
+  struct Ring;
+  int fd_;
+  std::byte* base_;
+  int64_t limit_;
+  std::unique_ptr<Ring> ring_;
+};
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,26 @@
+#pragma once
+// Memory that is a window on a disk, as the banks of optimizer state with optimizer.offload: who works through it says
+// which bytes will be wanted and which are done with, and the pager moves them beside the work. ckpt/snapshot has one.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace cairn {
+
+class Pager {
+ public:
+  virtual ~Pager() = default;
+
+  /// How much of an array is best moved at once.
+  virtual int64_t block_bytes() const = 0;
+
+  /// Begins to bring these bytes into memory. A hint: who touches them before they are there waits for the disk.
+  virtual void fetch(std::span<const std::span<std::byte>> areas) = 0;
+
+  /// These bytes are done with, and were written if `written`: begins to put them on the disk and to give
+  /// their memory back. Waits while too many are on their way, so that memory stays bounded.
+  virtual void release(std::span<const std::span<std::byte>> areas, bool written) = 0;
+};
+
+}  // namespace cairn
