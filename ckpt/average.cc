@@ -23,8 +23,8 @@ namespace {
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
-bool is_weight(const TensorEntry& tensor) { return tensor.kind == kStateKinds[0]; }
-bool is_moment(const TensorEntry& tensor) { return tensor.kind == kStateKinds[1] || tensor.kind == kStateKinds[2]; }
+bool is_weight(const TensorEntry& tensor) { return tensor.kind == kWeightKind; }
+bool is_moment(const TensorEntry& tensor) { return is_state_kind(tensor.kind) && !is_weight(tensor); }  // or an average
 
 std::vector<TensorEntry> weights_of(const Manifest& manifest) {
   std::vector<TensorEntry> out;

@@ -58,23 +58,19 @@ struct Budget {
   }
 };
 
-bool is_state(std::string_view kind) {
-  return std::find(kStateKinds.begin(), kStateKinds.end(), kind) != kStateKinds.end();
-}
-
-/// All kinds of state, or the weights alone, as the source has them; the tensors must be the model's.
-Result<size_t> kinds_of(const Manifest& source, const Plan& target) {
-  bool moments = false;
+/// How many kinds of state the source has: the weights alone, with moments, with averages too; the tensors must be the
+/// model's.
+Result<int64_t> kinds_of(const Manifest& source, const Plan& target) {
+  bool moments = false, averages = false;
   Manifest state;  // without what is no state
   for (const TensorEntry& tensor : source.tensors) {
-    if (!is_state(tensor.kind)) continue;
-    moments = moments || tensor.kind != kStateKinds[0];
+    if (!is_state_kind(tensor.kind)) continue;
+    moments = moments || is_moment_kind(tensor.kind);
+    averages = averages || tensor.kind == kEmaKind;
     state.tensors.push_back(tensor);
   }
-  const size_t kinds = moments ? kStateKinds.size() : 1;
-  std::vector<TensorEntry> expected = state_tensors(target.tensors);
-  expected.resize(target.tensors.size() * kinds);
-  RT_TRY(check_tensors(state, expected));
+  const auto kinds = averages ? std::ssize(kStateKinds) : moments ? kPrivateArrays : int64_t{1};
+  RT_TRY(check_tensors(state, state_tensors(target.tensors, kinds)));
   return kinds;
 }
 
@@ -120,7 +116,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
       (source_step_dir / "").lexically_normal().parent_path()) {
     return invalid(fmt::format("{}: the source would be replaced; give another target", source_step_dir.string()));
   }
-  Result<size_t> kinds = kinds_of(source, target);
+  Result<int64_t> kinds = kinds_of(source, target);
   if (!kinds.ok()) return std::move(kinds).error().with(source_step_dir.string());
 
   ReshardReport report;
@@ -138,8 +134,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   skeleton.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
-  const auto state_count = static_cast<int64_t>(target.tensors.size() * kinds.value());
-  skeleton.tensors.resize(static_cast<size_t>(state_count));
+  skeleton.tensors = state_tensors(target.tensors, kinds.value());
 
   const LoadPlanner planner(source);
   const int64_t total_bytes = payload_bytes(source);
@@ -165,13 +160,12 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   std::vector<WriterPart> parts;
   for (int64_t rank = 0; rank < target.mesh.world(); ++rank) {
     WriterPart part{shard_file_name(rank, target.mesh.world()), {}};
-    for (const SlotShard& shard : slot_layout(target, rank).shards) {
-      const int64_t tensor = manifest_tensor(target, shard.kind, shard.tensor);
-      if (tensor < state_count) add(part, tensor, shard.box);
+    for (const SlotShard& shard : slot_layout(target, rank, kinds.value()).shards) {
+      add(part, manifest_tensor(target, shard.kind, shard.tensor), shard.box);
     }
     if (rank == 0) {
       for (const TensorEntry& entry : source.tensors) {
-        if (is_state(entry.kind)) continue;
+        if (is_state_kind(entry.kind)) continue;
         skeleton.tensors.push_back(entry);
         add(part, static_cast<int64_t>(skeleton.tensors.size()) - 1, Box::whole(entry.shape));
       }

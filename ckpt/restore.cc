@@ -27,20 +27,19 @@ using trainer::StateTensor;
 using trainer::TrainPosition;
 
 static_assert(static_cast<int>(StateKind::kWeight) == 0 && static_cast<int>(StateKind::kExpAvg) == 1 &&
-              static_cast<int>(StateKind::kExpAvgSq) == 2);
+              static_cast<int>(StateKind::kExpAvgSq) == 2 && static_cast<int>(StateKind::kEma) == 3);
 
-bool is_state(const TensorEntry& entry) {
-  return std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind) != kStateKinds.end();
-}
-
-/// check_tensors on what is training state; files that an import kept are none of the trainer's business.
-Status check_state(const Manifest& manifest, std::span<const TensorEntry> expected) {
+/// check_tensors on weights and moments; files that an import kept are none of the trainer's business, and averages are
+/// taken where they are there and wanted.
+Status check_state(const Manifest& manifest, const Plan& plan) {
   Manifest state;
-  std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state.tensors), is_state);
-  return check_tensors(state, expected);
+  std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state.tensors),
+               [](const TensorEntry& entry) { return is_state_kind(entry.kind) && entry.kind != kEmaKind; });
+  return check_tensors(state, state_tensors(plan.tensors, kPrivateArrays));
 }
 
-Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const StateTensor> state) {
+Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, const LoadPlanner& planner,
+                                            std::span<const StateTensor> state) {
   std::vector<WantedBox> out;
   out.reserve(state.size());
   for (const StateTensor& item : state) {
@@ -49,7 +48,8 @@ Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, std::span<const St
       return Error{ErrorCode::kInternal,
                    fmt::format("state of tensor {}, box {}, {} bytes", item.tensor, to_string(item.box), item.bytes)};
     }
-    out.push_back({kStateKinds[static_cast<size_t>(item.kind)], plan.tensors[item.tensor].name, item.box});
+    const std::string_view kind = kStateKinds[static_cast<size_t>(item.kind)], name = plan.tensors[item.tensor].name;
+    out.push_back({planner.kind_to_read(kind, name), name, item.box});
   }
   return out;
 }
@@ -59,9 +59,10 @@ std::vector<StateTensor> start_the_rest(const Plan& plan, const LoadMatch& match
   std::vector<StateTensor> saved;
   for (const StateTensor& item : state) {
     const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
-    const bool weight = item.kind == StateKind::kWeight;
+    const bool weight = item.kind == StateKind::kWeight || item.kind == StateKind::kEma;
     if (weight ? of.weight : of.moments) {
       saved.push_back(item);
+      if (item.kind == StateKind::kEma && !of.moments) saved.back().kind = StateKind::kWeight;  // begins anew at these
     } else if (weight) {
       trainer::initial_weights(plan, item.tensor, item.box, reinterpret_cast<float*>(item.data));
     } else {
@@ -79,9 +80,10 @@ Result<std::unique_ptr<ForeignWeights>> open_if_foreign(const OpenForeign& open,
 
 Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std::span<const StateTensor> state) {
   RT_TRY_SET(const Manifest manifest, decode_manifest(arena.directory()));
-  RT_TRY(check_tensors(manifest, state_tensors(plan.tensors)));
-  RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, state));
-  RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(manifest).plan_reads(wanted));
+  RT_TRY(check_tensors(manifest, state_tensors(plan)));
+  const LoadPlanner planner(manifest);
+  RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, planner, state));
+  RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
   std::vector<int64_t> rank_of_file;  // slot_manifest: ranks that save nothing have no file
   for (int64_t rank = 0; rank < arena.world(); ++rank) {
     if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
@@ -108,8 +110,9 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
     RT_TRY_SET(position, position_of(manifest).with(dir.string()));
   }
   const std::vector<StateTensor> saved = start_the_rest(plan, match, state);
-  RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, saved));
-  RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(manifest).plan_reads(wanted).with(dir.string()));
+  const LoadPlanner planner(manifest);
+  RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, planner, saved));
+  RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted).with(dir.string()));
   std::vector<ReadRange> ranges;
   ranges.reserve(reads.size());
   for (const LoadRead& read : reads) {
@@ -187,7 +190,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     }
     const auto check = [&]() -> Status {
       RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
-      RT_TRY(check_state(manifest, state_tensors(plan_.tensors)).with(info.dir.string()));
+      RT_TRY(check_state(manifest, plan_).with(info.dir.string()));
       RT_TRY(position_of(manifest).with(info.dir.string()));
       return {};
     };

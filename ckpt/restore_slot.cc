@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <vector>
 
@@ -52,6 +53,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   options.buffers = buffers;
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir, options));
   RT_TRY_SET(const LoadMatch match, match_tensors(reader.manifest(), plan.tensors, how).with(dir.string()));
+  const LoadPlanner planner(reader.manifest());
   SlotLoad out{.position = {.seed = plan.recipe.seed}};
   if (!how.weights_only) {
     RT_TRY_SET(out.position, position_of(reader.manifest()).with(dir.string()));
@@ -63,7 +65,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   }
   const auto tensors = static_cast<int64_t>(plan.tensors.size());
   if (rank_of_file.size() != directory.files.size() ||
-      std::ssize(directory.tensors) != tensors * std::ssize(kStateKinds))
+      std::ssize(directory.tensors) != tensors * saved_arrays(plan.recipe.optimizer))
     return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
   std::vector<WantedBox> wanted;
   std::vector<std::byte*> targets;  // of `wanted`
@@ -77,17 +79,19 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     const std::span<std::byte> memory = area.subspan(shard.offset, shard.bytes);
     const int64_t tensor = shard.tensor % tensors;
-    const bool weight = shard.tensor < tensors;
+    const TensorEntry& entry = directory.tensors[static_cast<size_t>(shard.tensor)];
     const TensorMatch& of = match.tensors[static_cast<size_t>(tensor)];
+    const bool weight = !is_moment_kind(entry.kind);  // or its average
     if (weight ? of.weight : of.moments) {
-      const TensorEntry& entry = directory.tensors[static_cast<size_t>(shard.tensor)];
-      wanted.push_back({entry.kind, entry.name, shard.box});
+      // An average begins anew, at the weights, where the moments do.
+      const std::string_view kind = entry.kind == kEmaKind && !of.moments ? kWeightKind : std::string_view(entry.kind);
+      wanted.push_back({planner.kind_to_read(kind, entry.name), entry.name, shard.box});
       targets.push_back(memory.data());
     } else {
       anew[static_cast<size_t>(rank)].push_back({tensor, weight, shard.box, memory});
     }
   }
-  RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(wanted).with(dir.string()));
+  RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted).with(dir.string()));
   std::vector<ReadRange> ranges;
   ranges.reserve(reads.size());
   for (const LoadRead& read : reads)

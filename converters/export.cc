@@ -14,6 +14,7 @@
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/box_stream.h"
 #include "converters/dual_file.h"
@@ -127,7 +128,7 @@ class CheckpointTensors final : public TensorSource {
 
   void add_item(const CheckpointWeights& weights, int64_t source, const Box& box) {
     const std::string& name = weights.tensors()[source].name;
-    items_.push_back(ckpt::stream_item(reader_->manifest(), planner_->find("weight", name), box));
+    items_.push_back(ckpt::stream_item(reader_->manifest(), planner_->find(weights.kind(), name), box));
   }
 
   void plan(int64_t tensor, const CheckpointWeights& weights) {
@@ -261,6 +262,7 @@ class Exporter {
     output.texts[std::string(kConfigFile)] = config.dump(2) + "\n";
     output.texts[std::string(kCardFile)] = model_card(card_of(target));
     RT_TRY_SET(output.source, ckpt::encode_manifest(source_.manifest()));
+    output.source += source_.kind();
 
     HfWriteOptions write{.max_shard_bytes = options_.max_shard_bytes,
                          .overwrite = options_.overwrite,
@@ -301,6 +303,10 @@ class Exporter {
                    .parameters = count_parameters(source_.model())};
     card.lineage.push_back(fmt::format("run `{}` (id `{}`), step {}, {} samples and {} tokens seen", m.run.name,
                                        m.run.id, m.step, m.samples, m.tokens));
+    if (source_.kind() != ckpt::kWeightKind) {
+      card.lineage.push_back(
+          fmt::format("the moving average of its weights, decay {}", source_.recipe().optimizer.ema));
+    }
     card.lineage.push_back(fmt::format("recipe hash `{}`", m.recipe_hash));
     if (!m.origin.empty()) card.lineage.push_back(m.origin);
     for (auto parent = m.run.parents.rbegin(); parent != m.run.parents.rend(); ++parent)
@@ -323,9 +329,8 @@ class Exporter {
     if (!options_.like.empty()) {
       RT_TRY(take_files_of(options_.like));
       if (files_.contains(std::string(kConfigFile))) return {};
-      return Error{ErrorCode::kInvalidInput,
-                   fmt::format("{} has no {}; the folder to be like is a Hugging Face folder", options_.like.string(),
-                               kConfigFile)};
+      return Error{ErrorCode::kInvalidInput, fmt::format("{} has no {}; the folder to be like is a Hugging Face folder",
+                                                         options_.like.string(), kConfigFile)};
     }
     const std::set<std::string_view> known(passed_files().begin(), passed_files().end());
     for (const std::string& name : source_.files()) {
@@ -368,8 +373,8 @@ class Exporter {
     const ckpt::Manifest& m = source_.manifest();
     std::error_code error;
     const fs::path there = source_dir_ / file;
-    if (m.files.size() != 1 || m.files[0].step >= 0 || m.shards.size() != tensors.size() ||
-        !fs::equivalent(there, source_dir_ / m.files[0].name, error) || error) {
+    if (source_.kind() != ckpt::kWeightKind || m.files.size() != 1 || m.files[0].step >= 0 ||
+        m.shards.size() != tensors.size() || !fs::equivalent(there, source_dir_ / m.files[0].name, error) || error) {
       return false;
     }
     const Result<SafetensorsFile> opened = SafetensorsFile::open(there);
@@ -461,7 +466,8 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_d
   const auto start = std::chrono::steady_clock::now();
   RT_TRY(check_export_dtype(options.dtype));
   RT_TRY(check_hf_target(hf_dir, options.overwrite));
-  RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source, CheckpointWeights::open(io, checkpoint_dir, decode));
+  RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source,
+             CheckpointWeights::open(io, checkpoint_dir, decode, options.weights));
   ExportReport report;
   RT_TRY(Exporter(*source, checkpoint_dir, options, report).run(hf_dir));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

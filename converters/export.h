@@ -27,11 +27,12 @@ inline constexpr std::string_view kTestedVersion = "4.57.6";  // of transformers
 struct ExportOptions {
   std::optional<DType> dtype;   // f32, bf16, f16; unset: what was imported, when nothing was trained since, else f32
   int64_t max_shard_bytes = 0;  // tensor bytes of a file; 0: the split that was imported, else kDefaultShardBytes
-  bool overwrite = false;       // a target folder that is not empty
-  std::filesystem::path like;   // a Hugging Face folder whose family, token ids and tokenizer files are taken; empty: those
-                                // that the checkpoint keeps
-  bool hdf5 = false;            // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
-                                // one file of f32 makes the folder a checkpoint
+  WeightsOf weights = WeightsOf::kTraining;
+  bool overwrite = false;      // a target folder that is not empty
+  std::filesystem::path like;  // a Hugging Face folder whose family, token ids and tokenizer files are taken; empty:
+                               // those that the checkpoint keeps
+  bool hdf5 = false;  // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
+                      // one file of f32 makes the folder a checkpoint
   const std::atomic<bool>* cancel = nullptr;                              // as HfWriteOptions'
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // the same
   std::function<std::unique_ptr<ckpt::IoBackend>()> make_io;              // the same

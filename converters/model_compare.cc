@@ -42,6 +42,11 @@ std::string text(BlockKind value) {
   return std::string(kNames[static_cast<int>(value)]);
 }
 
+std::string text(WeightInit value) {
+  constexpr std::string_view kNames[] = {"scaled", "plain", "small_wang", "deep_norm"};
+  return std::string(kNames[static_cast<int>(value)]);
+}
+
 std::string text(QkNorm value) { return value == QkNorm::kNone ? "none" : "head"; }
 
 std::string text(Mask value) {
@@ -79,7 +84,7 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
                rope, embed, embedding_norm, block, residual_scale, norm, norm_eps, final_norm, activation, bias,
                qkv_bias, out_bias, mlp_bias, head_bias, qk_norm, mask, sliding_window, window_layers, attention_scale,
                attention_scale_by_layer, logit_scale, top_query, moe, tied_embeddings, embedding_dropout,
-               attention_dropout, residual_dropout, init_std] = m;
+               attention_dropout, residual_dropout, init_std, init] = m;
   return {{"layers", text(layers)},
           {"width", text(width)},
           {"heads", text(heads)},
@@ -118,7 +123,8 @@ std::vector<std::pair<std::string_view, std::string>> fields(const ModelConfig& 
           {"embedding_dropout", text(embedding_dropout)},
           {"attention_dropout", text(attention_dropout)},
           {"residual_dropout", text(residual_dropout)},
-          {"init_std", text(init_std)}};
+          {"init_std", text(init_std)},
+          {"init", text(init)}};
 }
 
 /// Only what the scaling reads, the rest as if unset.
@@ -168,7 +174,8 @@ ModelConfig canonical(ModelConfig m) {
   if (m.sliding_window == 0 || m.window_layers == all) m.window_layers.clear();
   if (m.attention_scale == 1.0 / std::sqrt(static_cast<double>(m.head_dim))) m.attention_scale = 0;
   if (m.moe.experts == 0) m.moe = {};
-  m.moe.z_loss = 0;                                                    // as dropout
+  m.moe.z_loss = 0;  // as dropout
+  m.init = WeightInit::kScaled;
   m.embedding_dropout = m.attention_dropout = m.residual_dropout = 0;  // how to train, not what the weights mean
   return m;
 }

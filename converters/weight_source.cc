@@ -7,6 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "ckpt/plan/save_plan.h"
+
 namespace cairn::convert {
 void copy_box_out(const float* whole, const Shape& shape, const Box& box, float* dense) {
   if (box.empty()) return;
@@ -26,11 +28,18 @@ void copy_box_out(const float* whole, const Shape& shape, const Box& box, float*
 
 Result<std::unique_ptr<CheckpointWeights>> CheckpointWeights::open(ckpt::IoBackend& io,
                                                                    const std::filesystem::path& dir,
-                                                                   const RecipeDecoder& decode) {
+                                                                   const RecipeDecoder& decode, WeightsOf which) {
   RT_TRY_SET(ckpt::CheckpointReader reader, ckpt::CheckpointReader::open(io, dir));
   std::unique_ptr<CheckpointWeights> out(new CheckpointWeights());
   out->reader_ = std::make_unique<ckpt::CheckpointReader>(std::move(reader));
+  out->kind_ = which == WeightsOf::kAverage ? ckpt::kEmaKind : ckpt::kWeightKind;
   const ckpt::Manifest& manifest = out->manifest();
+  if (which == WeightsOf::kAverage && std::none_of(manifest.tensors.begin(), manifest.tensors.end(),
+                                                   [](const auto& entry) { return entry.kind == ckpt::kEmaKind; })) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("{}: holds no average of its weights; a recipe with optimizer.ema keeps one", dir.string())};
+  }
   Result<Recipe> recipe = decode(manifest.recipe);
   if (!recipe.ok()) return std::move(recipe).error().with(fmt::format("{}: its recipe", dir.string()));
   out->recipe_ = std::move(recipe).value();
@@ -38,7 +47,7 @@ Result<std::unique_ptr<CheckpointWeights>> CheckpointWeights::open(ckpt::IoBacke
 
   std::map<std::string_view, int64_t> stored;
   for (size_t k = 0; k < manifest.tensors.size(); ++k) {
-    if (manifest.tensors[k].kind == "weight") stored[manifest.tensors[k].name] = static_cast<int64_t>(k);
+    if (manifest.tensors[k].kind == out->kind_) stored[manifest.tensors[k].name] = static_cast<int64_t>(k);
   }
   std::string problems;
   for (size_t k = 0; k < out->tensors_.size(); ++k) {
@@ -65,7 +74,7 @@ Result<std::unique_ptr<CheckpointWeights>> CheckpointWeights::open(ckpt::IoBacke
 Status CheckpointWeights::read_box(int64_t tensor, const Box& box, std::span<float> out) const {
   const TensorSpec& spec = tensors_[tensor];
   RT_CHECK(static_cast<int64_t>(out.size()) == box.count_elems(), "{}: {} floats", spec.name, out.size());
-  const ckpt::WantedBox wanted{"weight", spec.name, box};
+  const ckpt::WantedBox wanted{kind_, spec.name, box};
   RT_TRY_SET(const std::vector<ckpt::LoadRead> reads, planner_->plan_reads(std::span(&wanted, 1)));
   return run(reads, reinterpret_cast<std::byte*>(out.data()));
 }

@@ -56,17 +56,24 @@ inline constexpr std::string_view kFileKind = "file";
 /// Turns the text in a manifest back into a recipe (dsl::decode_recipe).
 using RecipeDecoder = std::function<Result<Recipe>(std::string_view json)>;
 
+/// Which of a checkpoint's weights: those that are trained, or their moving average (optimizer.ema).
+enum class WeightsOf { kTraining, kAverage };
+
 class CheckpointWeights final : public WeightSource {
  public:
   /// Errors: those of the reader and the decoder; kInvalidInput listing every weight that is missing or of another
-  /// shape than the recipe says. `io` must outlive the object.
+  /// shape than the recipe says, and for a checkpoint without averages when they are asked for. `io` must outlive the
+  /// object.
   static Result<std::unique_ptr<CheckpointWeights>> open(ckpt::IoBackend& io, const std::filesystem::path& dir,
-                                                         const RecipeDecoder& decode);
+                                                         const RecipeDecoder& decode,
+                                                         WeightsOf which = WeightsOf::kTraining);
 
   const ModelConfig& model() const override { return recipe_.model; }
   const std::vector<TensorSpec>& tensors() const override { return tensors_; }
   Status read_box(int64_t tensor, const Box& box, std::span<float> out) const override;
 
+  /// Of the tensors that are read, as the manifest spells it.
+  std::string_view kind() const { return kind_; }
   const Recipe& recipe() const { return recipe_; }
   const ckpt::Manifest& manifest() const { return reader_->manifest(); }
   /// Names of the kept files, and the bytes of one. Errors: kInvalidInput for one that is not there.
@@ -83,6 +90,7 @@ class CheckpointWeights final : public WeightSource {
   Status run(std::span<const ckpt::LoadRead> reads, std::byte* into) const;
 
   std::unique_ptr<ckpt::CheckpointReader> reader_;
+  std::string_view kind_;
   Recipe recipe_;
   std::vector<TensorSpec> tensors_;
   std::unique_ptr<ckpt::LoadPlanner> planner_;  // refers to the reader's manifest

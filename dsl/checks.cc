@@ -331,6 +331,13 @@ void CrossCheck::mesh() {
                     "gathered",
                     optimizer.zero),
         "zero = 3, or keep_after_forward = false");
+  if (optimizer.qk_clip > 0 && recipe.model.qk_norm != QkNorm::kNone)
+    fail("optimizer.qk_clip",
+         fmt::format(
+             "optimizer.qk_clip = {} scales the projections of q and k, and model.qk_norm = \"head\"{} norms what "
+             "they give: no score would change",
+             optimizer.qk_clip, where("optimizer.qk_clip", "model.qk_norm")),
+         "qk_clip = 0, or qk_norm = \"none\"");
   if (mesh.shard > 0 && optimizer.zero == 0)
     fail("mesh.shard",
          fmt::format("mesh.shard = {} says over how many ranks ZeRO splits, but optimizer.zero = 0 splits nothing",

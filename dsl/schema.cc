@@ -369,7 +369,8 @@ const Block& model_block() {
               .range(1, 1 << 16)
               .derived("model.heads")
               .says("key and value heads",
-                    "Fewer than model.heads is grouped-query attention: must divide it. It and mesh.tp: one divides the other; "
+                    "Fewer than model.heads is grouped-query attention: must divide it. It and mesh.tp: one divides "
+                    "the other; "
                     "with more ranks than heads several ranks hold a head, and checkpoints still have it once."),
           bound("head_dim", &ModelConfig::head_dim)
               .range(1, 1 << 16)
@@ -540,8 +541,15 @@ const Block& model_block() {
               .above(0)
               .below_or_at(10)
               .otherwise(0.02)
-              .says("standard deviation of the initial weights",
-                    "The outputs of attention and MLP start with this over sqrt(2 * layers)."),
+              .says("standard deviation of the initial weights", "Of those that model.init does not give another one."),
+          chosen("init", &ModelConfig::init, {"scaled", "plain", "small_wang", "deep_norm"})
+              .otherwise("scaled")
+              .silently()
+              .says("rule of the initial weights, all normal",
+                    "scaled: model.init_std, and for the outputs of attention and MLP that over sqrt(2 * layers) "
+                    "(GPT-2, Megatron). plain: model.init_std everywhere. small_wang: sqrt(2 / (5 width)), outputs "
+                    "2 / (layers sqrt(width)) (GPT-NeoX). deep_norm: Xavier, sqrt(2 / (rows + columns)), times "
+                    "1 / sqrt(2 * layers) but for q and k; embeddings by model.init_std (GLM-130B)."),
       }};
   return out;
 }
@@ -1010,6 +1018,26 @@ const Block& optimizer_block() {
               .silently()
               .says("part of the gradient that reaches the token embedding through the input",
                     "Embedding-gradient shrink; GLM-130B: 0.1."),
+          bound("ema", &OptimizerConfig::ema)
+              .at_least(0)
+              .under(1)
+              .otherwise(0.0)
+              .silently()
+              .says("decay of an average of the weights that is kept beside them; 0: none",
+                    "After each update average = ema * average + (1 - ema) * weights, in fp32; it begins at the "
+                    "weights that the run begins with. In checkpoints as kind ema; export, eval and generate take it "
+                    "with --ema. 4 bytes a parameter, split over dp.")
+              .like("0.999"),
+          bound("qk_clip", &OptimizerConfig::qk_clip)
+              .range(0, kMany)
+              .otherwise(0.0)
+              .silently()
+              .says("largest attention score that a head may have; 0: any (QK clip, as in MuonClip)",
+                    "When the largest score S of a head in a step, before the softmax, is above this, its scores are "
+                    "scaled by qk_clip / S: after the update the rows of q and k of the head are multiplied by the "
+                    "root of that each. Query heads that share a key head: k takes the root of the smallest factor, "
+                    "each q what is left. Not with model.qk_norm, which undoes it.")
+              .like("100"),
           bound("clip", &OptimizerConfig::clip)
               .range(0, kMany)
               .otherwise(0.0)

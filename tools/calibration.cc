@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -17,46 +18,50 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;  // 1: layers and collectives apart
 
-json to_json(const comm::Comm::Traffic& t) {
-  json out = json::array();
-  for (const comm::Comm::Volume& v : {t.all_reduce, t.reduce_scatter, t.all_gather}) out.push_back({v.bytes, v.calls});
+json to_json(const StepParts& p) { return {p.forward, p.backward, p.pipeline, p.reduce, p.optimizer, p.other}; }
+
+StepParts parts_from(const json& in) { return {in.at(0), in.at(1), in.at(2), in.at(3), in.at(4), in.at(5)}; }
+
+json to_json(const StepFit& fit) {
+  json out = {{"layers", fit.layers}, {"micro_batches", fit.micro_batches}, {"ms", json::array()}};
+  for (const auto& row : fit.at) {
+    for (const StepParts& parts : row) out["ms"].push_back(to_json(parts));
+  }
   return out;
 }
 
-comm::Comm::Traffic traffic_from(const json& in) {
-  const auto volume = [&](size_t k) { return comm::Comm::Volume{in.at(k).at(0), in.at(k).at(1)}; };
-  return {.all_reduce = volume(0), .reduce_scatter = volume(1), .all_gather = volume(2)};
-}
-
-json to_json(const ShapeTimes& s) {
-  json comm = json::object();
-  for (const auto& [name, speed] : s.comm) comm[name] = {speed.latency_ms, speed.bytes_per_ms};
-  return {{"layer_ms", {s.layer_forward_ms, s.layer_backward_ms}},
-          {"ends_ms", {s.ends_forward_ms, s.ends_backward_ms}},
-          {"layer_traffic", to_json(s.layer_traffic)},
-          {"ends_traffic", to_json(s.ends_traffic)},
-          {"element_ns", {s.adamw_ns, s.clear_ns, s.norm_ns}},
-          {"comm", std::move(comm)}};
-}
-
-ShapeTimes shape_from(const json& in) {
-  ShapeTimes out;
-  out.layer_forward_ms = in.at("layer_ms").at(0);
-  out.layer_backward_ms = in.at("layer_ms").at(1);
-  out.ends_forward_ms = in.at("ends_ms").at(0);
-  out.ends_backward_ms = in.at("ends_ms").at(1);
-  out.layer_traffic = traffic_from(in.at("layer_traffic"));
-  out.ends_traffic = traffic_from(in.at("ends_traffic"));
-  out.adamw_ns = in.at("element_ns").at(0);
-  out.clear_ns = in.at("element_ns").at(1);
-  out.norm_ns = in.at("element_ns").at(2);
-  for (const auto& [name, speed] : in.at("comm").items()) out.comm[name] = {speed.at(0), speed.at(1)};
+StepFit fit_from(const json& in) {
+  StepFit out;
+  for (size_t k = 0; k < 2; ++k) {
+    out.layers[k] = in.at("layers").at(k);
+    out.micro_batches[k] = in.at("micro_batches").at(k);
+    for (size_t m = 0; m < 2; ++m) out.at[k][m] = parts_from(in.at("ms").at(2 * k + m));
+  }
   return out;
+}
+
+/// Where `wanted` lies between two values, 0 to 1 and beyond; nothing when they are one and it is another.
+std::optional<double> place(const int64_t (&values)[2], int64_t wanted) {
+  if (values[0] == values[1]) return wanted == values[0] ? std::optional(0.0) : std::nullopt;
+  return static_cast<double>(wanted - values[0]) / static_cast<double>(values[1] - values[0]);
 }
 
 }  // namespace
+
+std::optional<StepParts> StepFit::parts(int64_t layers_wanted, int64_t micro_batches_wanted) const {
+  const std::optional<double> x = place(layers, layers_wanted), y = place(micro_batches, micro_batches_wanted);
+  if (!x || !y) return std::nullopt;
+  StepParts out;
+  for (double StepParts::*const part : {&StepParts::forward, &StepParts::backward, &StepParts::pipeline,
+                                        &StepParts::reduce, &StepParts::optimizer, &StepParts::other}) {
+    const double few = at[0][0].*part + *y * (at[0][1].*part - at[0][0].*part);
+    const double many = at[1][0].*part + *y * (at[1][1].*part - at[1][0].*part);
+    out.*part = std::max(0.0, few + *x * (many - few));
+  }
+  return out;
+}
 
 std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
@@ -90,11 +95,20 @@ std::string shape_key(const Plan& plan, int64_t cores) {
       kind = (kind ^ static_cast<uint64_t>(static_cast<unsigned char>(c))) * 1099511628211u;
     for (const int64_t n : tensor.shape) kind = (kind ^ static_cast<uint64_t>(n)) * 1099511628211u;
   }
-  return fmt::format("{} b{} s{} h{} n{} k{} d{} f{} v{} l{} tp{} sp{} t{} r{} {:08x}",
-                     plan.recipe.precision == Precision::kBf16 ? "bf16" : "f32", d.samples, d.tokens, d.width, d.heads,
-                     d.kv_heads, d.head_dim, d.ffn, m.vocab, m.layers, plan.mesh.tp(),
-                     plan.recipe.mesh.sequence_parallel ? 1 : 0, std::max<int64_t>(1, cores / world),
-                     std::min(world, cores), kind & 0xffffffffu);
+  const Recipe& r = plan.recipe;
+  std::string out =
+      fmt::format("{} b{} s{} h{} n{} k{} d{} f{} v{} tp{} sp{} dp{} cp{} ep{} pp{} {}x{} g{} t{} {:08x}",
+                  dtype_name(plan.compute_dtype()), d.samples, d.tokens, d.width, d.heads, d.kv_heads, d.head_dim,
+                  d.ffn, m.vocab, plan.mesh.tp(), r.mesh.sequence_parallel ? 1 : 0, plan.mesh.dp(), plan.mesh.cp(),
+                  plan.mesh.ep(), plan.mesh.pp(), schedule_name(r.schedule), r.mesh.virtual_stages,
+                  r.mesh.micro_batch_group, std::max<int64_t>(1, cores / world), kind & 0xffffffffu);
+  out += fmt::format(" zero{}/{}/{} o{} b{} det{} opt{} ema{} clip{} rc{}/{}/{} drop{}/{}/{}", plan.zero(),
+                     plan.shard_size(), r.optimizer.keep_after_forward ? 1 : 0, r.optimizer.overlap ? 1 : 0,
+                     plan.bucket_elems(), static_cast<int>(r.deterministic), static_cast<int>(r.optimizer.kind),
+                     r.optimizer.ema > 0 ? 1 : 0, r.optimizer.qk_clip > 0 ? 1 : 0, static_cast<int>(r.recompute.mode),
+                     r.recompute.layers, r.recompute.distribute ? 1 : 0, m.embedding_dropout > 0 ? 1 : 0,
+                     m.attention_dropout > 0 ? 1 : 0, m.residual_dropout > 0 ? 1 : 0);
+  return out;
 }
 
 Result<std::optional<Calibration>> load_calibration() {
@@ -110,7 +124,7 @@ Result<std::optional<Calibration>> load_calibration() {
     out.peak_f32_tflops = file.at("peak_f32_tflops");
     out.peak_bf16_tflops = file.at("peak_bf16_tflops");
     out.copy_gb_per_s = file.at("copy_gb_per_s");
-    for (const auto& [key, shape] : file.at("shapes").items()) out.shapes[key] = shape_from(shape);
+    for (const auto& [key, shape] : file.at("shapes").items()) out.shapes[key] = fit_from(shape);
   } catch (const json::exception& e) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}: {}; delete it and calibrate again", path.string(), e.what())};
   }

@@ -1,8 +1,14 @@
 #pragma once
 // What this machine can do, measured: the peak of its matrix product, its memory, and for the shapes of the recipes
-// that were calibrated what a layer, the ends of the model, the optimizer and each collective take. Kept in the user's
-// cache ($XDG_CACHE_HOME or ~/.cache, cairn/calibration.json; CAIRN_CALIBRATION names another file), for `cairn plan`
-// and for the model FLOP utilisation that `cairn train` reports.
+// that were calibrated what a step takes. Kept in the user's cache ($XDG_CACHE_HOME or ~/.cache,
+// cairn/calibration.json; CAIRN_CALIBRATION names another file), for `cairn plan` and for the model FLOP utilisation
+// that `cairn train` reports.
+//
+// A step is timed by running it: the trainer itself, all ranks of the plan at once as threads, on a model of the same
+// layers but fewer of them and a step of fewer micro-batches. With everything else fixed, the time of each part of a
+// step is a + b L + c m + d L m in the layers L and the micro-batches m of a replica: passes take L m, the ends of the
+// model m, updates and reductions L, a pipeline's bubble L. Four steps, of two depths and two batches, give all of it,
+// with whatever the ranks cost each other when they share cores, caches and memory.
 
 #include <cstdint>
 #include <filesystem>
@@ -10,28 +16,24 @@
 #include <optional>
 #include <string>
 
-#include "runtime/comm/comm.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 
 namespace cairn::tools {
 
-/// A collective of one group: latency and bytes a second of payload (Comm::Traffic says what payload is).
-struct CommSpeed {
-  double latency_ms = 0, bytes_per_ms = 0;
-  double ms(int64_t bytes, int64_t calls = 1) const {
-    return latency_ms * static_cast<double>(calls) + static_cast<double>(bytes) / bytes_per_ms;
-  }
+/// Milliseconds of a step by part.
+struct StepParts {
+  double forward = 0, backward = 0, pipeline = 0, reduce = 0, optimizer = 0, other = 0;
+  double total() const { return forward + backward + pipeline + reduce + optimizer + other; }
 };
 
-/// What one shape takes here. Times of one micro-batch on one rank while the other ranks work too.
-struct ShapeTimes {
-  double layer_forward_ms = 0, layer_backward_ms = 0;
-  double ends_forward_ms = 0, ends_backward_ms = 0;  // embedding and head together
-  // What tensor parallelism moves, as counted while measuring: a layer, and the ends.
-  comm::Comm::Traffic layer_traffic, ends_traffic;
-  double adamw_ns = 0, clear_ns = 0, norm_ns = 0;  // an element: update, gradient set to zero, squared norm
-  std::map<std::string, CommSpeed> comm;           // "all_reduce x 4": by operation and size of the group
+/// The parts as a function of layers and micro-batches, by two values of each; `at[l][m]`. Equal values: only that one
+/// is known.
+struct StepFit {
+  int64_t layers[2] = {0, 0}, micro_batches[2] = {0, 0};
+  StepParts at[2][2];
+  /// Errors by nothing: a depth or a batch that only one value is known of.
+  std::optional<StepParts> parts(int64_t layers_wanted, int64_t micro_batches_wanted) const;
 };
 
 struct Calibration {
@@ -39,13 +41,14 @@ struct Calibration {
   int64_t cores = 0;
   double peak_f32_tflops = 0, peak_bf16_tflops = 0;  // of all cores together, the best of some large products
   double copy_gb_per_s = 0;                          // read and written bytes, all cores
-  std::map<std::string, ShapeTimes> shapes;          // by shape_key()
+  std::map<std::string, StepFit> shapes;             // by shape_key()
   double peak_tflops(Precision precision) const {
     return precision == Precision::kBf16 ? peak_bf16_tflops : peak_f32_tflops;
   }
 };
 
-/// What the times of a shape depend on, as text: dimensions, precision, micro-batch, tp, threads, ranks at work.
+/// What the times of a step depend on but for layers and micro-batches, as text: dimensions, precision, micro-batch,
+/// mesh, schedule, ZeRO, recomputation, optimizer, threads.
 std::string shape_key(const Plan& plan, int64_t cores);
 
 std::filesystem::path calibration_path();
@@ -54,8 +57,8 @@ std::filesystem::path calibration_path();
 Result<std::optional<Calibration>> load_calibration();
 Status save_calibration(const Calibration& calibration);
 
-/// Measures what `calibration` lacks for this plan, some seconds. Errors: kInvalidInput for a model too large for this
-/// machine.
+/// Measures the plan's shape, some seconds. Errors: kInvalidInput for a model too large for this machine, and for a run
+/// that cannot be made smaller.
 Status calibrate(const Plan& plan, Calibration* calibration);
 
 /// The name and core count of this machine.

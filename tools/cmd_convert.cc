@@ -37,7 +37,7 @@ struct Options {
   std::string verb, from, to, target_kind;  // "hf", "cairn", or empty: what the source is not
   std::string mesh, name;                   // into a checkpoint
   std::string dtype, max_shard_size, like;  // into a folder
-  bool hdf5 = false, untie = false, overwrite = false, check = false;
+  bool hdf5 = false, untie = false, overwrite = false, check = false, ema = false;
 };
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
@@ -156,6 +156,9 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   if (!options.max_shard_size.empty()) {
     RT_TRY_SET(to.max_shard_bytes, convert::parse_size(options.max_shard_size).with("--max-shard-size"));
   }
+  if (options.ema) to.weights = convert::WeightsOf::kAverage;
+  if (kind == Kind::kFolder && options.ema)
+    return invalid("--ema is for checkpoints; a Hugging Face folder has one set of weights");
   if (kind == Kind::kFolder && options.hdf5)
     return invalid("--hdf5 is for a checkpoint's weights; import the folder, then export it");
   if (kind == Kind::kFolder && !options.like.empty())
@@ -374,6 +377,7 @@ void add_export_options(CLI::App& command, Options& options) {
   command.add_option("--like", options.like,
                      "a Hugging Face folder: its family, token ids, tokenizer and generation files (of a model that "
                      "began as it)");
+  command.add_flag("--ema", options.ema, "the moving average of the weights that the checkpoint holds");
   command.add_flag("--hdf5", options.hdf5, "each weights file is HDF5 too, with a second name: model.h5");
 }
 

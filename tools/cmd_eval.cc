@@ -1,8 +1,8 @@
 // cairn eval: loss, perplexity and bits per byte of texts and token stores under the model of a checkpoint or a Hugging
 // Face folder.
 //
-// A set is cut into windows of --window tokens that begin --stride tokens apart. Each token but the first of the set (of
-// each document, with --documents) is predicted once, in the first window that holds it: so with a stride below the
+// A set is cut into windows of --window tokens that begin --stride tokens apart. Each token but the first of the set
+// (of each document, with --documents) is predicted once, in the first window that holds it: so with a stride below the
 // window every token but those of the first window sees at least window - stride tokens before it.
 #include <fmt/format.h>
 
@@ -31,7 +31,7 @@ struct Options {
   std::string from, tokenizer, precision, dtype;
   std::vector<std::string> texts, data;
   int64_t max_tokens = 0, window = 0, stride = 0;
-  bool documents = false, raw = false;
+  bool documents = false, raw = false, ema = false;
 };
 
 struct Set {
@@ -176,7 +176,8 @@ Result<int> run(const Options& options, bool json) {
   for (const std::string& text : options.texts) sets.push_back(parse_set(text, true));
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
   if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision));
+  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
+                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining));
   Evaluator evaluator(model, options);
   RT_TRY(evaluator.check());
   size_t width = 4;
@@ -220,8 +221,7 @@ void add_eval(CLI::App& app, Session& session) {
       ->take_all();
   command->add_option("--dtype", options->dtype, "of plain token files: uint16 or uint32")
       ->check(CLI::IsMember({"uint16", "uint32"}));
-  command
-      ->add_option("--window", options->window, "tokens seen at once (default: the model's context, at most 2048)")
+  command->add_option("--window", options->window, "tokens seen at once (default: the model's context, at most 2048)")
       ->check(CLI::PositiveNumber);
   command->add_option("--stride", options->stride, "tokens from window to window (default: the window)")
       ->check(CLI::PositiveNumber);
@@ -231,6 +231,7 @@ void add_eval(CLI::App& app, Session& session) {
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a text");
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--ema", options->ema, "the moving average of the weights that the checkpoint holds");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
   add_json_flag(*command, session);

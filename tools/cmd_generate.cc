@@ -24,7 +24,7 @@ constexpr int64_t kMaxPromptBytes = int64_t{1} << 28;
 struct Options {
   std::string from, prompts_file, tokenizer, precision;
   std::vector<std::string> prompts, stop;
-  bool ignore_eos = false, raw = false, specials = false;
+  bool ignore_eos = false, raw = false, specials = false, ema = false;
   inference::GenerateOptions generate{.sampling = {.temperature = 0.8}};
 };
 
@@ -132,7 +132,8 @@ Result<int> run(Options options, bool json) {
     options.prompts.insert(options.prompts.end(), more.begin(), more.end());
   }
   if (options.prompts.empty()) options.prompts.emplace_back();
-  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision));
+  RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
+                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining));
   if (!options.ignore_eos) options.generate.stop_ids = model.stop;
 
   std::vector<std::vector<int32_t>> prompts;
@@ -243,6 +244,7 @@ void add_generate(CLI::App& app, Session& session) {
       ->capture_default_str();
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--ema", options->ema, "the moving average of the weights that the checkpoint holds");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
   add_json_flag(*command, session);

@@ -28,8 +28,7 @@
 namespace cairn::tools {
 namespace {
 
-constexpr int64_t kStateBytes = 3 * 4;  // of an element in a checkpoint: weight and two moments, float
-constexpr size_t kMaxRows = 8;          // of the memory table; more stages than that are told as ranges
+constexpr size_t kMaxRows = 8;  // of the memory table; more stages than that are told as ranges
 
 struct PlanArgs {
   RecipeArgs recipe;
@@ -80,9 +79,7 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
                        .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
                        .traffic = step_traffic(plan, rank)};
     for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
-    for (const StatePiece& piece : rank.pieces) {
-      if (piece.primary) memory.snapshot_bytes += piece.count_elems() * kStateBytes;
-    }
+    memory.snapshot_bytes = rank.bank_bytes();
     out.push_back(memory);
   }
   return out;
@@ -303,7 +300,8 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   print_traffic(memory, head);
 
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
-  fmt::print("{} {} (fp32 weights and two moments), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
+  fmt::print("{} {} (fp32 weights{} and two moments), {}; {}\n", head("checkpoint"),
+             format_bytes(plan.checkpoint_bytes), recipe.optimizer.ema > 0 ? ", their average" : "",
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
   const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;
@@ -407,9 +405,6 @@ Result<StepTime> step_time(const Plan& plan, const PlanArgs& args) {
     return StepTime{data_sheet_cost(plan, machine), fmt::format("by the data sheet of {}", machine.name)};
   }
   RT_TRY_SET(std::optional<Calibration> calibration, load_calibration());
-  if (plan.mesh.ep() > 1 || plan.mesh.cp() > 1) {
-    return StepTime{std::nullopt, "calibration does not measure the collectives of mesh.ep and mesh.cp"};
-  }
   if (args.calibrate) {
     if (!calibration) calibration.emplace();
     RT_TRY(calibrate(plan, &*calibration));

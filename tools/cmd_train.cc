@@ -110,7 +110,7 @@ class TrainAgent final : public agent::SupervisorClient {
   std::optional<std::pair<int64_t, std::string>> suspect() override;
   void on_failing(const agent::Failure& failure) override;
   void on_notice(const std::string& text) override { progress_.say(text); }
-  uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).operations); }
+  uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).finished_operations()); }
   std::string place(int64_t rank) override { return view_of(rank).description; }
 
  private:
@@ -165,6 +165,7 @@ class TrainAgent final : public agent::SupervisorClient {
   /// A wait that has taken most of its deadline, until the run goes on or fails.
   struct LongWait {
     int64_t rank = 0, operation = 0;  // who has waited longest, and in which of its operations
+    bool beside = false;              // of the thread beside its own
     agent::WaitReport report;
     fs::path path;
   };
@@ -341,22 +342,29 @@ void TrainAgent::watch_waits() {
   if (!world_ || world_->aborted() || probe_) return;
   const auto limit_ms = static_cast<int64_t>(500 * plan_.recipe.restart.deadline_s);
   const std::vector<comm::RankView> views = world_->ranks();
-  const comm::RankView* longest = nullptr;
+  const comm::OperationView* longest = nullptr;
   int64_t rank = 0;
+  const auto view_at = [&](size_t r, bool beside) -> const comm::OperationView& {
+    return beside ? views[r].beside : static_cast<const comm::OperationView&>(views[r]);
+  };
+  bool longest_beside = false;
   for (size_t r = 0; r < views.size(); ++r) {
-    if (!views[r].inside || views[r].since_ms < limit_ms) continue;
-    if (longest == nullptr || views[r].since_ms > longest->since_ms)
-      longest = &views[r], rank = static_cast<int64_t>(r);
+    for (const bool beside : {false, true}) {
+      const comm::OperationView& view = view_at(r, beside);
+      if (!view.inside || view.since_ms < limit_ms) continue;
+      if (longest == nullptr || view.since_ms > longest->since_ms)
+        longest = &view, rank = static_cast<int64_t>(r), longest_beside = beside;
+    }
   }
   if (wait_) {  // the same wait, or over?
-    const comm::RankView& before = views[static_cast<size_t>(wait_->rank)];
+    const comm::OperationView& before = view_at(static_cast<size_t>(wait_->rank), wait_->beside);
     if (before.inside && before.operations == wait_->operation) return;
     progress_.say(fmt::format("rank {} goes on", wait_->rank));
     record({{"event", "wait_over"}, {"rank", wait_->rank}});
     wait_.reset();
   }
   if (longest == nullptr) return;
-  wait_ = LongWait{.rank = rank, .operation = longest->operations};
+  wait_ = LongWait{.rank = rank, .operation = longest->operations, .beside = longest_beside};
   wait_->report.ranks = rank_states();
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   tell_wait();

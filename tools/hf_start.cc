@@ -24,7 +24,7 @@ json model_json(const ModelConfig& model) {
 /// Whether a difference in this field is told by tensors' names and shapes, or is no property of the weights.
 bool is_free(const std::string& key, const ModelConfig& model) {
   if (key == "context") return model.positions != Positions::kLearned;
-  return key == "vocab" || key == "init_std" || key == "tied_embeddings" || key.ends_with("dropout");
+  return key == "vocab" || key == "init_std" || key == "init" || key == "tied_embeddings" || key.ends_with("dropout");
 }
 
 Status check_same_model(const ModelConfig& wanted, const ModelConfig& found) {

@@ -46,7 +46,9 @@ Status fill(const convert::WeightSource& source, inference::Session& session) {
 Result<std::unique_ptr<text::Tokenizer>> tokenizer_of_files(
     const std::function<Result<std::string>(std::string_view)>& file, const std::vector<std::string>& names) {
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  const auto text_of = [&](std::string_view name) { return has(name) ? file(name) : Result<std::string>(std::string()); };
+  const auto text_of = [&](std::string_view name) {
+    return has(name) ? file(name) : Result<std::string>(std::string());
+  };
   if (has("tokenizer.json")) {
     RT_TRY_SET(const std::string tokenizer, file("tokenizer.json"));
     RT_TRY_SET(const std::string config, text_of("tokenizer_config.json"));
@@ -83,13 +85,18 @@ bool is_hf_folder(const fs::path& path) {
   return fs::exists(path / convert::kConfigFile, error);
 }
 
-Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision) {
+Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
+                               convert::WeightsOf weights_of) {
   ckpt::PosixBackend io;
   LoadedModel out;
   std::unique_ptr<convert::WeightSource> source;
   std::function<Result<std::string>(std::string_view)> file;
   std::vector<std::string> names;
   if (is_hf_folder(path)) {
+    if (weights_of == convert::WeightsOf::kAverage) {
+      return invalid(
+          fmt::format("{}: --ema is for checkpoints; a Hugging Face folder has one set of weights", path.string()));
+    }
     RT_TRY_SET(std::unique_ptr<convert::HfFolder> folder, convert::HfFolder::open(path));
     out.from = path;
     out.recipe = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 1}, "hf", path);
@@ -99,7 +106,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   } else {
     RT_TRY_SET(out.from, resolve_checkpoint(path));
     RT_TRY_SET(std::unique_ptr<convert::CheckpointWeights> weights,
-               convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe));
+               convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of));
     out.recipe = weights->recipe();
     names = weights->files();
     file = [kept = weights.get()](std::string_view name) { return kept->file(name); };
@@ -118,10 +125,10 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     }
   }
   if (!out.tokenizer) {
-    return invalid(
-        fmt::format("{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
-                    "name one with --tokenizer bytes or --tokenizer FILE",
-                    out.from.string()));
+    return invalid(fmt::format(
+        "{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
+        "name one with --tokenizer bytes or --tokenizer FILE",
+        out.from.string()));
   }
   if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
   if (out.tokenizer->vocab() > out.recipe.model.vocab) {

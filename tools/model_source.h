@@ -32,6 +32,7 @@ bool is_hf_folder(const std::filesystem::path& path);
 /// it. `precision`: "fp32", "bf16" or empty, the recipe's (fp32 for a Hugging Face folder). Errors: those of opening;
 /// kInvalidInput when there is no tokenizer, or it has more ids than the model has rows.
 Result<LoadedModel> load_model(const std::filesystem::path& path, const std::string& tokenizer,
-                               const std::string& precision = {});
+                               const std::string& precision = {},
+                               convert::WeightsOf weights_of = convert::WeightsOf::kTraining);
 
 }  // namespace cairn::tools

@@ -27,11 +27,22 @@ const std::vector<Machine>& machines() {
   return list;
 }
 
-int64_t own_layers(const Plan& plan, int64_t pp) {
-  int64_t out = 0;
-  for (int64_t c = 0; c < plan.recipe.mesh.virtual_stages; ++c) {
-    const Stage& stage = plan.stages[static_cast<size_t>(c * plan.mesh.pp() + pp)];
-    out += stage.end_layer - stage.first_layer;
+/// What of the model a pipeline rank holds.
+struct Own {
+  int64_t layers = 0, recomputed = 0;  // the second: of which whole layers are computed again
+  bool head = false;
+};
+
+Own own_part(const Plan& plan, int64_t pp) {
+  Own out;
+  const ScheduleShape shape = plan.schedule();
+  for (int64_t c = 0; c < shape.chunks; ++c) {
+    const Stage& stage = plan.stages[static_cast<size_t>(stage_at(shape, pp, c))];
+    out.layers += stage.end_layer - stage.first_layer;
+    out.head = out.head || stage.head;
+    for (int64_t l = stage.first_layer; l < stage.end_layer; ++l) {
+      out.recomputed += layer_recompute(plan, stage, l) == RecomputeMode::kFull ? 1 : 0;
+    }
   }
   return out;
 }
@@ -44,21 +55,23 @@ struct PipelineTime {
 PipelineTime pipeline_time(const Plan& plan, const std::vector<double>& rank_ms) {
   const auto m = static_cast<double>(plan.micro_batches);
   const double slowest = *std::max_element(rank_ms.begin(), rank_ms.end());
+  if (rank_ms.size() == 1) return {m * slowest, 0};
   double through = 0;
   for (const double ms : rank_ms) through += ms;
-  // The first micro-batch passes all stages, the others follow at the pace of the slowest; with v stages a rank the
-  // first needs a v-th of that (Narayanan et al. 2021, section 2.2).
-  const auto v = static_cast<double>(plan.recipe.mesh.virtual_stages);
-  return {m * slowest, (through - slowest) / v};
+  // Under 1F1B the first micro-batch passes all stages and the others follow at the pace of the slowest, so a rank
+  // idles while the other pp - 1 work; other schedules idle for the part of that time that they do when all are equal.
+  const double bubble = bubble_fraction(plan.schedule());
+  const double part = bubble / (1 - bubble) * m / static_cast<double>(rank_ms.size() - 1);
+  return {m * slowest, (through - slowest) * part};
 }
 
 }  // namespace
 
 const std::vector<CostPart>& cost_parts() {
   static const std::vector<CostPart> parts = {
-      {"compute", &StepCost::compute_ms},   {"bubble", &StepCost::bubble_ms}, {"tensor", &StepCost::tensor_ms},
-      {"pipeline", &StepCost::pipeline_ms}, {"reduce", &StepCost::reduce_ms}, {"optimizer", &StepCost::optimizer_ms},
-      {"gather", &StepCost::gather_ms},
+      {"compute", &StepCost::compute_ms},     {"recompute", &StepCost::recompute_ms}, {"bubble", &StepCost::bubble_ms},
+      {"tensor", &StepCost::tensor_ms},       {"pipeline", &StepCost::pipeline_ms},   {"reduce", &StepCost::reduce_ms},
+      {"optimizer", &StepCost::optimizer_ms}, {"gather", &StepCost::gather_ms},       {"other", &StepCost::other_ms},
   };
   return parts;
 }
@@ -114,24 +127,42 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
     return bytes * (ranks - 1) / ranks / rate + (ranks - 1) * machine.latency_us / 1e3;
   };
   const bool tp_inside = tp <= node;
-  double tensor_ms = 8 * ring_ms(rows * width * c, tp, tp_inside);  // 4 all-reduces a layer, or their halves
+  // Four all-reduces a layer, or their halves; half of them in forward. A backward in two passes wants the gradient of
+  // the output gathered once more for each branch.
+  const double tp_pass_ms = ring_ms(rows * width * c, tp, tp_inside);
+  const bool split = splits_backward(plan.recipe.schedule) && plan.recipe.mesh.sequence_parallel;
+  double tensor_ms = (split ? 10 : 8) * tp_pass_ms;
   // Keys and values gathered twice and their gradients scattered; rows of choices to experts and back, five times.
   const double kv_bytes = rows * cp * 2 * static_cast<double>(model.kv_heads * model.head_dim) / tp * c;
   tensor_ms += 3 * ring_ms(kv_bytes, cp, tp * cp <= node);
   tensor_ms += 5 * ring_ms(rows * static_cast<double>(model.moe.top_k) * width * c, ep, tp * cp * ep <= node);
 
+  // What is computed again: a layer's forward, which is a third of it, or the products of the attention core.
+  const RecomputeConfig& recompute = plan.recipe.recompute;
+  const double core_flops = 4 * static_cast<double>(plan.sequence_tokens) * rows *
+                            static_cast<double>(model.heads * model.head_dim) / tp / 2;  // causal: half of the square
+  const double again_ms = recompute.mode == RecomputeMode::kFull
+                              ? layer_ms / 3 + 4 * tp_pass_ms + (recompute.distribute ? tp_pass_ms : 0)
+                          : recompute.mode == RecomputeMode::kSelective ? core_flops / flop_per_ms
+                                                                        : 0;
+
   StepCost out;
   std::vector<double> rank_ms;
-  double deepest = 0;
+  double deepest = 0, again = 0;
   for (int64_t pp = 0; pp < mesh.pp(); ++pp) {
-    const auto own = static_cast<double>(own_layers(plan, pp));
+    const Own part = own_part(plan, pp);
+    const auto own = static_cast<double>(part.layers);
+    const double recomputed =
+        again_ms * static_cast<double>(recompute.mode == RecomputeMode::kFull ? part.recomputed : part.layers);
     deepest = std::max(deepest, own);
-    rank_ms.push_back(own * (layer_ms + tensor_ms) + (pp == mesh.pp() - 1 ? head_ms : 0.0));
+    again = std::max(again, recomputed);
+    rank_ms.push_back(own * (layer_ms + tensor_ms) + recomputed + (part.head ? head_ms : 0.0));
   }
   const PipelineTime time = pipeline_time(plan, rank_ms);
   const auto m = static_cast<double>(plan.micro_batches);
   out.tensor_ms = m * deepest * tensor_ms;
-  out.compute_ms = time.busy_ms - out.tensor_ms;
+  out.recompute_ms = m * again;
+  out.compute_ms = time.busy_ms - out.tensor_ms - out.recompute_ms;
   out.bubble_ms = time.bubble_ms;
   if (mesh.pp() > 1) {
     // Every boundary crosses the slower way when a pipeline does not fit a node.
@@ -141,96 +172,35 @@ StepCost data_sheet_cost(const Plan& plan, const Machine& machine) {
     out.pipeline_ms = 2 * m * v * (static_cast<double>(plan.boundary_bytes()) / rate + machine.latency_us / 1e3);
   }
   const double parameters = deepest * layer_parameters + static_cast<double>(model.vocab) * width / tp;
-  const bool inside = tp * replicas * static_cast<double>(mesh.pp()) <= node;
-  const bool sharded = plan.recipe.optimizer.zero > 0;
-  out.reduce_ms = ring_ms(parameters * 4, replicas, inside) * (sharded ? 1 : 2);
-  out.gather_ms = sharded ? ring_ms(parameters * c, replicas, inside) : 0;
+  const bool replicas_inside = tp * replicas * static_cast<double>(mesh.pp()) <= node;
+  const int zero = plan.zero();
+  // How often, and beside how much computation.
+  const double backward = 2.0 / 3 * out.compute_ms + out.recompute_ms;
+  const bool each = zero >= 2 || plan.layout_free();
+  const double reduces = each ? m : 1;
+  const double gathers = zero < 3 ? 1 : plan.recipe.optimizer.keep_after_forward ? 1 : 2 * m;
+  const bool overlaps = plan.recipe.optimizer.overlap;
+  const auto seen = [&](double ms, double hidden_by) { return overlaps ? std::max(0.1 * ms, ms - hidden_by) : ms; };
+  out.reduce_ms = seen(reduces * ring_ms(parameters * 4, replicas, replicas_inside) * (zero > 0 ? 1 : 2),
+                       each ? backward : backward / m);
+  out.gather_ms = zero == 0 ? 0
+                            : seen(gathers * ring_ms(parameters * c, replicas, replicas_inside),
+                                   zero == 3 ? out.compute_ms : out.compute_ms / 3 / m);
   out.optimizer_ms =
-      parameters / (sharded ? replicas : 1.0) * (3 * 8 + 4 + c) / memory_per_ms + parameters * 4 / memory_per_ms;
+      parameters / (zero > 0 ? replicas : 1.0) * (3 * 8 + 4 + c) / memory_per_ms + parameters * 4 / memory_per_ms;
   return out;
 }
 
 std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& calibration) {
-  if (plan.mesh.ep() > 1 || plan.mesh.cp() > 1) return std::nullopt;  // their collectives are not measured
   const auto found = calibration.shapes.find(shape_key(plan, calibration.cores));
   if (found == calibration.shapes.end()) return std::nullopt;
-  const ShapeTimes& shape = found->second;
-  const Mesh& mesh = plan.mesh;
-  const auto m = static_cast<double>(plan.micro_batches);
-  bool known = true;
-  const auto comm_ms = [&](const char* op, int64_t ranks, int64_t bytes, int64_t calls) {
-    if (ranks <= 1 || bytes == 0) return 0.0;
-    const auto speed = shape.comm.find(fmt::format("{} x {}", op, ranks));
-    if (speed == shape.comm.end()) {
-      known = false;
-      return 0.0;
-    }
-    return speed->second.ms(bytes, calls);
-  };
-  const auto traffic_ms = [&](const comm::Comm::Traffic& t) {
-    const int64_t tp = mesh.tp();
-    // Payloads are of the whole where the speeds were measured for the whole: an all-gather counts its own chunk.
-    double ms = comm_ms("all_reduce", tp, t.all_reduce.bytes, 0) +
-                comm_ms("reduce_scatter", tp, t.reduce_scatter.bytes, 0) +
-                comm_ms("all_gather", tp, t.all_gather.bytes * tp, 0);
-    const char* const usual = t.reduce_scatter.bytes > 0 ? "reduce_scatter" : "all_reduce";
-    const auto speed = shape.comm.find(fmt::format("{} x {}", usual, tp));
-    if (speed != shape.comm.end())
-      ms += speed->second.latency_ms *
-            static_cast<double>(t.all_reduce.calls + t.reduce_scatter.calls + t.all_gather.calls);
-    return ms;
-  };
-  const double layer_comm = traffic_ms(shape.layer_traffic), ends_comm = traffic_ms(shape.ends_traffic);
-
-  StepCost out;
-  std::vector<double> rank_ms;
-  double most_comm = 0, sum_ms = 0;
-  for (int64_t pp = 0; pp < mesh.pp(); ++pp) {
-    const auto own = static_cast<double>(own_layers(plan, pp));
-    const bool last = pp == mesh.pp() - 1;  // the head is nearly all of the ends
-    double ms = own * (shape.layer_forward_ms + shape.layer_backward_ms);
-    double comm = own * layer_comm;
-    if (last) ms += shape.ends_forward_ms + shape.ends_backward_ms, comm += ends_comm;
-    most_comm = std::max(most_comm, comm);
-    rank_ms.push_back(ms + comm);
-    sum_ms += ms;
-  }
-  const PipelineTime time = pipeline_time(plan, rank_ms);
-  out.tensor_ms = m * most_comm;
-  out.compute_ms = time.busy_ms - out.tensor_ms;
-  out.bubble_ms = time.bubble_ms;
-  // More ranks than cores take turns: the work of all, on all cores, is the least a step takes.
-  const double turns_ms =
-      sum_ms * m * static_cast<double>(mesh.tp() * mesh.dp()) / static_cast<double>(calibration.cores);
-  if (mesh.world() > calibration.cores && turns_ms > out.compute_ms + out.bubble_ms) {
-    out.compute_ms = turns_ms;
-    out.bubble_ms = 0;
-  }
-  if (mesh.pp() > 1) {
-    const auto calls = static_cast<int64_t>(2 * m) * plan.recipe.mesh.virtual_stages;
-    out.pipeline_ms = comm_ms("p2p", 2, calls * plan.boundary_bytes(), calls);
-  }
-  double share = 0, flat = 0;
-  int64_t buckets = 0;
-  for (int64_t pp = 0; pp < mesh.pp(); ++pp) {
-    const RankPlan rank = plan.rank(mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
-    if (static_cast<double>(rank.flat_elems) < flat) continue;
-    flat = static_cast<double>(rank.flat_elems);
-    share = static_cast<double>(rank.saved_elems + rank.private_elems);
-    buckets = static_cast<int64_t>(rank.buckets.size());
-  }
-  const auto flat_bytes = static_cast<int64_t>(flat) * 4;
-  const bool sharded = plan.recipe.optimizer.zero > 0;
-  out.reduce_ms = comm_ms(sharded ? "reduce_scatter" : "all_reduce", mesh.dp(), flat_bytes, buckets) +
-                  comm_ms("all_reduce", mesh.world(), 64, 1);
-  if (sharded) {
-    out.gather_ms =
-        comm_ms("all_gather", mesh.dp(), static_cast<int64_t>(flat) * dtype_size_bytes(plan.compute_dtype()), buckets);
-  }
-  const double ranks_a_core = std::max(1.0, static_cast<double>(mesh.world()) / static_cast<double>(calibration.cores));
-  out.optimizer_ms = ranks_a_core * (share * shape.adamw_ns + flat * shape.clear_ns + share * shape.norm_ns) / 1e6;
-  if (!known) return std::nullopt;
-  return out;
+  const std::optional<StepParts> parts = found->second.parts(plan.recipe.model.layers, plan.micro_batches);
+  if (!parts) return std::nullopt;
+  return StepCost{.compute_ms = parts->forward + parts->backward,
+                  .bubble_ms = parts->pipeline,
+                  .reduce_ms = parts->reduce,
+                  .optimizer_ms = parts->optimizer,
+                  .other_ms = parts->other};
 }
 
 }  // namespace cairn::tools

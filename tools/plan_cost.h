@@ -13,17 +13,21 @@
 
 namespace cairn::tools {
 
-/// Milliseconds of one step of the slowest rank. The parts do not overlap: the runtime's do not either.
+/// Milliseconds of one step of the slowest rank by part; what runs beside something else counts where it is waited for.
+/// A measured step's compute holds its tensor-parallel collectives, its bubble all waiting for other stages.
 struct StepCost {
   double compute_ms = 0;    // forward and backward of a rank's own stages
+  double recompute_ms = 0;  // activations computed again, their collectives included
   double bubble_ms = 0;     // waiting for other stages
   double tensor_ms = 0;     // collectives inside layers
   double pipeline_ms = 0;   // messages between stages
   double reduce_ms = 0;     // gradients over replicas, tied embeddings
   double optimizer_ms = 0;  // update, gradients set to zero, norm
   double gather_ms = 0;     // weights after the update
+  double other_ms = 0;      // data, checkpoints, waiting for other ranks
   double total() const {
-    return compute_ms + bubble_ms + tensor_ms + pipeline_ms + reduce_ms + optimizer_ms + gather_ms;
+    return compute_ms + recompute_ms + bubble_ms + tensor_ms + pipeline_ms + reduce_ms + optimizer_ms + gather_ms +
+           other_ms;
   }
 };
 /// Names and members of the parts, for tables.
@@ -51,10 +55,12 @@ Result<Machine> find_machine(const std::string& name);
 std::vector<std::string> machine_names();
 
 /// Model of a step on `machine`: matrix products at gemm_fraction of the peak or at the speed of memory, whatever is
-/// slower; everything else at the speed of memory; ring collectives; 1F1B's or the interleaved schedule's bubble.
+/// slower; everything else at the speed of memory; ring collectives; the schedule's bubble (bubble_fraction). Gradients
+/// are reduced and weights gathered beside the computation as far as there is some to hide them: the last micro-batch's
+/// backward, with ZeRO-2 all backwards, with ZeRO-3 all of the computation. The parts are what is not hidden.
 StepCost data_sheet_cost(const Plan& plan, const Machine& machine);
 
-/// Prediction for this machine; nothing when the calibration lacks the plan's shape, or with mesh.ep or mesh.cp.
+/// Prediction for this machine; nothing when the calibration lacks the plan's shape.
 std::optional<StepCost> calibrated_cost(const Plan& plan, const Calibration& calibration);
 
 }  // namespace cairn::tools

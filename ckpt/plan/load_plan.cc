@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ckpt/plan/overlap.h"
+#include "ckpt/plan/save_plan.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -85,6 +86,10 @@ LoadPlanner::LoadPlanner(const Manifest& manifest) : manifest_(manifest) {
   first_.assign(tensors + 1, static_cast<int64_t>(shard_.size()));
   for (int64_t k = static_cast<int64_t>(shard_.size()) - 1; k >= 0; --k) first_[manifest.shards[shard_[k]].tensor] = k;
   for (int64_t t = tensors - 1; t >= 0; --t) first_[t] = std::min(first_[t], first_[t + 1]);
+}
+
+std::string_view LoadPlanner::kind_to_read(std::string_view kind, std::string_view name) const {
+  return kind == kEmaKind && find(kind, name) < 0 ? kWeightKind : kind;
 }
 
 int64_t LoadPlanner::find(std::string_view kind, std::string_view name) const {

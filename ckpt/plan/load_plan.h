@@ -46,6 +46,10 @@ class LoadPlanner {
   /// listing boxes that the shards do not cover, or cover twice.
   Result<std::vector<LoadRead>> plan_reads(std::span<const WantedBox> wanted) const;
 
+  /// The kind that state of `kind` is read from: its own, but an average of weights that the checkpoint does not hold
+  /// begins at the weights.
+  std::string_view kind_to_read(std::string_view kind, std::string_view name) const;
+
   /// Index into Manifest::tensors, or -1.
   int64_t find(std::string_view kind, std::string_view name) const;
 

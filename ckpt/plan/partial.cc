@@ -89,8 +89,8 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
   out.has_moments = false;
   std::unordered_map<std::string, const TensorEntry*> saved;
   for (const TensorEntry& entry : manifest.tensors) {
-    if (std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind) == kStateKinds.end()) continue;  // kept files
-    out.has_moments = out.has_moments || entry.kind != kStateKinds[0];
+    if (!is_state_kind(entry.kind)) continue;  // kept files
+    out.has_moments = out.has_moments || is_moment_kind(entry.kind);
     saved.emplace(key(entry.kind, entry.name), &entry);
   }
   Complaints wrong;
@@ -100,7 +100,7 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
   for (const TensorSpec& spec : tensors) {
     TensorMatch match{.moments = out.has_moments && !how.weights_only};
     const auto anew = [&](std::string why) { match = {false, false, std::move(why)}; };
-    const auto weight = saved.find(key(kStateKinds[0], spec.name));
+    const auto weight = saved.find(key(kWeightKind, spec.name));
     if (!how.only.empty() && !any_matches(how.only, spec.name)) {
       anew("not among `only`");
     } else if (any_matches(how.except, spec.name)) {
@@ -113,10 +113,11 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
                               spec.name, to_string(spec.shape), spec.name));
       }
     } else {
-      const size_t kinds = match.moments ? kStateKinds.size() : 1;
-      for (size_t kind = 0; kind < kinds; ++kind) {
+      for (size_t kind = 0; kind < kStateKinds.size(); ++kind) {
+        if (is_moment_kind(kStateKinds[kind]) && !match.moments) continue;
         const auto found = saved.find(key(kStateKinds[kind], spec.name));
-        if (found == saved.end()) {  // a moment; the others are there
+        if (found == saved.end() && kStateKinds[kind] == kEmaKind) continue;  // begins at the weight
+        if (found == saved.end()) {                                           // a moment; the others are there
           if (any_matches(how.allow_missing, spec.name)) {
             match.moments = false;
             match.why = "its moments are not in the checkpoint, `allow_missing`";
@@ -147,15 +148,14 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
   std::unordered_map<std::string_view, size_t> in_model;
   for (size_t t = 0; t < tensors.size(); ++t) in_model.emplace(tensors[t].name, t);
   for (const TensorEntry& entry : manifest.tensors) {
-    if (std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind) == kStateKinds.end()) continue;
+    if (!is_state_kind(entry.kind)) continue;
     const auto mine = in_model.find(entry.name);
     if (mine != in_model.end()) {
       const TensorMatch& match = out.tensors[mine->second];
-      if (entry.kind == kStateKinds[0] ? match.weight : match.moments) continue;
+      if (is_moment_kind(entry.kind) ? match.moments : match.weight) continue;
     } else {
       const bool asked_for = how.only.empty() || any_matches(how.only, entry.name);
-      if (asked_for && !any_matches(how.allow_extra, entry.name) &&
-          !(how.weights_only && entry.kind != kStateKinds[0])) {
+      if (asked_for && !any_matches(how.allow_extra, entry.name) && !(how.weights_only && entry.kind != kWeightKind)) {
         wrong.add(fmt::format("extra:   {} {} {} {} is not in the model; allow_extra = {{ \"{}\" }} leaves it there",
                               entry.kind, entry.name, dtype_name(entry.dtype), to_string(entry.shape), entry.name));
       }
@@ -199,7 +199,7 @@ std::vector<std::string> report_lines(const LoadMatch& match, const std::vector<
   }
   // Moments that were not asked for were told in the first line.
   for (const std::string& left : match.left) {
-    if (left.starts_with(kStateKinds[0]) || !match.weights_only) tell("left in the checkpoint: " + left);
+    if (left.starts_with(kWeightKind) || !match.weights_only) tell("left in the checkpoint: " + left);
   }
   if (more > 0) lines.push_back(fmt::format("  and {} more", more));
   return lines;

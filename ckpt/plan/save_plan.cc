@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
@@ -30,10 +32,20 @@ class TextHash {
 
 }  // namespace
 
+bool is_state_kind(std::string_view kind) {
+  return std::find(kStateKinds.begin(), kStateKinds.end(), kind) != kStateKinds.end();
+}
+
+bool is_moment_kind(std::string_view kind) { return kind == kStateKinds[1] || kind == kStateKinds[2]; }
+
 SlotLayout slot_layout(const Plan& plan, int64_t rank) {
+  return slot_layout(plan, rank, saved_arrays(plan.recipe.optimizer));
+}
+
+SlotLayout slot_layout(const Plan& plan, int64_t rank, int64_t kinds) {
   const RankPlan mine = plan.rank(rank);
   SlotLayout out;
-  for (int64_t kind = 0; kind < static_cast<int64_t>(kStateKinds.size()); ++kind) {
+  for (int64_t kind = 0; kind < kinds; ++kind) {
     for (const StatePiece& piece : mine.pieces) {
       if (!piece.primary) continue;
       const int64_t bytes = piece.count_elems() * kElemBytes;
@@ -54,10 +66,14 @@ std::vector<SlotLayout> slot_layouts(const Plan& plan) {
   return out;
 }
 
-std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors) {
+std::vector<TensorEntry> state_tensors(const Plan& plan) {
+  return state_tensors(plan.tensors, saved_arrays(plan.recipe.optimizer));
+}
+
+std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors, int64_t kinds) {
   std::vector<TensorEntry> out;
-  out.reserve(tensors.size() * kStateKinds.size());
-  for (const std::string_view kind : kStateKinds) {
+  out.reserve(tensors.size() * kinds);
+  for (const std::string_view kind : std::span(kStateKinds).first(static_cast<size_t>(kinds))) {
     for (const TensorSpec& spec : tensors) out.push_back({spec.name, std::string(kind), DType::kF32, spec.shape});
   }
   return out;
@@ -79,7 +95,7 @@ Manifest manifest_skeleton(const Plan& plan, const RunText& run) {
               .virtual_stages = plan.recipe.mesh.virtual_stages,
               .ep = plan.mesh.ep(),
               .cp = plan.mesh.cp()};
-  out.tensors = state_tensors(plan.tensors);
+  out.tensors = state_tensors(plan);
   return out;
 }
 

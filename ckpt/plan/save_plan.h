@@ -2,8 +2,9 @@
 // Plan -> what is saved, by whom, and where it stands in memory. Pure arithmetic from the plan, so that ranks, agent,
 // reshard and verify compute the same answer without talking.
 //
-// A rank saves the primary pieces of its share, three times over: float weight, first and second moment. Its shards
-// stand kind by kind in the order of RankPlan::pieces, both in a snapshot slot and in its file.
+// A rank saves the primary pieces of its share, saved_arrays() times over: float weight, first and second moment, and
+// the average of the weights if the recipe keeps one. Its shards stand kind by kind in the order of RankPlan::pieces,
+// both in a snapshot slot and in its file.
 
 #include <array>
 #include <cstdint>
@@ -19,7 +20,14 @@
 namespace cairn::ckpt {
 
 /// Kinds of state as manifests spell them; the index is the value of trainer::StateKind.
-inline constexpr std::array<std::string_view, 3> kStateKinds = {"weight", "exp_avg", "exp_avg_sq"};
+inline constexpr std::array<std::string_view, 4> kStateKinds = {"weight", "exp_avg", "exp_avg_sq", "ema"};
+inline constexpr std::string_view kWeightKind = kStateKinds[0];
+inline constexpr std::string_view kEmaKind = kStateKinds[3];
+
+/// Training state, not a file that an import kept.
+bool is_state_kind(std::string_view kind);
+/// First or second moment.
+bool is_moment_kind(std::string_view kind);
 
 inline constexpr int64_t kPageBytes = 4096;            // alignment of large shards: O_DIRECT from where they lie
 inline constexpr int64_t kPagedShardBytes = 64 << 10;  // smaller ones are packed: alignment would waste up to 6 %
@@ -39,7 +47,9 @@ struct SlotLayout {
   int64_t bytes = 0;  // of the slot, a multiple of kPageBytes; 0 for a rank that saves nothing
 };
 
-/// The shards that `rank` saves, in order, without overlap, offsets ascending.
+/// The shards that `rank` saves, in order, without overlap, offsets ascending: of the first `kinds` kinds of state.
+SlotLayout slot_layout(const Plan& plan, int64_t rank, int64_t kinds);
+/// As the plan's recipe has them.
 SlotLayout slot_layout(const Plan& plan, int64_t rank);
 
 /// slot_layout of every rank.
@@ -50,8 +60,9 @@ inline int64_t manifest_tensor(const Plan& plan, int64_t kind, int64_t tensor) {
   return kind * static_cast<int64_t>(plan.tensors.size()) + tensor;
 }
 
-/// The tensors of a checkpoint of this model: every kind x every logical tensor, f32.
-std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors);
+/// The tensors of a checkpoint of this model: the first `kinds` kinds x every logical tensor, f32.
+std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors, int64_t kinds);
+std::vector<TensorEntry> state_tensors(const Plan& plan);
 
 struct RunText {
   std::string run_name, run_id;

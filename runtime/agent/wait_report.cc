@@ -14,12 +14,23 @@ bool is_gone(const RankState& rank) {
   return rank.view.pid != 0 && (rank.state == 'Z' || rank.state == 'X' || rank.state == '?' || rank.view.closed);
 }
 
+/// The rank's own thread sleeps outside of any operation while the other one is in one: it waits for it, as at the end
+/// of a step for its gradients. A thread that computes is in state R.
+bool waits_for_itself(const RankState& rank) {
+  return !rank.view.inside && rank.view.beside.inside && rank.state == 'S';
+}
+
+/// What holds the rank up: its own thread's operation, or that of the thread which it waits for.
+const comm::OperationView& holding(const RankState& rank) {
+  return waits_for_itself(rank) ? rank.view.beside : static_cast<const comm::OperationView&>(rank.view);
+}
+
 std::string reason_for(const RankState& rank) {
   if (is_gone(rank)) return rank.view.closed ? "has left" : "has died";
   if (is_stopped(rank.state)) return fmt::format("is stopped (state {})", rank.state);
   if (rank.view.pid == 0) return "has not started";
   if (rank.state == 'D') return "waits for a disk or a device (state D)";
-  if (rank.view.inside) return "is inside an operation and waits for nobody";
+  if (holding(rank).inside) return "is inside an operation and waits for nobody";
   return fmt::format("is in no operation of the group: it computes, or waits for something else (state {})",
                      rank.state);
 }
@@ -40,10 +51,9 @@ std::string list_text(const std::vector<int64_t>& ranks) {
   return fmt::format("{}", fmt::join(ranks, ", "));
 }
 
-/// The description without its times, which differ from rank to rank.
-std::string operation_of(const RankState& rank) {
-  const std::string& text = rank.view.description;
-  return text.substr(0, text.find(", entered "));
+/// The text without its time, which differs from rank to rank.
+std::string operation_of(const comm::OperationView& view) {
+  return view.text.empty() ? "before its first operation" : view.text.substr(0, view.text.find(", entered "));
 }
 
 }  // namespace
@@ -51,10 +61,14 @@ std::string operation_of(const RankState& rank) {
 WaitFinding find_culprit(const std::vector<RankState>& ranks) {
   WaitFinding out;
   const RankState* longest = nullptr;
+  const comm::OperationView* waits = nullptr;  // the operation of `longest` that the chain begins with
   for (const RankState& rank : ranks) {
-    if (rank.view.inside && (longest == nullptr || rank.view.since_ms > longest->view.since_ms)) longest = &rank;
+    for (const comm::OperationView* view : {static_cast<const comm::OperationView*>(&rank.view), &rank.view.beside}) {
+      if (!view->inside || (longest != nullptr && view->since_ms <= out.waited_ms)) continue;
+      longest = &rank, waits = view;
+      out.waited_ms = view->since_ms;
+    }
   }
-  if (longest != nullptr) out.waited_ms = longest->view.since_ms;
   const auto blame = [&](const RankState& rank) {
     out.culprits = {rank.rank};
     out.reason = reason_for(rank);
@@ -69,19 +83,21 @@ WaitFinding find_culprit(const std::vector<RankState>& ranks) {
   }
   if (longest == nullptr) return out;
   const auto count = static_cast<int64_t>(ranks.size());
+  std::vector<const comm::OperationView*> seen;  // of out.chain: a rank may be passed through either of its threads
   for (int64_t at = longest->rank;;) {
-    const auto seen = std::find(out.chain.begin(), out.chain.end(), at);
-    if (seen != out.chain.end()) {
-      out.culprits.assign(seen, out.chain.end());
+    const RankState& rank = ranks[static_cast<size_t>(at)];
+    const comm::OperationView& view = seen.empty() ? *waits : holding(rank);
+    const auto before = std::find(seen.begin(), seen.end(), &view);
+    if (before != seen.end()) {
+      out.culprits.assign(out.chain.begin() + (before - seen.begin()), out.chain.end());
       out.deadlock = true;
       out.reason = "wait for each other";
       return out;
     }
     out.chain.push_back(at);
-    const RankState& rank = ranks[static_cast<size_t>(at)];
-    const int64_t next = rank.view.awaits;
-    if (!rank.view.inside || next < 0 || next >= count) return blame(rank);
-    at = next;
+    seen.push_back(&view);
+    if (!view.inside || view.awaits < 0 || view.awaits >= count) return blame(rank);
+    at = view.awaits;
   }
 }
 
@@ -92,7 +108,8 @@ std::string summary_text(const WaitFinding& finding, const std::vector<RankState
     out = fmt::format("ranks {} {}\n", list_text(finding.culprits), finding.reason);
   } else {
     const RankState& first = ranks[static_cast<size_t>(finding.culprits.front())];
-    out = fmt::format("{} {}{}; it was {}\n", who(first), finding.reason, place(first), operation_of(first));
+    out = fmt::format("{} {}{}; it was {}\n", who(first), finding.reason, place(first), operation_of(first.view));
+    if (!first.view.beside.text.empty()) out += fmt::format("  beside it {}\n", operation_of(first.view.beside));
   }
   struct Waiters {
     std::vector<int64_t> ranks;
@@ -101,10 +118,15 @@ std::string summary_text(const WaitFinding& finding, const std::vector<RankState
   std::map<std::pair<std::string, int64_t>, Waiters> waits;
   for (const RankState& rank : ranks) {
     const bool culprit = !finding.deadlock && rank.rank == finding.culprits.front();
-    if (culprit || !rank.view.inside) continue;
-    Waiters& waiters = waits[{operation_of(rank) + place(rank), rank.view.awaits}];
-    waiters.ranks.push_back(rank.rank);
-    waiters.since_ms = std::max(waiters.since_ms, rank.view.since_ms);
+    if (culprit) continue;
+    const auto tell = [&](const comm::OperationView& view, const char* beside) {
+      if (!view.inside) return;
+      Waiters& waiters = waits[{beside + operation_of(view) + place(rank), view.awaits}];
+      waiters.ranks.push_back(rank.rank);
+      waiters.since_ms = std::max(waiters.since_ms, view.since_ms);
+    };
+    tell(rank.view, "");
+    tell(rank.view.beside, "beside its own work ");
   }
   for (const auto& [what, waiters] : waits) {
     out += fmt::format("  rank{} {} {} for {:.1f} s{}\n", waiters.ranks.size() > 1 ? "s" : "", list_text(waiters.ranks),

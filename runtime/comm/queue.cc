@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "runtime/comm/lane.h"
+
 namespace cairn::comm {
 
 Queue::Queue(bool threaded) {
@@ -19,6 +21,7 @@ Queue::~Queue() {
 }
 
 void Queue::run() {
+  current_lane() = Lane::kBeside;
   std::unique_lock lock(mutex_);
   for (;;) {
     submitted_.wait(lock, [&] { return stop_ || !jobs_.empty(); });

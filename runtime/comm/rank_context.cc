@@ -67,7 +67,7 @@ Status RankContext::wait_asleep(const Site& site, const std::function<bool()>& d
   struct Awaits {  // for reports, while the wait lasts
     std::atomic<int32_t>& word;
     ~Awaits() { word.store(0, std::memory_order_relaxed); }
-  } awaits{me.awaits};
+  } awaits{segment_->operations(rank_).awaits};
   for (;;) {
     if (sending_count_.load() > 0) progress();
     {

@@ -309,14 +309,14 @@ void Segment::publish_begin(int64_t rank, std::string_view group, std::string_vi
   put("(");
   put(what);
   put(")");
-  RankSlot& s = slot(rank);
+  OperationSlot& s = operations(rank);
   for (size_t i = 0; i * sizeof(uint64_t) < at + 1; ++i) {
     uint64_t word;
     std::memcpy(&word, text + i * sizeof(word), sizeof(word));
-    s.op_text[i].store(word, std::memory_order_relaxed);
+    s.text[i].store(word, std::memory_order_relaxed);
   }
-  s.op_since_ns.store(monotonic_ns(), std::memory_order_relaxed);
-  s.ops_begun.fetch_add(1, std::memory_order_release);
+  s.since_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  s.begun.fetch_add(1, std::memory_order_release);
 }
 
 void Segment::publish_place(int64_t rank, int64_t step, std::string_view phase) {
@@ -344,28 +344,44 @@ std::string Segment::phase(int64_t rank) {
   return text;
 }
 
-void Segment::publish_end(int64_t rank) { slot(rank).ops_ended.fetch_add(1, std::memory_order_release); }
+void Segment::publish_end(int64_t rank) { operations(rank).ended.fetch_add(1, std::memory_order_release); }
 
-std::string Segment::describe_operation(int64_t rank) {
-  RankSlot& s = slot(rank);
-  const uint64_t ended = s.ops_ended.load(std::memory_order_acquire);
-  const uint64_t begun = s.ops_begun.load(std::memory_order_acquire);
-  if (begun == 0) {
-    return s.state.load() == static_cast<uint32_t>(RankState::kAbsent) ? "not started yet"
-                                                                       : "before its first operation";
-  }
+std::string Segment::describe(const OperationSlot& s) {
+  const uint64_t ended = s.ended.load(std::memory_order_acquire);
+  const uint64_t begun = s.begun.load(std::memory_order_acquire);
+  if (begun == 0) return {};
   char text[kOpWords * sizeof(uint64_t)];
   for (int64_t i = 0; i < kOpWords; ++i) {
-    const uint64_t word = s.op_text[i].load(std::memory_order_relaxed);
+    const uint64_t word = s.text[i].load(std::memory_order_relaxed);
     std::memcpy(text + i * sizeof(word), &word, sizeof(word));
   }
   text[sizeof(text) - 1] = '\0';
-  const int64_t ms = (monotonic_ns() - s.op_since_ns.load(std::memory_order_relaxed)) / 1'000'000;
-  const std::string where = phase(rank);
-  const std::string place =
-      where.empty() ? "" : fmt::format(", at step {} ({})", s.step.load(std::memory_order_relaxed), where);
-  if (begun > ended) return fmt::format("in {}, entered {} ms ago{}", text, ms, place);
-  return fmt::format("outside of any operation, after {}, entered {} ms ago{}", text, ms, place);
+  const int64_t ms = (monotonic_ns() - s.since_ns.load(std::memory_order_relaxed)) / 1'000'000;
+  return fmt::format("{} {}, entered {} ms ago", begun > ended ? "in" : "outside of any operation, after", text, ms);
+}
+
+OperationView Segment::view(const OperationSlot& s) {
+  const uint64_t ended = s.ended.load(std::memory_order_acquire);
+  return {.inside = s.begun.load(std::memory_order_acquire) > ended,
+          .operations = static_cast<int64_t>(ended),
+          .awaits = s.awaits.load(std::memory_order_relaxed) - 1,
+          .since_ms = (monotonic_ns() - s.since_ns.load(std::memory_order_relaxed)) / 1'000'000,
+          .text = describe(s)};
+}
+
+std::string Segment::describe_operation(int64_t rank) {
+  RankSlot& s = slot(rank);
+  std::string out = describe(s.operations[static_cast<int>(Lane::kMain)]);
+  const std::string beside = describe(s.operations[static_cast<int>(Lane::kBeside)]);
+  if (out.empty() && beside.empty() && s.state.load() == static_cast<uint32_t>(RankState::kAbsent)) {
+    return "not started yet";
+  }
+  if (out.empty()) out = "before its first operation";
+  if (const std::string where = phase(rank); !where.empty()) {
+    out += fmt::format(", at step {} ({})", s.step.load(std::memory_order_relaxed), where);
+  }
+  if (!beside.empty()) out += "; beside it " + beside;
+  return out;
 }
 
 uint64_t process_start_time(int64_t pid) {

@@ -3,7 +3,7 @@
 // processes (a memfd that the ranks inherit). It holds everything the ranks share; nothing in it is a pointer.
 //
 //   header          sizes, the abort word with its reason, the lock of the tables
-//   rank slots      liveness (state, pid, start time), doorbell, the operation the rank is in
+//   rank slots      liveness (state, pid, start time), doorbell, the operations the rank is in, one a thread
 //   group table     one entry per communicator group, made by whichever member comes first
 //   channel table   one entry per directed pair of a group that talks point to point, made likewise
 //   heap            barrier state and staging areas of the groups, rings of the channels; handed out, never taken back
@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/comm/lane.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
@@ -40,16 +41,21 @@ constexpr int64_t kLine = 64;           // alignment of everything that two rank
 enum class RankState : uint32_t { kAbsent, kAttached, kClosed };
 enum class AbortState : uint32_t { kRunning, kWriting, kSet };
 
+/// The operations of one of a rank's two threads.
+struct alignas(kLine) OperationSlot {
+  std::atomic<uint64_t> begun, ended;    // inside an operation while they differ
+  std::atomic<int64_t> since_ns;         // monotonic, when the last operation began
+  std::atomic<uint64_t> text[kOpWords];  // of the last operation begun
+  std::atomic<int32_t> awaits;  // 1 + the first rank that it waits for, when it has waited long enough to look; else 0
+};
+
 struct alignas(kLine) RankSlot {
   std::atomic<uint32_t> state;
   std::atomic<int32_t> pid;
   std::atomic<uint64_t> start_time;  // of the process, in clock ticks since boot: tells a recycled pid
   alignas(kLine) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleepers;
-  alignas(kLine) std::atomic<uint64_t> ops_begun, ops_ended;  // inside an operation while they differ
-  std::atomic<int64_t> op_since_ns;                           // monotonic, when the last operation began
-  std::atomic<uint64_t> op_text[kOpWords];                    // of the last operation begun
-  std::atomic<int32_t> awaits;  // 1 + the first rank that it waits for, when it has waited long enough to look; else 0
+  OperationSlot operations[kLanes];
   std::atomic<int32_t> placed;  // whether step and phase were told
   std::atomic<int64_t> step;
   std::atomic<uint64_t> phase_text[kPhaseWords];
@@ -118,6 +124,8 @@ class Segment {
   SegmentHeader& header() { return *reinterpret_cast<SegmentHeader*>(base_); }
   int64_t world_size() { return header().world_size; }
   RankSlot& slot(int64_t rank) { return at<RankSlot>(header().slots_offset)[rank]; }
+  /// Of the calling thread.
+  OperationSlot& operations(int64_t rank) { return slot(rank).operations[static_cast<int>(current_lane())]; }
   template <typename T>
   T* at(int64_t offset) {
     return reinterpret_cast<T*>(base_ + offset);
@@ -146,14 +154,17 @@ class Segment {
   void publish_begin(int64_t rank, std::string_view group, std::string_view op, std::string_view what);
   void publish_end(int64_t rank);
   void publish_place(int64_t rank, int64_t step, std::string_view phase);
+  static OperationView view(const OperationSlot& operations);
   /// "forward and backward"; empty before the first place.
   std::string phase(int64_t rank);
   /// "in tp[0,1].all_reduce(attn.out), entered 12 ms ago, at step 5 (optimizer)", "outside of any operation, after
-  /// ...", "not started yet".
+  /// ...", "not started yet"; then that of the other thread, if it has begun any: "; beside it in dp[0,1]...".
   std::string describe_operation(int64_t rank);
 
  private:
   Segment(std::byte* base, int64_t bytes) : base_(base), bytes_(bytes) {}
+  /// "in tp[0,1].all_reduce(attn.out), entered 12 ms ago"; empty before the first.
+  static std::string describe(const OperationSlot& operations);
   static Result<std::shared_ptr<Segment>> map(int fd, int64_t bytes);
   void format(const ShmWorldConfig& config);
   Status lock();

@@ -28,16 +28,15 @@ std::vector<RankView> ShmWorld::ranks() const {
   std::vector<RankView> views;
   for (int64_t r = 0; r < segment_->world_size(); ++r) {
     RankSlot& slot = segment_->slot(r);
-    const uint64_t ended = slot.ops_ended.load(std::memory_order_acquire);
-    views.push_back({.pid = slot.pid.load(),
-                     .closed = slot.state.load() == static_cast<uint32_t>(RankState::kClosed),
-                     .inside = slot.ops_begun.load(std::memory_order_acquire) > ended,
-                     .operations = static_cast<int64_t>(ended),
-                     .awaits = slot.awaits.load(std::memory_order_relaxed) - 1,
-                     .step = slot.placed.load() != 0 ? slot.step.load(std::memory_order_relaxed) : -1,
-                     .since_ms = (monotonic_ns() - slot.op_since_ns.load(std::memory_order_relaxed)) / 1'000'000,
-                     .phase = segment_->phase(r),
-                     .description = segment_->describe_operation(r)});
+    RankView view;
+    static_cast<OperationView&>(view) = segment_->view(slot.operations[static_cast<int>(Lane::kMain)]);
+    view.beside = segment_->view(slot.operations[static_cast<int>(Lane::kBeside)]);
+    view.pid = slot.pid.load();
+    view.closed = slot.state.load() == static_cast<uint32_t>(RankState::kClosed);
+    view.step = slot.placed.load() != 0 ? slot.step.load(std::memory_order_relaxed) : -1;
+    view.phase = segment_->phase(r);
+    view.description = segment_->describe_operation(r);
+    views.push_back(std::move(view));
   }
   return views;
 }

@@ -34,17 +34,26 @@ Result<int64_t> shm_world_bytes(const ShmWorldConfig& config);
 int64_t shm_group_bytes(const ShmWorldConfig& config, int64_t size);
 int64_t shm_channel_bytes(const ShmWorldConfig& config);
 
-/// What a rank is doing, for the agent's hang reports.
-struct RankView {
-  int64_t pid = 0;  // 0: not attached yet
+/// The operations of one thread of a rank.
+struct OperationView {
+  bool inside = false;     // within one
+  int64_t operations = 0;  // finished so far
+  int64_t awaits = -1;     // a rank that it has been waiting for since at least a millisecond
+  int64_t since_ms = 0;    // since the last one began
+  std::string text;        // "in tp[0,1].all_reduce(attn.out), entered 12 ms ago"; empty before the first
+};
+
+/// What a rank is doing, for the agent's hang reports. Its own thread's operations are the base's.
+struct RankView : OperationView {
+  OperationView beside;  // of the thread that reduces and gathers beside it (comm/queue.h)
+  int64_t pid = 0;       // 0: not attached yet
   bool closed = false;
-  bool inside = false;      // within an operation
-  int64_t operations = 0;   // finished so far: a rank whose number stands still makes no progress
-  int64_t awaits = -1;      // a rank that it has been waiting for since at least a millisecond
-  int64_t step = -1;        // as told through Engine::at
-  int64_t since_ms = 0;     // since the last operation began
-  std::string phase;        // of the step
-  std::string description;  // "in tp[0,1].all_reduce(attn.out), entered 12 ms ago, at step 5 (optimizer)"
+  int64_t step = -1;  // as told through Engine::at
+  std::string phase;  // of the step
+  std::string
+      description;  // both texts, and the place: "in tp[0,1]..., at step 5 (optimizer); beside it in dp[0,1]..."
+  /// Of both threads: a rank whose number stands still makes no progress.
+  int64_t finished_operations() const { return operations + beside.operations; }
 };
 
 /// The creator's side. Movable; dropping it does not disturb the ranks.

@@ -36,6 +36,7 @@ enum class MeshAxis { kTp, kDp, kPp, kCp };
 enum class RouterKind { kSoftmax, kSigmoid };
 enum class Deterministic { kRun, kLayout };
 enum class OptimizerKind { kAdamW, kLamb };
+enum class WeightInit { kScaled, kPlain, kSmallWang, kDeepNorm };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
 struct Span {
@@ -110,7 +111,8 @@ struct ModelConfig {
   MoeConfig moe;
   bool tied_embeddings = true;
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;  // rates; residual: each branch's output
-  double init_std = 0.02;  // N(0, std); residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
+  double init_std = 0.02;                                                     // of N(0, std)
+  WeightInit init = WeightInit::kScaled;  // scaled: residual outputs (attn.o, mlp.down) get std / sqrt(2 layers)
 };
 
 /// One stream of tokens. Formats: Megatron pair (.bin/.idx) or a raw little-endian token file.
@@ -139,8 +141,8 @@ struct ObjectiveConfig {
   bool reset_positions = true;  // each document begins at position 0
   bool document_loss = false;   // guessing how the next document begins counts
   int64_t mask_token = -1, gmask_token = -1, start_token = -1, end_token = -1;  // infill: [MASK], [gMASK], sop, eop
-  double gmask_share = 0.7;   // infill: of the sequences, one gap at the end; the others have short gaps
-  int64_t mask_windows = 1;   // infill: windows that a sequence with short gaps is cut into
+  double gmask_share = 0.7;  // infill: of the sequences, one gap at the end; the others have short gaps
+  int64_t mask_windows = 1;  // infill: windows that a sequence with short gaps is cut into
   bool operator==(const ObjectiveConfig&) const = default;
 };
 
@@ -195,6 +197,8 @@ struct OptimizerConfig {
   double clip = 0;                  // global gradient norm over the whole mesh; 0: off
   double z_loss = 0;                // weight of the squared logarithm of the softmax's denominator, added to each loss
   double embedding_gradient = 1;    // part of the gradient that goes through the token embedding (GLM-130B: 0.1)
+  double ema = 0;                   // decay of the average of weights that is kept beside them; 0: none
+  double qk_clip = 0;               // attention scores above it scale a head's q and k down after the update; 0: off
   int zero = 0;                     // split over dp: 1 optimizer states, 2 gradients too, 3 weights too
   int64_t bucket = 0;               // elements reduced or gathered at once; 0: plan::default_bucket_elems
   bool overlap = true;              // reductions run beside backward, gathers of weights beside forward

@@ -19,11 +19,12 @@ struct AdamwArgs {
   bool portable = false;  // tests: the code for processors without AVX-512
 };
 
-/// One run of the optimizer's three arrays.
+/// One run of the optimizer's arrays.
 struct AdamwState {
   float* master = nullptr;
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
+  float* ema = nullptr;  // of the masters; null where none is kept. Neither AdamW nor LAMB reads it
 };
 
 /// word_sums() of the three arrays as written.

@@ -1,6 +1,7 @@
 #include "runtime/kernels/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -309,6 +310,13 @@ class Queries {
   static int64_t tiles_of(const QueryTile& run) { return (run.rows + kQueries - 1) / kQueries; }
   QueryTile runs_[2];
 };
+/// Samples of one head may be on several threads; a maximum is the same in any order.
+void raise_to(float& largest, float value) {
+  const std::atomic_ref<float> shared(largest);
+  float seen = shared.load(std::memory_order_relaxed);
+  while (value > seen && !shared.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
 
 /// Work of one (sample, head) in the units of parallel_ranges: a causal pair costs about D multiply-adds, 16 at a time.
 int64_t head_work(const AttentionDims& d) { return std::max<int64_t>(1, d.tokens * d.tokens * d.head_dim / 16); }
@@ -421,6 +429,7 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                     out + (sample * query.count + row) * dims.out_stride + head * head_dim, dims.out_stride);
         float* lse = logsumexp + unit * query.count + row;
         for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
+        if (dims.max_scores != nullptr) raise_to(dims.max_scores[head], *std::max_element(max, max + rows));
       }
     }
   });
@@ -550,8 +559,8 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
               pack_pairs(Side::kA, low, kKeys, false, key_rows, rows, words(panels));
               multiply_pairs(words(panels), words(queries), key_rows, head_dim, rows, dkeys, padded, true);
               pack_pairs(Side::kA, low, kKeys, true, rows, key_rows, words(panels));
-              multiply_pairs(words(panels), words(keys), rows, head_dim, key_rows,
-                             dq_sums + (head_row0 + row) * padded, padded, true);
+              multiply_pairs(words(panels), words(keys), rows, head_dim, key_rows, dq_sums + (head_row0 + row) * padded,
+                             padded, true);
               continue;
             }
             tile_gemm({.m = key_rows,

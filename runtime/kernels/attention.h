@@ -22,9 +22,9 @@ struct AttentionDropout {
 
 /// The keys that the query at position t of its sample sees: [first, end), never empty.
 struct AttentionMask {
-  bool causal = true;               // end = t + 1; else S
-  int64_t window = 0;               // > 0: first >= t - window + 1
-  const int32_t* ends = nullptr;    // [B, S]: end >= ends[b, t], so prefixes see themselves; never falls within a sample
+  bool causal = true;             // end = t + 1; else S
+  int64_t window = 0;             // > 0: first >= t - window + 1
+  const int32_t* ends = nullptr;  // [B, S]: end >= ends[b, t], so prefixes see themselves; never falls within a sample
   const int32_t* starts = nullptr;  // [B, S]: first >= starts[b, t] <= t, where the query's document begins
 };
 
@@ -39,6 +39,7 @@ struct AttentionDims {
   const float* alibi_slopes = nullptr;  // [N] of these heads: slope * (key - query position) is added to a score
   AttentionDropout dropout;             // attention_decode() has none
   TokenRuns held;                       // queries' tokens of a sequence; none: all
+  float* max_scores = nullptr;          // [N], forward: raised to the largest score of each head, as softmax sees them
 };
 
 /// The bits depend on neither the number of threads nor the strides. A thread keeps scratch of its own: 2 S D floats in

@@ -57,19 +57,19 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_din_(fmt::format("layer {} attn.din", layer)),
       what_kv_(fmt::format("layer {} attn.kv", layer)),
       what_dkv_(fmt::format("layer {} attn.dkv", layer)) {
-  attention_dims_ = {
-      .batch = dims.samples,
-      .tokens = dims.held.tokens,
-      .heads = dims.heads,
-      .kv_heads = dims.kv_heads,
-      .head_dim = dims.head_dim,
-      .q_stride = dims.qkv,
-      .kv_stride = dims.qkv,
-      .out_stride = dims.heads * dims.head_dim,
-      .scale = static_cast<float>(score_scale(model, layer)),
-      .mask = {.causal = model.mask != Mask::kBidirectional, .window = has_window(model, layer) ? model.sliding_window : 0},
-      .alibi_slopes = scratch.alibi_slopes,
-      .held = dims.held};
+  attention_dims_ = {.batch = dims.samples,
+                     .tokens = dims.held.tokens,
+                     .heads = dims.heads,
+                     .kv_heads = dims.kv_heads,
+                     .head_dim = dims.head_dim,
+                     .q_stride = dims.qkv,
+                     .kv_stride = dims.qkv,
+                     .out_stride = dims.heads * dims.head_dim,
+                     .scale = static_cast<float>(score_scale(model, layer)),
+                     .mask = {.causal = model.mask != Mask::kBidirectional,
+                              .window = has_window(model, layer) ? model.sliding_window : 0},
+                     .alibi_slopes = scratch.alibi_slopes,
+                     .held = dims.held};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));
@@ -139,6 +139,7 @@ Status Attention<Real>::recompute_core(const SavedAttention<Real>& saved) const 
   RT_TRY_SET(const KeysValues kv, keys_values(saved));
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
+  if (scratch_.max_scores != nullptr) dims.max_scores = scratch_.max_scores + layer_ * dims_.heads;
   kernels::attention_forward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS);
   return {};
 }

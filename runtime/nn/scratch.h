@@ -22,10 +22,11 @@ struct Scratch {
   const float* rotary_table = nullptr;     // [positions, turning pairs, 2]; null without rotary positions
   const float* alibi_slopes = nullptr;     // [N] of this rank's heads; null without
   const uint64_t* dropout_keys = nullptr;  // of the samples of the micro-batch at work; null: nothing is dropped
-  const int32_t* positions = nullptr;      // [T] of the micro-batch at work; null: a row stands at its place in its sample
-  const int32_t* starts = nullptr;         // [T], SequenceRows; null: as the model's mask says
-  const int32_t* ends = nullptr;           // [T], the same
-  const CachedRows* cached = nullptr;      // generation: where the rows of the pass under way stand
+  const int32_t* positions = nullptr;  // [T] of the micro-batch at work; null: a row stands at its place in its sample
+  const int32_t* starts = nullptr;     // [T], SequenceRows; null: as the model's mask says
+  const int32_t* ends = nullptr;       // [T], the same
+  float* max_scores = nullptr;         // [layers of the model, N]: the largest attention scores; null: not wanted
+  const CachedRows* cached = nullptr;  // generation: where the rows of the pass under way stand
 };
 
 }  // namespace cairn::nn

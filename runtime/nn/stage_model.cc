@@ -101,6 +101,10 @@ class Model final : public StageModel {
     const Parameters<Real> parameters(plan, rank, weights, grads);
     set_scratch(model, buffers);
     if (model.moe.experts > 0) dispatch_.emplace(dims_, groups.ep, buffers);
+    if (trains_ && optimizer.qk_clip > 0) {
+      max_scores_.assign(static_cast<size_t>(model.layers * dims_.heads), 0.0f);
+      scratch_.max_scores = max_scores_.data();
+    }
     if (chunk.stage.embedding)
       embedding_.emplace(parameters, model, optimizer.embedding_gradient, dims_, tp_, scratch_);
     for (int64_t layer = chunk.stage.first_layer; layer < chunk.stage.end_layer; ++layer) {
@@ -243,6 +247,16 @@ class Model final : public StageModel {
     RT_CHECK(static_cast<int64_t>(out.size()) == dims_.rows * vocab_, "logits [{}, {}] do not fit {} floats",
              dims_.rows, vocab_, out.size());
     return head_->logits(slot_at(slot).head, 0, dims_.rows, out);
+  }
+
+  void take_max_scores(std::span<float> scores) override {
+    const int64_t here = dims_.heads, all = here * tp_.comm().size(), first = tp_.comm().rank() * here;
+    for (size_t i = 0; i < max_scores_.size(); ++i) {
+      const auto layer = static_cast<int64_t>(i) / here, head = static_cast<int64_t>(i) % here;
+      float& score = scores[static_cast<size_t>(layer * all + first + head)];
+      score = std::max(score, max_scores_[i]);
+      max_scores_[i] = 0;
+    }
   }
 
   int64_t boundary_bytes() const override {
@@ -495,6 +509,7 @@ class Model final : public StageModel {
   std::optional<Head<Real>> head_;
   std::vector<LayerBuffers<Real>> buffers_;  // of the layers
   std::vector<Slot<Real>> slots_;
+  std::vector<float> max_scores_;  // [layers of the model, N], those of other stages 0; empty without qk_clip
 };
 
 }  // namespace

@@ -69,8 +69,8 @@ class StageModel {
   virtual void set_sequences(int64_t slot, const SequenceRows& rows) = 0;
 
   /// Forward of one micro-batch into activation slot `slot` in [0, in_flight).
-  /// tokens, targets [T] (kNoTarget where no loss counts): needed on the first / last stage, may be null elsewhere. input [R, H] null on the first
-  /// stage, output [R, H] null on the last. Both in the compute dtype.
+  /// tokens, targets [T] (kNoTarget where no loss counts): needed on the first / last stage, may be null elsewhere.
+  /// input [R, H] null on the first stage, output [R, H] null on the last. Both in the compute dtype.
   virtual Status forward(int64_t slot, const int32_t* tokens, const int32_t* targets, const void* input,
                          void* output) = 0;
 
@@ -97,6 +97,10 @@ class StageModel {
   /// keys and values go into the cache; then the logits of rows [first, first + count), out [count, vocab]. tokens [T].
   virtual Status forward_cached(const int32_t* tokens, const CachedRows& rows) = 0;
   virtual Status cached_logits(int64_t first, int64_t count, std::span<float> out) = 0;
+
+  /// With optimizer.qk_clip: raises `scores` [layers, heads] of the whole model to the largest attention scores of this
+  /// rank's layers and heads since the last call, and forgets them.
+  virtual void take_max_scores(std::span<float> scores) { static_cast<void>(scores); }
 
   virtual int64_t boundary_bytes() const = 0;  // of one [R, H] boundary tensor
 };

@@ -7,6 +7,7 @@
 #include "runtime/core/check.h"
 #include "runtime/core/word_sums.h"
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/ema.h"
 #include "runtime/kernels/lamb.h"
 
 namespace cairn::optim {
@@ -25,8 +26,23 @@ ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm:
     RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
   }
   stream_ = rank.bank_bytes() > kCachedBytes;
-  sums_.resize(3 * saved);
+  sums_.resize(rank.saved_arrays * saved);
   for (const TensorSpec& tensor : plan.tensors) rates_.push_back(rates_of(plan.recipe.optimizer, tensor));
+  if (plan.recipe.optimizer.qk_clip > 0) find_head_rows();
+}
+
+void ShardedOptimizer::find_head_rows() {
+  const ModelConfig& model = plan_.recipe.model;
+  for (const LocalTensor& local : rank_.tensors) {
+    const TensorSpec& spec = plan_.tensors[local.tensor];
+    const bool key = spec.name.find(".attn.k.") != std::string::npos;
+    if (spec.layer < 0 || spec.layer >= model.layers || !(key || spec.name.find(".attn.q.") != std::string::npos)) {
+      continue;
+    }
+    const int64_t row_elems = spec.shape.size() > 1 ? spec.shape[1] : 1;
+    head_rows_.push_back({local.tensor, local.offset, model.head_dim * row_elems,
+                          spec.layer * (key ? model.kv_heads : model.heads) + local.box.lo[0] / model.head_dim, key});
+  }
 }
 
 kernels::AdamwState ShardedOptimizer::private_at(int64_t offset) const {
@@ -96,7 +112,7 @@ void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, boo
 }
 
 void ShardedOptimizer::note_sums(int64_t saved_piece, const kernels::AdamwState& state, int64_t count) {
-  const auto saved = static_cast<int64_t>(sums_.size() / 3);
+  const int64_t saved = std::ssize(arrays_.banks[0]);
   int64_t array = 0;
   for (const float* values : {state.master, state.exp_avg, state.exp_avg_sq}) {
     sums_[array++ * saved + saved_piece] = word_sums(reinterpret_cast<const std::byte*>(values), count);
@@ -138,18 +154,54 @@ kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, dou
 }
 
 Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
-                                comm::Comm& world) {
+                                comm::Comm& world, const HeadFactors* heads) {
   balance(from, to, tokens);
-  if (plan_.recipe.optimizer.kind == OptimizerKind::kLamb) return lamb(update, lr, grad_scale, from, to, world);
-  adamw(update, lr, grad_scale, from, to);
+  if (plan_.recipe.optimizer.kind == OptimizerKind::kLamb) {
+    RT_TRY(lamb(update, lr, grad_scale, from, to, world));
+  } else {
+    adamw(update, lr, grad_scale, from, to);
+  }
+  if (heads != nullptr && heads->clipped_heads > 0) scale_heads(*heads, to);
+  if (plan_.recipe.optimizer.ema > 0) average(from, to);
   return {};
+}
+
+void ShardedOptimizer::scale_heads(const HeadFactors& heads, int64_t bank) {
+  for_parts(
+      bank, bank,
+      [&](const auto& part, int64_t count, const kernels::AdamwState&, const kernels::AdamwState& state, int64_t k) {
+        const auto rows = std::find_if(head_rows_.begin(), head_rows_.end(),
+                                       [&](const HeadRows& r) { return r.tensor == part.tensor; });
+        if (rows == head_rows_.end()) return;
+        const std::vector<float>& factors = rows->key ? heads.key : heads.query;
+        const int64_t begin = part.flat_offset - rows->offset;
+        for (int64_t at = 0; at < count;) {
+          const int64_t head = (begin + at) / rows->head_elems;
+          const int64_t end = std::min(count, (head + 1) * rows->head_elems - begin);
+          kernels::scale(state.master + at, factors[rows->first_factor + head], end - at);
+          at = end;
+        }
+        put_weights(state.master, rank_.weight_offset(part), count);
+        if (k >= 0) sums_[k] = word_sums(reinterpret_cast<const std::byte*>(state.master), count);
+      });
+}
+
+void ShardedOptimizer::average(int64_t from, int64_t to) {
+  const size_t saved = arrays_.banks[to].size();
+  for (size_t k = 0, piece = 0; piece < rank_.pieces.size(); ++piece) {
+    if (!rank_.pieces[piece].primary) continue;
+    const kernels::AdamwState& target = arrays_.banks[to][k];
+    sums_[3 * saved + k] = kernels::ema(plan_.recipe.optimizer.ema, target.master, arrays_.banks[from][k].ema,
+                                        target.ema, rank_.pieces[piece].count_elems());
+    ++k;
+  }
 }
 
 void ShardedOptimizer::adamw(int64_t update, double lr, float grad_scale, int64_t from, int64_t to) {
   const DType compute = plan_.compute_dtype();
   auto* low = compute == DType::kBf16 ? static_cast<bf16*>(arrays_.weights) : nullptr;
   auto* full = compute == DType::kF32 ? static_cast<float*>(arrays_.weights) : nullptr;
-  const auto saved = static_cast<int64_t>(sums_.size() / 3);
+  const int64_t saved = std::ssize(arrays_.banks[to]);
   for_parts(from, to,
             [&](const auto& part, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState& target,
                 int64_t k) {
@@ -203,13 +255,14 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
 }
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {
-  const size_t saved = sums_.size() / 3;
+  const size_t saved = arrays_.banks[to].size();
   size_t k = 0;
   for (const StatePiece& piece : rank_.pieces) {
     if (!piece.primary) continue;
     size_t array = 0;
-    for (float* kernels::AdamwState::*const member :
-         {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+    for (float* kernels::AdamwState::*const member : {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg,
+                                                      &kernels::AdamwState::exp_avg_sq, &kernels::AdamwState::ema}) {
+      if (array == static_cast<size_t>(rank_.saved_arrays)) break;
       const float* const source = arrays_.banks[from][k].*member;
       float* const target = arrays_.banks[to][k].*member;
       if (target != source) std::copy_n(source, piece.count_elems(), target);

@@ -214,6 +214,7 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   if (plan.recipe.optimizer.kind == OptimizerKind::kLamb) {
     world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
   }
+  if (plan.recipe.optimizer.qk_clip > 0) world.all_reduce.add(plan.recipe.model.layers * plan.recipe.model.heads * 4);
   world.broadcast.add(rank.rank == 0 ? 8 : 0);  // the step's order
   tell(kWorldGroup, mesh.world(), world);
   return out;

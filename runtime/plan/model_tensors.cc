@@ -8,11 +8,33 @@
 namespace cairn {
 namespace {
 
-/// The list in the making. Standard deviations: `in` of what reads the residual stream, `out` of what adds to it.
+/// What a projection does, for its initial weights.
+enum class Role { kQueryKey, kIn, kOut };  // kIn reads the residual stream, kOut adds to it
+
+/// Standard deviation of a projection's initial weights (ModelConfig::init).
+double projection_std(const ModelConfig& m, Role role, int64_t rows, int64_t cols) {
+  const auto layers = static_cast<double>(m.layers), width = static_cast<double>(m.width);
+  switch (m.init) {
+    case WeightInit::kPlain:
+      return m.init_std;
+    case WeightInit::kSmallWang:  // Nguyen & Salazar 2019; Wang & Komatsuzaki 2021 (GPT-J), as GPT-NeoX uses them
+      return role == Role::kOut ? 2.0 / layers / std::sqrt(width) : std::sqrt(2.0 / (5.0 * width));
+    case WeightInit::kDeepNorm: {  // Xavier normal; Wang et al. 2022 with GLM-130B's exponent
+      const double gain = role == Role::kQueryKey ? 1.0 : 1.0 / std::sqrt(2.0 * layers);
+      return gain * std::sqrt(2.0 / static_cast<double>(rows + cols));
+    }
+    case WeightInit::kScaled:
+      break;
+  }
+  return role == Role::kOut ? m.init_std / std::sqrt(2.0 * layers) : m.init_std;
+}
+
+/// The list in the making.
 class Tensors {
  public:
-  explicit Tensors(const ModelConfig& m)
-      : m_(m), std_in_(m.init_std), std_out_(m.init_std / std::sqrt(2.0 * static_cast<double>(m.layers))) {}
+  explicit Tensors(const ModelConfig& m) : m_(m), std_in_(m.init_std) {
+    if (m.init == WeightInit::kSmallWang) std_in_ = std::sqrt(2.0 / (5.0 * static_cast<double>(m.width)));
+  }
 
   void embedding() {
     layer_ = kEmbeddingLayer;
@@ -50,10 +72,10 @@ class Tensors {
     const bool sandwich = m_.block == BlockKind::kSandwich;
     norm(prefix + "attn_norm");
     const bool qkv_bias = has_bias(m_, BiasOf::kQkv);
-    linear(prefix + "attn.q", m_.heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
-    for (const char* name : {"attn.k", "attn.v"}) {
+    linear(prefix + "attn.q", m_.heads * m_.head_dim, m_.width, TensorCut::kDim0, Role::kQueryKey, qkv_bias);
+    for (const auto& [name, role] : {std::pair("attn.k", Role::kQueryKey), std::pair("attn.v", Role::kIn)}) {
       const size_t first = out_.size();
-      linear(prefix + name, m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, std_in_, qkv_bias);
+      linear(prefix + name, m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, role, qkv_bias);
       for (size_t i = first; i < out_.size(); ++i) out_[i].heads = m_.kv_heads;
     }
     if (m_.qk_norm == QkNorm::kHead) {
@@ -62,7 +84,8 @@ class Tensors {
         out_.back().partial = true;
       }
     }
-    linear(prefix + "attn.o", m_.width, m_.heads * m_.head_dim, TensorCut::kDim1, std_out_, has_bias(m_, BiasOf::kOut));
+    linear(prefix + "attn.o", m_.width, m_.heads * m_.head_dim, TensorCut::kDim1, Role::kOut,
+           has_bias(m_, BiasOf::kOut));
     if (sandwich) norm(prefix + "attn_out_norm");
     if (m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
     if (m_.moe.experts > 0) {
@@ -84,14 +107,14 @@ class Tensors {
 
   void mlp(const std::string& prefix, int64_t ffn) {
     const bool bias = has_bias(m_, BiasOf::kMlp);
-    if (is_gated(m_.activation)) linear(prefix + "gate", ffn, m_.width, TensorCut::kDim0, std_in_, bias);
-    linear(prefix + "up", ffn, m_.width, TensorCut::kDim0, std_in_, bias);
-    linear(prefix + "down", m_.width, ffn, TensorCut::kDim1, std_out_, bias);
+    if (is_gated(m_.activation)) linear(prefix + "gate", ffn, m_.width, TensorCut::kDim0, Role::kIn, bias);
+    linear(prefix + "up", ffn, m_.width, TensorCut::kDim0, Role::kIn, bias);
+    linear(prefix + "down", m_.width, ffn, TensorCut::kDim1, Role::kOut, bias);
   }
 
   /// A projection: its weight, then its bias, which a column cut splits and a row cut replicates.
-  void linear(const std::string& name, int64_t rows, int64_t cols, TensorCut cut, double std, bool bias) {
-    matrix(name + ".weight", rows, cols, cut, std);
+  void linear(const std::string& name, int64_t rows, int64_t cols, TensorCut cut, Role role, bool bias) {
+    matrix(name + ".weight", rows, cols, cut, projection_std(m_, role, rows, cols));
     if (bias) vector(name + ".bias", rows, cut == TensorCut::kDim0 ? cut : TensorCut::kReplicated, InitKind::kZeros);
   }
 
@@ -123,7 +146,7 @@ class Tensors {
   }
 
   const ModelConfig& m_;
-  double std_in_, std_out_;
+  double std_in_;  // of what is no projection of a layer
   int64_t layer_ = kEmbeddingLayer, expert_ = -1;
   std::vector<TensorSpec> out_;
 };

@@ -109,6 +109,14 @@ int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps
   return 0;
 }
 
+Status check_qk_clip(const Recipe& recipe) {
+  if (recipe.optimizer.qk_clip == 0 || recipe.model.qk_norm == QkNorm::kNone) return {};
+  return refuse(
+      fmt::format("optimizer.qk_clip = {} scales the projections of q and k, and model.qk_norm = \"head\" "
+                  "norms what they give: no score would change; leave one of them out",
+                  recipe.optimizer.qk_clip));
+}
+
 Status check_sharding(const Recipe& recipe, int64_t dp) {
   const int64_t shard = recipe.mesh.shard;
   const int zero = recipe.optimizer.zero;
@@ -263,6 +271,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(check_batch(recipe, made.dp()));
   RT_TRY(check_sharding(recipe, made.replicas()));
   RT_TRY(check_division(recipe));
+  RT_TRY(check_qk_clip(recipe));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
@@ -292,9 +301,11 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
     }
   }
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
-  plan.checkpoint_bytes = plan.parameters * 3 * 4;
+  plan.checkpoint_bytes = plan.parameters * saved_arrays(recipe.optimizer) * 4;
   return plan;
 }
+
+int64_t saved_arrays(const OptimizerConfig& optimizer) { return optimizer.ema > 0 ? 4 : 3; }
 
 int64_t default_bucket_elems(int64_t dp) { return std::max(int64_t{8} << 20, dp << 20); }
 
@@ -337,7 +348,8 @@ class RankPlanner {
     out_.weight_bytes = (out_.scattered_weights ? out_.shard_elems : out_.flat_elems) * elem_bytes;
     out_.gathered_bytes = gathered_elems_ * elem_bytes;
     out_.grad_bytes = (out_.grad_elems() + grad_slot_elems_) * 4;
-    out_.optimizer_bytes = (out_.saved_elems + out_.private_elems) * 12;
+    out_.saved_arrays = saved_arrays(plan_.recipe.optimizer);
+    out_.optimizer_bytes = out_.bank_bytes() + out_.private_elems * kPrivateArrays * 4;
     return std::move(out_);
   }
 

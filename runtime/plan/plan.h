@@ -23,9 +23,10 @@
 // means the dp x cp replicas of mesh.h. With deterministic = "layout" the gradients of a rank's experts have a slot for
 // each rank of the ep group whose tokens they are of, so that they too are added in the order of the batch.
 //
-// Optimizer state (float master weight and two moments) has two homes. That of the pieces a rank saves lies in a
-// *bank*; in training there are several, in shared memory, and each update goes from one into another, so that what it
-// read stays behind as the snapshot of the step before. All other state that the rank updates is private to it.
+// Optimizer state (float master weight, two moments, perhaps an average) has two homes. That of the pieces a rank saves
+// lies in a *bank*; in training there are several, in shared memory, and each update goes from one into another, so
+// that what it read stays behind as the snapshot of the step before. All other state that the rank updates is private
+// to it.
 
 #include <algorithm>
 #include <cstdint>
@@ -49,6 +50,11 @@ constexpr int64_t kUnitSlots = 2;    // layers whose gradients (ZeRO-2) or weigh
 /// Elements of a bucket unless the recipe says: 8 Mi (32 MiB of float gradients), and for many replicas so many that
 /// each still gets a piece of 1 Mi, which keeps messages long and tensors whole.
 int64_t default_bucket_elems(int64_t dp);
+
+/// Float arrays that a bank holds for each element it saves: the master weight, two moments, and the average of the
+/// weights when the recipe keeps one. Ranks keep the average of what they save and of nothing else.
+int64_t saved_arrays(const OptimizerConfig& optimizer);
+constexpr int64_t kPrivateArrays = 3;  // of the state that others save
 
 /// The part of one logical tensor that a rank holds.
 struct LocalTensor {
@@ -136,6 +142,7 @@ struct RankPlan {
   std::vector<StatePiece> pieces;    // of the shares
   std::vector<ReplicaRun> replicas;  // of the rest of the shards; empty when every replica has a shard of its own
   int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
+  int64_t saved_arrays = 3;          // of a bank
   int64_t private_elems = 0;         // of all other state
   bool scattered_grads =
       false;  // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
@@ -149,7 +156,7 @@ struct RankPlan {
   bool embedding() const { return chunks.front().stage.embedding; }
   bool head() const { return chunks.back().stage.head; }
   /// Part of optimizer_bytes: one bank. With an agent it and the weights lie in the agent's memory.
-  int64_t bank_bytes() const { return saved_elems * 12; }
+  int64_t bank_bytes() const { return saved_elems * saved_arrays * 4; }
   /// Elements of the sums of gradients; slots lie behind them.
   int64_t grad_elems() const { return scattered_grads ? shard_elems : flat_elems; }
   /// Where the gradients or the weights of a piece or a replica run lie, elements into the sums or the weights.
@@ -185,7 +192,7 @@ struct Plan {
   int64_t tokens_per_step = 0;
   int64_t steps = 0;  // of the run, from recipe.stop
   int64_t parameters = 0;
-  int64_t checkpoint_bytes = 0;  // payload of one checkpoint: master weight and two moments, float
+  int64_t checkpoint_bytes = 0;  // payload of one checkpoint: saved_arrays() floats a parameter
 
   /// The ZeRO stage in effect: 0 when there is one replica.
   int zero() const { return mesh.replicas() > 1 ? recipe.optimizer.zero : 0; }
@@ -237,6 +244,9 @@ Status check_sharding(const Recipe& recipe, int64_t replicas);
 
 /// Refuses experts that ep ranks cannot divide. Errors: kInvalidInput.
 Status check_division(const Recipe& recipe);
+
+/// Refuses optimizer.qk_clip where scaling q and k changes no score. Errors: kInvalidInput.
+Status check_qk_clip(const Recipe& recipe);
 
 /// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible, where the embedding
 /// weighs mesh.embedding_weight layers of the first stage and the head mesh.head_weight of the last; longer stages in

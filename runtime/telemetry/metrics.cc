@@ -38,6 +38,10 @@ json to_json(const StepMetrics& m) {
     out["loss_scale"] = finite(*m.loss_scale);
     out["skipped"] = m.skipped;
   }
+  if (m.max_attention_score) {
+    out["max_attention_score"] = finite(*m.max_attention_score);
+    out["clipped_heads"] = m.clipped_heads;
+  }
   for (const auto& [phase, ms] : m.split_ms) out["split_ms"][phase] = finite(ms);
   if (m.tflops) out["tflops"] = finite(*m.tflops);
   if (m.mfu) out["mfu"] = finite(*m.mfu);
@@ -83,6 +87,12 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     number("loss_scale", scale);
     out.loss_scale = scale;
     number("skipped", out.skipped);
+  }
+  if (in.contains("max_attention_score")) {
+    double score = 0;
+    number("max_attention_score", score);
+    out.max_attention_score = score;
+    number("clipped_heads", out.clipped_heads);
   }
   if (!wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("metrics field \"{}\" is missing or no number", wrong)};

@@ -25,8 +25,10 @@ struct StepMetrics {
   double tokens_per_s = 0, step_ms = 0;
   double checkpoint_lost_ms = 0;  // the rank stood still for a snapshot
   std::optional<double> valid_loss;
-  std::optional<double> loss_scale;  // fp16: of this step
-  int64_t skipped = 0;               // fp16: steps of the run whose gradients overflowed, this one included
+  std::optional<double> loss_scale;           // fp16: of this step
+  int64_t skipped = 0;                        // fp16: steps of the run whose gradients overflowed, this one included
+  std::optional<double> max_attention_score;  // qk_clip: before softmax, of all layers and heads
+  int64_t clipped_heads = 0;                  // qk_clip: whose projections were scaled down
   /// Milliseconds of world rank 0's training thread by phase (runtime/telemetry/trace.h), from the end of one record to
   /// that of the next: "log" is that of the step before. Empty in records of older runs.
   std::vector<std::pair<std::string, double>> split_ms;

@@ -14,7 +14,8 @@
 
 namespace cairn::trainer {
 
-enum class StateKind { kWeight, kExpAvg, kExpAvgSq };  // kWeight: the float (master) weight
+/// kWeight: the float (master) weight; kEma: its moving average, of primary pieces alone, when the recipe keeps one.
+enum class StateKind { kWeight, kExpAvg, kExpAvgSq, kEma };
 
 /// One contiguous run of training state in this rank's memory: float elements of a box of a logical tensor.
 struct StateTensor {

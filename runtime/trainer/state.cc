@@ -9,9 +9,33 @@
 
 namespace cairn::trainer {
 
+namespace {
+
+constexpr StateKind kKinds[] = {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq, StateKind::kEma};
+
+std::span<const StateKind> saved_kinds(const RankPlan& rank) {
+  return std::span(kKinds).first(static_cast<size_t>(rank.saved_arrays));
+}
+
+float* array_of(const kernels::AdamwState& state, StateKind kind) {
+  switch (kind) {
+    case StateKind::kWeight:
+      return state.master;
+    case StateKind::kExpAvg:
+      return state.exp_avg;
+    case StateKind::kExpAvgSq:
+      return state.exp_avg_sq;
+    case StateKind::kEma:
+      return state.ema;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 std::vector<StateTensor> saved_tensors(const RankPlan& rank) {
   std::vector<StateTensor> out;
-  for (const StateKind kind : {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
+  for (const StateKind kind : saved_kinds(rank)) {
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) out.push_back({kind, piece.tensor, piece.box, nullptr, piece.count_elems() * 4, true});
     }
@@ -27,7 +51,7 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   }
   RT_TRY_SET(out.gathered_, Buffer::allocate(device, rank.gathered_bytes));
   RT_TRY_SET(out.grads_, Buffer::allocate(device, rank.grad_bytes));
-  RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_elems * 12));
+  RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_elems * kPrivateArrays * 4));
   RT_TRY_SET(out.activations_, Buffer::allocate(device, largest_stage_buffers_bytes(plan, rank.rank)));
   RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
@@ -42,13 +66,16 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   size_t saved = 0;
   for (const StatePiece& piece : rank.pieces) saved += piece.primary ? 1 : 0;
   for (const std::vector<std::byte*>& bank : memory.banks) {
-    if (bank.size() != 3 * saved) {
+    const size_t wanted = static_cast<size_t>(rank.saved_arrays) * saved;
+    if (bank.size() != wanted) {
       return Error{ErrorCode::kInternal,
-                   fmt::format("a bank with {} tensors, rank {} saves {}", bank.size(), rank.rank, 3 * saved)};
+                   fmt::format("a bank with {} tensors, rank {} saves {}", bank.size(), rank.rank, wanted)};
     }
     std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
     const auto at = [&](size_t k) { return reinterpret_cast<float*>(bank[k]); };
-    for (size_t k = 0; k < saved; ++k) states.push_back({at(k), at(saved + k), at(2 * saved + k)});
+    for (size_t k = 0; k < saved; ++k) {
+      states.push_back({at(k), at(saved + k), at(2 * saved + k), rank.saved_arrays > 3 ? at(3 * saved + k) : nullptr});
+    }
   }
   if (memory.banks.empty()) {
     RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
@@ -56,7 +83,9 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
     std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
     for (const StatePiece& piece : rank.pieces) {
       float* const at = bank + piece.state_offset;
-      if (piece.primary) states.push_back({at, at + rank.saved_elems, at + 2 * rank.saved_elems});
+      if (!piece.primary) continue;
+      states.push_back({at, at + rank.saved_elems, at + 2 * rank.saved_elems,
+                        rank.saved_arrays > 3 ? at + 3 * rank.saved_elems : nullptr});
     }
   }
   return out;
@@ -75,15 +104,13 @@ int64_t TrainState::allocated_bytes() const {
 
 std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank) const {
   std::vector<StateTensor> out;
-  out.reserve(3 * rank.pieces.size());
-  for (const StateKind kind : {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
-    const auto of_kind = [&](const kernels::AdamwState& state) {
-      return kind == StateKind::kWeight ? state.master : kind == StateKind::kExpAvg ? state.exp_avg : state.exp_avg_sq;
-    };
+  out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size());
+  for (const StateKind kind : saved_kinds(rank)) {
     size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
-      float* const data =
-          piece.primary ? of_kind(arrays_.banks[bank][saved++]) : of_kind(arrays_.private_state) + piece.state_offset;
+      if (!piece.primary && kind == StateKind::kEma) continue;
+      float* const data = piece.primary ? array_of(arrays_.banks[bank][saved++], kind)
+                                        : array_of(arrays_.private_state, kind) + piece.state_offset;
       out.push_back(
           {kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), piece.count_elems() * 4, piece.primary});
     }
@@ -93,7 +120,7 @@ std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank)
 
 void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
   for (const StateTensor& tensor : tensors(rank, 0)) {
-    if (tensor.kind == StateKind::kWeight) {
+    if (tensor.kind == StateKind::kWeight || tensor.kind == StateKind::kEma) {
       initial_weights(plan, tensor.tensor, tensor.box, reinterpret_cast<float*>(tensor.data));
     } else {
       std::memset(tensor.data, 0, tensor.bytes);  // a hook's memory may have been used before

@@ -17,7 +17,7 @@
 namespace cairn::trainer {
 
 /// The saved tensors of a rank without memory: the weights of all primary pieces, then the first moments, then the
-/// second ones.
+/// second ones, then the averages of the weights, if there are any.
 std::vector<StateTensor> saved_tensors(const RankPlan& rank);
 
 class TrainState {
@@ -31,11 +31,11 @@ class TrainState {
   std::span<std::byte> boundary();
   int64_t allocated_bytes() const;  // without the hook's memory
 
-  /// The share's pieces as saveable runs, saved ones in `bank`: weight, first moment, second moment of each.
+  /// The share's pieces as saveable runs, saved ones in `bank`: weights, first moments, second moments, averages.
   std::vector<StateTensor> tensors(const RankPlan& rank, int64_t bank) const;
 
   /// Initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global element), so
-  /// that every layout starts from the same model. Moments start at zero.
+  /// that every layout starts from the same model. Moments start at zero, the average at the weights.
   void initialize(const Plan& plan, const RankPlan& rank);
 
  private:

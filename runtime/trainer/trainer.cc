@@ -186,6 +186,13 @@ class Run {
     return groups_.world->all_reduce(values.data(), static_cast<int64_t>(values.size()), DType::kF64,
                                      comm::ReduceOp::kSum, what);
   }
+  /// Into max_scores_: the largest attention scores of this rank's micro-batches since the last call.
+  void take_max_scores() {
+    std::fill(max_scores_.begin(), max_scores_.end(), 0.0f);
+    for (const auto& model : now_->models) model->take_max_scores(max_scores_);
+  }
+  /// QK clip: what the heads' projections are to be scaled by, from the scores of all ranks.
+  Result<optim::HeadFactors> clip_factors();
   bool counts_losses() const { return rank_.head() && rank_.at.tp == 0; }
 
   const Environment& env_;
@@ -199,6 +206,7 @@ class Run {
   optim::ShardedOptimizer optimizer_;
   std::unique_ptr<StageRun> now_;  // before what it runs on goes
   size_t stage_ = 0;
+  std::vector<float> max_scores_;                  // [layers, heads] of the model; empty without qk_clip
   std::vector<std::vector<StateTensor>> tensors_;  // by bank
   int64_t bank_ = 0;                               // holds the saved state of the last step
   double paused_ms_ = 0;                           // of this step: this rank stood still for checkpoints
@@ -213,11 +221,13 @@ Status Run::enter(size_t stage) {
   if (now_ != nullptr && stage == stage_) return {};
   if (now_ != nullptr) RT_TRY(now_->data_parallel.settle());
   now_.reset();
-  const data_parallel::Groups groups{
-      groups_.tp.get(),           groups_.kv.get(),
-      groups_.shard.get(),        groups_.replica.get(),
-      plan_.has_tied_copy() ? groups_.embedding.get() : nullptr,
-      groups_.expert_shard.get(), groups_.expert_replica.get()};
+  const data_parallel::Groups groups{groups_.tp.get(),
+                                     groups_.kv.get(),
+                                     groups_.shard.get(),
+                                     groups_.replica.get(),
+                                     plan_.has_tied_copy() ? groups_.embedding.get() : nullptr,
+                                     groups_.expert_shard.get(),
+                                     groups_.expert_replica.get()};
   const nn::StageGroups in_stage(*groups_.tp, groups_.ep.get(), groups_.cp.get());
   auto next = std::make_unique<StageRun>(plan_.at(stage), env_.rank, groups, state_.memory());
   const Plan& plan = next->plan;
@@ -243,8 +253,19 @@ Status Run::enter(size_t stage) {
   return {};
 }
 
+Result<optim::HeadFactors> Run::clip_factors() {
+  take_max_scores();
+  RT_TRY(groups_.world->all_reduce(max_scores_.data(), std::ssize(max_scores_), DType::kF32, comm::ReduceOp::kMax,
+                                   "largest attention scores"));
+  optim::HeadFactors out = optim::qk_clip_factors(plan_.recipe.model, plan_.recipe.optimizer.qk_clip, max_scores_);
+  metrics_.max_attention_score = *std::max_element(max_scores_.begin(), max_scores_.end());
+  metrics_.clipped_heads = out.clipped_heads;
+  return out;
+}
+
 Status Run::start() {
   const Recipe& recipe = plan_.recipe;
+  if (recipe.optimizer.qk_clip > 0) max_scores_.resize(recipe.model.layers * recipe.model.heads);
   for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
     tensors_.push_back(state_.tensors(rank_, bank));
   }
@@ -345,6 +366,7 @@ Status Run::step(int64_t number) {
   const bool scaled = position_.loss_scale.scale > 0;
   const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
   const float weight = static_cast<float>(loss_scale) / static_cast<float>(plan.tokens_per_step);
+  if (!max_scores_.empty()) take_max_scores();  // what validation has left
   RT_TRY(now_->executor->train(now_->batches, weight, on_losses));
 
   phase(number, "gradients", Phase::kReduce);
@@ -419,8 +441,12 @@ Status Run::step(int64_t number) {
     RT_TRY(env_.hook.weights_whole(number));
   } else {
     const int64_t update = number - position_.loss_scale.skipped;
+    optim::HeadFactors heads;
+    if (!max_scores_.empty()) {
+      RT_TRY_SET(heads, clip_factors());
+    }
     RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale * gradient_scale / loss_scale), bank_, bank,
-                             plan.tokens_per_step, *groups_.world));
+                             plan.tokens_per_step, *groups_.world, &heads));
     RT_TRY(now_->data_parallel.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;

@@ -39,7 +39,8 @@ struct Options {
   int64_t vocab = 25, layers = 4;  // 25: divisible by no tp but 1
   int64_t tp = 1, pp = 1, dp = 1;
   int zero = 0;
-  int64_t shard = 0;   // ranks that ZeRO splits over; 0: all of dp
+  int64_t shard = 0;  // ranks that ZeRO splits over; 0: all of dp
+  double ema = 0;
   int64_t bucket = 0;  // elements; 0: the default, one bucket for a model as small as this
   bool sequence_parallel = false;
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};
@@ -71,6 +72,7 @@ Plan plan_of(const Options& o) {
   r.batch = {.samples = 24, .micro = 1};
   r.optimizer.zero = o.zero;
   r.optimizer.bucket = o.bucket;
+  r.optimizer.ema = o.ema;
   r.mesh = {.tp = o.tp,
             .pp = o.pp,
             .order = o.order,
@@ -141,12 +143,17 @@ RankState rank_state(const Plan& plan, int64_t rank) {
   RankState out;
   const RankPlan mine = plan.rank(rank);
   int64_t elems = 0;
-  for (const StatePiece& piece : mine.pieces) elems += 3 * piece.count_elems();
+  const int64_t kinds = saved_arrays(plan.recipe.optimizer);
+  const auto held = [&](const StatePiece& piece, int64_t kind) { return piece.primary || kind < kPrivateArrays; };
+  for (int64_t kind = 0; kind < kinds; ++kind) {
+    for (const StatePiece& piece : mine.pieces) elems += held(piece, kind) ? piece.count_elems() : 0;
+  }
   out.memory.resize(static_cast<size_t>(elems));
   out.expected.resize(static_cast<size_t>(elems));
   int64_t at = 0;
-  for (int64_t kind = 0; kind < 3; ++kind) {
+  for (int64_t kind = 0; kind < kinds; ++kind) {
     for (const StatePiece& piece : mine.pieces) {
+      if (!held(piece, kind)) continue;
       out.tensors.push_back({static_cast<StateKind>(kind), piece.tensor, piece.box,
                              reinterpret_cast<std::byte*>(out.memory.data() + at), piece.count_elems() * 4,
                              piece.primary});
@@ -159,8 +166,9 @@ RankState rank_state(const Plan& plan, int64_t rank) {
 }
 
 /// What the ranks of `plan` save. Without moments when `kinds` is 1.
-Manifest save(IoBackend& io, const Plan& plan, int64_t kinds = 3) {
+Manifest save(IoBackend& io, const Plan& plan, int64_t kinds = 4) {
   Manifest skeleton = manifest_skeleton(plan, {"any", "run", {}, R"({"any":1})", "hash"});
+  kinds = std::min(kinds, saved_arrays(plan.recipe.optimizer));
   skeleton.tensors.resize(plan.tensors.size() * static_cast<size_t>(kinds));
   put_position(position(), skeleton);
   std::vector<std::vector<uint32_t>> slots;
@@ -281,6 +289,39 @@ TEST_SUITE("ckpt/any_layout") {
               load_from_disk(plans[to], disk, kDir / step_dir_name(kStep), state.tensors);
           REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
           REQUIRE(state.memory == state.expected);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("averages of the weights: any layout into any other; where there are none they begin at the weights") {
+    const std::vector<Options> layouts = sixty_four_layouts();
+    for (size_t from = 0; from < layouts.size(); from += 13) {
+      for (size_t to = 3; to < layouts.size(); to += 11) {
+        for (const bool saved : {true, false}) {
+          for (const bool wanted : {true, false}) {
+            Options source = layouts[from], target = layouts[to];
+            source.ema = saved ? 0.5 : 0;
+            target.ema = wanted ? 0.25 : 0;
+            INFO(source.text(), saved ? " with" : " without", " -> ", target.text(), wanted ? " with" : " without");
+            const Plan plan = plan_of(target), saver = plan_of(source);
+            MemoryBackend disk;
+            REQUIRE(payload_bytes(save(disk, saver)) == saver.parameters * (saved ? 16 : 12));
+            for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+              RankState state = rank_state(plan, rank);
+              std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
+              REQUIRE(load_from_disk(plan, disk, kDir / step_dir_name(kStep), state.tensors).ok());
+              int64_t wrong = 0;
+              for (const StateTensor& item : state.tensors) {
+                const int64_t kind = item.kind == StateKind::kEma && !saved ? 0 : static_cast<int64_t>(item.kind);
+                const auto* got = reinterpret_cast<const uint32_t*>(item.data);
+                ckpt::testing::walk(item.box, plan.tensors[item.tensor].shape, [&](int64_t k, int64_t flat) {
+                  wrong += got[k] != bits(kind, item.tensor, flat) ? 1 : 0;
+                });
+              }
+              REQUIRE(wrong == 0);
+            }
+          }
         }
       }
     }

@@ -67,7 +67,8 @@ Recipe everything_changed() {
              .embedding_dropout = 0.5,
              .attention_dropout = 0.25,
              .residual_dropout = 0.75,
-             .init_std = 0.125};
+             .init_std = 0.125,
+             .init = WeightInit::kDeepNorm};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
   r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
   r.data.seed = 3;
@@ -84,6 +85,8 @@ Recipe everything_changed() {
                  .clip = 3,
                  .z_loss = 0.5,
                  .embedding_gradient = 0.25,
+                 .ema = 0.375,
+                 .qk_clip = 33,
                  .zero = 1,
                  .bucket = 17,
                  .overlap = false,
@@ -145,13 +148,13 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 186);
+    CHECK(changed.size() == 189);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 440);
+    CHECK(sizeof(ModelConfig) == 448);
     CHECK(sizeof(RopeConfig) == 96);
     CHECK(sizeof(MoeConfig) == 88);
     CHECK(sizeof(DataSource) == 168);
-    CHECK(sizeof(OptimizerConfig) == 144);
+    CHECK(sizeof(OptimizerConfig) == 160);
     CHECK(sizeof(BatchConfig) == 80);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);
@@ -214,7 +217,8 @@ TEST_SUITE("dsl/codec") {
     CHECK(json.find("\"samples\":4,\"tokens\":6},\"checkpoint\":{\"compress\":\"zstd\",\"copy_to\":[{"
                     "\"ca_file\":\"/c\",\"endpoint\":\"http://e\",") != std::string::npos);
     CHECK(json.find("],\"direct_io\":false,\"in_flight\":3,\"incremental\":true,\"keep\":[{\"at\":[11],\"count\":9,"
-                    "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") != std::string::npos);
+                    "\"kind\":\"best\",\"metric\":\"valid_loss\",\"seconds\":0.5,\"steps\":10}],") !=
+          std::string::npos);
     CHECK(json.find_first_of(" \n") == std::string::npos);
   }
 

@@ -354,7 +354,7 @@ return require "base":with {
     const Recipe plain = load_good(kBase);
     const std::string json = encode_recipe(plain);
     for (const char* key : {"loss_scale", "dropout", "groups", "z_loss", "embedding_gradient", "\"kind\":\"adamw\"",
-                            "ramp", "phases", "\"tokens\":0", "deterministic"})
+                            "ramp", "phases", "\"tokens\":0", "deterministic", "\"ema\"", "qk_clip", "\"init\":\""})
       CHECK_MESSAGE(json.find(key) == std::string::npos, key);
 
     const Recipe r = load_good(
@@ -381,6 +381,16 @@ return require "base":with {
     const auto again = decode_recipe(encode_recipe(r));
     REQUIRE_MESSAGE(again.ok(), encode_recipe(r));
     CHECK(encode_recipe(again.value()) == encode_recipe(r));
+
+    const Recipe kept = load_good(with("model = { init = \"deep_norm\" }, optimizer = { ema = 0.999, qk_clip = 100 }"));
+    CHECK(kept.optimizer.ema == 0.999);
+    CHECK(kept.optimizer.qk_clip == 100);
+    CHECK(kept.model.init == WeightInit::kDeepNorm);
+    CHECK(encode_recipe(decode_recipe(encode_recipe(kept)).value()) == encode_recipe(kept));
+    CHECK(only_mistake(with("optimizer = { ema = 1 }")).find("optimizer.ema must be a number >= 0 and < 1") !=
+          std::string::npos);
+    CHECK(only_mistake(with("model = { qk_norm = \"head\" }, optimizer = { qk_clip = 100 }"))
+              .find("optimizer.qk_clip = 100 scales the projections of q and k") != std::string::npos);
 
     CHECK(load_good(with("optimizer = T.lamb { peak_lr = 1e-2 }")).optimizer.kind == OptimizerKind::kLamb);
     CHECK(load_good(with("optimizer = T.adamw { peak_lr = 1e-2 }")).optimizer.kind == OptimizerKind::kAdamW);

@@ -89,11 +89,34 @@ class PlanTest(ProgramTest):
                 f"mesh.virtual_stages={best['virtual_stages']}", f"batch.micro={best['micro']}",
                 f"mesh.sequence_parallel={'true' if best['sequence_parallel'] else 'false'}",
                 f"optimizer.zero={best['zero']}",
-                f"schedule={'interleaved' if best['virtual_stages'] > 1 else '1f1b'}"]
+                f"schedule={best['schedule']}", f"recompute.mode={best['recompute']}",
+                f"recompute.distribute={'true' if best['distribute'] else 'false'}"]
         plan = self.cairn_json("plan", recipe, "--world", 1024, *[word for s in sets for word in ("--set", s)])
         self.assertGreaterEqual(best["rank_bytes"], max(stage["rank_bytes"] for stage in plan["stages"]))
         self.assertLessEqual(best["rank_bytes"], 1.01 * max(stage["rank_bytes"] for stage in plan["stages"]))
-        self.assertIn("--set mesh.tp=", self.cairn(*search).stdout)
+        text = self.cairn(*search).stdout
+        self.assertIn("--set mesh.tp=", text)
+        # Why: each axis of the choice against its next best value.
+        self.assertEqual([reason.split()[0] for reason in found["reasons"]],
+                         ["tp", "pp", "schedule", "micro", "ZeRO", "recompute"])
+        for reason in found["reasons"]:
+            self.assertRegex(reason, r"instead of .*: (\d+\.\d % (slower|faster)|as fast)")
+            self.assertIn(reason, text)
+
+    def test_a_search_takes_what_memory_asks_for(self):
+        """Less memory: more is split, or computed again; the search knows every schedule and ZeRO stage."""
+        recipe = PUBLISHED / "gpt3_175b.lua"
+        seen = {}
+        for gib in (141, 80, 40, 24):
+            found = self.cairn_json("plan", recipe, "--world", 1024, "--search", "--memory", f"{gib}GiB")
+            self.assertLessEqual(found["fitting"][0]["rank_bytes"], gib << 30)
+            seen[gib] = found["fitting"][0]["step_ms"]
+        self.assertEqual(sorted(seen.values()), [seen[gib] for gib in (141, 80, 40, 24)])  # less memory, no faster
+        found = self.cairn_json("plan", recipe, "--world", 1024, "--search", "--memory", "10GiB")
+        tried = found["fitting"] + found["too_large"]
+        self.assertLessEqual({"none", "full"}, {one["recompute"] for one in tried})
+        self.assertLessEqual({0, 3}, {one["zero"] for one in tried})
+        self.assertIn("zb-v", {one["schedule"] for one in tried})
 
     def test_a_search_that_finds_nothing_says_what_is_missing(self):
         recipe = PUBLISHED / "gpt3_175b.lua"
@@ -122,12 +145,20 @@ class PlanTest(ProgramTest):
         self.assertGreater(file["peak_f32_tflops"], 0)
         self.assertEqual(len(file["shapes"]), 1)
         shape = next(iter(file["shapes"].values()))
-        # Two all-reduces of [16, 32] floats a layer and direction.
-        self.assertEqual(shape["layer_traffic"][0], [4 * 16 * 32 * 4, 4])  # bytes, calls
-        again = json.loads(self.cairn("plan", recipe, "--json", env=env).stdout)
-        self.assertGreater(again["step_time"]["ms"], 0)
-        self.assertEqual(set(again["step_time"]["parts_ms"]),
-                         {"compute", "bubble", "tensor", "pipeline", "reduce", "optimizer", "gather"})
+        self.assertEqual(len(shape["ms"]), 4)
+        again = json.loads(self.cairn("plan", recipe, "--json", env=env).stdout)["step_time"]
+        self.assertEqual(set(again["parts_ms"]), {"compute", "recompute", "bubble", "tensor", "pipeline", "reduce", "optimizer",
+                                                  "gather", "other"})
+        self.assertAlmostEqual(sum(again["parts_ms"].values()), again["ms"], delta=1e-6 * again["ms"])
+        own = shape["ms"][3]  # the recipe's own depth and batch were measured: the plan says just that
+        self.assertAlmostEqual(again["ms"], sum(own), delta=1e-6 * again["ms"])
+        # Another depth: between and beyond the two that were measured, in a straight line.
+        deeper = json.loads(self.cairn("plan", recipe, "--json", "--set", "model.layers=8", env=env).stdout)["step_time"]
+        low, high = shape["layers"]
+        ends = [sum(shape["ms"][1]), sum(own)]
+        line = ends[1] + (ends[1] - ends[0]) * (8 - high) / (high - low)
+        parts = [max(0.0, b + (b - a) * (8 - high) / (high - low)) for a, b in zip(shape["ms"][1], own)]
+        self.assertAlmostEqual(deeper["ms"], sum(parts), delta=1e-6 * max(1, abs(line)))
         other = self.cairn("plan", recipe, "--set", "model.width=64", env=env).stdout
         self.assertIn("these shapes are not measured here", other)
         # Of another machine: not used. Torn: told.

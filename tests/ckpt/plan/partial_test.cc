@@ -22,7 +22,7 @@ std::vector<TensorSpec> specs(const std::vector<std::pair<std::string, Shape>>& 
 
 Manifest manifest_of(const std::vector<TensorSpec>& tensors, bool moments = true) {
   Manifest out;
-  out.tensors = state_tensors(tensors);
+  out.tensors = state_tensors(tensors, 3);
   if (!moments) out.tensors.resize(tensors.size());
   out.tensors.push_back({"tokenizer.model", "file", DType::kU8, {9}});
   return out;

@@ -13,25 +13,37 @@ using namespace cairn::agent;
 
 namespace {
 
+RankState at_step(int64_t rank, char state, cairn::comm::OperationView main, std::string phase) {
+  RankState out{.rank = rank, .state = state};
+  static_cast<cairn::comm::OperationView&>(out.view) = std::move(main);
+  out.view.pid = 100 + rank;
+  out.view.step = 7;
+  out.view.phase = std::move(phase);
+  out.view.description = out.view.text;
+  return out;
+}
+
 RankState waiting(int64_t rank, int64_t awaits, int64_t since_ms) {
-  return {rank,
-          {.pid = 100 + rank,
-           .inside = true,
-           .awaits = awaits,
-           .step = 7,
-           .since_ms = since_ms,
-           .phase = "gradients",
-           .description = "in dp[0,1].reduce_scatter(gradient bucket), entered 5 ms ago, at step 7 (gradients)"},
-          'S'};
+  return at_step(rank, 'S',
+                 {.inside = true,
+                  .awaits = awaits,
+                  .since_ms = since_ms,
+                  .text = "in dp[0,1].reduce_scatter(gradient bucket), entered 5 ms ago"},
+                 "gradients");
 }
 
 RankState computing(int64_t rank) {
-  return {rank,
-          {.pid = 100 + rank,
-           .step = 7,
-           .phase = "forward and backward",
-           .description = "outside of any operation, after tp[0,1].all_reduce(mlp.out), entered 9 ms ago"},
-          'R'};
+  return at_step(rank, 'R', {.text = "outside of any operation, after tp[0,1].all_reduce(mlp.out), entered 9 ms ago"},
+                 "forward and backward");
+}
+
+/// A rank whose second thread waits, beside its own work or alone.
+RankState beside(RankState rank, int64_t awaits, int64_t since_ms) {
+  rank.view.beside = {.inside = true,
+                      .awaits = awaits,
+                      .since_ms = since_ms,
+                      .text = "in dp[0,1].reduce_scatter(gradients of layer 3), entered 4 ms ago"};
+  return rank;
 }
 
 ProcessStacks stacks_of(pid_t pid) {
@@ -75,6 +87,32 @@ TEST_SUITE("runtime/agent/wait_report") {
     CHECK(found.culprits == std::vector<int64_t>{1, 2});
     CHECK(summary_text(found, {waiting(0, 1, 3000), waiting(1, 2, 2000), waiting(2, 1, 1000)})
               .find("ranks 1, 2 wait for each other") == 0);
+  }
+
+  TEST_CASE("a reduction beside a rank's own work is not what it is blamed for, unless it waits for it") {
+    // Rank 1 computes while its reductions wait for rank 0, which waits for rank 1's activations.
+    std::vector<RankState> ranks = {waiting(0, 1, 2000), beside(computing(1), 0, 3000)};
+    WaitFinding found = find_culprit(ranks);
+    CHECK(found.culprits == std::vector<int64_t>{1});
+    CHECK(found.waited_ms == 3000);
+    CHECK(found.chain == std::vector<int64_t>{1, 0, 1});
+    CHECK_FALSE(found.deadlock);
+    // At the end of a step rank 1 sleeps until its reductions are done: the chain goes on through them.
+    ranks = {waiting(0, 1, 2000), beside(computing(1), 2, 1500), computing(2)};
+    ranks[1].state = 'S';
+    found = find_culprit(ranks);
+    CHECK(found.culprits == std::vector<int64_t>{2});
+    CHECK(found.chain == std::vector<int64_t>{0, 1, 2});
+    const std::string text = summary_text(found, ranks);
+    CHECK(text.find("rank 1 beside its own work in dp[0,1].reduce_scatter(gradients of layer 3)") != std::string::npos);
+    CHECK(text.find("rank 0 in dp[0,1].reduce_scatter(gradient bucket)") != std::string::npos);
+    // Both threads wait; both are told.
+    ranks = {beside(waiting(0, 1, 2000), 1, 1000), computing(1)};
+    CHECK(find_culprit(ranks).culprits == std::vector<int64_t>{1});
+    const std::string both = summary_text(find_culprit(ranks), ranks);
+    CHECK(both.find("for 2.0 s, waiting for rank 1") != std::string::npos);
+    CHECK(both.find("beside its own work") != std::string::npos);
+    CHECK(both.find("for 1.0 s, waiting for rank 1") != std::string::npos);
   }
 
   TEST_CASE("nobody is blamed when nobody waits") {

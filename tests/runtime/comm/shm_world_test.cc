@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "runtime/comm/queue.h"
 #include "tests/runtime/comm/fabric.h"
 
 using namespace cairn;
@@ -108,5 +109,30 @@ TEST_SUITE("runtime/comm/shm_world") {
     engine->abort("seen");
     waits.join();
     CHECK(world.ranks()[1].awaits == -1);
+  }
+
+  TEST_CASE("operations of the thread beside a rank's own are seen apart from its own") {
+    const auto world = ShmWorld::create({.world_size = 3}).value();
+    auto engine = attach_shm_engine(world.fd(), 1, {.deadline_ms = 60'000}).value();
+    auto own = engine->group("tp", {0, 1}).value();
+    auto other = engine->group("dp", {1, 2}).value();
+    std::thread waits([&] { CHECK_FALSE(own->barrier("activations").ok()); });
+    Queue queue(true);
+    queue.submit([&] { return other->barrier("gradients"); });
+    RankView view;
+    while ((view = world.ranks()[1]).awaits < 0 || view.beside.awaits < 0) std::this_thread::yield();
+    CHECK(view.inside);
+    CHECK(view.awaits == 0);
+    CHECK(view.beside.inside);
+    CHECK(view.beside.awaits == 2);
+    CHECK(view.text.starts_with("in tp[0,1].barrier(activations), entered "));
+    CHECK(view.beside.text.starts_with("in dp[1,2].barrier(gradients), entered "));
+    CHECK(view.description == view.text + "; beside it " + view.beside.text);
+    engine->abort("seen");
+    CHECK_FALSE(queue.wait_all().ok());
+    waits.join();
+    view = world.ranks()[1];
+    CHECK(view.finished_operations() == 2);
+    CHECK_FALSE(view.beside.inside);
   }
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/plan/model_check.h"
 #include "runtime/plan/model_tensors.h"
@@ -68,6 +69,39 @@ TEST_SUITE("runtime/plan/model") {
                                                       "layers.0.mlp.down.bias [24]",
                                                       "final_norm.weight [24]",
                                                       "final_norm.bias [24]"});
+  }
+
+  TEST_CASE("the rule of the initial weights says each tensor's deviation") {
+    ModelConfig m = small();  // 2 layers, width 24, ffn 40
+    m.init_std = 0.5;
+    const auto std_of = [&](std::string_view name) {
+      for (const TensorSpec& t : model_tensors(m)) {
+        if (t.name == name) return t.init_std;
+      }
+      return -1.0;
+    };
+    CHECK(std_of("layers.0.attn.q.weight") == 0.5);
+    CHECK(std_of("layers.0.attn.o.weight") == 0.25);
+    CHECK(std_of("layers.1.mlp.down.weight") == 0.25);
+    m.init = WeightInit::kPlain;
+    CHECK(std_of("layers.0.attn.o.weight") == 0.5);
+    CHECK(std_of("embed.tokens") == 0.5);
+    m.init = WeightInit::kSmallWang;
+    for (const char* name : {"embed.tokens", "layers.0.attn.v.weight", "layers.0.mlp.up.weight"}) {
+      CHECK(std_of(name) == doctest::Approx(std::sqrt(2.0 / (5 * 24))));
+    }
+    for (const char* name : {"layers.0.attn.o.weight", "layers.0.mlp.down.weight"}) {
+      CHECK(std_of(name) == doctest::Approx(2 / (2 * std::sqrt(24.0))));
+    }
+    m.init = WeightInit::kDeepNorm;
+    CHECK(std_of("embed.tokens") == 0.5);
+    CHECK(std_of("layers.0.attn.q.weight") == doctest::Approx(std::sqrt(2.0 / 48)));
+    CHECK(std_of("layers.0.attn.k.weight") == doctest::Approx(std::sqrt(2.0 / 48)));
+    for (const char* name : {"layers.0.attn.v.weight", "layers.0.attn.o.weight"}) {
+      CHECK(std_of(name) == doctest::Approx(std::sqrt(2.0 / 48) / 2));  // (2 layers)^(-1/2)
+    }
+    CHECK(std_of("layers.0.mlp.up.weight") == doctest::Approx(std::sqrt(2.0 / 64) / 2));
+    CHECK(std_of("layers.0.mlp.down.weight") == doctest::Approx(std::sqrt(2.0 / 64) / 2));
   }
 
   TEST_CASE("each option adds or takes its tensors") {

@@ -212,6 +212,60 @@ TEST_SUITE("runtime/plan/schedule") {
           "B4.1 B3.0 B4.0 ");
   }
 
+  TEST_CASE("1F1B and interleaved, action by action against the published rule, for every rank of many shapes") {
+    // The rule once more, from systems' descriptions and not from the code: a table of virtual micro-batches (groups of
+    // g micro-batches pass chunk 0, then chunk 1, ...), warm-up forwards, pairs, and the backwards that are left.
+    struct Virtual {
+      int64_t micro_batch, chunk;
+    };
+    int64_t shapes = 0, compared = 0;
+    for (int64_t p = 2; p <= 8; ++p) {
+      for (int64_t v = 1; v <= 4; ++v) {
+        for (int64_t m = 1; m <= 3 * p; ++m) {
+          for (const int64_t g : {p, p + 1, 2 * p}) {
+            if (v == 1 && g != p) continue;
+            const ScheduleShape shape{v == 1 ? kF : kI, p, m, v, v > 1 && g != p ? g : 0};
+            if (!check_schedule(shape).ok()) continue;
+            ++shapes;
+            std::vector<Virtual> table;
+            for (int64_t first = 0; first < m; first += g) {
+              for (int64_t chunk = 0; chunk < v; ++chunk) {
+                for (int64_t k = first; k < std::min(m, first + g); ++k) table.push_back({k, chunk});
+              }
+            }
+            const int64_t all = std::ssize(table);
+            REQUIRE(all == m * v);
+            for (int64_t r = 0; r < p; ++r) {
+              int64_t warm_up = v == 1 ? std::min(p - r - 1, m) : std::min(2 * (p - r - 1) + (v - 1) * g, all);
+              if (v > 1 && m == p) warm_up = all;
+              std::vector<std::pair<bool, Virtual>> wanted;  // forward?
+              for (int64_t k = 0; k < warm_up; ++k) wanted.push_back({true, table[k]});
+              for (int64_t k = 0; k < all; ++k) {
+                if (warm_up + k < all) wanted.push_back({true, table[warm_up + k]});
+                wanted.push_back({false, {table[k].micro_batch, v - 1 - table[k].chunk}});
+              }
+              const std::vector<Action> got = schedule_actions(shape, r);
+              CAPTURE(p);
+              CAPTURE(v);
+              CAPTURE(m);
+              CAPTURE(g);
+              CAPTURE(r);
+              REQUIRE(std::ssize(got) == std::ssize(wanted));
+              for (size_t i = 0; i < got.size(); ++i, ++compared) {
+                const auto& [forward, at] = wanted[i];
+                const bool same = (got[i].kind == ActionKind::kForward) == forward &&
+                                  got[i].micro_batch == at.micro_batch && got[i].chunk == at.chunk;
+                REQUIRE(same);
+              }
+            }
+          }
+        }
+      }
+    }
+    CHECK(shapes > 200);
+    CHECK(compared > 50'000);
+  }
+
   TEST_CASE("ZB-H1: weights' gradients a rank's number of micro-batches late; those of the first stage at once") {
     CHECK(spelled({kH, 4, 6}, 0) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5 ");
     CHECK(spelled({kH, 4, 6}, 1) == "F0 F1 F2 I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5 ");

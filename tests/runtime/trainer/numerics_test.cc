@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 
+#include "runtime/plan/activations.h"
+#include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
 
 using namespace cairn;
@@ -141,6 +143,120 @@ TEST_SUITE("runtime/trainer/numerics") {
     const auto half = train_on_threads(recipe, 1, nullptr, 9, {}, 2).value();
     const auto rest = train_on_threads(recipe, 1, &half, 0, {}, 2).value();
     CHECK(same_bits(rest.state, serial.state));
+  }
+
+  TEST_CASE("the average of the weights follows its formula, is alike in every layout, and resumes to the bit") {
+    using trainer::StateKind;
+    Recipe recipe = tiny_recipe(false, true);
+    recipe.stop = {Span::Unit::kSteps, 6};
+    recipe.precision = Precision::kBf16;  // the average is of the float masters
+    recipe.deterministic = Deterministic::kLayout;
+    recipe.optimizer.zero = 1;
+    const auto plain = train_on_threads(recipe, 1).value();
+    recipe.optimizer.ema = 0.75;
+    const auto serial = train_on_threads(recipe, 1).value();
+    CHECK(serial.losses == plain.losses);
+    const Plan plan = make_plan(recipe, 1).value();
+    CHECK(plan.checkpoint_bytes == plan.parameters * 16);
+
+    // From the weights after each step, the first of which is the start.
+    std::vector<GlobalState> states;
+    Recipe still = recipe;
+    still.optimizer.peak_lr = 1e-30;
+    states.push_back(train_on_threads(still, 1, nullptr, 1).value().state);
+    for (int64_t step = 1; step <= 6; ++step)
+      states.push_back(train_on_threads(recipe, 1, nullptr, step).value().state);
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      CAPTURE(plan.tensors[t].name);
+      const auto weight = [&](size_t step, size_t i) {
+        return static_cast<double>(states[step].at({StateKind::kWeight, static_cast<int64_t>(t)})[i]);
+      };
+      const std::vector<float>& got = serial.state.at({StateKind::kEma, static_cast<int64_t>(t)});
+      double worst = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        double wanted = weight(0, i);
+        for (size_t step = 1; step <= 6; ++step) wanted = 0.75 * wanted + 0.25 * weight(step, i);
+        worst = std::max(worst, std::abs(wanted - static_cast<double>(got[i])));
+      }
+      CHECK(worst < 1e-6);  // a few roundings of numbers around 1
+    }
+
+    for (const auto& [tp, pp, dp, zero] :
+         std::vector<std::array<int64_t, 4>>{{1, 1, 4, 1}, {1, 2, 2, 2}, {1, 2, 2, 3}, {1, 4, 1, 1}}) {
+      CAPTURE(zero);
+      const auto got = train_on_threads(cut(recipe, tp, pp, static_cast<int>(zero), false), tp * pp * dp).value();
+      CHECK(same_bits(got.state, serial.state));
+    }
+    for (const int64_t banks : {0, 2}) {  // in place, and from bank to bank; in another layout as well
+      const auto half = train_on_threads(recipe, 1, nullptr, 3, {}, banks).value();
+      const auto rest = train_on_threads(cut(recipe, 1, 2, 1, false), 4, &half, 0, {}, banks).value();
+      CHECK(same_bits(rest.state, serial.state));
+    }
+    // Split over tp and without ZeRO, to rounding; memory is what the plan says.
+    recipe.deterministic = Deterministic::kRun;
+    const Recipe meshed = cut(recipe, 2, 1, 0, true);
+    const auto other = train_on_threads(meshed, 4).value();
+    const Plan cut_plan = make_plan(meshed, 4).value();
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      const auto key = std::make_pair(StateKind::kEma, static_cast<int64_t>(t));
+      for (size_t i = 0; i < serial.state.at(key).size(); i += 7) {
+        REQUIRE(std::abs(other.state.at(key)[i] - serial.state.at(key)[i]) < 2e-2F);
+      }
+    }
+    for (int64_t r = 0; r < 4; ++r) {
+      const RankPlan rank = cut_plan.rank(r);
+      CHECK(rank.bank_bytes() == rank.saved_elems * 16);
+      CHECK(other.allocated_bytes[r] == rank.weight_bytes + rank.gathered_bytes + rank.grad_bytes +
+                                            rank.optimizer_bytes + largest_stage_buffers_bytes(cut_plan, r) +
+                                            cut_plan.boundary_buffers_bytes());
+    }
+  }
+
+  TEST_CASE("QK clip holds every head's scores at the threshold, in every layout, and resumes to the bit") {
+    for (const bool grouped : {false, true}) {
+      CAPTURE(grouped);
+      Recipe recipe = tiny_recipe(grouped, true);
+      if (grouped) recipe.model.kv_heads = 4;
+      recipe.stop = {Span::Unit::kSteps, 8};
+      recipe.model.init_std = 0.6;  // scores far above the threshold
+      recipe.optimizer.qk_clip = 2.0;
+      recipe.deterministic = Deterministic::kLayout;
+      recipe.optimizer.zero = 1;
+      const auto serial = train_on_threads(recipe, 1).value();
+      REQUIRE(serial.max_scores.size() == 8);
+      CHECK(serial.max_scores[0] > 10);
+      CHECK(serial.max_scores[1] < serial.max_scores[0] / 2);  // scaled to 2, then one update and other samples
+      Recipe off = recipe;
+      off.optimizer.qk_clip = 1e6;
+      const auto unclipped = train_on_threads(off, 1).value();
+      CHECK(unclipped.max_scores[0] == serial.max_scores[0]);
+      CHECK(unclipped.max_scores[7] > 5 * serial.max_scores[7]);
+
+      for (const auto& [tp, pp, dp, zero] :
+           std::vector<std::array<int64_t, 4>>{{1, 1, 4, 1}, {1, 2, 2, 2}, {1, 2, 2, 3}, {1, 4, 1, 1}}) {
+        const auto got = train_on_threads(cut(recipe, tp, pp, static_cast<int>(zero), false), tp * pp * dp).value();
+        CHECK(same_bits(got.state, serial.state));
+        CHECK(got.max_scores == serial.max_scores);
+      }
+      const auto half = train_on_threads(recipe, 1, nullptr, 4, {}, 2).value();
+      const auto rest = train_on_threads(cut(recipe, 1, 1, 1, false), 2, &half, 0, {}, 2).value();
+      CHECK(same_bits(rest.state, serial.state));
+
+      recipe.deterministic = Deterministic::kRun;  // tp rounds otherwise; and replicas without ZeRO
+      const Recipe meshed = cut(recipe, 2, 2, 0, true);
+      const auto other = train_on_threads(meshed, 8).value();
+      for (size_t k = 0; k < 8; ++k) CHECK(other.max_scores[k] == doctest::Approx(serial.max_scores[k]).epsilon(2e-2));
+      const Plan plan = make_plan(meshed, 8).value();
+      for (int64_t r = 0; r < 8; ++r) {
+        for (const GroupTraffic& group : step_traffic(plan, plan.rank(r))) {
+          if (group.group != kWorldGroup) continue;
+          const auto told = std::find_if(other.traffic[r].begin(), other.traffic[r].end(),
+                                         [&](const GroupTraffic& g) { return g.group == group.group; });
+          REQUIRE(told != other.traffic[r].end());
+          CHECK(told->traffic.all_reduce.bytes == 8 * group.traffic.all_reduce.bytes);
+        }
+      }
+    }
   }
 
   TEST_CASE("dropout keeps the trajectory in every layout and over a restart") {
