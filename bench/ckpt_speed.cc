@@ -1,15 +1,16 @@
 // Saves and loads a checkpoint on command, for ckpt_speed.py, which interleaves it with other programs.
-//   ckpt_speed DIR MEGABYTES FILES [TENSORS]
-// The state: float32 tensors of 64 MiB, or TENSORS smaller ones of sizes a little apart from each other (a quarter of
-// them no multiple of 4096 bytes); made up; in shared memory with huge pages where the system gives them, as the
-// snapshot arena is. Each word on stdin is done once and answered with one line of JSON: seconds, the CPU seconds of
-// all threads, bytes of payload, peak memory beyond the state (what is kept between saves included).
+//   ckpt_speed DIR MEGABYTES FILES [TENSORS [COLUMNS]]
+// The state: float32 tensors of 64 MiB, of COLUMNS columns (1024), or TENSORS smaller ones of sizes a little apart from
+// each other (a quarter of them no multiple of 4096 bytes); made up; in shared memory with huge pages where the system
+// gives them, as the snapshot arena is. Each word on stdin is done once and answered with one line of JSON: seconds,
+// the CPU seconds of all threads, bytes of payload, peak memory beyond the state (what is kept between saves included).
 //   first    save whose HDF5 structure is not known yet
 //   save     hashing on the way, every fsync, the commit, under a new step number
 //   persist  the same as the agent does it, which compares the sums that the update has left in the same pass
 //   pair     two saves of different steps at once, by two threads; `newest` is what a reader finds afterwards
 //   remove   the checkpoints before the newest
 //   load     the newest: every byte, checksums compared, into memory that is aligned and touched
+//   load_cold  the same, through buffers that are not kept from command to command
 //   unverified  the same, checksums not compared
 //   columns  the middle quarter of the columns of each tensor, verified; `read` and `wanted` bytes
 //   sparse   the same, checksums not compared
@@ -52,7 +53,6 @@ using namespace cairn::ckpt;
 namespace {
 
 constexpr int64_t kTensorBytes = int64_t{64} << 20;
-constexpr int64_t kColumns = 1024;
 constexpr double kSpellSeconds = 4;
 
 struct Region {
@@ -99,7 +99,7 @@ Region allocate(int64_t size) {  // lives as long as the program
   return {static_cast<std::byte*>(memory), size};
 }
 
-State make_state(int64_t size, int64_t tensors, int64_t files) {
+State make_state(int64_t size, int64_t tensors, int64_t files, int64_t large_columns) {
   State state;
   Manifest& m = state.skeleton;
   m.run = {"bench", "bench", {}};
@@ -108,7 +108,7 @@ State make_state(int64_t size, int64_t tensors, int64_t files) {
   m.mesh = {.dp = files, .world = files};
   int64_t end = 0;
   for (int64_t t = 0; t < tensors; ++t) {
-    int64_t rows = size / tensors / 4 / kColumns, columns = kColumns;
+    int64_t rows = size / tensors / 4 / large_columns, columns = large_columns;
     if (size / tensors < kTensorBytes) {
       columns = 256;  // rows of 1 KiB
       rows = std::max<int64_t>(1, size / tensors / 1024 + (t % 7 - 3) / 2 * 4 + (t % 4 == 0 ? 1 : 0));
@@ -165,8 +165,9 @@ class Bench {
     if (word == "persist") return save(state_.summed, &cache_);
     if (word == "pair") return pair();
     if (word == "remove") return remove();
-    if (word == "load") return load(true);
-    if (word == "unverified") return load(false);
+    if (word == "load") return load(true, &cache_.buffers());
+    if (word == "load_cold") return load(true, nullptr);
+    if (word == "unverified") return load(false, &cache_.buffers());
     if (word == "columns") return columns(true);
     if (word == "sparse") return columns(false);
     if (word == "beside") return beside();
@@ -257,10 +258,10 @@ class Bench {
     return Answer{"", 0};
   }
 
-  Result<Answer> load(bool verify) {
+  Result<Answer> load(bool verify, BufferStore* buffers) {
     std::memset(state_.target.data, 0, 1);
-    RT_TRY_SET(CheckpointReader reader,
-               CheckpointReader::open(*io_, dir_ / step_dir_name(state_.skeleton.step), {.verify = verify}));
+    RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(*io_, dir_ / step_dir_name(state_.skeleton.step),
+                                                               {.verify = verify, .buffers = buffers}));
     std::vector<ReadRange> ranges;
     for (const ShardEntry& shard : reader.manifest().shards)
       ranges.push_back({shard.file, shard.offset, shard.bytes, state_.target.data + state_.at[shard.tensor]});
@@ -306,16 +307,19 @@ int64_t whole_number(const char* text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool counted = argc == 4 || argc == 5;
+  const bool counted = argc >= 4 && argc <= 6;
   const int64_t megabytes = counted ? whole_number(argv[2]) : -1, files = counted ? whole_number(argv[3]) : -1;
-  const int64_t tensors = argc == 5 ? whole_number(argv[4]) : megabytes / 64;
-  if (megabytes < 64 || megabytes % 64 != 0 || files < 1 || tensors < files || tensors > megabytes * 64) {
+  const int64_t tensors = argc >= 5 ? whole_number(argv[4]) : megabytes / 64;
+  const int64_t columns = argc == 6 ? whole_number(argv[5]) : 1024;
+  if (megabytes < 64 || megabytes % 64 != 0 || files < 1 || tensors < files || tensors > megabytes * 64 ||
+      columns < 4 || columns > kTensorBytes / 16 || kTensorBytes / 4 % columns != 0) {
     fmt::print(stderr,
-               "usage: ckpt_speed DIR MEGABYTES FILES [TENSORS]\n"
-               "  MEGABYTES: a multiple of 64; FILES: at most TENSORS; TENSORS: 16 KiB each or more\n");
+               "usage: ckpt_speed DIR MEGABYTES FILES [TENSORS [COLUMNS]]\n"
+               "  MEGABYTES: a multiple of 64; FILES: at most TENSORS; TENSORS: 16 KiB each or more; COLUMNS: a power "
+               "of two\n");
     return 2;
   }
-  Bench bench(argv[1], make_state(megabytes << 20, tensors, files));
+  Bench bench(argv[1], make_state(megabytes << 20, tensors, files, columns));
   fmt::print("{{\"backend\":\"{}\",\"bytes\":{}}}\n", bench.backend(), bench.state().payload);
   std::fflush(stdout);
   for (std::string word; std::cin >> word && word != "quit";) {

@@ -2,9 +2,11 @@
 """Saving and loading a checkpoint against fio on the same disk, and against torch.save and torch DCP, interleaved.
 
   bench/ckpt_speed.py --scratch FOLDER_ON_THE_DISK [--rounds 7] [--megabytes 2048] [--files 4] [--small 20000]
-                      [--python PYTHON_WITH_TORCH]
+                      [--python PYTHON_WITH_TORCH] [--arms save,load,small]
 
-Arms of a round, in this order; each save is under a new step number and ends with every fsync and the rename:
+Arms of a round; of ours and fio's either comes first in turn. Each save is under a new step number and ends with every fsync and
+the rename. Memory that payload passes through is kept from save to save and from load to load, as in a run, and as fio's has been
+touched before its clock starts; `cold load` is the first of a process:
   save, fio write   hashes on the way, HDF5 structure known from the save before (as in a run)
   persist           the same, and the sums of the update compared in that pass, as the agent does
   load, fio read    every checksum compared; neither uses the page cache
@@ -37,11 +39,15 @@ parser.add_argument("--megabytes", type=int, default=2048)
 parser.add_argument("--files", type=int, default=4)
 parser.add_argument("--small", type=int, default=20000, help="tensors of the arm of many small ones; 0: leave it out")
 parser.add_argument("--python", default=None, help="an interpreter that has torch; without it, its arms are left out")
+parser.add_argument("--arms", default="save,persist,load,unverified,small,pair,columns,copy", help="of those: which (all)")
 parser.add_argument("--tiny", action="store_true", help="two rounds of 64 MiB without fio")
 args = parser.parse_args()
 if args.tiny:
     args.rounds, args.megabytes, args.files, args.small = 2, 64, 1, 500
 small_megabytes = 64 if args.tiny else 1024
+arms = args.arms.split(",")
+if "small" not in arms:
+    args.small = 0
 has_fio = shutil.which("fio") is not None and not args.tiny
 FIO = [["--iodepth=16"], ["--iodepth=32", "--fixedbufs", "--registerfiles"]]
 
@@ -127,20 +133,29 @@ with Scratch(args.scratch) as scratch:
     print(f"{large.hello['bytes']} bytes in {args.files} file(s), {large.hello['backend']}, {args.rounds} rounds; GB/s", flush=True)
     first = large.ask("first")
     print(f"first save, HDF5 structure made by libhdf5: {first['seconds']:.3f} s, of it {first['layout_s']:.3f} s for that")
-    large.ask("save"), large.ask("remove")  # warm: memory of buffers, directory
+    cold = large.ask("load_cold")
+    print(f"cold load: {cold['bytes'] / cold['seconds'] / 1e9:.2f} GB/s", flush=True)
+    large.ask("save"), large.ask("load"), large.ask("remove")  # warm: memory of buffers, directory
     if small:
         first = small.ask("first")
         print(f"the same with {args.small} tensors: {first['seconds']:.3f} s, of it {first['layout_s']:.3f} s", flush=True)
         small.ask("save"), small.ask("remove")
     for number in range(args.rounds):
-        rate("save", large.ask("save"))
-        if has_fio:
-            fio(scratch.path, "write", args.megabytes, "fio write")
-        rate("persist", large.ask("persist"))
-        rate("load", large.ask("load"))
-        if has_fio:
-            fio(scratch.path, "read", args.megabytes, "fio read")
-        rate("unverified", large.ask("unverified"))
+
+        def against_fio(name, child, word, kind, megabytes, column):
+            sides = [lambda: rate(name, child.ask(word))]
+            if has_fio:
+                sides.append(lambda: fio(scratch.path, kind, megabytes, column))
+            for side in sides if number % 2 == 0 else sides[::-1]:
+                side()
+
+        against_fio("save", large, "save", "write", args.megabytes, "fio write")
+        if "persist" in arms:
+            rate("persist", large.ask("persist"))
+        if "load" in arms:
+            against_fio("load", large, "load", "read", args.megabytes, "fio read")
+        if "unverified" in arms:
+            rate("unverified", large.ask("unverified"))
         if torch:
             rate("torch_save", torch.ask("torch_save"))
             rate("torch_load", torch.ask("torch_load"))
@@ -151,22 +166,20 @@ with Scratch(args.scratch) as scratch:
         answer = large.ask("remove")
         note("removal, s/GB", answer["seconds"] / large.hello["bytes"] * 1e9)
         if small:
-            rate("small", small.ask("save"))
-            if has_fio:
-                fio(scratch.path, "write", small_megabytes, "fio write, small")
-            rate("small load", small.ask("load"))
-            if has_fio:
-                fio(scratch.path, "read", small_megabytes, "fio read, small")
+            against_fio("small", small, "save", "write", small_megabytes, "fio write, small")
+            against_fio("small load", small, "load", "read", small_megabytes, "fio read, small")
             small.ask("remove")
-        answer = large.ask("pair")
-        rate("pair", answer)
-        if answer["newest"] % 1 or answer["newest"] < 1:
-            sys.exit(f"of two saves at once, {answer} is not a step")
-        for word in ("columns", "sparse"):
+        if "pair" in arms:
+            answer = large.ask("pair")
+            rate("pair", answer)
+            if answer["newest"] % 1 or answer["newest"] < 1:
+                sys.exit(f"of two saves at once, {answer} is not a step")
+        for word in ("columns", "sparse") if "columns" in arms else ():
             answer = large.ask(word)
             rate(word, answer)
             note(word + " read/wanted", answer["read"] / answer["wanted"])
-        note("memcpy", (lambda a: a["bytes"] / a["seconds"] / 1e9)(large.ask("copy")))
+        if "copy" in arms:
+            note("memcpy", (lambda a: a["bytes"] / a["seconds"] / 1e9)(large.ask("copy")))
         large.ask("remove")
         print(f"  round {number + 1}: " + ", ".join(f"{k} {v[-1]:.2f}" for k, v in got.items() if " core-s" not in k and
                                                      "extra" not in k) + f"; load average {load()}", flush=True)

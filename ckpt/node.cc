@@ -37,7 +37,11 @@ Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::pa
 }  // namespace
 
 CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena arena)
-    : plan_(plan), options_(std::move(options)), arena_(std::move(arena)), io_(make_backend(plan)) {}
+    : plan_(plan),
+      options_(std::move(options)),
+      arena_(std::move(arena)),
+      io_(make_backend(plan)),
+      buffers_(kBounceBytes * std::max<int64_t>(1, plan.recipe.checkpoint.in_flight)) {}
 
 Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, NodeOptions options,
                                                              std::vector<std::string>* notices) {
@@ -71,7 +75,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
-                     /*from_first=*/false});
+                     /*from_first=*/false, &node->buffers_});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{
@@ -81,6 +85,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
           .save = {.codec = plan.recipe.checkpoint.compress == Compress::kZstd ? Codec::kShuffleZstd : Codec::kRaw},
           .incremental = plan.recipe.checkpoint.incremental,
           .in_flight = plan.recipe.checkpoint.in_flight,
+          .buffers = &node->buffers_,
           .on_event = [raw = node.get()](const PersistEvent& event) {
             {
               const std::lock_guard lock(raw->mutex_);

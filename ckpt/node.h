@@ -78,6 +78,7 @@ class CheckpointNode {
   std::atomic<int64_t> newest_on_disk_{0};
   bool keep_memory_ = false;
   std::unique_ptr<IoBackend> io_;  // of the event loop
+  BufferStore buffers_;            // what a load has touched serves the saves
   std::unique_ptr<RestoreDecider> decider_;
   std::mutex mutex_;
   std::vector<PersistEvent> events_;

@@ -98,7 +98,8 @@ class SlotSource {
 struct NodePersister::Impl {
   /// One thread, and what it keeps from save to save.
   struct Writer {
-    Writer(const Arena& arena, std::unique_ptr<IoBackend> backend) : io(std::move(backend)), source(arena) {}
+    Writer(const Arena& arena, std::unique_ptr<IoBackend> backend, BufferStore* buffers)
+        : io(std::move(backend)), source(arena), cache(buffers) {}
     std::unique_ptr<IoBackend> io;
     SlotSource source;
     SaveCache cache;
@@ -132,11 +133,14 @@ struct NodePersister::Impl {
   void loop(Writer& writer);
 };
 
-/// Ahead of the first save: libhdf5 takes 0.1 ms a dataset, seconds with many. An error will be the save's to tell.
+/// Ahead of the first save: libhdf5 takes 0.1 ms a dataset, seconds with many, and new memory its time too. An error
+/// will be the save's to tell.
 void NodePersister::Impl::prepare(Writer& writer) {
   const auto attempt = [&]() -> Status {
     RT_TRY_SET(Manifest skeleton, writer.source.take_skeleton());
-    const Status prepared = prepare_layouts(skeleton, writer.source.parts(0), save_options(writer));
+    const SaveOptions save = save_options(writer);
+    Status prepared = prepare_layouts(skeleton, writer.source.parts(0), save);
+    if (prepared.ok()) prepared = prepare_buffers(writer.source.parts(0), save);
     writer.source.give_back(std::move(skeleton));
     return prepared;
   };
@@ -329,7 +333,8 @@ NodePersister::NodePersister(Arena& arena, const MakeIo& make_io, std::filesyste
     : impl_(new Impl{arena, std::move(checkpoints_dir), std::move(options)}) {
   ranks_gone();  // an adopted arena may hold promises that its ranks did not keep
   const int64_t threads = std::clamp<int64_t>(impl_->options.in_flight, 1, std::max<int64_t>(1, arena.slots() - 2));
-  for (int64_t k = 0; k < threads; ++k) impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io()));
+  for (int64_t k = 0; k < threads; ++k)
+    impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io(), impl_->options.buffers));
   for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers)
     writer->thread = std::thread([impl = impl_.get(), mine = writer.get()] { impl->loop(*mine); });
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ckpt/hook.h"
+#include "ckpt/persist/buffer.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/policy.h"
@@ -44,6 +45,7 @@ struct PersistOptions {
   SaveOptions save;                          // chunk_bytes is the arena's
   bool incremental = false;                  // what has not changed since the last save of this persister refers to it
   int64_t in_flight = 1;                     // saves being written at once, at most; each has up to save.fill_bytes
+  BufferStore* buffers = nullptr;            // memory that payload passes through, shared with who reads; null: its own
   bool low_priority = true;
   std::function<void(const PersistEvent&)> on_event;  // on a thread of the persister's, one at a time; may be empty
 };

@@ -317,7 +317,7 @@ Result<bool> RestoreDecider::fill_slot(RestoreChoice& choice) {
   if (choice.foreign) return false;
   const uint64_t incarnation = arena_.control().incarnation.load(std::memory_order_acquire) + 1;
   const InitConfig how = choice.match ? plan_.recipe.init : InitConfig{};
-  RT_TRY_SET(const SlotLoad loaded, load_slot(plan_, arena_, 0, incarnation, io_, choice.dir, how));
+  RT_TRY_SET(const SlotLoad loaded, load_slot(plan_, arena_, 0, incarnation, io_, choice.dir, how, request_.buffers));
   choice.read = loaded.stats;
   return true;
 }

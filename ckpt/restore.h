@@ -54,6 +54,7 @@ struct RestoreRequest {
   std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
   OpenForeign open_foreign;                   // of `from`; may be empty: it is a checkpoint
   bool from_first = true;                     // false: only for a run that has no state of its own
+  BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
 };
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.

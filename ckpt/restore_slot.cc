@@ -46,10 +46,11 @@ std::string position_text(const trainer::TrainPosition& position) {
 }  // namespace
 
 Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
-                           const std::filesystem::path& dir, const InitConfig& how) {
+                           const std::filesystem::path& dir, const InitConfig& how, BufferStore* buffers) {
   RT_TRY_SET(const Manifest directory, decode_manifest(arena.directory()));
   ReadOptions options;
   options.huge_pages = arena.huge_pages();
+  options.buffers = buffers;
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir, options));
   RT_TRY_SET(const LoadMatch match, match_tensors(reader.manifest(), plan.tensors, how).with(dir.string()));
   const LoadPlanner planner(reader.manifest());

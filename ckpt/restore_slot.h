@@ -25,8 +25,9 @@ struct SlotLoad {
 /// each chunk, and publishes it as a snapshot of its step. `arena` is of `plan`. `how` may take a part of the
 /// checkpoint (plan/partial.h): weights that are not taken are as a fresh run's, moments zero. Killed in the middle, it
 /// leaves an empty slot. Errors: kInvalidInput when the checkpoint does not fit, kCorrupt naming the chunk; the slot is
-/// empty then.
+/// empty then. `buffers`: kept memory for payload to pass through; may be null.
 Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
-                           const std::filesystem::path& dir, const InitConfig& how = {});
+                           const std::filesystem::path& dir, const InitConfig& how = {},
+                           BufferStore* buffers = nullptr);
 
 }  // namespace cairn::ckpt

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <utility>
 
 #include "ckpt/store/io_backend.h"
 
@@ -52,6 +53,92 @@ Result<Buffer> Buffer::allocate(int64_t bytes) {
   if (!out.memory_)
     return Error{ErrorCode::kUnavailable, fmt::format("no memory for a buffer of {} bytes", bytes), ENOMEM};
   return out;
+}
+
+void Buffer::touch() {
+  const std::span<std::byte> all = bytes();
+  for (size_t at = 0; at < all.size(); at += kIoAlign) {
+    auto* const byte = reinterpret_cast<volatile std::byte*>(all.data() + at);
+    *byte = *byte;
+  }
+}
+
+std::optional<Buffer> BufferStore::take_kept(int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  for (auto it = buffers_.rbegin(); it != buffers_.rend(); ++it) {  // the last one used: caches may know it
+    if (std::ssize(it->bytes()) != bytes) continue;
+    Buffer buffer = std::move(*it);
+    buffers_.erase(std::next(it).base());
+    bytes_ -= bytes;
+    return buffer;
+  }
+  return std::nullopt;
+}
+
+Result<Buffer> BufferStore::take(int64_t bytes) {
+  if (std::optional<Buffer> kept = take_kept(bytes)) return std::move(*kept);
+  return Buffer::allocate(bytes);
+}
+
+void BufferStore::put_back(Buffer buffer) {
+  const std::lock_guard lock(mutex_);
+  if (!buffer || std::ssize(buffer.bytes()) > max_bytes_) return;
+  bytes_ += std::ssize(buffer.bytes());
+  buffers_.push_back(std::move(buffer));
+  auto kept = buffers_.begin();
+  for (; bytes_ > max_bytes_; ++kept) bytes_ -= std::ssize(kept->bytes());
+  buffers_.erase(buffers_.begin(), kept);
+}
+
+int64_t BufferStore::memory_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+BufferWarmer::BufferWarmer(int64_t bytes, int64_t count) : thread_([this, bytes, count] { work(bytes, count); }) {}
+
+BufferWarmer::~BufferWarmer() {
+  closing_ = true;
+  thread_.join();
+}
+
+void BufferWarmer::work(int64_t bytes, int64_t count) {
+  for (int64_t i = 0; i < count && !closing_; ++i) {
+    Result<Buffer> buffer = Buffer::allocate(bytes);
+    if (!buffer.ok()) break;  // whoever needs it will find out, and say so
+    buffer.value().touch();
+    {
+      const std::lock_guard lock(mutex_);
+      ready_.push_back(std::move(buffer).value());
+    }
+    changed_.notify_one();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  changed_.notify_one();
+}
+
+std::optional<Buffer> BufferWarmer::poll() {
+  const std::lock_guard lock(mutex_);
+  if (ready_.empty()) return std::nullopt;
+  Buffer buffer = std::move(ready_.back());
+  ready_.pop_back();
+  return buffer;
+}
+
+std::optional<Buffer> BufferWarmer::wait() {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_ || !ready_.empty(); });
+  }
+  return poll();
+}
+
+bool BufferWarmer::finished() const {
+  const std::lock_guard lock(mutex_);
+  return done_ && ready_.empty();
 }
 
 }  // namespace cairn::ckpt

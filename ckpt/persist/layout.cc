@@ -14,7 +14,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "hash arrays are patched in memory order");
 
-constexpr size_t kMaxBuffers = 16;
 constexpr int64_t kMaxCachedBytes = int64_t{64} << 20;  // of one file's structure; larger ones are not kept
 
 template <typename T>
@@ -240,24 +239,6 @@ void SaveCache::put_back(const Manifest& manifest, const std::string& file_name,
   }
 }
 
-Result<Buffer> SaveCache::take_buffer(int64_t bytes) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto it = buffers_.begin(); it != buffers_.end(); ++it) {
-      if (static_cast<int64_t>(it->bytes().size()) != bytes) continue;
-      Buffer buffer = std::move(*it);
-      buffers_.erase(it);
-      return buffer;
-    }
-  }
-  return Buffer::allocate(bytes);
-}
-
-void SaveCache::put_back(Buffer buffer) {
-  const std::lock_guard lock(mutex_);
-  if (buffer && buffers_.size() < kMaxBuffers) buffers_.push_back(std::move(buffer));
-}
-
 int64_t SaveCache::hits() const {
   const std::lock_guard lock(mutex_);
   return hits_;
@@ -273,11 +254,6 @@ int64_t SaveCache::layout_bytes() const {
   return bytes;
 }
 
-int64_t SaveCache::memory_bytes() const {
-  int64_t bytes = layout_bytes();
-  const std::lock_guard lock(mutex_);
-  for (const Buffer& buffer : buffers_) bytes += static_cast<int64_t>(buffer.bytes().size());
-  return bytes;
-}
+int64_t SaveCache::memory_bytes() const { return layout_bytes() + buffers_->memory_bytes(); }
 
 }  // namespace cairn::ckpt

@@ -70,19 +70,20 @@ class FileLayout {
 };
 
 /// What a save leaves for the next one: layouts of the files, by file name, and the buffers that payload passed through
-/// (getting huge pages anew each time can cost more than the copies). For saves of one run one after the other;
-/// safe to share between threads.
+/// (Buffer::touch says why). For saves of one run one after the other; safe to share between threads.
 class SaveCache {
  public:
+  /// `buffers`: where those are kept, to be shared with whoever reads; null: here.
+  explicit SaveCache(BufferStore* buffers = nullptr) : buffers_(buffers != nullptr ? buffers : &own_buffers_) {}
+  SaveCache(const SaveCache&) = delete;
+
   /// The kept layout of this file when it is of these shards, else a new one. It is the caller's until put back.
   Result<std::unique_ptr<FileLayout>> take(const Manifest& manifest, const std::string& file_name,
                                            std::span<const ShardEntry> shards);
   void put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
                 std::unique_ptr<FileLayout> layout);
 
-  /// A kept buffer of that size, or a new one.
-  Result<Buffer> take_buffer(int64_t bytes);
-  void put_back(Buffer buffer);
+  BufferStore& buffers() { return *buffers_; }
 
   int64_t hits() const;
   int64_t layout_bytes() const;  // of the layouts alone
@@ -95,7 +96,8 @@ class SaveCache {
   };
   mutable std::mutex mutex_;
   std::map<std::string, Kept> kept_;
-  std::vector<Buffer> buffers_;
+  BufferStore own_buffers_{kBounceBytes};
+  BufferStore* buffers_;
   int64_t hits_ = 0;
 };
 

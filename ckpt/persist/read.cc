@@ -22,7 +22,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kMaxExtentBytes = (int64_t{4} << 20) - 2 * kIoAlign;  // of merged reads: whole pages fit a request
-constexpr int64_t kInPlaceBytes = int64_t{64} << 10;  // below this a copy is cheaper than a request of its own
+constexpr int64_t kPassBytes = int64_t{128} << 10;      // hashed and copied while the cache of a core holds them
+constexpr int64_t kUnverifiedBytes = int64_t{4} << 20;  // of one read where no chunk says how much
+constexpr int64_t kInPlaceBytes = int64_t{64} << 10;    // below this a copy is cheaper than a request of its own
 
 // A part of a range, from one task.
 struct Piece {
@@ -36,6 +38,16 @@ struct Piece {
 
 bool same_task(const Piece& a, const Piece& b) {
   return a.file == b.file && a.task_offset == b.task_offset && a.task_bytes == b.task_bytes;
+}
+
+uint64_t hash_and_copy(std::span<const std::byte> from, std::byte* to) {
+  StreamingHash hash;
+  for (int64_t at = 0; at < std::ssize(from); at += kPassBytes) {
+    const std::span<const std::byte> pass = from.subspan(at, std::min(kPassBytes, std::ssize(from) - at));
+    hash.update(pass);
+    std::memcpy(to + at, pass.data(), pass.size());
+  }
+  return hash.digest();
 }
 
 // Chunks that are being undone while others are read.
@@ -109,6 +121,8 @@ struct CheckpointReader::Impl {
   std::vector<std::unique_ptr<IoFile>> files;
   std::vector<int64_t> by_extent;  // shards sorted by (file, offset)
   ReadStats stats = {};
+  BufferStore own_buffers{options.window_bytes};
+  BufferStore* buffers = options.buffers != nullptr ? options.buffers : &own_buffers;
 
   Result<IoFile*> file(int64_t index) {
     std::unique_ptr<IoFile>& slot = files[static_cast<size_t>(index)];
@@ -143,10 +157,13 @@ struct CheckpointReader::Impl {
         return bytes.subspan(static_cast<size_t>(piece.task_offset - extent_offset),
                              static_cast<size_t>(piece.task_bytes));
       };
+      const bool whole = !piece.coded && piece.bytes == piece.task_bytes;
+      bool copied = in_place;
       if (options.verify && first_of_task) {
         const ShardEntry& shard = manifest.shards[static_cast<size_t>(piece.shard)];
         const uint64_t expected = shard.hashes[static_cast<size_t>(piece.chunk)];
-        const uint64_t found = hash_bytes(task());
+        copied = copied || (whole && piece.bytes > kPassBytes);
+        const uint64_t found = copied && !in_place ? hash_and_copy(task(), piece.dst) : hash_bytes(task());
         if (found != expected)
           return Error{ErrorCode::kCorrupt, fmt::format("{}: checksum {}, the manifest has {}",
                                                         (dir / describe_chunk(manifest, shard, piece.chunk)).string(),
@@ -158,7 +175,7 @@ struct CheckpointReader::Impl {
         if (first_of_task) RT_TRY(decoding->add(dir, manifest, pieces.subspan(i, end - i), task()));
         continue;
       }
-      if (!in_place)
+      if (!copied)
         std::memcpy(piece.dst, bytes.data() + (piece.offset - extent_offset), static_cast<size_t>(piece.bytes));
     }
     return {};
@@ -228,7 +245,10 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
     const bool coded = shard.codec != Codec::kRaw;
     any_coded = any_coded || coded;
     if (!impl_->options.verify && !coded) {
-      pieces.push_back({range.offset, range.bytes, range.file, s, -1, range.offset, range.bytes, range.dst});
+      for (int64_t at = 0; at < range.bytes; at += kUnverifiedBytes) {
+        const int64_t offset = range.offset + at, bytes = std::min(kUnverifiedBytes, range.bytes - at);
+        pieces.push_back({offset, bytes, range.file, s, -1, offset, bytes, range.dst + at});
+      }
       continue;
     }
     const int64_t first = (range.offset - shard.offset) / shard.chunk_bytes;
@@ -262,7 +282,11 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
   std::optional<Decoding> decoding;  // after the pieces that its jobs look at
   if (any_coded) decoding.emplace(impl_->options.codec_threads);
   Decoding* const undo = decoding ? &*decoding : nullptr;
-  ReadPipeline pipeline(impl_->options.window_bytes);
+  int64_t bounced = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if ((i == 0 || !same_task(pieces[i - 1], pieces[i])) && !alone_and_whole(i)) bounced += pieces[i].task_bytes;
+  }
+  ReadPipeline pipeline(impl_->options.window_bytes, impl_->buffers, bounced);
   for (size_t first = 0; first < pieces.size();) {
     const Piece& head = pieces[first];
     const bool in_place = alone_and_whole(first);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/persist/buffer.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
@@ -25,10 +26,11 @@ struct ReadRange {
 
 struct ReadOptions {
   bool verify = true;                              // check each touched chunk's hash
-  int64_t window_bytes = int64_t{64} << 20;        // reads in flight, which is also the bounce memory
+  int64_t window_bytes = kBounceBytes;             // reads in flight, which is also the bounce memory
   int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
   int64_t codec_threads = 0;                       // for coded shards; 0: as many as may run, at most 4
   bool huge_pages = false;                         // dst lies in huge pages: whole chunks are read to where they belong
+  BufferStore* buffers = nullptr;                  // bounce memory, kept from reader to reader; null: the reader's own
 };
 
 /// What read_ranges has done so far.
@@ -36,7 +38,7 @@ struct ReadStats {
   int64_t wanted_bytes = 0;  // of the ranges given
   int64_t read_bytes = 0;  // asked of the disk, before rounding to pages: more than wanted where a chunk is read whole
                            // to verify a part of it, or where reading a gap is faster than leaving it out
-  int64_t gap_bytes = 0;  // of them, between ranges that lie so close together that one request is faster
+  int64_t gap_bytes = 0;   // of them, between ranges that lie so close together that one request is faster
   int64_t requests = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,9 @@ class ReadPipeline {
   /// Called once per read, with its bytes when `read` is ok. What it returns ends the pipeline when it is an error.
   using Done = std::function<Status(Status read, std::span<const std::byte> bytes)>;
 
-  explicit ReadPipeline(int64_t window_bytes) : window_bytes_(window_bytes) {}
+  /// `kept`: where bounce buffers come from and go to; null: the pipeline's own. `expected_bytes`: about what will be
+  /// read through them, which decides whether a thread makes them ahead.
+  explicit ReadPipeline(int64_t window_bytes, BufferStore* kept = nullptr, int64_t expected_bytes = 0);
   ~ReadPipeline();
 
   /// Starts reading; may finish older reads first. `file` and `dst` must stay until drain(). With dst null the bytes
@@ -41,11 +44,14 @@ class ReadPipeline {
     Done done;
   };
   Result<Buffer> take_buffer(int64_t bytes);
+  std::optional<Buffer> take_touched(int64_t capacity);
   Status finish_oldest();
 
   int64_t window_bytes_, used_bytes_ = 0;
   std::deque<Flight> flights_;
-  std::vector<Buffer> free_;
+  BufferStore own_;
+  BufferStore& kept_;
+  std::optional<BufferWarmer> warmer_;
 };
 
 }  // namespace cairn::ckpt

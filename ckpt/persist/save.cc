@@ -59,8 +59,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
 constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy costs less than a request of their own
-constexpr int64_t kRunBytes = int64_t{2} << 20;       // of packed shards, and of structure
-constexpr int64_t kRuns = 30;                         // below 60 MiB the disk's queue is not always full
+constexpr int64_t kRunBytes = int64_t{4} << 20;       // of packed shards, and of structure
+constexpr int64_t kRuns = 15;                         // below 60 MiB the disk's queue is not always full
 constexpr int64_t kPassBytes = int64_t{128} << 10;    // hashed, summed and packed while the cache of a core holds them
 constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
 
@@ -114,13 +114,13 @@ class Pace {
 // Memory on its way to the disk, used in turn. The files that write from it live longer than it is asked for.
 class BufferPool {
  public:
-  /// `cache`: where buffers come from and go to; may be null.
-  BufferPool(int64_t buffer_bytes, int64_t count, SaveCache* cache)
-      : buffer_bytes_(buffer_bytes), cache_(cache), slots_(static_cast<size_t>(std::max<int64_t>(2, count))) {}
+  /// `kept`: where buffers come from and go to; may be null.
+  BufferPool(int64_t buffer_bytes, int64_t count, BufferStore* kept)
+      : buffer_bytes_(buffer_bytes), kept_(kept), slots_(static_cast<size_t>(std::max<int64_t>(2, count))) {}
   BufferPool(const BufferPool&) = delete;
   ~BufferPool() {
     for (Slot& slot : slots_) {
-      if (cache_ != nullptr) cache_->put_back(std::move(slot.buffer));
+      if (kept_ != nullptr) kept_->put_back(std::move(slot.buffer));
     }
   }
 
@@ -129,7 +129,7 @@ class BufferPool {
     at_ = (at_ + 1) % slots_.size();
     Slot& slot = slots_[at_];
     if (!slot.buffer) {
-      RT_TRY_SET(slot.buffer, cache_ != nullptr ? cache_->take_buffer(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
+      RT_TRY_SET(slot.buffer, kept_ != nullptr ? kept_->take(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
     }
     if (IoFile* file = std::exchange(slot.file, nullptr)) RT_TRY(file->wait(slot.ticket));
     return slot.buffer.bytes();
@@ -153,7 +153,7 @@ class BufferPool {
     IoTicket ticket = 0;
   };
   int64_t buffer_bytes_;
-  SaveCache* cache_;
+  BufferStore* kept_;
   std::vector<Slot> slots_;
   size_t at_ = 0;
 };
@@ -481,10 +481,12 @@ Status take_over(IoBackend& io, const fs::path& left, const fs::path& work,
   return {};
 }
 
-Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart> parts, const SaveOptions& options,
-                 const std::map<size_t, FinishedFile>& taken, bool* noted, SaveReport& report) {
-  Manifest& manifest = report.manifest;
-  Pace pace(options);
+// Buffers for payload on its way.
+struct Budget {
+  int64_t run_bytes = 0, runs = 0, fills = 0;
+};
+
+Budget budget_of(std::span<const WriterPart> parts, const SaveOptions& options) {
   bool filled = false;
   for (const WriterPart& part : parts)
     filled = filled || std::any_of(part.shards.begin(), part.shards.end(), [](const ShardData& s) { return s.fill; });
@@ -493,10 +495,20 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   const int64_t run_budget =
       filled ? options.fill_bytes / 4
              : std::max(options.fill_bytes / 2, options.fill_bytes - options.fill_bytes / 16 - layouts);
-  const int64_t run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
-  BufferPool runs(run_bytes, std::min(run_budget / run_bytes, kRuns), options.cache);
-  BufferPool fills(options.chunk_bytes, std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64),
-                   nullptr);
+  Budget out;
+  out.run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
+  out.runs = std::min(run_budget / out.run_bytes, kRuns);
+  out.fills = std::min<int64_t>((options.fill_bytes - run_budget) / options.chunk_bytes, 64);
+  return out;
+}
+
+Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart> parts, const SaveOptions& options,
+                 const std::map<size_t, FinishedFile>& taken, bool* noted, SaveReport& report) {
+  Manifest& manifest = report.manifest;
+  Pace pace(options);
+  const Budget budget = budget_of(parts, options);
+  BufferPool runs(budget.run_bytes, budget.runs, options.cache != nullptr ? &options.cache->buffers() : nullptr);
+  BufferPool fills(options.chunk_bytes, budget.fills, nullptr);
   std::optional<WorkPool> coders;
   if (options.codec != Codec::kRaw) coders.emplace(options.codec_threads);
   std::deque<PartWriter> open;  // after the pools: it waits for its writes when it goes
@@ -623,6 +635,24 @@ Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> par
     first += shards.size();
     RT_TRY_SET(std::unique_ptr<FileLayout> layout, options.cache->take(manifest, part.file_name, shards));
     options.cache->put_back(manifest, part.file_name, shards, std::move(layout));
+  }
+  return {};
+}
+
+Status prepare_buffers(std::span<const WriterPart> parts, const SaveOptions& options) {
+  if (options.cache == nullptr || options.huge_pages) return {};  // large shards are then written from where they lie
+  const Budget budget = budget_of(parts, options);
+  int64_t payload = 0;
+  for (const WriterPart& part : parts) {
+    for (const ShardData& data : part.shards) payload += data.bytes;
+  }
+  BufferStore& kept = options.cache->buffers();
+  // Payload, the structure of each file, the superblocks: a small state needs fewer than there may be.
+  const int64_t runs = std::min(budget.runs, payload / budget.run_bytes + std::ssize(parts) + 2);
+  for (int64_t i = kept.memory_bytes() / budget.run_bytes; i < runs; ++i) {
+    RT_TRY_SET(Buffer buffer, Buffer::allocate(budget.run_bytes));
+    buffer.touch();
+    kept.put_back(std::move(buffer));
   }
   return {};
 }

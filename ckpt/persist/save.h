@@ -83,6 +83,9 @@ struct SaveReport {
 /// the others. Hashes and bytes of `parts` are not looked at. Errors: those of save_checkpoint's own check.
 Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> parts, const SaveOptions& options);
 
+/// Takes into options.cache, touched, the buffers that such a save will pass its payload through.
+Status prepare_buffers(std::span<const WriterPart> parts, const SaveOptions& options);
+
 /// This process: host name, pid, start time, and a number that counts up with each call.
 WriterId this_writer();
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -73,7 +74,9 @@ struct UringBackend::Ring {
 
   UringOptions options;
   std::vector<Slot> slots;
-  int64_t in_flight = 0, in_flight_bytes = 0;
+  int64_t in_flight = 0, in_flight_bytes = 0;  // of the callers
+  std::deque<size_t> waiting;                  // slots the disk has not been told of, in order
+  int64_t started_bytes = 0;                   // that it has been told of
   IoTicket next_ticket = 1;
   Uring ring;
   uint64_t owner = 0;                        // number of the thread that made the ring
@@ -85,6 +88,8 @@ struct UringBackend::Ring {
   void apply_memory();
   Result<size_t> free_slot(int64_t bytes);
   Status pump();            // waits for at least one completion
+  void reap();              // what is complete, without waiting; and what waited for that
+  void start_waiting();     // as far as the disk may hold more
   void start(size_t slot);  // puts a slot's request into the ring
   void complete(size_t slot, int result);
   void end(Slot& slot, std::optional<Error> error);
@@ -146,7 +151,8 @@ class UringFile final : public PosixFile {
     slot.bytes = slot.all_bytes = 0;
     ++tickets_[ticket].pending;
     ++ring_.in_flight;
-    ring_.start(index);
+    ring_.waiting.push_back(index);
+    ring_.start_waiting();
     return ticket;
   }
   Status close() override {
@@ -228,7 +234,9 @@ Status UringFile::submit_part(bool writing, IoTicket ticket, int64_t offset, std
   slot.all_bytes = bytes;
   ++ring_.in_flight;
   ring_.in_flight_bytes += bytes;
-  ring_.start(index);
+  ring_.waiting.push_back(index);
+  ring_.start_waiting();
+  ring_.reap();
   return {};
 }
 
@@ -303,6 +311,20 @@ Result<size_t> UringBackend::Ring::free_slot(int64_t bytes) {
   }
 }
 
+// A disk that serves all its requests side by side ends them nearly at once, and would be idle until the first buffer
+// is filled again. So some wait here, ready.
+void UringBackend::Ring::start_waiting() {
+  const int64_t most = options.in_flight_bytes / 4 * 3;
+  while (!waiting.empty()) {
+    const int64_t bytes = slots[waiting.front()].all_bytes;
+    if (started_bytes > 0 && started_bytes + bytes > most) return;
+    started_bytes += bytes;
+    const size_t index = waiting.front();
+    waiting.pop_front();
+    start(index);
+  }
+}
+
 void UringBackend::Ring::start(size_t index) {
   Slot& slot = slots[index];
   io_uring_sqe* sqe = io_uring_get_sqe(ring.get());  // there are as many entries as slots
@@ -335,20 +357,26 @@ void UringBackend::Ring::start(size_t index) {
 Status UringBackend::Ring::pump() {
   RT_CHECK(in_flight > 0, "waiting with nothing in flight");
   RT_CHECK(owner == this_thread_number(), "an io_uring backend is used by two threads at once");
-  io_uring_cqe* cqe = nullptr;
   int result = 0;
   do {
     result = io_uring_submit_and_wait(ring.get(), 1);
   } while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
   // The kernel may still be moving the caller's memory and there is no way left to ask: going on would corrupt it.
   RT_CHECK(result >= 0, "io_uring wait: {}", std::strerror(-result));
+  reap();
+  return {};
+}
+
+void UringBackend::Ring::reap() {
+  io_uring_get_events(ring.get());  // the kernel notes completions only when asked; an error shows when pump() waits
+  io_uring_cqe* cqe = nullptr;
   while (io_uring_peek_cqe(ring.get(), &cqe) == 0) {
     const auto index = static_cast<size_t>(io_uring_cqe_get_data64(cqe));
     const int moved = cqe->res;
     io_uring_cqe_seen(ring.get(), cqe);
     complete(index, moved);
+    start_waiting();
   }
-  return {};
 }
 
 void UringBackend::Ring::complete(size_t index, int result) {
@@ -390,6 +418,7 @@ void UringBackend::Ring::end(Slot& slot, std::optional<Error> error) {
   slot.file = nullptr;
   --in_flight;
   in_flight_bytes -= slot.all_bytes;
+  started_bytes -= slot.all_bytes;
 }
 
 UringBackend::UringBackend(const UringOptions& options) : ring_(std::make_unique<Ring>(options)) {}

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -18,6 +17,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
+#include "ckpt/persist/buffer.h"
 #include "ckpt/persist/hdf5_file.h"
 #include "ckpt/persist/read.h"
 
@@ -83,26 +83,46 @@ class KeptStructure final : public IoFile {
 
 // One read on its way: from the disk (main thread), then to a worker, which hashes it.
 struct Read {
-  struct Freer {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  std::unique_ptr<std::byte, Freer> memory;
-  int64_t capacity_bytes = 0;
+  Buffer buffer;
   size_t file = 0;
   int64_t from = 0, bytes = 0;  // of the file, whole pages where it has them
   std::vector<Segment> segments;
   IoTicket ticket = 0;
   std::optional<Error> refused;  // by submit
-  const std::byte* at(int64_t offset) const { return memory.get() + (offset - from); }
+  const std::byte* at(int64_t offset) const { return buffer.bytes().data() + (offset - from); }
 };
+
+int64_t total_bytes(const Manifest& manifest) {
+  int64_t bytes = 0;
+  for (const FileEntry& file : manifest.files) bytes += file.size_bytes;
+  return bytes;
+}
+
+/// That there is memory for: kReadBytes, or more where a chunk is larger; whole huge pages.
+int64_t largest_read(const Manifest& manifest) {
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  int64_t bytes = kReadBytes;
+  for (const ShardEntry& shard : manifest.shards) {
+    const int64_t chunk = std::min(shard.chunk_bytes, shard.bytes);
+    if (chunk > kReadBytes) bytes = std::max(bytes, chunk + (shard.offset % kIoAlign == 0 ? 0 : 2 * kIoAlign));
+  }
+  return (bytes + kHugePage - 1) / kHugePage * kHugePage;
+}
 
 // The thread that called does all I/O, in the order of the files; workers hash chunks and look at HDF5 structure.
 class Verifier {
  public:
   Verifier(IoBackend& io, const fs::path& dir, const Manifest& manifest, const VerifyOptions& options,
            VerifyReport& report)
-      : io_(io), dir_(dir), manifest_(manifest), options_(options), report_(report), files_(manifest.files.size()) {
-    for (const FileEntry& file : manifest.files) total_bytes_ += file.size_bytes;
+      : io_(io),
+        dir_(dir),
+        manifest_(manifest),
+        options_(options),
+        report_(report),
+        total_bytes_(total_bytes(manifest)),
+        buffer_bytes_(largest_read(manifest)),
+        warmer_(buffer_bytes_, std::min(total_bytes_, kWindowBytes + 2 * buffer_bytes_) / buffer_bytes_ + 1),
+        files_(manifest.files.size()) {
     for (size_t s = 0; s < manifest.shards.size(); ++s)
       files_[static_cast<size_t>(manifest.shards[s].file)].shards.push_back(static_cast<int64_t>(s));
     const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
@@ -203,15 +223,13 @@ class Verifier {
     // Payload and rest in one pass in file order. What lies between the payload of a file of another step is in that
     // step's shards as well: its own manifest covers it, this one covers the payload that it names.
     std::vector<Segment> group;
-    int64_t group_bytes = 0, at = 0;
+    int64_t at = 0;
     const auto put = [&](const Segment& segment) {
       const bool joins = !group.empty() && group.back().offset + group.back().bytes == segment.offset;
-      if (!group.empty() && (!joins || group_bytes + segment.bytes > kReadBytes)) {
-        submit(index, std::exchange(group, {}));
-        group_bytes = 0;
+      if (!joins || round_up(segment.offset + segment.bytes) - round_down(group.front().offset) > kReadBytes) {
+        if (!group.empty()) submit(index, std::exchange(group, {}));
       }
       group.push_back(segment);
-      group_bytes += segment.bytes;
     };
     const auto rest_until = [&](int64_t end) {
       for (; at < end && entry.step < 0; at += std::min(kReadBytes, end - at))
@@ -240,7 +258,7 @@ class Verifier {
     read->bytes = to - from;
     read->segments = std::move(segments);
     read->refused.reset();
-    Result<IoTicket> ticket = state.file->submit_read(from, read->memory.get(), to - from);
+    Result<IoTicket> ticket = state.file->submit_read(from, read->buffer.bytes().data(), to - from);
     if (ticket.ok()) {
       read->ticket = ticket.value();
     } else {
@@ -251,25 +269,47 @@ class Verifier {
     reading_.push_back(std::move(read));
   }
 
-  /// A read whose memory is free; waits for the workers when they are behind, so that memory stays bounded.
+  /// A read whose memory is free. Memory comes touched from the warmer, a fixed amount; what a worker or a read under
+  /// way gives back is there sooner than more of it.
   std::unique_ptr<Read> take(int64_t bytes) {
-    std::unique_ptr<Read> read;
-    {
-      std::unique_lock lock(mutex_);
-      idle_.wait(lock, [&] { return hashing_bytes_ <= kWindowBytes; });
-      if (!free_.empty()) {
-        read = std::move(free_.back());
-        free_.pop_back();
+    const auto with = [](Buffer buffer) {
+      auto read = std::make_unique<Read>();
+      read->buffer = std::move(buffer);
+      return read;
+    };
+    while (bytes <= buffer_bytes_) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (!free_.empty()) {
+          std::unique_ptr<Read> read = std::move(free_.back());
+          free_.pop_back();
+          return read;
+        }
+      }
+      if (std::optional<Buffer> buffer = warmer_.poll()) return with(std::move(*buffer));
+      {
+        std::unique_lock lock(mutex_);
+        if (hashing_bytes_ > 0) {
+          idle_.wait(lock, [&] { return !free_.empty() || hashing_bytes_ == 0; });
+          continue;
+        }
+        if (!free_.empty()) continue;
+      }
+      if (!reading_.empty()) {
+        finish_oldest();
+      } else if (std::optional<Buffer> buffer = warmer_.wait()) {
+        return with(std::move(*buffer));
+      } else {
+        break;  // none could be made
       }
     }
-    if (!read) read = std::make_unique<Read>();
-    if (read->capacity_bytes < bytes) {
-      const int64_t capacity = round_up(std::max(bytes, kReadBytes + 2 * kIoAlign));
-      read->memory.reset(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, static_cast<size_t>(capacity))));
-      RT_CHECK(read->memory != nullptr, "no memory for a read buffer of {} bytes", capacity);
-      read->capacity_bytes = capacity;
-    }
-    return read;
+    Result<Buffer> own = Buffer::allocate(round_up(bytes));
+    RT_CHECK(own.ok(), "{}", own.error().message);
+    return with(std::move(own).value());
+  }
+  /// Under mutex_.
+  void give_back(std::unique_ptr<Read> read) {
+    if (std::ssize(read->buffer.bytes()) == buffer_bytes_) free_.push_back(std::move(read));
   }
 
   void finish_oldest() {
@@ -284,8 +324,9 @@ class Verifier {
       // Which of them is it? A bad sector must not hide the good chunks beside it.
       std::vector<Segment> good;
       for (const Segment& segment : read->segments) {
-        Status one = state.file->read(segment.offset, std::span(read->memory.get() + (segment.offset - read->from),
-                                                                static_cast<size_t>(segment.bytes)));
+        Status one = state.file->read(segment.offset,
+                                      read->buffer.bytes().subspan(static_cast<size_t>(segment.offset - read->from),
+                                                                   static_cast<size_t>(segment.bytes)));
         if (one.ok()) {
           good.push_back(segment);
           continue;
@@ -328,11 +369,11 @@ class Verifier {
         check_chunks(*raw);
         const std::lock_guard done(mutex_);
         hashing_bytes_ -= raw->bytes;
-        free_.emplace_back(raw);
+        give_back(std::unique_ptr<Read>(raw));
       });
     } else {
       const std::lock_guard lock(mutex_);
-      free_.push_back(std::move(read));
+      give_back(std::move(read));
     }
     changed_.notify_one();
     if (--state.reads == 0 && state.all_submitted) finish_file(index);
@@ -436,6 +477,8 @@ class Verifier {
   const VerifyOptions& options_;
   VerifyReport& report_;
   int64_t total_bytes_ = 0, reading_bytes_ = 0;
+  const int64_t buffer_bytes_;  // of all reads but odd ones
+  BufferWarmer warmer_;
   std::atomic<int64_t> kept_bytes_{0};
   std::vector<FileState> files_;
   std::deque<std::unique_ptr<Read>> reading_;
