@@ -9,6 +9,8 @@
 #include <set>
 #include <utility>
 
+#include "converters/pickle_reader.h"
+
 namespace cairn::convert {
 namespace {
 
@@ -71,32 +73,25 @@ struct Object {
 };
 using Dict = std::vector<std::pair<Id, Id>>;
 
-std::string printable(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 120)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  return out;
-}
-
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 Error unsupported(std::string message) { return Error{ErrorCode::kUnsupported, std::move(message)}; }
 
 /// The pickle as a tree of plain values.
-class Tree {
+class Tree : PickleReader {
  public:
-  explicit Tree(std::string_view text) : text_(text) {}
+  explicit Tree(std::string_view text) : PickleReader(text) {}
 
   /// Returns the value that the pickle stands for.
   Result<Id> run() {
-    if (static_cast<int64_t>(text_.size()) > kMaxPickleBytes) {
-      return corrupt(fmt::format("{} bytes of pickle; at most {} are expected", text_.size(), kMaxPickleBytes));
+    if (size() > kMaxPickleBytes) {
+      return corrupt(fmt::format("{} bytes of pickle; at most {} are expected", size(), kMaxPickleBytes));
     }
     while (!stopped_) {
-      op_at_ = at_;
-      RT_TRY_SET(const uint64_t code, number(1));
-      Status done = step(static_cast<uint8_t>(code));
-      if (!done.ok()) return std::move(done).error().with(fmt::format("byte {}", op_at_));
-      if (stack_.size() > kMaxStack) return corrupt(fmt::format("byte {}: its stack grows without end", op_at_));
-      if (values_.size() > kMaxValues) return corrupt(fmt::format("byte {}: it makes too many values", op_at_));
+      RT_TRY_SET(const uint8_t code, next());
+      Status done = step(code);
+      if (!done.ok()) return std::move(done).error().with(fmt::format("byte {}", op_at()));
+      if (stack_.size() > kMaxStack) return corrupt(fmt::format("byte {}: its stack grows without end", op_at()));
+      if (values_.size() > kMaxValues) return corrupt(fmt::format("byte {}: it makes too many values", op_at()));
     }
     if (stack_.size() != 1) return corrupt(fmt::format("it ends with {} values, expected one", stack_.size()));
     return stack_[0];
@@ -174,27 +169,6 @@ class Tree {
   }
 
  private:
-  // --- the bytes ----------------------------------------------------------------------------------------------------
-  Result<std::string_view> take(uint64_t bytes) {
-    if (bytes > text_.size() - at_) return corrupt("the pickle is cut short");
-    const std::string_view out = text_.substr(at_, bytes);
-    at_ += bytes;
-    return out;
-  }
-  Result<uint64_t> number(int bytes) {
-    RT_TRY_SET(const std::string_view raw, take(static_cast<uint64_t>(bytes)));
-    uint64_t out = 0;
-    for (int k = 0; k < bytes; ++k) out |= static_cast<uint64_t>(static_cast<uint8_t>(raw[k])) << (8 * k);
-    return out;
-  }
-  Result<std::string_view> line() {
-    const size_t end = text_.find('\n', at_);
-    if (end == text_.npos) return corrupt("a name has no end");
-    const std::string_view out = text_.substr(at_, end - at_);
-    at_ = end + 1;
-    return out;
-  }
-
   // --- the stack ----------------------------------------------------------------------------------------------------
   void push(Kind kind, int64_t number = 0) {
     stack_.push_back(static_cast<Id>(values_.size()));
@@ -424,12 +398,10 @@ class Tree {
     return {};
   }
 
-  std::string_view text_;
-  size_t at_ = 0, op_at_ = 0;
   bool stopped_ = false;
   std::vector<Value> values_;
   std::vector<Id> stack_, memo_;
-  std::vector<std::string_view> strings_;  // into text_
+  std::vector<std::string_view> strings_;  // into the pickle
   std::vector<std::vector<Id>> sequences_;
   std::vector<Dict> dicts_;
   std::vector<Name> names_;

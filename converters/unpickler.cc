@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "converters/pickle_reader.h"
 #include "converters/safetensors.h"
 
 namespace cairn::convert {
@@ -163,62 +164,28 @@ struct Tensor {
   Shape shape, strides;
 };
 
-std::string printable(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 120)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  return out;
-}
-
-class Machine {
+class Machine : PickleReader {
  public:
   Machine(std::string_view text, Pickle kind)
-      : text_(text), training_(kind == Pickle::kTraining), lone_(kind == Pickle::kTensor) {}
+      : PickleReader(text), training_(kind == Pickle::kTraining), lone_(kind == Pickle::kTensor) {}
 
   Result<std::vector<PickledTensor>> run() {
-    if (static_cast<int64_t>(text_.size()) > kMaxPickleBytes)
-      return corrupt(fmt::format("{} bytes of pickle; at most {} are expected", text_.size(), kMaxPickleBytes));
+    Result<std::vector<PickledTensor>> out = interpret();
+    if (!out.ok()) return std::move(out).error().with(fmt::format("byte {}", op_at()));
+    return out;
+  }
+
+ private:
+  Result<std::vector<PickledTensor>> interpret() {
+    if (size() > kMaxPickleBytes)
+      return corrupt(fmt::format("{} bytes of pickle; at most {} are expected", size(), kMaxPickleBytes));
     while (!stopped_) {
-      op_at_ = at_;
-      RT_TRY_SET(const uint8_t code, byte());
+      RT_TRY_SET(const uint8_t code, next());
       RT_TRY(step(code));
       if (stack_.size() > kMaxStack) return corrupt("its stack grows above any state dict's");
       if (values_.size() > kMaxValues) return corrupt("it makes more values than any state dict has");
     }
     return collect();
-  }
-
- private:
-  // --- errors -------------------------------------------------------------------------------------------------------
-  Error corrupt(std::string_view what) const {
-    return Error{ErrorCode::kCorrupt, fmt::format("byte {}: {}", op_at_, what)};
-  }
-  Error unsupported(std::string_view what) const {
-    return Error{ErrorCode::kUnsupported, fmt::format("byte {}: {}", op_at_, what)};
-  }
-
-  // --- the bytes ----------------------------------------------------------------------------------------------------
-  Result<std::string_view> take(int64_t bytes) {
-    if (bytes > static_cast<int64_t>(text_.size() - at_)) return corrupt("the pickle is cut short");
-    const std::string_view out = text_.substr(at_, static_cast<size_t>(bytes));
-    at_ += static_cast<size_t>(bytes);
-    return out;
-  }
-  Result<uint8_t> byte() {
-    RT_TRY_SET(const std::string_view one, take(1));
-    return static_cast<uint8_t>(one[0]);
-  }
-  Result<uint64_t> number(int bytes) {
-    RT_TRY_SET(const std::string_view raw, take(bytes));
-    uint64_t out = 0;
-    for (int k = 0; k < bytes; ++k) out |= static_cast<uint64_t>(static_cast<uint8_t>(raw[k])) << (8 * k);
-    return out;
-  }
-  Result<std::string_view> line() {
-    const size_t end = text_.find('\n', at_);
-    if (end == text_.npos || end - at_ > static_cast<size_t>(kMaxString)) return corrupt("a name has no end");
-    const std::string_view out = text_.substr(at_, end - at_);
-    at_ = end + 1;
-    return out;
   }
 
   // --- the stack ----------------------------------------------------------------------------------------------------
@@ -296,7 +263,7 @@ class Machine {
     switch (code) {
       case 0x80: {
         RT_TRY_SET(const uint8_t protocol, byte());
-        if (protocol != 2 || op_at_ != 0)
+        if (protocol != 2 || op_at() != 0)
           return unsupported(fmt::format("PROTO {}: torch.save writes pickles of protocol 2", protocol));
         return {};
       }
@@ -660,13 +627,11 @@ class Machine {
   }
 
   static constexpr Id kNothing = std::numeric_limits<Id>::max();
-  std::string_view text_;
   bool training_ = false, lone_ = false;
-  size_t at_ = 0, op_at_ = 0;
   bool stopped_ = false;
   std::vector<Value> values_;
   std::vector<Id> stack_, memo_;
-  std::vector<std::string_view> strings_;  // into text_
+  std::vector<std::string_view> strings_;  // into the pickle
   std::vector<std::vector<Id>> tuples_;
   std::vector<Dict> dicts_;
   std::vector<Storage> storages_;
