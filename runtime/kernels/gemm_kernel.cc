@@ -22,11 +22,6 @@ namespace {
 // kRows x kVectors accumulators stay in registers while the sum runs: 6 x 4 vectors of 16 floats (24 of AVX-512's 32
 // registers), 6 x 2 of 8 (12 of AVX2's 16), 4 x 2 of 4 (8 of SSE's 16).
 
-template <int kWidth>
-struct Vector {
-  typedef float Type __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
-};
-
 template <int kWidth, int kRows, int kVectors>
 RT_INLINE void tile_f32(const uint32_t* a_words, const uint32_t* b_words, int64_t steps, float* tile) {
   using V = typename Vector<kWidth>::Type;

@@ -20,6 +20,12 @@
 
 namespace cairn::kernels {
 
+/// So many floats that a loop works on at once, wherever they lie.
+template <int kWidth>
+struct Vector {
+  typedef float Type __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
+};
+
 RT_INLINE float load_f32(float x) { return x; }
 RT_INLINE float load_f32(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 /// As f16_to_f32(), without a branch.

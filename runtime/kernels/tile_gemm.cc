@@ -10,11 +10,6 @@
 namespace cairn::kernels {
 namespace {
 
-template <int kWidth>
-struct Vector {
-  typedef float Type __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
-};
-
 template <int kWidth, int kRows, int kVectors>
 RT_INLINE void block(const TileGemm& g, int64_t i, int64_t j) {
   using V = typename Vector<kWidth>::Type;

@@ -17,22 +17,6 @@ using namespace cairn::convert::testing;
 
 namespace {
 
-std::unique_ptr<HfFolder> opened(const fs::path& dir) {
-  auto folder = HfFolder::open(dir);
-  REQUIRE_MESSAGE(folder.ok(), folder.error().message);
-  return std::move(folder).value();
-}
-
-std::string refusal(const fs::path& dir) {
-  auto folder = HfFolder::open(dir);
-  if (!folder.ok()) return folder.error().message;
-  for (const auto& file : folder.value()->weights().files()) {
-    const Status checked = file->verify();
-    if (!checked.ok()) return checked.error().message;
-  }
-  return "";
-}
-
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
   REQUIRE(from.size() == to.size());
   REQUIRE(text.find(from) != text.npos);
@@ -50,7 +34,7 @@ TEST_SUITE("converters/dist") {
                                         {"dist-llama", "hf-llama-gqa-sharded"},
                                         {"dist-hf", "hf-mistral-tied"}}) {
       CAPTURE(saved);
-      const auto joined = opened(golden(saved)), whole = opened(golden(source));
+      const auto joined = opened_folder(golden(saved)), whole = opened_folder(golden(source));
       CHECK(joined->warnings().empty());
       const auto different = differing_fields(joined->model(), whole->model());
       CHECK_MESSAGE(different.empty(), fmt::format("{}", fmt::join(different, ", ")));
@@ -73,12 +57,12 @@ TEST_SUITE("converters/dist") {
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
       REQUIRE_MESSAGE(exported.ok(), exported.error().message);
       CHECK(exported.value().model_type == type);
-      CHECK(weights_of(*opened(temp / "out")) == weights_of(*opened(golden(saved))));
+      CHECK(weights_of(*opened_folder(temp / "out")) == weights_of(*opened_folder(golden(saved))));
     }
   }
 
   TEST_CASE("every stretch of a tensor is read alike, wherever its chunks end") {
-    const auto folder = opened(golden("dist-gpt2"));
+    const auto folder = opened_folder(golden("dist-gpt2"));
     const WeightsFile& file = *folder->weights().files().front();
     std::mt19937 draw(5);
     for (const SafeTensor& tensor : file.tensors()) {
@@ -126,15 +110,15 @@ TEST_SUITE("converters/dist") {
       std::string bytes = slurp(kStacked);
       replace_all(bytes, from, to);
       spit(dir / "iter_0000007" / ".metadata", bytes);
-      return refusal(dir);
+      return refusal_of(dir);
     };
     const auto has = [](const std::string& text, std::string_view part) { return text.find(part) != text.npos; };
     fs::path dir = fresh("dist-gpt2");
     fs::remove(dir / "iter_0000007" / "__2_0.distcp");
-    CHECK(has(refusal(dir), "__2_0.distcp"));
+    CHECK(has(refusal_of(dir), "__2_0.distcp"));
     dir = fresh("dist-gpt2");
     fs::resize_file(dir / "iter_0000007" / "__1_0.distcp", 20000);
-    CHECK(has(refusal(dir), "__1_0.distcp"));
+    CHECK(has(refusal_of(dir), "__1_0.distcp"));
     dir = fresh("dist-gpt2");
     const auto tensors = read_dist_metadata(slurp(kStacked));
     REQUIRE(tensors.ok());
@@ -147,7 +131,7 @@ TEST_SUITE("converters/dist") {
     std::string bytes = slurp(dir / "iter_0000007" / largest.file);
     bytes.at(largest.begin + largest.bytes / 2) ^= 1;  // of its elements
     spit(dir / "iter_0000007" / largest.file, bytes);
-    CHECK(has(refusal(dir), "__3_0.distcp"));
+    CHECK(has(refusal_of(dir), "__3_0.distcp"));
     CHECK(has(edited("__2_0.distcp", "../0.distcp/"), "is no name of a file in its folder"));
     CHECK(has(edited("_StorageInfo", "_StorageInfa"), "_StorageInfa\" is not allowed: no .metadata needs it"));
     CHECK(has(edited("float32", "float99"), "\"torch float99\" is not allowed"));
@@ -156,9 +140,9 @@ TEST_SUITE("converters/dist") {
     nlohmann::json config = nlohmann::json::parse(slurp(dir / "config.json"));
     config["num_layers"] = 4;
     spit(dir / "config.json", config.dump());
-    CHECK(has(refusal(dir), "layers.3."));
+    CHECK(has(refusal_of(dir), "layers.3."));
     spit(dir / "latest_checkpointed_iteration.txt", "8");
-    CHECK(has(refusal(dir), "says \"8\", and"));
+    CHECK(has(refusal_of(dir), "says \"8\", and"));
   }
 
   TEST_CASE("a hostile metadata ends in an error, not in a crash: cut short, with flipped bits, of other programs") {

@@ -57,6 +57,30 @@ inline const std::vector<std::string>& all_fixtures() {
 
 inline fs::path golden(const std::string& name) { return fs::path(CAIRN_SOURCE_DIR) / "tests/golden" / name; }
 
+inline std::unique_ptr<HfFolder> opened_folder(const fs::path& dir) {
+  auto folder = HfFolder::open(dir);
+  REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+  return std::move(folder).value();
+}
+
+/// Why a folder or one of its files is not taken; empty when all is well.
+inline std::string refusal_of(const fs::path& dir) {
+  auto folder = HfFolder::open(dir);
+  if (!folder.ok()) return folder.error().message;
+  for (const auto& file : folder.value()->weights().files()) {
+    const Status checked = file->verify();
+    if (!checked.ok()) return checked.error().message;
+  }
+  return "";
+}
+
+/// The place of a tensor among the folder's.
+inline size_t tensor_index(const HfFolder& folder, std::string_view name) {
+  const auto found = std::ranges::find(folder.tensors(), name, &TensorSpec::name);
+  REQUIRE_MESSAGE(found != folder.tensors().end(), name);
+  return static_cast<size_t>(found - folder.tensors().begin());
+}
+
 /// A folder of its own, removed at the end.
 class TempDir {
  public:

@@ -15,24 +15,6 @@ using namespace cairn::convert::testing;
 
 namespace {
 
-std::unique_ptr<HfFolder> opened(const fs::path& dir) {
-  auto folder = HfFolder::open(dir);
-  REQUIRE_MESSAGE(folder.ok(), folder.error().message);
-  return std::move(folder).value();
-}
-
-std::string refusal(const fs::path& dir) {
-  auto folder = HfFolder::open(dir);
-  if (folder.ok()) {
-    for (const auto& file : folder.value()->weights().files()) {
-      const Status checked = file->verify();
-      if (!checked.ok()) return checked.error().message;
-    }
-    return "";
-  }
-  return folder.error().message;
-}
-
 void copy_golden(const std::string& name, const fs::path& to) {
   fs::copy(golden(name), to, fs::copy_options::recursive);
 }
@@ -50,7 +32,7 @@ TEST_SUITE("converters/ranks") {
     for (const auto& [ranks, source] :
          {std::pair("ranks-gpt2", "hf-gpt2-tied"), {"ranks-llama", "hf-llama-gqa-sharded"}}) {
       CAPTURE(ranks);
-      const auto joined = opened(golden(ranks)), whole = opened(golden(source));
+      const auto joined = opened_folder(golden(ranks)), whole = opened_folder(golden(source));
       CHECK(joined->warnings().empty());
       const auto different = differing_fields(joined->model(), whole->model());
       CHECK_MESSAGE(different.empty(), fmt::format("{}", fmt::join(different, ", ")));
@@ -61,7 +43,7 @@ TEST_SUITE("converters/ranks") {
   }
 
   TEST_CASE("GLM-130B's files give the logits of its published forward pass") {
-    const auto folder = opened(golden("ranks-glm130b"));
+    const auto folder = opened_folder(golden("ranks-glm130b"));
     CHECK(folder->dtype() == DType::kF16);
     CHECK(folder->model().mask == Mask::kPrefix);
     CHECK(folder->model().residual_scale == doctest::Approx(2.0));
@@ -72,23 +54,18 @@ TEST_SUITE("converters/ranks") {
     CHECK(difference <= kLogitGate);
     MESSAGE("ranks-glm130b: logits differ by ", difference);
     // What a wrong half of the joined MLP, or a wrong third of q, k and v, would do.
-    const auto at = [&](std::string_view name) {
-      const auto found = std::ranges::find(folder->tensors(), name, &TensorSpec::name);
-      REQUIRE(found != folder->tensors().end());
-      return static_cast<size_t>(found - folder->tensors().begin());
-    };
     for (const auto& [one, other] : {std::pair("layers.1.mlp.gate.weight", "layers.1.mlp.up.weight"),
                                      {"layers.1.attn.q.weight", "layers.1.attn.k.weight"}}) {
       Weights wrong = weights;
-      REQUIRE(wrong[at(one)].size() == wrong[at(other)].size());
-      std::swap(wrong[at(one)], wrong[at(other)]);
+      REQUIRE(wrong[tensor_index(*folder, one)].size() == wrong[tensor_index(*folder, other)].size());
+      std::swap(wrong[tensor_index(*folder, one)], wrong[tensor_index(*folder, other)]);
       CHECK(logit_difference(model, wrong, reference_of("ranks-glm130b")) > 100 * kLogitGate);
     }
   }
 
   TEST_CASE(
       "GLM-130B's logits behind a prefix, with a gap in it and at its end, with kept keys and values and without") {
-    const auto folder = opened(golden("ranks-glm130b"));
+    const auto folder = opened_folder(golden("ranks-glm130b"));
     const auto session = session_of(folder->model(), weights_of(*folder));
     const int64_t vocab = folder->model().vocab;
     auto made = SafetensorsFile::open(golden("ranks-glm130b") / "reference.safetensors");
@@ -128,7 +105,7 @@ TEST_SUITE("converters/ranks") {
   TEST_CASE("gradients of GLM-130B and CodeGeeX are those of automatic differentiation of the published forward pass") {
     for (const std::string name : {"ranks-glm130b", "ranks-codegeex"}) {
       CAPTURE(name);
-      const auto folder = opened(golden(name));
+      const auto folder = opened_folder(golden(name));
       ModelConfig model = folder->model();
       model.mask = Mask::kCausal;
       const double worst = gradient_difference(*folder, model, gradient_reference_of(name));
@@ -137,7 +114,7 @@ TEST_SUITE("converters/ranks") {
   }
 
   TEST_CASE("CodeGeeX's files, cut for two ranks and whole, give the logits of its published forward pass") {
-    const auto folder = opened(golden("ranks-codegeex")), whole = opened(golden("ranks-codegeex-merged"));
+    const auto folder = opened_folder(golden("ranks-codegeex")), whole = opened_folder(golden("ranks-codegeex-merged"));
     CHECK(folder->dtype() == DType::kF16);
     CHECK(folder->model().top_query);
     CHECK(differing_fields(folder->model(), whole->model()).empty());
@@ -148,11 +125,6 @@ TEST_SUITE("converters/ranks") {
     CHECK(difference <= kLogitGate);
     MESSAGE("ranks-codegeex: logits differ by ", difference);
     // What other readings of the files would do: queries of another table or projection, the norm of another place.
-    const auto at = [&](std::string_view name) {
-      const auto found = std::ranges::find(folder->tensors(), name, &TensorSpec::name);
-      REQUIRE(found != folder->tensors().end());
-      return static_cast<size_t>(found - folder->tensors().begin());
-    };
     for (const auto& [one, other] : {std::pair("top_query.positions", "embed.positions"),
                                      {"top_query.attn.q.weight", "top_query.attn.k.weight"},
                                      {"top_query.attn.q.bias", "top_query.attn.v.bias"},
@@ -160,12 +132,12 @@ TEST_SUITE("converters/ranks") {
                                      {"top_query.attn_norm.bias", "top_query.mlp_norm.bias"}}) {
       CAPTURE(one);
       Weights wrong = weights;
-      REQUIRE(wrong[at(one)].size() == wrong[at(other)].size());
-      std::swap(wrong[at(one)], wrong[at(other)]);
+      REQUIRE(wrong[tensor_index(*folder, one)].size() == wrong[tensor_index(*folder, other)].size());
+      std::swap(wrong[tensor_index(*folder, one)], wrong[tensor_index(*folder, other)]);
       CHECK(logit_difference(folder->model(), wrong, reference) > 100 * kLogitGate);
     }
     Weights transposed = weights;  // a square matrix the wrong way round
-    std::vector<float>& o = transposed[at("top_query.attn.o.weight")];
+    std::vector<float>& o = transposed[tensor_index(*folder, "top_query.attn.o.weight")];
     const auto width = static_cast<size_t>(folder->model().width);
     for (size_t r = 0; r < width; ++r) {
       for (size_t c = 0; c < r; ++c) std::swap(o[r * width + c], o[c * width + r]);
@@ -185,7 +157,7 @@ TEST_SUITE("converters/ranks") {
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
       REQUIRE_MESSAGE(exported.ok(), exported.error().message);
       CHECK(exported.value().model_type == type);
-      CHECK(weights_of(*opened(temp / "out")) == weights_of(*opened(golden(ranks))));
+      CHECK(weights_of(*opened_folder(temp / "out")) == weights_of(*opened_folder(golden(ranks))));
     }
     for (const char* ranks : {"ranks-glm130b", "ranks-codegeex"}) {
       CAPTURE(ranks);
@@ -197,7 +169,7 @@ TEST_SUITE("converters/ranks") {
       REQUIRE_MESSAGE(imported.ok(), imported.error().message);
       auto again = CheckpointWeights::open(io, imported.value().dir, decode);
       REQUIRE(again.ok());
-      CHECK(weights_of(*again.value()) == weights_of(*opened(golden(ranks))));
+      CHECK(weights_of(*again.value()) == weights_of(*opened_folder(golden(ranks))));
       const auto refused = export_hf(io, imported.value().dir, temp / "out", {}, decode);
       REQUIRE(!refused.ok());
       CHECK(refused.error().message.find("no Hugging Face family holds this model") != std::string::npos);
@@ -212,44 +184,45 @@ TEST_SUITE("converters/ranks") {
       return temp / "x";
     };
     fs::path dir = fresh("ranks-gpt2");
-    CHECK(refusal(dir).empty());
+    CHECK(refusal_of(dir).empty());
     fs::remove_all(dir / "iter_0000007" / "mp_rank_01_000");
-    CHECK(refusal(dir).find("has 3 files of ranks, expected 2 tensor-parallel ranks x 2 stages") != std::string::npos);
+    CHECK(refusal_of(dir).find("has 3 files of ranks, expected 2 tensor-parallel ranks x 2 stages") !=
+          std::string::npos);
     dir = fresh("ranks-gpt2");
     spit(dir / "latest_checkpointed_iteration.txt", "8\n");
-    CHECK(refusal(dir).find("says \"8\", and") != std::string::npos);
+    CHECK(refusal_of(dir).find("says \"8\", and") != std::string::npos);
     spit(dir / "latest_checkpointed_iteration.txt", "../../etc");
-    CHECK(refusal(dir).find("is no folder") != std::string::npos);
+    CHECK(refusal_of(dir).find("is no folder") != std::string::npos);
     dir = fresh("ranks-gpt2");
     change_config(dir, [](nlohmann::json& c) { c["num_layers"] = 4; });
-    CHECK(refusal(dir).find("layers.3.") != std::string::npos);
+    CHECK(refusal_of(dir).find("layers.3.") != std::string::npos);
     change_config(dir, [](nlohmann::json& c) { c.erase("checkpoint_version"); });
-    CHECK(refusal(dir).find("checkpoint_version must be said") != std::string::npos);
+    CHECK(refusal_of(dir).find("checkpoint_version must be said") != std::string::npos);
     dir = fresh("ranks-llama");
     change_config(dir, [](nlohmann::json& c) { c["swiglu"] = false; });
-    CHECK(refusal(dir).find("mlp.dense_h_to_4h.weight") != std::string::npos);
+    CHECK(refusal_of(dir).find("mlp.dense_h_to_4h.weight") != std::string::npos);
     dir = fresh("ranks-llama");
     change_config(dir, [](nlohmann::json& c) { c.erase("hidden_size"); });
-    CHECK(refusal(dir).find("hidden_size is missing") != std::string::npos);
+    CHECK(refusal_of(dir).find("hidden_size is missing") != std::string::npos);
     dir = fresh(
         "ranks-llama");  // two ranks that are the same rank: what each holds whole agrees, the vocabulary's half not
     fs::copy_file(dir / "iter_0000007" / "mp_rank_00" / "model_optim_rng.pt",
                   dir / "iter_0000007" / "mp_rank_01" / "model_optim_rng.pt", fs::copy_options::overwrite_existing);
-    CHECK(weights_of(*opened(dir)) != weights_of(*opened(golden("ranks-llama"))));
+    CHECK(weights_of(*opened_folder(dir)) != weights_of(*opened_folder(golden("ranks-llama"))));
     dir = fresh("ranks-codegeex-merged");
-    CHECK(refusal(dir).empty());
+    CHECK(refusal_of(dir).empty());
     fs::copy_file(dir / "codegeex_13b.pt", dir / "other.pt");
-    CHECK(refusal(dir).find("not exactly one .pt file") != std::string::npos);
+    CHECK(refusal_of(dir).find("not exactly one .pt file") != std::string::npos);
     dir = fresh("ranks-codegeex");
     change_config(dir, [](nlohmann::json& c) { c["num_layers"] = 3; });
-    CHECK(refusal(dir).find("layers.2.") != std::string::npos);
+    CHECK(refusal_of(dir).find("layers.2.") != std::string::npos);
     // A bit of a norm, which both ranks hold.
     dir = fresh("ranks-glm130b");
     const fs::path file = dir / "49300" / "mp_rank_01_model_states.pt";
     std::string bytes = slurp(file);
     bytes[bytes.size() / 2] ^= 1;
     spit(file, bytes);
-    CHECK(refusal(dir).find("mp_rank_01_model_states.pt") != std::string::npos);
+    CHECK(refusal_of(dir).find("mp_rank_01_model_states.pt") != std::string::npos);
   }
 
   TEST_CASE("a state dict alone is held to the strict list still") {
@@ -259,7 +232,7 @@ TEST_SUITE("converters/ranks") {
     fs::copy_file(temp / "y" / "iter_0000007" / "mp_rank_00_000" / "model_optim_rng.pt",
                   temp / "x" / "pytorch_model.bin");
     spit(temp / "x" / "config.json", R"({"model_type": "gpt2"})");
-    const std::string message = refusal(temp / "x");
+    const std::string message = refusal_of(temp / "x");
     CHECK(message.find("is not allowed: a state dict does not need it; nothing was run") != std::string::npos);
   }
 }
