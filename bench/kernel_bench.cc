@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <dnnl.hpp>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -23,11 +22,16 @@
 #include "runtime/kernels/cross_entropy.h"
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/embedding.h"
+#include "runtime/kernels/gemm_amx.h"
 #include "runtime/kernels/gemm_kernel.h"
 #include "runtime/kernels/matmul.h"
 #include "runtime/kernels/norm.h"
 #include "runtime/kernels/tile_gemm.h"
 #include "runtime/tensor/buffer.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 using namespace cairn;
 
@@ -109,21 +113,20 @@ void bench_matmul(Bench& bench, std::string_view what, int64_t m, int64_t k, int
   Values<C> c(m * n);
   const std::string name = fmt::format("matmul {}->{} {} {}x{}x{}", name_of<AB>(), name_of<C>(), what, m, k, n);
   bench.run(name, 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n), "GFLOP/s", [&] {
-    const Status done = kernels::matmul({.m = m,
-                                         .n = n,
-                                         .k = k,
-                                         .a = a,
-                                         .lda = trans_a ? m : k,
-                                         .trans_a = trans_a,
-                                         .b = b,
-                                         .ldb = trans_b ? k : n,
-                                         .trans_b = trans_b,
-                                         .c = c,
-                                         .ldc = n,
-                                         .ab_dtype = DTypeOf<AB>::value,
-                                         .c_dtype = DTypeOf<C>::value,
-                                         .accumulate = accumulate});
-    RT_CHECK(done.ok(), "{}", done.error().message);
+    kernels::matmul({.m = m,
+                     .n = n,
+                     .k = k,
+                     .a = a,
+                     .lda = trans_a ? m : k,
+                     .trans_a = trans_a,
+                     .b = b,
+                     .ldb = trans_b ? k : n,
+                     .trans_b = trans_b,
+                     .c = c,
+                     .ldc = n,
+                     .ab_dtype = DTypeOf<AB>::value,
+                     .c_dtype = DTypeOf<C>::value,
+                     .accumulate = accumulate});
   });
 }
 
@@ -310,6 +313,17 @@ __attribute__((target("avx512f"), noinline)) void peak_f32(int64_t turns) {
   RT_PEAK_LOOP(RT_TEN("vfmadd231ps", "") RT_TEN("vfmadd231ps", "1"));
 }
 
+/// Four products of register tiles a turn.
+__attribute__((target("amx-tile,amx-bf16"), noinline)) void peak_amx(int64_t turns) {
+  const kernels::AmxTiles registers(true);
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
 /// The most that the processor's multiply-adds yield: what the products above are a share of.
 void bench_peak(Bench& bench) {
   constexpr int64_t kTurns = 200'000, kInstructions = 20;
@@ -319,6 +333,11 @@ void bench_peak(Bench& bench) {
     loop(kTurns);
   };
   const auto instructions = static_cast<double>(threads * kTurns * kInstructions);
+  if (kernels::gemm_isa_runs(kernels::GemmIsa::kAmx)) {
+    constexpr double kTileFlops = 2 * 16 * 16 * 32;
+    bench.run("peak bf16 (tdpbf16ps in registers)", kTileFlops * 4 * static_cast<double>(threads * kTurns), "GFLOP/s",
+              [&] { on_all(peak_amx); });
+  }
   if (kernels::gemm_isa_runs(kernels::GemmIsa::kAvx512Bf16)) {
     bench.run("peak bf16 (vdpbf16ps in registers)", 64 * instructions, "GFLOP/s", [&] { on_all(peak_bf16); });
   }
@@ -365,10 +384,7 @@ bool parse(int argc, char** argv, Options* options) {
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, &options)) return 2;
-  const dnnl_version_t* onednn = dnnl_version();
-  fmt::print("cpu {}; threads {}; build {}; oneDNN {}.{}.{}, isa {}\n", cpu_model(), omp_get_max_threads(),
-             CAIRN_BUILD_TYPE, onednn->major, onednn->minor, onednn->patch,
-             static_cast<int>(dnnl::get_effective_cpu_isa()));
+  fmt::print("cpu {}; threads {}; build {}\n", cpu_model(), omp_get_max_threads(), CAIRN_BUILD_TYPE);
 #ifndef NDEBUG
   fmt::print("warning: this build is not optimised; its numbers say nothing\n");
 #endif

@@ -25,13 +25,6 @@ _cairn_pkg(curl libcurl)
 _cairn_pkg(crypto libcrypto)
 _cairn_pkg(dw libdw)
 
-# Found by hand: the package's own CMake file insists on OpenCL's development files, which we do not use.
-find_path(DNNL_INCLUDE_DIR dnnl.hpp REQUIRED)
-find_library(DNNL_LIBRARY dnnl REQUIRED)
-add_library(cairn::dnnl IMPORTED INTERFACE)
-target_include_directories(cairn::dnnl SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
-target_link_libraries(cairn::dnnl INTERFACE ${DNNL_LIBRARY})
-
 find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)
 find_library(GLOO_LIBRARY gloo REQUIRED)
 add_library(cairn::gloo IMPORTED INTERFACE)

@@ -243,7 +243,7 @@ void multiply_pairs(const uint32_t* a, const uint32_t* b, int64_t rows, int64_t 
   alignas(64) float tile[kMaxTileElems];
   for (int64_t j = 0; j < columns; j += kKernel.columns) {
     for (int64_t i = 0; i < rows; i += kKernel.rows) {
-      kKernel.tile(a + i * steps, b + j * steps, steps, add ? tile : c + i * c_row);
+      kKernel.tile(a + i * steps, 0, b + j * steps, steps, false, add ? tile : c + i * c_row);
       if (!add) continue;
       add_rows(tile, kKernel.columns, c + i * c_row + j, c_row, std::min(kKernel.rows, rows - i),
                std::min(kKernel.columns, columns - j));

@@ -3,7 +3,7 @@
 //
 // A panel of A holds `rows` rows of it, a panel of B `columns` columns, both as [steps][rows or columns] words of 32
 // bits: a step is one element of the sum in float, or two neighbours of it in bf16 (what vdpbf16ps multiplies at once).
-// What a panel has beyond the matrix is zero, so tiles are always whole.
+// What a panel has beyond the matrix is zero, so tiles are always whole. AMX has its own panels of A (gemm_amx.h).
 
 #include <cstdint>
 
@@ -11,22 +11,35 @@
 
 namespace cairn::kernels {
 
-/// The instruction sets there are kernels for. kAvx512Bf16 differs from kAvx512 in bf16 alone, which it multiplies as
-/// it is; the others convert what is not float when they pack it.
-enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+/// The instruction sets there are kernels for. kAvx512Bf16 and kAmx differ from kAvx512 in bf16 alone, which they
+/// multiply as it is; the others convert what is not float when they pack it.
+enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 bool gemm_isa_runs(GemmIsa isa);
 /// The one that is used on this machine: fixed, for timing would change bits.
 GemmIsa gemm_isa();
 
-/// tile [rows, columns] = panel of A times panel of B.
-using GemmTile = void (*)(const uint32_t* a, const uint32_t* b, int64_t steps, float* tile);
+/// tile [rows, columns] = panel of A times panel of B (+ tile, where the kernel has turns). `a_row_bytes` is 0, or,
+/// where the kernel takes rows of A as they lie in memory, the distance between them.
+using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile);
 
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile
   bool pairs = false;             // a step is two bf16
   GemmTile tile = nullptr;
+  int64_t step_unit = 1;  // a panel's steps are a multiple of it
+  bool amx = false;       // a thread has AmxTiles while it calls `tile`, which takes rows of A as they lie, too
+  // How much of a product is worked on at once, by what the caches hold.
+  int64_t turn_steps = 0;  // of one call of `tile`: a panel of B stays in the first-level cache; 0: all
+  int64_t max_steps = 0;   // of a chunk of the sum
+  int64_t part_words = 0;  // of A, in a core's second-level cache
+  int64_t least_rows = 0;  // of a part, when more parts would only balance better
+
+  int64_t steps_of(int64_t depth) const {
+    const int64_t steps = pairs ? (depth + 1) / 2 : depth;
+    return (steps + step_unit - 1) / step_unit * step_unit;
+  }
 };
-constexpr int64_t kMaxTileElems = 6 * 64;
+constexpr int64_t kMaxTileElems = 32 * 64;
 
 /// For operands of that type.
 GemmKernel gemm_kernel(GemmIsa isa, DType dtype);

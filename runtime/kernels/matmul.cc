@@ -1,7 +1,5 @@
 #include "runtime/kernels/matmul.h"
 
-#include <dnnl.hpp>
-
 #include "runtime/core/check.h"
 #include "runtime/kernels/matmul_impl.h"
 #include "runtime/kernels/simd.h"
@@ -20,7 +18,7 @@ void check(const MatmulArgs& args) {
            dtype_name(args.ab_dtype), dtype_name(args.c_dtype));
 }
 
-/// k = 0: an empty sum, which oneDNN does not define.
+/// k = 0: an empty sum.
 template <typename C, typename Bias>
 void fill_bias(const MatmulArgs& args) {
   C* c = static_cast<C*>(args.c);
@@ -40,26 +38,13 @@ void empty_sum(const MatmulArgs& args) {
   return is_bf16 ? fill_bias<bf16, bf16>(args) : fill_bias<f16, f16>(args);
 }
 
-/// oneDNN has kernels for AMX, the own ones are for what is below. A fixed answer per machine: timing would change
-/// bits.
-bool has_amx() {
-  constexpr auto kAmx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
-  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kAmx) == kAmx;
-}
-
 }  // namespace
 
-Status matmul(const MatmulArgs& args) {
+void matmul(const MatmulArgs& args) {
   check(args);
-  if (args.m == 0 || args.n == 0) return {};
-  if (args.k == 0) {
-    empty_sum(args);
-    return {};
-  }
-  static const bool kAmx = has_amx();
-  if (kAmx && args.ab_dtype == DType::kBf16) return matmul_onednn(args);
+  if (args.m == 0 || args.n == 0) return;
+  if (args.k == 0) return empty_sum(args);
   matmul_packed(args, gemm_isa());
-  return {};
 }
 
 }  // namespace cairn::kernels

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
-#include "runtime/core/result.h"
 
 namespace cairn::kernels {
 
@@ -27,10 +26,9 @@ struct MatmulArgs {
   const void* bias = nullptr;
 };
 
-/// bf16 goes to oneDNN where the processor has AMX; everything else to own kernels (AVX-512 with bf16, AVX-512, AVX2 or
-/// plain), which take f16 and, without fast bf16 instructions, bf16 as float. The choice is fixed per machine. With the
-/// own kernels an element's bits depend on its row of A and column of B alone. Errors: kUnsupported when oneDNN refuses
-/// the shape; the text names all sizes.
-Status matmul(const MatmulArgs& args);
+/// Own kernels: AMX for bf16, AVX-512 (with bf16 where that is fast), AVX2 or plain; what has no instructions for its
+/// type is multiplied as float. The choice is fixed per machine. An element's bits depend on its row of A and column of
+/// B alone.
+void matmul(const MatmulArgs& args);
 
 }  // namespace cairn::kernels

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "runtime/core/check.h"
+#include "runtime/kernels/gemm_amx.h"
 #include "runtime/kernels/gemm_kernel.h"
 #include "runtime/kernels/matmul_impl.h"
 #include "runtime/kernels/parallel.h"
@@ -17,13 +18,10 @@
 namespace cairn::kernels {
 namespace {
 
-// Measured on Zen 5 (1 MiB of second-level cache a core) with tiles of 6 x 64: chunks of 96 to 512 steps reach 94 to
-// 99 % of the registers' peak, 1024 steps 88 %, as a panel of B must come from the first- or second-level cache.
-constexpr int64_t kMaxSteps = 512;
 constexpr int64_t kBlockWords = 6 << 18;           // 6 MiB of B
-constexpr int64_t kPartWords = 96 << 10;           // 384 KiB of A
 constexpr int64_t kSumRows = 2048;                 // of float sums kept from chunk to chunk for 16-bit results
-constexpr int64_t kLeastRows = 128;                // of a part, when more parts would only balance better
+constexpr int64_t kPastBytes = 4 << 20;            // a larger result would leave the caches before it is read
+constexpr int64_t kTurnRows = 64;                  // of C, in float while a kernel takes its sums in turns
 constexpr int64_t kMinParallelProducts = 1 << 21;  // multiply-adds below which waking a thread does not pay
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -100,10 +98,19 @@ struct Chunk {
   /// Both on `threads` threads.
   void pack_b(int64_t threads) const;
   void multiply(int64_t threads) const;
-  /// Rows [begin, end) times panels [panel0, panel1) of B.
-  void multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, uint32_t* a) const;
+  void pack_a(int64_t begin, int64_t end, uint32_t* a) const;
+  /// Rows [begin, end) times panels [panel0, panel1) of B. `a`: the rows packed; null: as they lie.
+  void multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const uint32_t* a) const;
+  /// What a tile will be added to lies far away; it arrives while the tile is computed.
+  void fetch(int64_t row, int64_t column, int64_t count, int64_t width) const;
   void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
   int64_t panels() const { return ceil_div(columns, kernel.columns); }
+  /// Whether rows of A are multiplied as they lie: whole tiles of them, and not all in the same sets of a cache.
+  bool takes_rows() const {
+    constexpr int64_t kSetsBytes = 4096;
+    return kernel.amx && !args.trans_a && rows % kernel.rows == 0 && args.k % (2 * kernel.step_unit) == 0 &&
+           args.lda * 2 % kSetsBytes != 0;
+  }
 };
 
 /// A tile at (row, column) of the block.
@@ -118,6 +125,10 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
   float* const kept = sums == nullptr ? nullptr : sums + row * columns + column;
   if (!last) return add_tile(tile, tile_stride, kept, columns, count, width, !first);
   const float* const before = first ? nullptr : kept;
+  if (kernel.amx && args.c_dtype == DType::kBf16 && !args.accumulate && before == nullptr && width == tile_stride) {
+    const bool past = args.m * args.n * dtype_size_bytes(args.c_dtype) >= kPastBytes;
+    return amx_round(tile, count, static_cast<bf16*>(args.c) + at, args.ldc, past);
+  }
   if (args.c_dtype == DType::kBf16) {
     return round_tile(tile, tile_stride, before, columns, static_cast<bf16*>(args.c) + at, args.ldc, count, width,
                       args.accumulate);
@@ -126,29 +137,46 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
              args.accumulate);
 }
 
-void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, uint32_t* a) const {
-  const GemmOperand from{args.a, args.lda, !args.trans_a, args.ab_dtype};
-  pack_panels(isa, kernel, from, kernel.rows, row0 + begin, end - begin, depth0, depth, a);
-  alignas(64) float tile[kMaxTileElems];
+void Chunk::fetch(int64_t row, int64_t column, int64_t count, int64_t width) const {
+  const bool adds = args.c_dtype == DType::kF32 ? args.accumulate || !first : !first;
+  if (!adds || kernel.amx) return;
+  const float* const to = sums != nullptr
+                              ? sums + row * columns + column
+                              : static_cast<const float*>(args.c) + (row0 + row) * args.ldc + column0 + column;
+  const int64_t stride = sums != nullptr ? columns : args.ldc;
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t x = 0; x < width; x += 16) __builtin_prefetch(to + r * stride + x, 1);
+  }
+}
+
+void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const uint32_t* a) const {
+  const int64_t a_row_bytes = a == nullptr ? args.lda * 2 : 0;
+  const auto rows_of_a = [&](int64_t row, int64_t step) -> const void* {
+    if (a != nullptr) return a + (row - begin) * steps + step * kernel.rows;
+    return static_cast<const bf16*>(args.a) + (row0 + row) * args.lda + depth0 + 2 * step;
+  };
+  const int64_t turn_steps = kernel.turn_steps == 0 ? steps : kernel.turn_steps;
+  const int64_t turn_rows = turn_steps < steps ? kTurnRows : kernel.rows;
+  thread_local Scratch scratch;
+  float* const tiles = scratch.floats(turn_rows * kernel.columns);
+  const AmxTiles registers(kernel.amx);
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t column = panel * kernel.columns;
     const uint32_t* const b_panel = b + column * steps;
     const int64_t width = std::min(kernel.columns, columns - column);
-    for (int64_t row = begin; row < end; row += kernel.rows) {
-      const int64_t count = std::min(kernel.rows, end - row);
-      // C lies far away when it is added to; it arrives while the tile is computed.
-      const bool adds = args.c_dtype == DType::kF32 ? args.accumulate || !first : !first;
-      if (adds) {
-        const float* const c = sums != nullptr
-                                   ? sums + row * columns + column
-                                   : static_cast<const float*>(args.c) + (row0 + row) * args.ldc + column0 + column;
-        const int64_t stride = sums != nullptr ? columns : args.ldc;
-        for (int64_t r = 0; r < count; ++r) {
-          for (int64_t x = 0; x < width; x += 16) __builtin_prefetch(c + r * stride + x, 1);
+    for (int64_t turn_row = begin; turn_row < end; turn_row += turn_rows) {
+      const int64_t turn_end = std::min(turn_row + turn_rows, end);
+      for (int64_t s = 0; s < steps; s += turn_steps) {
+        const bool ends = s + turn_steps >= steps;
+        for (int64_t row = turn_row; row < turn_end; row += kernel.rows) {
+          const int64_t count = std::min(kernel.rows, end - row);
+          if (ends) fetch(row, column, count, width);
+          float* const tile = tiles + (row - turn_row) * kernel.columns;
+          kernel.tile(rows_of_a(row, s), a_row_bytes, b_panel + s * kernel.columns, std::min(turn_steps, steps - s),
+                      s > 0, tile);
+          if (ends) store(tile, row, column, count, width);
         }
       }
-      kernel.tile(a + (row - begin) * steps, b_panel, steps, tile);
-      store(tile, row, column, count, width);
     }
   }
 }
@@ -163,18 +191,41 @@ void Chunk::pack_b(int64_t threads) const {
   });
 }
 
+void Chunk::pack_a(int64_t begin, int64_t end, uint32_t* a) const {
+  const GemmOperand from{args.a, args.lda, !args.trans_a, args.ab_dtype};
+  pack_panels(isa, kernel, from, kernel.rows, row0 + begin, end - begin, depth0, depth, a);
+}
+
 void Chunk::multiply(int64_t threads) const {
-  int64_t row_parts = ceil_div(rows, std::max(kPartWords / steps / kernel.rows * kernel.rows, kernel.rows));
-  if (threads > 1) row_parts = round_up(std::max(row_parts, rows / kLeastRows), threads);
+  int64_t row_parts = ceil_div(rows, std::max(kernel.part_words / steps / kernel.rows * kernel.rows, kernel.rows));
+  if (threads > 1) row_parts = round_up(std::max(row_parts, rows / kernel.least_rows), threads);
   const int64_t part = round_up(ceil_div(rows, row_parts), kernel.rows);
   row_parts = ceil_div(rows, part);
   const int64_t column_parts = threads == 1 ? 1 : std::min(panels(), ceil_div(kPiecesPerThread * threads, row_parts));
   const int64_t part_panels = ceil_div(panels(), column_parts);
+  // A part that one task uses is packed by it, into its core's cache; others by all threads before.
+  thread_local Scratch shared_scratch;
+  uint32_t* shared = nullptr;
+  const bool direct = takes_rows();
+  if (column_parts > 1 && !direct) {
+    shared = reinterpret_cast<uint32_t*>(shared_scratch.floats(row_parts * part * steps));
+    const int64_t pieces = std::max(row_parts, kPiecesPerThread * threads);
+    const int64_t piece = round_up(ceil_div(rows, pieces), kernel.rows);
+    parallel_tasks(ceil_div(rows, piece), false, [&](int64_t task) {
+      pack_a(task * piece, std::min((task + 1) * piece, rows), shared + task * piece * steps);
+    });
+  }
   parallel_tasks(row_parts * column_parts, threads == 1, [&](int64_t task) {
-    thread_local Scratch scratch;
-    auto* const a = reinterpret_cast<uint32_t*>(scratch.floats(part * steps));
     const int64_t begin = task / column_parts * part, panel = task % column_parts * part_panels;
-    multiply_part(begin, std::min(begin + part, rows), panel, std::min(panel + part_panels, panels()), a);
+    const int64_t end = std::min(begin + part, rows);
+    const uint32_t* a = shared == nullptr ? nullptr : shared + begin * steps;
+    if (shared == nullptr && !direct) {
+      thread_local Scratch scratch;
+      auto* const own = reinterpret_cast<uint32_t*>(scratch.floats(part * steps));
+      pack_a(begin, end, own);
+      a = own;
+    }
+    multiply_part(begin, end, panel, std::min(panel + part_panels, panels()), a);
   });
 }
 
@@ -183,8 +234,8 @@ void Chunk::multiply(int64_t threads) const {
 void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
   const GemmKernel kernel = gemm_kernel(isa, args.ab_dtype);
   const int64_t depth_unit = kernel.pairs ? 2 : 1;
-  const int64_t depth_size = part_size(args.k, kMaxSteps * depth_unit, depth_unit);
-  const int64_t steps = ceil_div(depth_size, depth_unit), chunks = ceil_div(args.k, depth_size);
+  const int64_t depth_size = part_size(args.k, kernel.max_steps * depth_unit, depth_unit * kernel.step_unit);
+  const int64_t steps = kernel.steps_of(depth_size), chunks = ceil_div(args.k, depth_size);
   const int64_t columns_size =
       std::min(part_size(args.n, kBlockWords / steps, kernel.columns), round_up(args.n, kernel.columns));
   const bool keeps_sums = chunks > 1 && args.c_dtype != DType::kF32;
@@ -214,7 +265,7 @@ void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
                           .columns = columns,
                           .depth0 = depth0,
                           .depth = depth,
-                          .steps = ceil_div(depth, depth_unit),
+                          .steps = kernel.steps_of(depth),
                           .first = depth0 == 0,
                           .last = depth0 + depth == args.k,
                           .b = b,

@@ -1,6 +1,8 @@
 #pragma once
 // Memory a kernel needs for itself: made thread_local by the kernel, grows to the largest size asked for, stays.
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -11,12 +13,16 @@ namespace cairn::kernels {
 
 class Scratch {
  public:
-  /// `elems` floats, aligned to 64 bytes, with any content; the last call's memory is gone when this one is larger.
+  /// `elems` floats, aligned to 64 bytes (huge pages where they fill one), with any content; the last call's memory is
+  /// gone when this one is larger.
   float* floats(int64_t elems) {
     if (elems > capacity_) {
-      const size_t bytes = (static_cast<size_t>(elems) * sizeof(float) + 63) / 64 * 64;
+      constexpr size_t kHugePage = size_t{2} << 20;
+      const size_t align = static_cast<size_t>(elems) * sizeof(float) < kHugePage ? 64 : kHugePage;
+      const size_t bytes = (static_cast<size_t>(elems) * sizeof(float) + align - 1) / align * align;
       memory_.reset();
-      memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      memory_.reset(static_cast<float*>(std::aligned_alloc(align, bytes)));
+      if (memory_ != nullptr && align == kHugePage) madvise(memory_.get(), bytes, MADV_HUGEPAGE);
       RT_CHECK(memory_ != nullptr, "no memory for {} bytes of kernel scratch", bytes);
       capacity_ = elems;
     }

@@ -16,54 +16,57 @@ Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t r
     kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
     return {};
   }
-  return kernels::matmul({.m = rows,
-                          .n = out,
-                          .k = in,
-                          .a = x,
-                          .lda = in,
-                          .b = weight.weight,
-                          .ldb = in,
-                          .trans_b = true,
-                          .c = y,
-                          .ldc = y_stride,
-                          .ab_dtype = dtype,
-                          .c_dtype = dtype,
-                          .accumulate = accumulate,
-                          .bias = bias.weight});
+  kernels::matmul({.m = rows,
+                   .n = out,
+                   .k = in,
+                   .a = x,
+                   .lda = in,
+                   .b = weight.weight,
+                   .ldb = in,
+                   .trans_b = true,
+                   .c = y,
+                   .ldc = y_stride,
+                   .ab_dtype = dtype,
+                   .c_dtype = dtype,
+                   .accumulate = accumulate,
+                   .bias = bias.weight});
+  return {};
 }
 
 template <typename Real>
 Status Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
-  return kernels::matmul({.m = rows,
-                          .n = in,
-                          .k = out,
-                          .a = dy,
-                          .lda = dy_stride,
-                          .b = weight.weight,
-                          .ldb = in,
-                          .c = dx,
-                          .ldc = in,
-                          .ab_dtype = dtype,
-                          .c_dtype = dtype,
-                          .accumulate = accumulate});
+  kernels::matmul({.m = rows,
+                   .n = in,
+                   .k = out,
+                   .a = dy,
+                   .lda = dy_stride,
+                   .b = weight.weight,
+                   .ldb = in,
+                   .c = dx,
+                   .ldc = in,
+                   .ab_dtype = dtype,
+                   .c_dtype = dtype,
+                   .accumulate = accumulate});
+  return {};
 }
 
 template <typename Real>
 Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
-  return kernels::matmul({.m = out,
-                          .n = in,
-                          .k = rows,
-                          .a = dy,
-                          .lda = dy_stride,
-                          .trans_a = true,
-                          .b = x,
-                          .ldb = in,
-                          .c = weight.grad,
-                          .ldc = in,
-                          .ab_dtype = DTypeOf<Real>::value,
-                          .c_dtype = DType::kF32,
-                          .accumulate = true});
+  kernels::matmul({.m = out,
+                   .n = in,
+                   .k = rows,
+                   .a = dy,
+                   .lda = dy_stride,
+                   .trans_a = true,
+                   .b = x,
+                   .ldb = in,
+                   .c = weight.grad,
+                   .ldc = in,
+                   .ab_dtype = DTypeOf<Real>::value,
+                   .c_dtype = DType::kF32,
+                   .accumulate = true});
+  return {};
 }
 
 template <typename Real>

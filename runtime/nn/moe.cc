@@ -76,18 +76,18 @@ Status Moe<Real>::for_experts(const Body& body) const {
 template <typename Real>
 Status Moe<Real>::route(const SavedMoe<Real>& saved) const {
   const StageDims& d = dims_;
-  RT_TRY(kernels::matmul({.m = d.rows,
-                          .n = d.experts,
-                          .k = d.width,
-                          .a = scratch_.rows_TH,
-                          .lda = d.width,
-                          .b = router_.weight.weight,
-                          .ldb = d.width,
-                          .trans_b = true,
-                          .c = saved.probabilities,
-                          .ldc = d.experts,
-                          .ab_dtype = DTypeOf<Real>::value,
-                          .c_dtype = DType::kF32}));
+  kernels::matmul({.m = d.rows,
+                   .n = d.experts,
+                   .k = d.width,
+                   .a = scratch_.rows_TH,
+                   .lda = d.width,
+                   .b = router_.weight.weight,
+                   .ldb = d.width,
+                   .trans_b = true,
+                   .c = saved.probabilities,
+                   .ldc = d.experts,
+                   .ab_dtype = DTypeOf<Real>::value,
+                   .c_dtype = DType::kF32});
   for (int64_t e = 0; bias_ && e < d.experts; ++e) bias_X_[e] = to_f32(bias_.weight[e]);
   kernels::route_forward(router_dims_, saved.probabilities, saved.chosen, saved.weights, saved.log_sums);
   return {};
