@@ -8,7 +8,7 @@
 
 #include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
-#include "runtime/kernels/gemm_kernel.h"
+#include "runtime/kernels/attention_pairs.h"
 #include "runtime/kernels/parallel.h"
 #include "runtime/kernels/scratch.h"
 #include "runtime/kernels/simd.h"
@@ -26,8 +26,6 @@
 namespace cairn::kernels {
 namespace {
 
-constexpr int64_t kQueries = 64;                         // queries a tile
-constexpr int64_t kKeys = 64;                            // keys a tile
 constexpr int64_t kScoreElems = (kQueries + 2) * kKeys;  // tiles of 6 rows end behind the last query
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -72,11 +70,6 @@ RT_CLONES void unpack_rows(const float* from, int64_t padded, int64_t rows, int6
     for (int64_t c = 0; c < head_dim; ++c) store_f32(&to[r * stride + c], from[r * padded + c]);
   }
 }
-
-/// Columns of a tile that each of its rows sees: [first, end), empty where first >= end.
-struct VisibleColumns {
-  int64_t first[kQueries], end[kQueries];
-};
 
 /// Keys [first, end) that query `t` of a sample sees.
 struct VisibleKeys {
@@ -200,63 +193,29 @@ RT_CLONES void add_scaled(float* sum, float factor, const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += factor * load_f32(x[i]);
 }
 
-// --- products in bf16 ------------------------------------------------------------------------------------------------
-
 /// Whether tiles of T are multiplied in bf16.
 template <typename T>
 bool multiplies_pairs() {
-  static const bool kFast = std::is_same_v<T, bf16> && gemm_isa() == GemmIsa::kAvx512Bf16;
-  return kFast;
+  return std::is_same_v<T, bf16> && pairs_run();
 }
 
 uint32_t* words(float* x) { return reinterpret_cast<uint32_t*>(x); }
-
-enum class Side { kA, kB };
-
-/// Packs `lines` lines of a product's operand, whose sum has `depth` elements (gemm_kernel.h). `along`: the elements of
-/// a line's sum lie side by side.
+/// For branches that T = bf16 alone takes.
 template <typename T>
-void pack_pairs(Side side, const T* from, int64_t stride, bool along, int64_t lines, int64_t depth, uint32_t* to) {
-  static const GemmKernel kKernel = gemm_kernel(GemmIsa::kAvx512Bf16, DType::kBf16);
-  const GemmOperand operand{from, stride, along, DTypeOf<T>::value};
-  pack_panels(GemmIsa::kAvx512Bf16, kKernel, operand, side == Side::kA ? kKernel.rows : kKernel.columns, 0, lines, 0,
-              depth, to);
-}
-
-/// Words of a packed operand: of up to 64 lines of A, or of any number of B.
-int64_t pair_words(Side side, int64_t lines, int64_t depth) {
-  const int64_t unit = side == Side::kA ? 6 : 64;
-  return (lines + unit - 1) / unit * unit * ((depth + 1) / 2);
-}
-
-RT_CLONES void add_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t rows, int64_t columns) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) to[r * to_row + c] += from[r * from_row + c];
-  }
-}
-
-/// c [rows, columns] (+)= a b of packed operands. What is not added to is kKeys wide and has room for whole tiles.
-void multiply_pairs(const uint32_t* a, const uint32_t* b, int64_t rows, int64_t columns, int64_t depth, float* c,
-                    int64_t c_row, bool add) {
-  static const GemmKernel kKernel = gemm_kernel(GemmIsa::kAvx512Bf16, DType::kBf16);
-  const int64_t steps = (depth + 1) / 2;
-  alignas(64) float tile[kMaxTileElems];
-  for (int64_t j = 0; j < columns; j += kKernel.columns) {
-    for (int64_t i = 0; i < rows; i += kKernel.rows) {
-      kKernel.tile(a + i * steps, 0, b + j * steps, steps, false, add ? tile : c + i * c_row);
-      if (!add) continue;
-      add_rows(tile, kKernel.columns, c + i * c_row + j, c_row, std::min(kKernel.rows, rows - i),
-               std::min(kKernel.columns, columns - j));
-    }
-  }
+const bf16* as_bf16(const T* x) {
+  return reinterpret_cast<const bf16*>(x);
 }
 
 RT_CLONES void scale_floats(float* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
-RT_CLONES void to_bf16_rows(const float* from, bf16* to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) store_f32(&to[i], from[i]);
+/// Adds what is added to scaled scores, and returns what is left to scale them with.
+float bias_scores(const AttentionDims& d, float* scores, int64_t rows, int64_t head, int64_t distance) {
+  if (d.alibi_slopes == nullptr) return d.scale;
+  scale_floats(scores, d.scale, rows * kKeys);
+  add_alibi(scores, rows, d.alibi_slopes[head], distance);
+  return 1.0f;
 }
 
 /// The end of the keys that any of the queries sees.
@@ -333,11 +292,12 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
   const int64_t key_tiles = (tokens + kKeys - 1) / kKeys;
   const bool pairs = multiplies_pairs<T>();
   const int64_t tile_elems =
-      pairs ? pair_words(Side::kB, std::max(kKeys, head_dim), std::max(kKeys, head_dim)) : kKeys * padded;
+      pairs ? pair_right_words(std::max(kKeys, head_dim), std::max(kKeys, head_dim)) : kKeys * padded;
   const int64_t packed_elems = key_tiles * tile_elems;
-  const int64_t query_elems = pairs ? pair_words(Side::kA, kQueries, std::max(kKeys, head_dim)) : kQueries * padded;
+  const int64_t query_elems = pairs ? pair_left_words(kQueries, std::max(kKeys, head_dim)) : kQueries * padded;
 
   parallel_ranges(dims.batch * dims.heads, 1, head_work(dims), [&](int64_t begin, int64_t end) {
+    const PairRegisters registers(pairs);
     float* const keys_t = workspace(2 * packed_elems + query_elems + kQueries * padded + 3 * kScoreElems);
     float* const values = keys_t + packed_elems;                    // as keys_t [tile][Dp, kKeys]; [tile][kKeys, Dp]
     float* const queries = values + packed_elems;                   // [kQueries, Dp]
@@ -358,9 +318,9 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         for (int64_t t = 0; t < key_tiles; ++t) {
           const int64_t first = t * kKeys, rows = std::min(kKeys, tokens - first);
           if (pairs) {
-            pack_pairs(Side::kB, k + offset + first * dims.kv_stride, dims.kv_stride, true, rows, head_dim,
+            pair_right(as_bf16(k + offset + first * dims.kv_stride), dims.kv_stride, true, rows, head_dim,
                        words(keys_t + t * tile_elems));
-            pack_pairs(Side::kB, v + offset + first * dims.kv_stride, dims.kv_stride, false, head_dim, rows,
+            pair_right(as_bf16(v + offset + first * dims.kv_stride), dims.kv_stride, false, head_dim, rows,
                        words(values + t * tile_elems));
             continue;
           }
@@ -371,8 +331,9 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
       }
       for (int64_t at = 0; at < query.tiles(); ++at) {
         const auto [row, first, rows] = query.tile(at);
+        PairLeft lines;
         if (pairs) {
-          pack_pairs(Side::kA, q_head + row * dims.q_stride, dims.q_stride, true, rows, head_dim, words(queries));
+          lines = pair_left_rows(as_bf16(q_head + row * dims.q_stride), dims.q_stride, rows, head_dim, words(queries));
         } else {
           pack_rows(q_head + row * dims.q_stride, dims.q_stride, rows, rows, head_dim, padded, dims.scale, queries);
         }
@@ -383,34 +344,29 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
         for (int64_t t = 0; t * kKeys < key_end; ++t) {
           VisibleColumns columns;
           if (!visible_columns(dims, sample, first, rows, t * kKeys, &columns)) continue;
+          if (dims.dropout) mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
           if (pairs) {
-            multiply_pairs(words(queries), words(keys_t + t * tile_elems), rows, kKeys, head_dim, scores, kKeys, false);
-            scale_floats(scores, dims.scale, rows * kKeys);
-          } else {
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = queries,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = keys_t + t * tile_elems,
-                       .b_row = kKeys,
-                       .c = scores,
-                       .c_row = kKeys});
-          }
-          if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
-          online_softmax(scores, rows, columns, max, sum, sums, padded);
-          if (dims.dropout) {  // the sum is of all probabilities
-            mask_tile(dims.dropout, sample, head, tokens, first, rows, t * kKeys, mask);
-            multiply(scores, mask, rows * kKeys);
-          }
-          if (pairs) {
-            to_bf16_rows(scores, low, rows * kKeys);
+            multiply_pairs(lines, words(keys_t + t * tile_elems), rows, kKeys, head_dim, scores, kKeys, false);
+            const float scale = bias_scores(dims, scores, rows, head, t * kKeys - first);
+            pair_softmax(scores, rows, columns, scale, max, sum, sums, padded, dims.dropout ? mask : nullptr, low);
             const int64_t key_rows = std::min(kKeys, tokens - t * kKeys);
-            pack_pairs(Side::kA, low, kKeys, true, rows, key_rows, low_panels);
-            multiply_pairs(low_panels, words(values + t * tile_elems), rows, head_dim, key_rows, sums, padded, true);
+            multiply_pairs(pair_left_rows(low, kKeys, rows, key_rows, low_panels), words(values + t * tile_elems), rows,
+                           head_dim, key_rows, sums, padded, true);
             continue;
           }
+          tile_gemm({.m = rows,
+                     .n = kKeys,
+                     .k = head_dim,
+                     .a = queries,
+                     .a_row = padded,
+                     .a_col = 1,
+                     .b = keys_t + t * tile_elems,
+                     .b_row = kKeys,
+                     .c = scores,
+                     .c_row = kKeys});
+          if (dims.alibi_slopes != nullptr) add_alibi(scores, rows, dims.alibi_slopes[head], t * kKeys - first);
+          online_softmax(scores, rows, columns, max, sum, sums, padded);
+          if (dims.dropout) multiply(scores, mask, rows * kKeys);  // the sum is of all probabilities
           const int64_t seen = std::min(kKeys, key_end - t * kKeys);
           tile_gemm({.m = rows,
                      .n = padded,
@@ -454,11 +410,12 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
   float* const dq_sums = scratch + dims.batch * dims.heads * queries_of_sample;
 
   parallel_ranges(dims.batch * dims.kv_heads, 1, group * head_work(dims), [&](int64_t begin, int64_t end) {
+    const PairRegisters registers(pairs);
     constexpr int64_t kTile = kKeys;
     static_assert(kQueries == kKeys);
     const int64_t side = std::max(kTile, head_dim);
-    const int64_t tile_elems = pairs ? pair_words(Side::kB, side, side) : kTile * padded;
-    const int64_t line_elems = pairs ? pair_words(Side::kA, kQueries, head_dim) : 0;
+    const int64_t tile_elems = pairs ? pair_right_words(side, side) : kTile * padded;
+    const int64_t line_elems = pairs ? pair_left_words(kQueries, head_dim) : 0;
     float* const keys = workspace(5 * tile_elems + line_elems + 2 * kTile * padded + 5 * kScoreElems);  // [kKeys, Dp]
     float* const keys_t = keys + tile_elems;                                                            // [Dp, kKeys]
     float* const values_t = keys_t + tile_elems;                                                        // [Dp, kKeys]
@@ -471,7 +428,8 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     float* const dp = p + kScoreElems;                                // [kQueries, kKeys]
     float* const mask = dp + kScoreElems;                             // [kQueries, kKeys]
     float* const panels = mask + kScoreElems;                         // pairs: p or dp as the left operand
-    auto* const low = reinterpret_cast<bf16*>(panels + kScoreElems);  // pairs: p or dp [kQueries, kKeys]
+    auto* const low = reinterpret_cast<bf16*>(panels + kScoreElems);  // pairs: probabilities [kQueries, kKeys]
+    bf16* const dlow = low + kQueries * kKeys;                        // pairs: gradients of scores
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
       const int64_t key_row0 = sample * tokens, row0 = sample * queries_of_sample;
@@ -489,9 +447,9 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
         const int64_t key_rows = std::min(kKeys, tokens - key0);
         const int64_t kv_at = (key_row0 + key0) * dims.kv_stride + kv_head * head_dim;
         if (pairs) {
-          pack_pairs(Side::kB, k + kv_at, dims.kv_stride, false, head_dim, key_rows, words(keys));
-          pack_pairs(Side::kB, k + kv_at, dims.kv_stride, true, key_rows, head_dim, words(keys_t));
-          pack_pairs(Side::kB, v + kv_at, dims.kv_stride, true, key_rows, head_dim, words(values_t));
+          pair_right(as_bf16(k + kv_at), dims.kv_stride, false, head_dim, key_rows, words(keys));
+          pair_right(as_bf16(k + kv_at), dims.kv_stride, true, key_rows, head_dim, words(keys_t));
+          pair_right(as_bf16(v + kv_at), dims.kv_stride, true, key_rows, head_dim, words(values_t));
         } else {
           pack_rows(k + kv_at, dims.kv_stride, key_rows, kKeys, head_dim, padded, 1.0f, keys);
           pack_transposed(k + kv_at, dims.kv_stride, key_rows, head_dim, keys_t);
@@ -507,62 +465,54 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
             if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
             const T* const q_at = q + (row0 + row) * dims.q_stride + head * head_dim;
             const T* const dout_at = dout + (row0 + row) * dims.out_stride + head * head_dim;
+            const float* const delta = deltas + head_row0 + row;
+            if (dims.dropout) mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
             if (pairs) {
-              pack_pairs(Side::kA, q_at, dims.q_stride, true, rows, head_dim, words(lines));
-              pack_pairs(Side::kB, q_at, dims.q_stride, false, head_dim, rows, words(queries));
-              multiply_pairs(words(lines), words(keys_t), rows, kKeys, head_dim, p, kKeys, false);
-              scale_floats(p, dims.scale, rows * kKeys);
-            } else {
-              pack_rows(q_at, dims.q_stride, rows, rows, head_dim, padded, 1.0f, queries);
-              pack_rows(dout_at, dims.out_stride, rows, rows, head_dim, padded, 1.0f, douts);
-              tile_gemm({.m = rows,
-                         .n = kKeys,
-                         .k = head_dim,
-                         .a = queries,
-                         .a_row = padded,
-                         .a_col = 1,
-                         .b = keys_t,
-                         .b_row = kKeys,
-                         .c = p,
-                         .c_row = kKeys,
-                         .alpha = dims.scale});
-            }
-            if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
-            probabilities(p, rows, columns, logsumexp + head_row0 + row);
-            if (pairs) {
-              pack_pairs(Side::kA, dout_at, dims.out_stride, true, rows, head_dim, words(lines));
-              pack_pairs(Side::kB, dout_at, dims.out_stride, false, head_dim, rows, words(douts));
-              multiply_pairs(words(lines), words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
-            } else {
-              tile_gemm({.m = rows,
-                         .n = kKeys,
-                         .k = head_dim,
-                         .a = douts,
-                         .a_row = padded,
-                         .a_col = 1,
-                         .b = values_t,
-                         .b_row = kKeys,
-                         .c = dp,
-                         .c_row = kKeys});
-            }
-            if (dims.dropout) {
-              mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
-              multiply(dp, mask, rows * kKeys);
-            }
-            score_gradients(p, dp, rows, deltas + head_row0 + row, dims.scale);
-            if (dims.dropout) multiply(p, mask, rows * kKeys);
-            if (pairs) {
-              to_bf16_rows(p, low, rows * kKeys);
-              pack_pairs(Side::kA, low, kKeys, false, key_rows, rows, words(panels));
-              multiply_pairs(words(panels), words(douts), key_rows, head_dim, rows, dvalues, padded, true);
-              to_bf16_rows(dp, low, rows * kKeys);
-              pack_pairs(Side::kA, low, kKeys, false, key_rows, rows, words(panels));
-              multiply_pairs(words(panels), words(queries), key_rows, head_dim, rows, dkeys, padded, true);
-              pack_pairs(Side::kA, low, kKeys, true, rows, key_rows, words(panels));
-              multiply_pairs(words(panels), words(keys), rows, head_dim, key_rows, dq_sums + (head_row0 + row) * padded,
-                             padded, true);
+              pair_right(as_bf16(q_at), dims.q_stride, false, head_dim, rows, words(queries));
+              pair_right(as_bf16(dout_at), dims.out_stride, false, head_dim, rows, words(douts));
+              multiply_pairs(pair_left_rows(as_bf16(q_at), dims.q_stride, rows, head_dim, words(lines)), words(keys_t),
+                             rows, kKeys, head_dim, p, kKeys, false);
+              multiply_pairs(pair_left_rows(as_bf16(dout_at), dims.out_stride, rows, head_dim, words(lines)),
+                             words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
+              const float scale = bias_scores(dims, p, rows, head, key0 - query0);
+              pair_score_gradients(p, dp, rows, columns, scale, logsumexp + head_row0 + row, delta, dims.scale,
+                                   dims.dropout ? mask : nullptr, low, dlow);
+              multiply_pairs(pair_left_columns(low, kKeys, key_rows, rows, words(panels)), words(douts), key_rows,
+                             head_dim, rows, dvalues, padded, true);
+              multiply_pairs(pair_left_columns(dlow, kKeys, key_rows, rows, words(panels)), words(queries), key_rows,
+                             head_dim, rows, dkeys, padded, true);
+              multiply_pairs(pair_left_rows(dlow, kKeys, rows, key_rows, words(panels)), words(keys), rows, head_dim,
+                             key_rows, dq_sums + (head_row0 + row) * padded, padded, true);
               continue;
             }
+            pack_rows(q_at, dims.q_stride, rows, rows, head_dim, padded, 1.0f, queries);
+            pack_rows(dout_at, dims.out_stride, rows, rows, head_dim, padded, 1.0f, douts);
+            tile_gemm({.m = rows,
+                       .n = kKeys,
+                       .k = head_dim,
+                       .a = queries,
+                       .a_row = padded,
+                       .a_col = 1,
+                       .b = keys_t,
+                       .b_row = kKeys,
+                       .c = p,
+                       .c_row = kKeys,
+                       .alpha = dims.scale});
+            if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
+            probabilities(p, rows, columns, logsumexp + head_row0 + row);
+            tile_gemm({.m = rows,
+                       .n = kKeys,
+                       .k = head_dim,
+                       .a = douts,
+                       .a_row = padded,
+                       .a_col = 1,
+                       .b = values_t,
+                       .b_row = kKeys,
+                       .c = dp,
+                       .c_row = kKeys});
+            if (dims.dropout) multiply(dp, mask, rows * kKeys);
+            score_gradients(p, dp, rows, delta, dims.scale);
+            if (dims.dropout) multiply(p, mask, rows * kKeys);
             tile_gemm({.m = key_rows,
                        .n = padded,
                        .k = rows,

@@ -41,14 +41,15 @@ RT_AMX void release() {
 /// Half a tile: 32 of its 64 columns. Registers 0 to 3 hold sums, 4 and 5 tiles of A, 6 and 7 of B. A comes by, B stays
 /// in the first-level cache: loads of A that say so leave it there (2,350 instead of 2,150 GFLOP/s a core).
 RT_AMX RT_INLINE void half_tile(const char* a, int64_t a_row, int64_t a_low, int64_t a_next, const uint32_t* b,
-                                int64_t steps, bool add, float* tile) {
-  constexpr int64_t kRowBytes = kAmxColumns * 4, kLine = 64, kTile = 256;
-  float* const low = tile + 16 * kAmxColumns;
+                                int64_t steps, bool add, float* tile, int64_t tile_row) {
+  constexpr int64_t kLine = 64, kTile = 256;
+  const int64_t row_bytes = tile_row * 4;
+  float* const low = tile + 16 * tile_row;
   if (add) {
-    _tile_loadd(0, tile, kRowBytes);
-    _tile_loadd(1, tile + 16, kRowBytes);
-    _tile_loadd(2, low, kRowBytes);
-    _tile_loadd(3, low + 16, kRowBytes);
+    _tile_loadd(0, tile, row_bytes);
+    _tile_loadd(1, tile + 16, row_bytes);
+    _tile_loadd(2, low, row_bytes);
+    _tile_loadd(3, low + 16, row_bytes);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -67,10 +68,10 @@ RT_AMX RT_INLINE void half_tile(const char* a, int64_t a_row, int64_t a_low, int
     a += a_next;
     b += kAmxColumns * kAmxSteps;
   }
-  _tile_stored(0, tile, kRowBytes);
-  _tile_stored(1, tile + 16, kRowBytes);
-  _tile_stored(2, low, kRowBytes);
-  _tile_stored(3, low + 16, kRowBytes);
+  _tile_stored(0, tile, row_bytes);
+  _tile_stored(1, tile + 16, row_bytes);
+  _tile_stored(2, low, row_bytes);
+  _tile_stored(3, low + 16, row_bytes);
 }
 
 /// What pack_amx() packs, but for its options.
@@ -149,13 +150,14 @@ AmxTiles::~AmxTiles() {
   if (wanted_) release();
 }
 
-RT_AMX void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile) {
+RT_AMX void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
+                     int64_t tile_row) {
   constexpr int64_t kTileBytes = 1024;
   const auto* const rows = static_cast<const char*>(a);
   const bool packed = a_row_bytes == 0;
   const int64_t row = packed ? 64 : a_row_bytes, low = 16 * row, next = packed ? 2 * kTileBytes : 64;
-  half_tile(rows, row, low, next, b, steps, add, tile);
-  half_tile(rows, row, low, next, b + 512, steps, add, tile + 32);
+  half_tile(rows, row, low, next, b, steps, add, tile, tile_row);
+  half_tile(rows, row, low, next, b + 512, steps, add, tile + 32, tile_row);
 }
 
 RT_ROUND void amx_round(const float* tile, int64_t rows, bf16* to, int64_t stride, bool past) {
@@ -188,7 +190,7 @@ namespace cairn::kernels {
 bool amx_runs() { return false; }
 AmxTiles::AmxTiles(bool wanted) : wanted_(wanted) {}
 AmxTiles::~AmxTiles() = default;
-void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*) { RT_CHECK(false, "no AMX here"); }
+void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t) { RT_CHECK(false, "no AMX here"); }
 void amx_round(const float*, int64_t, bf16*, int64_t, bool) { RT_CHECK(false, "no AMX here"); }
 void pack_amx(AmxSide, const bf16*, int64_t, bool, int64_t, int64_t, int64_t, uint32_t*) {
   RT_CHECK(false, "no AMX here");

@@ -27,8 +27,9 @@ class AmxTiles {
   bool wanted_;
 };
 
-/// tile [32, 64] = panel of A times panel of B (+ tile); or times 32 rows of A as they lie, `a_row_bytes` apart.
-void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile);
+/// tile [32, 64] = panel of A times panel of B (+ tile): a GemmTile.
+void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
+              int64_t tile_row);
 
 /// to [rows, 64] = tile [rows, 64], denormal numbers as zero; rows of `to` lie `stride` elements apart. `past`: not by
 /// way of the caches, where whole lines of them can be written.

@@ -18,9 +18,10 @@ bool gemm_isa_runs(GemmIsa isa);
 /// The one that is used on this machine: fixed, for timing would change bits.
 GemmIsa gemm_isa();
 
-/// tile [rows, columns] = panel of A times panel of B (+ tile, where the kernel has turns). `a_row_bytes` is 0, or,
-/// where the kernel takes rows of A as they lie in memory, the distance between them.
-using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile);
+/// tile [rows, columns] = panel of A times panel of B. AMX can do more: `a` may be rows of A as they lie, `a_row_bytes`
+/// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`).
+using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
+                          int64_t tile_row);
 
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile

@@ -173,7 +173,7 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
           if (ends) fetch(row, column, count, width);
           float* const tile = tiles + (row - turn_row) * kernel.columns;
           kernel.tile(rows_of_a(row, s), a_row_bytes, b_panel + s * kernel.columns, std::min(turn_steps, steps - s),
-                      s > 0, tile);
+                      s > 0, tile, kernel.columns);
           if (ends) store(tile, row, column, count, width);
         }
       }
