@@ -43,6 +43,7 @@
 #include "ckpt/persist/coded_file.h"
 #include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
+#include "ckpt/persist/stream_copy.h"
 #include "ckpt/persist/unfinished.h"
 #include "runtime/core/word_sums.h"
 
@@ -407,7 +408,7 @@ class PartWriter {
       // Up to the next page that is not ours, or the end of the run.
       int64_t n = std::min(static_cast<int64_t>(bytes.size()), static_cast<int64_t>(run_.size()) - run_used_);
       n = std::min(n, layout_->next_page(offset / kIoAlign + 1) * kIoAlign - offset);
-      std::memcpy(run_.data() + run_used_, bytes.data(), static_cast<size_t>(n));
+      stream_copy(run_.data() + run_used_, bytes.first(static_cast<size_t>(n)));
       run_used_ += n;
       bytes = bytes.subspan(static_cast<size_t>(n));
       offset += n;
