@@ -125,33 +125,31 @@ class BufferPool {
     }
   }
 
-  /// The buffer used longest ago, when its write is done.
+  /// The buffer used longest ago, when its writes are done.
   Result<std::span<std::byte>> next() {
     at_ = (at_ + 1) % slots_.size();
     Slot& slot = slots_[at_];
     if (!slot.buffer) {
       RT_TRY_SET(slot.buffer, kept_ != nullptr ? kept_->take(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
     }
-    if (IoFile* file = std::exchange(slot.file, nullptr)) RT_TRY(file->wait(slot.ticket));
+    for (; !slot.writes.empty(); slot.writes.pop_back()) RT_TRY(slot.writes.back().file->wait(slot.writes.back().ticket));
     return slot.buffer.bytes();
   }
-  /// What next() gave last is being written.
-  void writing(IoFile& file, IoTicket ticket) {
-    slots_[at_].file = &file;
-    slots_[at_].ticket = ticket;
-  }
+  /// What next() gave last, or a part of it, is being written.
+  void writing(IoFile& file, IoTicket ticket) { slots_[at_].writes.push_back({&file, ticket}); }
   /// This file has finished all its writes.
   void release(const IoFile& file) {
-    for (Slot& slot : slots_) {
-      if (slot.file == &file) slot.file = nullptr;
-    }
+    for (Slot& slot : slots_) std::erase_if(slot.writes, [&](const Write& write) { return write.file == &file; });
   }
 
  private:
+  struct Write {
+    IoFile* file;
+    IoTicket ticket;
+  };
   struct Slot {
     Buffer buffer;
-    IoFile* file = nullptr;
-    IoTicket ticket = 0;
+    std::vector<Write> writes;
   };
   int64_t buffer_bytes_;
   BufferStore* kept_;
@@ -314,17 +312,21 @@ class PartWriter {
     for (const Late& late : late_) image.put(late.offset, late.bytes);
     late_.clear();
     const auto& pages = image.pages();
+    std::span<std::byte> room;  // several runs share a buffer: with one each, small ones would use up all
     for (auto it = pages.upper_bound(0); it != pages.end();) {
       const int64_t first = it->first;
-      RT_TRY_SET(const std::span<std::byte> run, runs_.next());
+      if (room.empty()) {
+        RT_TRY_SET(room, runs_.next());
+      }
       size_t used = 0;
-      for (; it != pages.end() && used < run.size() && it->first == first + static_cast<int64_t>(used) / kIoAlign;
+      for (; it != pages.end() && used < room.size() && it->first == first + static_cast<int64_t>(used) / kIoAlign;
            ++it) {
-        std::memcpy(run.data() + used, it->second->data(), kIoAlign);
+        std::memcpy(room.data() + used, it->second->data(), kIoAlign);
         used += kIoAlign;
       }
-      RT_TRY_SET(const IoTicket ticket, file_->submit_write(first * kIoAlign, run.data(), static_cast<int64_t>(used)));
+      RT_TRY_SET(const IoTicket ticket, file_->submit_write(first * kIoAlign, room.data(), static_cast<int64_t>(used)));
       runs_.writing(*file_, ticket);
+      room = room.subspan(used);
     }
     return {};
   }
