@@ -132,7 +132,8 @@ class BufferPool {
     if (!slot.buffer) {
       RT_TRY_SET(slot.buffer, kept_ != nullptr ? kept_->take(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
     }
-    for (; !slot.writes.empty(); slot.writes.pop_back()) RT_TRY(slot.writes.back().file->wait(slot.writes.back().ticket));
+    for (; !slot.writes.empty(); slot.writes.pop_back())
+      RT_TRY(slot.writes.back().file->wait(slot.writes.back().ticket));
     return slot.buffer.bytes();
   }
   /// What next() gave last, or a part of it, is being written.
@@ -350,8 +351,8 @@ class PartWriter {
   Status wait() { return file_->wait(ticket_); }
   Status close() { return file_->close(); }
 
-  void keep_layout(SaveCache& cache, const Manifest& manifest) {
-    if (layout_) cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
+  void keep_layout(SaveCache& cache) {
+    if (layout_) cache.put_back(part_.file_name, std::move(layout_));
   }
   IoFile& file() { return *file_; }
 
@@ -493,11 +494,11 @@ Budget budget_of(std::span<const WriterPart> parts, const SaveOptions& options) 
   bool filled = false;
   for (const WriterPart& part : parts)
     filled = filled || std::any_of(part.shards.begin(), part.shards.end(), [](const ShardData& s) { return s.fill; });
-  // What the kept layouts take goes off: the bound is of both together.
-  const int64_t layouts = options.cache != nullptr ? options.cache->layout_bytes() : 0;
-  const int64_t run_budget =
-      filled ? options.fill_bytes / 4
-             : std::max(options.fill_bytes / 2, options.fill_bytes - options.fill_bytes / 16 - layouts);
+  int64_t run_budget = options.fill_bytes / 4;
+  if (!filled) {
+    run_budget = options.cache != nullptr ? options.cache->buffer_bytes(options.fill_bytes)
+                                          : options.fill_bytes - options.fill_bytes / 16;
+  }
   Budget out;
   out.run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
   out.runs = std::min(run_budget / out.run_bytes, kRuns);
@@ -539,7 +540,7 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     RT_TRY(for_each(&PartWriter::close));
     for (PartWriter& writer : open) {
       fills.release(writer.file());
-      if (options.cache != nullptr) writer.keep_layout(*options.cache, manifest);
+      if (options.cache != nullptr) writer.keep_layout(*options.cache);
     }
     open.clear();
     if (options.resume_key != 0 && !last) {
@@ -637,7 +638,7 @@ Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> par
     const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, part.shards.size());
     first += shards.size();
     RT_TRY_SET(std::unique_ptr<FileLayout> layout, options.cache->take(manifest, part.file_name, shards));
-    options.cache->put_back(manifest, part.file_name, shards, std::move(layout));
+    options.cache->put_back(part.file_name, std::move(layout));
   }
   return {};
 }
@@ -738,6 +739,8 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   }
   if (Status written = write_all(io, work, parts, options, taken, &noted, report); !written.ok())
     return abandon(std::move(written).error());
+  // The first save has found no layouts and has taken more buffers than may lie beside them.
+  if (options.cache != nullptr) options.cache->buffers().limit(options.cache->buffer_bytes(options.fill_bytes));
 
   if (!unchanged.files.empty()) {
     Result<bool> there = base_is_there();
