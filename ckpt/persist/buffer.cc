@@ -85,6 +85,16 @@ void BufferStore::put_back(Buffer buffer) {
   if (!buffer || std::ssize(buffer.bytes()) > max_bytes_) return;
   bytes_ += std::ssize(buffer.bytes());
   buffers_.push_back(std::move(buffer));
+  trim();
+}
+
+void BufferStore::limit(int64_t max_bytes) {
+  const std::lock_guard lock(mutex_);
+  max_bytes_ = max_bytes;
+  trim();
+}
+
+void BufferStore::trim() {
   auto kept = buffers_.begin();
   for (; bytes_ > max_bytes_; ++kept) bytes_ -= std::ssize(kept->bytes());
   buffers_.erase(buffers_.begin(), kept);

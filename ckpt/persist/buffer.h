@@ -49,11 +49,14 @@ class BufferStore {
   std::optional<Buffer> take_kept(int64_t bytes);  // of exactly that size
   Result<Buffer> take(int64_t bytes);              // a kept one, or a new one
   void put_back(Buffer buffer);
+  void limit(int64_t max_bytes);  // the bound from now on
   int64_t memory_bytes() const;
 
  private:
-  const int64_t max_bytes_;
+  void trim();  // under the mutex
+
   mutable std::mutex mutex_;
+  int64_t max_bytes_;
   std::vector<Buffer> buffers_;  // in the order they came
   int64_t bytes_ = 0;
 };

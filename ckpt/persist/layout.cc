@@ -117,6 +117,7 @@ Result<std::unique_ptr<FileLayout>> FileLayout::make(const Manifest& manifest, s
     for (uint64_t& hash : shard.hashes) hash = mix64(next++);
   }
   std::unique_ptr<FileLayout> out(new FileLayout);
+  out->key_ = layout_key(manifest, shards);
   RT_TRY(out->build(manifest, made_up));
   for (size_t i = 0; i < made_up.size(); ++i) {
     const std::optional<Patch> patch =
@@ -211,32 +212,34 @@ Status FileLayout::fill_in(const Manifest& manifest, std::span<const ShardEntry>
 }
 
 int64_t FileLayout::memory_bytes() const {
-  return static_cast<int64_t>(image_->pages().size() * sizeof(Hdf5Image::Page) + offsets_.size() * 64);
+  return static_cast<int64_t>(key_.size() + image_->pages().size() * sizeof(Hdf5Image::Page) + offsets_.size() * 64);
 }
 
 Result<std::unique_ptr<FileLayout>> SaveCache::take(const Manifest& manifest, const std::string& file_name,
                                                     std::span<const ShardEntry> shards) {
-  const std::string key = layout_key(manifest, shards);
   {
     const std::lock_guard lock(mutex_);
     const auto it = kept_.find(file_name);
-    if (it != kept_.end() && it->second.key == key && it->second.layout) {
+    if (it != kept_.end() && it->second && it->second->key() == layout_key(manifest, shards)) {
       ++hits_;
-      return std::move(it->second.layout);
+      return std::move(it->second);
     }
   }
   return FileLayout::make(manifest, shards);
 }
 
-void SaveCache::put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
-                         std::unique_ptr<FileLayout> layout) {
+void SaveCache::put_back(const std::string& file_name, std::unique_ptr<FileLayout> layout) {
   const bool worth_it = layout->patchable() && layout->memory_bytes() <= kMaxCachedBytes;
   const std::lock_guard lock(mutex_);
   if (worth_it) {
-    kept_[file_name] = {layout_key(manifest, shards), std::move(layout)};
+    kept_[file_name] = std::move(layout);
   } else {
     kept_.erase(file_name);
   }
+}
+
+int64_t SaveCache::buffer_bytes(int64_t bytes) const {
+  return std::max(bytes / 2, bytes - bytes / 16 - layout_bytes());
 }
 
 int64_t SaveCache::hits() const {
@@ -247,10 +250,7 @@ int64_t SaveCache::hits() const {
 int64_t SaveCache::layout_bytes() const {
   const std::lock_guard lock(mutex_);
   int64_t bytes = 0;
-  for (const auto& [name, kept] : kept_) {
-    bytes += static_cast<int64_t>(kept.key.size());
-    if (kept.layout) bytes += kept.layout->memory_bytes();
-  }
+  for (const auto& [name, layout] : kept_) bytes += layout ? layout->memory_bytes() : 0;
   return bytes;
 }
 

@@ -30,6 +30,7 @@ class FileLayout {
   /// Structure of a file that holds these shards, in this order, with hash arrays of the right lengths. The hashes in
   /// `shards` are not looked at.
   static Result<std::unique_ptr<FileLayout>> make(const Manifest& manifest, std::span<const ShardEntry> shards);
+  const std::string& key() const { return key_; }  // of all in the structure that does not change from save to save
 
   int64_t size_bytes() const { return image_->eoa; }
   const std::vector<int64_t>& offsets() const { return offsets_; }  // of each shard's payload
@@ -62,6 +63,7 @@ class FileLayout {
   std::optional<Patch> find_attribute(int64_t header, std::string_view name, std::span<const std::byte> value);
   void put_value(const Patch& patch, std::span<const std::byte> value);
 
+  std::string key_;
   std::unique_ptr<Hdf5Image> image_;
   std::vector<int64_t> offsets_;
   std::vector<int64_t> headers_;  // of the datasets; the root group's last
@@ -80,22 +82,19 @@ class SaveCache {
   /// The kept layout of this file when it is of these shards, else a new one. It is the caller's until put back.
   Result<std::unique_ptr<FileLayout>> take(const Manifest& manifest, const std::string& file_name,
                                            std::span<const ShardEntry> shards);
-  void put_back(const Manifest& manifest, const std::string& file_name, std::span<const ShardEntry> shards,
-                std::unique_ptr<FileLayout> layout);
+  void put_back(const std::string& file_name, std::unique_ptr<FileLayout> layout);
 
   BufferStore& buffers() { return *buffers_; }
+  /// Of `bytes` for buffers and the kept layouts together, what buffers may take.
+  int64_t buffer_bytes(int64_t bytes) const;
 
   int64_t hits() const;
   int64_t layout_bytes() const;  // of the layouts alone
   int64_t memory_bytes() const;
 
  private:
-  struct Kept {
-    std::string key;
-    std::unique_ptr<FileLayout> layout;
-  };
   mutable std::mutex mutex_;
-  std::map<std::string, Kept> kept_;
+  std::map<std::string, std::unique_ptr<FileLayout>> kept_;  // by file name
   BufferStore own_buffers_{kBounceBytes};
   BufferStore* buffers_;
   int64_t hits_ = 0;

@@ -14,6 +14,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read_pipeline.h"
+#include "ckpt/persist/stream_copy.h"
 
 namespace cairn::ckpt {
 
@@ -45,7 +46,7 @@ uint64_t hash_and_copy(std::span<const std::byte> from, std::byte* to) {
   for (int64_t at = 0; at < std::ssize(from); at += kPassBytes) {
     const std::span<const std::byte> pass = from.subspan(at, std::min(kPassBytes, std::ssize(from) - at));
     hash.update(pass);
-    std::memcpy(to + at, pass.data(), pass.size());
+    stream_copy(to + at, pass);
   }
   return hash.digest();
 }

@@ -43,6 +43,7 @@
 #include "ckpt/persist/coded_file.h"
 #include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
+#include "ckpt/persist/stream_copy.h"
 #include "ckpt/persist/unfinished.h"
 #include "runtime/core/word_sums.h"
 
@@ -124,33 +125,32 @@ class BufferPool {
     }
   }
 
-  /// The buffer used longest ago, when its write is done.
+  /// The buffer used longest ago, when its writes are done.
   Result<std::span<std::byte>> next() {
     at_ = (at_ + 1) % slots_.size();
     Slot& slot = slots_[at_];
     if (!slot.buffer) {
       RT_TRY_SET(slot.buffer, kept_ != nullptr ? kept_->take(buffer_bytes_) : Buffer::allocate(buffer_bytes_));
     }
-    if (IoFile* file = std::exchange(slot.file, nullptr)) RT_TRY(file->wait(slot.ticket));
+    for (; !slot.writes.empty(); slot.writes.pop_back())
+      RT_TRY(slot.writes.back().file->wait(slot.writes.back().ticket));
     return slot.buffer.bytes();
   }
-  /// What next() gave last is being written.
-  void writing(IoFile& file, IoTicket ticket) {
-    slots_[at_].file = &file;
-    slots_[at_].ticket = ticket;
-  }
+  /// What next() gave last, or a part of it, is being written.
+  void writing(IoFile& file, IoTicket ticket) { slots_[at_].writes.push_back({&file, ticket}); }
   /// This file has finished all its writes.
   void release(const IoFile& file) {
-    for (Slot& slot : slots_) {
-      if (slot.file == &file) slot.file = nullptr;
-    }
+    for (Slot& slot : slots_) std::erase_if(slot.writes, [&](const Write& write) { return write.file == &file; });
   }
 
  private:
+  struct Write {
+    IoFile* file;
+    IoTicket ticket;
+  };
   struct Slot {
     Buffer buffer;
-    IoFile* file = nullptr;
-    IoTicket ticket = 0;
+    std::vector<Write> writes;
   };
   int64_t buffer_bytes_;
   BufferStore* kept_;
@@ -313,17 +313,21 @@ class PartWriter {
     for (const Late& late : late_) image.put(late.offset, late.bytes);
     late_.clear();
     const auto& pages = image.pages();
+    std::span<std::byte> room;  // several runs share a buffer: with one each, small ones would use up all
     for (auto it = pages.upper_bound(0); it != pages.end();) {
       const int64_t first = it->first;
-      RT_TRY_SET(const std::span<std::byte> run, runs_.next());
+      if (room.empty()) {
+        RT_TRY_SET(room, runs_.next());
+      }
       size_t used = 0;
-      for (; it != pages.end() && used < run.size() && it->first == first + static_cast<int64_t>(used) / kIoAlign;
+      for (; it != pages.end() && used < room.size() && it->first == first + static_cast<int64_t>(used) / kIoAlign;
            ++it) {
-        std::memcpy(run.data() + used, it->second->data(), kIoAlign);
+        std::memcpy(room.data() + used, it->second->data(), kIoAlign);
         used += kIoAlign;
       }
-      RT_TRY_SET(const IoTicket ticket, file_->submit_write(first * kIoAlign, run.data(), static_cast<int64_t>(used)));
+      RT_TRY_SET(const IoTicket ticket, file_->submit_write(first * kIoAlign, room.data(), static_cast<int64_t>(used)));
       runs_.writing(*file_, ticket);
+      room = room.subspan(used);
     }
     return {};
   }
@@ -347,8 +351,8 @@ class PartWriter {
   Status wait() { return file_->wait(ticket_); }
   Status close() { return file_->close(); }
 
-  void keep_layout(SaveCache& cache, const Manifest& manifest) {
-    if (layout_) cache.put_back(manifest, part_.file_name, shards_, std::move(layout_));
+  void keep_layout(SaveCache& cache) {
+    if (layout_) cache.put_back(part_.file_name, std::move(layout_));
   }
   IoFile& file() { return *file_; }
 
@@ -407,7 +411,7 @@ class PartWriter {
       // Up to the next page that is not ours, or the end of the run.
       int64_t n = std::min(static_cast<int64_t>(bytes.size()), static_cast<int64_t>(run_.size()) - run_used_);
       n = std::min(n, layout_->next_page(offset / kIoAlign + 1) * kIoAlign - offset);
-      std::memcpy(run_.data() + run_used_, bytes.data(), static_cast<size_t>(n));
+      stream_copy(run_.data() + run_used_, bytes.first(static_cast<size_t>(n)));
       run_used_ += n;
       bytes = bytes.subspan(static_cast<size_t>(n));
       offset += n;
@@ -490,11 +494,11 @@ Budget budget_of(std::span<const WriterPart> parts, const SaveOptions& options) 
   bool filled = false;
   for (const WriterPart& part : parts)
     filled = filled || std::any_of(part.shards.begin(), part.shards.end(), [](const ShardData& s) { return s.fill; });
-  // What the kept layouts take goes off: the bound is of both together.
-  const int64_t layouts = options.cache != nullptr ? options.cache->layout_bytes() : 0;
-  const int64_t run_budget =
-      filled ? options.fill_bytes / 4
-             : std::max(options.fill_bytes / 2, options.fill_bytes - options.fill_bytes / 16 - layouts);
+  int64_t run_budget = options.fill_bytes / 4;
+  if (!filled) {
+    run_budget = options.cache != nullptr ? options.cache->buffer_bytes(options.fill_bytes)
+                                          : options.fill_bytes - options.fill_bytes / 16;
+  }
   Budget out;
   out.run_bytes = std::clamp(round_down(run_budget / 4), 16 * kIoAlign, kRunBytes);
   out.runs = std::min(run_budget / out.run_bytes, kRuns);
@@ -536,7 +540,7 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     RT_TRY(for_each(&PartWriter::close));
     for (PartWriter& writer : open) {
       fills.release(writer.file());
-      if (options.cache != nullptr) writer.keep_layout(*options.cache, manifest);
+      if (options.cache != nullptr) writer.keep_layout(*options.cache);
     }
     open.clear();
     if (options.resume_key != 0 && !last) {
@@ -634,7 +638,7 @@ Status prepare_layouts(const Manifest& skeleton, std::span<const WriterPart> par
     const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, part.shards.size());
     first += shards.size();
     RT_TRY_SET(std::unique_ptr<FileLayout> layout, options.cache->take(manifest, part.file_name, shards));
-    options.cache->put_back(manifest, part.file_name, shards, std::move(layout));
+    options.cache->put_back(part.file_name, std::move(layout));
   }
   return {};
 }
@@ -735,6 +739,8 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   }
   if (Status written = write_all(io, work, parts, options, taken, &noted, report); !written.ok())
     return abandon(std::move(written).error());
+  // The first save has found no layouts and has taken more buffers than may lie beside them.
+  if (options.cache != nullptr) options.cache->buffers().limit(options.cache->buffer_bytes(options.fill_bytes));
 
   if (!unchanged.files.empty()) {
     Result<bool> there = base_is_there();

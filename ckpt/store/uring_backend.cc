@@ -311,13 +311,13 @@ Result<size_t> UringBackend::Ring::free_slot(int64_t bytes) {
   }
 }
 
-// A disk that serves all its requests side by side ends them nearly at once, and would be idle until the first buffer
-// is filled again. So some wait here, ready.
+// A virtual disk may tell of what is done only when it has done all it was told of, and would be idle until the first
+// buffer is filled again. So some wait here, ready; and it is not told of much, so that buffers come back before all
+// are used up.
 void UringBackend::Ring::start_waiting() {
-  const int64_t most = options.in_flight_bytes / 4 * 3;
   while (!waiting.empty()) {
     const int64_t bytes = slots[waiting.front()].all_bytes;
-    if (started_bytes > 0 && started_bytes + bytes > most) return;
+    if (started_bytes > 0 && started_bytes + bytes > options.told_bytes) return;
     started_bytes += bytes;
     const size_t index = waiting.front();
     waiting.pop_front();

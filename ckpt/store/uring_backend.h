@@ -20,8 +20,8 @@ namespace cairn::ckpt {
 struct UringOptions {
   int64_t request_bytes = int64_t{4} << 20;
   int64_t depth = 64;                           // requests in flight, and
-  int64_t in_flight_bytes = int64_t{64} << 20;  // of how many bytes at most; one request always goes. The disk is told
-                                                // of three quarters, the rest waits for a place
+  int64_t in_flight_bytes = int64_t{64} << 20;  // of how many bytes at most; one request always goes
+  int64_t told_bytes = int64_t{32} << 20;       // of these the disk knows; the rest waits, filled, for a place
   bool direct = true;                           // false: buffered requests, as on a file system without O_DIRECT
 };
 

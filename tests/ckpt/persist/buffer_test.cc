@@ -1,11 +1,15 @@
 #include "ckpt/persist/buffer.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 #include "ckpt/persist/layout.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/persist/stream_copy.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/persist/test_state.h"
 
@@ -46,6 +50,44 @@ TEST_SUITE("ckpt/persist/buffer") {
     CHECK(store.memory_bytes() == 8 * kMiB);
     store.put_back(Buffer());
     CHECK(store.memory_bytes() == 8 * kMiB);
+    store.limit(7 * kMiB);
+    CHECK(store.memory_bytes() == 4 * kMiB);
+    store.put_back(Buffer::allocate(4 * kMiB).value());
+    CHECK(store.memory_bytes() == 4 * kMiB);
+  }
+
+  TEST_CASE("a streamed copy is a copy, from and to any address, and writes nothing beside it") {
+    std::vector<std::byte> from(1200), to(1200);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(mix64(i) % 255);
+    for (size_t source : {0, 1, 17, 63}) {
+      for (size_t target = 0; target < 66; ++target) {
+        for (size_t bytes : {0, 1, 63, 64, 65, 127, 128, 191, 1000}) {
+          CAPTURE(source);
+          CAPTURE(target);
+          CAPTURE(bytes);
+          std::fill(to.begin(), to.end(), std::byte{255});
+          stream_copy(to.data() + target, std::span(from).subspan(source, bytes));
+          std::vector<std::byte> expected(to.size(), std::byte{255});
+          std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(source), bytes,
+                      expected.begin() + static_cast<std::ptrdiff_t>(target));
+          REQUIRE((to == expected));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("what a first save of many small shards leaves, layouts and buffers, is no more than it was given") {
+    std::vector<TensorSpec> specs;
+    for (int64_t t = 0; t < 800; ++t) specs.push_back({fmt::format("t{}", t), "weight", DType::kU8, {12'000}, 1});
+    SaveOptions options;
+    options.fill_bytes = 8 * kMiB;
+    SaveCache cache;
+    options.cache = &cache;
+    MemoryBackend disk;
+    REQUIRE(save(disk, "/ck", make_state(1, 1, 1, specs), options).ok());
+    CHECK(cache.layout_bytes() > kMiB / 2);
+    CHECK(cache.memory_bytes() <= options.fill_bytes);
+    CHECK(cache.buffers().memory_bytes() >= options.fill_bytes / 4);
   }
 
   TEST_CASE("a warmer makes as many as it was asked for, and stops when nobody waits any more") {

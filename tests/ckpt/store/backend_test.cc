@@ -220,8 +220,8 @@ TEST_SUITE("ckpt/store/uring") {
   }
 
   TEST_CASE("more requests than the disk is told of at once: of two files, waited for in any order, short of nothing") {
-    Result<std::unique_ptr<IoBackend>> made =
-        make_uring_backend({.request_bytes = 8 << 10, .depth = 16, .in_flight_bytes = 40 << 10});
+    Result<std::unique_ptr<IoBackend>> made = make_uring_backend(
+        {.request_bytes = 8 << 10, .depth = 16, .in_flight_bytes = 40 << 10, .told_bytes = 24 << 10});
     if (!made.ok()) {
       MESSAGE("skipped: " << made.error().message);
       return;
