@@ -228,6 +228,7 @@ int sparse(std::string_view name, const fs::path& dir) {
     if (fresh) it->second = hash_bytes(std::span(static_cast<const std::byte*>(zeros), static_cast<size_t>(bytes)));
     return it->second;
   };
+  const StateIndex index(plan);
   std::vector<WriterPart> parts;
   int64_t shards = 0, chunks = 0;
   for (size_t rank = 0; rank < layouts.size(); ++rank) {
@@ -235,7 +236,7 @@ int sparse(std::string_view name, const fs::path& dir) {
     WriterPart part{shard_file_name(static_cast<int64_t>(rank), static_cast<int64_t>(layouts.size())), {}};
     for (const SlotShard& shard : layouts[rank].shards) {
       ShardData data;
-      data.tensor = manifest_tensor(plan, shard.kind, shard.tensor);
+      data.tensor = index.at(shard.kind, shard.tensor);
       data.lo = shard.box.lo;
       data.hi = shard.box.hi;
       data.data = static_cast<const std::byte*>(zeros);

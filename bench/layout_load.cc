@@ -66,11 +66,12 @@ Plan plan_of(const Layout& layout, int64_t megabytes) {
 void save(IoBackend& io, const fs::path& dir, const Plan& plan) {
   Manifest skeleton = manifest_skeleton(plan, {"bench", "bench", {}, "{}", "none"});
   put_position({.step = 1, .samples = 1, .tokens = 1, .seed = 1}, skeleton);
+  const StateIndex index(plan);
   std::vector<WriterPart> parts;
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
     WriterPart part{shard_file_name(rank, plan.mesh.world()), {}};
     for (const SlotShard& shard : slot_layout(plan, rank).shards) {
-      ShardData data{.tensor = manifest_tensor(plan, shard.kind, shard.tensor),
+      ShardData data{.tensor = index.at(shard.kind, shard.tensor),
                      .lo = shard.box.lo,
                      .hi = shard.box.hi,
                      .bytes = shard.bytes};

@@ -18,6 +18,7 @@ import common
 
 BYTE = dict(layers=6, width=384, heads=6, context=256, vocab=256)
 DEEP = dict(BYTE, layers=12)
+MIDDLE = dict(layers=8, width=512, heads=8, context=256, vocab=8192)  # 30 million parameters
 GPT2 = dict(layers=12, width=768, heads=12, context=512, vocab=50257)
 # name, model, precision, batch, micro, mesh, other fields, world, layers and samples of the calibration
 CASES = [
@@ -33,6 +34,10 @@ CASES = [
     ("deep dp 2", DEEP, "bf16", 48, 6, dict(dp=2), "", 2, (6, 24)),
     ("deep pp 2", DEEP, "bf16", 48, 3, dict(pp=2), "", 2, (6, 24)),
     ("deep 4 ranks", DEEP, "bf16", 24, 3, dict(tp=2, dp=2), "", 4, (6, 12)),
+    ("30m 1 rank", MIDDLE, "bf16", 16, 8, {}, "", 1, None),
+    ("30m dp 2", MIDDLE, "bf16", 32, 8, dict(dp=2), "", 2, None),
+    ("30m tp 2", MIDDLE, "bf16", 16, 8, dict(tp=2), "", 2, None),
+    ("30m pp 2", MIDDLE, "bf16", 16, 4, dict(pp=2), "", 2, None),
     ("124m 1 rank", GPT2, "bf16", 4, 4, {}, "", 1, (6, 4)),
     ("124m dp 2", GPT2, "bf16", 4, 2, dict(dp=2), "", 2, (6, 4)),
     ("124m 4 ranks", GPT2, "bf16", 4, 1, dict(tp=2, dp=2), "", 4, (6, 4)),

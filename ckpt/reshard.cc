@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <vector>
 
 #include "ckpt/format/checksum.h"
@@ -58,18 +59,13 @@ struct Budget {
   }
 };
 
-/// How many kinds of state the source has: the weights alone, with moments, with averages too; the tensors must be the
-/// model's.
-Result<int64_t> kinds_of(const Manifest& source, const Plan& target) {
-  bool moments = false, averages = false;
+/// The kinds of state that the source has: the weights alone, with moments, with averages; of the model's tensors.
+Result<StateKinds> kinds_of(const Manifest& source, const Plan& target) {
   Manifest state;  // without what is no state
-  for (const TensorEntry& tensor : source.tensors) {
-    if (!is_state_kind(tensor.kind)) continue;
-    moments = moments || is_moment_kind(tensor.kind);
-    averages = averages || tensor.kind == kEmaKind;
-    state.tensors.push_back(tensor);
-  }
-  const auto kinds = averages ? std::ssize(kStateKinds) : moments ? kPrivateArrays : int64_t{1};
+  std::copy_if(source.tensors.begin(), source.tensors.end(), std::back_inserter(state.tensors),
+               [](const TensorEntry& tensor) { return is_state_kind(tensor.kind); });
+  const StateKinds kinds = kinds_in(state);
+  RT_TRY(check_moments(kinds, target.state_kinds()));
   RT_TRY(check_tensors(state, state_tensors(target.tensors, kinds)));
   return kinds;
 }
@@ -116,7 +112,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
       (source_step_dir / "").lexically_normal().parent_path()) {
     return invalid(fmt::format("{}: the source would be replaced; give another target", source_step_dir.string()));
   }
-  Result<int64_t> kinds = kinds_of(source, target);
+  Result<StateKinds> kinds = kinds_of(source, target);
   if (!kinds.ok()) return std::move(kinds).error().with(source_step_dir.string());
 
   ReshardReport report;
@@ -135,6 +131,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
   skeleton.tensors = state_tensors(target.tensors, kinds.value());
+  const StateIndex index(target.tensors, kinds.value());
 
   const LoadPlanner planner(source);
   const int64_t total_bytes = payload_bytes(source);
@@ -144,12 +141,12 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   int64_t planned_bytes = 0;
   const auto add = [&](WriterPart& part, int64_t tensor, const Box& box) {
     const TensorEntry& entry = skeleton.tensors[static_cast<size_t>(tensor)];
-    const auto index = static_cast<int64_t>(targets.size());
+    const auto item = static_cast<int64_t>(targets.size());
     const int64_t before = planned_bytes;
     targets.push_back(stream_item(source, planner.find(entry.kind, entry.name), box));
     ShardData shard{.tensor = tensor, .lo = box.lo, .hi = box.hi, .bytes = targets.back().bytes};
-    shard.fill = [&stream, &options, index, before, total_bytes](int64_t offset, std::span<std::byte> out) -> Status {
-      RT_TRY(stream.copy(index, offset, out));
+    shard.fill = [&stream, &options, item, before, total_bytes](int64_t offset, std::span<std::byte> out) -> Status {
+      RT_TRY(stream.copy(item, offset, out));
       if (options.progress) options.progress(before + offset + static_cast<int64_t>(out.size()), total_bytes);
       return {};
     };
@@ -161,7 +158,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   for (int64_t rank = 0; rank < target.mesh.world(); ++rank) {
     WriterPart part{shard_file_name(rank, target.mesh.world()), {}};
     for (const SlotShard& shard : slot_layout(target, rank, kinds.value()).shards) {
-      add(part, manifest_tensor(target, shard.kind, shard.tensor), shard.box);
+      add(part, index.at(shard.kind, shard.tensor), shard.box);
     }
     if (rank == 0) {
       for (const TensorEntry& entry : source.tensors) {

@@ -26,16 +26,15 @@ using trainer::StateKind;
 using trainer::StateTensor;
 using trainer::TrainPosition;
 
-static_assert(static_cast<int>(StateKind::kWeight) == 0 && static_cast<int>(StateKind::kExpAvg) == 1 &&
-              static_cast<int>(StateKind::kExpAvgSq) == 2 && static_cast<int>(StateKind::kEma) == 3);
-
 /// check_tensors on weights and moments; files that an import kept are none of the trainer's business, and averages are
 /// taken where they are there and wanted.
 Status check_state(const Manifest& manifest, const Plan& plan) {
   Manifest state;
   std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state.tensors),
                [](const TensorEntry& entry) { return is_state_kind(entry.kind) && entry.kind != kEmaKind; });
-  return check_tensors(state, state_tensors(plan.tensors, kPrivateArrays));
+  const StateKinds kinds = plan.state_kinds().without(StateKind::kEma);
+  RT_TRY(check_moments(kinds_in(state), kinds));
+  return check_tensors(state, state_tensors(plan.tensors, kinds));
 }
 
 Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, const LoadPlanner& planner,
@@ -59,7 +58,7 @@ std::vector<StateTensor> start_the_rest(const Plan& plan, const LoadMatch& match
   std::vector<StateTensor> saved;
   for (const StateTensor& item : state) {
     const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
-    const bool weight = item.kind == StateKind::kWeight || item.kind == StateKind::kEma;
+    const bool weight = !is_moment(item.kind);
     if (weight ? of.weight : of.moments) {
       saved.push_back(item);
       if (item.kind == StateKind::kEma && !of.moments) saved.back().kind = StateKind::kWeight;  // begins anew at these
@@ -104,7 +103,7 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
                                      std::span<const StateTensor> state, const InitConfig& how) {
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir));
   const Manifest& manifest = reader.manifest();
-  RT_TRY_SET(const LoadMatch match, match_tensors(manifest, plan.tensors, how).with(dir.string()));
+  RT_TRY_SET(const LoadMatch match, match_tensors(manifest, plan.tensors, plan.state_kinds(), how).with(dir.string()));
   TrainPosition position{.seed = plan.recipe.seed};
   if (!how.weights_only) {
     RT_TRY_SET(position, position_of(manifest).with(dir.string()));
@@ -124,7 +123,7 @@ Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std:
 
 Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
                                         std::span<const StateTensor> state, const InitConfig& how) {
-  RT_TRY_SET(const LoadMatch match, match_tensors(source.manifest(), plan.tensors, how));
+  RT_TRY_SET(const LoadMatch match, match_tensors(source.manifest(), plan.tensors, plan.state_kinds(), how));
   for (const StateTensor& item : start_the_rest(plan, match, state)) {
     RT_TRY(source.read(plan.tensors[item.tensor].name, item.box, reinterpret_cast<float*>(item.data)));
   }
@@ -221,7 +220,8 @@ Result<RestoreChoice> RestoreDecider::choose() {
     } else {
       RT_TRY_SET(manifest, read_manifest(io_, *request_.from));
     }
-    RT_TRY_SET(choice.match, match_tensors(manifest, plan_.tensors, how).with(request_.from->string()));
+    RT_TRY_SET(choice.match,
+               match_tensors(manifest, plan_.tensors, plan_.state_kinds(), how).with(request_.from->string()));
     choice.foreign = foreign != nullptr;
     if (!choice.foreign && !how.weights_only) RT_TRY(position_of(manifest).with(request_.from->string()));
     choice.source = arena::Source::kDisk;

@@ -52,7 +52,8 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   options.huge_pages = arena.huge_pages();
   options.buffers = buffers;
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir, options));
-  RT_TRY_SET(const LoadMatch match, match_tensors(reader.manifest(), plan.tensors, how).with(dir.string()));
+  RT_TRY_SET(const LoadMatch match,
+             match_tensors(reader.manifest(), plan.tensors, plan.state_kinds(), how).with(dir.string()));
   const LoadPlanner planner(reader.manifest());
   SlotLoad out{.position = {.seed = plan.recipe.seed}};
   if (!how.weights_only) {
@@ -63,9 +64,8 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   for (int64_t rank = 0; rank < arena.world(); ++rank) {
     if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
   }
-  const auto tensors = static_cast<int64_t>(plan.tensors.size());
-  if (rank_of_file.size() != directory.files.size() ||
-      std::ssize(directory.tensors) != tensors * saved_arrays(plan.recipe.optimizer))
+  const StateIndex index(plan);
+  if (rank_of_file.size() != directory.files.size() || std::ssize(directory.tensors) != index.size())
     return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
   std::vector<WantedBox> wanted;
   std::vector<std::byte*> targets;  // of `wanted`
@@ -78,7 +78,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
     if (shard.offset + shard.bytes > static_cast<int64_t>(area.size()))
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     const std::span<std::byte> memory = area.subspan(shard.offset, shard.bytes);
-    const int64_t tensor = shard.tensor % tensors;
+    const int64_t tensor = index.tensor_of(shard.tensor);
     const TensorEntry& entry = directory.tensors[static_cast<size_t>(shard.tensor)];
     const TensorMatch& of = match.tensors[static_cast<size_t>(tensor)];
     const bool weight = !is_moment_kind(entry.kind);  // or its average

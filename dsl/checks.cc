@@ -324,6 +324,13 @@ void CrossCheck::mesh() {
            fmt::format("context {}", near_multiples(mesh.tp, recipe.model.context)));
   }
   const OptimizerConfig& optimizer = recipe.optimizer;
+  if (optimizer.kind == OptimizerKind::kAdafactor && recipe.deterministic == Deterministic::kLayout)
+    fail(
+        "deterministic",
+        fmt::format("deterministic = \"layout\" gives every layout the same bits, and T.adafactor's sums over rows and "
+                    "columns{} are rounded as shards cut them",
+                    where("deterministic", "optimizer.kind")),
+        "deterministic = \"run\", or T.adamw");
   if (optimizer.keep_after_forward && optimizer.zero < 3)
     fail(
         "optimizer.keep_after_forward",

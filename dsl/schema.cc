@@ -955,17 +955,18 @@ const Block& group_block() {
 const Block& optimizer_block() {
   static const Block out{
       .name = "adamw",
-      .constructors = {"adamw", "lamb"},
+      .constructors = {"adamw", "lamb", "adafactor"},
       .doc =
           "AdamW with decoupled weight decay; T.lamb takes the same fields and scales each tensor's step by the ratio "
-          "of "
-          "the weights' norm to the step's (LAMB, for large batches).",
+          "of the weights' norm to the step's (LAMB, for large batches). T.adafactor keeps second moments of the rows "
+          "and columns of a matrix in place of its elements': 4 bytes of state a parameter, 8 with beta1, instead of "
+          "12.",
       .fields = {
-          chosen("kind", &OptimizerConfig::kind, {"adamw", "lamb"})
+          chosen("kind", &OptimizerConfig::kind, {"adamw", "lamb", "adafactor"})
               .otherwise("adamw")
               .silently()
               .by_constructor()
-              .says("which optimizer", "Set by the constructor: T.adamw or T.lamb."),
+              .says("which optimizer", "Set by the constructor: T.adamw, T.lamb or T.adafactor."),
           bound("peak_lr", &OptimizerConfig::peak_lr)
               .above(0)
               .needed()
@@ -984,17 +985,44 @@ const Block& optimizer_block() {
               .written(Form::kBetas)
               .says("both decay rates at once: sets beta1 and beta2")
               .like("{ 0.9, 0.95 }"),
-          bound("beta1", &OptimizerConfig::beta1).at_least(0).under(1).otherwise(0.9).says("decay of the first moment"),
+          bound("beta1", &OptimizerConfig::beta1)
+              .at_least(0)
+              .under(1)
+              .derived("0.9; T.adafactor: 0")
+              .says("decay of the first moment", "T.adafactor: of its steps; with 0 it keeps none."),
           bound("beta2", &OptimizerConfig::beta2)
               .at_least(0)
               .under(1)
               .otherwise(0.95)
-              .says("decay of the second moment"),
+              .says("decay of the second moment", "T.adafactor has decay_power instead."),
           bound("eps", &OptimizerConfig::eps)
               .above(0)
               .below_or_at(1)
               .otherwise(1e-8)
-              .says("added to the root of the second moment"),
+              .says("added to the root of the second moment", "Not read by T.adafactor."),
+          bound("decay_power", &OptimizerConfig::decay_power)
+              .above(0)
+              .below_or_at(1)
+              .otherwise(0.8)
+              .silently()
+              .says("T.adafactor: step t keeps 1 - t^-decay_power of the second moments"),
+          bound("update_clip", &OptimizerConfig::update_clip)
+              .range(0, kMany)
+              .otherwise(1.0)
+              .silently()
+              .says("T.adafactor: largest root mean square of a tensor's step, before the rate; 0: any"),
+          bound("scale_parameter", &OptimizerConfig::scale_parameter)
+              .otherwise(true)
+              .silently()
+              .says("T.adafactor: the learning rate is relative to the root mean square of a tensor's weights",
+                    "The paper's rate is peak_lr = 1e-2 with T.inverse_sqrt after 10,000 steps of warm-up or hold.")
+              .like("false"),
+          bound("least_scale", &OptimizerConfig::least_scale)
+              .above(0)
+              .below_or_at(1)
+              .otherwise(1e-3)
+              .silently()
+              .says("T.adafactor: the root mean square counts as at least this", "So that zeros can move."),
           bound("weight_decay", &OptimizerConfig::weight_decay)
               .range(0, 10)
               .otherwise(0.0)
@@ -1699,6 +1727,10 @@ std::optional<Json> derived_default(const std::string& path, bool llama,
     if (!value || !value->is_number_integer()) return std::nullopt;
     return value->get<int64_t>();
   };
+  if (path == "optimizer.beta1") {
+    const std::optional<Json> kind = get("optimizer.kind");
+    return Json(kind && *kind == "adafactor" ? 0.0 : 0.9);
+  }
   if (path == "model.kv_heads") {
     if (const auto heads = integer("model.heads")) return Json(*heads);
   } else if (path == "model.head_dim") {

@@ -102,12 +102,12 @@ std::string shape_key(const Plan& plan, int64_t cores) {
                   d.ffn, m.vocab, plan.mesh.tp(), r.mesh.sequence_parallel ? 1 : 0, plan.mesh.dp(), plan.mesh.cp(),
                   plan.mesh.ep(), plan.mesh.pp(), schedule_name(r.schedule), r.mesh.virtual_stages,
                   r.mesh.micro_batch_group, std::max<int64_t>(1, cores / world), kind & 0xffffffffu);
-  out += fmt::format(" zero{}/{}/{} o{} b{} det{} opt{} ema{} clip{} rc{}/{}/{} drop{}/{}/{}", plan.zero(),
+  out += fmt::format(" zero{}/{}/{} o{} b{} det{} opt{} arrays{} clip{} rc{}/{}/{} drop{}/{}/{}", plan.zero(),
                      plan.shard_size(), r.optimizer.keep_after_forward ? 1 : 0, r.optimizer.overlap ? 1 : 0,
                      plan.bucket_elems(), static_cast<int>(r.deterministic), static_cast<int>(r.optimizer.kind),
-                     r.optimizer.ema > 0 ? 1 : 0, r.optimizer.qk_clip > 0 ? 1 : 0, static_cast<int>(r.recompute.mode),
-                     r.recompute.layers, r.recompute.distribute ? 1 : 0, m.embedding_dropout > 0 ? 1 : 0,
-                     m.attention_dropout > 0 ? 1 : 0, m.residual_dropout > 0 ? 1 : 0);
+                     std::ssize(plan.state_kinds().arrays()), r.optimizer.qk_clip > 0 ? 1 : 0,
+                     static_cast<int>(r.recompute.mode), r.recompute.layers, r.recompute.distribute ? 1 : 0,
+                     m.embedding_dropout > 0 ? 1 : 0, m.attention_dropout > 0 ? 1 : 0, m.residual_dropout > 0 ? 1 : 0);
   return out;
 }
 

@@ -11,6 +11,7 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
@@ -45,7 +46,7 @@ struct Told {
 
 Told told_by(const ckpt::Manifest& manifest) {
   const bool moments = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
-                                   [](const ckpt::TensorEntry& tensor) { return tensor.kind == "exp_avg"; });
+                                   [](const ckpt::TensorEntry& tensor) { return ckpt::is_moment_kind(tensor.kind); });
   return {manifest.metrics, manifest.samples, manifest.tokens, !moments, manifest.origin, manifest.writer.host};
 }
 

@@ -149,6 +149,12 @@ std::string every_text(const CheckpointConfig& config) {
 }
 
 /// "last(3), every(1000): 13 to 15 kept at once and 1 being written = 40.5 GiB"
+std::string moments_text(const StateKinds& kinds) {
+  if (!kinds.factored()) return "two moments";
+  return kinds.has(StateKind::kExpAvg) ? "a first moment, second moments of rows and columns"
+                                       : "second moments of rows and columns";
+}
+
 std::string kept_text(const CheckpointConfig& config, const ckpt::KeptAtOnce& kept, int64_t checkpoint_bytes) {
   std::string out;
   for (const Keep& rule : config.keep) out += (out.empty() ? "" : ", ") + ckpt::to_text(rule);
@@ -302,8 +308,8 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
   print_traffic(memory, head);
 
   const ckpt::KeptAtOnce kept = ckpt::kept_at_once(recipe.checkpoint, plan.steps);
-  fmt::print("{} {} (fp32 weights{} and two moments), {}; {}\n", head("checkpoint"),
-             format_bytes(plan.checkpoint_bytes), recipe.optimizer.ema > 0 ? ", their average" : "",
+  fmt::print("{} {} (fp32 weights{} and {}), {}; {}\n", head("checkpoint"), format_bytes(plan.checkpoint_bytes),
+             recipe.optimizer.ema > 0 ? ", their average" : "", moments_text(plan.state_kinds()),
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
   const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;

@@ -100,7 +100,7 @@ int64_t least_rank_bytes(const Recipe& recipe, int64_t parameters, const Layout&
   const int64_t weight = recipe.precision == Precision::kF32 ? 4 : 2;
   const int64_t here = parameters / (layout.tp * layout.pp);
   const auto held = [&](int stage) { return here / (layout.zero >= stage ? layout.dp : 1); };
-  return held(3) * weight + held(2) * 4 + held(1) * 4 * saved_arrays(recipe.optimizer);
+  return held(3) * weight + held(2) * 4 + held(1) * 4 * std::ssize(StateKinds(recipe.optimizer).arrays());
 }
 
 /// The part of the cost in which `candidate` loses most against `best`.

@@ -83,7 +83,8 @@ int64_t LoadMatch::with_moments() const {
 }
 
 Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<TensorSpec>& tensors,
-                                const InitConfig& how) {
+                                const StateKinds& kinds, const InitConfig& how) {
+  if (!how.weights_only) RT_TRY(check_moments(kinds_in(manifest), kinds));
   LoadMatch out;
   out.weights_only = how.weights_only;
   out.has_moments = false;
@@ -113,11 +114,15 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
                               spec.name, to_string(spec.shape), spec.name));
       }
     } else {
-      for (size_t kind = 0; kind < kStateKinds.size(); ++kind) {
-        if (is_moment_kind(kStateKinds[kind]) && !match.moments) continue;
-        const auto found = saved.find(key(kStateKinds[kind], spec.name));
-        if (found == saved.end() && kStateKinds[kind] == kEmaKind) continue;  // begins at the weight
-        if (found == saved.end()) {                                           // a moment; the others are there
+      StateKinds looked_at = kinds;
+      looked_at.add(StateKind::kEma);  // wanted or not, it is to fit
+      for (const StateKind of : looked_at.all()) {
+        const std::string_view kind = kStateKinds[static_cast<size_t>(of)];
+        const std::optional<Shape> shape = looked_at.shape_of(of, spec);
+        if (!shape || (is_moment(of) && !match.moments)) continue;
+        const auto found = saved.find(key(kind, spec.name));
+        if (found == saved.end() && of == StateKind::kEma) continue;  // begins at the weight
+        if (found == saved.end()) {                                   // a moment; the others are there
           if (any_matches(how.allow_missing, spec.name)) {
             match.moments = false;
             match.why = "its moments are not in the checkpoint, `allow_missing`";
@@ -126,19 +131,19 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
           wrong.add(
               fmt::format("missing: {} {}, the model has f32 {}; allow_missing = {{ \"{}\" }} starts its moments "
                           "at zero, weights_only = true those of all",
-                          kStateKinds[kind], spec.name, to_string(spec.shape), spec.name));
+                          kind, spec.name, to_string(*shape), spec.name));
           continue;
         }
         const TensorEntry& entry = *found->second;
-        if (entry.shape == spec.shape && entry.dtype == DType::kF32) continue;
-        if (entry.shape != spec.shape) {
+        if (entry.shape == *shape && entry.dtype == DType::kF32) continue;
+        if (entry.shape != *shape) {
           wrong.add(fmt::format("shape:   {} {} is {}, the model has {}; except = {{ \"{}\" }} starts it anew",
-                                entry.kind, spec.name, to_string(entry.shape), to_string(spec.shape), spec.name));
+                                entry.kind, spec.name, to_string(entry.shape), to_string(*shape), spec.name));
         } else {
           wrong.add(fmt::format("dtype:   {} {} is {}, expected f32; except = {{ \"{}\" }} starts it anew", entry.kind,
                                 spec.name, dtype_name(entry.dtype), spec.name));
         }
-        break;  // its moments are of the same shape
+        break;  // so will its moments be
       }
     }
     out.tensors.push_back(std::move(match));

@@ -16,6 +16,7 @@
 #include "runtime/core/glob.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/model_tensors.h"
+#include "runtime/plan/state_kinds.h"
 
 namespace cairn::ckpt {
 
@@ -38,8 +39,9 @@ struct LoadMatch {
 /// Errors: kInvalidInput, one message that lists each tensor which does not fit with what was found and expected, and
 /// the option that would allow it (the first 20, then their number); and each pattern of `only` and `except` that is of
 /// no tensor of the model.
+/// `kinds` of state of the run.
 Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<TensorSpec>& tensors,
-                                const InitConfig& how);
+                                const StateKinds& kinds, const InitConfig& how);
 
 /// For people: what was taken, what starts anew and why, what was left. One line, then up to 20 for exceptions.
 std::vector<std::string> report_lines(const LoadMatch& match, const std::vector<TensorSpec>& tensors, int64_t step);

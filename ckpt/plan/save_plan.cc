@@ -36,24 +36,48 @@ bool is_state_kind(std::string_view kind) {
   return std::find(kStateKinds.begin(), kStateKinds.end(), kind) != kStateKinds.end();
 }
 
-bool is_moment_kind(std::string_view kind) { return kind == kStateKinds[1] || kind == kStateKinds[2]; }
-
-SlotLayout slot_layout(const Plan& plan, int64_t rank) {
-  return slot_layout(plan, rank, saved_arrays(plan.recipe.optimizer));
+bool is_moment_kind(std::string_view kind) {
+  const auto found = std::find(kStateKinds.begin(), kStateKinds.end(), kind);
+  return found != kStateKinds.end() && is_moment(static_cast<StateKind>(found - kStateKinds.begin()));
 }
 
-SlotLayout slot_layout(const Plan& plan, int64_t rank, int64_t kinds) {
+StateKinds kinds_in(const Manifest& manifest) {
+  StateKinds out;
+  for (const TensorEntry& entry : manifest.tensors) {
+    const auto found = std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind);
+    if (found != kStateKinds.end()) out.add(static_cast<StateKind>(found - kStateKinds.begin()));
+  }
+  return out;
+}
+
+Status check_moments(const StateKinds& saved, const StateKinds& wanted) {
+  if (!saved.has(StateKind::kExpAvgSq) || saved.factored() == wanted.factored()) return {};
+  const auto name = [](const StateKinds& kinds) { return kinds.factored() ? "Adafactor" : "AdamW or LAMB"; };
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("the checkpoint has the optimizer state of {}, and the recipe's optimizer is {}; a run that "
+                           "begins with init = {{ weights_only = true }} (--init-weights-only) takes its weights alone",
+                           name(saved), name(wanted))};
+}
+
+SlotLayout slot_layout(const Plan& plan, int64_t rank) { return slot_layout(plan, rank, plan.state_kinds()); }
+
+SlotLayout slot_layout(const Plan& plan, int64_t rank, const StateKinds& kinds) {
   const RankPlan mine = plan.rank(rank);
   SlotLayout out;
-  for (int64_t kind = 0; kind < kinds; ++kind) {
+  const auto add = [&](StateKind kind, const auto& piece) {
+    const int64_t bytes = piece.box.count_elems() * kElemBytes;
+    const int64_t align = bytes >= kPagedShardBytes ? kPageBytes : kPackedAlign;
+    const int64_t offset = round_up(out.bytes, align);
+    out.shards.push_back({static_cast<int64_t>(kind), piece.tensor, piece.box, offset, bytes});
+    out.bytes = offset + bytes;
+  };
+  for (const StateKind kind : kinds.arrays()) {
     for (const StatePiece& piece : mine.pieces) {
-      if (!piece.primary) continue;
-      const int64_t bytes = piece.count_elems() * kElemBytes;
-      const int64_t align = bytes >= kPagedShardBytes ? kPageBytes : kPackedAlign;
-      const int64_t offset = round_up(out.bytes, align);
-      out.shards.push_back({kind, piece.tensor, piece.box, offset, bytes});
-      out.bytes = offset + bytes;
+      if (piece.primary) add(kind, piece);
     }
+  }
+  for (const SumPiece& piece : mine.sums) {
+    if (piece.primary && kinds.factored()) add(piece.kind, piece);
   }
   out.bytes = round_up(out.bytes, kPageBytes);
   return out;
@@ -66,17 +90,29 @@ std::vector<SlotLayout> slot_layouts(const Plan& plan) {
   return out;
 }
 
-std::vector<TensorEntry> state_tensors(const Plan& plan) {
-  return state_tensors(plan.tensors, saved_arrays(plan.recipe.optimizer));
-}
+std::vector<TensorEntry> state_tensors(const Plan& plan) { return state_tensors(plan.tensors, plan.state_kinds()); }
 
-std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors, int64_t kinds) {
+std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors, const StateKinds& kinds) {
   std::vector<TensorEntry> out;
-  out.reserve(tensors.size() * kinds);
-  for (const std::string_view kind : std::span(kStateKinds).first(static_cast<size_t>(kinds))) {
-    for (const TensorSpec& spec : tensors) out.push_back({spec.name, std::string(kind), DType::kF32, spec.shape});
+  for (const StateKind kind : kinds.all()) {
+    for (const TensorSpec& spec : tensors) {
+      const std::optional<Shape> shape = kinds.shape_of(kind, spec);
+      if (shape) out.push_back({spec.name, std::string(kStateKinds[static_cast<size_t>(kind)]), DType::kF32, *shape});
+    }
   }
   return out;
+}
+
+StateIndex::StateIndex(const std::vector<TensorSpec>& tensors, const StateKinds& kinds) {
+  for (const StateKind kind : kinds.all()) {
+    std::vector<int64_t>& index = index_[static_cast<size_t>(kind)];
+    index.assign(tensors.size(), -1);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (!kinds.shape_of(kind, tensors[t])) continue;
+      index[t] = size();
+      tensor_.push_back(static_cast<int64_t>(t));
+    }
+  }
 }
 
 Manifest manifest_skeleton(const Plan& plan, const RunText& run) {
@@ -103,6 +139,7 @@ Manifest slot_manifest(const Plan& plan, const std::vector<SlotLayout>& layouts,
                        int64_t chunk_bytes) {
   Manifest out = manifest_skeleton(plan, run);
   const auto world = static_cast<int64_t>(layouts.size());
+  const StateIndex index(plan);
   size_t shards = 0;
   for (const SlotLayout& layout : layouts) shards += layout.shards.size();
   out.shards.reserve(shards);
@@ -112,8 +149,8 @@ Manifest slot_manifest(const Plan& plan, const std::vector<SlotLayout>& layouts,
     const auto file = static_cast<int64_t>(out.files.size());
     out.files.push_back({shard_file_name(rank, world), layout.bytes, 0});
     for (const SlotShard& shard : layout.shards) {
-      out.shards.push_back({manifest_tensor(plan, shard.kind, shard.tensor), file, shard.box, shard.offset, shard.bytes,
-                            chunk_bytes, std::vector<uint64_t>((shard.bytes + chunk_bytes - 1) / chunk_bytes, 0)});
+      out.shards.push_back({index.at(shard.kind, shard.tensor), file, shard.box, shard.offset, shard.bytes, chunk_bytes,
+                            std::vector<uint64_t>((shard.bytes + chunk_bytes - 1) / chunk_bytes, 0)});
     }
   }
   return out;

@@ -2,9 +2,8 @@
 // Plan -> what is saved, by whom, and where it stands in memory. Pure arithmetic from the plan, so that ranks, agent,
 // reshard and verify compute the same answer without talking.
 //
-// A rank saves the primary pieces of its share, saved_arrays() times over: float weight, first and second moment, and
-// the average of the weights if the recipe keeps one. Its shards stand kind by kind in the order of RankPlan::pieces,
-// both in a snapshot slot and in its file.
+// A rank saves the primary pieces of its share, once for each of StateKinds::arrays(), and its primary SumPieces. Its
+// shards stand kind by kind in the order of RankPlan::pieces and ::sums, both in a snapshot slot and in its file.
 
 #include <array>
 #include <cstdint>
@@ -20,14 +19,19 @@
 namespace cairn::ckpt {
 
 /// Kinds of state as manifests spell them; the index is the value of trainer::StateKind.
-inline constexpr std::array<std::string_view, 4> kStateKinds = {"weight", "exp_avg", "exp_avg_sq", "ema"};
+inline constexpr std::array<std::string_view, kStateKindCount> kStateKinds = {
+    "weight", "exp_avg", "exp_avg_sq", "ema", "exp_avg_sq_row", "exp_avg_sq_col"};
 inline constexpr std::string_view kWeightKind = kStateKinds[0];
 inline constexpr std::string_view kEmaKind = kStateKinds[3];
 
 /// Training state, not a file that an import kept.
 bool is_state_kind(std::string_view kind);
-/// First or second moment.
+/// First or second moment, also of rows and columns.
 bool is_moment_kind(std::string_view kind);
+/// Kinds of state that a checkpoint holds.
+StateKinds kinds_in(const Manifest& manifest);
+/// Refuses moments that are factored where the run's are not, and the other way round. Errors: kInvalidInput.
+Status check_moments(const StateKinds& saved, const StateKinds& wanted);
 
 inline constexpr int64_t kPageBytes = 4096;            // alignment of large shards: O_DIRECT from where they lie
 inline constexpr int64_t kPagedShardBytes = 64 << 10;  // smaller ones are packed: alignment would waste up to 6 %
@@ -47,22 +51,34 @@ struct SlotLayout {
   int64_t bytes = 0;  // of the slot, a multiple of kPageBytes; 0 for a rank that saves nothing
 };
 
-/// The shards that `rank` saves, in order, without overlap, offsets ascending: of the first `kinds` kinds of state.
-SlotLayout slot_layout(const Plan& plan, int64_t rank, int64_t kinds);
+/// The shards that `rank` saves, in order, without overlap, offsets ascending: of `kinds`, a part of the plan's.
+SlotLayout slot_layout(const Plan& plan, int64_t rank, const StateKinds& kinds);
 /// As the plan's recipe has them.
 SlotLayout slot_layout(const Plan& plan, int64_t rank);
 
 /// slot_layout of every rank.
 std::vector<SlotLayout> slot_layouts(const Plan& plan);
 
-/// Index into the tensors of manifest_skeleton: kinds outermost, each with all of Plan::tensors in order.
-inline int64_t manifest_tensor(const Plan& plan, int64_t kind, int64_t tensor) {
-  return kind * static_cast<int64_t>(plan.tensors.size()) + tensor;
-}
-
-/// The tensors of a checkpoint of this model: the first `kinds` kinds x every logical tensor, f32.
-std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors, int64_t kinds);
+/// The tensors of a checkpoint of this model, f32: kinds outermost, each with every logical tensor that has it.
+std::vector<TensorEntry> state_tensors(const std::vector<TensorSpec>& tensors, const StateKinds& kinds);
 std::vector<TensorEntry> state_tensors(const Plan& plan);
+
+/// Where they stand there.
+class StateIndex {
+ public:
+  StateIndex(const std::vector<TensorSpec>& tensors, const StateKinds& kinds);
+  explicit StateIndex(const Plan& plan) : StateIndex(plan.tensors, plan.state_kinds()) {}
+
+  /// Of a SlotShard's kind and tensor, which has that kind.
+  int64_t at(int64_t kind, int64_t tensor) const { return index_[static_cast<size_t>(kind)].at(tensor); }
+  /// Index into Plan::tensors.
+  int64_t tensor_of(int64_t index) const { return tensor_.at(index); }
+  int64_t size() const { return std::ssize(tensor_); }
+
+ private:
+  std::array<std::vector<int64_t>, kStateKindCount> index_;
+  std::vector<int64_t> tensor_;
+};
 
 struct RunText {
   std::string run_name, run_id;

@@ -35,7 +35,7 @@ enum class RecomputeMode { kNone, kSelective, kFull };
 enum class MeshAxis { kTp, kDp, kPp, kCp };
 enum class RouterKind { kSoftmax, kSigmoid };
 enum class Deterministic { kRun, kLayout };
-enum class OptimizerKind { kAdamW, kLamb };
+enum class OptimizerKind { kAdamW, kLamb, kAdafactor };
 enum class WeightInit { kScaled, kPlain, kSmallWang, kDeepNorm };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
@@ -191,7 +191,11 @@ struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double peak_lr = 0;
   std::vector<LrStage> lr;  // empty: constant
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // Adafactor reads beta1 alone
+  double decay_power = 0.8;     // Adafactor: of step t, second moments keep 1 - t^-decay_power
+  double update_clip = 1;       // Adafactor: largest root mean square of a tensor's step, before the rate; 0: off
+  bool scale_parameter = true;  // Adafactor: the rate is times the root mean square of the tensor's weights
+  double least_scale = 1e-3;    // Adafactor: and that is at least this
   double weight_decay = 0;  // matrices only; none on biases and norm weights
   std::vector<ParameterGroup> groups;
   double clip = 0;                  // global gradient norm over the whole mesh; 0: off

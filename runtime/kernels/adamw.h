@@ -19,7 +19,7 @@ struct AdamwArgs {
   bool portable = false;  // tests: the code for processors without AVX-512
 };
 
-/// One run of the optimizer's arrays.
+/// One run of the optimizer's arrays. Adafactor has no exp_avg_sq, and exp_avg if the recipe averages steps.
 struct AdamwState {
   float* master = nullptr;
   float* exp_avg = nullptr;

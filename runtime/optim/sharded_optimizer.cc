@@ -18,9 +18,17 @@ constexpr int64_t kCachedBytes = int64_t{8} << 20;
 
 constexpr size_t kBlocksAhead = 2;  // of banks on a disk: that are on their way while one is updated
 
+float* advanced(float* array, int64_t by) { return array == nullptr ? nullptr : array + by; }
+
 kernels::AdamwState advanced(const kernels::AdamwState& state, int64_t by) {
-  return {state.master + by, state.exp_avg + by, state.exp_avg_sq + by,
-          state.ema == nullptr ? nullptr : state.ema + by};
+  return {advanced(state.master, by), advanced(state.exp_avg, by), advanced(state.exp_avg_sq, by),
+          advanced(state.ema, by)};
+}
+
+double mean_of(const float* values, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
+  return sum / static_cast<double>(count);
 }
 
 std::vector<std::span<std::byte>> areas_of(const kernels::AdamwState& state, int64_t count) {
@@ -33,15 +41,38 @@ std::vector<std::span<std::byte>> areas_of(const kernels::AdamwState& state, int
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica,
-                                   comm::Comm* expert_replica, Arrays arrays)
-    : plan_(plan), rank_(rank), replica_(replica), expert_replica_(expert_replica), arrays_(std::move(arrays)) {
+float* kernels::AdamwState::*member_of(StateKind kind) {
+  switch (kind) {
+    case StateKind::kWeight:
+      return &kernels::AdamwState::master;
+    case StateKind::kExpAvg:
+      return &kernels::AdamwState::exp_avg;
+    case StateKind::kExpAvgSq:
+      return &kernels::AdamwState::exp_avg_sq;
+    case StateKind::kEma:
+      return &kernels::AdamwState::ema;
+    case StateKind::kExpAvgSqRow:
+    case StateKind::kExpAvgSqCol:
+      break;
+  }
+  RT_CHECK(false, "kind {} is no array", static_cast<int>(kind));
+}
+
+ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, const Groups& groups, Arrays arrays)
+    : plan_(plan), rank_(rank), groups_(groups), arrays_(std::move(arrays)) {
+  for (const StateKind kind : plan.state_kinds().arrays()) members_.push_back(member_of(kind));
   const int64_t saved = std::count_if(rank.pieces.begin(), rank.pieces.end(), [](const auto& p) { return p.primary; });
   for (const auto& bank : arrays_.banks) {
     RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
   }
   stream_ = rank.bank_bytes() > kCachedBytes;
-  sums_.resize(rank.saved_arrays * saved);
+  const auto primary_sums = std::count_if(rank.sums.begin(), rank.sums.end(), [](const auto& p) { return p.primary; });
+  sums_.resize(static_cast<size_t>(rank.saved_arrays * saved + primary_sums));
+  local_sums_.resize(rank.tensors.size());
+  for (size_t k = 0; k < rank.sums.size(); ++k) {
+    LocalSums& local = local_sums_[rank.sums[k].local];
+    (rank.sums[k].kind == StateKind::kExpAvgSqRow ? local.rows : local.cols) = static_cast<int64_t>(k);
+  }
   for (const TensorSpec& tensor : plan.tensors) rates_.push_back(rates_of(plan.recipe.optimizer, tensor));
   if (plan.recipe.optimizer.qk_clip > 0) find_head_rows();
 }
@@ -61,8 +92,7 @@ void ShardedOptimizer::find_head_rows() {
 }
 
 kernels::AdamwState ShardedOptimizer::private_at(int64_t offset) const {
-  const kernels::AdamwState& all = arrays_.private_state;
-  return {all.master + offset, all.exp_avg + offset, all.exp_avg_sq + offset};
+  return advanced(arrays_.private_state, offset);
 }
 
 void ShardedOptimizer::put_weights(const float* master, int64_t flat, int64_t count) const {
@@ -167,9 +197,11 @@ void ShardedOptimizer::note_sum(int64_t array, int64_t saved_piece, int64_t begi
 }
 
 void ShardedOptimizer::note_sums(int64_t saved_piece, int64_t begin, const kernels::AdamwState& state, int64_t count) {
-  int64_t array = 0;
-  for (const float* values : {state.master, state.exp_avg, state.exp_avg_sq})
-    note_sum(array++, saved_piece, begin, word_sums(reinterpret_cast<const std::byte*>(values), count));
+  for (size_t array = 0; array < members_.size(); ++array) {
+    if (members_[array] == &kernels::AdamwState::ema) continue;
+    const auto* const values = reinterpret_cast<const std::byte*>(state.*members_[array]);
+    note_sum(static_cast<int64_t>(array), saved_piece, begin, word_sums(values, count));
+  }
 }
 
 void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
@@ -185,8 +217,10 @@ void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
         for (int64_t i = 0; i < count; ++i) {
           const float step = choices[i] < mean ? rate : choices[i] > mean ? -rate : 0.0f;
           target.master[i] = source.master[i] + step;
-          target.exp_avg[i] = source.exp_avg[i];
-          target.exp_avg_sq[i] = source.exp_avg_sq[i];
+        }
+        for (float* kernels::AdamwState::*const moment :
+             {&kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+          if (source.*moment != target.*moment) std::copy_n(source.*moment, count, target.*moment);
         }
         put_weights(target.master, rank_.weight_offset(part) + begin, count);
         if (k >= 0) note_sums(k, begin, target, count);
@@ -209,10 +243,16 @@ kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, dou
 Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
                                 comm::Comm& world, const HeadFactors* heads) {
   balance(from, to, tokens);
-  if (plan_.recipe.optimizer.kind == OptimizerKind::kLamb) {
-    RT_TRY(lamb(update, lr, grad_scale, from, to, world));
-  } else {
-    adamw(update, lr, grad_scale, from, to);
+  switch (plan_.recipe.optimizer.kind) {
+    case OptimizerKind::kAdamW:
+      adamw(update, lr, grad_scale, from, to);
+      break;
+    case OptimizerKind::kLamb:
+      RT_TRY(lamb(update, lr, grad_scale, from, to, world));
+      break;
+    case OptimizerKind::kAdafactor:
+      RT_TRY(adafactor(update, lr, grad_scale, from, to, world));
+      break;
   }
   if (heads != nullptr && heads->clipped_heads > 0) scale_heads(*heads, to);
   if (plan_.recipe.optimizer.ema > 0) average(from, to);
@@ -246,7 +286,8 @@ void ShardedOptimizer::average(int64_t from, int64_t to) {
         [&](const auto&, int64_t begin, int64_t count, const kernels::AdamwState& source,
             const kernels::AdamwState& target, int64_t k) {
           if (k < 0) return;
-          note_sum(3, k, begin, kernels::ema(plan_.recipe.optimizer.ema, target.master, source.ema, target.ema, count));
+          note_sum(rank_.saved_arrays - 1, k, begin,
+                   kernels::ema(plan_.recipe.optimizer.ema, target.master, source.ema, target.ema, count));
         },
         balancing);
   }
@@ -283,23 +324,14 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
                                     arrays_.grads + rank_.grad_offset(part) + begin, source, target, count,
                                     k >= 0 ? &norms[part.tensor] : nullptr);
             });
-  std::vector<double> words;
-  for (const kernels::LambNorms& n : norms) {
-    for (const ExactSum* sum : {&n.weight, &n.step}) {
-      const auto add = sum->words();
-      words.insert(words.end(), add.begin(), add.end());
-    }
-  }
-  RT_TRY(world.all_reduce(words.data(), std::ssize(words), DType::kF64, comm::ReduceOp::kSum, "norms of tensors"));
-  const auto norm = [&](int64_t index) {
-    return std::sqrt(
-        ExactSum::from(std::span<const double, ExactSum::kWords>(&words[index * ExactSum::kWords], ExactSum::kWords))
-            .value());
-  };
+  std::vector<ExactSum> sums;
+  for (const kernels::LambNorms& n : norms) sums.insert(sums.end(), {n.weight, n.step});
+  std::vector<double> squares;
+  RT_TRY(add_norms(sums, world, &squares));
   for_parts(from, to,
             [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
                 const kernels::AdamwState& target, int64_t k) {
-              const double weight = norm(2 * part.tensor), step = norm(2 * part.tensor + 1);
+              const double weight = std::sqrt(squares[2 * part.tensor]), step = std::sqrt(squares[2 * part.tensor + 1]);
               const double trust = weight > 0 && step > 0 ? weight / step : 1.0;
               kernels::lamb_step(args_of(part.tensor, update, lr, grad_scale), static_cast<float>(trust), source,
                                  target, count);
@@ -310,34 +342,180 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
 }
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {
+  const auto copy = [](const float* source, float* target, int64_t count) {
+    if (target != source) std::copy_n(source, count, target);
+    return word_sums(reinterpret_cast<const std::byte*>(target), count);
+  };
   const size_t saved = arrays_.banks[to].size();
   size_t k = 0;
   for (const StatePiece& piece : rank_.pieces) {
     if (!piece.primary) continue;
-    size_t array = 0;
-    for (float* kernels::AdamwState::*const member : {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg,
-                                                      &kernels::AdamwState::exp_avg_sq, &kernels::AdamwState::ema}) {
-      if (array == static_cast<size_t>(rank_.saved_arrays)) break;
-      const float* const source = arrays_.banks[from][k].*member;
-      float* const target = arrays_.banks[to][k].*member;
-      if (target != source) std::copy_n(source, piece.count_elems(), target);
-      sums_[array++ * saved + k] = word_sums(reinterpret_cast<const std::byte*>(target), piece.count_elems());
+    for (size_t array = 0; array < members_.size(); ++array) {
+      sums_[array * saved + k] =
+          copy(arrays_.banks[from][k].*members_[array], arrays_.banks[to][k].*members_[array], piece.count_elems());
     }
     ++k;
   }
+  size_t at = 0;
+  for (const SumPiece& piece : rank_.sums) {
+    if (!piece.primary) continue;
+    sums_[members_.size() * saved + at] = copy(arrays_.bank_sums[from][at], arrays_.bank_sums[to][at], piece.count());
+    ++at;
+  }
+}
+
+Status ShardedOptimizer::add_norms(std::span<const ExactSum> sums, comm::Comm& world, std::vector<double>* out) {
+  std::vector<double> words;
+  for (const ExactSum& sum : sums) {
+    const auto add = sum.words();
+    words.insert(words.end(), add.begin(), add.end());
+  }
+  RT_TRY(world.all_reduce(words.data(), std::ssize(words), DType::kF64, comm::ReduceOp::kSum, "norms of tensors"));
+  for (size_t at = 0; at < words.size(); at += ExactSum::kWords) {
+    out->push_back(ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at], ExactSum::kWords)).value());
+  }
+  return {};
+}
+
+std::pair<kernels::MatrixRun, kernels::AdafactorFactors> ShardedOptimizer::matrix_run(int64_t flat_offset,
+                                                                                      const float* grad,
+                                                                                      float grad_scale,
+                                                                                      int64_t count) const {
+  const auto next = std::partition_point(rank_.tensors.begin(), rank_.tensors.end(),
+                                         [&](const LocalTensor& local) { return local.offset <= flat_offset; });
+  const LocalTensor& local = *std::prev(next);
+  const LocalSums& sums = local_sums_[std::prev(next) - rank_.tensors.begin()];
+  const bool matrix = local.shape.size() > 1;
+  const auto at = [&](int64_t index) { return factors() + rank_.sums[index].work_offset; };
+  return {{grad, grad_scale, flat_offset - local.offset, count, matrix ? local.shape[1] : local.shape[0]},
+          {matrix ? at(sums.rows) : nullptr, at(sums.cols)}};
+}
+
+Status ShardedOptimizer::add_squares(float grad_scale) {
+  const int64_t all = rank_.dense_work + rank_.expert_work;
+  std::fill_n(work(), all, 0.0);
+  const auto add = [&](const auto& run, int64_t count) {
+    if (plan_.tensors[run.tensor].balances) return;
+    const auto [matrix, factors_at] =
+        matrix_run(run.flat_offset, arrays_.grads + rank_.grad_offset(run), grad_scale, count);
+    const auto sums_of = [&](const float* factor) {
+      return factor == nullptr ? nullptr : work() + (factor - factors());
+    };
+    kernels::adafactor_squares(matrix, sums_of(factors_at.row), sums_of(factors_at.col));
+  };
+  for (const StatePiece& piece : rank_.pieces) add(piece, piece.count_elems());
+  for (const ReplicaRun& replica : rank_.replicas) add(replica, replica.count);
+  const auto reduce = [&](comm::Comm* group, int64_t begin, int64_t count) -> Status {
+    if (group == nullptr || group->size() == 1 || count == 0) return {};
+    return group->all_reduce(work() + begin, count, DType::kF64, comm::ReduceOp::kSum, "squares of rows and columns");
+  };
+  RT_TRY(reduce(groups_.shard, 0, rank_.dense_work));
+  RT_TRY(reduce(groups_.expert_shard, rank_.dense_work, rank_.expert_work));
+  for (const SumPiece& piece : rank_.sums) {  // of heads that several tp ranks hold, one counts
+    const LocalTensor& local = rank_.tensors[piece.local];
+    const bool over_tp = piece.work_offset >= rank_.tp_work.begin && piece.work_offset < rank_.tp_work.end;
+    if (over_tp && local.sum_over_kv && rank_.at.tp % plan_.kv_copies() != 0) {
+      std::fill_n(work() + piece.work_offset, piece.count(), 0.0);
+    }
+  }
+  return reduce(groups_.tp, rank_.tp_work.begin, rank_.tp_work.size());
+}
+
+float* ShardedOptimizer::state_of(const SumPiece& piece, size_t index, int64_t bank) const {
+  return piece.primary ? arrays_.bank_sums[bank][index] : arrays_.private_sums + piece.state_offset;
+}
+
+void ShardedOptimizer::factor(int64_t update, int64_t from, int64_t to) {
+  constexpr double kLeastSquare = 1e-30;  // eps1 of the paper
+  const double old_part = 1.0 - std::pow(static_cast<double>(update), -plan_.recipe.optimizer.decay_power);
+  std::vector<double> means(rank_.sums.size());  // of the new state
+  size_t primary = 0;
+  for (size_t k = 0; k < rank_.sums.size(); ++k) {
+    const SumPiece& piece = rank_.sums[k];
+    const Shape& shape = plan_.tensors[piece.tensor].shape;
+    const int64_t terms = piece.kind == StateKind::kExpAvgSq      ? 1
+                          : piece.kind == StateKind::kExpAvgSqRow ? shape[1]
+                                                                  : shape[0];
+    const float* const source = state_of(piece, primary, from);
+    float* const target = state_of(piece, primary, to);
+    const double* const squares = work() + piece.work_offset;
+    for (int64_t i = 0; i < piece.count(); ++i) {
+      const double now = squares[i] / static_cast<double>(terms) + kLeastSquare;
+      target[i] = static_cast<float>(old_part * static_cast<double>(source[i]) + (1.0 - old_part) * now);
+    }
+    if (piece.primary) {
+      sums_[members_.size() * arrays_.banks[to].size() + primary] =
+          word_sums(reinterpret_cast<const std::byte*>(target), piece.count());
+      ++primary;
+    }
+    means[k] = mean_of(target, piece.count());
+    float* const factor = factors() + piece.work_offset;
+    for (int64_t i = 0; i < piece.count(); ++i) {
+      factor[i] = static_cast<float>(1.0 / std::sqrt(static_cast<double>(target[i])));
+    }
+  }
+  // The rows' mean is the columns', and each rank has all of that dim which tp does not cut.
+  for (const LocalSums& local : local_sums_) {
+    if (local.rows < 0) continue;
+    const SumPiece& rows = rank_.sums[local.rows];
+    const bool by_columns = plan_.tensors[rows.tensor].cut == TensorCut::kDim0;
+    const auto root = static_cast<float>(std::sqrt(means[by_columns ? local.cols : local.rows]));
+    for (int64_t i = 0; i < rows.count(); ++i) factors()[rows.work_offset + i] *= root;
+  }
+}
+
+Status ShardedOptimizer::adafactor(int64_t update, double lr, float grad_scale, int64_t from, int64_t to,
+                                   comm::Comm& world) {
+  const OptimizerConfig& config = plan_.recipe.optimizer;
+  RT_TRY(add_squares(grad_scale));
+  factor(update, from, to);
+  const auto run_of = [&](const auto& part, int64_t begin, int64_t count) {
+    return matrix_run(part.flat_offset + begin, arrays_.grads + rank_.grad_offset(part) + begin, grad_scale, count);
+  };
+  std::vector<kernels::AdafactorNorms> norms(plan_.tensors.size());
+  for_parts(from, to,
+            [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
+                const kernels::AdamwState&, int64_t k) {
+              if (k < 0) return;
+              const auto [run, factors] = run_of(part, begin, count);
+              kernels::adafactor_norms(run, factors, source.master, &norms[part.tensor]);
+            });
+  std::vector<ExactSum> sums;
+  for (const kernels::AdafactorNorms& n : norms) sums.insert(sums.end(), {n.weight, n.step});
+  std::vector<double> squares;
+  RT_TRY(add_norms(sums, world, &squares));
+  for_parts(from, to,
+            [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
+                const kernels::AdamwState& target, int64_t k) {
+              const auto elems = static_cast<double>(count_elems(plan_.tensors[part.tensor].shape));
+              const double weight = std::sqrt(squares[2 * part.tensor] / elems);
+              const double step = std::sqrt(squares[2 * part.tensor + 1] / elems);
+              const double unclipped = lr * rates_[part.tensor].lr;
+              double rate = unclipped;
+              if (config.update_clip > 0) rate /= std::max(1.0, step / config.update_clip);
+              if (config.scale_parameter) rate *= std::max(config.least_scale, weight);
+              const auto [run, factors] = run_of(part, begin, count);
+              kernels::adafactor_step({.rate = static_cast<float>(rate),
+                                       .decay = static_cast<float>(unclipped * rates_[part.tensor].weight_decay),
+                                       .beta1 = static_cast<float>(config.beta1)},
+                                      run, factors, source.master, source.exp_avg, target.master, target.exp_avg);
+              put_weights(target.master, rank_.weight_offset(part) + begin, count);
+              if (k >= 0) note_sums(k, begin, target, count);
+            });
+  return {};
 }
 
 Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
   // With one replica of the others' buckets there is one of the experts' too: they have fewer.
-  if (replica_.size() > 1) {  // each array takes the way of the gradients: by bucket, in their memory
-    for (float* kernels::AdamwState::*const array :
-         {&kernels::AdamwState::master, &kernels::AdamwState::exp_avg, &kernels::AdamwState::exp_avg_sq}) {
+  if (groups_.replica->size() > 1) {  // each array takes the way of the gradients: by bucket, in their memory
+    for (float* kernels::AdamwState::*const array : members_) {
+      if (array == &kernels::AdamwState::ema) continue;
       for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
         std::copy_n(state.*array, piece.count_elems(), arrays_.grads + rank_.grad_offset(piece));
       });
       for (const Bucket& bucket : rank_.buckets) {
         float* const shard = arrays_.grads + (rank_.scattered_grads ? bucket.shard_offset : bucket.shard.begin);
-        comm::Comm& replica = bucket.experts ? *expert_replica_ : replica_;
+        comm::Comm& replica = bucket.experts ? *groups_.expert_replica : *groups_.replica;
         RT_TRY(replica.all_gather(shard + bucket.share.begin - bucket.shard.begin, shard, bucket.share.size() * 4,
                                   "optimizer state of the other replicas"));
       }

@@ -1,16 +1,18 @@
 #pragma once
-// AdamW, or LAMB, over a rank's shards of the flat parameter range: state for what this rank updates, in banks what it
-// saves, private what other replicas save. Gradients come reduced and weights go out by runtime/data_parallel. Owns no
-// memory.
+// AdamW, LAMB or Adafactor over a rank's shards of the flat parameter range: state for what this rank updates, in banks
+// what it saves, private what other replicas save. Gradients come reduced and weights go out by runtime/data_parallel.
+// Owns no memory.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/comm.h"
 #include "runtime/core/exact_sum.h"
 #include "runtime/core/result.h"
+#include "runtime/kernels/adafactor.h"
 #include "runtime/kernels/adamw.h"
 #include "runtime/optim/groups.h"
 #include "runtime/optim/qk_clip.h"
@@ -19,21 +21,32 @@
 
 namespace cairn::optim {
 
+/// Where an array of that kind is found.
+float* kernels::AdamwState::*member_of(StateKind kind);
+
 /// Where the arrays of a rank lie; memory of others.
 struct Arrays {
   void* weights = nullptr;                              // weight_bytes, in the compute dtype: RankPlan::weight_offset()
   float* grads = nullptr;                               // reduced sums: RankPlan::grad_offset()
   kernels::AdamwState private_state;                    // private_elems each
+  float* private_sums = nullptr;                        // of the SumPieces that others save
   std::vector<std::vector<kernels::AdamwState>> banks;  // of each bank, where each primary piece's state lies
+  std::vector<std::vector<float*>> bank_sums;           // of each bank, where each primary SumPiece lies
+  std::byte* work = nullptr;                            // RankPlan::work_bytes()
   Pager* pager = nullptr;                               // of banks on a disk
+};
+
+/// replica: the ranks with the same shards; shard: those that divide the buckets; and the same for the buckets of
+/// divided experts, null where there are none.
+struct Groups {
+  comm::Comm *replica = nullptr, *shard = nullptr;
+  comm::Comm *expert_replica = nullptr, *expert_shard = nullptr;
+  comm::Comm* tp = nullptr;
 };
 
 class ShardedOptimizer {
  public:
-  /// `replica`: the ranks with the same shards; `expert_replica`: with the same shards of divided experts, null where
-  /// there are none.
-  ShardedOptimizer(const Plan& plan, const RankPlan& rank, comm::Comm& replica, comm::Comm* expert_replica,
-                   Arrays arrays);
+  ShardedOptimizer(const Plan& plan, const RankPlan& rank, const Groups& groups, Arrays arrays);
 
   /// This rank's part of the squared global gradient norm: add over the world, then square root. The same bits for
   /// every way of cutting gradients over dp and pp.
@@ -42,17 +55,17 @@ class ShardedOptimizer {
   /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient. The saved state goes from bank
   /// `from` into bank `to`, which may be the same; a kill leaves `from` whole if it is another. The rest is updated in
   /// place. All memory is written when it returns, visible to other processes.
-  /// `world`: all ranks; LAMB adds up the norms of each tensor there. `tokens` of the step. `heads`, unless it is null,
-  /// scales the rows of the query and key projections when they have been updated; the average of the weights, if one
-  /// is kept, comes last.
+  /// `world`: all ranks; LAMB and Adafactor add up the norms of each tensor there. `tokens` of the step. `heads`,
+  /// unless it is null, scales the rows of the query and key projections when they have been updated; the average of
+  /// the weights, if one is kept, comes last.
   Status update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
                 comm::Comm& world, const HeadFactors* heads = nullptr);
 
   /// In place of an update when the step is skipped: the saved state goes from bank `from` into bank `to` as it is.
   void keep(int64_t from, int64_t to);
 
-  /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank: the weights of all primary pieces,
-  /// then the first moments, then the second ones, then the averages.
+  /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank, in its order: each array of all
+  /// primary pieces, then the primary SumPieces.
   std::span<const uint64_t> sums() const { return sums_; }
 
   /// After the pieces were filled (initialised or loaded) in `bank` and the private state: completes what is held for
@@ -67,6 +80,19 @@ class ShardedOptimizer {
   kernels::AdamwArgs args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const;
   void adamw(int64_t update, double lr, float grad_scale, int64_t from, int64_t to);
   Status lamb(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
+  Status adafactor(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, comm::Comm& world);
+  /// Adafactor: sums of squares over the rows and columns of whole tensors, in the order of RankPlan::sums' work.
+  Status add_squares(float grad_scale);
+  /// Adafactor: the second moments of rows and columns go on, and leave their factors.
+  void factor(int64_t update, int64_t from, int64_t to);
+  /// The run of its local tensor's matrix that a part is, and the factors of that tensor.
+  std::pair<kernels::MatrixRun, kernels::AdafactorFactors> matrix_run(int64_t flat_offset, const float* grad,
+                                                                      float grad_scale, int64_t count) const;
+  /// Sums of whole tensors: those of the parts in `sums`, added up over the world.
+  static Status add_norms(std::span<const ExactSum> sums, comm::Comm& world, std::vector<double>* out);
+  double* work() const { return reinterpret_cast<double*>(arrays_.work); }
+  float* factors() const { return reinterpret_cast<float*>(work() + rank_.dense_work + rank_.expert_work); }
+  float* state_of(const SumPiece& piece, size_t index, int64_t bank) const;
   /// Biases that balance experts (TensorSpec::balances): each goes a step of bias_rate towards as many choices as the
   /// others have (Wang et al. 2024; DeepSeek-V3). Their moments stay.
   void balance(int64_t from, int64_t to, int64_t tokens);
@@ -91,10 +117,10 @@ class ShardedOptimizer {
 
   const Plan& plan_;
   const RankPlan& rank_;
-  comm::Comm& replica_;
-  comm::Comm* expert_replica_;
+  Groups groups_;
   Arrays arrays_;
-  bool stream_;  // a bank is larger than the caches
+  std::vector<float * kernels::AdamwState::*> members_;  // of a bank's arrays
+  bool stream_;                                          // a bank is larger than the caches
   std::vector<uint64_t> sums_;
   std::vector<TensorRates> rates_;  // of the plan's tensors
   /// The query and key projections that this rank has a part of, weights and biases.
@@ -104,6 +130,11 @@ class ShardedOptimizer {
     bool key = false;
   };
   std::vector<HeadRows> head_rows_;  // with qk_clip
+  struct LocalSums {
+    int64_t rows = -1,
+            cols = -1;  // RankPlan::sums of a local tensor: of its rows, of its columns or a vector's elements
+  };
+  std::vector<LocalSums> local_sums_;  // of RankPlan::tensors
 };
 
 }  // namespace cairn::optim

@@ -70,6 +70,7 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
     }
   }
   add_partial(rank, &LocalTensor::sum_over_tp, &out);
+  if (rank.tp_work.size() > 0) out.all_reduce.add(rank.tp_work.size() * 8);  // Adafactor's rows and columns
   return out;
 }
 
@@ -123,6 +124,7 @@ Traffic shard_traffic(const Plan& plan, const RankPlan& rank, bool experts) {
     for (int64_t k = 0; k < times; ++k) out.reduce_scatter.add(bucket.range.size() * 4);
     if (!rank.scattered_weights) out.all_gather.add(bucket.shard.size() * elem);
   }
+  if (const int64_t work = experts ? rank.expert_work : rank.dense_work; work > 0) out.all_reduce.add(work * 8);
   if (!rank.scattered_weights) return out;
   for (const UnitUse& use : unit_uses(rank, schedule_actions(plan.schedule(), rank.at.pp))) {
     const Unit& unit = rank.units[use.unit];
@@ -217,7 +219,7 @@ std::vector<GroupTraffic> step_traffic(const Plan& plan, const RankPlan& rank) {
   Traffic world;
   const auto sources = static_cast<int64_t>(plan.recipe.data.sources.size());
   world.all_reduce.add((sources * (ExactSum::kWords + 1) + ExactSum::kWords + 1) * 8);  // losses, norm, bank
-  if (plan.recipe.optimizer.kind == OptimizerKind::kLamb) {
+  if (plan.recipe.optimizer.kind != OptimizerKind::kAdamW) {
     world.all_reduce.add(static_cast<int64_t>(plan.tensors.size()) * 2 * ExactSum::kWords * 8);  // norms of each tensor
   }
   if (plan.recipe.optimizer.qk_clip > 0) world.all_reduce.add(plan.recipe.model.layers * plan.recipe.model.heads * 4);

@@ -122,6 +122,13 @@ Status check_qk_clip(const Recipe& recipe) {
                   recipe.optimizer.qk_clip));
 }
 
+Status check_adafactor(const Recipe& recipe) {
+  if (recipe.optimizer.kind != OptimizerKind::kAdafactor || recipe.deterministic != Deterministic::kLayout) return {};
+  return refuse(
+      "deterministic = \"layout\" gives every layout the same bits, and Adafactor's sums over rows and columns are "
+      "rounded as shards cut them; possible: deterministic = \"run\", or T.adamw");
+}
+
 Status check_sharding(const Recipe& recipe, int64_t dp) {
   const int64_t shard = recipe.mesh.shard;
   const int zero = recipe.optimizer.zero;
@@ -276,6 +283,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(check_batch(recipe, made.dp()));
   RT_TRY(check_sharding(recipe, made.replicas()));
   RT_TRY(check_division(recipe));
+  RT_TRY(check_adafactor(recipe));
   RT_TRY(check_qk_clip(recipe));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
@@ -306,11 +314,15 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
     }
   }
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
-  plan.checkpoint_bytes = plan.parameters * saved_arrays(recipe.optimizer) * 4;
+  const StateKinds kinds = plan.state_kinds();
+  for (const StateKind kind : kinds.all()) {
+    for (const TensorSpec& tensor : plan.tensors) {
+      if (const std::optional<Shape> shape = kinds.shape_of(kind, tensor))
+        plan.checkpoint_bytes += count_elems(*shape) * 4;
+    }
+  }
   return plan;
 }
-
-int64_t saved_arrays(const OptimizerConfig& optimizer) { return optimizer.ema > 0 ? 4 : 3; }
 
 int64_t default_bucket_elems(int64_t dp) { return std::max(int64_t{8} << 20, dp << 20); }
 
@@ -349,12 +361,15 @@ class RankPlanner {
     cut_buckets();
     bind_units();
     cut_state();
+    place_sums();
     const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
     out_.weight_bytes = (out_.scattered_weights ? out_.shard_elems : out_.flat_elems) * elem_bytes;
     out_.gathered_bytes = gathered_elems_ * elem_bytes;
     out_.grad_bytes = (out_.grad_elems() + grad_slot_elems_) * 4;
-    out_.saved_arrays = saved_arrays(plan_.recipe.optimizer);
-    out_.optimizer_bytes = out_.bank_bytes() + out_.private_elems * kPrivateArrays * 4;
+    const StateKinds kinds = plan_.state_kinds();
+    out_.saved_arrays = std::ssize(kinds.arrays());
+    out_.private_arrays = std::ssize(kinds.without(StateKind::kEma).arrays());
+    out_.optimizer_bytes = out_.bank_bytes() + out_.private_bytes() + out_.work_bytes();
     return std::move(out_);
   }
 
@@ -544,6 +559,48 @@ class RankPlanner {
           out_.private_elems += end - begin;
         });
       }
+    }
+  }
+
+  /// A dim of a local tensor whose sums are partial on each tp rank: the other one is cut.
+  bool partial_over_tp(const TensorSpec& spec, StateKind kind) const {
+    return plan_.mesh.tp() > 1 && ((kind == StateKind::kExpAvgSqRow && spec.cut == TensorCut::kDim1) ||
+                                   (kind == StateKind::kExpAvgSqCol && spec.cut == TensorCut::kDim0));
+  }
+
+  void place_sums() {
+    const StateKinds kinds = plan_.state_kinds();
+    for (const StateKind kind : kinds.sums()) {
+      for (size_t local = 0; local < out_.tensors.size(); ++local) {
+        const LocalTensor& here = out_.tensors[local];
+        const TensorSpec& spec = plan_.tensors[here.tensor];
+        if (!kinds.shape_of(kind, spec)) continue;
+        const size_t dim = kind == StateKind::kExpAvgSqCol ? 1 : 0;
+        SumPiece piece{.kind = kind,
+                       .tensor = here.tensor,
+                       .local = static_cast<int64_t>(local),
+                       .box = {{here.box.lo[dim]}, {here.box.hi[dim]}}};
+        if (piece.box.empty()) continue;  // rows of padding; their columns are added up over tp all the same
+        piece.primary = here.primary && plan_.mesh.replica(out_.at) % plan_.replicas(divided(spec)) == 0 &&
+                        (!partial_over_tp(spec, kind) || out_.at.tp == 0);
+        int64_t& floats = piece.primary ? out_.saved_sums : out_.private_sums;
+        piece.state_offset = floats;
+        floats += piece.count();
+        out_.sums.push_back(std::move(piece));
+      }
+    }
+    // Dense and whole, dense and partial over tp, of divided experts and partial, of those and whole.
+    int64_t at = 0;
+    for (const auto& [experts, partial] : {std::pair(false, false), {false, true}, {true, true}, {true, false}}) {
+      if (partial && !experts) out_.tp_work.begin = at;
+      for (SumPiece& piece : out_.sums) {
+        const TensorSpec& spec = plan_.tensors[piece.tensor];
+        if (divided(spec) != experts || partial_over_tp(spec, piece.kind) != partial) continue;
+        piece.work_offset = at;
+        at += piece.count();
+      }
+      if (partial && experts) out_.tp_work.end = at;
+      (experts ? out_.expert_work : out_.dense_work) = at - (experts ? out_.dense_work : 0);
     }
   }
 

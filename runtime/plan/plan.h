@@ -23,10 +23,11 @@
 // means the dp x cp replicas of mesh.h. With deterministic = "layout" the gradients of a rank's experts have a slot for
 // each rank of the ep group whose tokens they are of, so that they too are added in the order of the batch.
 //
-// Optimizer state (float master weight, two moments, perhaps an average) has two homes. That of the pieces a rank saves
+// Optimizer state (float master weight, moments, perhaps an average) has two homes. That of the pieces a rank saves
 // lies in a *bank*; in training there are several, in shared memory, and each update goes from one into another, so
 // that what it read stays behind as the snapshot of the step before. All other state that the rank updates is private
-// to it.
+// to it. Adafactor's second moments belong to rows and columns, which shards cut anywhere: every rank that holds a part
+// of a matrix keeps those of all its rows and columns there, and one of them saves each.
 
 #include <algorithm>
 #include <cstdint>
@@ -41,6 +42,7 @@
 #include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/model_tensors.h"
 #include "runtime/plan/schedule.h"
+#include "runtime/plan/state_kinds.h"
 
 namespace cairn {
 
@@ -50,11 +52,6 @@ constexpr int64_t kUnitSlots = 2;    // layers whose gradients (ZeRO-2) or weigh
 /// Elements of a bucket unless the recipe says: 8 Mi (32 MiB of float gradients), and for many replicas so many that
 /// each still gets a piece of 1 Mi, which keeps messages long and tensors whole.
 int64_t default_bucket_elems(int64_t dp);
-
-/// Float arrays that a bank holds for each element it saves: the master weight, two moments, and the average of the
-/// weights when the recipe keeps one. Ranks keep the average of what they save and of nothing else.
-int64_t saved_arrays(const OptimizerConfig& optimizer);
-constexpr int64_t kPrivateArrays = 3;  // of the state that others save
 
 /// The part of one logical tensor that a rank holds.
 struct LocalTensor {
@@ -88,6 +85,19 @@ struct ReplicaRun {
   int64_t shard_offset = 0;  // elements into arrays of this rank's shards
   int64_t state_offset = 0;  // elements into each array of the private state
   int64_t count = 0;
+};
+
+/// Factored second moments of the rows or columns of one local tensor, or of a vector's elements: so many floats of a
+/// logical tensor of that kind. Ranks that hold the same shards, or other shards of the same tensors, keep the same.
+struct SumPiece {
+  StateKind kind = StateKind::kExpAvgSq;
+  int64_t tensor = 0;        // index into Plan::tensors
+  int64_t local = 0;         // index into RankPlan::tensors
+  Box box;                   // of the state's shape, one dim
+  int64_t state_offset = 0;  // floats behind the arrays of a bank (primary) or of the private state
+  int64_t work_offset = 0;   // into the numbers that are added up over ranks
+  bool primary = true;       // saved by this rank; every one is loaded
+  int64_t count() const { return box.count_elems(); }
 };
 
 struct FlatRange {
@@ -141,22 +151,32 @@ struct RankPlan {
   int64_t shard_elems = 0;           // of all buckets
   std::vector<StatePiece> pieces;    // of the shares
   std::vector<ReplicaRun> replicas;  // of the rest of the shards; empty when every replica has a shard of its own
+  std::vector<SumPiece> sums;        // in the order of StateKinds::sums()
   int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
   int64_t saved_arrays = 3;          // of a bank
+  int64_t saved_sums = 0;            // floats of the primary `sums`, behind the arrays
   int64_t private_elems = 0;         // of all other state
+  int64_t private_arrays = 3;        // no average: ranks keep that of what they save and of nothing else
+  int64_t private_sums = 0;          // floats of the other `sums`
+  // The numbers of `sums` that are added up in each update: over the shard group those of dense tensors, over the
+  // experts' one the rest behind them, and over tp a range in the middle. Float factors lie behind the doubles.
+  int64_t dense_work = 0, expert_work = 0;
+  FlatRange tp_work;
   bool scattered_grads =
       false;  // ZeRO-2, deterministic = "layout": sums of gradients lie as shards, those of a micro-batch in slots
   bool scattered_weights = false;  // ZeRO-3: weights lie as shards and are gathered into slots
   // Bytes this rank allocates from the plan; activations are added by stage_buffers() (runtime/plan/activations.h).
   // Weights: what an update leaves, in the compute dtype. Gathered: slots that whole units are gathered into (ZeRO-3),
-  // then forward and backward read these. Gradients: the sums, and the slots behind them (ZeRO-2). Optimizer: one bank
-  // and the private state.
+  // then forward and backward read these. Gradients: the sums, and the slots behind them (ZeRO-2). Optimizer: one bank,
+  // the private state, and what adding up rows and columns takes.
   int64_t weight_bytes = 0, gathered_bytes = 0, grad_bytes = 0, optimizer_bytes = 0;
 
   bool embedding() const { return chunks.front().stage.embedding; }
   bool head() const { return chunks.back().stage.head; }
   /// Part of optimizer_bytes: one bank. With an agent it and the weights lie in the agent's memory.
-  int64_t bank_bytes() const { return saved_elems * saved_arrays * 4; }
+  int64_t bank_bytes() const { return (saved_elems * saved_arrays + saved_sums) * 4; }
+  int64_t private_bytes() const { return (private_elems * private_arrays + private_sums) * 4; }
+  int64_t work_bytes() const { return (dense_work + expert_work) * 12; }
   /// Elements of the sums of gradients; slots lie behind them.
   int64_t grad_elems() const { return scattered_grads ? shard_elems : flat_elems; }
   /// Where the gradients or the weights of a piece or a replica run lie, elements into the sums or the weights.
@@ -192,10 +212,11 @@ struct Plan {
   int64_t tokens_per_step = 0;
   int64_t steps = 0;  // of the run, from recipe.stop
   int64_t parameters = 0;
-  int64_t checkpoint_bytes = 0;  // payload of one checkpoint: saved_arrays() floats a parameter
+  int64_t checkpoint_bytes = 0;  // payload of one checkpoint
 
   /// The ZeRO stage in effect: 0 when there is one replica.
   int zero() const { return mesh.replicas() > 1 ? recipe.optimizer.zero : 0; }
+  StateKinds state_kinds() const { return StateKinds(recipe.optimizer); }
   /// Gradients are summed micro-batch by micro-batch in the order of the batch: no layout but tp changes a bit.
   bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
   /// Tensor-parallel ranks that hold the same key/value head, neighbours in tp; 1 where there is a head for each.
@@ -242,10 +263,14 @@ Status check_batch(const Recipe& recipe, int64_t dp);
 /// have. Errors: kInvalidInput.
 Status check_sharding(const Recipe& recipe, int64_t replicas);
 
+/// Refuses what factored second moments cannot have. Errors: kInvalidInput.
+Status check_adafactor(const Recipe& recipe);
+
 /// Refuses experts that ep ranks cannot divide. Errors: kInvalidInput.
 Status check_division(const Recipe& recipe);
 
-/// Refuses optimizer.qk_clip where scaling q and k changes no score, and with a layer whose scores it does not see. Errors: kInvalidInput.
+/// Refuses optimizer.qk_clip where scaling q and k changes no score, and with a layer whose scores it does not see.
+/// Errors: kInvalidInput.
 Status check_qk_clip(const Recipe& recipe);
 
 /// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible, where the embedding

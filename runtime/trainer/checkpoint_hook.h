@@ -11,18 +11,19 @@
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
 #include "runtime/optim/loss_scale.h"
+#include "runtime/plan/state_kinds.h"
 #include "runtime/tensor/pager.h"
 
 namespace cairn::trainer {
 
-/// kWeight: the float (master) weight; kEma: its moving average, of primary pieces alone, when the recipe keeps one.
-enum class StateKind { kWeight, kExpAvg, kExpAvgSq, kEma };
+using cairn::StateKind;
 
-/// One contiguous run of training state in this rank's memory: float elements of a box of a logical tensor.
+/// One contiguous run of training state in this rank's memory: float elements of a box of what is kept of a logical
+/// tensor. Averages are of primary pieces alone.
 struct StateTensor {
   StateKind kind = StateKind::kWeight;
   int64_t tensor = 0;  // index into Plan::tensors
-  Box box;
+  Box box;             // of StateKinds::shape_of()
   std::byte* data = nullptr;
   int64_t bytes = 0;
   bool primary = true;  // to be saved by this rank; all are to be loaded

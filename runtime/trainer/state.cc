@@ -11,34 +11,27 @@ namespace cairn::trainer {
 
 namespace {
 
-constexpr StateKind kKinds[] = {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq, StateKind::kEma};
-
-std::span<const StateKind> saved_kinds(const RankPlan& rank) {
-  return std::span(kKinds).first(static_cast<size_t>(rank.saved_arrays));
-}
-
-float* array_of(const kernels::AdamwState& state, StateKind kind) {
-  switch (kind) {
-    case StateKind::kWeight:
-      return state.master;
-    case StateKind::kExpAvg:
-      return state.exp_avg;
-    case StateKind::kExpAvgSq:
-      return state.exp_avg_sq;
-    case StateKind::kEma:
-      return state.ema;
+/// The arrays of state that lie one after another, so many elements each.
+kernels::AdamwState arrays_at(const std::vector<StateKind>& kinds, float* at, int64_t elems) {
+  kernels::AdamwState out;
+  for (const StateKind kind : kinds) {
+    out.*optim::member_of(kind) = at;
+    at += elems;
   }
-  return nullptr;
+  return out;
 }
 
 }  // namespace
 
-std::vector<StateTensor> saved_tensors(const RankPlan& rank) {
+std::vector<StateTensor> saved_tensors(const Plan& plan, const RankPlan& rank) {
   std::vector<StateTensor> out;
-  for (const StateKind kind : saved_kinds(rank)) {
+  for (const StateKind kind : plan.state_kinds().arrays()) {
     for (const StatePiece& piece : rank.pieces) {
       if (piece.primary) out.push_back({kind, piece.tensor, piece.box, nullptr, piece.count_elems() * 4, true});
     }
+  }
+  for (const SumPiece& piece : rank.sums) {
+    if (piece.primary) out.push_back({piece.kind, piece.tensor, piece.box, nullptr, piece.count() * 4, true});
   }
   return out;
 }
@@ -51,7 +44,8 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   }
   RT_TRY_SET(out.gathered_, Buffer::allocate(device, rank.gathered_bytes));
   RT_TRY_SET(out.grads_, Buffer::allocate(device, rank.grad_bytes));
-  RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_elems * kPrivateArrays * 4));
+  RT_TRY_SET(out.private_, Buffer::allocate(device, rank.private_bytes()));
+  RT_TRY_SET(out.work_, Buffer::allocate(device, rank.work_bytes()));
   RT_TRY_SET(out.activations_, Buffer::allocate(device, largest_stage_buffers_bytes(plan, rank.rank)));
   RT_TRY_SET(out.boundary_, Buffer::allocate(device, plan.boundary_buffers_bytes()));
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
@@ -62,12 +56,17 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
                  .sums = out.arrays_.grads,
                  .slots = rank.scattered_grads ? out.arrays_.grads + rank.grad_elems() : nullptr};
   auto* own = reinterpret_cast<float*>(out.private_.data());
-  out.arrays_.private_state = {own, own + rank.private_elems, own + 2 * rank.private_elems};
+  const StateKinds kinds = plan.state_kinds();
+  const std::vector<StateKind> arrays = kinds.arrays(), shared = kinds.without(StateKind::kEma).arrays();
+  out.arrays_.private_state = arrays_at(shared, own, rank.private_elems);
+  out.arrays_.private_sums = own + rank.private_elems * rank.private_arrays;
+  out.arrays_.work = out.work_.data();
 
-  size_t saved = 0;
+  size_t saved = 0, sums = 0;
   for (const StatePiece& piece : rank.pieces) saved += piece.primary ? 1 : 0;
+  for (const SumPiece& piece : rank.sums) sums += piece.primary ? 1 : 0;
   for (const std::vector<std::byte*>& bank : memory.banks) {
-    const size_t wanted = static_cast<size_t>(rank.saved_arrays) * saved;
+    const size_t wanted = arrays.size() * saved + sums;
     if (bank.size() != wanted) {
       return Error{ErrorCode::kInternal,
                    fmt::format("a bank with {} tensors, rank {} saves {}", bank.size(), rank.rank, wanted)};
@@ -75,18 +74,23 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
     std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
     const auto at = [&](size_t k) { return reinterpret_cast<float*>(bank[k]); };
     for (size_t k = 0; k < saved; ++k) {
-      states.push_back({at(k), at(saved + k), at(2 * saved + k), rank.saved_arrays > 3 ? at(3 * saved + k) : nullptr});
+      kernels::AdamwState& state = states.emplace_back();
+      for (size_t array = 0; array < arrays.size(); ++array)
+        state.*optim::member_of(arrays[array]) = at(array * saved + k);
     }
+    std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
+    for (size_t k = 0; k < sums; ++k) of_sums.push_back(at(arrays.size() * saved + k));
   }
   if (memory.banks.empty()) {
     RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
     auto* bank = reinterpret_cast<float*>(out.bank_.data());
     std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
     for (const StatePiece& piece : rank.pieces) {
-      float* const at = bank + piece.state_offset;
-      if (!piece.primary) continue;
-      states.push_back({at, at + rank.saved_elems, at + 2 * rank.saved_elems,
-                        rank.saved_arrays > 3 ? at + 3 * rank.saved_elems : nullptr});
+      if (piece.primary) states.push_back(arrays_at(arrays, bank + piece.state_offset, rank.saved_elems));
+    }
+    std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
+    for (const SumPiece& piece : rank.sums) {
+      if (piece.primary) of_sums.push_back(bank + rank.saved_elems * rank.saved_arrays + piece.state_offset);
     }
   }
   return out;
@@ -100,28 +104,36 @@ std::span<std::byte> TrainState::boundary() { return {boundary_.data(), static_c
 
 int64_t TrainState::allocated_bytes() const {
   return weights_.size_bytes() + gathered_.size_bytes() + grads_.size_bytes() + bank_.size_bytes() +
-         private_.size_bytes() + activations_.size_bytes() + boundary_.size_bytes();
+         private_.size_bytes() + work_.size_bytes() + activations_.size_bytes() + boundary_.size_bytes();
 }
 
-std::vector<StateTensor> TrainState::tensors(const RankPlan& rank, int64_t bank) const {
+std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& rank, int64_t bank) const {
   std::vector<StateTensor> out;
-  out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size());
-  for (const StateKind kind : saved_kinds(rank)) {
+  out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size() + rank.sums.size());
+  const auto add = [&](StateKind kind, const auto& piece, float* data, int64_t count) {
+    out.push_back({kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), count * 4, piece.primary});
+  };
+  for (const StateKind kind : plan.state_kinds().arrays()) {
+    float* kernels::AdamwState::*const array = optim::member_of(kind);
     size_t saved = 0;
     for (const StatePiece& piece : rank.pieces) {
       if (!piece.primary && kind == StateKind::kEma) continue;
-      float* const data = piece.primary ? array_of(arrays_.banks[bank][saved++], kind)
-                                        : array_of(arrays_.private_state, kind) + piece.state_offset;
-      out.push_back(
-          {kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), piece.count_elems() * 4, piece.primary});
+      add(kind, piece,
+          piece.primary ? arrays_.banks[bank][saved++].*array : arrays_.private_state.*array + piece.state_offset,
+          piece.count_elems());
     }
+  }
+  size_t saved = 0;
+  for (const SumPiece& piece : rank.sums) {
+    add(piece.kind, piece, piece.primary ? arrays_.bank_sums[bank][saved++] : arrays_.private_sums + piece.state_offset,
+        piece.count());
   }
   return out;
 }
 
 void TrainState::initialize(const Plan& plan, const RankPlan& rank) {
-  for (const StateTensor& tensor : tensors(rank, 0)) {
-    if (tensor.kind == StateKind::kWeight || tensor.kind == StateKind::kEma) {
+  for (const StateTensor& tensor : tensors(plan, rank, 0)) {
+    if (!is_moment(tensor.kind)) {
       initial_weights(plan, tensor.tensor, tensor.box, reinterpret_cast<float*>(tensor.data));
     } else {
       std::memset(tensor.data, 0, tensor.bytes);  // a hook's memory may have been used before

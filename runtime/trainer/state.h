@@ -16,9 +16,8 @@
 
 namespace cairn::trainer {
 
-/// The saved tensors of a rank without memory: the weights of all primary pieces, then the first moments, then the
-/// second ones, then the averages of the weights, if there are any.
-std::vector<StateTensor> saved_tensors(const RankPlan& rank);
+/// The saved tensors of a rank without memory: of each kind in the order of StateKinds::all() all primary pieces.
+std::vector<StateTensor> saved_tensors(const Plan& plan, const RankPlan& rank);
 
 class TrainState {
  public:
@@ -31,15 +30,15 @@ class TrainState {
   std::span<std::byte> boundary();
   int64_t allocated_bytes() const;  // without the hook's memory
 
-  /// The share's pieces as saveable runs, saved ones in `bank`: weights, first moments, second moments, averages.
-  std::vector<StateTensor> tensors(const RankPlan& rank, int64_t bank) const;
+  /// The share's pieces as saveable runs, saved ones in `bank`, in the order of saved_tensors().
+  std::vector<StateTensor> tensors(const Plan& plan, const RankPlan& rank, int64_t bank) const;
 
   /// Initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global element), so
   /// that every layout starts from the same model. Moments start at zero, the average at the weights.
   void initialize(const Plan& plan, const RankPlan& rank);
 
  private:
-  Buffer weights_, gathered_, grads_, bank_, private_, activations_, boundary_;
+  Buffer weights_, gathered_, grads_, bank_, private_, work_, activations_, boundary_;
   optim::Arrays arrays_;
   data_parallel::Memory memory_;
 };

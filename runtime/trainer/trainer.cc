@@ -157,7 +157,13 @@ class Run {
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)),
         validation_(std::move(validation)),
-        optimizer_(plan_, rank_, *groups_.replica, groups_.expert_replica.get(), state_.arrays()),
+        optimizer_(plan_, rank_,
+                   {.replica = groups_.replica.get(),
+                    .shard = groups_.shard.get(),
+                    .expert_replica = groups_.expert_replica.get(),
+                    .expert_shard = groups_.expert_shard.get(),
+                    .tp = groups_.tp.get()},
+                   state_.arrays()),
         recorder_(env.trace, env.rank,
                   fmt::format("rank {} (tp {}, dp {}, pp {}{})", env.rank, rank_.at.tp, rank_.at.dp, rank_.at.pp,
                               plan_.mesh.cp() > 1 ? fmt::format(", cp {}", rank_.at.cp) : "")) {}
@@ -267,7 +273,7 @@ Status Run::start() {
   const Recipe& recipe = plan_.recipe;
   if (recipe.optimizer.qk_clip > 0) max_scores_.resize(recipe.model.layers * recipe.model.heads);
   for (int64_t bank = 0; bank < std::ssize(state_.arrays().banks); ++bank) {
-    tensors_.push_back(state_.tensors(rank_, bank));
+    tensors_.push_back(state_.tensors(plan_, rank_, bank));
   }
 
   RT_TRY_SET(std::optional<Restored> found, env_.hook.restore(tensors_[0]));
@@ -573,7 +579,7 @@ Result<Outcome> run(const Environment& env) {
     RT_TRY_SET(validation,
                data::ValidationSet::make(dataset, context, env.plan.step_stages.back().samples, recipe.eval.steps));
   }
-  RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(rank), rank.weight_bytes));
+  RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(env.plan, rank), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
   RT_TRY_SET(Groups groups, Groups::make(env.plan, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),

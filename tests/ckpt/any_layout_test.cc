@@ -41,6 +41,7 @@ struct Options {
   int zero = 0;
   int64_t shard = 0;  // ranks that ZeRO splits over; 0: all of dp
   double ema = 0;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
   int64_t bucket = 0;  // elements; 0: the default, one bucket for a model as small as this
   bool sequence_parallel = false;
   std::vector<MeshAxis> order = {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp};
@@ -73,6 +74,7 @@ Plan plan_of(const Options& o) {
   r.optimizer.zero = o.zero;
   r.optimizer.bucket = o.bucket;
   r.optimizer.ema = o.ema;
+  r.optimizer.kind = o.optimizer;
   r.mesh = {.tp = o.tp,
             .pp = o.pp,
             .order = o.order,
@@ -142,47 +144,52 @@ struct RankState {
 RankState rank_state(const Plan& plan, int64_t rank) {
   RankState out;
   const RankPlan mine = plan.rank(rank);
-  int64_t elems = 0;
-  const int64_t kinds = saved_arrays(plan.recipe.optimizer);
-  const auto held = [&](const StatePiece& piece, int64_t kind) { return piece.primary || kind < kPrivateArrays; };
-  for (int64_t kind = 0; kind < kinds; ++kind) {
-    for (const StatePiece& piece : mine.pieces) elems += held(piece, kind) ? piece.count_elems() : 0;
+  const StateKinds kinds = plan.state_kinds();
+  std::vector<StateTensor> tensors;
+  for (const StateKind kind : kinds.arrays()) {
+    for (const StatePiece& piece : mine.pieces) {
+      if (piece.primary || kind != StateKind::kEma)
+        tensors.push_back({kind, piece.tensor, piece.box, nullptr, piece.count_elems() * 4, piece.primary});
+    }
   }
+  for (const SumPiece& piece : mine.sums)
+    tensors.push_back({piece.kind, piece.tensor, piece.box, nullptr, piece.count() * 4, piece.primary});
+  int64_t elems = 0;
+  for (const StateTensor& tensor : tensors) elems += tensor.bytes / 4;
   out.memory.resize(static_cast<size_t>(elems));
   out.expected.resize(static_cast<size_t>(elems));
   int64_t at = 0;
-  for (int64_t kind = 0; kind < kinds; ++kind) {
-    for (const StatePiece& piece : mine.pieces) {
-      if (!held(piece, kind)) continue;
-      out.tensors.push_back({static_cast<StateKind>(kind), piece.tensor, piece.box,
-                             reinterpret_cast<std::byte*>(out.memory.data() + at), piece.count_elems() * 4,
-                             piece.primary});
-      ckpt::testing::walk(piece.box, plan.tensors[piece.tensor].shape,
-                          [&](int64_t k, int64_t flat) { out.expected[at + k] = bits(kind, piece.tensor, flat); });
-      at += piece.count_elems();
-    }
+  for (StateTensor& tensor : tensors) {
+    tensor.data = reinterpret_cast<std::byte*>(out.memory.data() + at);
+    ckpt::testing::walk(tensor.box, kinds.shape_of(tensor.kind, plan.tensors[tensor.tensor]).value(),
+                        [&](int64_t k, int64_t flat) {
+                          out.expected[at + k] = bits(static_cast<int64_t>(tensor.kind), tensor.tensor, flat);
+                        });
+    at += tensor.bytes / 4;
   }
+  out.tensors = std::move(tensors);
   return out;
 }
 
-/// What the ranks of `plan` save. Without moments when `kinds` is 1.
-Manifest save(IoBackend& io, const Plan& plan, int64_t kinds = 4) {
+/// What the ranks of `plan` save, or the weights alone.
+Manifest save(IoBackend& io, const Plan& plan, bool weights_alone = false) {
   Manifest skeleton = manifest_skeleton(plan, {"any", "run", {}, R"({"any":1})", "hash"});
-  kinds = std::min(kinds, saved_arrays(plan.recipe.optimizer));
-  skeleton.tensors.resize(plan.tensors.size() * static_cast<size_t>(kinds));
+  const StateKinds kinds = weights_alone ? StateKinds::weights_alone() : plan.state_kinds();
+  if (weights_alone) skeleton.tensors.resize(plan.tensors.size());
+  const StateIndex index(plan);
   put_position(position(), skeleton);
   std::vector<std::vector<uint32_t>> slots;
   std::vector<WriterPart> parts;
-  const std::vector<SlotLayout> layouts = slot_layouts(plan);
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
-    slots.emplace_back(static_cast<size_t>(layouts[rank].bytes / 4));
+    const SlotLayout layout = slot_layout(plan, rank, kinds);
+    slots.emplace_back(static_cast<size_t>(layout.bytes / 4));
     WriterPart part{shard_file_name(rank, plan.mesh.world()), {}};
-    for (const SlotShard& shard : layouts[rank].shards) {
-      if (shard.kind >= kinds) continue;
+    for (const SlotShard& shard : layout.shards) {
       uint32_t* to = slots.back().data() + shard.offset / 4;
-      ckpt::testing::walk(shard.box, plan.tensors[shard.tensor].shape,
+      ckpt::testing::walk(shard.box,
+                          kinds.shape_of(static_cast<StateKind>(shard.kind), plan.tensors[shard.tensor]).value(),
                           [&](int64_t k, int64_t flat) { to[k] = bits(shard.kind, shard.tensor, flat); });
-      part.shards.push_back({.tensor = manifest_tensor(plan, shard.kind, shard.tensor),
+      part.shards.push_back({.tensor = index.at(shard.kind, shard.tensor),
                              .lo = shard.box.lo,
                              .hi = shard.box.hi,
                              .data = reinterpret_cast<const std::byte*>(to),
@@ -294,6 +301,51 @@ TEST_SUITE("ckpt/any_layout") {
     }
   }
 
+  TEST_CASE("Adafactor: any layout into any other, rows and columns saved once; not into another optimizer's run") {
+    std::vector<Options> layouts = sixty_four_layouts();
+    for (const auto& [ep, cp, zero] : {std::tuple<int64_t, int64_t, int>{2, 1, 1}, {4, 2, 3}, {1, 2, 0}}) {
+      layouts.push_back({.dp = 4, .zero = zero, .experts = 4, .ep = ep, .cp = cp});
+    }
+    int64_t pairs = 0;
+    for (size_t from = 0; from < layouts.size(); ++from) {
+      Options source = layouts[from];
+      source.optimizer = OptimizerKind::kAdafactor;
+      if (source.experts > 0) source.tied = false;
+      MemoryBackend disk;
+      const Plan saver = plan_of(source);
+      const Manifest manifest = save(disk, saver);
+      REQUIRE(payload_bytes(manifest) == saver.checkpoint_bytes);
+      for (const TensorEntry& tensor : manifest.tensors) {
+        if (tensor.name == "embed.tokens" && tensor.kind == "exp_avg_sq_row") REQUIRE(tensor.shape == Shape{25});
+        if (tensor.name == "embed.tokens" && tensor.kind == "exp_avg_sq_col") REQUIRE(tensor.shape == Shape{12});
+      }
+      for (size_t to = from % 7; to < layouts.size(); to += 7) {
+        Options target = layouts[to];
+        if ((target.experts > 0) != (source.experts > 0)) continue;
+        if (target.experts > 0) target.tied = false;
+        INFO(source.text(), " -> ", target.text());
+        target.optimizer = OptimizerKind::kAdafactor;
+        const Plan plan = plan_of(target);
+        for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+          RankState state = rank_state(plan, rank);
+          std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
+          const Result<TrainPosition> loaded = load_from_disk(plan, disk, kDir / step_dir_name(kStep), state.tensors);
+          REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+          REQUIRE(state.memory == state.expected);
+        }
+        ++pairs;
+        target.optimizer = OptimizerKind::kAdamW;
+        const Plan other = plan_of(target);
+        RankState state = rank_state(other, 0);
+        const auto refused = load_from_disk(other, disk, kDir / step_dir_name(kStep), state.tensors);
+        REQUIRE(!refused.ok());
+        CHECK(refused.error().message.find("the optimizer state of Adafactor") != std::string::npos);
+        CHECK(load_from_disk(other, disk, kDir / step_dir_name(kStep), state.tensors, {.weights_only = true}).ok());
+      }
+    }
+    CHECK(pairs > 500);
+  }
+
   TEST_CASE("averages of the weights: any layout into any other; where there are none they begin at the weights") {
     const std::vector<Options> layouts = sixty_four_layouts();
     for (size_t from = 0; from < layouts.size(); from += 13) {
@@ -335,7 +387,7 @@ TEST_SUITE("ckpt/any_layout") {
     const Plan from = plan_of(layouts[17]);
     save(disk, from);
     MemoryBackend weights_disk;
-    save(weights_disk, from, 1);
+    save(weights_disk, from, true);
     const fs::path dir = kDir / step_dir_name(kStep);
     const auto check = [&](IoBackend& io, const Plan& to, const InitConfig& how, const std::set<std::string>& anew,
                            bool moments) {

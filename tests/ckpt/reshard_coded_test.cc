@@ -43,11 +43,12 @@ RunText run_text() { return {"name", "run", {}, "{}", "hash"}; }
 Result<SaveReport> save_state(IoBackend& io, const Plan& plan) {
   Manifest skeleton = manifest_skeleton(plan, run_text());
   skeleton.step = kStep;
+  const StateIndex index(plan);
   std::vector<WriterPart> parts;
   for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
     WriterPart part{shard_file_name(rank, plan.mesh.world()), {}};
     for (const SlotShard& slot : slot_layout(plan, rank).shards) {
-      const int64_t tensor = manifest_tensor(plan, slot.kind, slot.tensor);
+      const int64_t tensor = index.at(slot.kind, slot.tensor);
       ShardData shard{.tensor = tensor, .lo = slot.box.lo, .hi = slot.box.hi, .bytes = slot.bytes};
       shard.fill = [tensor](int64_t offset, std::span<std::byte> out) -> Status {
         for (size_t at = 0; at < out.size(); at += 4) {  // few exponents, as in trained tensors

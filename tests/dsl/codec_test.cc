@@ -80,6 +80,10 @@ Recipe everything_changed() {
                  .beta1 = 0.5,
                  .beta2 = 0.25,
                  .eps = 0.125,
+                 .decay_power = 0.625,
+                 .update_clip = 2,
+                 .scale_parameter = false,
+                 .least_scale = 0.0625,
                  .weight_decay = 0.75,
                  .groups = {{"g", 0.5, 0.25}},
                  .clip = 3,
@@ -149,13 +153,13 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 190);
+    CHECK(changed.size() == 194);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 448);
     CHECK(sizeof(RopeConfig) == 96);
     CHECK(sizeof(MoeConfig) == 88);
     CHECK(sizeof(DataSource) == 168);
-    CHECK(sizeof(OptimizerConfig) == 192);
+    CHECK(sizeof(OptimizerConfig) == 224);
     CHECK(sizeof(BatchConfig) == 80);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);

@@ -68,7 +68,8 @@ void walk(const Box& box, const Shape& shape, Visit&& visit) {
 
 inline std::vector<float> box_values(const Plan& plan, int64_t kind, int64_t tensor, const Box& box) {
   std::vector<float> out(box.count_elems());
-  walk(box, plan.tensors[tensor].shape, [&](int64_t k, int64_t flat) { out[k] = element(kind, tensor, flat); });
+  const Shape shape = plan.state_kinds().shape_of(static_cast<StateKind>(kind), plan.tensors[tensor]).value();
+  walk(box, shape, [&](int64_t k, int64_t flat) { out[k] = element(kind, tensor, flat); });
   return out;
 }
 

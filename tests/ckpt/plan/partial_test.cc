@@ -20,9 +20,11 @@ std::vector<TensorSpec> specs(const std::vector<std::pair<std::string, Shape>>& 
   return out;
 }
 
+const StateKinds kKinds{OptimizerConfig{}};
+
 Manifest manifest_of(const std::vector<TensorSpec>& tensors, bool moments = true) {
   Manifest out;
-  out.tensors = state_tensors(tensors, 3);
+  out.tensors = state_tensors(tensors, kKinds);
   if (!moments) out.tensors.resize(tensors.size());
   out.tensors.push_back({"tokenizer.model", "file", DType::kU8, {9}});
   return out;
@@ -34,7 +36,7 @@ const std::vector<TensorSpec> kModel = specs({{"embed.tokens", {8, 4}},
                                               {"head.weight", {8, 4}}});
 
 std::string refusal(const Manifest& manifest, const InitConfig& how) {
-  const Result<LoadMatch> match = match_tensors(manifest, kModel, how);
+  const Result<LoadMatch> match = match_tensors(manifest, kModel, kKinds, how);
   REQUIRE_FALSE(match.ok());
   CHECK(match.error().code == ErrorCode::kInvalidInput);
   return match.error().message;
@@ -69,8 +71,8 @@ TEST_SUITE("ckpt/plan/partial") {
   }
 
   TEST_CASE("strict by default: all that does not fit is named with found, expected and the option that allows it") {
-    CHECK(match_tensors(manifest_of(kModel), kModel, {}).value().taken() == 4);
-    CHECK(match_tensors(manifest_of(kModel), kModel, {}).value().left.empty());
+    CHECK(match_tensors(manifest_of(kModel), kModel, kKinds, {}).value().taken() == 4);
+    CHECK(match_tensors(manifest_of(kModel), kModel, kKinds, {}).value().left.empty());
     const Manifest other = manifest_of(specs({{"embed.tokens", {9, 4}},
                                               {"layers.0.attn.q.weight", {4, 4}},
                                               {"layers.1.attn.q.weight", {4, 4}},
@@ -89,7 +91,7 @@ TEST_SUITE("ckpt/plan/partial") {
         "(options of init in the recipe; on the command line --init-except, --init-allow-missing ...)");
     // Each option that a message names does what it says; the three together are enough, any two are not.
     const InitConfig all{.except = {"embed.tokens"}, .allow_missing = {"head.weight"}, .allow_extra = {"value.weight"}};
-    const LoadMatch match = match_tensors(other, kModel, all).value();
+    const LoadMatch match = match_tensors(other, kModel, kKinds, all).value();
     CHECK(match.taken() == 2);
     CHECK(match.with_moments() == 2);
     CHECK(match.left.size() == 6);
@@ -106,8 +108,8 @@ TEST_SUITE("ckpt/plan/partial") {
     CHECK(has(refusal(half, {}),
               "missing: exp_avg embed.tokens, the model has f32 [8, 4]; allow_missing = { "
               "\"embed.tokens\" } starts its moments at zero, weights_only = true those of all"));
-    CHECK(match_tensors(half, kModel, {.weights_only = true}).ok());
-    const LoadMatch moments = match_tensors(half, kModel, {.allow_missing = {"embed.*"}}).value();
+    CHECK(match_tensors(half, kModel, kKinds, {.weights_only = true}).ok());
+    const LoadMatch moments = match_tensors(half, kModel, kKinds, {.allow_missing = {"embed.*"}}).value();
     CHECK((moments.taken() == 4 && moments.with_moments() == 3 && !moments.tensors[0].moments));
   }
 
@@ -120,12 +122,12 @@ TEST_SUITE("ckpt/plan/partial") {
     CHECK(has(refusal(manifest, {.except = {"lm_head.*"}}), "except = { \"lm_head.*\" } is of no tensor"));
     CHECK(has(refusal(manifest, {.except = {"*"}}), "nothing of the checkpoint would be taken"));
     // Allowances that are not needed are fine.
-    CHECK(match_tensors(manifest, kModel, {.allow_missing = {"x.*"}, .allow_extra = {"y.*"}}).ok());
+    CHECK(match_tensors(manifest, kModel, kKinds, {.allow_missing = {"x.*"}, .allow_extra = {"y.*"}}).ok());
   }
 
   TEST_CASE("the report says what was taken, what was not and why") {
     const auto lines = [](const Manifest& manifest, const InitConfig& how) {
-      return report_lines(match_tensors(manifest, kModel, how).value(), kModel, 12);
+      return report_lines(match_tensors(manifest, kModel, kKinds, how).value(), kModel, 12);
     };
     const Manifest full = manifest_of(kModel);
     CHECK(lines(full, {}) ==
@@ -147,7 +149,7 @@ TEST_SUITE("ckpt/plan/partial") {
       return specs(tensors);
     }();
     const std::vector<std::string> some =
-        report_lines(match_tensors(manifest_of(many), many, {.only = {"t.5"}}).value(), many, 1);
+        report_lines(match_tensors(manifest_of(many), many, kKinds, {.only = {"t.5"}}).value(), many, 1);
     CHECK(some.size() == 22);
     CHECK(some.back() == "  and 376 more");
   }

@@ -39,8 +39,8 @@ TEST_SUITE("ckpt/plan/save_plan") {
     const Status valid = validate_manifest(manifest);
     CHECK_MESSAGE(valid.ok(), (valid.ok() ? "" : valid.error().message));
     CHECK(manifest.mesh.world == 8);
-    CHECK(manifest.tensors[manifest_tensor(plan, 2, 1)].kind == "exp_avg_sq");
-    CHECK(manifest.tensors[manifest_tensor(plan, 2, 1)].name == plan.tensors[1].name);
+    CHECK(manifest.tensors[StateIndex(plan).at(2, 1)].kind == "exp_avg_sq");
+    CHECK(manifest.tensors[StateIndex(plan).at(2, 1)].name == plan.tensors[1].name);
     CHECK(decode_manifest(encode_manifest(manifest).value()).value() == manifest);
   }
 

@@ -150,7 +150,7 @@ class MemoryHook : public trainer::CheckpointHook {
 
  private:
   void copy(const trainer::StateTensor& piece, bool save) {
-    const Shape& shape = shared_.plan->tensors[piece.tensor].shape;
+    const Shape shape = shared_.plan->state_kinds().shape_of(piece.kind, shared_.plan->tensors[piece.tensor]).value();
     std::vector<float>& whole = shared_.state[{piece.kind, piece.tensor}];
     whole.resize(count_elems(shape));
     const int64_t width = piece.box.extent(piece.box.dims() - 1);

@@ -29,12 +29,13 @@ struct Layout {
   PipelineKind schedule = PipelineKind::k1F1B;
   RecomputeMode recompute = RecomputeMode::kNone;
   Deterministic deterministic = Deterministic::kRun;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
 
   int64_t world() const { return tp * pp * dp * cp; }
   std::string text() const {
-    return fmt::format("tp {} pp {} dp {} cp {} ep {} zero {} sp {} {} recompute {} deterministic {}", tp, pp, dp, cp,
-                       ep, zero, sequence_parallel, schedule_name(schedule), static_cast<int>(recompute),
-                       static_cast<int>(deterministic));
+    return fmt::format("tp {} pp {} dp {} cp {} ep {} zero {} sp {} {} recompute {} deterministic {} optimizer {}", tp,
+                       pp, dp, cp, ep, zero, sequence_parallel, schedule_name(schedule), static_cast<int>(recompute),
+                       static_cast<int>(deterministic), static_cast<int>(optimizer));
   }
 };
 
@@ -51,6 +52,8 @@ Recipe with(Recipe recipe, const Layout& l) {
   recipe.recompute.mode = l.recompute;
   recipe.optimizer.zero = l.zero;
   recipe.deterministic = l.deterministic;
+  recipe.optimizer.kind = l.optimizer;
+  if (l.optimizer == OptimizerKind::kAdafactor) recipe.optimizer.beta1 = 0;
   return recipe;
 }
 
@@ -69,10 +72,13 @@ std::vector<Layout> all_layouts(bool experts) {
                   for (const RecomputeMode recompute :
                        {RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull}) {
                     for (const Deterministic deterministic : {Deterministic::kRun, Deterministic::kLayout}) {
-                      const Layout layout{tp, pp, dp, cp, ep, zero, sp, schedule, recompute, deterministic};
-                      const bool says_nothing = (pp == 1 && schedule != PipelineKind::k1F1B) ||
-                                                (dp * cp == 1 && zero > 0) || (tp == 1 && sp) || (ep > 1 && !experts);
-                      if (layout.world() > 1 && layout.world() <= kMostRanks && !says_nothing) out.push_back(layout);
+                      for (const OptimizerKind optimizer : {OptimizerKind::kAdamW, OptimizerKind::kAdafactor}) {
+                        const Layout layout{tp,       pp, dp, cp, ep, zero, sp, schedule, recompute, deterministic,
+                                            optimizer};
+                        const bool says_nothing = (pp == 1 && schedule != PipelineKind::k1F1B) ||
+                                                  (dp * cp == 1 && zero > 0) || (tp == 1 && sp) || (ep > 1 && !experts);
+                        if (layout.world() > 1 && layout.world() <= kMostRanks && !says_nothing) out.push_back(layout);
+                      }
                     }
                   }
                 }
@@ -98,8 +104,12 @@ TEST_SUITE("runtime/trainer/matrix") {
       if (experts) base.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.02};
       base.batch.samples = 8;
       base.stop = {Span::Unit::kSteps, static_cast<double>(kSteps)};
-      const auto serial = train_on_threads(base, 1);
-      REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+      std::map<OptimizerKind, Trained> serial;
+      for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdafactor}) {
+        auto trained = train_on_threads(with(base, {.optimizer = kind}), 1);
+        REQUIRE_MESSAGE(trained.ok(), trained.error().message);
+        serial[kind] = std::move(trained).value();
+      }
 
       std::vector<Layout> layouts;
       for (const Layout& layout : all_layouts(experts)) {
@@ -119,8 +129,8 @@ TEST_SUITE("runtime/trainer/matrix") {
         REQUIRE_MESSAGE(got.ok(), got.error().message);
         REQUIRE(got.value().losses.size() == kSteps);
         for (size_t step = 0; step < kSteps; ++step) {
-          CHECK(got.value().losses[step] == doctest::Approx(serial.value().losses[step]).epsilon(1e-5));
-          CHECK(got.value().norms[step] == doctest::Approx(serial.value().norms[step]).epsilon(1e-4));
+          CHECK(got.value().losses[step] == doctest::Approx(serial[layout.optimizer].losses[step]).epsilon(1e-5));
+          CHECK(got.value().norms[step] == doctest::Approx(serial[layout.optimizer].norms[step]).epsilon(1e-4));
         }
         const Plan plan = make_plan(cut, layout.world()).value();
         for (int64_t rank = 0; rank < layout.world(); ++rank) {
@@ -140,7 +150,8 @@ TEST_SUITE("runtime/trainer/matrix") {
                                                  fmt::format("cp {}", layout.cp),
                                                  fmt::format("zero {}", layout.zero),
                                                  std::string(schedule_name(layout.schedule)),
-                                                 fmt::format("recompute {}", static_cast<int>(layout.recompute))};
+                                                 fmt::format("recompute {}", static_cast<int>(layout.recompute)),
+                                                 fmt::format("optimizer {}", static_cast<int>(layout.optimizer))};
         for (const std::string& a : values) {
           for (const std::string& b : values) {
             if (a != b) pairs[a].insert(b);

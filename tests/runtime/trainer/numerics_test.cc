@@ -242,7 +242,7 @@ TEST_SUITE("runtime/trainer/numerics") {
       std::map<std::byte*, size_t> here_;
       int64_t written_ = 0, read_ = 0;
     };
-    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+    for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb, OptimizerKind::kAdafactor}) {
       for (const double ema : {0.0, 0.5}) {
         Recipe recipe = tiny_recipe(false, true);
         recipe.stop = {Span::Unit::kSteps, 6};

@@ -1,0 +1,135 @@
+#include "runtime/kernels/adafactor.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "runtime/kernels/parallel.h"
+#include "runtime/kernels/simd.h"
+
+namespace cairn::kernels {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // parallel_elements cuts at multiples of it, so threads change no bit of the sums
+
+/// Calls body(at, n, row, col) for the parts of elements [begin, end) of a run that lie in one row each.
+template <typename Body>
+void for_rows(const MatrixRun& run, int64_t begin, int64_t end, const Body& body) {
+  for (int64_t at = begin; at < end;) {
+    const int64_t row = (run.begin + at) / run.cols, col = (run.begin + at) % run.cols;
+    const int64_t n = std::min(end - at, run.cols - col);
+    body(at, n, row, col);
+    at += n;
+  }
+}
+
+RT_CLONES double sum_squares(const float* grad, float scale, int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const double g = static_cast<double>(grad[i] * scale);
+    sum += g * g;
+  }
+  return sum;
+}
+
+RT_CLONES void add_squares(const float* grad, float scale, int64_t n, double* sums) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const double g = static_cast<double>(grad[i] * scale);
+    sums[i] += g * g;
+  }
+}
+
+RT_CLONES void norms_row(const float* grad, float scale, const float* col, const float* master, int64_t n,
+                         double* weight, double* step) {
+  double w2 = 0, u2 = 0;
+#pragma omp simd reduction(+ : w2, u2)
+  for (int64_t i = 0; i < n; ++i) {
+    const double w = master[i], u = static_cast<double>(grad[i] * scale * col[i]);
+    w2 += w * w;
+    u2 += u * u;
+  }
+  *weight += w2;
+  *step += u2;
+}
+
+RT_CLONES void step_row(AdafactorArgs args, const float* grad, float scale, const float* col, const float* master,
+                        float* out, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = master[i] - args.decay * master[i] - args.rate * (grad[i] * scale * col[i]);
+  }
+}
+
+RT_CLONES void average_row(AdafactorArgs args, const float* grad, float scale, const float* col, const float* master,
+                           const float* avg, float* out, float* avg_out, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float m = args.beta1 * avg[i] + (1.0f - args.beta1) * (args.rate * (grad[i] * scale * col[i]));
+    avg_out[i] = m;
+    out[i] = master[i] - args.decay * master[i] - m;
+  }
+}
+
+float row_scale(const MatrixRun& run, const AdafactorFactors& factors, int64_t row) {
+  return factors.row == nullptr ? run.grad_scale : run.grad_scale * factors.row[row];
+}
+
+}  // namespace
+
+void adafactor_squares(const MatrixRun& run, double* row_sums, double* col_sums) {
+  if (run.count == 0) return;
+  const int64_t first = run.begin / run.cols, end = (run.begin + run.count - 1) / run.cols + 1;
+  if (row_sums != nullptr) {
+    parallel_ranges(end - first, 1, run.cols, [&](int64_t row_begin, int64_t row_end) {
+      const int64_t from = std::max<int64_t>(0, (first + row_begin) * run.cols - run.begin);
+      const int64_t to = std::min(run.count, (first + row_end) * run.cols - run.begin);
+      for_rows(run, from, to, [&](int64_t at, int64_t n, int64_t row, int64_t) {
+        row_sums[row] += sum_squares(run.grad + at, run.grad_scale, n);
+      });
+    });
+  }
+  // By columns a second time: threads that took rows would each need all columns.
+  parallel_ranges(run.cols, 64, end - first, [&](int64_t col_begin, int64_t col_end) {
+    for_rows(run, 0, run.count, [&](int64_t at, int64_t n, int64_t, int64_t col) {
+      const int64_t from = std::max(col, col_begin), to = std::min(col + n, col_end);
+      if (from < to) add_squares(run.grad + at + from - col, run.grad_scale, to - from, col_sums + from);
+    });
+  });
+}
+
+void adafactor_norms(const MatrixRun& run, const AdafactorFactors& factors, const float* master,
+                     AdafactorNorms* norms) {
+  std::mutex mutex;
+  parallel_elements(run.count, [&](int64_t begin, int64_t end) {
+    AdafactorNorms mine;
+    for (int64_t i = begin; i < end; i += kBlock) {
+      double weight = 0, step = 0;
+      for_rows(run, i, std::min(i + kBlock, end), [&](int64_t at, int64_t n, int64_t row, int64_t col) {
+        norms_row(run.grad + at, row_scale(run, factors, row), factors.col + col, master + at, n, &weight, &step);
+      });
+      mine.weight.add(weight);
+      mine.step.add(step);
+    }
+    const std::lock_guard lock(mutex);  // once a thread; the sums are exact in any order
+    norms->weight.add(mine.weight);
+    norms->step.add(mine.step);
+  });
+}
+
+void adafactor_step(const AdafactorArgs& args, const MatrixRun& run, const AdafactorFactors& factors,
+                    const float* master, const float* avg, float* master_out, float* avg_out) {
+  parallel_elements(run.count, [&](int64_t begin, int64_t end) {
+    for_rows(run, begin, end, [&](int64_t at, int64_t n, int64_t row, int64_t col) {
+      const float scale = row_scale(run, factors, row);
+      if (avg == nullptr) {
+        step_row(args, run.grad + at, scale, factors.col + col, master + at, master_out + at, n);
+      } else {
+        average_row(args, run.grad + at, scale, factors.col + col, master + at, avg + at, master_out + at, avg_out + at,
+                    n);
+      }
+    });
+  });
+}
+
+}  // namespace cairn::kernels

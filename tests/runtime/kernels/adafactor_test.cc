@@ -1,0 +1,71 @@
+#include "runtime/kernels/adafactor.h"
+
+#include "tests/runtime/kernels/kernel_testing.h"
+
+using namespace cairn;
+using namespace cairn::testing;
+
+TEST_SUITE("runtime/kernels/adafactor") {
+  TEST_CASE("squares, norms and steps of ragged runs agree with the formulas in double, on any number of threads") {
+    struct Case {
+      int64_t rows, cols, begin, end;
+    };
+    for (const auto& [rows, cols, begin, end] :
+         {Case{7, 13, 0, 91}, Case{7, 13, 5, 60}, Case{7, 13, 14, 20}, Case{1, 5000, 17, 4999}, Case{5000, 1, 1, 4000},
+          Case{600, 700, 333, 419'000}, Case{7, 13, 13, 13}}) {
+      CAPTURE(rows);
+      CAPTURE(begin);
+      const auto all = static_cast<size_t>(rows * cols), count = static_cast<size_t>(end - begin);
+      const auto grad = normals<float>("g", all), weight = normals<float>("w", all), average = normals<float>("m", all);
+      auto row = normals<float>("r", static_cast<size_t>(rows)), col = normals<float>("c", static_cast<size_t>(cols));
+      const bool matrix = rows > 1;
+      kernels::MatrixRun run{grad.data() + begin, 0.5F, begin, end - begin, cols};
+      const kernels::AdafactorFactors factors{matrix ? row.data() : nullptr, col.data()};
+      const kernels::AdafactorArgs args{.rate = 0.25F, .decay = 0.125F, .beta1 = 0.75F};
+
+      std::vector<double> want_rows(static_cast<size_t>(rows), 1.0), want_cols(static_cast<size_t>(cols), 2.0);
+      std::vector<double> plain(count), averaged(count), steps(count);
+      double weight2 = 0, step2 = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        const double g = 0.5 * static_cast<double>(grad[i]), w = weight[i];
+        const double u = g * (matrix ? static_cast<double>(row[i / cols]) : 1.0) * static_cast<double>(col[i % cols]);
+        want_rows[i / cols] += g * g;
+        want_cols[i % cols] += g * g;
+        weight2 += w * w;
+        step2 += u * u;
+        plain[i - begin] = w - 0.125 * w - 0.25 * u;
+        steps[i - begin] = 0.75 * static_cast<double>(average[i]) + 0.25 * 0.25 * u;
+        averaged[i - begin] = w - 0.125 * w - steps[i - begin];
+      }
+      std::vector<double> first_rows, first_cols;
+      double first_norm = 0;
+      for (const int threads : {1, 3}) {
+        omp_set_num_threads(threads);
+        std::vector<double> row_sums(static_cast<size_t>(rows), 1.0), col_sums(static_cast<size_t>(cols), 2.0);
+        kernels::adafactor_squares(run, matrix ? row_sums.data() : nullptr, col_sums.data());
+        for (int64_t r = 0; matrix && r < rows; ++r) CHECK(row_sums[r] == doctest::Approx(want_rows[r]).epsilon(1e-12));
+        for (int64_t c = 0; c < cols; ++c) REQUIRE(col_sums[c] == doctest::Approx(want_cols[c]).epsilon(1e-12));
+        kernels::AdafactorNorms norms;
+        kernels::adafactor_norms(run, factors, weight.data() + begin, &norms);
+        CHECK(norms.weight.value() == doctest::Approx(weight2).epsilon(1e-10));
+        CHECK(norms.step.value() == doctest::Approx(step2).epsilon(1e-5));
+        if (threads == 1) {
+          first_rows = row_sums;
+          first_cols = col_sums;
+          first_norm = norms.step.value();
+        }
+        CHECK(row_sums == first_rows);
+        CHECK(col_sums == first_cols);
+        CHECK(norms.step.value() == first_norm);
+        std::vector<float> out(weight.begin() + begin, weight.begin() + end),
+            avg(average.begin() + begin, average.begin() + end);
+        kernels::adafactor_step(args, run, factors, out.data(), nullptr, out.data(), nullptr);  // in place
+        check_close(out, plain, {.relative = 1e-6, .absolute = 1e-6});
+        kernels::adafactor_step(args, run, factors, weight.data() + begin, avg.data(), out.data(), avg.data());
+        check_close(out, averaged, {.relative = 1e-6, .absolute = 1e-6});
+        check_close(avg, steps, {.relative = 1e-6, .absolute = 1e-6});
+      }
+      omp_set_num_threads(omp_get_num_procs());
+    }
+  }
+}
