@@ -85,11 +85,6 @@ struct Block {
 template <AmxSide kSide, bool kAlong>
 RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
   constexpr int64_t kWidth = kSide == AmxSide::kA ? kAmxRows : kAmxColumns;
-  // Rows end before the processor has noticed that they are read one after the other.
-  const char* const ahead = kAlong ? block.from + (line + 32) * block.row_bytes + s * 4
-                                   : block.from + 2 * (s + 16) * block.row_bytes + line * 2;
-#pragma GCC unroll 32
-  for (int64_t i = 0; i < 32; ++i) __builtin_prefetch(ahead + i * block.row_bytes, 0, 2);
   __m512i low[16], high[16];
 #pragma GCC unroll 16
   for (int64_t i = 0; i < 16; ++i) {
