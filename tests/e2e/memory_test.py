@@ -1,14 +1,10 @@
 """How much shared memory there is decides how many banks of the state a run has; too little is told before it starts."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
-from harness import RunTest, main
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from own_memory import own_shared_memory, resize_shared_memory  # noqa: E402
+from harness import OWN_MEMORY, RunTest, main, resize_shared_memory
 
 
 class Memory(RunTest):
@@ -38,7 +34,7 @@ class Memory(RunTest):
 
 
 if __name__ == "__main__":
-    if not own_shared_memory("256m"):
+    if not OWN_MEMORY:
         print("skipped: this user may not have a /dev/shm of its own")
         sys.exit(77)
     main()
