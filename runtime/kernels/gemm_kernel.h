@@ -3,7 +3,7 @@
 //
 // A panel of A holds `rows` rows of it, a panel of B `columns` columns, both as [steps][rows or columns] words of 32
 // bits: a step is one element of the sum in float, or two neighbours of it in bf16 (what vdpbf16ps multiplies at once).
-// What a panel has beyond the matrix is zero, so tiles are always whole. AMX has its own panels of A (gemm_amx.h).
+// What a panel has beyond the matrix is zero, so tiles are always whole. AMX has panels of its own (gemm_amx.h).
 
 #include <cstdint>
 

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 
 import numpy
 
-from harness import PATIENCE_S, RunTest, main
+from harness import RunTest, main
 
 
 class Adafactor(RunTest):
@@ -16,16 +15,6 @@ class Adafactor(RunTest):
         text = path.read_text().replace("T.adamw { peak_lr = 1e-2,", f"T.adafactor {{ peak_lr = 3e-2, {more}")
         path.write_text(text)
         return path
-
-    def cairn(self, *args, code=0):
-        done = subprocess.run([self.program, *map(str, args)], capture_output=True, cwd=self.folder, timeout=PATIENCE_S)
-        self.assertEqual(done.returncode, code, done.stderr.decode())
-        return done
-
-    def array(self, run, step, name):
-        file = self.folder / "array.npy"
-        file.write_bytes(self.cairn("ckpt", "cat", self.checkpoint(run, step), name).stdout)
-        return numpy.load(file)
 
     def test_a_killed_rank_and_a_killed_job_end_in_the_same_bytes(self):
         for name, more in (("plain", ""), ("averaged", "beta1 = 0.9, ")):

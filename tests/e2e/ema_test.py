@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 
 import numpy
 
-from harness import PATIENCE_S, RunTest, main
+from harness import RunTest, main
 
 
 class Ema(RunTest):
@@ -16,16 +15,6 @@ class Ema(RunTest):
         text = path.read_text()
         path.write_text(text.replace("weight_decay = 0.1,", f"weight_decay = 0.1, ema = {decay},"))
         return path
-
-    def cairn(self, *args, code=0):
-        done = subprocess.run([self.program, *map(str, args)], capture_output=True, cwd=self.folder, timeout=PATIENCE_S)
-        self.assertEqual(done.returncode, code, done.stderr.decode())
-        return done
-
-    def array(self, run, step, name):
-        file = self.folder / "array.npy"
-        file.write_bytes(self.cairn("ckpt", "cat", self.checkpoint(run, step), name).stdout)
-        return numpy.load(file)
 
     def test_checkpoints_hold_it_and_it_goes_on_over_deaths(self):
         self.train(self.averaging("a", steps=30, save=30), "a")

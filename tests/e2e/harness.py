@@ -18,6 +18,8 @@ import tempfile
 import time
 import unittest
 
+import numpy
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from own_memory import own_shared_memory, resize_shared_memory  # noqa: E402, F401
 
@@ -126,6 +128,18 @@ class RunTest(unittest.TestCase):
         path.write_text(RECIPE.format(name=name, steps=steps, precision=precision, tp=tp, pp=pp, dp=dp, zero=zero, sp=sp,
                                       save=save, keep=keep, prefix=prefix or self.folder / "tokens"))
         return path
+
+    def cairn(self, *args, code=0):
+        """Another command of the program, in the test's folder; its output in bytes."""
+        done = subprocess.run([self.program, *map(str, args)], capture_output=True, cwd=self.folder, timeout=PATIENCE_S)
+        self.assertEqual(done.returncode, code, done.stderr.decode())
+        return done
+
+    def array(self, run, step, name):
+        """A tensor of a checkpoint, as `cairn ckpt cat` gives it."""
+        file = self.folder / "array.npy"
+        file.write_bytes(self.cairn("ckpt", "cat", self.checkpoint(run, step), name).stdout)
+        return numpy.load(file)
 
     def start(self, recipe, run, *extra):
         job = Job(self.program, ["train", recipe, "--run", self.folder / run, "--threads", 1, *extra],
