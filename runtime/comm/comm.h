@@ -4,9 +4,10 @@
 //
 // Every operation has a name and a deadline. When a peer dies, or the run is aborted, every rank that waits gets an
 // Error (kPeerLost, kTimeout, kStopped) which says rank, group, operation; nothing waits for ever.
-// Reductions are deterministic: contributions are added in group-rank order 0..n-1, in float32 for bf16 and f16
-// payloads, so every member gets the same bits and a rerun gets them again. A Comm is driven by one thread at a time;
-// different Comms of a rank may be driven by different threads. Members call the same collectives in the same order.
+// Reductions are deterministic: contributions are added in group-rank order 0..n-1 (or by a tree of them, kTreeSum), in
+// float32 for bf16 and f16 payloads, so every member gets the same bits and a rerun gets them again. A Comm is driven
+// by one thread at a time; different Comms of a rank may be driven by different threads. Members call the same
+// collectives in the same order.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,9 @@
 
 namespace cairn::comm {
 
-enum class ReduceOp { kSum, kMax };
+/// kTreeSum adds by a balanced tree instead of in rank order: ((0 + 1) + (2 + 3)) + ... So ranks that each hold the
+/// root of an equal subtree of a larger tree get the larger tree's bits, however many they are.
+enum class ReduceOp { kSum, kMax, kTreeSum };
 
 /// A run of bytes that goes to a member of a group, or comes from it.
 struct OutPart {

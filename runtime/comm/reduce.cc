@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 // The build's -O2 leaves these loops scalar; they are plain element-wise folds, so wider vectors change no bit.
@@ -17,6 +18,8 @@ namespace cairn::comm {
 namespace {
 
 constexpr int64_t kBlock = 2048;  // elements folded in one go: the accumulator stays in the first-level cache
+constexpr int64_t kTreeBlock = 512;
+constexpr int64_t kMostLevels = 20;  // of a tree: far more ranks than there are
 
 CAIRN_WIDE void load_f32(float* __restrict acc, const float* __restrict x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) acc[i] = x[i];
@@ -95,6 +98,7 @@ struct Fold {
   void (*load)(Acc*, const T*, int64_t);
   void (*fold)(Acc*, const T*, int64_t);
   void (*store)(T*, const Acc*, int64_t);
+  void (*join)(Acc*, const Acc*, int64_t);
 };
 
 // Blocks go through a private accumulator: `out` may then be one of the inputs.
@@ -109,22 +113,54 @@ void fold_blocks(void* out, const void* const* inputs, int64_t n, int64_t count,
   }
 }
 
+// As a binary counter: acc holds the sums of subtrees that wait for their right neighbour, largest first.
+template <typename T, typename Acc>
+void fold_tree(void* out, const void* const* inputs, int64_t n, int64_t count, const Fold<T, Acc>& f) {
+  RT_CHECK(n < int64_t{1} << (kMostLevels - 1), "a tree of {} inputs", n);
+  alignas(64) Acc acc[kMostLevels][kTreeBlock];
+  for (int64_t at = 0; at < count; at += kTreeBlock) {
+    const int64_t m = std::min(kTreeBlock, count - at);
+    for (int64_t r = 0; r < n; ++r) {
+      const T* const input = static_cast<const T*>(inputs[r]) + at;
+      int depth = std::popcount(static_cast<uint64_t>(r));
+      if (r % 2 == 0) {
+        f.load(acc[depth], input, m);
+        continue;
+      }
+      f.fold(acc[--depth], input, m);
+      for (int64_t bits = r >> 1; bits & 1; bits >>= 1, --depth) f.join(acc[depth - 1], acc[depth], m);
+    }
+    for (int depth = std::popcount(static_cast<uint64_t>(n)); --depth > 0;) f.join(acc[depth - 1], acc[depth], m);
+    f.store(static_cast<T*>(out) + at, acc[0], m);
+  }
+}
+
+template <typename T, typename Acc>
+void fold_inputs(void* out, const void* const* inputs, int64_t n, int64_t count, ReduceOp op, const Fold<T, Acc>& f) {
+  op == ReduceOp::kTreeSum ? fold_tree(out, inputs, n, count, f) : fold_blocks(out, inputs, n, count, f);
+}
+
 }  // namespace
 
 void reduce_ordered(void* out, const void* const* inputs, int64_t n, int64_t count, DType dtype, ReduceOp op) {
   RT_CHECK(n >= 1 && count >= 0);
-  const bool sum = op == ReduceOp::kSum;
+  const bool sum = op != ReduceOp::kMax;
   switch (dtype) {
     case DType::kF32:
-      return fold_blocks<float, float>(out, inputs, n, count, {load_f32, sum ? add_f32 : max_f32, store_f32});
+      return fold_inputs<float, float>(out, inputs, n, count, op,
+                                       {load_f32, sum ? add_f32 : max_f32, store_f32, add_f32});
     case DType::kBf16:
-      return fold_blocks<bf16, float>(out, inputs, n, count, {load_bf16, sum ? add_bf16 : max_bf16, store_bf16});
+      return fold_inputs<bf16, float>(out, inputs, n, count, op,
+                                      {load_bf16, sum ? add_bf16 : max_bf16, store_bf16, add_f32});
     case DType::kF16:
-      return fold_blocks<f16, float>(out, inputs, n, count, {load_f16, sum ? add_f16 : max_f16, store_f16});
+      return fold_inputs<f16, float>(out, inputs, n, count, op,
+                                     {load_f16, sum ? add_f16 : max_f16, store_f16, add_f32});
     case DType::kF64:
-      return fold_blocks<double, double>(out, inputs, n, count, {load_f64, sum ? add_f64 : max_f64, store_f64});
+      return fold_inputs<double, double>(out, inputs, n, count, op,
+                                         {load_f64, sum ? add_f64 : max_f64, store_f64, add_f64});
     case DType::kI64:
-      return fold_blocks<uint64_t, uint64_t>(out, inputs, n, count, {load_i64, sum ? add_i64 : max_i64, store_i64});
+      return fold_inputs<uint64_t, uint64_t>(out, inputs, n, count, op,
+                                             {load_i64, sum ? add_i64 : max_i64, store_i64, add_i64});
     default:
       RT_CHECK(false, "{} is not reducible", dtype_name(dtype));
   }
@@ -144,6 +180,8 @@ Status check_reducible(DType dtype) {
   }
 }
 
-std::string_view reduce_op_name(ReduceOp op) { return op == ReduceOp::kSum ? "sum" : "max"; }
+std::string_view reduce_op_name(ReduceOp op) {
+  return op == ReduceOp::kSum ? "sum" : op == ReduceOp::kMax ? "max" : "tree sum";
+}
 
 }  // namespace cairn::comm

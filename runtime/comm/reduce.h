@@ -10,6 +10,8 @@
 namespace cairn::comm {
 
 /// out[i] = inputs[0][i] (+) inputs[1][i] (+) ... (+) inputs[n-1][i], folded in that order, for i in [0, count).
+/// kTreeSum: neighbours are added first, then neighbouring sums, and so on; behind the largest power of two comes the
+/// tree of the rest.
 ///
 /// bf16 and f16 are folded in float32 and rounded once at the end; f32, f64 and i64 fold in their own type (i64 wraps).
 /// A maximum hands a NaN on. `out` may be one of the inputs, and must not overlap one in part.

@@ -1,5 +1,7 @@
 #include "runtime/kernels/matmul.h"
 
+#include <bit>
+
 #include "runtime/core/check.h"
 #include "runtime/kernels/matmul_impl.h"
 #include "runtime/kernels/simd.h"
@@ -16,6 +18,15 @@ void check(const MatmulArgs& args) {
            "matmul of {}", dtype_name(args.ab_dtype));
   RT_CHECK(args.c_dtype == args.ab_dtype || args.c_dtype == DType::kF32, "matmul: {} into {}",
            dtype_name(args.ab_dtype), dtype_name(args.c_dtype));
+  if (args.parts == 1 && args.stretches.empty()) return;
+  RT_CHECK(args.parts > 0 && std::has_single_bit(static_cast<uint64_t>(args.parts)), "matmul in {} parts", args.parts);
+  RT_CHECK(args.bias == nullptr && !args.accumulate, "matmul: a sum in parts is all there is");
+  int64_t k = args.stretches.empty() ? args.k : 0;
+  for (const MatmulStretch& stretch : args.stretches) {
+    RT_CHECK(stretch.k % args.parts == 0, "matmul: {} of k in {} parts", stretch.k, args.parts);
+    k += stretch.k;
+  }
+  RT_CHECK(k == args.k && k % args.parts == 0, "matmul: {} of k = {} in {} parts", k, args.k, args.parts);
 }
 
 /// k = 0: an empty sum.

@@ -2,10 +2,17 @@
 // Matrix product. Nothing is allocated after the first call of a shape.
 
 #include <cstdint>
+#include <span>
 
 #include "runtime/core/dtype.h"
 
 namespace cairn::kernels {
+
+/// A run of rows of op(B), stored as MatmulArgs says, from `b` on.
+struct MatmulStretch {
+  const void* b = nullptr;
+  int64_t k = 0;
+};
 
 /// C[M,N] = op(A)[M,K] * op(B)[K,N] (+ C when accumulate) (+ bias[N] broadcast over rows).
 /// Row-major; `trans_a` means A is stored [K,M], `trans_b` that B is stored [N,K]. Leading dims are in elements.
@@ -24,11 +31,17 @@ struct MatmulArgs {
   DType c_dtype = DType::kF32;
   bool accumulate = false;
   const void* bias = nullptr;
+  /// The sum over k as equal parts, a power of two: each is summed by itself, and the sums are added in float by a
+  /// balanced tree. So calls with a subtree's part of k alone give, as float, sums whose tree has the same bits.
+  int64_t parts = 1;
+  /// Runs that k consists of, where B is not one matrix or parts are cut from each run: part p is the p-th of every
+  /// run, in order. Empty: one run, b. Neither parts nor runs go with `accumulate` or `bias`.
+  std::span<const MatmulStretch> stretches;
 };
 
 /// Own kernels: AMX for bf16, AVX-512 (with bf16 where that is fast), AVX2 or plain; what has no instructions for its
-/// type is multiplied as float. The choice is fixed per machine. An element's bits depend on its row of A and column of
-/// B alone.
+/// type is multiplied as float. The choice is fixed per machine. An element's bits depend on its row of A, its column
+/// of B and how the sum is cut alone.
 void matmul(const MatmulArgs& args);
 
 }  // namespace cairn::kernels

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <bit>
+#include <vector>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/gemm_amx.h"
@@ -13,7 +15,8 @@
 // their own second-level cache, and multiply tile by tile.
 //
 // An element's sum is cut into chunks by k alone and each chunk runs in order, so its bits depend neither on the number
-// of threads nor on m, n or the element's place.
+// of threads nor on m, n or the element's place. A sum in parts (MatmulArgs::parts) has its tree inside a chunk, tile
+// by tile, where whole parts fit into one, and across chunks where they do not; neither shows in the bits.
 
 namespace cairn::kernels {
 namespace {
@@ -83,49 +86,95 @@ void load_bias(const MatmulArgs& args, int64_t at, int64_t columns, float* to) {
   load_bias<f16>(args.bias, at, columns, to);
 }
 
+/// A run of the sum that is contiguous in A and in B.
+struct Segment {
+  int64_t a0 = 0;           // its first element, of k
+  const void* b = nullptr;  // operand B, and its first row there
+  int64_t b0 = 0;
+  int64_t depth = 0, steps = 0;
+  int64_t step0 = 0;                     // steps of the chunk before it
+  bool begins = true, completes = true;  // a part of the sum
+};
+
+/// One chunk of the sum: segments, and what its sum becomes. Sums wait at levels 0, 1, ..., those of larger subtrees
+/// below.
+struct ChunkSum {
+  std::span<const Segment> segments;
+  int64_t steps = 0;
+  bool continues = false;  // the sum at `level` is of the same part
+  int64_t level = 0;       // where it stands
+  int64_t joins = 0;       // sums below it that it completes: so many levels down
+  bool first = false, last = false;
+};
+
 /// One chunk of the sum for one block of C.
 struct Chunk {
   const MatmulArgs& args;
   const GemmKernel& kernel;
   GemmIsa isa;
+  const ChunkSum& sum;
+  bool whole_steps;                      // each segment is
   int64_t row0, rows, column0, columns;  // the block of C
-  int64_t depth0, depth, steps;
-  bool first, last;   // of the sum's chunks
-  uint32_t* b;        // packed
-  const float* bias;  // [columns], or null
-  float* sums;        // [rows, columns] between the chunks of a 16-bit result; null when there is one chunk
+  uint32_t* b;                           // packed
+  const float* bias;                     // [columns], or null
+  float* sums;                           // levels of [sum_rows, columns], but for level 0 of a float C, which is C
+  int64_t sum_rows;
+
+  /// A where it is packed: rows from row0 on, segment by segment.
+  struct PackedA {
+    uint32_t* words = nullptr;  // null: as it lies
+    int64_t row0 = 0, rows = 0;
+  };
+  /// A level of the sums at (row, column) of the block.
+  struct Level {
+    float* at;
+    int64_t stride;
+  };
 
   /// Both on `threads` threads.
   void pack_b(int64_t threads) const;
   void multiply(int64_t threads) const;
-  void pack_a(int64_t begin, int64_t end, uint32_t* a) const;
-  /// Rows [begin, end) times panels [panel0, panel1) of B. `a`: the rows packed; null: as they lie.
-  void multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const uint32_t* a) const;
+  void pack_a(int64_t begin, int64_t end, const PackedA& to) const;
+  /// Rows [begin, end) times panels [panel0, panel1) of B.
+  void multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const PackedA& a) const;
   /// What a tile will be added to lies far away; it arrives while the tile is computed.
   void fetch(int64_t row, int64_t column, int64_t count, int64_t width) const;
   void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
+  Level level(int64_t level, int64_t row, int64_t column) const {
+    if (args.c_dtype != DType::kF32) return {sums + (level * sum_rows + row) * columns + column, columns};
+    if (level == 0) return {static_cast<float*>(args.c) + (row0 + row) * args.ldc + column0 + column, args.ldc};
+    return {sums + ((level - 1) * sum_rows + row) * columns + column, columns};
+  }
   int64_t panels() const { return ceil_div(columns, kernel.columns); }
   /// Whether rows of A are multiplied as they lie: whole tiles of them, and not all in the same sets of a cache.
   bool takes_rows() const {
     constexpr int64_t kSetsBytes = 4096;
-    return kernel.amx && !args.trans_a && rows % kernel.rows == 0 && args.k % (2 * kernel.step_unit) == 0 &&
-           args.lda * 2 % kSetsBytes != 0;
+    return kernel.amx && !args.trans_a && rows % kernel.rows == 0 && whole_steps && args.lda * 2 % kSetsBytes != 0;
   }
 };
 
 /// A tile at (row, column) of the block.
 void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const {
   const int64_t tile_stride = kernel.columns;
-  if (first && bias != nullptr) add_row(bias + column, tile, tile_stride, count, width);
-  const int64_t at = (row0 + row) * args.ldc + column0 + column;
-  if (args.c_dtype == DType::kF32) {
-    return add_tile(tile, tile_stride, static_cast<float*>(args.c) + at, args.ldc, count, width,
-                    args.accumulate || !first);
+  if (sum.first && bias != nullptr) add_row(bias + column, tile, tile_stride, count, width);
+  bool continues = sum.continues;
+  if (sum.joins > 0) {
+    for (int64_t down = continues ? 0 : 1; down <= sum.joins; ++down) {
+      const Level joined = level(sum.level - down, row, column);
+      add_tile(joined.at, joined.stride, tile, tile_stride, count, width, true);
+    }
+    continues = false;
   }
-  float* const kept = sums == nullptr ? nullptr : sums + row * columns + column;
-  if (!last) return add_tile(tile, tile_stride, kept, columns, count, width, !first);
-  const float* const before = first ? nullptr : kept;
-  if (kernel.amx && args.c_dtype == DType::kBf16 && !args.accumulate && before == nullptr && width == tile_stride) {
+  if (args.c_dtype == DType::kF32 || !sum.last) {
+    const Level to = level(sum.level - sum.joins, row, column);
+    const bool adds = continues || (sum.first && args.c_dtype == DType::kF32 && args.accumulate);
+    return add_tile(tile, tile_stride, to.at, to.stride, count, width, adds);
+  }
+  const float* const before = continues ? level(sum.level, row, column).at : nullptr;
+  const int64_t at = (row0 + row) * args.ldc + column0 + column;
+  // Sums in parts are rounded elsewhere too, where denormal numbers stay.
+  if (kernel.amx && args.c_dtype == DType::kBf16 && !args.accumulate && before == nullptr && width == tile_stride &&
+      args.parts == 1) {
     const bool past = args.m * args.n * dtype_size_bytes(args.c_dtype) >= kPastBytes;
     return amx_round(tile, count, static_cast<bf16*>(args.c) + at, args.ldc, past);
   }
@@ -138,65 +187,89 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
 }
 
 void Chunk::fetch(int64_t row, int64_t column, int64_t count, int64_t width) const {
-  const bool adds = args.c_dtype == DType::kF32 ? args.accumulate || !first : !first;
+  const bool adds = sum.continues || (args.c_dtype == DType::kF32 && args.accumulate);
   if (!adds || kernel.amx) return;
-  const float* const to = sums != nullptr
-                              ? sums + row * columns + column
-                              : static_cast<const float*>(args.c) + (row0 + row) * args.ldc + column0 + column;
-  const int64_t stride = sums != nullptr ? columns : args.ldc;
+  const Level to = level(sum.level, row, column);
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t x = 0; x < width; x += 16) __builtin_prefetch(to + r * stride + x, 1);
+    for (int64_t x = 0; x < width; x += 16) __builtin_prefetch(to.at + r * to.stride + x, 1);
   }
 }
 
-void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const uint32_t* a) const {
-  const int64_t a_row_bytes = a == nullptr ? args.lda * 2 : 0;
-  const auto rows_of_a = [&](int64_t row, int64_t step) -> const void* {
-    if (a != nullptr) return a + (row - begin) * steps + step * kernel.rows;
-    return static_cast<const bf16*>(args.a) + (row0 + row) * args.lda + depth0 + 2 * step;
+void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const PackedA& a) const {
+  const int64_t a_row_bytes = a.words == nullptr ? args.lda * 2 : 0;
+  const auto rows_of_a = [&](const Segment& segment, int64_t row, int64_t step) -> const void* {
+    if (a.words != nullptr) {
+      return a.words + segment.step0 * a.rows + (row - a.row0) * segment.steps + step * kernel.rows;
+    }
+    return static_cast<const bf16*>(args.a) + (row0 + row) * args.lda + segment.a0 + 2 * step;
   };
-  const int64_t turn_steps = kernel.turn_steps == 0 ? steps : kernel.turn_steps;
-  const int64_t turn_rows = turn_steps < steps ? kTurnRows : kernel.rows;
+  const bool many = sum.segments.size() > 1;
+  const int64_t most_steps = kernel.turn_steps == 0 ? sum.steps : kernel.turn_steps;
+  const int64_t turn_rows = many || most_steps < sum.steps ? kTurnRows / kernel.rows * kernel.rows : kernel.rows;
+  const int64_t tile_elems = kernel.rows * kernel.columns, turn_elems = turn_rows * kernel.columns;
   thread_local Scratch scratch;
-  float* const tiles = scratch.floats(turn_rows * kernel.columns);
+  // One for each subtree that waits, the part at work, and what is added to it where the kernel does not do that.
+  const int64_t slots = many ? std::bit_width(sum.segments.size()) + 2 : 1;
+  float* const tiles = scratch.floats(slots * turn_elems);
   const AmxTiles registers(kernel.amx);
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t column = panel * kernel.columns;
-    const uint32_t* const b_panel = b + column * steps;
     const int64_t width = std::min(kernel.columns, columns - column);
     for (int64_t turn_row = begin; turn_row < end; turn_row += turn_rows) {
       const int64_t turn_end = std::min(turn_row + turn_rows, end);
-      for (int64_t s = 0; s < steps; s += turn_steps) {
-        const bool ends = s + turn_steps >= steps;
-        for (int64_t row = turn_row; row < turn_end; row += kernel.rows) {
-          const int64_t count = std::min(kernel.rows, end - row);
-          if (ends) fetch(row, column, count, width);
-          float* const tile = tiles + (row - turn_row) * kernel.columns;
-          kernel.tile(rows_of_a(row, s), a_row_bytes, b_panel + s * kernel.columns, std::min(turn_steps, steps - s),
-                      s > 0, tile, kernel.columns);
-          if (ends) store(tile, row, column, count, width);
+      uint64_t parts_done = 0;
+      for (const Segment& segment : sum.segments) {
+        const bool last = &segment == &sum.segments.back();
+        const uint32_t* const b_panel = b + segment.step0 * panels() * kernel.columns + column * segment.steps;
+        float* const slot = tiles + std::popcount(parts_done) * turn_elems;
+        const int64_t joins = segment.completes ? std::countr_one(parts_done) : 0;
+        for (int64_t s = 0; s < segment.steps; s += most_steps) {
+          const bool ends = s + most_steps >= segment.steps;
+          const int64_t steps = std::min(most_steps, segment.steps - s);
+          for (int64_t row = turn_row; row < turn_end; row += kernel.rows) {
+            const int64_t count = std::min(kernel.rows, end - row);
+            if (ends && last) fetch(row, column, count, width);
+            float* tile = slot + (row - turn_row) * kernel.columns;
+            const bool adds = s > 0 || !segment.begins, apart = adds && !kernel.amx;
+            float* const to = apart ? tiles + (slots - 1) * turn_elems : tile;
+            kernel.tile(rows_of_a(segment, row, s), a_row_bytes, b_panel + s * kernel.columns, steps, adds && !apart,
+                        to, kernel.columns);
+            if (apart) add_tile(to, tile_elems, tile, tile_elems, 1, tile_elems, true);
+            if (!ends) continue;
+            for (int64_t j = 0; j < joins; ++j, tile -= turn_elems) {
+              add_tile(tile, tile_elems, tile - turn_elems, tile_elems, 1, tile_elems, true);
+            }
+            if (last) store(tile, row, column, count, width);
+          }
         }
+        parts_done += segment.completes ? 1 : 0;
       }
     }
   }
 }
 
 void Chunk::pack_b(int64_t threads) const {
-  const GemmOperand from{args.b, args.ldb, args.trans_b, args.ab_dtype};
   const int64_t size = ceil_div(panels(), threads == 1 ? 1 : kPiecesPerThread * threads);
   parallel_tasks(ceil_div(panels(), size), threads == 1, [&](int64_t task) {
     const int64_t line = task * size * kernel.columns;
-    pack_panels(isa, kernel, from, kernel.columns, column0 + line, std::min(size * kernel.columns, columns - line),
-                depth0, depth, b + line * steps);
+    for (const Segment& segment : sum.segments) {
+      pack_panels(isa, kernel, {segment.b, args.ldb, args.trans_b, args.ab_dtype}, kernel.columns, column0 + line,
+                  std::min(size * kernel.columns, columns - line), segment.b0, segment.depth,
+                  b + segment.step0 * panels() * kernel.columns + line * segment.steps);
+    }
   });
 }
 
-void Chunk::pack_a(int64_t begin, int64_t end, uint32_t* a) const {
+void Chunk::pack_a(int64_t begin, int64_t end, const PackedA& to) const {
   const GemmOperand from{args.a, args.lda, !args.trans_a, args.ab_dtype};
-  pack_panels(isa, kernel, from, kernel.rows, row0 + begin, end - begin, depth0, depth, a);
+  for (const Segment& segment : sum.segments) {
+    pack_panels(isa, kernel, from, kernel.rows, row0 + begin, end - begin, segment.a0, segment.depth,
+                to.words + segment.step0 * to.rows + (begin - to.row0) * segment.steps);
+  }
 }
 
 void Chunk::multiply(int64_t threads) const {
+  const int64_t steps = sum.steps;
   int64_t row_parts = ceil_div(rows, std::max(kernel.part_words / steps / kernel.rows * kernel.rows, kernel.rows));
   if (threads > 1) row_parts = round_up(std::max(row_parts, rows / kernel.least_rows), threads);
   const int64_t part = round_up(ceil_div(rows, row_parts), kernel.rows);
@@ -205,72 +278,145 @@ void Chunk::multiply(int64_t threads) const {
   const int64_t part_panels = ceil_div(panels(), column_parts);
   // A part that one task uses is packed by it, into its core's cache; others by all threads before.
   thread_local Scratch shared_scratch;
-  uint32_t* shared = nullptr;
+  PackedA shared;
   const bool direct = takes_rows();
   if (column_parts > 1 && !direct) {
-    shared = reinterpret_cast<uint32_t*>(shared_scratch.floats(row_parts * part * steps));
+    shared.rows = row_parts * part;
+    shared.words = reinterpret_cast<uint32_t*>(shared_scratch.floats(shared.rows * steps));
     const int64_t pieces = std::max(row_parts, kPiecesPerThread * threads);
     const int64_t piece = round_up(ceil_div(rows, pieces), kernel.rows);
-    parallel_tasks(ceil_div(rows, piece), false, [&](int64_t task) {
-      pack_a(task * piece, std::min((task + 1) * piece, rows), shared + task * piece * steps);
-    });
+    parallel_tasks(ceil_div(rows, piece), false,
+                   [&](int64_t task) { pack_a(task * piece, std::min((task + 1) * piece, rows), shared); });
   }
   parallel_tasks(row_parts * column_parts, threads == 1, [&](int64_t task) {
     const int64_t begin = task / column_parts * part, panel = task % column_parts * part_panels;
     const int64_t end = std::min(begin + part, rows);
-    const uint32_t* a = shared == nullptr ? nullptr : shared + begin * steps;
-    if (shared == nullptr && !direct) {
+    PackedA a = shared;
+    if (shared.words == nullptr && !direct) {
       thread_local Scratch scratch;
-      auto* const own = reinterpret_cast<uint32_t*>(scratch.floats(part * steps));
-      pack_a(begin, end, own);
-      a = own;
+      a = {reinterpret_cast<uint32_t*>(scratch.floats(part * steps)), begin, part};
+      pack_a(begin, end, a);
     }
     multiply_part(begin, end, panel, std::min(panel + part_panels, panels()), a);
   });
 }
 
+/// The chunks of a sum, in order.
+class SumPlan {
+ public:
+  SumPlan(const MatmulArgs& args, const GemmKernel& kernel) {
+    segments_.clear();
+    chunks_.clear();
+    const MatmulStretch one{args.b, args.k};
+    const std::span<const MatmulStretch> stretches =
+        args.stretches.empty() ? std::span(&one, 1) : std::span(args.stretches);
+    int64_t part_steps = 0;
+    for (const MatmulStretch& stretch : stretches) part_steps += kernel.steps_of(stretch.k / args.parts);
+    // Whole parts, as many as fit into a chunk; one that does not is cut into chunks as a sum of its own.
+    int64_t together = 1;
+    while (2 * together <= args.parts && 2 * together * part_steps <= kernel.max_steps) together *= 2;
+    for (int64_t part = 0; part < args.parts; ++part) {
+      bool begins = true;
+      int64_t stretch_a0 = 0;
+      for (const MatmulStretch& stretch : stretches) {
+        const int64_t depth = stretch.k / args.parts, unit = (kernel.pairs ? 2 : 1) * kernel.step_unit;
+        const int64_t most =
+            part_steps <= kernel.max_steps ? depth : part_size(depth, kernel.max_steps * (kernel.pairs ? 2 : 1), unit);
+        for (int64_t at = 0; at < depth; at += most) {
+          const int64_t b0 = part * depth + at, size = std::min(most, depth - at);
+          segments_.push_back({.a0 = stretch_a0 + b0,
+                               .b = stretch.b,
+                               .b0 = b0,
+                               .depth = size,
+                               .steps = kernel.steps_of(size),
+                               .begins = begins,
+                               .completes = false});
+          whole_steps_ = whole_steps_ && size % unit == 0;
+          begins = false;
+        }
+        stretch_a0 += stretch.k;
+      }
+      segments_.back().completes = true;
+    }
+    cut(part_steps <= kernel.max_steps ? together : 0);
+  }
+
+  const std::vector<ChunkSum>& chunks() const { return chunks_; }
+  int64_t most_steps() const { return most_steps_; }
+  int64_t levels() const { return levels_; }
+  bool whole_steps() const { return whole_steps_; }
+
+ private:
+  /// Chunks of `together` parts; 0: of a segment each, and a part's first one begins a sum anew.
+  void cut(int64_t together) {
+    uint64_t done = 0;  // chunks, or parts, that are complete
+    bool continues = false;
+    for (size_t begin = 0, end; begin < segments_.size(); begin = end) {
+      ChunkSum chunk{.continues = continues, .level = std::popcount(done), .first = begin == 0};
+      int64_t parts = 0;
+      for (end = begin; end < segments_.size() && (end == begin || parts < together); ++end) {
+        Segment& segment = segments_[end];
+        segment.step0 = chunk.steps;
+        chunk.steps += segment.steps;
+        parts += segment.completes ? 1 : 0;
+      }
+      const bool completes = segments_[end - 1].completes;
+      if (together == 0) segments_[begin].begins = true;
+      chunk.segments = {&segments_[begin], end - begin};
+      chunk.last = end == segments_.size();
+      if (completes) chunk.joins = std::countr_one(done++);
+      continues = !completes;
+      if (!chunk.last) levels_ = std::max(levels_, chunk.level - chunk.joins + 1);
+      most_steps_ = std::max(most_steps_, chunk.steps);
+      chunks_.push_back(chunk);
+    }
+  }
+
+  static thread_local std::vector<Segment> segments_;  // kept from call to call
+  static thread_local std::vector<ChunkSum> chunks_;
+  int64_t most_steps_ = 0, levels_ = 0;
+  bool whole_steps_ = true;
+};
+thread_local std::vector<Segment> SumPlan::segments_;
+thread_local std::vector<ChunkSum> SumPlan::chunks_;
+
 }  // namespace
 
 void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
   const GemmKernel kernel = gemm_kernel(isa, args.ab_dtype);
-  const int64_t depth_unit = kernel.pairs ? 2 : 1;
-  const int64_t depth_size = part_size(args.k, kernel.max_steps * depth_unit, depth_unit * kernel.step_unit);
-  const int64_t steps = kernel.steps_of(depth_size), chunks = ceil_div(args.k, depth_size);
+  const SumPlan plan(args, kernel);
+  const int64_t steps = plan.most_steps();
   const int64_t columns_size =
       std::min(part_size(args.n, kBlockWords / steps, kernel.columns), round_up(args.n, kernel.columns));
-  const bool keeps_sums = chunks > 1 && args.c_dtype != DType::kF32;
-  const int64_t rows_size = keeps_sums ? std::min(args.m, kSumRows) : args.m;
+  const int64_t kept = std::max<int64_t>(0, plan.levels() - (args.c_dtype == DType::kF32 ? 1 : 0));
+  const int64_t rows_size = kept > 0 ? std::min(args.m, kSumRows) : args.m;
   const int64_t threads = args.m * args.n * args.k < kMinParallelProducts ? 1 : team_threads();
 
   thread_local Scratch scratch;
-  float* const memory =
-      scratch.floats(columns_size * steps + columns_size + (keeps_sums ? rows_size * columns_size : 0));
+  float* const memory = scratch.floats(columns_size * steps + columns_size + kept * rows_size * columns_size);
   auto* const b = reinterpret_cast<uint32_t*>(memory);
   float* const bias = memory + columns_size * steps;
-  float* const sums = keeps_sums ? bias + columns_size : nullptr;
+  float* const sums = kept > 0 ? bias + columns_size : nullptr;
 
   for (int64_t column0 = 0; column0 < args.n; column0 += columns_size) {
     const int64_t columns = std::min(columns_size, args.n - column0);
     if (args.bias != nullptr) load_bias(args, column0, columns, bias);
     for (int64_t row0 = 0; row0 < args.m; row0 += rows_size) {
       const int64_t rows = std::min(rows_size, args.m - row0);
-      for (int64_t depth0 = 0; depth0 < args.k; depth0 += depth_size) {
-        const int64_t depth = std::min(depth_size, args.k - depth0);
+      for (const ChunkSum& sum : plan.chunks()) {
         const Chunk chunk{.args = args,
                           .kernel = kernel,
                           .isa = isa,
+                          .sum = sum,
+                          .whole_steps = plan.whole_steps(),
                           .row0 = row0,
                           .rows = rows,
                           .column0 = column0,
                           .columns = columns,
-                          .depth0 = depth0,
-                          .depth = depth,
-                          .steps = kernel.steps_of(depth),
-                          .first = depth0 == 0,
-                          .last = depth0 + depth == args.k,
                           .b = b,
                           .bias = args.bias != nullptr ? bias : nullptr,
-                          .sums = sums};
+                          .sums = sums,
+                          .sum_rows = rows_size};
         chunk.pack_b(threads);
         chunk.multiply(threads);
       }

@@ -49,15 +49,27 @@ Bytes payload(DType dtype, int64_t rank, int64_t count) {
   return out;
 }
 
+/// The tree over [begin, end) by its definition, from the top: the largest power of two below on the left.
+template <typename Acc>
+Acc tree_sum(const std::vector<Acc>& values, size_t begin, size_t end) {
+  if (end - begin == 1) return values[begin];
+  size_t left = 1;
+  while (2 * left < end - begin) left *= 2;
+  return tree_sum(values, begin, begin + left) + tree_sum(values, begin + left, end);
+}
+
 template <typename T, typename Acc>
 Bytes fold(const std::vector<Bytes>& inputs, ReduceOp op, Acc (*widen)(T), T (*narrow)(Acc)) {
   Bytes out(inputs[0].size());
   for (int64_t i = 0; i < static_cast<int64_t>(out.size() / sizeof(T)); ++i) {
     Acc acc = widen(get<T>(inputs[0], i));
+    std::vector<Acc> all = {acc};
     for (size_t r = 1; r < inputs.size(); ++r) {
       const Acc x = widen(get<T>(inputs[r], i));
       acc = op == ReduceOp::kSum ? acc + x : std::max(acc, x);
+      all.push_back(x);
     }
+    if (op == ReduceOp::kTreeSum) acc = tree_sum(all, 0, all.size());
     put(out, i, narrow(acc));
   }
   return out;
@@ -87,7 +99,7 @@ std::vector<Bytes> payloads(DType dtype, int64_t ranks, int64_t count) {
 }
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF64, DType::kI64};
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kTreeSum};
 
 // Small staging sends even small payloads through many chunks.
 constexpr int64_t kTinyStaging = 3 * 1024;
@@ -109,7 +121,7 @@ void run_all(const WorldSpec& spec, const Body& body) {
 }  // namespace
 
 TEST_SUITE("runtime/comm/conformance") {
-  TEST_CASE("all_reduce gives every rank the ordered fold, for any count, dtype, operation and staging") {
+  TEST_CASE("all_reduce gives every rank the ordered fold or the tree, for any count, dtype, operation and staging") {
     for (const int64_t n : {2, 3, 4, 8}) {
       for (const int64_t staging : {kTinyStaging, int64_t{768} << 10}) {
         run_all({.size = n, .staging_bytes = staging}, [&](Engine& engine) -> std::string {
@@ -175,15 +187,17 @@ TEST_SUITE("runtime/comm/conformance") {
             for (const DType dtype : {DType::kF32, DType::kBf16}) {
               const int64_t part = count * dtype_size_bytes(dtype);
               const Bytes input = payload(dtype, engine.world_rank(), n * count);
-              const Bytes sum = expected_reduce(payloads(dtype, n, n * count), dtype, ReduceOp::kSum);
-              const Bytes want(sum.begin() + comm->rank() * part, sum.begin() + (comm->rank() + 1) * part);
-              Bytes out(static_cast<size_t>(part));
-              EXPECT_OK(comm->reduce_scatter(input.data(), out.data(), count, dtype, ReduceOp::kSum, "out of place"));
-              EXPECT(out == want);
-              Bytes both = input;
-              char* mine = both.data() + comm->rank() * part;
-              EXPECT_OK(comm->reduce_scatter(both.data(), mine, count, dtype, ReduceOp::kSum, "in place"));
-              EXPECT(Bytes(mine, mine + part) == want);
+              for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kTreeSum}) {
+                const Bytes sum = expected_reduce(payloads(dtype, n, n * count), dtype, op);
+                const Bytes want(sum.begin() + comm->rank() * part, sum.begin() + (comm->rank() + 1) * part);
+                Bytes out(static_cast<size_t>(part));
+                EXPECT_OK(comm->reduce_scatter(input.data(), out.data(), count, dtype, op, "out of place"));
+                EXPECT(out == want);
+                Bytes both = input;
+                char* mine = both.data() + comm->rank() * part;
+                EXPECT_OK(comm->reduce_scatter(both.data(), mine, count, dtype, op, "in place"));
+                EXPECT(Bytes(mine, mine + part) == want);
+              }
             }
           }
           return "";

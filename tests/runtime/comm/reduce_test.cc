@@ -47,6 +47,23 @@ TEST_SUITE("runtime/comm/reduce") {
     }
   }
 
+  TEST_CASE("a tree adds neighbours first, and subtrees that others have added give its bits again") {
+    const float big = 1e8f;  // (1 + big) - big is 0 in order; 1 + (big - big) is 1
+    std::vector<std::vector<float>> in = {std::vector<float>(1300, 1.0f), std::vector<float>(1300, 0.0f),
+                                          std::vector<float>(1300, big), std::vector<float>(1300, -big)};
+    const void* inputs[] = {in[0].data(), in[1].data(), in[2].data(), in[3].data()};
+    std::vector<float> out(1300), ordered(1300), left(1300), right(1300), both(1300);
+    reduce_ordered(out.data(), inputs, 4, 1300, DType::kF32, ReduceOp::kTreeSum);
+    CHECK(out == std::vector<float>(1300, 1.0f));
+    reduce_ordered(ordered.data(), inputs, 4, 1300, DType::kF32, ReduceOp::kSum);
+    CHECK(ordered == std::vector<float>(1300, 0.0f));
+    reduce_ordered(left.data(), inputs, 2, 1300, DType::kF32, ReduceOp::kTreeSum);
+    reduce_ordered(right.data(), inputs + 2, 2, 1300, DType::kF32, ReduceOp::kTreeSum);
+    const void* halves[] = {left.data(), right.data()};
+    reduce_ordered(both.data(), halves, 2, 1300, DType::kF32, ReduceOp::kTreeSum);
+    CHECK(both == out);
+  }
+
   TEST_CASE("a maximum is exact for every dtype and hands a NaN on from any place") {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (int place = 0; place < 3; ++place) {

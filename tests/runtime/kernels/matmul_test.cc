@@ -132,6 +132,119 @@ TEST_SUITE("runtime/kernels/matmul") {
     }
   }
 
+  TEST_CASE_TEMPLATE("a sum in parts is the tree of its parts' sums, whoever takes which subtree", T,
+                     std::pair<float, float>, std::pair<bf16, bf16>, std::pair<f16, f16>) {
+    using AB = typename T::first_type;
+    using C = typename T::second_type;
+    for (const GemmIsa isa :
+         {GemmIsa::kBaseline, GemmIsa::kAvx2, GemmIsa::kAvx512, GemmIsa::kAvx512Bf16, GemmIsa::kAmx}) {
+      if (!kernels::gemm_isa_runs(isa)) continue;
+      CAPTURE(static_cast<int>(isa));
+      struct Sum {
+        int64_t m, n, parts;
+        std::vector<int64_t> runs;  // k of each
+        bool trans_b;
+      };
+      const std::vector<Sum> sums = {
+          {37, 45, 4, {64}, true},
+          {64, 128, 4, {128}, false},           // rows of A as they lie
+          {33, 70, 8, {24, 8, 8}, false},       // runs that no kernel's steps divide
+          {64, 64, 4, {256, 128, 128}, false},  // runs that they do
+          {34, 65, 2, {6200}, true},            // parts of several chunks
+          {34, 65, 8, {4160}, false},           // several parts a chunk, several chunks
+          {34, 65, 4, {8192, 2048}, false},     // a part of several runs and chunks
+          {2060, 1, 4, {2400}, false},          // more rows than are kept at once
+          {200, 140, 4, {600}, true},           // several threads
+      };
+      for (const Sum& t : sums) {
+        int64_t k = 0;
+        for (const int64_t run : t.runs) k += run;
+        CAPTURE(k);
+        CAPTURE(t.parts);
+        const auto a = normals<AB>("a", t.m * k), b = normals<AB>("b", k * t.n);
+        // Subtrees of `of` parts, one after another: of every run the elements [part, part + of) * run / parts.
+        const auto subtree = [&](int64_t part, int64_t of, DType c_dtype, void* c) {
+          std::vector<kernels::MatmulStretch> stretches;
+          std::vector<AB> some(t.m * k / t.parts * of);
+          const int64_t lda = k / t.parts * of;
+          int64_t at = 0, to = 0;
+          for (const int64_t run : t.runs) {
+            const int64_t first = at + run / t.parts * part, count = run / t.parts * of;
+            for (int64_t i = 0; i < t.m; ++i) std::copy_n(&a[i * k + first], count, &some[i * lda + to]);
+            stretches.push_back({b.data() + (t.trans_b ? first : first * t.n), count});
+            at += run;
+            to += count;
+          }
+          if (t.runs.size() == 1 && of == 1) stretches.clear();  // plain
+          kernels::matmul_packed({.m = t.m,
+                                  .n = t.n,
+                                  .k = lda,
+                                  .a = some.data(),
+                                  .lda = lda,
+                                  .b = b.data() + (t.trans_b ? k / t.parts * part : k / t.parts * part * t.n),
+                                  .ldb = t.trans_b ? k : t.n,
+                                  .trans_b = t.trans_b,
+                                  .c = c,
+                                  .ldc = t.n,
+                                  .ab_dtype = DTypeOf<AB>::value,
+                                  .c_dtype = c_dtype,
+                                  .parts = of,
+                                  .stretches = stretches},
+                                 isa);
+        };
+        std::vector<float> whole(t.m * t.n);
+        subtree(0, t.parts, DType::kF32, whole.data());
+        std::vector<double> naive(t.m * t.n, 0.0);
+        for (int64_t i = 0; i < t.m; ++i) {
+          for (int64_t l = 0; l < k; ++l) {
+            const double x = to_f32(a[i * k + l]);
+            for (int64_t j = 0; j < t.n; ++j) naive[i * t.n + j] += x * to_f32(b[t.trans_b ? j * k + l : l * t.n + j]);
+          }
+        }
+        check_close(whole, naive, sum_of<float>(k));
+        std::vector<C> rounded(t.m * t.n), wanted;
+        subtree(0, t.parts, DTypeOf<C>::value, rounded.data());
+        for (const float x : whole) {
+          if constexpr (std::is_same_v<C, bf16>) wanted.push_back(to_bf16(x));
+          if constexpr (std::is_same_v<C, f16>) wanted.push_back(to_f16(x));
+          if constexpr (std::is_same_v<C, float>) wanted.push_back(x);
+        }
+        CHECK(same_bits(rounded, wanted));
+        for (int64_t of = 1; of < t.parts; of *= 2) {
+          CAPTURE(of);
+          std::vector<std::vector<float>> level;
+          for (int64_t part = 0; part < t.parts; part += of) {
+            subtree(part, of, DType::kF32, level.emplace_back(t.m * t.n).data());
+          }
+          for (; level.size() > 1; level.resize(level.size() / 2)) {
+            for (size_t pair = 0; pair < level.size() / 2; ++pair) {
+              std::vector<float> joined = level[2 * pair];
+              for (size_t i = 0; i < joined.size(); ++i) joined[i] += level[2 * pair + 1][i];
+              level[pair] = std::move(joined);
+            }
+          }
+          CHECK(same_bits(level.front(), whole));
+        }
+        std::vector<float> plain(t.m * t.n);
+        if (t.runs.size() == 1) {
+          kernels::matmul_packed({.m = t.m,
+                                  .n = t.n,
+                                  .k = k,
+                                  .a = a.data(),
+                                  .lda = k,
+                                  .b = b.data(),
+                                  .ldb = t.trans_b ? k : t.n,
+                                  .trans_b = t.trans_b,
+                                  .c = plain.data(),
+                                  .ldc = t.n,
+                                  .ab_dtype = DTypeOf<AB>::value},
+                                 isa);
+          CHECK_FALSE(same_bits(plain, whole));  // otherwise the tree would say nothing
+        }
+      }
+    }
+  }
+
   TEST_CASE("rows of B a multiple of 4 KiB apart") {
     check_product<float, float>({70, 3072, 65, false, false, true, true, 0});
     check_product<float, float>({70, 2048, 65, true, false, false, false, 0});
