@@ -323,6 +323,11 @@ void CrossCheck::mesh() {
                        recipe.batch.micro, recipe.model.context, tokens, mesh.tp),
            fmt::format("context {}", near_multiples(mesh.tp, recipe.model.context)));
   }
+  const ModelConfig& m = recipe.model;
+  if (known("model.heads") && known("model.ffn") && m.heads % mesh.tp == 0 && m.ffn % mesh.tp == 0) {
+    const Status fits = check_sum_parts(recipe);
+    if (!fits.ok()) fail("mesh.tp", fits.error().message, "");
+  }
   const OptimizerConfig& optimizer = recipe.optimizer;
   if (optimizer.kind == OptimizerKind::kAdafactor && recipe.deterministic == Deterministic::kLayout)
     fail(

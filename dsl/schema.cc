@@ -1634,11 +1634,15 @@ const Block& recipe_block() {
           chosen("deterministic", &Recipe::deterministic, {"run", "layout"})
               .otherwise("run")
               .silently()
-              .says("what gives the same bits",
-                    "run: the same recipe in the same layout. layout: also another dp, pp, schedule, ZeRO stage, "
-                    "accumulation or recomputation, from the first step or from a checkpoint; only tp and batch.micro "
-                    "stay. It costs a reduction of gradients after each micro-batch, as ZeRO-2 does, and with tied "
-                    "embeddings a second copy of the embedding where one rank has both ends of the model."),
+              .says(
+                  "what gives the same bits",
+                  "run: the same recipe in the same layout. layout: also another dp, tp, pp, ep, schedule, ZeRO "
+                  "stage, accumulation or recomputation, with sequence parallelism and without, from the first step or "
+                  "from a checkpoint; only cp and batch.micro stay. It costs a reduction of gradients after each "
+                  "micro-batch, as ZeRO-2 does, with tied embeddings a second copy of the embedding where one rank has "
+                  "both ends of the model, and with tp reductions of activations in float (twice the bytes in bf16). "
+                  "tp may be a power of two up to 8 that leaves key/value heads whole and 16 channels on each rank; "
+                  "with experts or a top query layer it must be 1."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")

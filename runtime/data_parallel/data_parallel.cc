@@ -54,6 +54,9 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups&
   }
   RT_CHECK(over_kv == 0 || (groups.kv != nullptr && groups.kv->size() == plan.kv_copies()),
            "no group of the {} ranks that hold the same key/value heads", plan.kv_copies());
+  for (const Unit& unit : rank.units) {
+    if (plan.layout_free()) over_tp = std::max(over_tp, partial_elems(rank, unit));
+  }
   partial_.resize(std::max(over_tp, over_kv));
 }
 
@@ -125,7 +128,9 @@ Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
     const Unit& unit = rank_.units[index];
     const int64_t passed = ++passed_[index], all = plan_.micro_batches * unit.uses;
     if (rank_.scattered_grads) {
-      if (passed % unit.uses == 0) add_unit(unit, passed == all);
+      if (passed % unit.uses != 0) continue;
+      if (plan_.layout_free()) RT_TRY(sum_partial_of(unit));
+      add_unit(unit, passed == all);
       continue;
     }
     if (passed != all) continue;
@@ -183,7 +188,9 @@ Status DataParallel::finish() {
     RT_CHECK(passed_[u] == plan_.micro_batches * rank_.units[u].uses, "unit {} went back {} times in {} micro-batches",
              u, passed_[u], plan_.micro_batches);
   }
-  RT_TRY(sum_partial(&LocalTensor::sum_over_tp, groups_.tp, "gradients of replicated tensors"));
+  if (!plan_.layout_free()) {
+    RT_TRY(sum_partial(&LocalTensor::sum_over_tp, groups_.tp, "gradients of replicated tensors"));
+  }
   RT_TRY(sum_partial(&LocalTensor::sum_over_kv, groups_.kv, "gradients of shared key/value heads"));
   return sum_tied_embedding();
 }
@@ -205,6 +212,28 @@ Status DataParallel::sum_partial(bool LocalTensor::*partial, comm::Comm* group, 
   move(true);
   if (count == 0) return {};
   RT_TRY(group->all_reduce(partial_.data(), count, DType::kF32, comm::ReduceOp::kSum, what));
+  move(false);
+  return {};
+}
+
+// Before the micro-batch joins the others: a sum over micro-batches first would be another order for another tp.
+Status DataParallel::sum_partial_of(const Unit& unit) {
+  int64_t count = 0;
+  const auto move = [&](bool out) {
+    float* at = partial_.data();
+    for (const LocalTensor& local : rank_.tensors) {
+      if (!local.sum_over_tp || local.offset < unit.range.begin || local.offset >= unit.range.end) continue;
+      float* const grads = memory_.slots + local.grad_at;
+      const int64_t elems = count_elems(local.shape);
+      out ? std::copy_n(grads, elems, at) : std::copy_n(at, elems, grads);
+      at += elems;
+    }
+    count = at - partial_.data();
+  };
+  move(true);
+  if (count == 0) return {};
+  RT_TRY(groups_.tp->all_reduce(partial_.data(), count, DType::kF32, comm::ReduceOp::kTreeSum,
+                                "gradients of replicated tensors"));
   move(false);
   return {};
 }

@@ -8,6 +8,7 @@
 //                   ZeRO-3: the layer's own gather, begun a layer ahead)
 //   backward        after a layer: ZeRO-0 and -1 reduce a bucket once its last gradient of the last micro-batch is
 //                   written; ZeRO-2 and -3 add the layer's gradients of each micro-batch to the shards
+//                   (deterministic = "layout" has added over tp what is partial there before)
 //   finish          all sums done; then what is partial over tp and the two parts of a tied embedding are added, shard
 //                   by shard
 //   spread_weights  after the update: gathers of the new weights begin (ZeRO-1, -2)
@@ -34,8 +35,8 @@ namespace cairn::data_parallel {
 
 /// The rank's groups. shard: those that divide the buckets; replica: those with the same shard of other shard groups;
 /// either may be of one rank; and the same for the buckets of divided experts, null where there are none. kv:
-/// Plan::kv_group(), may be null when that is one rank. embedding may be null when it has one member or the rank holds no
-/// tied embedding.
+/// Plan::kv_group(), may be null when that is one rank. embedding may be null when it has one member or the rank holds
+/// no tied embedding.
 struct Groups {
   comm::Comm* tp = nullptr;
   comm::Comm* kv = nullptr;
@@ -90,6 +91,8 @@ class DataParallel final : public nn::UseListener {
   Status add_bucket(const Unit& unit, const Bucket& bucket);
   /// Adds the gradients of the tensors that `partial` marks, over a group whose ranks all hold them.
   Status sum_partial(bool LocalTensor::*partial, comm::Comm* group, std::string_view what);
+  /// The same in a unit of one micro-batch, over tp.
+  Status sum_partial_of(const Unit& unit);
   Status sum_tied_embedding();
 
   const Plan& plan_;

@@ -65,7 +65,7 @@ void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_c
     for (; r < end; ++r) {
       sum_exp[r] = sum_exp_leaf(logits + r * cols, valid_cols, max[r]);
       const int64_t target = targets[r] - first;
-      target_logit[r] = target >= 0 && target < valid_cols ? load_f32(logits[r * cols + target]) : 0.0f;
+      if (target >= 0 && target < valid_cols) target_logit[r] = load_f32(logits[r * cols + target]);
     }
   });
 }

@@ -14,7 +14,7 @@ template <typename T>
 void row_max(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, float* max);
 
 /// sum_exp[r] = sum of exp(logit - max[r]); target_logit[r] = the logit of targets[r] if it is one of the columns
-/// [first, first + valid_cols), else 0.
+/// [first, first + valid_cols), else it stays as it is.
 template <typename T>
 void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
                     const int32_t* targets, const float* max, float* sum_exp, float* target_logit);

@@ -121,10 +121,20 @@ void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Rea
   turn(dqkv, true);
   if (!q_norm_) return;
   float* rstd = scratch_.attention;  // attention's backward is done with it
-  kernels::head_norm_backward(dqkv, d.qkv, saved.qk, qk_width, q_norm_.weight, dqkv, d.qkv, q_norm_.grad, rstd, d.rows,
-                              d.heads, d.head_dim, norm_eps_);
-  kernels::head_norm_backward(dqkv + q_width, d.qkv, saved.qk + q_width, qk_width, k_norm_.weight, dqkv + q_width,
-                              d.qkv, k_norm_.grad, rstd, d.rows, d.kv_heads, d.head_dim, norm_eps_);
+  const auto backward = [&](int64_t at, int64_t heads, const Parameter<Real>& norm, float* dweight) {
+    kernels::head_norm_backward(dqkv + at, d.qkv, saved.qk + at, qk_width, norm.weight, dqkv + at, d.qkv, dweight, rstd,
+                                d.rows, heads, d.head_dim, norm_eps_);
+  };
+  const auto sum_heads = [&](int64_t at, int64_t heads, const Parameter<Real>& norm) {
+    const TreeParts parts{d.parts, scratch_.stats.parts.sums};
+    if (parts.sums == nullptr) return backward(at, heads, norm, norm.grad);
+    const int64_t each = heads / parts.count;
+    const float* const sums = tree_sum(
+        parts, d.head_dim, [&](int64_t part, float* sum) { backward(at + part * each * d.head_dim, each, norm, sum); });
+    kernels::add_to(norm.grad, sums, d.head_dim);
+  };
+  sum_heads(0, d.heads, q_norm_);
+  sum_heads(q_width, d.kv_heads, k_norm_);
 }
 
 template <typename Real>
@@ -193,7 +203,7 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
   if (late) {
     std::copy_n(dbranch_RH, d.local_rows * d.width, late_dout_RH);
   } else {
-    RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, d));
+    RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, d));
   }
   Real* dout = scratch_.hidden;  // [T, N D]
   RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
@@ -223,7 +233,7 @@ template <typename Real>
 Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
-  RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, dims_));
+  RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, dims_));
   return column_cut_weight<Real>(residual_, saved.residual, from_stream_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 

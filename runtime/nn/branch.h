@@ -30,8 +30,8 @@ Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& drop
                        std::string_view what) {
   Linear<Real> product = projection;
   product.bias = {};
-  RT_TRY(product.forward(hidden, scratch.partial_TH, d.width, d.rows));
-  RT_TRY(tp.reduce(scratch.partial_TH, what));
+  RT_TRY(product.forward_partial(hidden, tp.partial(scratch.partial_TH), d.rows));
+  RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
   Real* sum_RH = tp.local(scratch.partial_TH);
   if (projection.bias) kernels::add_bias(sum_RH, projection.bias.weight, d.local_rows, d.width);
   if (dropout.on(scratch)) dropout.apply(sum_RH, sum_RH, tp, scratch, d);
@@ -57,8 +57,13 @@ Status row_cut_gather(const Dropout<Real>& dropout, const Real* dbranch_RH, cons
 /// Gradients of the row cut's weight, and of its bias from this rank's rows. `hidden` [T, in] was its input.
 template <typename Real>
 Status row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
-                      const StageDims& d) {
-  if (projection.bias) kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width);
+                      const Scratch<Real>& scratch, const StageDims& d) {
+  if (projection.bias) {
+    const TreeParts& parts = scratch.stats.parts;
+    sum_rows(parts, projection.bias.grad, d.width, d.local_rows, [&](int64_t row, int64_t rows, float* sums) {
+      kernels::bias_backward(masked_RH + row * d.width, sums, rows, d.width);
+    });
+  }
   return projection.backward_weight(dy_TH, d.width, hidden, d.rows);
 }
 
@@ -78,8 +83,8 @@ template <typename Real>
 Status column_cut_input(const Residual<Real>& residual, const SavedResidual<Real>& saved,
                         const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
                         const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
-  RT_TRY(projections.backward_input(dy, scratch.partial_TH, d.rows));
-  RT_TRY(tp.reduce(scratch.partial_TH, what));
+  RT_TRY(projections.backward_input_partial(dy, tp.partial(scratch.partial_TH), d.rows));
+  RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
   residual.input_gradient(saved, tp.local(scratch.partial_TH));
   return {};
 }

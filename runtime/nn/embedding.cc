@@ -66,16 +66,16 @@ void Embedding<Real>::add_positions(Real* stream_RH) const {
 }
 
 template <typename Real>
-void Embedding<Real>::add_position_gradients(const Real* dstream_RH) const {
+void Embedding<Real>::add_position_gradients(const Real* dstream, int64_t first, int64_t count) const {
   const StageDims& d = dims_;
   float* const grads = positions_.grad + position_offset_ * d.width;
   if (scratch_.positions == nullptr) {
-    kernels::positions_backward(dstream_RH, grads, d.local_rows, tp_.first_row(), d.held, d.width);
+    kernels::positions_backward(dstream, grads, count, first, d.held, d.width);
     return;
   }
-  const int32_t* position = scratch_.positions + tp_.first_row();
-  for (int64_t r = 0; r < d.local_rows; ++r) {
-    kernels::positions_backward(dstream_RH + r * d.width, grads + position[r] * d.width, 1, 0, 1, d.width);
+  const int32_t* position = scratch_.positions + first;
+  for (int64_t r = 0; r < count; ++r) {
+    kernels::positions_backward(dstream + r * d.width, grads + position[r] * d.width, 1, 0, 1, d.width);
   }
 }
 
@@ -88,7 +88,9 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
     norm_->forward(saved.norm_input_RH, scratch_.rows_TH, scratch_.stats, d.local_rows);  // for its statistics
     norm_->backward(dstream_RH, saved.norm_input_RH, scratch_.stats, dstream_RH, d.local_rows);
   }
-  if (positions_) add_position_gradients(dstream_RH);
+  // A position's rows lie on several ranks: where no layout may show they are added when all rows are here.
+  const bool all_rows = tp_.tree() && d.local_rows < d.rows;
+  if (positions_ && !all_rows) add_position_gradients(dstream_RH, tp_.first_row(), d.local_rows);
   const Real* drows_RE = dstream_RH;
   if (project_.weight) {
     RT_TRY(project_.backward_weight(dstream_RH, d.width, saved.rows_RE, d.local_rows));
@@ -97,6 +99,7 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
   }
   const Real* dy_TE = nullptr;
   RT_TRY(rows_tp_.gather_from(drows_RE, scratch_.partial_TH, &dy_TE, "embedding.dout"));
+  if (positions_ && all_rows) add_position_gradients(dy_TE, 0, d.rows);
   kernels::embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
                               gradient_part_);
   return {};

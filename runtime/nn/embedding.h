@@ -34,7 +34,7 @@ class Embedding {
  private:
   /// Those of training by row or as the micro-batch says, or those of the rows of a cached pass.
   void add_positions(Real* stream_RH) const;
-  void add_position_gradients(const Real* dstream_RH) const;
+  void add_position_gradients(const Real* dstream, int64_t first, int64_t count) const;
 
   StageDims dims_;
   int64_t position_offset_;

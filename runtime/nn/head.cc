@@ -19,7 +19,8 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
       tp_(tp.with_width(dims.embed)),
       scratch_(scratch),
       logits_(buffers.get<Real>("head.logits")),
-      local_max_(tp.comm().size() > 1 ? buffers.get<float>("head.local_max") : nullptr),
+      local_max_(buffers.copies<float>("head.local_max").first),
+      part_sums_(buffers.copies<float>("head.part_sums").first),
       scale_(buffers.get<float>("head.scale")),
       z_loss_(static_cast<float>(z_loss)) {
   if (model.final_norm && !model.top_query) norm_.emplace(parameters, "final_norm", model);
@@ -72,28 +73,53 @@ template <typename Real>
 Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_T) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
-  float* local_max_T = local_max_ != nullptr ? local_max_ : saved.max_T;
-  float* target_T = saved.loss_T;
+  float* const max_PT = local_max_ != nullptr ? local_max_ : saved.max_T;
+  float* const sums_PT = part_sums_ != nullptr ? part_sums_ : saved.sum_exp_T;
+  float* const target_T = saved.loss_T;
+  const int64_t part_rows = d.vocab / d.parts;
   held_ = nullptr;
   RT_TRY(input_rows(saved));
+  std::fill_n(target_T, d.rows, 0.0f);
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     RT_TRY(compute_logits(begin, count));
-    kernels::row_max(logits_, count, d.vocab, vocab.valid_rows, local_max_T + begin);
-    kernels::sum_exp_target(logits_, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
-                            local_max_T + begin, saved.sum_exp_T + begin, target_T + begin);
+    for (int64_t part = 0; part < d.parts; ++part) {
+      const Real* const logits = logits_ + part * part_rows;
+      const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
+      float *const max = max_PT + part * d.rows + begin, *const sums = sums_PT + part * d.rows + begin;
+      kernels::row_max(logits, count, d.vocab, valid, max);
+      kernels::sum_exp_target(logits, count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin, max,
+                              sums, target_T + begin);
+    }
   }
   if (d.logit_rows == d.rows) held_ = saved.input_RH;
 
-  // The sums were taken against this rank's own maximum, so one pass over the logits was enough.
+  // The sums were taken against each part's own maximum, so one pass over the logits was enough.
   if (local_max_ != nullptr) {
-    std::copy_n(local_max_T, d.rows, saved.max_T);
-    RT_TRY(tp_.comm().all_reduce(saved.max_T, d.rows, DType::kF32, comm::ReduceOp::kMax, "head.max"));
-    for (int64_t r = 0; r < d.rows; ++r) {
-      // A rank that holds padding only has no maximum and no sum.
-      saved.sum_exp_T[r] = vocab.valid_rows > 0 ? saved.sum_exp_T[r] * std::exp(local_max_T[r] - saved.max_T[r]) : 0;
+    std::copy_n(max_PT, d.rows, saved.max_T);
+    for (int64_t part = 1; part < d.parts; ++part) {
+      for (int64_t r = 0; r < d.rows; ++r) saved.max_T[r] = std::max(saved.max_T[r], max_PT[part * d.rows + r]);
     }
-    RT_TRY(tp_.comm().all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, comm::ReduceOp::kSum, "head.sums"));
+    comm::Comm& comm = tp_.comm();
+    if (comm.size() > 1) {
+      RT_TRY(comm.all_reduce(saved.max_T, d.rows, DType::kF32, comm::ReduceOp::kMax, "head.max"));
+    }
+    for (int64_t part = 0; part < d.parts; ++part) {
+      const bool empty = vocab.valid_rows <= part * part_rows;  // padding only: no maximum and no sum
+      for (int64_t r = 0; r < d.rows; ++r) {
+        float& sum = sums_PT[part * d.rows + r];
+        sum = empty ? 0 : sum * std::exp(max_PT[part * d.rows + r] - saved.max_T[r]);
+      }
+    }
+    for (int64_t step = 1; step < d.parts; step *= 2) {
+      for (int64_t part = 0; part < d.parts; part += 2 * step) {
+        kernels::add_to(sums_PT + part * d.rows, sums_PT + (part + step) * d.rows, d.rows);
+      }
+    }
+    if (sums_PT != saved.sum_exp_T) std::copy_n(sums_PT, d.rows, saved.sum_exp_T);
+    if (comm.size() > 1) {
+      RT_TRY(comm.all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, tp_.sum_op(), "head.sums"));
+    }
   }
   for (int64_t r = 0; r < d.rows; ++r) {
     saved.loss_T[r] = targets_T[r] == kNoTarget ? 0.0f : std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
@@ -117,9 +143,9 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets
                                     saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
     if (projection_.bias) kernels::bias_backward(dlogits, projection_.bias.grad, count, d.vocab);
     RT_TRY(projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.embed, count));
-    RT_TRY(projection_.backward_input(dlogits, d.vocab, scratch_.partial_TH + begin * d.embed, false, count));
+    RT_TRY(projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count));
   }
-  RT_TRY(tp_.reduce(scratch_.partial_TH, "head.din"));
+  RT_TRY(tp_.reduce_sum(scratch_.partial_TH, "head.din"));
   return input_gradient(saved, tp_.local(scratch_.partial_TH));
 }
 

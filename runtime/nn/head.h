@@ -58,9 +58,10 @@ class Head {
   float logit_scale_;
   TensorParallel<Real> tp_;  // of rows E wide
   const Scratch<Real>& scratch_;
-  Real* logits_ = nullptr;      // [logit_rows, V]
-  float* local_max_ = nullptr;  // [T]; null with tp 1
-  float* scale_ = nullptr;      // [T]
+  Real* logits_ = nullptr;  // [logit_rows, V]
+  // By parts of the vocabulary (StageDims::parts): null where there is one and tp is 1, or one.
+  float *local_max_ = nullptr, *part_sums_ = nullptr;  // [P, T]
+  float* scale_ = nullptr;                             // [T]
   float z_loss_ = 0;
   const Real* held_ = nullptr;  // the input whose logits, all rows, are in the buffer
 };

@@ -52,6 +52,47 @@ Status Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx,
 }
 
 template <typename Real>
+Status Linear<Real>::forward_partial(const Real* x, const PartialSum& y, int64_t rows) const {
+  constexpr DType dtype = DTypeOf<Real>::value;
+  const bool few = rows <= kernels::kFewRows && weight.grad == nullptr && y.dtype == dtype;
+  if (!y.tree || few) return forward(x, static_cast<Real*>(y.data), out, rows);
+  kernels::matmul({.m = rows,
+                   .n = out,
+                   .k = in,
+                   .a = x,
+                   .lda = in,
+                   .b = weight.weight,
+                   .ldb = in,
+                   .trans_b = true,
+                   .c = y.data,
+                   .ldc = out,
+                   .ab_dtype = dtype,
+                   .c_dtype = y.dtype,
+                   .parts = y.parts});
+  return {};
+}
+
+template <typename Real>
+Status Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx,
+                                            int64_t rows) const {
+  constexpr DType dtype = DTypeOf<Real>::value;
+  if (!dx.tree) return backward_input(dy, dy_stride, static_cast<Real*>(dx.data), false, rows);
+  kernels::matmul({.m = rows,
+                   .n = in,
+                   .k = out,
+                   .a = dy,
+                   .lda = dy_stride,
+                   .b = weight.weight,
+                   .ldb = in,
+                   .c = dx.data,
+                   .ldc = in,
+                   .ab_dtype = dtype,
+                   .c_dtype = dx.dtype,
+                   .parts = dx.parts});
+  return {};
+}
+
+template <typename Real>
 Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
   kernels::matmul({.m = out,
                    .n = in,
@@ -78,6 +119,7 @@ template <typename Real>
 ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t first, int64_t stride)
     : first_(first), stride_(stride) {
   for (const Linear<Real>& part : parts) {
+    weights_.push_back({part.weight.weight, part.out});
     if (!parts_.empty()) {
       Linear<Real>& last = parts_.back();
       // Gradients have the same offsets as weights, so they touch when the weights do.
@@ -110,6 +152,27 @@ Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows,
     dy += part.out;
     accumulate = true;
   }
+  return {};
+}
+
+template <typename Real>
+Status ColumnGroup<Real>::backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const {
+  constexpr DType dtype = DTypeOf<Real>::value;
+  if (!dx.tree) return backward_input(dy, static_cast<Real*>(dx.data), rows);
+  int64_t out = 0;
+  for (const kernels::MatmulStretch& weight : weights_) out += weight.k;
+  kernels::matmul({.m = rows,
+                   .n = parts_.front().in,
+                   .k = out,
+                   .a = dy + first_,
+                   .lda = stride_,
+                   .ldb = parts_.front().in,
+                   .c = dx.data,
+                   .ldc = parts_.front().in,
+                   .ab_dtype = dtype,
+                   .c_dtype = dx.dtype,
+                   .parts = dx.parts,
+                   .stretches = weights_});
   return {};
 }
 

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/kernels/matmul.h"
 #include "runtime/nn/parameters.h"
+#include "runtime/nn/tensor_parallel.h"
 
 namespace cairn::nn {
 
@@ -18,8 +20,12 @@ struct Linear {
 
   /// `accumulate`: y += instead.
   Status forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate = false) const;
+  /// x W^T of this rank's part of `in`, [rows, out], as `y` says.
+  Status forward_partial(const Real* x, const PartialSum& y, int64_t rows) const;
   /// dx (+)= dy W.
   Status backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
+  /// dy W of this rank's part of `out`, [rows, in], as `dx` says.
+  Status backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const;
   /// dW += dy^T x.
   Status backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
 };
@@ -36,11 +42,13 @@ class ColumnGroup {
   Status forward(const Real* x, Real* y, int64_t rows) const;
   /// dx is overwritten, or added to.
   Status backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
+  Status backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const;
   /// Gradients are added to. dbias_scratch [stride] float; may be null without biases.
   Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 
  private:
   std::vector<Linear<Real>> parts_;
+  std::vector<kernels::MatmulStretch> weights_;  // as they were given: a sum must not show what touches
   int64_t first_ = 0, stride_ = 0;
 };
 

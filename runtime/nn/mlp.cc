@@ -57,7 +57,7 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
     std::copy_n(dbranch_RH, d.local_rows * d.width, late->dout_RH);
   } else {
     activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
-    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, d));
+    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
   }
   RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
   Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
@@ -76,7 +76,7 @@ Status Mlp<Real>::backward_weight(const SavedMlp<Real>& saved, const LateMlp<Rea
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(dropout_, late.dout_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
-  RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, d));
+  RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
   return column_cut_weight<Real>(residual_, saved.residual, up_, late.dpre, tp_, scratch_, d, what_in_);
 }
 

@@ -5,14 +5,16 @@
 
 #include "runtime/config/recipe.h"
 #include "runtime/nn/parameters.h"
+#include "runtime/nn/tree_sum.h"
 
 namespace cairn::nn {
 
 /// Row statistics [R]: scratch, since backward computes the output again and gets them with it. `mean` is null with
-/// RMSNorm.
+/// RMSNorm. `parts`: of the rows, for the gradients of weight and bias.
 struct NormStats {
   float* mean = nullptr;
   float* rstd = nullptr;
+  TreeParts parts;
 };
 
 template <typename Real>

@@ -95,7 +95,7 @@ class Model final : public StageModel {
         parallel_(is_parallel(plan.recipe.model.block)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
-        tp_(groups.tp, dims_, plan.recipe.mesh.sequence_parallel),
+        tp_(groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>("scratch.sums").first),
         cp_(dims_, groups.cp, buffers) {
     const ModelConfig& model = plan.recipe.model;
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
@@ -355,6 +355,7 @@ class Model final : public StageModel {
     scratch_.attention = buffers.get<float>("scratch.attention");
     scratch_.stats.rstd = buffers.get<float>("scratch.rstd");
     if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>("scratch.mean");
+    if (dims_.all_parts > 1) scratch_.stats.parts = {dims_.row_parts, buffers.get<float>("scratch.row_sums")};
     if (is_parallel(model.block) || model.block == BlockKind::kSandwich) {
       scratch_.dbranch_RH = buffers.get<Real>("scratch.dbranch");
     }

@@ -3,6 +3,9 @@
 // all rows and partial results are all-reduced; with it rank r has rows [r R, (r + 1) R) outside the projections:
 // reducing scatters them, and they are gathered before the next column-cut projection. In backward the two change
 // places, so one class serves both directions. With tp 1 nothing moves.
+//
+// Where no layout may show in a sum (StageDims::all_parts > 1) a rank's partial result is the root of a subtree of the
+// sum's parts, in float; the tree goes on over the ranks, and its root is rounded.
 
 #include <cstdint>
 #include <string_view>
@@ -10,15 +13,29 @@
 #include "runtime/comm/comm.h"
 #include "runtime/core/dtype.h"
 #include "runtime/core/result.h"
+#include "runtime/kernels/elementwise.h"
+#include "runtime/nn/tree_sum.h"
 #include "runtime/plan/activations.h"
 
 namespace cairn::nn {
 
+/// Where a product goes that is to be summed over the ranks, and how its own sum is taken.
+struct PartialSum {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  bool tree = false;
+  int64_t parts = 1;  // of this rank
+};
+
 template <typename Real>
 class TensorParallel {
  public:
-  TensorParallel(comm::Comm& comm, const StageDims& dims, bool sequence_parallel)
+  /// `sums`: of [T, H] floats, where "scratch.sums" is in the plan.
+  TensorParallel(comm::Comm& comm, const StageDims& dims, bool sequence_parallel, float* sums = nullptr)
       : comm_(comm),
+        sums_(sums),
+        tree_(dims.all_parts > 1),
+        parts_(dims.parts),
         local_rows_(dims.local_rows),
         rows_(dims.rows),
         all_elems_(dims.rows * dims.width),
@@ -34,6 +51,10 @@ class TensorParallel {
   }
 
   comm::Comm& comm() const { return comm_; }
+  /// Sums are the same in every layout.
+  bool tree() const { return tree_; }
+  /// How sums of floats over the ranks are taken.
+  comm::ReduceOp sum_op() const { return tree_ ? comm::ReduceOp::kTreeSum : comm::ReduceOp::kSum; }
 
   /// The first of this rank's rows in the flat token order.
   int64_t first_row() const { return scattered_ ? comm_.rank() * local_rows_ : 0; }
@@ -54,16 +75,44 @@ class TensorParallel {
     return comm_.all_gather(local_RH, all_TH, local_elems_ * sizeof(Real), what);
   }
 
-  /// After a row cut: sums `all_TH` over the ranks; the result is in its local() rows.
+  /// Where the summands of reduce_sum(all_TH) go, from row `row` on.
+  PartialSum partial(Real* all_TH, int64_t row = 0) const {
+    const int64_t at = row * (all_elems_ / rows_);
+    if (apart()) return {sums_ + at, DType::kF32, true, parts_};
+    return {all_TH + at, DTypeOf<Real>::value, tree_, parts_};
+  }
+
+  /// After a row cut: sums over the ranks what they have put at partial(all_TH); the result is in `all_TH`'s local()
+  /// rows.
+  Status reduce_sum(Real* all_TH, std::string_view what) const {
+    if constexpr (DTypeOf<Real>::value != DType::kF32) {
+      if (apart()) {
+        float* const mine = sums_ + (scattered_ ? comm_.rank() * local_elems_ : 0);
+        RT_TRY(scattered_ ? comm_.reduce_scatter(sums_, mine, local_elems_, DType::kF32, sum_op(), what)
+                          : comm_.all_reduce(sums_, all_elems_, DType::kF32, sum_op(), what));
+        kernels::cast(mine, local(all_TH), scattered_ ? local_elems_ : all_elems_);
+        return {};
+      }
+    }
+    return reduce(all_TH, what);
+  }
+
+  /// The same for summands that lie in `all_TH`.
   Status reduce(Real* all_TH, std::string_view what) const {
     if (comm_.size() == 1) return {};
     constexpr DType dtype = DTypeOf<Real>::value;
-    if (!scattered_) return comm_.all_reduce(all_TH, all_elems_, dtype, comm::ReduceOp::kSum, what);
-    return comm_.reduce_scatter(all_TH, local(all_TH), local_elems_, dtype, comm::ReduceOp::kSum, what);
+    if (!scattered_) return comm_.all_reduce(all_TH, all_elems_, dtype, sum_op(), what);
+    return comm_.reduce_scatter(all_TH, local(all_TH), local_elems_, dtype, sum_op(), what);
   }
 
  private:
+  /// Summands are floats of their own.
+  bool apart() const { return tree_ && comm_.size() > 1 && DTypeOf<Real>::value != DType::kF32; }
+
   comm::Comm& comm_;
+  float* sums_ = nullptr;
+  bool tree_ = false;
+  int64_t parts_ = 1;
   int64_t local_rows_ = 0;
   int64_t rows_ = 0;
   int64_t all_elems_ = 0;

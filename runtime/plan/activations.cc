@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 #include <utility>
 
@@ -28,6 +29,9 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.qkv = (d.heads + 2 * d.kv_heads) * d.head_dim;
   d.ffn = m.ffn / tp;
   d.ffn_in = is_gated(m.activation) ? 2 * d.ffn : d.ffn;
+  d.all_parts = plan.sum_parts();
+  d.parts = std::max<int64_t>(1, d.all_parts / tp);
+  d.row_parts = plan.recipe.mesh.sequence_parallel ? d.parts : d.all_parts;
   if (m.moe.experts > 0) {
     d.experts = m.moe.experts;
     d.choices = m.moe.top_k;
@@ -45,7 +49,9 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   if (rank.head()) {
     d.vocab = plan.padded_vocab / tp;
     const int64_t bytes = plan.pass_tokens > 0 ? kPassLogitsBytes : kLogitsBytes;
-    const int64_t fitting = bytes / (d.vocab * dtype_size_bytes(plan.compute_dtype()));
+    // Gradients of weights are sums over these rows: where no layout may show, tp must not decide how many there are.
+    const int64_t columns = d.all_parts > 1 ? plan.padded_vocab : d.vocab;
+    const int64_t fitting = bytes / (columns * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
   }
   return d;
@@ -54,6 +60,8 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
 int64_t attention_scratch_elems(const StageDims& dims) {
   return dims.rows * dims.heads * (1 + (dims.head_dim + 15) / 16 * 16);
 }
+
+int64_t tree_sum_elems(int64_t parts, int64_t elems) { return (std::bit_width(static_cast<uint64_t>(parts))) * elems; }
 
 int64_t BufferSpec::bytes() const {
   const int64_t raw = elems * dtype_size_bytes(dtype);
@@ -163,6 +171,13 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   const int64_t widest = std::max(d.width, d.embed);
   scratch("scratch.rows", d.rows * widest, compute);     // input of column-cut projections: norm output, gathered
   scratch("scratch.partial", d.rows * widest, compute);  // summed over tp: outputs of row cuts, gradients of the above
+  if (d.all_parts > 1 && plan.mesh.tp() > 1 && compute != DType::kF32) {
+    scratch("scratch.sums", d.rows * widest, DType::kF32);  // the same before it is rounded
+  }
+  if (d.all_parts > 1) {  // gradients of norms' weights and biases, of q's and k's
+    scratch("scratch.row_sums", std::max(tree_sum_elems(d.row_parts, 2 * d.width), tree_sum_elems(d.parts, d.head_dim)),
+            DType::kF32);
+  }
   scratch("scratch.dresidual", stream, compute);
   if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch("scratch.dbranch", stream, compute);
   const int64_t ffn_rows = d.experts > 0 ? d.expert_rows : d.rows;
@@ -204,7 +219,8 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (m.positions == Positions::kAlibi) scratch("alibi.slopes", d.heads, DType::kF32);
   if (rank.head()) {
     scratch("head.logits", d.logit_rows * d.vocab, compute);
-    if (plan.mesh.tp() > 1) scratch("head.local_max", d.rows, DType::kF32);
+    if (plan.mesh.tp() > 1 || d.all_parts > 1) scratch("head.local_max", d.parts * d.rows, DType::kF32);
+    if (d.all_parts > 1) scratch("head.part_sums", d.parts * d.rows, DType::kF32);
     scratch("head.scale", d.rows, DType::kF32);
   }
   return out;

@@ -57,7 +57,9 @@ struct StageDims {
   int64_t expert_sources = 1;                   // ep ranks whose rows each expert keeps apart (Plan::expert_sources)
   int64_t expert_rows = 0;  // P: rows of this rank's experts at most, those of each padded to kExpertRowsAlign
   int64_t vocab = 0;        // V, this rank's rows, padding included
-  int64_t logit_rows = 0;   // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
+  // Of the sums that tensor parallelism divides (Plan::sum_parts()): all parts, this rank's, and those of its rows.
+  int64_t all_parts = 1, parts = 1, row_parts = 1;
+  int64_t logit_rows = 0;  // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
 };
 constexpr int64_t kExpertRowsAlign = 32;
 StageDims stage_dims(const Plan& plan, const RankPlan& rank);
@@ -71,6 +73,9 @@ bool distributes_inputs(const Plan& plan);
 /// Floats that kernels::attention_backward() wants; the plan knows no kernels, so nn/ checks that the two agree. For
 /// each row and head: a dot product, and the sums of dq with the head dim padded to a multiple of 16.
 int64_t attention_scratch_elems(const StageDims& dims);
+
+/// Floats that a tree of `parts` sums of so many has under way (nn/tree_sum.h).
+int64_t tree_sum_elems(int64_t parts, int64_t elems);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;

@@ -22,18 +22,27 @@ void add_partial(const RankPlan& rank, bool LocalTensor::*partial, Traffic* out)
   if (elems > 0) out->all_reduce.add(elems * 4);
 }
 
+/// The same where micro-batches are added up one by one: a unit's gradients once each.
+void add_partial_by_unit(const Plan& plan, const RankPlan& rank, Traffic* out) {
+  for (const Unit& unit : rank.units) {
+    const int64_t elems = partial_elems(rank, unit);
+    for (int64_t k = 0; elems > 0 && k < plan.micro_batches; ++k) out->all_reduce.add(elems * 4);
+  }
+}
+
 Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   const StageDims d = stage_dims(plan, rank);
   const int64_t elem = dtype_size_bytes(plan.compute_dtype());
+  const int64_t partial = d.all_parts > 1 ? 4 : elem;  // parts are added before they are rounded
   const bool scattered = plan.recipe.mesh.sequence_parallel;
   Traffic out;
-  const auto reduce_rows = [&](int64_t width) {
-    (scattered ? out.reduce_scatter : out.all_reduce).add(d.rows * width * elem);
+  const auto reduce_rows = [&](int64_t width, int64_t bytes) {
+    (scattered ? out.reduce_scatter : out.all_reduce).add(d.rows * width * bytes);
   };
   const auto gather_rows = [&](int64_t width) {
     if (scattered) out.all_gather.add(d.local_rows * width * elem);
   };
-  const auto reduce = [&] { reduce_rows(d.width); };
+  const auto reduce = [&] { reduce_rows(d.width, partial); };
   const auto gather = [&] { gather_rows(d.width); };
   const auto branch = [&](bool split) {  // attention or MLP, forward and backward
     gather(), reduce();                  // norm -> column cut; row cut -> sum
@@ -52,7 +61,7 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
   for (int64_t k = 0; k < plan.micro_batches; ++k) {
     for (const Chunk& chunk : rank.chunks) {
       const bool split = chunk.late > 0;
-      if (chunk.stage.embedding) reduce_rows(d.embed), gather_rows(d.embed);
+      if (chunk.stage.embedding) reduce_rows(d.embed, elem), gather_rows(d.embed);
       for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
         branch(split), branch(split && dense);
         if (!dense) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
@@ -64,12 +73,17 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
         reduce();  // gradients of the positions that its queries come from
         if (layer_recompute(plan, chunk.stage, chunk.stage.end_layer) == RecomputeMode::kFull) recompute(false);
       }
-      gather_rows(d.embed), gather_rows(d.embed), reduce_rows(d.embed);  // forward; backward, which norms again
-      out.all_reduce.add(d.rows * 4);                                    // maximum of each row
-      out.all_reduce.add(2 * d.rows * 4);                                // sum of exponentials, target's logit
+      gather_rows(d.embed), gather_rows(d.embed),
+          reduce_rows(d.embed, partial);   // forward; backward, which norms again
+      out.all_reduce.add(d.rows * 4);      // maximum of each row
+      out.all_reduce.add(2 * d.rows * 4);  // sum of exponentials, target's logit
     }
   }
-  add_partial(rank, &LocalTensor::sum_over_tp, &out);
+  if (plan.layout_free()) {
+    add_partial_by_unit(plan, rank, &out);
+  } else {
+    add_partial(rank, &LocalTensor::sum_over_tp, &out);
+  }
   if (rank.tp_work.size() > 0) out.all_reduce.add(rank.tp_work.size() * 8);  // Adafactor's rows and columns
   return out;
 }
@@ -148,6 +162,15 @@ Traffic embedding_traffic(const Plan& plan, const RankPlan& rank) {
 }
 
 }  // namespace
+
+int64_t partial_elems(const RankPlan& rank, const Unit& unit) {
+  int64_t elems = 0;
+  for (const LocalTensor& local : rank.tensors) {
+    const bool inside = local.offset >= unit.range.begin && local.offset < unit.range.end;
+    if (inside && local.sum_over_tp) elems += count_elems(local.shape);
+  }
+  return elems;
+}
 
 std::vector<UnitUse> unit_uses(const RankPlan& rank, std::span<const Action> actions) {
   std::vector<UnitUse> out;

@@ -28,16 +28,20 @@
 namespace cairn {
 
 // Names of the groups of ranks, in GroupTraffic and in messages. With one shard group or none its group is "dp".
-constexpr std::string_view kTpGroup = "tp", kKvGroup = "kv", kDpGroup = "dp", kShardGroup = "shard", kReplicaGroup = "replica",
-                           kForwardGroup = "pp", kBackwardGroup = "pp back", kEmbeddingGroup = "embedding",
-                           kWorldGroup = "world", kExpertGroup = "ep", kExpertShardGroup = "expert shard",
-                           kExpertReplicaGroup = "expert replica", kContextGroup = "cp";
+constexpr std::string_view kTpGroup = "tp", kKvGroup = "kv", kDpGroup = "dp", kShardGroup = "shard",
+                           kReplicaGroup = "replica", kForwardGroup = "pp", kBackwardGroup = "pp back",
+                           kEmbeddingGroup = "embedding", kWorldGroup = "world", kExpertGroup = "ep",
+                           kExpertShardGroup = "expert shard", kExpertReplicaGroup = "expert replica",
+                           kContextGroup = "cp";
 
 /// One time that a rank uses the weights of a unit.
 struct UnitUse {
   int64_t unit = 0;
   bool gather = false;  // its slot holds another unit, or nothing yet: gathered before
 };
+
+/// Elements of a unit's gradients that are partial over tp. deterministic = "layout" adds them after each micro-batch.
+int64_t partial_elems(const RankPlan& rank, const Unit& unit);
 
 /// What a rank uses one after another when it runs `actions`; with ZeRO-3, slots hold nothing at first. Whoever
 /// gathers goes by this list, so all members of a shard group gather the same in the same order.

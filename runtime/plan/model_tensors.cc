@@ -211,6 +211,19 @@ int64_t count_parameters(const ModelConfig& model) {
   return n;
 }
 
+int64_t sum_parts(const ModelConfig& m) {
+  if (m.moe.experts > 0 || m.top_query) return 1;
+  int64_t parts = 8;
+  const auto fits = [&](int64_t count, int64_t elems) {
+    return count % parts == 0 && elems % (parts * kSumPartElems) == 0;
+  };
+  while (parts > 1 &&
+         !(fits(m.kv_heads, m.kv_heads * m.head_dim) && fits(m.heads, m.heads * m.head_dim) && fits(m.ffn, m.ffn))) {
+    parts /= 2;
+  }
+  return parts;
+}
+
 int64_t padded_vocab(int64_t vocab, int64_t tp) {
   const int64_t multiple = 64 * tp;
   return (vocab + multiple - 1) / multiple * multiple;

@@ -76,8 +76,15 @@ std::vector<TensorSpec> model_tensors(const ModelConfig& model);
 /// Parameters of the whole model, each logical element once.
 int64_t count_parameters(const ModelConfig& model);
 
-/// Vocabulary rows in memory: V rounded up to a multiple of 64 * tp, so that every rank has equal, fast matrices.
-/// Padded rows are zero, masked to minus infinity in the loss, and never stored.
+/// Into how many parts deterministic = "layout" cuts the sums that tensor parallelism divides: a power of two up to 8
+/// that divides heads, key/value heads and hidden units so that each part has a multiple of kSumPartElems. 1 for what
+/// it does not know how to cut: experts, and a top query layer.
+int64_t sum_parts(const ModelConfig& model);
+constexpr int64_t kSumPartElems = 16;  // squares of gradients are added in blocks of so many (kernels::add_squares)
+
+/// Vocabulary rows in memory: V rounded up to a multiple of 64 * tp, so that every rank has equal, fast matrices (64 *
+/// sum_parts() where those do not depend on tp). Padded rows are zero, masked to minus infinity in the loss, and never
+/// stored.
 int64_t padded_vocab(int64_t vocab, int64_t tp);
 
 }  // namespace cairn

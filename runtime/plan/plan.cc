@@ -129,6 +129,41 @@ Status check_adafactor(const Recipe& recipe) {
       "rounded as shards cut them; possible: deterministic = \"run\", or T.adamw");
 }
 
+Status check_sum_parts(const Recipe& recipe) {
+  const int64_t tp = recipe.mesh.tp;
+  if (recipe.deterministic != Deterministic::kLayout || tp == 1) return {};
+  const ModelConfig& m = recipe.model;
+  const int64_t parts = sum_parts(m);
+  if (m.moe.experts > 0 || m.top_query) {
+    return refuse(
+        fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.tp = {}; "
+                    "possible: tp = 1, or deterministic = \"run\"",
+                    m.moe.experts > 0 ? "model.moe" : "model.top_query", tp));
+  }
+  if (parts % tp != 0) {
+    std::vector<int64_t> possible;
+    for (int64_t p = 1; p <= parts; p *= 2) possible.push_back(p);
+    return refuse(
+        fmt::format("deterministic = \"layout\" takes sums in {} parts, which model.heads = {}, model.kv_heads = "
+                    "{} and model.ffn = {} can be cut into with multiples of {} channels in each, and mesh.tp "
+                    "= {} does not divide that; possible: tp = {}, or deterministic = \"run\"",
+                    parts, m.heads, m.kv_heads, m.ffn, kSumPartElems, tp, fmt::join(possible, ", ")));
+  }
+  if (recipe.mesh.sequence_parallel && embed_dim(m) != m.width) {
+    return refuse(
+        fmt::format("deterministic = \"layout\" does not know how to cut the gradients of model.embed_dim = "
+                    "{}'s projections by rows; possible: sequence_parallel = false, or deterministic = \"run\"",
+                    m.embed_dim));
+  }
+  if (recipe.mesh.sequence_parallel && m.block == BlockKind::kParallelShared) {
+    return refuse(
+        "deterministic = \"layout\" does not know how to cut the gradient of the norm that both branches of "
+        "model.block "
+        "= \"parallel_shared\" read by rows; possible: sequence_parallel = false, or deterministic = \"run\"");
+  }
+  return {};
+}
+
 Status check_sharding(const Recipe& recipe, int64_t dp) {
   const int64_t shard = recipe.mesh.shard;
   const int zero = recipe.optimizer.zero;
@@ -282,13 +317,14 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
   RT_TRY(check_batch(recipe, made.dp()));
   RT_TRY(check_sharding(recipe, made.replicas()));
+  RT_TRY(check_sum_parts(recipe));
   RT_TRY(check_division(recipe));
   RT_TRY(check_adafactor(recipe));
   RT_TRY(check_qk_clip(recipe));
   RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
-  plan.padded_vocab = padded_vocab(m.vocab, mesh.tp);
+  plan.padded_vocab = padded_vocab(m.vocab, std::max(mesh.tp, plan.sum_parts()));
   plan.step_stages = step_stages(recipe);
   for (size_t k = plan.step_stages.size(); k-- > 0;) {
     const StepStage& stage = plan.step_stages[k];
@@ -397,7 +433,10 @@ class RankPlanner {
       // A column-cut bias under sequence parallelism sees all tokens, as its matrix does; only replicated ones are
       // partial.
       local.primary = out_.at.tp == 0;
-      local.sum_over_tp = (plan_.recipe.mesh.sequence_parallel || spec.partial) && tp > 1;
+      // The table of positions is whole where no layout may show: its rows of a sequence lie on several ranks.
+      const bool by_rows =
+          plan_.recipe.mesh.sequence_parallel && (plan_.sum_parts() == 1 || spec.name != "embed.positions");
+      local.sum_over_tp = (by_rows || spec.partial) && tp > 1;
       return local;
     }
     const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;

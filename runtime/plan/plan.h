@@ -62,7 +62,7 @@ struct LocalTensor {
   int64_t weight_at = 0;     // elements into the weights that forward and backward read
   int64_t grad_at = 0;       // elements into the gradients that backward writes
   bool primary = true;       // exactly one rank of those that hold the same box (apart from dp) counts and saves it
-  bool sum_over_tp = false;  // replicated over tp, but its gradient is partial there (sequence parallel)
+  bool sum_over_tp = false;  // replicated over tp, but its gradient is partial there (its rows, its heads)
   bool sum_over_kv = false;  // of key/value heads that several tp ranks hold: each has the gradient of its own queries
   bool tied_copy = false;    // the last stage's copy of embed.tokens
 };
@@ -217,8 +217,12 @@ struct Plan {
   /// The ZeRO stage in effect: 0 when there is one replica.
   int zero() const { return mesh.replicas() > 1 ? recipe.optimizer.zero : 0; }
   StateKinds state_kinds() const { return StateKinds(recipe.optimizer); }
-  /// Gradients are summed micro-batch by micro-batch in the order of the batch: no layout but tp changes a bit.
+  /// Sums are taken in an order that no layout but cp changes: gradients micro-batch by micro-batch, in the order of
+  /// the batch; what tensor parallelism cuts in sum_parts() parts.
   bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
+  /// Parts of every sum that tensor-parallel ranks may divide, added by a balanced tree; a rank has a subtree. 1: each
+  /// sum is taken as the ranks cut it.
+  int64_t sum_parts() const { return layout_free() ? cairn::sum_parts(recipe.model) : 1; }
   /// Tensor-parallel ranks that hold the same key/value head, neighbours in tp; 1 where there is a head for each.
   int64_t kv_copies() const { return std::max<int64_t>(1, mesh.tp() / std::max<int64_t>(1, recipe.model.kv_heads)); }
   /// World ranks of those, with this rank's other coordinates.
@@ -262,6 +266,9 @@ Status check_batch(const Recipe& recipe, int64_t dp);
 /// Refuses shard groups that do not tile the replicas, what only ZeRO has, without it, and what a split backward cannot
 /// have. Errors: kInvalidInput.
 Status check_sharding(const Recipe& recipe, int64_t replicas);
+
+/// Refuses tensor parallelism with which deterministic = "layout" cannot keep its promise. Errors: kInvalidInput.
+Status check_sum_parts(const Recipe& recipe);
 
 /// Refuses what factored second moments cannot have. Errors: kInvalidInput.
 Status check_adafactor(const Recipe& recipe);

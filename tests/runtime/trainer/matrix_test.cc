@@ -97,11 +97,12 @@ std::vector<Layout> all_layouts(bool experts) {
 TEST_SUITE("runtime/trainer/matrix") {
   TEST_CASE("a sample of all layouts, each axis with each other, trains as one rank does") {
     const bool all = std::getenv("CAIRN_ALL_LAYOUTS") != nullptr;
-    int64_t trained = 0, accepted = 0;
+    int64_t trained = 0, accepted = 0, same_bits = 0;
     std::map<std::string, std::set<std::string>> pairs;  // value of one axis -> values of others it was seen with
     for (const bool experts : {false, true}) {
       Recipe base = tiny_recipe(experts, !experts);
       if (experts) base.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.02};
+      if (!experts) base.model.head_dim = 16;  // sums in four parts with deterministic = "layout"
       base.batch.samples = 8;
       base.stop = {Span::Unit::kSteps, static_cast<double>(kSteps)};
       std::map<OptimizerKind, Trained> serial;
@@ -110,6 +111,8 @@ TEST_SUITE("runtime/trainer/matrix") {
         REQUIRE_MESSAGE(trained.ok(), trained.error().message);
         serial[kind] = std::move(trained).value();
       }
+      const auto in_order = train_on_threads(with(base, {.deterministic = Deterministic::kLayout}), 1);
+      REQUIRE_MESSAGE(in_order.ok(), in_order.error().message);
 
       std::vector<Layout> layouts;
       for (const Layout& layout : all_layouts(experts)) {
@@ -132,6 +135,12 @@ TEST_SUITE("runtime/trainer/matrix") {
           CHECK(got.value().losses[step] == doctest::Approx(serial[layout.optimizer].losses[step]).epsilon(1e-5));
           CHECK(got.value().norms[step] == doctest::Approx(serial[layout.optimizer].norms[step]).epsilon(1e-4));
         }
+        if (layout.deterministic == Deterministic::kLayout && layout.cp == 1) {
+          CHECK(got.value().losses == in_order.value().losses);
+          CHECK(got.value().norms == in_order.value().norms);
+          CHECK(got.value().state == in_order.value().state);
+          ++same_bits;
+        }
         const Plan plan = make_plan(cut, layout.world()).value();
         for (int64_t rank = 0; rank < layout.world(); ++rank) {
           const RankPlan mine = plan.rank(rank);
@@ -144,14 +153,16 @@ TEST_SUITE("runtime/trainer/matrix") {
           one.stop.value = 1;
           check_step_traffic(one, layout.world());
         }
-        const std::vector<std::string> values = {fmt::format("tp {}", layout.tp),
-                                                 fmt::format("pp {}", layout.pp),
-                                                 fmt::format("dp {}", layout.dp),
-                                                 fmt::format("cp {}", layout.cp),
-                                                 fmt::format("zero {}", layout.zero),
-                                                 std::string(schedule_name(layout.schedule)),
-                                                 fmt::format("recompute {}", static_cast<int>(layout.recompute)),
-                                                 fmt::format("optimizer {}", static_cast<int>(layout.optimizer))};
+        const std::vector<std::string> values = {
+            fmt::format("tp {}", layout.tp),
+            fmt::format("pp {}", layout.pp),
+            fmt::format("dp {}", layout.dp),
+            fmt::format("cp {}", layout.cp),
+            fmt::format("zero {}", layout.zero),
+            std::string(schedule_name(layout.schedule)),
+            fmt::format("recompute {}", static_cast<int>(layout.recompute)),
+            fmt::format("deterministic {}", static_cast<int>(layout.deterministic)),
+            fmt::format("optimizer {}", static_cast<int>(layout.optimizer))};
         for (const std::string& a : values) {
           for (const std::string& b : values) {
             if (a != b) pairs[a].insert(b);
@@ -160,7 +171,9 @@ TEST_SUITE("runtime/trainer/matrix") {
       }
     }
     MESSAGE(trained << " of " << accepted << " layouts that the plan accepts");
+    MESSAGE(same_bits << " of them in the mode that gives every layout the same bits");
     CHECK(trained >= 200);
+    CHECK(same_bits >= 15);
     for (const auto& [value, others] : pairs) {
       CAPTURE(value);
       CHECK(others.size() >= 8);  // of some 20

@@ -6,6 +6,7 @@
 
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
+#include "tests/runtime/trainer/traffic_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -89,6 +90,68 @@ const std::vector<Layout> kLayouts = {
     {1, 2, 2, kF, 1, {}, 256, false},
 };
 
+/// A model whose sums have 8 parts (gpt) or 4.
+Recipe wide(const std::string& kind, Precision precision) {
+  const bool gpt = kind == "gpt" || kind == "odd";
+  Recipe recipe = base(!gpt, kind == "gpt" || kind == "parallel", precision);
+  ModelConfig& m = recipe.model;
+  m.layers = 2;
+  m.width = 48;
+  m.heads = 8;
+  m.kv_heads = gpt ? 8 : 4;
+  m.head_dim = 16;
+  m.ffn = gpt ? 256 : 64;
+  if (kind == "odd") m.ffn = 192;
+  recipe.batch = {.samples = 8, .micro = 2};
+  recipe.stop = {Span::Unit::kSteps, 3};
+  recipe.eval = {.every_steps = 2, .steps = 1};
+  for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
+  recipe.optimizer.z_loss = gpt ? 0 : 1e-3;
+  if (kind == "llama") m.qk_norm = QkNorm::kHead;
+  if (kind == "sandwich") m.block = BlockKind::kSandwich;
+  if (kind == "parallel") m.block = BlockKind::kParallel;
+  if (kind == "shared") m.block = BlockKind::kParallelShared;
+  if (kind == "odd") {  // what is rare
+    m.block = BlockKind::kDeepNorm;
+    m.residual_scale = 1.5;
+    m.head_bias = true;
+    m.embed_dim = 32;
+    m.embedding_norm = true;
+    m.attention_dropout = 0.1;
+    recipe.optimizer.kind = OptimizerKind::kLamb;
+  }
+  return recipe;
+}
+
+struct TpLayout {
+  int64_t tp;
+  bool sp;
+  Layout rest;
+  RecomputeConfig recompute = {};
+};
+
+Recipe cut(const Recipe& recipe, const TpLayout& l) {
+  Recipe out = with(recipe, l.rest);
+  out.mesh.tp = l.tp;
+  out.mesh.sequence_parallel = l.sp;
+  out.recompute = l.recompute;
+  return out;
+}
+
+const std::vector<TpLayout> kTpLayouts = {
+    {2, false, {1, 1, 0}},
+    {2, true, {1, 1, 0}},
+    {2, true, {2, 2, 1}},
+    {4, false, {1, 1, 0}},
+    {4, true, {1, 2, 2}},
+    {2, false, {1, 2, 3}, {RecomputeMode::kFull, 1, true}},
+    {2, true, {1, 4, 3}, {RecomputeMode::kSelective}},
+    {4, true, {2, 1, 0, kG}, {RecomputeMode::kFull}},
+    {2, false, {2, 2, 2, kF, 1, {}, 256, false}},
+    {8, false, {1, 1, 0}},
+    {8, true, {1, 1, 0}},
+};
+
 void same(const Trained& got, const Trained& wanted) {
   CHECK(got.losses == wanted.losses);
   CHECK(got.norms == wanted.norms);
@@ -96,7 +159,9 @@ void same(const Trained& got, const Trained& wanted) {
   REQUIRE(got.state.size() == wanted.state.size());
   int64_t differing = 0;
   for (const auto& [key, values] : wanted.state) {
-    differing += std::memcmp(values.data(), got.state.at(key).data(), values.size() * 4) != 0 ? 1 : 0;
+    const bool differs = std::memcmp(values.data(), got.state.at(key).data(), values.size() * 4) != 0;
+    if (differs) MESSAGE("tensor " << key.second << " kind " << static_cast<int>(key.first));
+    differing += differs ? 1 : 0;
   }
   CHECK(differing == 0);
 }
@@ -189,18 +254,83 @@ TEST_SUITE("runtime/trainer/trajectory") {
     }
   }
 
-  TEST_CASE("with tensor parallelism the same holds among the layouts of one tp") {
-    const Recipe recipe = base(true, false, Precision::kBf16);
-    const auto cut = [&](int64_t pp, int64_t dp, int zero) {
-      Recipe r = with(recipe, {pp, dp, zero});
-      r.mesh.tp = 2;
-      r.mesh.sequence_parallel = true;
-      return train_on_threads(r, 2 * pp * dp).value();
-    };
-    const Trained one = cut(1, 1, 0);
-    same(cut(2, 2, 1), one);
-    same(cut(1, 3, 2), one);
-    same(cut(4, 1, 0), one);
+  TEST_CASE("tensor parallelism of 2, 4 and 8, with and without sequence parallelism, changes no bit either") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "shared", "odd"}) {
+        const Recipe recipe = wide(kind, precision);
+        CAPTURE(kind);
+        CAPTURE(static_cast<int>(precision));
+        const auto serial = train_on_threads(recipe, 1);
+        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        const int64_t parts = sum_parts(recipe.model);
+        REQUIRE(parts == (kind == "gpt" ? 8 : 4));
+        const bool thorough = kind == "gpt" || kind == "llama";
+        int index = 0;
+        for (const TpLayout& l : kTpLayouts) {
+          if (l.tp > parts || (l.sp && (kind == "odd" || kind == "shared"))) continue;
+          if (!thorough && index++ % 2 != 0) continue;
+          CAPTURE(l.tp);
+          CAPTURE(l.sp);
+          CAPTURE(static_cast<int>(l.recompute.mode));
+          CAPTURE(spelled(l.rest));
+          const auto got = train_on_threads(cut(recipe, l), l.tp * l.rest.pp * l.rest.dp);
+          REQUIRE_MESSAGE(got.ok(), got.error().message);
+          same(got.value(), serial.value());
+          CHECK(got.value().valid == serial.value().valid);
+        }
+        // Without the mode they differ, or the above would say nothing.
+        Recipe run = recipe;
+        run.deterministic = Deterministic::kRun;
+        const Trained one = train_on_threads(run, 1).value();
+        const Trained two = train_on_threads(cut(run, {2, false, {1, 1, 0}}), 2).value();
+        CHECK(one.state != two.state);
+      }
+    }
+  }
+
+  TEST_CASE("a run goes on with another tp, and the bits are those of never having stopped") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      Recipe recipe = wide("llama", precision);
+      recipe.stop = {Span::Unit::kSteps, 9};
+      const auto whole = train_on_threads(recipe, 1).value();
+      const std::vector<TpLayout> turns = {{2, true, {1, 2, 2}}, {1, false, {2, 1, 0}}, {4, false, {1, 1, 0}}};
+      Trained now;
+      std::vector<double> losses;
+      for (int64_t turn = 0; turn < 3; ++turn) {
+        const TpLayout& l = turns[turn];
+        now = train_on_threads(cut(recipe, l), l.tp * l.rest.pp * l.rest.dp, turn == 0 ? nullptr : &now, 3 * turn + 3)
+                  .value();
+        losses.insert(losses.end(), now.losses.begin(), now.losses.end());
+      }
+      CHECK(losses == whole.losses);
+      CHECK(now.state == whole.state);
+    }
+  }
+
+  TEST_CASE("tensor parallelism in this mode takes the memory and moves the bytes that the plan says") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const std::string kind : {"gpt", "llama", "odd"}) {
+        for (const TpLayout& l : {TpLayout{2, false, {1, 2, 2}}, TpLayout{2, true, {2, 1, 0}},
+                                  TpLayout{4, true, {1, 2, 1}, {RecomputeMode::kFull, 1}}}) {
+          Recipe recipe = cut(wide(kind, precision), l);
+          if (l.sp && kind == "odd") continue;
+          recipe.stop.value = 1;
+          recipe.eval = {};
+          CAPTURE(kind);
+          CAPTURE(l.tp);
+          const int64_t world = l.tp * l.rest.pp * l.rest.dp;
+          check_step_traffic(recipe, world);
+          const Plan plan = make_plan(recipe, world).value();
+          const auto got = train_on_threads(recipe, world).value();
+          for (int64_t rank = 0; rank < world; ++rank) {
+            const RankPlan mine = plan.rank(rank);
+            CHECK(got.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
+                                                   mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
+                                                   plan.boundary_buffers_bytes());
+          }
+        }
+      }
+    }
   }
 
   TEST_CASE("what cannot keep the promise is refused") {
@@ -213,5 +343,25 @@ TEST_SUITE("runtime/trainer/trajectory") {
     plan = make_plan(recipe, 4);
     REQUIRE(!plan.ok());
     CHECK(plan.error().message.find("leave mesh.shard out") != std::string::npos);
+
+    recipe = wide("llama", Precision::kF32);
+    const auto refused = [&](int64_t tp, const char* why) {
+      recipe.mesh.tp = tp;
+      const auto made = make_plan(recipe, tp);
+      REQUIRE(!made.ok());
+      CAPTURE(made.error().message);
+      CHECK(made.error().message.find(why) != std::string::npos);
+    };
+    refused(8, "possible: tp = 1, 2, 4");  // two ranks would share a key/value head
+    recipe.model.ffn = 24;
+    refused(2, "possible: tp = 1, or");
+    for (const char* kind : {"odd", "shared"}) {
+      recipe = wide(kind, Precision::kF32);
+      recipe.mesh.sequence_parallel = true;
+      refused(2, "sequence_parallel = false");
+    }
+    recipe = wide("llama", Precision::kF32);
+    recipe.model.moe = {.experts = 4, .top_k = 2};
+    refused(2, "model.moe");
   }
 }
