@@ -108,10 +108,11 @@ class Values {
 
 template <typename AB, typename C>
 void bench_matmul(Bench& bench, std::string_view what, int64_t m, int64_t k, int64_t n, bool trans_a, bool trans_b,
-                  bool accumulate) {
+                  bool accumulate, int64_t parts = 0) {
   Values<AB> a(m * k), b(k * n);
   Values<C> c(m * n);
-  const std::string name = fmt::format("matmul {}->{} {} {}x{}x{}", name_of<AB>(), name_of<C>(), what, m, k, n);
+  const std::string name = fmt::format("matmul {}->{} {} {}x{}x{}{}", name_of<AB>(), name_of<C>(), what, m, k, n,
+                                       parts > 0 ? fmt::format(", parts {}", parts) : "");
   bench.run(name, 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n), "GFLOP/s", [&] {
     kernels::matmul({.m = m,
                      .n = n,
@@ -126,7 +127,8 @@ void bench_matmul(Bench& bench, std::string_view what, int64_t m, int64_t k, int
                      .ldc = n,
                      .ab_dtype = DTypeOf<AB>::value,
                      .c_dtype = DTypeOf<C>::value,
-                     .accumulate = accumulate});
+                     .accumulate = accumulate,
+                     .parts = std::max<int64_t>(1, parts)});
   });
 }
 
@@ -138,9 +140,22 @@ void bench_linear(Bench& bench, std::string_view what, int64_t tokens, int64_t k
   bench_matmul<T, float>(bench, fmt::format("{} dw", what), n, tokens, k, true, false, true);
 }
 
+/// The same products with their sums in parts, next to one part: what one order for every layout costs.
+template <typename T>
+void bench_parts(Bench& bench, int64_t tokens, int64_t k, int64_t n) {
+  for (const int64_t parts : {1, 4, 8}) {
+    bench_matmul<T, T>(bench, "forward", tokens, k, n, false, true, false, parts);
+    bench_matmul<T, T>(bench, "dx", tokens, n, k, false, false, false, parts);
+    bench_matmul<T, float>(bench, "dw", n, tokens, k, true, false, false, parts);
+  }
+}
+
 template <typename T>
 void bench_products(Bench& bench, bool tiny) {
   const int64_t tokens = tiny ? 32 : 2048, width = tiny ? 64 : 768, vocabulary = tiny ? 128 : 50304;
+  bench_parts<T>(bench, tokens, width, width);
+  bench_parts<T>(bench, tokens, width, 4 * width);
+  bench_parts<T>(bench, tokens, 4 * width, width);
   bench_linear<T>(bench, "qkv", tokens, width, 3 * width);
   bench_linear<T>(bench, "out", tokens, width, width);
   bench_linear<T>(bench, "fc", tokens, width, 4 * width);

@@ -325,7 +325,7 @@ struct Recipe {
   OptimizerConfig optimizer;
   Precision precision = Precision::kF32;
   LossScaleConfig loss_scale;
-  Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: the same layout; any dp, pp, ZeRO
+  Deterministic deterministic = Deterministic::kRun;  // what gives the same bits: one layout; any dp, tp, pp, ZeRO
   MeshConfig mesh;
   PipelineKind schedule = PipelineKind::k1F1B;
   RecomputeConfig recompute;
