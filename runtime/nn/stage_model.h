@@ -7,9 +7,9 @@
 // Rows at a stage boundary and in the residual stream: R = T, or T / tp with sequence parallel (rank r holds rows
 // [r * R, (r + 1) * R) of the flat token order).
 //
-// What is left to the caller after the last micro-batch (with deterministic = "layout" after each): gradients of tensors
-// with LocalTensor::sum_over_tp are partial (each tp rank saw its own rows or heads) and want a sum over tp; a tied
-// embedding's gradient is in two parts, on the first and the last stage, and wants their sum over
+// What is left to the caller after the last micro-batch (with deterministic = "layout" after each): gradients of
+// tensors with LocalTensor::sum_over_tp are partial (each tp rank saw its own rows or heads) and want a sum over tp; a
+// tied embedding's gradient is in two parts, on the first and the last stage, and wants their sum over
 // Mesh::embedding_group(). All other gradients are whole for this micro-batch.
 
 #include <cstddef>

@@ -407,7 +407,8 @@ return require "base":with {
     CHECK(only_mistake(with("model = { residual_dropout = 1 }")).find("must be a number") != std::string::npos);
     CHECK(only_mistake(with("deterministic = \"layout\""), {.world = 2}).find("optimizer.zero = 0 has none") !=
           std::string::npos);
-    CHECK(only_mistake(with("deterministic = \"layout\", mesh = { tp = 4 }, model = { heads = 4, ffn = 96 }"), {.world = 4})
+    CHECK(only_mistake(with("deterministic = \"layout\", mesh = { tp = 4 }, model = { heads = 4, ffn = 96 }"),
+                       {.world = 4})
               .find("possible: tp = 1, 2, or") != std::string::npos);
   }
 
