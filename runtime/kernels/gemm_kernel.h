@@ -19,9 +19,11 @@ bool gemm_isa_runs(GemmIsa isa);
 GemmIsa gemm_isa();
 
 /// tile [rows, columns] = panel of A times panel of B. AMX can do more: `a` may be rows of A as they lie, `a_row_bytes`
-/// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`).
+/// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`);
+/// meanwhile lines of memory from `fetch` on come into the second-level cache, `fetch_lines` with every 16 steps of
+/// half a tile.
 using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
-                          int64_t tile_row);
+                          int64_t tile_row, const void* fetch, int64_t fetch_lines);
 
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile

@@ -159,11 +159,15 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
   const int64_t turn_rows = turn_steps < steps ? kTurnRows : kernel.rows;
   thread_local Scratch scratch;
   float* const tiles = scratch.floats(turn_rows * kernel.columns);
+  // A panel of B has kAmxColumns lines for every 16 steps, which come in two halves of each tile of rows.
+  constexpr int64_t kLineBytes = 64, kHalfLines = kAmxColumns / 2;
+  const int64_t fetch_lines = kernel.amx ? ceil_div(kHalfLines, ceil_div(end - begin, kernel.rows)) : 0;
   const AmxTiles registers(kernel.amx);
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t column = panel * kernel.columns;
     const uint32_t* const b_panel = b + column * steps;
     const int64_t width = std::min(kernel.columns, columns - column);
+    const auto* next = reinterpret_cast<const char*>(b_panel + steps * kernel.columns);  // the panel that follows
     for (int64_t turn_row = begin; turn_row < end; turn_row += turn_rows) {
       const int64_t turn_end = std::min(turn_row + turn_rows, end);
       for (int64_t s = 0; s < steps; s += turn_steps) {
@@ -172,8 +176,10 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
           const int64_t count = std::min(kernel.rows, end - row);
           if (ends) fetch(row, column, count, width);
           float* const tile = tiles + (row - turn_row) * kernel.columns;
-          kernel.tile(rows_of_a(row, s), a_row_bytes, b_panel + s * kernel.columns, std::min(turn_steps, steps - s),
-                      s > 0, tile, kernel.columns);
+          const int64_t now = std::min(turn_steps, steps - s);
+          kernel.tile(rows_of_a(row, s), a_row_bytes, b_panel + s * kernel.columns, now, s > 0, tile, kernel.columns,
+                      next, fetch_lines);
+          next += now / kAmxSteps * 2 * fetch_lines * kLineBytes;
           if (ends) store(tile, row, column, count, width);
         }
       }
