@@ -35,7 +35,7 @@ int64_t part_size(int64_t total, int64_t limit, int64_t unit) {
 
 // --- what becomes of a tile ------------------------------------------------------------------------------------------
 
-/// to = tile, or to += tile; rows of the tile `tile_stride` apart.
+/// to = 0 + tile, or to += tile, the same bits where `to` is 0; rows of the tile `tile_stride` apart.
 RT_CLONES void add_tile(const float* tile, int64_t tile_stride, float* to, int64_t stride, int64_t rows,
                         int64_t columns, bool add) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -44,7 +44,7 @@ RT_CLONES void add_tile(const float* tile, int64_t tile_stride, float* to, int64
     if (add) {
       for (int64_t c = 0; c < columns; ++c) out[c] += in[c];
     } else {
-      for (int64_t c = 0; c < columns; ++c) out[c] = in[c];
+      for (int64_t c = 0; c < columns; ++c) out[c] = 0.0f + in[c];
     }
   }
 }

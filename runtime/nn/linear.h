@@ -20,7 +20,7 @@ struct Linear {
   Status forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate = false) const;
   /// dx (+)= dy W.
   Status backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
-  /// dW += dy^T x.
+  /// dW += dy^T x, or = where nothing was written (Parameter::unwritten).
   Status backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
 };
 
@@ -36,11 +36,12 @@ class ColumnGroup {
   Status forward(const Real* x, Real* y, int64_t rows) const;
   /// dx is overwritten, or added to.
   Status backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
-  /// Gradients are added to. dbias_scratch [stride] float; may be null without biases.
+  /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases.
   Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 
  private:
   std::vector<Linear<Real>> parts_;
+  std::vector<uint8_t*> merged_;  // Parameter::unwritten of weights that a part before them took in
   int64_t first_ = 0, stride_ = 0;
 };
 
