@@ -280,6 +280,7 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
     kernel.amx = true;
     kernel.turn_steps = 128;
     kernel.max_steps = 1536;
+    kernel.many_steps = 768;  // sums kept between chunks cost less than more passes over B for smaller parts of A
     kernel.part_words = 256 << 10;
     kernel.least_rows = 512;
     return kernel;

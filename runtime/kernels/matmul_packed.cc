@@ -240,7 +240,7 @@ void Chunk::multiply(int64_t threads) const {
 void matmul_packed(const MatmulArgs& args, GemmIsa isa) {
   const GemmKernel kernel = gemm_kernel(isa, args.ab_dtype);
   const int64_t depth_unit = kernel.pairs ? 2 : 1;
-  const int64_t depth_size = part_size(args.k, kernel.max_steps * depth_unit, depth_unit * kernel.step_unit);
+  const int64_t depth_size = part_size(args.k, kernel.chunk_steps(args.k) * depth_unit, depth_unit * kernel.step_unit);
   const int64_t steps = kernel.steps_of(depth_size), chunks = ceil_div(args.k, depth_size);
   const int64_t columns_size =
       std::min(part_size(args.n, kBlockWords / steps, kernel.columns), round_up(args.n, kernel.columns));
