@@ -34,6 +34,7 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups&
       open_units_(rank.buckets.size(), 0),
       weights_of_(std::max(rank.buckets.size(), rank.units.size()), 0),
       grads_from_(rank.units.size(), 0),
+      unwritten_(rank.tensors.size(), 0),
       queue_(plan.recipe.optimizer.overlap && plan.mesh.replicas() > 1) {
   const auto fits = [&](const comm::Comm* shard, const comm::Comm* replica, bool experts) {
     const int64_t size = plan.shard_size(experts);
@@ -64,11 +65,44 @@ void DataParallel::begin_pass(bool training) {
   uses_ = training ? &train_uses_ : &evaluate_uses_;
   next_use_ = next_gather_ = 0;
   if (!training) return;
-  kernels::zero(memory_.sums, rank_.grad_elems());
+  if (rank_.scattered_grads) {
+    kernels::zero(memory_.sums, rank_.grad_elems());
+  } else {
+    clear({0, rank_.flat_elems}, memory_.sums);
+  }
   std::fill(passed_.begin(), passed_.end(), 0);
   std::fill(open_units_.begin(), open_units_.end(), 0);
   for (const Unit& unit : rank_.units) {
     for (int64_t b = unit.first_bucket; b < unit.end_bucket; ++b) ++open_units_[b];
+  }
+}
+
+std::span<const LocalTensor> DataParallel::tensors_in(FlatRange range) const {
+  const auto from = [&](int64_t offset) {
+    return std::partition_point(rank_.tensors.begin(), rank_.tensors.end(),
+                                [&](const LocalTensor& local) { return local.offset < offset; });
+  };
+  return {from(range.begin), from(range.end)};
+}
+
+void DataParallel::clear(FlatRange range, float* to) {
+  int64_t done = range.begin;
+  for (const LocalTensor& local : tensors_in(range)) {
+    // Matrices of projections and of the vocabulary: who else writes their gradients asks (Parameter::unwritten).
+    // Experts may see no rows.
+    const TensorSpec& spec = plan_.tensors[local.tensor];
+    if (spec.shape.size() != 2 || spec.cut == TensorCut::kReplicated || spec.expert >= 0) continue;
+    unwritten_[&local - rank_.tensors.data()] = 1;
+    kernels::zero(to + done - range.begin, local.offset - done);
+    done = local.offset + count_elems(local.shape);
+  }
+  kernels::zero(to + done - range.begin, range.end - done);
+}
+
+void DataParallel::fill_unwritten(const Unit& unit) {
+  for (const LocalTensor& local : tensors_in(unit.range)) {
+    if (std::exchange(unwritten_[&local - rank_.tensors.data()], 0) == 0) continue;
+    kernels::zero(memory_.used_grads() + local.grad_at, count_elems(local.shape));
   }
 }
 
@@ -117,7 +151,7 @@ Status DataParallel::prepare_grads(int64_t unit_index) {
   const Unit& unit = rank_.units[unit_index];
   if (passed_[unit_index] % unit.uses != 0) return {};  // the other use has begun to fill it
   RT_TRY(queue_.wait(grads_from_[unit.grad_slot]));
-  kernels::zero(memory_.slots + unit.grad_at, unit.range.size());
+  clear(unit.range, memory_.slots + unit.grad_at);
   kernels::zero(memory_.slots + unit.source_grads_at, (plan_.expert_sources() - 1) * unit.experts.size());
   return {};
 }
@@ -129,11 +163,13 @@ Status DataParallel::end_use(int64_t layer, nn::Pass pass) {
     const int64_t passed = ++passed_[index], all = plan_.micro_batches * unit.uses;
     if (rank_.scattered_grads) {
       if (passed % unit.uses != 0) continue;
+      fill_unwritten(unit);
       if (plan_.layout_free()) RT_TRY(sum_partial_of(unit));
       add_unit(unit, passed == all);
       continue;
     }
     if (passed != all) continue;
+    fill_unwritten(unit);
     for (int64_t b = unit.end_bucket; b-- > unit.first_bucket;) {
       if (--open_units_[b] == 0) reduce_bucket(rank_.buckets[b]);
     }

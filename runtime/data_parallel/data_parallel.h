@@ -3,7 +3,8 @@
 // beside forward. What is done to the reduced gradients is runtime/optim's. Owns no arrays, but a thread.
 //
 // Life of a step:
-//   begin_pass      the sums of gradients are zero
+//   begin_pass      the sums of gradients are zero; those of matrices that one product fills are marked as unwritten
+//                   instead, and the first product of the step overwrites them
 //   forward         before a layer: its weights are there (ZeRO-1, -2: the gathers that the last update left running;
 //                   ZeRO-3: the layer's own gather, begun a layer ahead)
 //   backward        after a layer: ZeRO-0 and -1 reduce a bucket once its last gradient of the last micro-batch is
@@ -21,6 +22,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -70,6 +72,7 @@ class DataParallel final : public nn::UseListener {
   void begin_pass(bool training);
   Status begin_use(int64_t layer, nn::Pass pass) override;
   Status end_use(int64_t layer, nn::Pass pass) override;
+  std::span<uint8_t> unwritten() override { return unwritten_; }
 
   /// After the last backward of a step: the sums of this rank's shards are complete when it returns.
   Status finish();
@@ -83,6 +86,11 @@ class DataParallel final : public nn::UseListener {
   bool busy() const { return queue_.busy(); }
 
  private:
+  /// Gradients of `range` at `to` begin anew.
+  void clear(FlatRange range, float* to);
+  /// What no product of the unit has written is zero.
+  void fill_unwritten(const Unit& unit);
+  std::span<const LocalTensor> tensors_in(FlatRange range) const;
   Status prepare_weights(int64_t unit);
   Status prepare_grads(int64_t unit);
   void gather_unit(const UnitUse& use);
@@ -107,9 +115,10 @@ class DataParallel final : public nn::UseListener {
   std::vector<int64_t> passed_;            // by unit: backwards that have used it
   std::vector<int64_t> open_units_;        // by bucket: units whose gradients are not complete
   std::vector<comm::Queue::Ticket> weights_of_,
-      grads_from_;              // by bucket or unit its gather; by slot its last reduction
-  std::vector<float> partial_;  // gathers what is partial over tp or kv for one all-reduce
-  comm::Queue queue_;           // last: its thread uses all above
+      grads_from_;                  // by bucket or unit its gather; by slot its last reduction
+  std::vector<uint8_t> unwritten_;  // by tensor of the rank
+  std::vector<float> partial_;      // gathers what is partial over tp or kv for one all-reduce
+  comm::Queue queue_;               // last: its thread uses all above
 };
 
 }  // namespace cairn::data_parallel

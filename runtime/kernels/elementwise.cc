@@ -123,6 +123,24 @@ RT_CLONES void activation_backward_leaf(const T* dy, const T* x, T* dx, int64_t 
   map_arrays(dy, x, dx, n, Backward<Act>{});
 }
 
+/// The value by the same expression as forward, for its bits; the compiler finds what both share.
+template <typename Act, typename T>
+RT_CLONES void activation_both_leaf(const T* x, T* dy, T* y, int64_t n) {
+  float slopes[kMapBlock], values[kMapBlock];
+  for (int64_t i = 0; i < n; i += kMapBlock) {
+    const int64_t m = n - i < kMapBlock ? n - i : kMapBlock;
+    load_block(dy + i, slopes, m);
+    load_block(x + i, values, m);
+    for (int64_t j = 0; j < m; ++j) {
+      const float at = values[j];
+      slopes[j] = Backward<Act>{}(slopes[j], at);
+      values[j] = Act{}(at);
+    }
+    store_block(slopes, dy + i, m);
+    store_block(values, y + i, m);
+  }
+}
+
 template <typename Act, typename T>
 RT_CLONES void gated_forward_leaf(const T* gate, const T* up, T* y, int64_t n) {
   map_arrays(gate, up, y, n, Gated<Act>{});
@@ -257,6 +275,11 @@ void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width) {
   void name##_backward(const T* dy, const T* x, T* dx, int64_t count) {                                                \
     parallel_elements(count,                                                                                           \
                       [=](int64_t i, int64_t end) { activation_backward_leaf<Act>(dy + i, x + i, dx + i, end - i); }); \
+  }                                                                                                                    \
+  template <typename T>                                                                                                \
+  void name##_both(const T* x, T* dy, T* y, int64_t count) {                                                           \
+    parallel_elements(count,                                                                                           \
+                      [=](int64_t i, int64_t end) { activation_both_leaf<Act>(x + i, dy + i, y + i, end - i); });      \
   }
 RT_ACTIVATION(gelu_tanh, GeluTanh)
 RT_ACTIVATION(gelu_erf, GeluErf)
@@ -398,9 +421,10 @@ void add_squares(const float* x, int64_t count, ExactSum& sum) {
   });
 }
 
-#define RT_INSTANTIATE_ACTIVATION(name, T)                \
-  template void name##_forward<T>(const T*, T*, int64_t); \
-  template void name##_backward<T>(const T*, const T*, T*, int64_t)
+#define RT_INSTANTIATE_ACTIVATION(name, T)                           \
+  template void name##_forward<T>(const T*, T*, int64_t);            \
+  template void name##_backward<T>(const T*, const T*, T*, int64_t); \
+  template void name##_both<T>(const T*, T*, T*, int64_t)
 #define RT_INSTANTIATE(T)                                                          \
   template void add<T>(const T*, const T*, T*, int64_t);                           \
   template void add_bias<T>(T*, const T*, int64_t, int64_t);                       \

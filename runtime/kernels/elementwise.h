@@ -47,6 +47,20 @@ void silu_forward(const T* x, T* y, int64_t count);  // x sigmoid(x)
 template <typename T>
 void silu_backward(const T* dy, const T* x, T* dx, int64_t count);
 
+/// Forward and backward in one pass, with their bits: dy becomes dx.
+template <typename T>
+void gelu_tanh_both(const T* x, T* dy, T* y, int64_t count);
+template <typename T>
+void gelu_erf_both(const T* x, T* dy, T* y, int64_t count);
+template <typename T>
+void gelu_quick_both(const T* x, T* dy, T* y, int64_t count);
+template <typename T>
+void relu_both(const T* x, T* dy, T* y, int64_t count);
+template <typename T>
+void relu2_both(const T* x, T* dy, T* y, int64_t count);
+template <typename T>
+void silu_both(const T* x, T* dy, T* y, int64_t count);
+
 /// gate_up is [rows, 2F]: gate in columns [0, F), up in [F, 2F). y[rows, F] = act(gate) * up.
 enum class Gate { kSilu, kGeluErf, kGeluTanh, kRelu };
 template <typename T>
@@ -58,8 +72,8 @@ void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64
 /// has position r % tokens of the table, or positions[r].
 struct RotaryDims {
   int64_t rows = 0, tokens = 0, heads = 0, head_dim = 0, stride = 0;
-  int64_t turning = 0;       // channels of a head that turn, its first; even
-  bool interleaved = false;  // pairs (2i, 2i+1), not (i, i + turning/2)
+  int64_t turning = 0;                 // channels of a head that turn, its first; even
+  bool interleaved = false;            // pairs (2i, 2i+1), not (i, i + turning/2)
   const int32_t* positions = nullptr;  // [rows], or none
 };
 /// cos and sin, computed in double: table [tokens, pairs, 2] for pairs = frequencies.size(), position p turning pair i

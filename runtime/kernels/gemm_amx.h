@@ -29,7 +29,7 @@ class AmxTiles {
 
 /// tile [32, 64] = panel of A times panel of B (+ tile): a GemmTile.
 void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
-              int64_t tile_row);
+              int64_t tile_row, const void* fetch, int64_t fetch_lines);
 
 /// to [rows, 64] = tile [rows, 64], denormal numbers as zero; rows of `to` lie `stride` elements apart. `past`: not by
 /// way of the caches, where whole lines of them can be written.

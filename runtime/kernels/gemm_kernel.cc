@@ -45,25 +45,26 @@ RT_INLINE void tile_f32(const void* a_words, const uint32_t* b_words, int64_t st
 }
 
 void tile_baseline(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool /*add*/, float* tile,
-                   int64_t /*tile_row*/) {
+                   int64_t /*tile_row*/, const void* /*fetch*/, int64_t /*fetch_lines*/) {
   tile_f32<4, 4, 2>(a, b, steps, tile);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("arch=x86-64-v3"))) void tile_avx2(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b,
-                                                         int64_t steps, bool /*add*/, float* tile,
-                                                         int64_t /*tile_row*/) {
+                                                         int64_t steps, bool /*add*/, float* tile, int64_t /*tile_row*/,
+                                                         const void* /*fetch*/, int64_t /*fetch_lines*/) {
   tile_f32<8, 6, 2>(a, b, steps, tile);
 }
 
 RT_AVX512 void tile_avx512(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool /*add*/,
-                           float* tile, int64_t /*tile_row*/) {
+                           float* tile, int64_t /*tile_row*/, const void* /*fetch*/, int64_t /*fetch_lines*/) {
   tile_f32<16, 6, 4>(a, b, steps, tile);
 }
 
 // vdpbf16ps adds both products of a pair in float, and takes denormal numbers for zero.
 RT_AVX512_BF16 void tile_avx512_bf16(const void* a_words, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps,
-                                     bool /*add*/, float* tile, int64_t /*tile_row*/) {
+                                     bool /*add*/, float* tile, int64_t /*tile_row*/, const void* /*fetch*/,
+                                     int64_t /*fetch_lines*/) {
   constexpr int kRows = 6, kVectors = 4;
   const auto* a = static_cast<const uint32_t*>(a_words);
   __m512 sum[kRows][kVectors] = {};
@@ -279,6 +280,7 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
     kernel.amx = true;
     kernel.turn_steps = 128;
     kernel.max_steps = 1536;
+    kernel.many_steps = 768;  // sums kept between chunks cost less than more passes over B for smaller parts of A
     kernel.part_words = 256 << 10;
     kernel.least_rows = 512;
     return kernel;

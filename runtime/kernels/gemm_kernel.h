@@ -19,9 +19,11 @@ bool gemm_isa_runs(GemmIsa isa);
 GemmIsa gemm_isa();
 
 /// tile [rows, columns] = panel of A times panel of B. AMX can do more: `a` may be rows of A as they lie, `a_row_bytes`
-/// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`).
+/// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`);
+/// meanwhile lines of memory from `fetch` on come into the second-level cache, `fetch_lines` with every 16 steps of
+/// half a tile.
 using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
-                          int64_t tile_row);
+                          int64_t tile_row, const void* fetch, int64_t fetch_lines);
 
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile
@@ -31,13 +33,17 @@ struct GemmKernel {
   bool amx = false;       // a thread has AmxTiles while it calls `tile`, which takes rows of A as they lie, too
   // How much of a product is worked on at once, by what the caches hold.
   int64_t turn_steps = 0;  // of one call of `tile`: a panel of B stays in the first-level cache; 0: all
-  int64_t max_steps = 0;   // of a chunk of the sum
+  int64_t max_steps = 0;   // of a sum in one chunk
+  int64_t many_steps = 0;  // of a chunk, when there are several; 0: max_steps
   int64_t part_words = 0;  // of A, in a core's second-level cache
   int64_t least_rows = 0;  // of a part, when more parts would only balance better
 
   int64_t steps_of(int64_t depth) const {
     const int64_t steps = pairs ? (depth + 1) / 2 : depth;
     return (steps + step_unit - 1) / step_unit * step_unit;
+  }
+  int64_t chunk_steps(int64_t depth) const {
+    return many_steps == 0 || steps_of(depth) <= max_steps ? max_steps : many_steps;
   }
 };
 constexpr int64_t kMaxTileElems = 32 * 64;

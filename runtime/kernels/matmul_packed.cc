@@ -38,7 +38,7 @@ int64_t part_size(int64_t total, int64_t limit, int64_t unit) {
 
 // --- what becomes of a tile ------------------------------------------------------------------------------------------
 
-/// to = tile, or to += tile; rows of the tile `tile_stride` apart.
+/// to = 0 + tile, or to += tile, the same bits where `to` is 0; rows of the tile `tile_stride` apart.
 RT_CLONES void add_tile(const float* tile, int64_t tile_stride, float* to, int64_t stride, int64_t rows,
                         int64_t columns, bool add) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -47,7 +47,7 @@ RT_CLONES void add_tile(const float* tile, int64_t tile_stride, float* to, int64
     if (add) {
       for (int64_t c = 0; c < columns; ++c) out[c] += in[c];
     } else {
-      for (int64_t c = 0; c < columns; ++c) out[c] = in[c];
+      for (int64_t c = 0; c < columns; ++c) out[c] = 0.0f + in[c];
     }
   }
 }
@@ -211,6 +211,9 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
   // One for each subtree that waits, the part at work, and what is added to it where the kernel does not do that.
   const int64_t slots = many ? std::bit_width(sum.segments.size()) + 2 : 1;
   float* const tiles = scratch.floats(slots * turn_elems);
+  // A panel of B has kAmxColumns lines for every 16 steps, which come in two halves of each tile of rows.
+  constexpr int64_t kLineWords = 16, kHalfLines = kAmxColumns / 2;
+  const int64_t fetch_lines = kernel.amx ? ceil_div(kHalfLines, ceil_div(end - begin, kernel.rows)) : 0;
   const AmxTiles registers(kernel.amx);
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t column = panel * kernel.columns;
@@ -221,6 +224,9 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
       for (const Segment& segment : sum.segments) {
         const bool last = &segment == &sum.segments.back();
         const uint32_t* const b_panel = b + segment.step0 * panels() * kernel.columns + column * segment.steps;
+        // Of the panel that follows, each tile of rows fetches its share.
+        const int64_t fetched = (turn_row - begin) / kernel.rows * segment.steps / kAmxSteps * 2 * fetch_lines;
+        const uint32_t* next = b_panel + segment.steps * kernel.columns + fetched * kLineWords;
         float* const slot = tiles + std::popcount(parts_done) * turn_elems;
         const int64_t joins = segment.completes ? std::countr_one(parts_done) : 0;
         for (int64_t s = 0; s < segment.steps; s += most_steps) {
@@ -233,7 +239,8 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
             const bool adds = s > 0 || !segment.begins, apart = adds && !kernel.amx;
             float* const to = apart ? tiles + (slots - 1) * turn_elems : tile;
             kernel.tile(rows_of_a(segment, row, s), a_row_bytes, b_panel + s * kernel.columns, steps, adds && !apart,
-                        to, kernel.columns);
+                        to, kernel.columns, next, fetch_lines);
+            next += steps / kAmxSteps * 2 * fetch_lines * kLineWords;
             if (apart) add_tile(to, tile_elems, tile, tile_elems, 1, tile_elems, true);
             if (!ends) continue;
             for (int64_t j = 0; j < joins; ++j, tile -= turn_elems) {
@@ -310,8 +317,12 @@ class SumPlan {
     const MatmulStretch one{args.b, args.k};
     const std::span<const MatmulStretch> stretches =
         args.stretches.empty() ? std::span(&one, 1) : std::span(args.stretches);
-    int64_t part_steps = 0;
-    for (const MatmulStretch& stretch : stretches) part_steps += kernel.steps_of(stretch.k / args.parts);
+    int64_t part_steps = 0, part_depth = 0;
+    for (const MatmulStretch& stretch : stretches) {
+      part_steps += kernel.steps_of(stretch.k / args.parts);
+      part_depth += stretch.k / args.parts;
+    }
+    const int64_t chunk_steps = kernel.chunk_steps(part_depth);
     // Whole parts, as many as fit into a chunk; one that does not is cut into chunks as a sum of its own.
     int64_t together = 1;
     while (2 * together <= args.parts && 2 * together * part_steps <= kernel.max_steps) together *= 2;
@@ -321,7 +332,7 @@ class SumPlan {
       for (const MatmulStretch& stretch : stretches) {
         const int64_t depth = stretch.k / args.parts, unit = (kernel.pairs ? 2 : 1) * kernel.step_unit;
         const int64_t most =
-            part_steps <= kernel.max_steps ? depth : part_size(depth, kernel.max_steps * (kernel.pairs ? 2 : 1), unit);
+            part_steps <= kernel.max_steps ? depth : part_size(depth, chunk_steps * (kernel.pairs ? 2 : 1), unit);
         for (int64_t at = 0; at < depth; at += most) {
           const int64_t b0 = part * depth + at, size = std::min(most, depth - at);
           segments_.push_back({.a0 = stretch_a0 + b0,

@@ -1,5 +1,6 @@
 #include "runtime/nn/activation.h"
 
+#include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/elementwise.h"
 
@@ -70,9 +71,30 @@ void activate_backward(Activation activation, const Real* dhidden, const Real* p
   }
 }
 
-#define RT_INSTANTIATE(T)                                                \
-  template void activate<T>(Activation, const T*, T*, int64_t, int64_t); \
-  template void activate_backward<T>(Activation, const T*, const T*, T*, int64_t, int64_t)
+template <typename Real>
+void activate_both(Activation activation, const Real* pre, Real* dhidden, Real* hidden, int64_t count) {
+  switch (activation) {
+    case Activation::kGeluTanh:
+      return kernels::gelu_tanh_both(pre, dhidden, hidden, count);
+    case Activation::kGeluErf:
+      return kernels::gelu_erf_both(pre, dhidden, hidden, count);
+    case Activation::kRelu:
+      return kernels::relu_both(pre, dhidden, hidden, count);
+    case Activation::kGeluQuick:
+      return kernels::gelu_quick_both(pre, dhidden, hidden, count);
+    case Activation::kRelu2:
+      return kernels::relu2_both(pre, dhidden, hidden, count);
+    case Activation::kSilu:
+      return kernels::silu_both(pre, dhidden, hidden, count);
+    default:
+      RT_CHECK(false, "an activation with a gate");
+  }
+}
+
+#define RT_INSTANTIATE(T)                                                                   \
+  template void activate<T>(Activation, const T*, T*, int64_t, int64_t);                    \
+  template void activate_backward<T>(Activation, const T*, const T*, T*, int64_t, int64_t); \
+  template void activate_both<T>(Activation, const T*, T*, T*, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

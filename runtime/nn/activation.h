@@ -14,5 +14,8 @@ void activate(Activation activation, const Real* pre, Real* hidden, int64_t rows
 template <typename Real>
 void activate_backward(Activation activation, const Real* dhidden, const Real* pre, Real* dpre, int64_t rows,
                        int64_t ffn);
+/// Both, of an activation without a gate: dhidden becomes dpre.
+template <typename Real>
+void activate_both(Activation activation, const Real* pre, Real* dhidden, Real* hidden, int64_t count);
 
 }  // namespace cairn::nn

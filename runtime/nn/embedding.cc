@@ -1,8 +1,10 @@
 #include "runtime/nn/embedding.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/kernels/embedding.h"
+#include "runtime/kernels/zero.h"
 
 namespace cairn::nn {
 
@@ -100,6 +102,9 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
   const Real* dy_TE = nullptr;
   RT_TRY(rows_tp_.gather_from(drows_RE, scratch_.partial_TH, &dy_TE, "embedding.dout"));
   if (positions_ && all_rows) add_position_gradients(dy_TE, 0, d.rows);
+  if (tokens_.unwritten != nullptr && std::exchange(*tokens_.unwritten, 0) != 0) {
+    kernels::zero(tokens_.grad, tokens_.rows * d.embed);
+  }
   kernels::embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
                               gradient_part_);
   return {};

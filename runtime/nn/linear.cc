@@ -1,6 +1,7 @@
 #include "runtime/nn/linear.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/few_rows.h"
@@ -94,6 +95,7 @@ Status Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, c
 
 template <typename Real>
 Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
+  const bool adds = weight.unwritten == nullptr || std::exchange(*weight.unwritten, 0) == 0;
   kernels::matmul({.m = out,
                    .n = in,
                    .k = rows,
@@ -106,7 +108,7 @@ Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Re
                    .ldc = in,
                    .ab_dtype = DTypeOf<Real>::value,
                    .c_dtype = DType::kF32,
-                   .accumulate = true});
+                   .accumulate = adds});
   return {};
 }
 
@@ -127,6 +129,7 @@ ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t f
                             (!part.bias || last.bias.weight + last.out == part.bias.weight);
       if (touching) {
         last.out += part.out;
+        if (part.weight.unwritten != nullptr) merged_.push_back(part.weight.unwritten);
         continue;
       }
     }
@@ -183,6 +186,7 @@ Status ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* 
     RT_TRY(part.backward_weight(dy_part, stride_, x, rows));
     dy_part += part.out;
   }
+  for (uint8_t* unwritten : merged_) *unwritten = 0;
   if (!parts_.front().bias) return {};
   std::fill_n(dbias_scratch, stride_, 0.0f);  // the sums run over whole rows: one pass for all parts
   kernels::bias_backward(dy, dbias_scratch, rows, stride_);

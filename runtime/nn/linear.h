@@ -26,7 +26,7 @@ struct Linear {
   Status backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
   /// dy W of this rank's part of `out`, [rows, in], as `dx` says.
   Status backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const;
-  /// dW += dy^T x.
+  /// dW += dy^T x, or = where nothing was written (Parameter::unwritten).
   Status backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
 };
 
@@ -43,12 +43,13 @@ class ColumnGroup {
   /// dx is overwritten, or added to.
   Status backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
   Status backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const;
-  /// Gradients are added to. dbias_scratch [stride] float; may be null without biases.
+  /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases.
   Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 
  private:
   std::vector<Linear<Real>> parts_;
   std::vector<kernels::MatmulStretch> weights_;  // as they were given: a sum must not show what touches
+  std::vector<uint8_t*> merged_;  // Parameter::unwritten of weights that a part before them took in
   int64_t first_ = 0, stride_ = 0;
 };
 

@@ -53,15 +53,21 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
   const Real* dbranch_RH = residual_.branch_gradient(saved.residual);
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
-  if (late != nullptr) {
-    std::copy_n(dbranch_RH, d.local_rows * d.width, late->dout_RH);
-  } else {
-    activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
-    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
-  }
-  RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
   Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
-  activate_backward(activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
+  if (late == nullptr && !is_gated(activation_)) {
+    RT_TRY(down_.backward_input(dy_TH, d.width, dpre, false, d.rows));
+    activate_both(activation_, saved.pre, dpre, scratch_.hidden, d.rows * d.ffn);
+    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
+  } else {
+    if (late != nullptr) {
+      std::copy_n(dbranch_RH, d.local_rows * d.width, late->dout_RH);
+    } else {
+      activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
+      RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
+    }
+    RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
+    activate_backward(activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
+  }
   if (late != nullptr) {
     residual_.input(saved.residual);  // for its statistics
   } else {

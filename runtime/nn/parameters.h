@@ -2,6 +2,7 @@
 // Where a rank's parameters lie: views into the memory of weights and gradients, by logical name.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -14,9 +15,10 @@ template <typename Real>
 struct Parameter {
   const Real* weight = nullptr;
   float* grad = nullptr;
-  int64_t rows = 0;        // first dim in memory
-  int64_t first_row = 0;   // logical index of row 0
-  int64_t valid_rows = 0;  // without vocabulary padding; may be 0
+  uint8_t* unwritten = nullptr;  // not 0: grad holds nothing yet, and who comes first overwrites it; null: always adds
+  int64_t rows = 0;              // first dim in memory
+  int64_t first_row = 0;         // logical index of row 0
+  int64_t valid_rows = 0;        // without vocabulary padding; may be 0
 
   explicit operator bool() const { return weight != nullptr; }
 };
@@ -24,12 +26,14 @@ struct Parameter {
 template <typename Real>
 class Parameters {
  public:
-  /// `source`: whose gradients, of tensors that keep them apart (RankPlan::grad_at).
-  Parameters(const Plan& plan, const RankPlan& rank, const Real* weights, float* grads, int64_t source = 0)
-      : plan_(plan), rank_(rank), weights_(weights), grads_(grads), source_(source) {}
+  /// `unwritten`: Parameter::unwritten by tensor of the rank, or empty. `source`: whose gradients, of tensors that keep
+  /// them apart (RankPlan::grad_at).
+  Parameters(const Plan& plan, const RankPlan& rank, const Real* weights, float* grads,
+             std::span<uint8_t> unwritten = {}, int64_t source = 0)
+      : plan_(plan), rank_(rank), weights_(weights), grads_(grads), unwritten_(unwritten), source_(source) {}
 
   /// The same for gradients of the tokens of another ep rank.
-  Parameters of_source(int64_t source) const { return {plan_, rank_, weights_, grads_, source}; }
+  Parameters of_source(int64_t source) const { return {plan_, rank_, weights_, grads_, {}, source}; }
 
   /// The tensor must live on this rank.
   Parameter<Real> get(std::string_view name) const {
@@ -52,13 +56,15 @@ class Parameters {
   Parameter<Real> view(const LocalTensor* local) const {
     if (local == nullptr) return {};
     float* const grad = grads_ == nullptr ? nullptr : grads_ + rank_.grad_at(*local, source_);
-    return {weights_ + local->weight_at, grad, local->shape[0], local->box.lo[0], local->box.extent(0)};
+    uint8_t* const unwritten = unwritten_.empty() ? nullptr : &unwritten_[local - rank_.tensors.data()];
+    return {weights_ + local->weight_at, grad, unwritten, local->shape[0], local->box.lo[0], local->box.extent(0)};
   }
 
   const Plan& plan_;
   const RankPlan& rank_;
   const Real* weights_;
   float* grads_;
+  std::span<uint8_t> unwritten_;
   int64_t source_;
 };
 

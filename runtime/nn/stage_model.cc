@@ -99,7 +99,8 @@ class Model final : public StageModel {
         cp_(dims_, groups.cp, buffers) {
     const ModelConfig& model = plan.recipe.model;
     const OptimizerConfig& optimizer = plan.recipe.optimizer;
-    const Parameters<Real> parameters(plan, rank, weights, grads);
+    const Parameters<Real> parameters(plan, rank, weights, grads,
+                                      listener == nullptr ? std::span<uint8_t>() : listener->unwritten());
     set_scratch(model, buffers);
     if (model.moe.experts > 0) dispatch_.emplace(dims_, groups.ep, buffers);
     if (trains_ && optimizer.qk_clip > 0) {

@@ -41,6 +41,8 @@ class UseListener {
   virtual Status begin_use(int64_t layer, Pass pass) = 0;
   /// After kBackward the gradients of this micro-batch are complete.
   virtual Status end_use(int64_t layer, Pass pass) = 0;
+  /// Parameter::unwritten of the rank's tensors, or nothing: then all memory of gradients holds numbers to add to.
+  virtual std::span<uint8_t> unwritten() { return {}; }
 };
 
 /// The groups in which a rank computes a stage. ep, cp: may be null where the mesh has no such ranks.

@@ -71,21 +71,18 @@ class Tensors {
   void block(const std::string& prefix) {
     const bool sandwich = m_.block == BlockKind::kSandwich;
     norm(prefix + "attn_norm");
-    const bool qkv_bias = has_bias(m_, BiasOf::kQkv);
-    linear(prefix + "attn.q", m_.heads * m_.head_dim, m_.width, TensorCut::kDim0, Role::kQueryKey, qkv_bias);
-    for (const auto& [name, role] : {std::pair("attn.k", Role::kQueryKey), std::pair("attn.v", Role::kIn)}) {
-      const size_t first = out_.size();
-      linear(prefix + name, m_.kv_heads * m_.head_dim, m_.width, TensorCut::kDim0, role, qkv_bias);
-      for (size_t i = first; i < out_.size(); ++i) out_[i].heads = m_.kv_heads;
-    }
+    const int64_t q = m_.heads * m_.head_dim, kv = m_.kv_heads * m_.head_dim;
+    column_cuts({{prefix + "attn.q", q, Role::kQueryKey},
+                 {prefix + "attn.k", kv, Role::kQueryKey, m_.kv_heads},
+                 {prefix + "attn.v", kv, Role::kIn, m_.kv_heads}},
+                has_bias(m_, BiasOf::kQkv));
     if (m_.qk_norm == QkNorm::kHead) {
       for (const char* name : {"attn.q_norm.weight", "attn.k_norm.weight"}) {
         vector(prefix + name, m_.head_dim, TensorCut::kReplicated, InitKind::kOnes);
         out_.back().partial = true;
       }
     }
-    linear(prefix + "attn.o", m_.width, m_.heads * m_.head_dim, TensorCut::kDim1, Role::kOut,
-           has_bias(m_, BiasOf::kOut));
+    row_cut(prefix + "attn.o", q, has_bias(m_, BiasOf::kOut));
     if (sandwich) norm(prefix + "attn_out_norm");
     if (m_.block != BlockKind::kParallelShared) norm(prefix + "mlp_norm");
     if (m_.moe.experts > 0) {
@@ -107,15 +104,37 @@ class Tensors {
 
   void mlp(const std::string& prefix, int64_t ffn) {
     const bool bias = has_bias(m_, BiasOf::kMlp);
-    if (is_gated(m_.activation)) linear(prefix + "gate", ffn, m_.width, TensorCut::kDim0, Role::kIn, bias);
-    linear(prefix + "up", ffn, m_.width, TensorCut::kDim0, Role::kIn, bias);
-    linear(prefix + "down", m_.width, ffn, TensorCut::kDim1, Role::kOut, bias);
+    std::vector<ColumnCut> in;
+    if (is_gated(m_.activation)) in.push_back({prefix + "gate", ffn, Role::kIn});
+    in.push_back({prefix + "up", ffn, Role::kIn});
+    column_cuts(in, bias);
+    row_cut(prefix + "down", ffn, bias);
   }
 
-  /// A projection: its weight, then its bias, which a column cut splits and a row cut replicates.
-  void linear(const std::string& name, int64_t rows, int64_t cols, TensorCut cut, Role role, bool bias) {
-    matrix(name + ".weight", rows, cols, cut, projection_std(m_, role, rows, cols));
-    if (bias) vector(name + ".bias", rows, cut == TensorCut::kDim0 ? cut : TensorCut::kReplicated, InitKind::kZeros);
+  struct ColumnCut {
+    std::string name;
+    int64_t rows = 0;
+    Role role = Role::kIn;
+    int64_t heads = 0;
+  };
+
+  /// Projections that read the same rows: their weights, then their biases. Weights that touch become one product.
+  void column_cuts(const std::vector<ColumnCut>& cuts, bool bias) {
+    for (const auto& [name, rows, role, heads] : cuts) {
+      matrix(name + ".weight", rows, m_.width, TensorCut::kDim0, projection_std(m_, role, rows, m_.width));
+      out_.back().heads = heads;
+    }
+    for (const auto& [name, rows, role, heads] : cuts) {
+      if (!bias) break;
+      vector(name + ".bias", rows, TensorCut::kDim0, InitKind::kZeros);
+      out_.back().heads = heads;
+    }
+  }
+
+  /// A projection onto the residual stream: its weight, then its bias, which all ranks of a tp group hold.
+  void row_cut(const std::string& name, int64_t cols, bool bias) {
+    matrix(name + ".weight", m_.width, cols, TensorCut::kDim1, projection_std(m_, Role::kOut, m_.width, cols));
+    if (bias) vector(name + ".bias", m_.width, TensorCut::kReplicated, InitKind::kZeros);
   }
 
   void norm(const std::string& name) {

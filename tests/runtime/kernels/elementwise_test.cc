@@ -157,6 +157,26 @@ TEST_SUITE("runtime/kernels/elementwise") {
     SUBCASE("relu") { check_map<T>(relu<T>, kernels::relu_forward<T>, kernels::relu_backward<T>); }
   }
 
+  TEST_CASE_TEMPLATE("value and gradient in one pass have the bits of the two passes", T, float, bf16, f16) {
+    const auto check = [](auto forward, auto backward, auto both) {
+      const auto x = sweep<T>();
+      const int64_t count = std::ssize(x);
+      auto dy = normals<T>("dy", count);
+      std::vector<T> y(x.size()), dx(x.size()), y_too(x.size());
+      forward(x.data(), y.data(), count);
+      backward(dy.data(), x.data(), dx.data(), count);
+      both(x.data(), dy.data(), y_too.data(), count);
+      CHECK(std::memcmp(y.data(), y_too.data(), y.size() * sizeof(T)) == 0);
+      CHECK(std::memcmp(dx.data(), dy.data(), dx.size() * sizeof(T)) == 0);
+    };
+    check(kernels::gelu_tanh_forward<T>, kernels::gelu_tanh_backward<T>, kernels::gelu_tanh_both<T>);
+    check(kernels::gelu_erf_forward<T>, kernels::gelu_erf_backward<T>, kernels::gelu_erf_both<T>);
+    check(kernels::gelu_quick_forward<T>, kernels::gelu_quick_backward<T>, kernels::gelu_quick_both<T>);
+    check(kernels::relu_forward<T>, kernels::relu_backward<T>, kernels::relu_both<T>);
+    check(kernels::relu2_forward<T>, kernels::relu2_backward<T>, kernels::relu2_both<T>);
+    check(kernels::silu_forward<T>, kernels::silu_backward<T>, kernels::silu_both<T>);
+  }
+
   TEST_CASE("activations take the published values") {
     // x; gelu, its tanh form, quick gelu, silu, to nine digits
     const double table[][5] = {{-3, -0.004049694, -0.003637392, -0.018071310, -0.142277620},

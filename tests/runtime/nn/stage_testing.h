@@ -330,7 +330,9 @@ inline void for_each_element(const TensorSpec& spec, const LocalTensor& local,
 /// One stage of one rank with memory of its own, filled with NaN bits first and walled by guard bytes.
 class Rank {
  public:
-  Rank(const Plan& plan, int64_t world_rank, comm::Comm& tp, const Logical& weights, bool trains = true)
+  /// `listen`: makes the model's listener, which outlives it, from where the gradients lie.
+  Rank(const Plan& plan, int64_t world_rank, comm::Comm& tp, const Logical& weights, bool trains = true,
+       const std::function<UseListener*(const RankPlan&, float*)>& listen = {})
       : plan_(plan), rank_(plan.rank(world_rank)) {
     const DType dtype = plan.compute_dtype();
     weights_.assign(rank_.flat_elems * dtype_size_bytes(dtype), std::byte{0});
@@ -344,7 +346,8 @@ class Rank {
     memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes_ + 2 * kGuardBytes)));
     std::memset(memory_.get(), 0xff, bytes_ + 2 * kGuardBytes);
     auto made = StageModel::make(plan, rank_, 0, tp, weights_.data(), trains ? grads_.data() : nullptr,
-                                 {memory_.get() + kGuardBytes, static_cast<size_t>(bytes_)});
+                                 {memory_.get() + kGuardBytes, static_cast<size_t>(bytes_)},
+                                 listen ? listen(rank_, grads_.data()) : nullptr);
     REQUIRE_MESSAGE(made.ok(), made.error().message);
     model_ = std::move(made).value();
   }

@@ -48,16 +48,16 @@ using Fields = std::vector<std::string>;
 }  // namespace
 
 TEST_SUITE("runtime/plan/model") {
-  TEST_CASE("GPT-2's list is as it was before there were options") {
+  TEST_CASE("GPT-2's list: weights that one product takes side by side, then their biases") {
     CHECK(listed(small()) == std::vector<std::string>{"embed.tokens [65, 24]",
                                                       "embed.positions [8, 24]",
                                                       "layers.0.attn_norm.weight [24]",
                                                       "layers.0.attn_norm.bias [24]",
                                                       "layers.0.attn.q.weight [24, 24]",
-                                                      "layers.0.attn.q.bias [24]",
                                                       "layers.0.attn.k.weight [24, 24]",
-                                                      "layers.0.attn.k.bias [24]",
                                                       "layers.0.attn.v.weight [24, 24]",
+                                                      "layers.0.attn.q.bias [24]",
+                                                      "layers.0.attn.k.bias [24]",
                                                       "layers.0.attn.v.bias [24]",
                                                       "layers.0.attn.o.weight [24, 24]",
                                                       "layers.0.attn.o.bias [24]",
