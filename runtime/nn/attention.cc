@@ -81,8 +81,8 @@ Status Attention<Real>::forward(const SavedAttention<Real>& saved, Real* output_
   const StageDims& d = dims_;
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  RT_TRY(from_stream_.forward(scratch_.rows_TH, saved.qkv, d.rows));
-  if (position_queries_) RT_TRY(position_queries_->forward(saved.qkv));
+  from_stream_.forward(scratch_.rows_TH, saved.qkv, d.rows);
+  if (position_queries_) position_queries_->forward(saved.qkv);
   norm_qk(saved);
   if (scratch_.cached != nullptr) {
     attend_cached(*scratch_.cached, saved);
@@ -203,10 +203,10 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
   if (late) {
     std::copy_n(dbranch_RH, d.local_rows * d.width, late_dout_RH);
   } else {
-    RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, d));
+    row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, d);
   }
   Real* dout = scratch_.hidden;  // [T, N D]
-  RT_TRY(o_.backward_input(dy_TH, d.width, dout, false, d.rows));
+  o_.backward_input(dy_TH, d.width, dout, false, d.rows);
 
   Real* dqkv = scratch_.dhidden;
   Real* const dk_rows = dqkv + d.heads * d.head_dim;
@@ -233,7 +233,7 @@ template <typename Real>
 Status Attention<Real>::backward_weight(const SavedAttention<Real>& saved, const Real* late_dout_RH) const {
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(output_dropout_, late_dout_RH, &masked_RH, &dy_TH, tp_, scratch_, dims_, what_dout_));
-  RT_TRY(row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, dims_));
+  row_cut_weight<Real>(o_, masked_RH, dy_TH, saved.out, scratch_, dims_);
   return column_cut_weight<Real>(residual_, saved.residual, from_stream_, saved.qkv, tp_, scratch_, dims_, what_in_);
 }
 

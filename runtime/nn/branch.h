@@ -30,7 +30,7 @@ Status row_cut_forward(const Linear<Real>& projection, const Dropout<Real>& drop
                        std::string_view what) {
   Linear<Real> product = projection;
   product.bias = {};
-  RT_TRY(product.forward_partial(hidden, tp.partial(scratch.partial_TH), d.rows));
+  product.forward_partial(hidden, tp.partial(scratch.partial_TH), d.rows);
   RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
   Real* sum_RH = tp.local(scratch.partial_TH);
   if (projection.bias) kernels::add_bias(sum_RH, projection.bias.weight, d.local_rows, d.width);
@@ -56,15 +56,15 @@ Status row_cut_gather(const Dropout<Real>& dropout, const Real* dbranch_RH, cons
 
 /// Gradients of the row cut's weight, and of its bias from this rank's rows. `hidden` [T, in] was its input.
 template <typename Real>
-Status row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
-                      const Scratch<Real>& scratch, const StageDims& d) {
+void row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
+                    const Scratch<Real>& scratch, const StageDims& d) {
   if (projection.bias) {
     const TreeParts& parts = scratch.stats.parts;
     sum_rows(parts, projection.bias.grad, d.width, d.local_rows, [&](int64_t row, int64_t rows, float* sums) {
       kernels::bias_backward(masked_RH + row * d.width, sums, rows, d.width);
     });
   }
-  return projection.backward_weight(dy_TH, d.width, hidden, d.rows);
+  projection.backward_weight(dy_TH, d.width, hidden, d.rows);
 }
 
 /// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm before it.
@@ -74,7 +74,8 @@ Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Rea
                          const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   residual.input(saved);
   RT_TRY(tp.gather(scratch.rows_TH, what));
-  return projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows);
+  projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows);
+  return {};
 }
 
 /// The last steps back: through the column cut, the sum over tp and the norm before the branch, whose statistics must
@@ -83,7 +84,7 @@ template <typename Real>
 Status column_cut_input(const Residual<Real>& residual, const SavedResidual<Real>& saved,
                         const ColumnGroup<Real>& projections, const Real* dy, const TensorParallel<Real>& tp,
                         const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
-  RT_TRY(projections.backward_input_partial(dy, tp.partial(scratch.partial_TH), d.rows));
+  projections.backward_input_partial(dy, tp.partial(scratch.partial_TH), d.rows);
   RT_TRY(tp.reduce_sum(scratch.partial_TH, what));
   residual.input_gradient(saved, tp.local(scratch.partial_TH));
   return {};

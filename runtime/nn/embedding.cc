@@ -36,7 +36,7 @@ Status Embedding<Real>::forward(const SavedEmbedding<Real>& saved, const int32_t
   Real* stream_RH = norm_ ? saved.norm_input_RH : output_RH;
   if (project_.weight) {
     std::copy_n(rows_RE, d.local_rows * d.embed, saved.rows_RE);
-    RT_TRY(project_.forward(saved.rows_RE, stream_RH, d.width, d.local_rows));
+    project_.forward(saved.rows_RE, stream_RH, d.width, d.local_rows);
   } else {
     std::copy_n(rows_RE, d.local_rows * d.width, stream_RH);
   }
@@ -95,8 +95,8 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
   if (positions_ && !all_rows) add_position_gradients(dstream_RH, tp_.first_row(), d.local_rows);
   const Real* drows_RE = dstream_RH;
   if (project_.weight) {
-    RT_TRY(project_.backward_weight(dstream_RH, d.width, saved.rows_RE, d.local_rows));
-    RT_TRY(project_.backward_input(dstream_RH, d.width, scratch_.rows_TH, false, d.local_rows));
+    project_.backward_weight(dstream_RH, d.width, saved.rows_RE, d.local_rows);
+    project_.backward_input(dstream_RH, d.width, scratch_.rows_TH, false, d.local_rows);
     drows_RE = scratch_.rows_TH;
   }
   const Real* dy_TE = nullptr;

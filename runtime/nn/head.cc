@@ -39,7 +39,7 @@ template <typename Real>
 Status Head<Real>::input_rows(const SavedHead<Real>& saved) const {
   Real* rows_RE = tp_.local(scratch_.rows_TH);
   norm_rows(saved, project_.weight ? scratch_.partial_TH : rows_RE);
-  if (project_.weight) RT_TRY(project_.forward(scratch_.partial_TH, rows_RE, dims_.embed, dims_.local_rows));
+  if (project_.weight) project_.forward(scratch_.partial_TH, rows_RE, dims_.embed, dims_.local_rows);
   if (logit_scale_ != 1.0f) kernels::scale(rows_RE, logit_scale_, dims_.local_rows * dims_.embed);
   return tp_.gather(scratch_.rows_TH, "head.in");
 }
@@ -52,9 +52,9 @@ Status Head<Real>::input_gradient(const SavedHead<Real>& saved, Real* dinput_RE)
   if (project_.weight) {
     Real* scratch_RH = scratch_.rows_TH;  // first the norm's output again, then its gradient
     norm_rows(saved, scratch_RH);
-    RT_TRY(project_.backward_weight(dinput_RE, d.embed, scratch_RH, d.local_rows));
+    project_.backward_weight(dinput_RE, d.embed, scratch_RH, d.local_rows);
     dnormed_RH = scratch_RH;
-    RT_TRY(project_.backward_input(dinput_RE, d.embed, dnormed_RH, false, d.local_rows));
+    project_.backward_input(dinput_RE, d.embed, dnormed_RH, false, d.local_rows);
   }
   if (norm_) {
     norm_->backward(dnormed_RH, saved.input_RH, scratch_.stats, scratch_.dresidual_RH, d.local_rows);
@@ -65,8 +65,8 @@ Status Head<Real>::input_gradient(const SavedHead<Real>& saved, Real* dinput_RE)
 }
 
 template <typename Real>
-Status Head<Real>::compute_logits(int64_t begin, int64_t count) const {
-  return projection_.forward(scratch_.rows_TH + begin * dims_.embed, logits_, dims_.vocab, count);
+void Head<Real>::compute_logits(int64_t begin, int64_t count) const {
+  projection_.forward(scratch_.rows_TH + begin * dims_.embed, logits_, dims_.vocab, count);
 }
 
 template <typename Real>
@@ -82,7 +82,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_
   std::fill_n(target_T, d.rows, 0.0f);
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
-    RT_TRY(compute_logits(begin, count));
+    compute_logits(begin, count);
     for (int64_t part = 0; part < d.parts; ++part) {
       const Real* const logits = logits_ + part * part_rows;
       const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
@@ -137,13 +137,13 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets
   RT_TRY(input_rows(saved));
   for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
-    if (!held) RT_TRY(compute_logits(begin, count));
+    if (!held) compute_logits(begin, count);
     Real* dlogits = logits_;
     kernels::cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
                                     saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
     if (projection_.bias) kernels::bias_backward(dlogits, projection_.bias.grad, count, d.vocab);
-    RT_TRY(projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.embed, count));
-    RT_TRY(projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count));
+    projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.embed, count);
+    projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count);
   }
   RT_TRY(tp_.reduce_sum(scratch_.partial_TH, "head.din"));
   return input_gradient(saved, tp_.local(scratch_.partial_TH));
@@ -159,7 +159,7 @@ Status Head<Real>::logits(const SavedHead<Real>& saved, int64_t first, int64_t w
     const int64_t count = std::min(d.logit_rows, wanted - done);
     if (!held) {
       held_ = nullptr;
-      RT_TRY(compute_logits(first + done, count));
+      compute_logits(first + done, count);
     }
     for (int64_t r = 0; r < count; ++r) {
       const Real* row = logits_ + (held ? first + done + r : r) * d.vocab;

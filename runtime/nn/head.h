@@ -49,7 +49,7 @@ class Head {
   /// From the gradient of input_rows(), summed, this rank's rows, to scratch.dresidual.
   Status input_gradient(const SavedHead<Real>& saved, Real* dinput_RE);
   /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
-  Status compute_logits(int64_t begin, int64_t count) const;
+  void compute_logits(int64_t begin, int64_t count) const;
 
   StageDims dims_;
   std::optional<Norm<Real>> norm_;

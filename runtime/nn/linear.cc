@@ -10,12 +10,12 @@
 namespace cairn::nn {
 
 template <typename Real>
-Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate) const {
+void Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate) const {
   constexpr DType dtype = DTypeOf<Real>::value;
   // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
   if (rows <= kernels::kFewRows && weight.grad == nullptr && !accumulate) {
     kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
-    return {};
+    return;
   }
   kernels::matmul({.m = rows,
                    .n = out,
@@ -31,11 +31,10 @@ Status Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t r
                    .c_dtype = dtype,
                    .accumulate = accumulate,
                    .bias = bias.weight});
-  return {};
 }
 
 template <typename Real>
-Status Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const {
+void Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
   kernels::matmul({.m = rows,
                    .n = in,
@@ -49,11 +48,10 @@ Status Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx,
                    .ab_dtype = dtype,
                    .c_dtype = dtype,
                    .accumulate = accumulate});
-  return {};
 }
 
 template <typename Real>
-Status Linear<Real>::forward_partial(const Real* x, const PartialSum& y, int64_t rows) const {
+void Linear<Real>::forward_partial(const Real* x, const PartialSum& y, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
   const bool few = rows <= kernels::kFewRows && weight.grad == nullptr && y.dtype == dtype;
   if (!y.tree || few) return forward(x, static_cast<Real*>(y.data), out, rows);
@@ -70,12 +68,10 @@ Status Linear<Real>::forward_partial(const Real* x, const PartialSum& y, int64_t
                    .ab_dtype = dtype,
                    .c_dtype = y.dtype,
                    .parts = y.parts});
-  return {};
 }
 
 template <typename Real>
-Status Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx,
-                                            int64_t rows) const {
+void Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
   if (!dx.tree) return backward_input(dy, dy_stride, static_cast<Real*>(dx.data), false, rows);
   kernels::matmul({.m = rows,
@@ -90,11 +86,10 @@ Status Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, c
                    .ab_dtype = dtype,
                    .c_dtype = dx.dtype,
                    .parts = dx.parts});
-  return {};
 }
 
 template <typename Real>
-Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
+void Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
   const bool adds = weight.unwritten == nullptr || std::exchange(*weight.unwritten, 0) == 0;
   kernels::matmul({.m = out,
                    .n = in,
@@ -109,7 +104,6 @@ Status Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Re
                    .ab_dtype = DTypeOf<Real>::value,
                    .c_dtype = DType::kF32,
                    .accumulate = adds});
-  return {};
 }
 
 template <typename Real>
@@ -138,28 +132,26 @@ ColumnGroup<Real>::ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t f
 }
 
 template <typename Real>
-Status ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
+void ColumnGroup<Real>::forward(const Real* x, Real* y, int64_t rows) const {
   y += first_;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.forward(x, y, stride_, rows));
+    part.forward(x, y, stride_, rows);
     y += part.out;
   }
-  return {};
 }
 
 template <typename Real>
-Status ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate) const {
+void ColumnGroup<Real>::backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate) const {
   dy += first_;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.backward_input(dy, stride_, dx, accumulate, rows));
+    part.backward_input(dy, stride_, dx, accumulate, rows);
     dy += part.out;
     accumulate = true;
   }
-  return {};
 }
 
 template <typename Real>
-Status ColumnGroup<Real>::backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const {
+void ColumnGroup<Real>::backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const {
   constexpr DType dtype = DTypeOf<Real>::value;
   if (!dx.tree) return backward_input(dy, static_cast<Real*>(dx.data), rows);
   int64_t out = 0;
@@ -176,18 +168,17 @@ Status ColumnGroup<Real>::backward_input_partial(const Real* dy, const PartialSu
                    .c_dtype = dx.dtype,
                    .parts = dx.parts,
                    .stretches = weights_});
-  return {};
 }
 
 template <typename Real>
-Status ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const {
+void ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const {
   const Real* dy_part = dy + first_;
   for (const Linear<Real>& part : parts_) {
-    RT_TRY(part.backward_weight(dy_part, stride_, x, rows));
+    part.backward_weight(dy_part, stride_, x, rows);
     dy_part += part.out;
   }
   for (uint8_t* unwritten : merged_) *unwritten = 0;
-  if (!parts_.front().bias) return {};
+  if (!parts_.front().bias) return;
   std::fill_n(dbias_scratch, stride_, 0.0f);  // the sums run over whole rows: one pass for all parts
   kernels::bias_backward(dy, dbias_scratch, rows, stride_);
   const float* dbias = dbias_scratch + first_;
@@ -195,7 +186,6 @@ Status ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* 
     kernels::add_to(part.bias.grad, dbias, part.out);
     dbias += part.out;
   }
-  return {};
 }
 
 template struct Linear<float>;

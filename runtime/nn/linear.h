@@ -19,15 +19,15 @@ struct Linear {
   int64_t out = 0, in = 0;
 
   /// `accumulate`: y += instead.
-  Status forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate = false) const;
+  void forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate = false) const;
   /// x W^T of this rank's part of `in`, [rows, out], as `y` says.
-  Status forward_partial(const Real* x, const PartialSum& y, int64_t rows) const;
+  void forward_partial(const Real* x, const PartialSum& y, int64_t rows) const;
   /// dx (+)= dy W.
-  Status backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
+  void backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
   /// dy W of this rank's part of `out`, [rows, in], as `dx` says.
-  Status backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const;
+  void backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const;
   /// dW += dy^T x, or = where nothing was written (Parameter::unwritten).
-  Status backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
+  void backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
 };
 
 /// Column-cut projections of one input whose outputs lie side by side in one row, or in a part of it: q, k, v and gate,
@@ -39,17 +39,17 @@ class ColumnGroup {
   /// The outputs begin at column `first` of rows y, dy that are `stride` long.
   ColumnGroup(const std::vector<Linear<Real>>& parts, int64_t first, int64_t stride);
 
-  Status forward(const Real* x, Real* y, int64_t rows) const;
+  void forward(const Real* x, Real* y, int64_t rows) const;
   /// dx is overwritten, or added to.
-  Status backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
-  Status backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const;
+  void backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
+  void backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const;
   /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases.
-  Status backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
+  void backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
 
  private:
   std::vector<Linear<Real>> parts_;
   std::vector<kernels::MatmulStretch> weights_;  // as they were given: a sum must not show what touches
-  std::vector<uint8_t*> merged_;  // Parameter::unwritten of weights that a part before them took in
+  std::vector<uint8_t*> merged_;                 // Parameter::unwritten of weights that a part before them took in
   int64_t first_ = 0, stride_ = 0;
 };
 

@@ -35,7 +35,8 @@ template <typename Real>
 Status Mlp<Real>::recompute(const SavedMlp<Real>& saved) const {
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
-  return up_.forward(scratch_.rows_TH, saved.pre, dims_.rows);
+  up_.forward(scratch_.rows_TH, saved.pre, dims_.rows);
+  return {};
 }
 
 template <typename Real>
@@ -55,17 +56,17 @@ Status Mlp<Real>::backward(const SavedMlp<Real>& saved, const LateMlp<Real>* lat
   RT_TRY(row_cut_gather<Real>(dropout_, dbranch_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   Real* dpre = late != nullptr ? late->dpre : scratch_.dhidden;
   if (late == nullptr && !is_gated(activation_)) {
-    RT_TRY(down_.backward_input(dy_TH, d.width, dpre, false, d.rows));
+    down_.backward_input(dy_TH, d.width, dpre, false, d.rows);
     activate_both(activation_, saved.pre, dpre, scratch_.hidden, d.rows * d.ffn);
-    RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
+    row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
   } else {
     if (late != nullptr) {
       std::copy_n(dbranch_RH, d.local_rows * d.width, late->dout_RH);
     } else {
       activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
-      RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
+      row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
     }
-    RT_TRY(down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows));
+    down_.backward_input(dy_TH, d.width, scratch_.hidden, false, d.rows);
     activate_backward(activation_, scratch_.hidden, saved.pre, dpre, d.rows, d.ffn);
   }
   if (late != nullptr) {
@@ -82,7 +83,7 @@ Status Mlp<Real>::backward_weight(const SavedMlp<Real>& saved, const LateMlp<Rea
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(dropout_, late.dout_RH, &masked_RH, &dy_TH, tp_, scratch_, d, what_dout_));
   activate(activation_, saved.pre, scratch_.hidden, d.rows, d.ffn);
-  RT_TRY(row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d));
+  row_cut_weight<Real>(down_, masked_RH, dy_TH, scratch_.hidden, scratch_, d);
   return column_cut_weight<Real>(residual_, saved.residual, up_, late.dpre, tp_, scratch_, d, what_in_);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "runtime/kernels/matmul.h"
+#include "runtime/kernels/parallel.h"
 #include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
 
@@ -65,12 +66,17 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
 
 template <typename Real>
 template <typename Body>
-Status Moe<Real>::for_experts(const Body& body) const {
-  for (const auto& group : dispatch_.groups()) {
+void Moe<Real>::for_experts(const Body& body) const {
+  constexpr int64_t kSmallRows = 512;
+  const auto groups = dispatch_.groups();
+  int64_t most_rows = 0;
+  for (const auto& group : groups) most_rows = std::max(most_rows, group.rows);
+  const bool grouped = most_rows <= kSmallRows && most_rows * kernels::team_threads() <= dispatch_.used_rows();
+  kernels::parallel_tasks(static_cast<int64_t>(groups.size()), !grouped, [&](int64_t i) {
+    const auto& group = groups[i];
     const Expert& expert = experts_[group.expert * dims_.expert_sources + group.source];
-    if (group.rows > 0) RT_TRY(body(expert, group.first, group.rows));
-  }
-  return {};
+    if (group.rows > 0) body(expert, group.first, group.rows);
+  });
 }
 
 template <typename Real>
@@ -102,15 +108,15 @@ Status Moe<Real>::forward(const SavedMoe<Real>& saved, const Real* base_RH, Real
 
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, false, what_counts_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.up.forward(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows);
-  }));
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    expert.up.forward(rows_PH_ + first * d.width, saved.pre + first * d.ffn_in, rows);
+  });
   activate(activation_, saved.pre, scratch_.hidden, dispatch_.used_rows(), d.ffn);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.down.forward(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows);
-  }));
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    expert.down.forward(scratch_.hidden + first * d.ffn, rows_PH_ + first * d.width, d.width, rows);
+  });
   RT_TRY(dispatch_.to_tokens(rows_PH_, saved.weights, scratch_.partial_TH, what_rows_));
-  if (shared_) RT_TRY(shared_->forward(scratch_.rows_TH, saved.shared_pre, scratch_.partial_TH));
+  if (shared_) shared_->forward(scratch_.rows_TH, saved.shared_pre, scratch_.partial_TH);
 
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_out_));
   Real* sum_RH = tp_.local(scratch_.partial_TH);
@@ -125,7 +131,7 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   const Real *masked_RH = nullptr, *dy_TH = nullptr;
   RT_TRY(row_cut_gather<Real>(dropout_, residual_.branch_gradient(saved.residual), &masked_RH, &dy_TH, tp_, scratch_, d,
                               what_dout_));
-  if (shared_) RT_TRY(shared_->backward_hidden(dy_TH, saved.shared_pre));
+  if (shared_) shared_->backward_hidden(dy_TH, saved.shared_pre);
   RT_TRY(dispatch_.begin(saved.chosen, saved.counts, true, what_counts_));
   RT_TRY(dispatch_.to_experts(dy_TH, rows_PH_, what_drows_));
 
@@ -133,13 +139,13 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   // again.
   const int64_t used_rows = dispatch_.used_rows();
   activate(activation_, saved.pre, scratch_.hidden, used_rows, d.ffn);
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.down.backward_input(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn, false, rows);
-  }));
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    expert.down.backward_input(rows_PH_ + first * d.width, d.width, dhidden_PF_ + first * d.ffn, false, rows);
+  });
   RT_TRY(dispatch_.dot_and_scale(dhidden_PF_, scratch_.hidden, saved.weights, d.ffn, dweights_Tk_, what_dweights_));
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
-    return expert.down.backward_weight(rows_PH_ + first * d.width, d.width, scratch_.hidden + first * d.ffn, rows);
-  }));
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
+    expert.down.backward_weight(rows_PH_ + first * d.width, d.width, scratch_.hidden + first * d.ffn, rows);
+  });
   activate_backward(activation_, dhidden_PF_, saved.pre, scratch_.dhidden, used_rows, d.ffn);
   if (tp_.comm().size() > 1) {  // each rank has a part of every hidden row
     RT_TRY(tp_.comm().all_reduce(dweights_Tk_, d.rows * d.choices, DType::kF32, comm::ReduceOp::kSum, what_dweights_));
@@ -148,13 +154,13 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   residual_.input(saved.residual);
   RT_TRY(tp_.gather(scratch_.rows_TH, what_in_));
   RT_TRY(dispatch_.to_experts(scratch_.rows_TH, rows_PH_, what_rows_));
-  RT_TRY(for_experts([&](const Expert& expert, int64_t first, int64_t rows) -> Status {
+  for_experts([&](const Expert& expert, int64_t first, int64_t rows) {
     const Real* dpre = scratch_.dhidden + first * d.ffn_in;
-    RT_TRY(expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows));
-    return expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);
-  }));
+    expert.up.backward_weight(dpre, rows_PH_ + first * d.width, nullptr, rows);
+    expert.up.backward_input(dpre, drows_PH_ + first * d.width, rows);
+  });
   RT_TRY(dispatch_.to_tokens(drows_PH_, nullptr, scratch_.partial_TH, what_drows_));
-  if (shared_) RT_TRY(shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH));
+  if (shared_) shared_->backward_input(scratch_.rows_TH, scratch_.partial_TH);
   RT_TRY(tp_.reduce(scratch_.partial_TH, what_din_));
 
   RT_TRY(route_backward(saved, loss_scale));
@@ -178,8 +184,9 @@ Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) 
     for (int64_t e = 0; e < d.experts; ++e) bias_.grad[e] += static_cast<float>(dispatch_.choices_of(e));
   }
   const Real* dlogits_RX = dlogits_TX_ + tp_.first_row() * d.experts;
-  RT_TRY(router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows));
-  return router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
+  router_.backward_weight(dlogits_RX, d.experts, tp_.local(scratch_.rows_TH), d.local_rows);
+  router_.backward_input(dlogits_RX, d.experts, tp_.local(scratch_.partial_TH), true, d.local_rows);
+  return {};
 }
 
 template class Moe<float>;

@@ -57,9 +57,10 @@ class Moe {
     Linear<Real> down;
   };
 
-  /// Calls body(expert, first row, rows) for the groups of rows that are not empty.
+  /// Calls body(expert, first row, rows) for the groups of rows that are not empty. Many small groups are taken by the
+  /// threads side by side, each product by one; few or large ones one after another, each by all threads.
   template <typename Body>
-  Status for_experts(const Body& body) const;
+  void for_experts(const Body& body) const;
   /// Scores, choices, weights.
   Status route(const SavedMoe<Real>& saved) const;
   Status route_backward(const SavedMoe<Real>& saved, float loss_scale) const;

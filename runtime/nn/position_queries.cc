@@ -33,17 +33,17 @@ void PositionQueries<Real>::look_up() const {
 }
 
 template <typename Real>
-Status PositionQueries<Real>::forward(Real* qkv) const {
+void PositionQueries<Real>::forward(Real* qkv) const {
   look_up();
-  return q_.forward(scratch_.partial_TH, qkv, dims_.rows);
+  q_.forward(scratch_.partial_TH, qkv, dims_.rows);
 }
 
 template <typename Real>
 Status PositionQueries<Real>::backward(const Real* dqkv) const {
   const int64_t width = dims_.width;
   look_up();
-  RT_TRY(q_.backward_weight(dqkv, scratch_.partial_TH, scratch_.dbias, dims_.rows));
-  RT_TRY(q_.backward_input(dqkv, scratch_.partial_TH, dims_.rows));
+  q_.backward_weight(dqkv, scratch_.partial_TH, scratch_.dbias, dims_.rows);
+  q_.backward_input(dqkv, scratch_.partial_TH, dims_.rows);
   RT_TRY(tp_.reduce(scratch_.partial_TH, "top query attn.dpositions"));
   const Real* drow = tp_.local(scratch_.partial_TH);
   for (int64_t r = 0; r < dims_.local_rows; ++r, drow += width) {

@@ -18,7 +18,7 @@ class PositionQueries {
                   const TensorParallel<Real>& tp, const Scratch<Real>& scratch);
 
   /// The q part of qkv [T, QKV]. scratch.partial is overwritten.
-  Status forward(Real* qkv) const;
+  void forward(Real* qkv) const;
   /// Adds to the gradients of the projection and the table, from that of q in dqkv [T, QKV]; those of the table are of
   /// this rank's rows. scratch.partial is overwritten.
   Status backward(const Real* dqkv) const;

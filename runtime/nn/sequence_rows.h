@@ -1,5 +1,6 @@
 #pragma once
-// Where the rows of a micro-batch stand and what they see, where that is not the plain order (runtime/data/objective.h).
+// Where the rows of a micro-batch stand and what they see, where that is not the plain order
+// (runtime/data/objective.h).
 
 #include <cstdint>
 #include <span>

@@ -25,25 +25,24 @@ SharedExpert<Real>::SharedExpert(const Parameters<Real>& parameters, const Model
       dpre_(buffers.get<Real>("moe.shared_dpre")) {}
 
 template <typename Real>
-Status SharedExpert<Real>::forward(const Real* input_TH, Real* pre, Real* output_TH) const {
-  RT_TRY(up_.forward(input_TH, pre, rows_));
+void SharedExpert<Real>::forward(const Real* input_TH, Real* pre, Real* output_TH) const {
+  up_.forward(input_TH, pre, rows_);
   activate(activation_, pre, scratch_.hidden, rows_, ffn_);
-  return down_.forward(scratch_.hidden, output_TH, width_, rows_, true);
+  down_.forward(scratch_.hidden, output_TH, width_, rows_, true);
 }
 
 template <typename Real>
-Status SharedExpert<Real>::backward_hidden(const Real* dy_TH, const Real* pre) const {
+void SharedExpert<Real>::backward_hidden(const Real* dy_TH, const Real* pre) const {
   activate(activation_, pre, scratch_.hidden, rows_, ffn_);
-  RT_TRY(down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_));
-  RT_TRY(down_.backward_input(dy_TH, width_, dhidden_, false, rows_));
+  down_.backward_weight(dy_TH, width_, scratch_.hidden, rows_);
+  down_.backward_input(dy_TH, width_, dhidden_, false, rows_);
   activate_backward(activation_, dhidden_, pre, dpre_, rows_, ffn_);
-  return {};
 }
 
 template <typename Real>
-Status SharedExpert<Real>::backward_input(const Real* input_TH, Real* dinput_TH) const {
-  RT_TRY(up_.backward_weight(dpre_, input_TH, nullptr, rows_));
-  return up_.backward_input(dpre_, dinput_TH, rows_, true);
+void SharedExpert<Real>::backward_input(const Real* input_TH, Real* dinput_TH) const {
+  up_.backward_weight(dpre_, input_TH, nullptr, rows_);
+  up_.backward_input(dpre_, dinput_TH, rows_, true);
 }
 
 template class SharedExpert<float>;

@@ -16,12 +16,12 @@ class SharedExpert {
                const Scratch<Real>& scratch, const Buffers& buffers);
 
   /// Adds to output [T, H]; keeps pre [T, 2 Fs] for backward. scratch.hidden is overwritten.
-  Status forward(const Real* input_TH, Real* pre, Real* output_TH) const;
+  void forward(const Real* input_TH, Real* pre, Real* output_TH) const;
   /// From the gradient of the output, which scratch.hidden and scratch.dhidden do not hold, to that before the
   /// activation, kept in a buffer of its own; adds to the gradient of down.
-  Status backward_hidden(const Real* dy_TH, const Real* pre) const;
+  void backward_hidden(const Real* dy_TH, const Real* pre) const;
   /// The rest: adds to the gradients of gate and up, and to dinput [T, H].
-  Status backward_input(const Real* input_TH, Real* dinput_TH) const;
+  void backward_input(const Real* input_TH, Real* dinput_TH) const;
 
  private:
   int64_t rows_, width_, ffn_;
