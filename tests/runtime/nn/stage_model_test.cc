@@ -5,6 +5,8 @@
 //   gradient against finite differences of the double reference   2e-5: the differences themselves are good to 1e-8
 //   bf16 against float with the same (bf16) weights: losses 5e-2 absolute, gradients 8e-2 of the tensor's largest:
 //     8 bits of mantissa, 4e-3 per rounding, some ten roundings deep
+#include <omp.h>
+
 #include <numeric>
 
 #include "tests/runtime/nn/stage_testing.h"
@@ -324,6 +326,27 @@ TEST_SUITE("runtime/nn/stage_model") {
         CHECK(counts[5] == 0);
       }
     }
+  }
+
+  TEST_CASE("experts side by side on three threads give the bits of one after another on one") {
+    int compared = 0;
+    for (const Variant& variant : option_variants()) {
+      if (variant.recipe.model.moe.experts == 0) continue;
+      CAPTURE(variant.name);
+      const Plan plan = plan_of(variant.recipe);
+      const Logical weights = draw_weights(plan);
+      const Batch batch = draw_batch(plan);
+      const int before = omp_get_max_threads();
+      omp_set_num_threads(1);
+      const Outcome alone = run_alone(plan, weights, batch);
+      omp_set_num_threads(3);
+      const Outcome beside = run_alone(plan, weights, batch);
+      omp_set_num_threads(before);
+      CHECK(beside.losses == alone.losses);
+      CHECK(beside.grads == alone.grads);
+      ++compared;
+    }
+    CHECK(compared >= 4);
   }
 
   TEST_CASE("the loss scale multiplies the gradients") {
