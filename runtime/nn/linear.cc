@@ -9,83 +9,81 @@
 
 namespace cairn::nn {
 
+namespace {
+
+/// x W^T and dy W; where they go is for the caller to say.
+template <typename Real>
+kernels::MatmulArgs output_of(const Linear<Real>& linear, const Real* x, int64_t rows) {
+  return {.m = rows,
+          .n = linear.out,
+          .k = linear.in,
+          .a = x,
+          .lda = linear.in,
+          .b = linear.weight.weight,
+          .ldb = linear.in,
+          .trans_b = true,
+          .ldc = linear.out,
+          .ab_dtype = DTypeOf<Real>::value,
+          .c_dtype = DTypeOf<Real>::value};
+}
+
+template <typename Real>
+kernels::MatmulArgs input_gradient_of(const Linear<Real>& linear, const Real* dy, int64_t dy_stride, int64_t rows) {
+  return {.m = rows,
+          .n = linear.in,
+          .k = linear.out,
+          .a = dy,
+          .lda = dy_stride,
+          .b = linear.weight.weight,
+          .ldb = linear.in,
+          .ldc = linear.in,
+          .ab_dtype = DTypeOf<Real>::value,
+          .c_dtype = DTypeOf<Real>::value};
+}
+
+void matmul_into(const PartialSum& sum, kernels::MatmulArgs product) {
+  product.c = sum.data;
+  product.c_dtype = sum.dtype;
+  product.parts = sum.parts;
+  kernels::matmul(product);
+}
+
+}  // namespace
+
 template <typename Real>
 void Linear<Real>::forward(const Real* x, Real* y, int64_t y_stride, int64_t rows, bool accumulate) const {
-  constexpr DType dtype = DTypeOf<Real>::value;
   // Without gradients only: in training the bits must not depend on how many rows a rank happens to have.
   if (rows <= kernels::kFewRows && weight.grad == nullptr && !accumulate) {
     kernels::few_rows_matmul(x, weight.weight, bias.weight, y, y_stride, rows, out, in);
     return;
   }
-  kernels::matmul({.m = rows,
-                   .n = out,
-                   .k = in,
-                   .a = x,
-                   .lda = in,
-                   .b = weight.weight,
-                   .ldb = in,
-                   .trans_b = true,
-                   .c = y,
-                   .ldc = y_stride,
-                   .ab_dtype = dtype,
-                   .c_dtype = dtype,
-                   .accumulate = accumulate,
-                   .bias = bias.weight});
+  kernels::MatmulArgs product = output_of(*this, x, rows);
+  product.c = y;
+  product.ldc = y_stride;
+  product.accumulate = accumulate;
+  product.bias = bias.weight;
+  kernels::matmul(product);
 }
 
 template <typename Real>
 void Linear<Real>::backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const {
-  constexpr DType dtype = DTypeOf<Real>::value;
-  kernels::matmul({.m = rows,
-                   .n = in,
-                   .k = out,
-                   .a = dy,
-                   .lda = dy_stride,
-                   .b = weight.weight,
-                   .ldb = in,
-                   .c = dx,
-                   .ldc = in,
-                   .ab_dtype = dtype,
-                   .c_dtype = dtype,
-                   .accumulate = accumulate});
+  kernels::MatmulArgs product = input_gradient_of(*this, dy, dy_stride, rows);
+  product.c = dx;
+  product.accumulate = accumulate;
+  kernels::matmul(product);
 }
 
 template <typename Real>
 void Linear<Real>::forward_partial(const Real* x, const PartialSum& y, int64_t rows) const {
-  constexpr DType dtype = DTypeOf<Real>::value;
-  const bool few = rows <= kernels::kFewRows && weight.grad == nullptr && y.dtype == dtype;
+  const bool few = rows <= kernels::kFewRows && weight.grad == nullptr && y.dtype == DTypeOf<Real>::value;
   if (!y.tree || few) return forward(x, static_cast<Real*>(y.data), out, rows);
-  kernels::matmul({.m = rows,
-                   .n = out,
-                   .k = in,
-                   .a = x,
-                   .lda = in,
-                   .b = weight.weight,
-                   .ldb = in,
-                   .trans_b = true,
-                   .c = y.data,
-                   .ldc = out,
-                   .ab_dtype = dtype,
-                   .c_dtype = y.dtype,
-                   .parts = y.parts});
+  matmul_into(y, output_of(*this, x, rows));
 }
 
 template <typename Real>
 void Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const {
-  constexpr DType dtype = DTypeOf<Real>::value;
   if (!dx.tree) return backward_input(dy, dy_stride, static_cast<Real*>(dx.data), false, rows);
-  kernels::matmul({.m = rows,
-                   .n = in,
-                   .k = out,
-                   .a = dy,
-                   .lda = dy_stride,
-                   .b = weight.weight,
-                   .ldb = in,
-                   .c = dx.data,
-                   .ldc = in,
-                   .ab_dtype = dtype,
-                   .c_dtype = dx.dtype,
-                   .parts = dx.parts});
+  matmul_into(dx, input_gradient_of(*this, dy, dy_stride, rows));
 }
 
 template <typename Real>

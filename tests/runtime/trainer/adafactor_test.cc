@@ -10,7 +10,7 @@
 #include "runtime/trainer/initial.h"
 #include "runtime/trainer/state.h"
 #include "tests/runtime/trainer/harness.h"
-#include "tests/runtime/trainer/traffic_check.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;

@@ -7,7 +7,7 @@
 
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
-#include "tests/runtime/trainer/traffic_check.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -64,13 +64,7 @@ void trains_as(const Recipe& cut, int64_t world, const Trained& serial) {
   for (size_t v = 0; v < serial.valid.size(); ++v) {
     CHECK(got.value().valid[v] == doctest::Approx(serial.valid[v]).epsilon(1e-5));
   }
-  const Plan plan = make_plan(cut, world).value();
-  for (int64_t rank = 0; rank < world; ++rank) {
-    const RankPlan mine = plan.rank(rank);
-    CHECK(got.value().allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
-                                                   mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
-                                                   plan.boundary_buffers_bytes());
-  }
+  check_allocated(make_plan(cut, world).value(), got.value());
 }
 
 }  // namespace

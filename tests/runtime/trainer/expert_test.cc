@@ -7,7 +7,7 @@
 
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
-#include "tests/runtime/trainer/traffic_check.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -73,7 +73,9 @@ double worst(const GlobalState& got, const GlobalState& wanted) {
 
 void same(const Trained& got, const Trained& wanted) {
   CHECK(got.losses == wanted.losses);
-  const auto alike = [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); };  // skipped: not a number
+  const auto alike = [](double a, double b) {
+    return a == b || (std::isnan(a) && std::isnan(b));
+  };  // skipped: not a number
   CHECK(std::ranges::equal(got.norms, wanted.norms, alike));
   REQUIRE(got.state.size() == wanted.state.size());
   int64_t differing = 0;
@@ -81,16 +83,6 @@ void same(const Trained& got, const Trained& wanted) {
     differing += std::memcmp(values.data(), got.state.at(key).data(), values.size() * 4) != 0 ? 1 : 0;
   }
   CHECK(differing == 0);
-}
-
-void planned_memory(const Recipe& recipe, int64_t world, const Trained& trained) {
-  const Plan plan = make_plan(recipe, world).value();
-  for (int64_t rank = 0; rank < world; ++rank) {
-    const RankPlan mine = plan.rank(rank);
-    CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
-                                               mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
-                                               plan.boundary_buffers_bytes());
-  }
 }
 
 const std::vector<Layout> kLayouts = {
@@ -131,7 +123,7 @@ TEST_SUITE("runtime/trainer/expert") {
       // Adam divides a gradient by its own size: where that is about nothing but roundings, a weight may go either way
       // for a step. A sum that is wrong moves many by more.
       CHECK(worst(got.value().state, serial.value().state) < 1e-3);
-      planned_memory(cut, layout.world(), got.value());
+      check_allocated(make_plan(cut, layout.world()).value(), got.value());
     }
   }
 
@@ -158,7 +150,7 @@ TEST_SUITE("runtime/trainer/expert") {
         const auto got = train_on_threads(cut, layout.world());
         REQUIRE_MESSAGE(got.ok(), got.error().message);
         same(got.value(), serial.value());
-        planned_memory(cut, layout.world(), got.value());
+        check_allocated(make_plan(cut, layout.world()).value(), got.value());
       }
     }
   }

@@ -13,7 +13,7 @@
 
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
-#include "tests/runtime/trainer/traffic_check.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -141,13 +141,7 @@ TEST_SUITE("runtime/trainer/matrix") {
           CHECK(got.value().state == in_order.value().state);
           ++same_bits;
         }
-        const Plan plan = make_plan(cut, layout.world()).value();
-        for (int64_t rank = 0; rank < layout.world(); ++rank) {
-          const RankPlan mine = plan.rank(rank);
-          CHECK(got.value().allocated_bytes[rank] ==
-                mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
-                    largest_stage_buffers_bytes(plan, rank) + plan.boundary_buffers_bytes());
-        }
+        check_allocated(make_plan(cut, layout.world()).value(), got.value());
         if (trained++ % 8 == 0) {
           Recipe one = cut;
           one.stop.value = 1;

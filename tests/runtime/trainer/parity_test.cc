@@ -7,6 +7,7 @@
 #include "runtime/comm/gloo_engine.h"
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -201,13 +202,7 @@ TEST_SUITE("runtime/trainer/parity") {
             for (const auto& [key, values] : plain.state) {
               REQUIRE(std::memcmp(values.data(), trained.value().state.at(key).data(), values.size() * 4) == 0);
             }
-            const Plan plan = make_plan(recipe, world).value();
-            for (int64_t rank = 0; rank < world; ++rank) {
-              const RankPlan mine = plan.rank(rank);
-              CHECK(trained.value().allocated_bytes[rank] ==
-                    mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes + mine.optimizer_bytes +
-                        stage_buffers_bytes(plan, mine) + plan.boundary_buffers_bytes());
-            }
+            check_allocated(make_plan(recipe, world).value(), trained.value());
           }
         }
       }
@@ -352,12 +347,10 @@ TEST_SUITE("runtime/trainer/parity") {
         const int64_t world = layout.tp * layout.pp * layout.dp;
         const Plan plan = make_plan(recipe, world).value();
         const auto trained = train_on_threads(recipe, world).value();
+        check_allocated(plan, trained);
         const auto with_banks = train_on_threads(recipe, world, nullptr, 0, {}, 3).value();
         for (int64_t rank = 0; rank < world; ++rank) {
           const RankPlan mine = plan.rank(rank);
-          CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
-                                                     mine.optimizer_bytes + stage_buffers_bytes(plan, mine) +
-                                                     plan.boundary_buffers_bytes());
           CHECK(with_banks.allocated_bytes[rank] ==
                 trained.allocated_bytes[rank] - mine.weight_bytes - mine.bank_bytes());
         }

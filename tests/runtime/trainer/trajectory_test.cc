@@ -6,7 +6,7 @@
 
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
-#include "tests/runtime/trainer/traffic_check.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -244,13 +244,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     for (const int64_t world : {1, 4}) {
       const Recipe layout = world == 1 ? recipe : with(recipe, {2, 2, 2});
       const Plan plan = make_plan(layout, world).value();
-      const auto trained = train_on_threads(layout, world).value();
-      for (int64_t rank = 0; rank < world; ++rank) {
-        const RankPlan mine = plan.rank(rank);
-        CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
-                                                   mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
-                                                   plan.boundary_buffers_bytes());
-      }
+      check_allocated(plan, train_on_threads(layout, world).value());
     }
   }
 
@@ -321,13 +315,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
           const int64_t world = l.tp * l.rest.pp * l.rest.dp;
           check_step_traffic(recipe, world);
           const Plan plan = make_plan(recipe, world).value();
-          const auto got = train_on_threads(recipe, world).value();
-          for (int64_t rank = 0; rank < world; ++rank) {
-            const RankPlan mine = plan.rank(rank);
-            CHECK(got.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
-                                                   mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
-                                                   plan.boundary_buffers_bytes());
-          }
+          check_allocated(plan, train_on_threads(recipe, world).value());
         }
       }
     }

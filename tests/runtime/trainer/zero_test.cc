@@ -4,7 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "tests/runtime/trainer/harness.h"
-#include "tests/runtime/trainer/traffic_check.h"
+#include "tests/runtime/trainer/plan_check.h"
 
 using namespace cairn;
 using namespace cairn::test;

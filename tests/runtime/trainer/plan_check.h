@@ -1,14 +1,26 @@
 #pragma once
-// What a step moves, counted by the communicators, against what the plan says.
+// What a rank allocates, and what a step moves, counted by the communicators, against what the plan says.
 
 #include <doctest/doctest.h>
 
 #include <map>
 
+#include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
 
 namespace cairn::test {
+
+/// Every rank has allocated what the plan says, to the byte.
+inline void check_allocated(const Plan& plan, const Trained& trained) {
+  REQUIRE(std::ssize(trained.allocated_bytes) == plan.mesh.world());
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+    const RankPlan mine = plan.rank(rank);
+    CHECK(trained.allocated_bytes[rank] == mine.weight_bytes + mine.gathered_bytes + mine.grad_bytes +
+                                               mine.optimizer_bytes + largest_stage_buffers_bytes(plan, rank) +
+                                               plan.boundary_buffers_bytes());
+  }
+}
 
 template <typename F>
 Traffic combine(const Traffic& a, const Traffic& b, const F& f) {
