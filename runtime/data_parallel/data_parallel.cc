@@ -231,47 +231,38 @@ Status DataParallel::finish() {
   return sum_tied_embedding();
 }
 
+template <typename ForRuns>
+Status DataParallel::sum_runs(const ForRuns& for_runs, comm::Comm* group, comm::ReduceOp op, std::string_view what) {
+  float* end = partial_.data();
+  for_runs([&](float* run, int64_t elems) { end = std::copy_n(run, elems, end); });
+  if (end == partial_.data()) return {};
+  RT_TRY(group->all_reduce(partial_.data(), end - partial_.data(), DType::kF32, op, what));
+  const float* from = partial_.data();
+  for_runs([&](float* run, int64_t elems) {
+    std::copy_n(from, elems, run);
+    from += elems;
+  });
+  return {};
+}
+
 Status DataParallel::sum_partial(bool LocalTensor::*partial, comm::Comm* group, std::string_view what) {
-  int64_t count = 0;
-  const auto move = [&](bool out) {
-    float* at = partial_.data();
+  const auto for_runs = [&](const auto& body) {
     for (const LocalTensor& local : rank_.tensors) {
       if (!(local.*partial)) continue;
-      for_shards_of(rank_, local, [&](int64_t begin, int64_t elems) {
-        float* const sums = memory_.sums + begin;
-        out ? std::copy_n(sums, elems, at) : std::copy_n(at, elems, sums);
-        at += elems;
-      });
+      for_shards_of(rank_, local, [&](int64_t begin, int64_t elems) { body(memory_.sums + begin, elems); });
     }
-    count = at - partial_.data();
   };
-  move(true);
-  if (count == 0) return {};
-  RT_TRY(group->all_reduce(partial_.data(), count, DType::kF32, comm::ReduceOp::kSum, what));
-  move(false);
-  return {};
+  return sum_runs(for_runs, group, comm::ReduceOp::kSum, what);
 }
 
 // Before the micro-batch joins the others: a sum over micro-batches first would be another order for another tp.
 Status DataParallel::sum_partial_of(const Unit& unit) {
-  int64_t count = 0;
-  const auto move = [&](bool out) {
-    float* at = partial_.data();
-    for (const LocalTensor& local : rank_.tensors) {
-      if (!local.sum_over_tp || local.offset < unit.range.begin || local.offset >= unit.range.end) continue;
-      float* const grads = memory_.slots + local.grad_at;
-      const int64_t elems = count_elems(local.shape);
-      out ? std::copy_n(grads, elems, at) : std::copy_n(at, elems, grads);
-      at += elems;
+  const auto for_runs = [&](const auto& body) {
+    for (const LocalTensor& local : tensors_in(unit.range)) {
+      if (local.sum_over_tp) body(memory_.slots + local.grad_at, count_elems(local.shape));
     }
-    count = at - partial_.data();
   };
-  move(true);
-  if (count == 0) return {};
-  RT_TRY(groups_.tp->all_reduce(partial_.data(), count, DType::kF32, comm::ReduceOp::kTreeSum,
-                                "gradients of replicated tensors"));
-  move(false);
-  return {};
+  return sum_runs(for_runs, groups_.tp, comm::ReduceOp::kTreeSum, "gradients of replicated tensors");
 }
 
 Status DataParallel::sum_tied_embedding() {

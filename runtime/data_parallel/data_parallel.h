@@ -97,9 +97,13 @@ class DataParallel final : public nn::UseListener {
   void reduce_bucket(const Bucket& bucket);
   void add_unit(const Unit& unit, bool last);
   Status add_bucket(const Unit& unit, const Bucket& bucket);
-  /// Adds the gradients of the tensors that `partial` marks, over a group whose ranks all hold them.
+  /// Adds runs of gradients over a group whose ranks all hold them, in one reduction. for_runs(body) calls body(run,
+  /// elems) for each, in the same order every time.
+  template <typename ForRuns>
+  Status sum_runs(const ForRuns& for_runs, comm::Comm* group, comm::ReduceOp op, std::string_view what);
+  /// Those of this rank's shards of the tensors that `partial` marks.
   Status sum_partial(bool LocalTensor::*partial, comm::Comm* group, std::string_view what);
-  /// The same in a unit of one micro-batch, over tp.
+  /// Those of one micro-batch in a unit that are partial over tp.
   Status sum_partial_of(const Unit& unit);
   Status sum_tied_embedding();
 

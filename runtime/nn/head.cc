@@ -70,6 +70,37 @@ void Head<Real>::compute_logits(int64_t begin, int64_t count) const {
 }
 
 template <typename Real>
+Status Head<Real>::join_parts(const SavedHead<Real>& saved, float* max_PT, float* sums_PT) const {
+  const StageDims& d = dims_;
+  const int64_t part_rows = d.vocab / d.parts, valid_rows = projection_.weight.valid_rows;
+  std::copy_n(max_PT, d.rows, saved.max_T);
+  for (int64_t part = 1; part < d.parts; ++part) {
+    for (int64_t r = 0; r < d.rows; ++r) saved.max_T[r] = std::max(saved.max_T[r], max_PT[part * d.rows + r]);
+  }
+  comm::Comm& comm = tp_.comm();
+  if (comm.size() > 1) {
+    RT_TRY(comm.all_reduce(saved.max_T, d.rows, DType::kF32, comm::ReduceOp::kMax, "head.max"));
+  }
+  for (int64_t part = 0; part < d.parts; ++part) {
+    const bool empty = valid_rows <= part * part_rows;  // padding only: no maximum and no sum
+    for (int64_t r = 0; r < d.rows; ++r) {
+      float& sum = sums_PT[part * d.rows + r];
+      sum = empty ? 0 : sum * std::exp(max_PT[part * d.rows + r] - saved.max_T[r]);
+    }
+  }
+  for (int64_t step = 1; step < d.parts; step *= 2) {
+    for (int64_t part = 0; part < d.parts; part += 2 * step) {
+      kernels::add_to(sums_PT + part * d.rows, sums_PT + (part + step) * d.rows, d.rows);
+    }
+  }
+  if (sums_PT != saved.sum_exp_T) std::copy_n(sums_PT, d.rows, saved.sum_exp_T);
+  if (comm.size() > 1) {
+    RT_TRY(comm.all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, tp_.sum_op(), "head.sums"));
+  }
+  return {};
+}
+
+template <typename Real>
 Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_T) {
   const StageDims& d = dims_;
   const Parameter<Real>& vocab = projection_.weight;
@@ -95,32 +126,7 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_
   if (d.logit_rows == d.rows) held_ = saved.input_RH;
 
   // The sums were taken against each part's own maximum, so one pass over the logits was enough.
-  if (local_max_ != nullptr) {
-    std::copy_n(max_PT, d.rows, saved.max_T);
-    for (int64_t part = 1; part < d.parts; ++part) {
-      for (int64_t r = 0; r < d.rows; ++r) saved.max_T[r] = std::max(saved.max_T[r], max_PT[part * d.rows + r]);
-    }
-    comm::Comm& comm = tp_.comm();
-    if (comm.size() > 1) {
-      RT_TRY(comm.all_reduce(saved.max_T, d.rows, DType::kF32, comm::ReduceOp::kMax, "head.max"));
-    }
-    for (int64_t part = 0; part < d.parts; ++part) {
-      const bool empty = vocab.valid_rows <= part * part_rows;  // padding only: no maximum and no sum
-      for (int64_t r = 0; r < d.rows; ++r) {
-        float& sum = sums_PT[part * d.rows + r];
-        sum = empty ? 0 : sum * std::exp(max_PT[part * d.rows + r] - saved.max_T[r]);
-      }
-    }
-    for (int64_t step = 1; step < d.parts; step *= 2) {
-      for (int64_t part = 0; part < d.parts; part += 2 * step) {
-        kernels::add_to(sums_PT + part * d.rows, sums_PT + (part + step) * d.rows, d.rows);
-      }
-    }
-    if (sums_PT != saved.sum_exp_T) std::copy_n(sums_PT, d.rows, saved.sum_exp_T);
-    if (comm.size() > 1) {
-      RT_TRY(comm.all_reduce(saved.sum_exp_T, 2 * d.rows, DType::kF32, tp_.sum_op(), "head.sums"));
-    }
-  }
+  if (local_max_ != nullptr) RT_TRY(join_parts(saved, max_PT, sums_PT));
   for (int64_t r = 0; r < d.rows; ++r) {
     saved.loss_T[r] = targets_T[r] == kNoTarget ? 0.0f : std::log(saved.sum_exp_T[r]) + saved.max_T[r] - target_T[r];
   }

@@ -48,6 +48,8 @@ class Head {
   void norm_rows(const SavedHead<Real>& saved, Real* out_RH) const;
   /// From the gradient of input_rows(), summed, this rank's rows, to scratch.dresidual.
   Status input_gradient(const SavedHead<Real>& saved, Real* dinput_RE);
+  /// From each part's maximum and sum of exponentials those of the whole vocabulary, and the target's logit.
+  Status join_parts(const SavedHead<Real>& saved, float* max_PT, float* sums_PT) const;
   /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
   void compute_logits(int64_t begin, int64_t count) const;
 
@@ -59,7 +61,8 @@ class Head {
   TensorParallel<Real> tp_;  // of rows E wide
   const Scratch<Real>& scratch_;
   Real* logits_ = nullptr;  // [logit_rows, V]
-  // By parts of the vocabulary (StageDims::parts): null where there is one and tp is 1, or one.
+  // By parts of the vocabulary, P = StageDims::parts. Maxima: null where the rank has all of it in one part; sums: null
+  // where no sum is taken in parts.
   float *local_max_ = nullptr, *part_sums_ = nullptr;  // [P, T]
   float* scale_ = nullptr;                             // [T]
   float z_loss_ = 0;
