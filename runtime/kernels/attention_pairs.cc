@@ -66,9 +66,9 @@ void multiply_pairs(PairLeft a, const uint32_t* b, int64_t rows, int64_t columns
       const int64_t row_count = std::min(kernel.rows, rows - i), column_count = std::min(kernel.columns, columns - j);
       float* const to = c + i * c_row + j;
       if (!add || (kernel.amx && row_count == kernel.rows && column_count == kernel.columns)) {
-        kernel.tile(lines, a.row_bytes, b + j * steps, steps, add, to, c_row, nullptr, 0);
+        kernel.tile(lines, a.row_bytes, b + j * steps, steps, add, to, c_row, {});
       } else {
-        kernel.tile(lines, a.row_bytes, b + j * steps, steps, false, tile, kernel.columns, nullptr, 0);
+        kernel.tile(lines, a.row_bytes, b + j * steps, steps, false, tile, kernel.columns, {});
         add_rows(tile, kernel.columns, to, c_row, row_count, column_count);
       }
     }

@@ -9,8 +9,7 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#define RT_ROUND __attribute__((target("arch=x86-64-v4,avx512bf16")))
-#define RT_AMX __attribute__((target("arch=x86-64-v4,amx-tile,amx-bf16")))
+#define RT_AMX __attribute__((target("arch=x86-64-v4,avx512bf16,amx-tile,amx-bf16")))
 
 namespace cairn::kernels {
 namespace {
@@ -35,16 +34,48 @@ constexpr TileConfig kConfig;
 RT_AMX void configure() { _tile_loadconfig(&kConfig); }
 RT_AMX void release() {
   _tile_release();
-  _mm_sfence();  // what amx_round() wrote past the caches is ordered with nothing else
+  _mm_sfence();  // rows written past the caches are ordered with nothing else
+}
+
+RT_AMX RT_INLINE void write_rows(GemmRows& out, int64_t count) {
+  constexpr int64_t kAhead = 8;  // rows between the one that is written and the one that is fetched
+  count = std::min(count, out.rows);
+  out.rows -= count;
+  for (; count > 0; --count, out.from += kAmxColumns, out.to += out.row_bytes) {
+    if (!out.past) {
+      for (int64_t c = 0; c < (out.round ? 2 : 4); ++c)
+        _mm_prefetch(out.to + kAhead * out.row_bytes + 64 * c, _MM_HINT_T0);
+    }
+    __m512 sums[4];
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < 4; ++v) {
+      sums[v] = _mm512_loadu_ps(out.from + 16 * v);
+      if (out.bias != nullptr) sums[v] = _mm512_add_ps(sums[v], _mm512_loadu_ps(out.bias + 16 * v));
+      if (out.before != nullptr) sums[v] = _mm512_add_ps(_mm512_loadu_ps(out.before + 16 * v), sums[v]);
+    }
+    if (out.before != nullptr) out.before += out.before_row;
+    if (out.round) {
+      auto* const line = reinterpret_cast<__m512i*>(out.to);
+      const auto low = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
+      const auto high = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sums[3], sums[2]));
+      out.past ? _mm512_stream_si512(line, low) : _mm512_storeu_si512(line, low);
+      out.past ? _mm512_stream_si512(line + 1, high) : _mm512_storeu_si512(line + 1, high);
+      continue;
+    }
+    auto* const to = reinterpret_cast<float*>(out.to);
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < 4; ++v) {
+      const __m512 sum = _mm512_add_ps(_mm512_setzero_ps(), sums[v]);  // as what is added to a zero
+      out.past ? _mm512_stream_ps(to + 16 * v, sum) : _mm512_storeu_ps(to + 16 * v, sum);
+    }
+  }
 }
 
 /// Half a tile: 32 of its 64 columns. Registers 0 to 3 hold sums, 4 and 5 tiles of A, 6 and 7 of B. A comes by, B stays
-/// in the first-level cache: loads of A that say so leave it there (2,350 instead of 2,150 GFLOP/s a core). The lines
-/// of `fetch` are asked for a few at a time: all at once they would take the places where lines for this tile are
-/// awaited.
+/// in the first-level cache: loads of A that say so leave it there (2,350 instead of 2,150 GFLOP/s a core).
 RT_AMX RT_INLINE void half_tile(const char* a, int64_t a_row, int64_t a_low, int64_t a_next, const uint32_t* b,
                                 int64_t steps, bool add, float* tile, int64_t tile_row, const char* fetch,
-                                int64_t fetch_lines) {
+                                const GemmBeside& beside) {
   constexpr int64_t kLine = 64, kTile = 256;
   const int64_t row_bytes = tile_row * 4;
   float* const low = tile + 16 * tile_row;
@@ -62,11 +93,12 @@ RT_AMX RT_INLINE void half_tile(const char* a, int64_t a_row, int64_t a_low, int
   for (int64_t s = 0; s < steps; s += kAmxSteps) {
     _tile_stream_loadd(4, a, a_row);
     _tile_loadd(6, b, kLine);
-    for (int64_t l = 0; l < fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
-    fetch += fetch_lines * kLine;
+    for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
+    fetch += beside.fetch_lines * kLine;
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + kTile, kLine);
     _tile_dpbf16ps(1, 4, 7);
+    if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
     _tile_stream_loadd(5, a + a_low, a_row);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
@@ -100,6 +132,10 @@ RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
       high[i] = load_part(row + 16 * block.row_bytes, line + 16 + i < block.lines ? bytes : 0);
     } else {
       const int64_t d = 2 * (s + i);
+      // What the same lines have in the next steps: a task's lines are few, so no prefetcher sees a stream of them.
+      const char* const ahead = block.from + (d + 2 * kAmxSteps) * block.row_bytes + line * 2;
+      _mm_prefetch(ahead, _MM_HINT_T0);
+      _mm_prefetch(ahead + block.row_bytes, _MM_HINT_T0);
       if (d < block.depth) {
         step_words<true>(block.from + d * block.row_bytes, block.row_bytes, d + 1 < block.depth, line, block.lines,
                          &low[i], &high[i]);
@@ -151,30 +187,17 @@ AmxTiles::~AmxTiles() {
 }
 
 RT_AMX void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
-                     int64_t tile_row, const void* fetch, int64_t fetch_lines) {
+                     int64_t tile_row, const GemmBeside& beside) {
   constexpr int64_t kTileBytes = 1024, kLine = 64;
   const auto* const rows = static_cast<const char*>(a);
   const bool packed = a_row_bytes == 0;
   const int64_t row = packed ? 64 : a_row_bytes, low = 16 * row, next = packed ? 2 * kTileBytes : 64;
-  const auto* const first = static_cast<const char*>(fetch);
-  const char* const second = first + steps / kAmxSteps * fetch_lines * kLine;
-  half_tile(rows, row, low, next, b, steps, add, tile, tile_row, first, fetch_lines);
-  half_tile(rows, row, low, next, b + 512, steps, add, tile + 32, tile_row, second, fetch_lines);
+  const char* const second = beside.fetch + steps / kAmxSteps * beside.fetch_lines * kLine;
+  half_tile(rows, row, low, next, b, steps, add, tile, tile_row, beside.fetch, beside);
+  half_tile(rows, row, low, next, b + 512, steps, add, tile + 32, tile_row, second, beside);
 }
 
-RT_ROUND void amx_round(const float* tile, int64_t rows, bf16* to, int64_t stride, bool past) {
-  past = past && reinterpret_cast<uintptr_t>(to) % 64 == 0 && stride % 32 == 0;
-  for (int64_t r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-    for (int64_t c = 0; c < kAmxColumns; c += 32) {
-      const float* const from = tile + r * kAmxColumns + c;
-      const auto line =
-          reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from)));
-      auto* const at = reinterpret_cast<__m512i*>(to + r * stride + c);
-      past ? _mm512_stream_si512(at, line) : _mm512_storeu_si512(at, line);
-    }
-  }
-}
+RT_AMX void amx_write(GemmRows& out, int64_t count) { write_rows(out, count); }
 
 void pack_amx(AmxSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
               uint32_t* out) {
@@ -192,10 +215,10 @@ namespace cairn::kernels {
 bool amx_runs() { return false; }
 AmxTiles::AmxTiles(bool wanted) : wanted_(wanted) {}
 AmxTiles::~AmxTiles() = default;
-void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t, const void*, int64_t) {
+void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t, const GemmBeside&) {
   RT_CHECK(false, "no AMX here");
 }
-void amx_round(const float*, int64_t, bf16*, int64_t, bool) { RT_CHECK(false, "no AMX here"); }
+void amx_write(GemmRows&, int64_t) { RT_CHECK(false, "no AMX here"); }
 void pack_amx(AmxSide, const bf16*, int64_t, bool, int64_t, int64_t, int64_t, uint32_t*) {
   RT_CHECK(false, "no AMX here");
 }

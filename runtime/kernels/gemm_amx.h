@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "runtime/core/dtype.h"
+#include "runtime/kernels/gemm_kernel.h"
 
 namespace cairn::kernels {
 
@@ -29,11 +30,10 @@ class AmxTiles {
 
 /// tile [32, 64] = panel of A times panel of B (+ tile): a GemmTile.
 void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
-              int64_t tile_row, const void* fetch, int64_t fetch_lines);
+              int64_t tile_row, const GemmBeside& beside);
 
-/// to [rows, 64] = tile [rows, 64], denormal numbers as zero; rows of `to` lie `stride` elements apart. `past`: not by
-/// way of the caches, where whole lines of them can be written.
-void amx_round(const float* tile, int64_t rows, bf16* to, int64_t stride, bool past);
+/// Writes the next `count` of the rows, or those that are left, if fewer.
+void amx_write(GemmRows& out, int64_t count);
 
 enum class AmxSide { kA, kB };
 

@@ -45,26 +45,25 @@ RT_INLINE void tile_f32(const void* a_words, const uint32_t* b_words, int64_t st
 }
 
 void tile_baseline(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool /*add*/, float* tile,
-                   int64_t /*tile_row*/, const void* /*fetch*/, int64_t /*fetch_lines*/) {
+                   int64_t /*tile_row*/, const GemmBeside& /*beside*/) {
   tile_f32<4, 4, 2>(a, b, steps, tile);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("arch=x86-64-v3"))) void tile_avx2(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b,
                                                          int64_t steps, bool /*add*/, float* tile, int64_t /*tile_row*/,
-                                                         const void* /*fetch*/, int64_t /*fetch_lines*/) {
+                                                         const GemmBeside& /*beside*/) {
   tile_f32<8, 6, 2>(a, b, steps, tile);
 }
 
 RT_AVX512 void tile_avx512(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool /*add*/,
-                           float* tile, int64_t /*tile_row*/, const void* /*fetch*/, int64_t /*fetch_lines*/) {
+                           float* tile, int64_t /*tile_row*/, const GemmBeside& /*beside*/) {
   tile_f32<16, 6, 4>(a, b, steps, tile);
 }
 
 // vdpbf16ps adds both products of a pair in float, and takes denormal numbers for zero.
 RT_AVX512_BF16 void tile_avx512_bf16(const void* a_words, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps,
-                                     bool /*add*/, float* tile, int64_t /*tile_row*/, const void* /*fetch*/,
-                                     int64_t /*fetch_lines*/) {
+                                     bool /*add*/, float* tile, int64_t /*tile_row*/, const GemmBeside& /*beside*/) {
   constexpr int kRows = 6, kVectors = 4;
   const auto* a = static_cast<const uint32_t*>(a_words);
   __m512 sum[kRows][kVectors] = {};
@@ -273,15 +272,16 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
 #if defined(__x86_64__)
   if (isa == GemmIsa::kAmx && dtype == DType::kBf16) {
     // Measured on Granite Rapids (48 KiB and 2 MiB of cache a core, tile registers at 3,500 GFLOP/s): in turns of 128
-    // steps 2,300 GFLOP/s from the caches, of 384 2,000; parts of A of 1 MiB within a tenth of those of 0.5 and 1.25.
-    // Memory is what it waits for: fetching lines of B or C ahead made it slower.
+    // steps 2,300 GFLOP/s from the caches, of 384 2,000 (and 0.8 of that with operands that are not zero, whose
+    // products cost power); parts of A of 0.9 MiB, up to a twentieth faster than of 0.5 and 1.5. Memory is what it
+    // waits for: lines of B and C that come and go all at once make it slower, spread over a tile's time faster.
     kernel = {kAmxRows, kAmxColumns, true, amx_tile};
     kernel.step_unit = kAmxSteps;
     kernel.amx = true;
     kernel.turn_steps = 128;
     kernel.max_steps = 1536;
     kernel.many_steps = 768;  // sums kept between chunks cost less than more passes over B for smaller parts of A
-    kernel.part_words = 256 << 10;
+    kernel.part_words = 224 << 10;
     kernel.least_rows = 512;
     return kernel;
   }

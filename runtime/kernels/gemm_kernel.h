@@ -18,12 +18,33 @@ bool gemm_isa_runs(GemmIsa isa);
 /// The one that is used on this machine: fixed, for timing would change bits.
 GemmIsa gemm_isa();
 
+/// Rows of finished sums on their way to where they belong, one after the other.
+struct GemmRows {
+  bool round = false;             // to bf16, denormal numbers as zero; else they stay float
+  bool past = false;              // not by way of the caches: `to` and `row_bytes` are multiples of 64
+  const float* from = nullptr;    // [rows, columns of a tile]
+  const float* bias = nullptr;    // [columns of a tile], added; or null
+  const float* before = nullptr;  // [rows, columns of a tile], added; or null
+  int64_t before_row = 0;         // from one row of it to the next
+  char* to = nullptr;
+  int64_t row_bytes = 0;  // from one row of `to` to the next
+  int64_t rows = 0;       // still to come
+};
+
+/// What memory is asked to do while a tile is computed. All at once it would stand in the way of what the tile waits
+/// for.
+struct GemmBeside {
+  const char* fetch = nullptr;  // lines from here on come into the second-level cache,
+  int64_t fetch_lines = 0;      // so many with every 16 steps of half a tile,
+  GemmRows* out = nullptr;      // and so many of these rows are written
+  int64_t out_rows = 0;
+};
+
 /// tile [rows, columns] = panel of A times panel of B. AMX can do more: `a` may be rows of A as they lie, `a_row_bytes`
 /// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`);
-/// meanwhile lines of memory from `fetch` on come into the second-level cache, `fetch_lines` with every 16 steps of
-/// half a tile.
+/// and what is done beside it.
 using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
-                          int64_t tile_row, const void* fetch, int64_t fetch_lines);
+                          int64_t tile_row, const GemmBeside& beside);
 
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile

@@ -140,6 +140,9 @@ struct Chunk {
   /// What a tile will be added to lies far away; it arrives while the tile is computed.
   void fetch(int64_t row, int64_t column, int64_t count, int64_t width) const;
   void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
+  /// Where the kernel writes whole rows of a tile itself: what store() would do with them.
+  bool writes_rows() const;
+  GemmRows rows_to_write(const float* sums, int64_t row, int64_t column, int64_t count) const;
   Level level(int64_t level, int64_t row, int64_t column) const {
     if (args.c_dtype != DType::kF32) return {sums + (level * sum_rows + row) * columns + column, columns};
     if (level == 0) return {static_cast<float*>(args.c) + (row0 + row) * args.ldc + column0 + column, args.ldc};
@@ -172,18 +175,39 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
   }
   const float* const before = continues ? level(sum.level, row, column).at : nullptr;
   const int64_t at = (row0 + row) * args.ldc + column0 + column;
-  // Sums in parts are rounded elsewhere too, where denormal numbers stay.
-  if (kernel.amx && args.c_dtype == DType::kBf16 && !args.accumulate && before == nullptr && width == tile_stride &&
-      args.parts == 1) {
-    const bool past = args.m * args.n * dtype_size_bytes(args.c_dtype) >= kPastBytes;
-    return amx_round(tile, count, static_cast<bf16*>(args.c) + at, args.ldc, past);
-  }
   if (args.c_dtype == DType::kBf16) {
     return round_tile(tile, tile_stride, before, columns, static_cast<bf16*>(args.c) + at, args.ldc, count, width,
                       args.accumulate);
   }
   round_tile(tile, tile_stride, before, columns, static_cast<f16*>(args.c) + at, args.ldc, count, width,
              args.accumulate);
+}
+
+bool Chunk::writes_rows() const {
+  // Sums in parts are rounded elsewhere too, where denormal numbers stay.
+  return kernel.amx && args.parts == 1 &&
+         (args.c_dtype == DType::kF32 || !sum.last || (args.c_dtype == DType::kBf16 && !args.accumulate));
+}
+
+GemmRows Chunk::rows_to_write(const float* from, int64_t row, int64_t column, int64_t count) const {
+  const Level partial = level(0, row, column);
+  GemmRows out{.from = from,
+               .bias = sum.first && bias != nullptr ? bias + column : nullptr,
+               .before_row = partial.stride,
+               .to = reinterpret_cast<char*>(partial.at),
+               .row_bytes = partial.stride * 4,
+               .rows = count};
+  const bool float_c = args.c_dtype == DType::kF32;
+  if (sum.continues || (sum.first && float_c && args.accumulate)) out.before = partial.at;
+  if (!sum.last) return out;
+  if (!float_c) {
+    out.round = true;
+    out.to = static_cast<char*>(args.c) + ((row0 + row) * args.ldc + column0 + column) * 2;
+    out.row_bytes = args.ldc * 2;
+  }
+  out.past = !(float_c && out.before != nullptr) && args.m * args.n * dtype_size_bytes(args.c_dtype) >= kPastBytes &&
+             (reinterpret_cast<uintptr_t>(out.to) | static_cast<uintptr_t>(out.row_bytes)) % 64 == 0;
+  return out;
 }
 
 void Chunk::fetch(int64_t row, int64_t column, int64_t count, int64_t width) const {
@@ -210,7 +234,12 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
   thread_local Scratch scratch;
   // One for each subtree that waits, the part at work, and what is added to it where the kernel does not do that.
   const int64_t slots = many ? std::bit_width(sum.segments.size()) + 2 : 1;
-  float* const tiles = scratch.floats(slots * turn_elems);
+  // Rows of a float C are written while the next ones are computed, so turns take two such memories in turn. Others are
+  // faster at once, while a tile is in the first-level cache.
+  const bool writes = writes_rows(), beside = writes && args.c_dtype == DType::kF32;
+  float* const memory = scratch.floats((beside ? 2 : 1) * slots * turn_elems);
+  float* tiles = memory;
+  GemmRows out;
   // A panel of B has kAmxColumns lines for every 16 steps, which come in two halves of each tile of rows.
   constexpr int64_t kLineWords = 16, kHalfLines = kAmxColumns / 2;
   const int64_t fetch_lines = kernel.amx ? ceil_div(kHalfLines, ceil_div(end - begin, kernel.rows)) : 0;
@@ -221,6 +250,10 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
     for (int64_t turn_row = begin; turn_row < end; turn_row += turn_rows) {
       const int64_t turn_end = std::min(turn_row + turn_rows, end);
       uint64_t parts_done = 0;
+      const bool whole = width == kernel.columns;
+      if (beside) tiles = tiles == memory ? memory + slots * turn_elems : memory;
+      const int64_t half_steps = ceil_div(turn_end - turn_row, kernel.rows) * 2 * (sum.steps / kAmxSteps);
+      const int64_t out_rows = beside ? ceil_div(out.rows, half_steps) : 0;
       for (const Segment& segment : sum.segments) {
         const bool last = &segment == &sum.segments.back();
         const uint32_t* const b_panel = b + segment.step0 * panels() * kernel.columns + column * segment.steps;
@@ -239,20 +272,33 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
             const bool adds = s > 0 || !segment.begins, apart = adds && !kernel.amx;
             float* const to = apart ? tiles + (slots - 1) * turn_elems : tile;
             kernel.tile(rows_of_a(segment, row, s), a_row_bytes, b_panel + s * kernel.columns, steps, adds && !apart,
-                        to, kernel.columns, next, fetch_lines);
+                        to, kernel.columns,
+                        {.fetch = reinterpret_cast<const char*>(next),
+                         .fetch_lines = fetch_lines,
+                         .out = &out,
+                         .out_rows = out_rows});
             next += steps / kAmxSteps * 2 * fetch_lines * kLineWords;
             if (apart) add_tile(to, tile_elems, tile, tile_elems, 1, tile_elems, true);
             if (!ends) continue;
             for (int64_t j = 0; j < joins; ++j, tile -= turn_elems) {
               add_tile(tile, tile_elems, tile - turn_elems, tile_elems, 1, tile_elems, true);
             }
-            if (last) store(tile, row, column, count, width);
+            if (!last || (whole && beside)) continue;
+            if (whole && writes) {
+              GemmRows rows_of_tile = rows_to_write(tile, row, column, count);
+              amx_write(rows_of_tile, count);
+            } else {
+              store(tile, row, column, count, width);
+            }
           }
         }
         parts_done += segment.completes ? 1 : 0;
       }
+      if (out.rows > 0) amx_write(out, out.rows);
+      if (whole && beside) out = rows_to_write(tiles, turn_row, column, turn_end - turn_row);
     }
   }
+  if (out.rows > 0) amx_write(out, out.rows);
 }
 
 void Chunk::pack_b(int64_t threads) const {
