@@ -5,11 +5,12 @@ nothing, so the time should not grow with it.
   bench/attach_time.py [--rounds 5] [--gib 0.5,2,4] [--nproc 4]
 
 The model is almost all vocabulary, so that much state goes with little arithmetic; tp = --nproc. A rank gets SIGKILL in one
-of two moments of a step: "within", a third of a step after all finished the one before, while they compute; and "between",
-as the first rank tells of a step that others may not have published. Then the run may go back to the step before, and where
-float weights were already overwritten they are made again from that step's masters, which is a copy. Told: "ready", from a
-rank's start to the begin of its first step by the kernel's own clock of 10 ms, the slowest rank; and the whole recovery, from
-the agent's notice to the end of the first new step without that step. Sizes and moments are interleaved.
+of three moments of a step: "within", a third of a step after all finished the one before, while they compute; "update", in
+the middle of the time of the update, where weights are overwritten, so that the first step makes them again from the masters
+of the step before, a copy beside its forward; and "between", as the first rank tells of a step that others may not have
+published, so that the run may go back to the step before, with the same copy. Told: "ready", from a rank's start to the begin
+of its first step by the kernel's own clock of 10 ms, the slowest rank; the whole recovery, from the agent's notice to the end
+of the first new step without that step; and that step. Sizes and moments are interleaved.
 """
 import argparse
 import os
@@ -47,19 +48,26 @@ def rank_pids(agent: int) -> list:
     return sorted(found)
 
 
-def kill_within_a_step(command: list, run: pathlib.Path) -> None:
+def moment_in_step(step: dict, moment: str) -> float:
+    """Milliseconds from the end of a step like this one to the moment in the next."""
+    if moment == "within":
+        return step["step_ms"] / 3
+    return step["step_ms"] - step["split_ms"]["optimizer"] / 2
+
+
+def kill_in_step(command: list, run: pathlib.Path, moment: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         while job.poll() is None and len(steps_of(run)) < 3:
             time.sleep(0.002)
         if job.poll() is None:
-            time.sleep(steps_of(run)[-1]["step_ms"] / 3000)
+            time.sleep(moment_in_step(steps_of(run)[-1], moment) / 1000)
             os.kill(rank_pids(job.pid)[-1], signal.SIGKILL)
         output = job.communicate()[0]
         if job.returncode != 0:
             sys.exit(f"{' '.join(command)}\nended with {job.returncode}:\n{output[-3000:]}")
 
 
-def measure(scratch: Scratch, gib: float, within: bool) -> dict:
+def measure(scratch: Scratch, gib: float, moment: str) -> dict:
     run = scratch.run_folder("run")
     vocab = max(512, int(gib * 2**30 / 12 / WIDTH)) // 64 * 64
     sets = [f'data=T.token_files{{train="{scratch.tokens(20_000, 256)}"}}', "model.layers=1", f"model.width={WIDTH}",
@@ -67,12 +75,12 @@ def measure(scratch: Scratch, gib: float, within: bool) -> dict:
             f"mesh.tp={args.nproc}", f"stop=T.steps({STEPS})", "optimizer.lr-", "eval-", "checkpoint-",
             "checkpoint.snapshot=T.every{steps=1}", "tokenizer-",
             "log.tensorboard=false"]
-    between = [] if within else ["--kill", f"{args.nproc - 1}@3"]
+    between = ["--kill", f"{args.nproc - 1}@3"] if moment == "between" else []
     command = train_command(args.cairn, ROOT / "recipes/tiny.lua", run, sets, args.nproc, between)
-    if within:
-        kill_within_a_step(command, run)
-    else:
+    if moment == "between":
         run_quietly(command)
+    else:
+        kill_in_step(command, run, moment)
     events = json_lines(run / "events.jsonl")
     ready = [e["ms"] for e in events if e["event"] == "ready" and e["from"] == "memory"]
     recovered = [e for e in events if e["event"] == "recovered"]
@@ -86,18 +94,18 @@ def measure(scratch: Scratch, gib: float, within: bool) -> dict:
 
 print(machine())
 sizes = [float(text) for text in args.gib.split(",")]
-arms = [(size, within) for size in sizes for within in (True, False)]
+arms = [(size, moment) for size in sizes for moment in ("within", "update", "between")]
 with Scratch(args.scratch) as scratch:
     got = {arm: [] for arm in arms}
     for number in range(args.rounds):
         for arm in arms:
             got[arm].append(measure(scratch, *arm))
             one = got[arm][-1]
-            print(f"  round {number + 1}: {one['gib']:.2f} GiB, {'within' if arm[1] else 'between'}: ready after "
+            print(f"  round {number + 1}: {one['gib']:.2f} GiB, {arm[1]}: ready after "
                   f"{one['ready_ms']:.0f} ms, recovered in {one['recovery_s']:.3f} s and a step of {one['step_s']:.3f} s, "
                   f"from step {one['from_step']}; load {load()}", flush=True)
     for arm in arms:
         rounds = got[arm]
-        print(f"{statistics.median(r['gib'] for r in rounds):6.2f} GiB, {'within' if arm[1] else 'between':7}: ready after "
-              f"{spread([r['ready_ms'] for r in rounds], 0)} ms{' (bar 100)' if arm[1] else ''}; failure to stepping "
-              f"{spread([r['recovery_s'] for r in rounds])} s")
+        print(f"{statistics.median(r['gib'] for r in rounds):6.2f} GiB, {arm[1]:7}: ready after "
+              f"{spread([r['ready_ms'] for r in rounds], 0)} ms (bar 100); failure to stepping "
+              f"{spread([r['recovery_s'] for r in rounds])} s; first step {spread([r['step_s'] for r in rounds])} s")

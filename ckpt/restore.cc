@@ -330,6 +330,7 @@ void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   decision.source = in_memory ? arena::Source::kMemory : choice.source;
   decision.slot = static_cast<uint32_t>(choice.slot);
   decision.weights_ready = choice.weights_ready ? 1 : 0;
+  if (!choice.weights_ready) arena_.forget_weights();
   decision.step = choice.step;
   decision.position_bytes = 0;
   const std::string place = choice.dir.string();

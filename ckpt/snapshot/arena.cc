@@ -545,6 +545,10 @@ bool Arena::weights_are_of(uint64_t incarnation, int64_t step) const {
   return true;
 }
 
+void Arena::forget_weights() {
+  for (int64_t rank = 0; rank < world(); ++rank) weights_mark(rank).sequence.store(0, std::memory_order_release);
+}
+
 std::span<std::byte> Arena::payload(int64_t rank, int64_t slot) const {
   RT_CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
   const RankEntry& e = entry(rank);

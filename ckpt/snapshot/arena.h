@@ -117,6 +117,9 @@ class Arena {
 
   /// Whether the weights of all ranks are those of the step of this incarnation.
   bool weights_are_of(uint64_t incarnation, int64_t step) const;
+  /// Agent, while no rank runs: the weights of no rank are of any step. Before ranks make them again, or a kill among
+  /// that would leave marks that hold for what is half written.
+  void forget_weights();
 
   /// What the slot says of itself; not yet a proof that its bytes hold.
   SlotMark mark(int64_t rank, int64_t slot) const;

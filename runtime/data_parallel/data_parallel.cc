@@ -35,7 +35,7 @@ DataParallel::DataParallel(const Plan& plan, const RankPlan& rank, const Groups&
       weights_of_(std::max(rank.buckets.size(), rank.units.size()), 0),
       grads_from_(rank.units.size(), 0),
       unwritten_(rank.tensors.size(), 0),
-      queue_(plan.recipe.optimizer.overlap && plan.mesh.replicas() > 1) {
+      queue_(plan.recipe.optimizer.overlap) {
   const auto fits = [&](const comm::Comm* shard, const comm::Comm* replica, bool experts) {
     const int64_t size = plan.shard_size(experts);
     return shard->size() == size && replica->size() * size == plan.replicas(experts);
@@ -294,14 +294,18 @@ Status DataParallel::sum_tied_embedding() {
   return {};
 }
 
-Status DataParallel::spread_weights(std::function<Status()> whole) {
-  if (rank_.scattered_weights || groups_.shard->size() == 1) return whole();
+Status DataParallel::spread_weights(const MakeWeights& make, std::function<Status()> whole) {
+  const bool gathers = !rank_.scattered_weights && groups_.shard->size() > 1;
+  if (!make && !gathers) return whole();
   for (size_t b = 0; b < rank_.buckets.size(); ++b) {
-    weights_of_[b] = queue_.submit([this, &bucket = rank_.buckets[b]] {
+    const comm::Queue::Ticket ticket = queue_.submit([this, make, gathers, &bucket = rank_.buckets[b]]() -> Status {
+      if (make) make(bucket);
+      if (!gathers) return {};
       return groups_.shard_of(bucket).all_gather(memory_.weights + bucket.shard.begin * elem_bytes_,
                                                  memory_.weights + bucket.range.begin * elem_bytes_,
                                                  bucket.shard.size() * elem_bytes_, "updated weights");
     });
+    if (!rank_.scattered_weights) weights_of_[b] = ticket;  // else the gather of a unit comes behind all of these
   }
   queue_.submit(std::move(whole));
   return {};

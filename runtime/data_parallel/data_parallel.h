@@ -5,14 +5,15 @@
 // Life of a step:
 //   begin_pass      the sums of gradients are zero; those of matrices that one product fills are marked as unwritten
 //                   instead, and the first product of the step overwrites them
-//   forward         before a layer: its weights are there (ZeRO-1, -2: the gathers that the last update left running;
-//                   ZeRO-3: the layer's own gather, begun a layer ahead)
+//   forward         before a layer: its weights are there (what spread_weights left running; ZeRO-3: the layer's own
+//                   gather, begun a layer ahead)
 //   backward        after a layer: ZeRO-0 and -1 reduce a bucket once its last gradient of the last micro-batch is
 //                   written; ZeRO-2 and -3 add the layer's gradients of each micro-batch to the shards
 //                   (deterministic = "layout" has added over tp what is partial there before)
 //   finish          all sums done; then what is partial over tp and the two parts of a tied embedding are added, shard
 //                   by shard
-//   spread_weights  after the update: gathers of the new weights begin (ZeRO-1, -2)
+//   spread_weights  after the update: gathers of the new weights begin (ZeRO-1, -2); and at the start of a run, where
+//                   they are made from the masters first
 // Shard groups smaller than dp reduce and scatter inside, and all-reduce the shards across the groups once a step.
 //
 // Order. All collectives of the data-parallel groups run on one queue, in an order that the plan alone decides: the
@@ -77,9 +78,13 @@ class DataParallel final : public nn::UseListener {
   /// After the last backward of a step: the sums of this rank's shards are complete when it returns.
   Status finish();
 
-  /// After this rank's shards of the weights were written: makes them whole on all ranks, beside whatever follows.
-  /// `whole` is called once they are, perhaps on another thread.
-  Status spread_weights(std::function<Status()> whole);
+  /// Writes this rank's shard of a bucket's weights.
+  using MakeWeights = std::function<void(const Bucket&)>;
+
+  /// Makes the weights whole on all ranks, beside whatever follows: bucket by bucket, this rank's shards by `make`,
+  /// which may be null where an update has written them, the others' by gathers. `whole` is called once they are. Both
+  /// may be called on another thread.
+  Status spread_weights(const MakeWeights& make, std::function<Status()> whole);
 
   /// Returns when nothing runs any more. Before memory goes, or groups are used otherwise.
   Status settle() { return queue_.wait_all(); }

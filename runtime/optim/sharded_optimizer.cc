@@ -9,6 +9,7 @@
 #include "runtime/kernels/elementwise.h"
 #include "runtime/kernels/ema.h"
 #include "runtime/kernels/lamb.h"
+#include "runtime/kernels/parallel.h"
 
 namespace cairn::optim {
 namespace {
@@ -29,6 +30,15 @@ double mean_of(const float* values, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
   return sum / static_cast<double>(count);
+}
+
+/// Before this process writes memory that it shares and may not have touched: a page that is first read is mapped
+/// together with its neighbours, one that is first written alone, and that takes longer than the writing.
+void map_pages(const std::byte* area, int64_t bytes) {
+  constexpr int64_t kMappedAtOnce = int64_t{64} << 10;  // Linux' fault_around_bytes
+  kernels::parallel_elements(bytes, [=](int64_t at, int64_t end) {
+    for (; at < end; at += kMappedAtOnce) static_cast<void>(*static_cast<const volatile std::byte*>(area + at));
+  });
 }
 
 std::vector<std::span<std::byte>> areas_of(const kernels::AdamwState& state, int64_t count) {
@@ -61,7 +71,11 @@ float* kernels::AdamwState::*member_of(StateKind kind) {
 ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, const Groups& groups, Arrays arrays)
     : plan_(plan), rank_(rank), groups_(groups), arrays_(std::move(arrays)) {
   for (const StateKind kind : plan.state_kinds().arrays()) members_.push_back(member_of(kind));
-  const int64_t saved = std::count_if(rank.pieces.begin(), rank.pieces.end(), [](const auto& p) { return p.primary; });
+  int64_t saved = 0;
+  for (const StatePiece& piece : rank.pieces) {
+    saved_before_.push_back(saved);
+    saved += piece.primary ? 1 : 0;
+  }
   for (const auto& bank : arrays_.banks) {
     RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
   }
@@ -101,8 +115,10 @@ void ShardedOptimizer::put_weights(const float* master, int64_t flat, int64_t co
       return kernels::cast(master, static_cast<bf16*>(arrays_.weights) + flat, count);
     case DType::kF16:
       return kernels::cast(master, static_cast<f16*>(arrays_.weights) + flat, count);
-    default:
-      std::copy_n(master, count, static_cast<float*>(arrays_.weights) + flat);
+    default: {
+      float* const to = static_cast<float*>(arrays_.weights) + flat;
+      kernels::parallel_elements(count, [=](int64_t i, int64_t end) { std::copy(master + i, master + end, to + i); });
+    }
   }
 }
 
@@ -505,7 +521,7 @@ Status ShardedOptimizer::adafactor(int64_t update, double lr, float grad_scale, 
   return {};
 }
 
-Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
+Status ShardedOptimizer::spread_share(int64_t bank) {
   // With one replica of the others' buckets there is one of the experts' too: they have fewer.
   if (groups_.replica->size() > 1) {  // each array takes the way of the gradients: by bucket, in their memory
     for (float* kernels::AdamwState::*const array : members_) {
@@ -524,14 +540,29 @@ Status ShardedOptimizer::spread_share(int64_t bank, bool weights_ready) {
       }
     }
   }
-  if (weights_ready) return {};
-  for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
-    put_weights(state.master, rank_.weight_offset(piece), piece.count_elems());
-  });
-  for (const ReplicaRun& run : rank_.replicas) {
-    put_weights(private_at(run.state_offset).master, rank_.weight_offset(run), run.count);
-  }
   return {};
+}
+
+void ShardedOptimizer::make_weights(int64_t bank, const Bucket& bucket) const {
+  const auto inside = [&](const auto& runs) {  // they lie in the order of the flat range
+    const auto from = [&](int64_t flat) {
+      return std::partition_point(runs.begin(), runs.end(), [&](const auto& run) { return run.flat_offset < flat; });
+    };
+    return std::span(from(bucket.range.begin), from(bucket.range.end));
+  };
+  const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
+  const auto put = [&](const float* master, int64_t at, int64_t count) {
+    map_pages(static_cast<const std::byte*>(arrays_.weights) + at * elem_bytes, count * elem_bytes);
+    put_weights(master, at, count);
+  };
+  for (const StatePiece& piece : inside(rank_.pieces)) {
+    const int64_t saved = saved_before_[static_cast<size_t>(&piece - rank_.pieces.data())];
+    put(piece.primary ? arrays_.banks[bank][saved].master : private_at(piece.state_offset).master,
+        rank_.weight_offset(piece), piece.count_elems());
+  }
+  for (const ReplicaRun& run : inside(rank_.replicas)) {
+    put(private_at(run.state_offset).master, rank_.weight_offset(run), run.count);
+  }
 }
 
 }  // namespace cairn::optim

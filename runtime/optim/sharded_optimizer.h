@@ -69,9 +69,12 @@ class ShardedOptimizer {
   std::span<const uint64_t> sums() const { return sums_; }
 
   /// After the pieces were filled (initialised or loaded) in `bank` and the private state: completes what is held for
-  /// other replicas and, unless they are `ready`, derives the weights of the shards. Collective, so `ready` is the same
-  /// on all ranks. The gradients are used as room.
-  Status spread_share(int64_t bank, bool weights_ready);
+  /// other replicas. Collective. The gradients are used as room.
+  Status spread_share(int64_t bank);
+
+  /// After that: the weights of this rank's shard of a bucket from the masters, those of `bank` and private ones. No
+  /// update may run; from any thread.
+  void make_weights(int64_t bank, const Bucket& bucket) const;
 
  private:
   kernels::AdamwState private_at(int64_t offset) const;
@@ -120,6 +123,7 @@ class ShardedOptimizer {
   Groups groups_;
   Arrays arrays_;
   std::vector<float * kernels::AdamwState::*> members_;  // of a bank's arrays
+  std::vector<int64_t> saved_before_;                    // by piece: primary ones in front of it
   bool stream_;                                          // a bank is larger than the caches
   std::vector<uint64_t> sums_;
   std::vector<TensorRates> rates_;  // of the plan's tensors

@@ -306,9 +306,10 @@ Status Run::start() {
                                                        recipe.data.sources.size())};
   }
   RT_TRY(enter(stage_of_step(plan_.step_stages, position_.step + 1)));
-  const bool weights_ready = found && found->weights_ready;
-  RT_TRY(optimizer_.spread_share(bank_, weights_ready));
-  return weights_ready ? Status{} : now_->data_parallel.spread_weights([] { return Status{}; });
+  RT_TRY(optimizer_.spread_share(bank_));
+  if (found && found->weights_ready) return {};
+  return now_->data_parallel.spread_weights(
+      [this, bank = bank_](const Bucket& bucket) { optimizer_.make_weights(bank, bucket); }, [] { return Status{}; });
 }
 
 Status Run::load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples) {
@@ -453,7 +454,7 @@ Status Run::step(int64_t number) {
     }
     RT_TRY(optimizer_.update(update, lr, static_cast<float>(scale * gradient_scale / loss_scale), bank_, bank,
                              plan.tokens_per_step, *groups_.world, &heads));
-    RT_TRY(now_->data_parallel.spread_weights([this, number] { return env_.hook.weights_whole(number); }));
+    RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;
 

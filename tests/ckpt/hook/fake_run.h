@@ -254,4 +254,56 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
   return {};
 }
 
+/// Agent side of one run, as `cairn train` wires it.
+struct Agent {
+  Agent(const Plan& plan, const std::string& run_id, const std::filesystem::path& dir,
+        std::optional<std::filesystem::path> from = {}, int64_t keep_last = 0, int64_t slots = kDefaultSlots)
+      : plan(plan) {
+    const RunText run{.run_name = "fake", .run_id = run_id, .recipe_json = "{}", .recipe_hash = "r1"};
+    const auto open = [&]() -> Result<Arena> {
+      if (slots == kDefaultSlots)
+        return open_run_memory(
+            plan, run, dir, [] { return std::make_unique<PosixBackend>(); }, &report);
+      RT_TRY_SET(ArenaSpec spec, arena_spec(plan, run));
+      spec.slots = slots;
+      std::filesystem::create_directories(dir);
+      return Arena::create(spec);
+    };
+    auto opened = open();
+    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    arena = std::make_unique<Arena>(std::move(opened).value());
+    persister = std::make_unique<NodePersister>(
+        *arena, [] { return std::make_unique<PosixBackend>(); }, dir,
+        PersistOptions{.retention = keep_last == 0 ? std::nullopt : std::optional(RetentionPolicy{keep_last}),
+                       .on_event = [this](const PersistEvent& event) {
+                         const std::lock_guard lock(mutex);
+                         events.push_back(event);
+                       }});
+    decider = std::make_unique<RestoreDecider>(plan, *arena, io, RestoreRequest{dir, std::move(from)});
+  }
+  ~Agent() {
+    persister.reset();
+    ignore(arena->remove(), "end of the test");
+  }
+  Result<RestoreChoice> begin() {
+    persister->ranks_gone();
+    return decider->next_incarnation();
+  }
+  LifeReport run(const Life& life) {
+    LifeReport out;
+    const Status lived = live(plan, *arena, life, persister.get(), out);
+    REQUIRE_MESSAGE(lived.ok(), (lived.ok() ? "" : lived.error().message));
+    return out;
+  }
+
+  const Plan& plan;
+  PosixBackend io;
+  std::vector<std::string> report;
+  std::unique_ptr<Arena> arena;
+  std::mutex mutex;
+  std::vector<PersistEvent> events;
+  std::unique_ptr<NodePersister> persister;
+  std::unique_ptr<RestoreDecider> decider;
+};
+
 }  // namespace cairn::ckpt::testing

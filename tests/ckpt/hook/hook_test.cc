@@ -28,58 +28,6 @@ Plan plan_saving(const Layout& layout, CheckpointConfig config, bool tied = true
   return plan;
 }
 
-/// Agent side of one run, as `cairn train` wires it.
-struct Agent {
-  Agent(const Plan& plan, const std::string& run_id, const std::filesystem::path& dir,
-        std::optional<std::filesystem::path> from = {}, int64_t keep_last = 0, int64_t slots = kDefaultSlots)
-      : plan(plan) {
-    const RunText run{.run_name = "fake", .run_id = run_id, .recipe_json = "{}", .recipe_hash = "r1"};
-    const auto open = [&]() -> Result<Arena> {
-      if (slots == kDefaultSlots)
-        return open_run_memory(
-            plan, run, dir, [] { return std::make_unique<PosixBackend>(); }, &report);
-      RT_TRY_SET(ArenaSpec spec, arena_spec(plan, run));
-      spec.slots = slots;
-      std::filesystem::create_directories(dir);
-      return Arena::create(spec);
-    };
-    auto opened = open();
-    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
-    arena = std::make_unique<Arena>(std::move(opened).value());
-    persister = std::make_unique<NodePersister>(
-        *arena, [] { return std::make_unique<PosixBackend>(); }, dir,
-        PersistOptions{.retention = keep_last == 0 ? std::nullopt : std::optional(RetentionPolicy{keep_last}),
-                       .on_event = [this](const PersistEvent& event) {
-                         const std::lock_guard lock(mutex);
-                         events.push_back(event);
-                       }});
-    decider = std::make_unique<RestoreDecider>(plan, *arena, io, RestoreRequest{dir, std::move(from)});
-  }
-  ~Agent() {
-    persister.reset();
-    ignore(arena->remove(), "end of the test");
-  }
-  Result<RestoreChoice> begin() {
-    persister->ranks_gone();
-    return decider->next_incarnation();
-  }
-  LifeReport run(const Life& life) {
-    LifeReport out;
-    const Status lived = live(plan, *arena, life, persister.get(), out);
-    REQUIRE_MESSAGE(lived.ok(), (lived.ok() ? "" : lived.error().message));
-    return out;
-  }
-
-  const Plan& plan;
-  PosixBackend io;
-  std::vector<std::string> report;
-  std::unique_ptr<Arena> arena;
-  std::mutex mutex;
-  std::vector<PersistEvent> events;
-  std::unique_ptr<NodePersister> persister;
-  std::unique_ptr<RestoreDecider> decider;
-};
-
 std::vector<int64_t> steps_on_disk(const std::filesystem::path& dir) {
   PosixBackend io;
   std::vector<int64_t> out;
@@ -175,6 +123,22 @@ TEST_SUITE("ckpt/hook") {
     choice = agent.begin().value();
     CHECK(choice.step == 7);
     CHECK(choice.weights_ready);
+  }
+
+  TEST_CASE("killed while weights are made again, ranks make them once more: no mark of before is believed") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 1, 2}, {.snapshot_steps = 1});
+    Agent agent(plan, fresh_run_id(), dir.path());
+    REQUIRE(agent.begin().ok());
+    agent.run({.steps = 20, .die_at = 5, .snapshots_at_death = 4});
+    agent.arena->control().distrusted = 1;  // all marks say that the weights are those of step 5, and may be wrong
+    for (int kill = 0; kill < 2; ++kill) {
+      const RestoreChoice choice = agent.begin().value();
+      CHECK(choice.step == 5);
+      CHECK_FALSE(choice.weights_ready);
+    }
+    agent.run({.steps = 20, .die_at = 6, .snapshots_at_death = 4});
+    CHECK(agent.begin().value().weights_ready);
   }
 
   TEST_CASE("a rank that died of a wild write: every byte is checked, and the step before it is taken") {

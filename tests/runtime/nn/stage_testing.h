@@ -354,6 +354,7 @@ class Rank {
 
   StageModel& model() { return *model_; }
   const RankPlan& plan() const { return rank_; }
+  std::span<std::byte> weights() { return weights_; }
   std::vector<float>& grads() { return grads_; }
 
   bool guards_whole() const {

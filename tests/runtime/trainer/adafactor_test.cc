@@ -138,7 +138,7 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       const auto all = group("world", everyone);
       optim::ShardedOptimizer optimizer(
           plan, rank, {replica.get(), shard.get(), expert_replica.get(), expert_shard.get(), tp.get()}, state.arrays());
-      RT_CHECK(optimizer.spread_share(0, false).ok());
+      RT_CHECK(optimizer.spread_share(0).ok());
       const auto fill = [&](int64_t flat_begin, int64_t grad_at, int64_t count, int64_t t) {
         const auto next = std::partition_point(rank.tensors.begin(), rank.tensors.end(),
                                                [&](const LocalTensor& l) { return l.offset <= flat_begin; });
