@@ -167,7 +167,7 @@ StepParts parts_of(const std::vector<telemetry::StepMetrics>& steps) {
 /// A step of this recipe with all ranks at work, `threads` OpenMP threads each.
 Result<StepParts> time_steps(const Recipe& recipe, int64_t world, int64_t threads) {
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
-  comm::ThreadWorld ranks(world, {.deadline_ms = 600'000});
+  comm::ThreadWorld ranks(trainer::world_config(plan), {.deadline_ms = 600'000});
   std::vector<std::unique_ptr<comm::Engine>> engines;
   for (int64_t r = 0; r < world; ++r) engines.push_back(ranks.engine(r));
   std::vector<telemetry::StepMetrics> steps;
