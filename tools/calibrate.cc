@@ -167,7 +167,7 @@ StepParts parts_of(const std::vector<telemetry::StepMetrics>& steps) {
 /// A step of this recipe with all ranks at work, `threads` OpenMP threads each.
 Result<StepParts> time_steps(const Recipe& recipe, int64_t world, int64_t threads) {
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
-  comm::ThreadWorld ranks(world, {.deadline_ms = 600'000});
+  comm::ThreadWorld ranks(trainer::world_config(plan), {.deadline_ms = 600'000});
   std::vector<std::unique_ptr<comm::Engine>> engines;
   for (int64_t r = 0; r < world; ++r) engines.push_back(ranks.engine(r));
   std::vector<telemetry::StepMetrics> steps;
@@ -224,29 +224,23 @@ Result<StepFit> choose_steps(const Plan& plan, int64_t threads, const std::strin
   const int64_t stages = pp * recipe.mesh.virtual_stages;
   const bool grouped = recipe.schedule == PipelineKind::kInterleaved;
   const int64_t group = !grouped ? 1 : recipe.mesh.micro_batch_group > 0 ? recipe.mesh.micro_batch_group : pp;
-  // The bubble of fewer micro-batches follows another formula.
-  const int64_t fewest = recipe.schedule == PipelineKind::kZbV    ? 2 * pp - 1
-                         : recipe.schedule == PipelineKind::kZbH1 ? pp
-                                                                  : group;
-  const int64_t least = std::min(fewest, plan.micro_batches);
+  const int64_t least = std::min(steady_micro_batches(plan.schedule()), plan.micro_batches);
   int64_t layers = recipe.model.layers, batches = plan.micro_batches;
-  const auto bytes = [&](int64_t l, int64_t m) -> Result<int64_t> {
-    RT_TRY_SET(const Plan trial, make_plan(measured_recipe(plan, l, m, tokens), world));
-    return bytes_of(trial);
-  };
-  RT_TRY_SET(const int64_t smallest, bytes(stages, least));
-  if (smallest > kMaxMemory) {
+  const auto trial = [&](int64_t l, int64_t m) { return make_plan(measured_recipe(plan, l, m, tokens), world); };
+  const auto flops = [](const Plan& p) { return p.flops_per_token() * static_cast<double>(p.tokens_per_step); };
+  RT_TRY_SET(const Plan smallest, trial(stages, least));
+  if (bytes_of(smallest) > kMaxMemory) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("{} with {} layers takes {} bytes here: too large to calibrate on this machine; --search "
                              "and --machine reckon with data sheets",
-                             recipe.name, stages, smallest)};
+                             recipe.name, stages, bytes_of(smallest))};
   }
-  // How long a layer takes, from the smallest step; its ends are in it, so more layers take less each.
+  // How long larger ones take, from the smallest, whose bubble and update are a larger part of it.
   RT_TRY_SET(const StepParts first, time_steps(measured_recipe(plan, stages, least, tokens), world, threads));
-  const double unit_ms = first.total() / static_cast<double>(stages * least);
+  const double ms_per_flop = first.total() / flops(smallest);
   for (;;) {
-    RT_TRY_SET(const int64_t needed, bytes(layers, batches));
-    const bool slow = unit_ms * static_cast<double>(layers * batches) > kLongStepMs, large = needed > kMaxMemory;
+    RT_TRY_SET(const Plan next, trial(layers, batches));
+    const bool slow = ms_per_flop * flops(next) > kLongStepMs, large = bytes_of(next) > kMaxMemory;
     const int64_t fewer_batches = std::max(batches / 2 / group * group, 2 * least);
     const int64_t fewer_layers = std::max(layers / 2 / stages * stages, 2 * stages);
     if (slow && !large && fewer_batches < batches) {

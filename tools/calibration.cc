@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int64_t kVersion = 2;  // 1: layers and collectives apart
+constexpr int64_t kVersion = 3;  // 1: layers and collectives apart; 2: pipelines that were not full
 
 json to_json(const StepParts& p) { return {p.forward, p.backward, p.pipeline, p.reduce, p.optimizer, p.other}; }
 

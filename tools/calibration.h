@@ -4,11 +4,12 @@
 // cairn/calibration.json; CAIRN_CALIBRATION names another file), for `cairn plan` and for the model FLOP utilisation
 // that `cairn train` reports.
 //
-// A step is timed by running it: the trainer itself, all ranks of the plan at once as threads, on a model of the same
-// layers but fewer of them and a step of fewer micro-batches. With everything else fixed, the time of each part of a
-// step is a + b L + c m + d L m in the layers L and the micro-batches m of a replica: passes take L m, the ends of the
-// model m, updates and reductions L, a pipeline's bubble L. Four steps, of two depths and two batches, give all of it,
-// with whatever the ranks cost each other when they share cores, caches and memory.
+// A step is timed by running it: the trainer itself, all ranks of the plan at once as threads, in a shared memory like
+// that of a run, on a model of the same layers but fewer of them and a step of fewer micro-batches. With everything
+// else fixed, the time of each part of a step is a + b L + c m + d L m in the layers L and the micro-batches m of a
+// replica: passes take L m, the ends of the model m, updates and reductions L, a pipeline's bubble L, from
+// steady_micro_batches() on. Four steps, of two depths and two batches, give all of it, with whatever the ranks cost
+// each other when they share cores, caches and memory.
 
 #include <cstdint>
 #include <filesystem>

@@ -27,6 +27,7 @@
 #include "runtime/telemetry/tensorboard.h"
 #include "runtime/telemetry/terminal.h"
 #include "runtime/telemetry/trace.h"
+#include "runtime/trainer/trainer.h"
 #include "tools/calibration.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
@@ -260,9 +261,7 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
                telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1));
   }
 
-  comm::ShmWorldConfig config{.world_size = world};
-  config.channel_bytes = std::max<int64_t>(64 << 10, 2 * plan_.boundary_bytes());
-  RT_TRY_SET(world_, comm::ShmWorld::create(config));
+  RT_TRY_SET(world_, comm::ShmWorld::create(trainer::world_config(plan_)));
 
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const std::string threads = std::to_string(args_.threads > 0 ? args_.threads : std::max<int64_t>(1, cores / world));

@@ -16,6 +16,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "runtime/comm/call.h"
+
 namespace cairn::comm {
 namespace {
 
@@ -80,6 +82,10 @@ int64_t shm_group_bytes(const ShmWorldConfig& config, int64_t size) {
 }
 
 int64_t shm_channel_bytes(const ShmWorldConfig& config) { return int64_t{sizeof(Channel)} + ring_capacity(config); }
+
+int64_t shm_channel_room(int64_t messages, int64_t bytes) {
+  return messages * (int64_t{sizeof(MessageHeader)} + bytes);
+}
 
 Result<std::shared_ptr<Segment>> Segment::map(int fd, int64_t bytes) {
   const int flags = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;

@@ -19,7 +19,7 @@ class Segment;
 
 struct ShmWorldConfig {
   int64_t world_size = 1;
-  int64_t channel_bytes = 1 << 20;    // capacity of the ring of one directed pair that sends point to point
+  int64_t channel_bytes = 1 << 20;    // capacity of the ring of one directed pair: shm_channel_room() says how much
   int64_t staging_bytes = 768 << 10;  // per member of each group; a payload of any size goes through it in chunks
   int64_t local_ranks = 0;            // how many of the ranks live on this host; 0: all of them
   int64_t groups_per_rank = 16;       // room: groups of more than one rank that a rank belongs to, on average
@@ -33,6 +33,10 @@ Result<int64_t> shm_world_bytes(const ShmWorldConfig& config);
 /// Bytes a group of `size` members takes from the segment once it exists, and a channel once it is used.
 int64_t shm_group_bytes(const ShmWorldConfig& config, int64_t size);
 int64_t shm_channel_bytes(const ShmWorldConfig& config);
+
+/// `channel_bytes` in which so many messages of so many bytes lie whole. What does not fit waits until the sender is in
+/// an operation again, however long it computes before: the receiver waits for that, too.
+int64_t shm_channel_room(int64_t messages, int64_t bytes);
 
 /// The operations of one thread of a rank.
 struct OperationView {

@@ -342,8 +342,25 @@ double bubble_fraction(const ScheduleShape& shape) {
   return static_cast<double>(idle) / static_cast<double>(3 * m * v + idle);
 }
 
-Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape, const PassTimes& times) {
+int64_t steady_micro_batches(const ScheduleShape& shape) {
+  switch (shape.kind) {
+    case PipelineKind::kGpipe:  // all forwards, then all backwards: a line from the first on
+      return 1;
+    case PipelineKind::k1F1B:
+    case PipelineKind::kZbH1:
+      return shape.pp;
+    case PipelineKind::kInterleaved:
+      return 2 * group_size(shape);
+    case PipelineKind::kZbV:
+      return 2 * shape.pp - 1;
+  }
+  return 1;
+}
+
+Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape,
+                                                                std::span<const PassTimes> times) {
   const int64_t pp = shape.pp, m = shape.micro_batches, stages = pp * shape.chunks;
+  RT_CHECK(std::ssize(times) == stages, "times of {} stages for {}", times.size(), stages);
   std::vector<std::vector<Action>> lists;
   for (int64_t rank = 0; rank < pp; ++rank) lists.push_back(schedule_actions(shape, rank));
   std::vector<double> forward_end(stages * m, -1), backward_end(stages * m, -1);  // backward: of the input's gradient
@@ -365,7 +382,7 @@ Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleSh
         }
         if (ready < 0) break;
         const double begin = std::max(now[rank], ready);
-        now[rank] = begin + time_of(action.kind, times);
+        now[rank] = begin + time_of(action.kind, times[stage]);
         if (action.kind == ActionKind::kForward) {
           forward_end[at] = now[rank];
         } else if (action.kind != ActionKind::kBackwardWeight) {
@@ -385,9 +402,8 @@ Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleSh
   return out;
 }
 
-Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape, double forward,
-                                                                double backward) {
-  return simulate_schedule(shape, {forward, backward / 2, backward / 2});
+Result<std::vector<std::vector<TimedAction>>> simulate_schedule(const ScheduleShape& shape, const PassTimes& times) {
+  return simulate_schedule(shape, std::vector<PassTimes>(static_cast<size_t>(shape.pp * shape.chunks), times));
 }
 
 }  // namespace cairn

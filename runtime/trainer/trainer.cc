@@ -591,4 +591,19 @@ Result<Outcome> run(const Environment& env) {
   return outcome;
 }
 
+comm::ShmWorldConfig world_config(const Plan& plan) {
+  constexpr int64_t kLeast = 64 << 10, kMost = 1 << 30;  // above that a message goes in parts
+  comm::ShmWorldConfig out{.world_size = plan.mesh.world(), .channel_bytes = kLeast};
+  if (plan.mesh.pp() == 1) return out;
+  for (size_t stage = 0; stage < plan.step_stages.size(); ++stage) {
+    const Plan then = plan.at(stage);
+    const BoundaryBuffers buffers = boundary_buffers(then.schedule());
+    // Two at least: where one is enough for passes that take equally long, stages that do not may be one apart.
+    const int64_t messages = std::max<int64_t>({2, buffers.activations, buffers.gradients});
+    out.channel_bytes = std::max(out.channel_bytes, comm::shm_channel_room(messages, then.boundary_bytes()));
+  }
+  out.channel_bytes = std::min(out.channel_bytes, kMost);
+  return out;
+}
+
 }  // namespace cairn::trainer

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/comm/comm.h"
+#include "runtime/comm/shm_world.h"
 #include "runtime/core/result.h"
 #include "runtime/core/traffic.h"
 #include "runtime/plan/plan.h"
@@ -39,5 +40,9 @@ struct Outcome {
 };
 
 Result<Outcome> run(const Environment& environment);
+
+/// Shared memory for the ranks of this plan, with room for all boundary tensors that its schedule has under way at
+/// once: a stage that computes sends nothing, so what is not in the channel by then comes a pass late.
+comm::ShmWorldConfig world_config(const Plan& plan);
 
 }  // namespace cairn::trainer

@@ -160,6 +160,12 @@ class PlanTest(ProgramTest):
         line = ends[1] + (ends[1] - ends[0]) * (8 - high) / (high - low)
         parts = [max(0.0, b + (b - a) * (8 - high) / (high - low)) for a, b in zip(shape["ms"][1], own)]
         self.assertAlmostEqual(deeper["ms"], sum(parts), delta=1e-6 * max(1, abs(line)))
+        # A pipeline of two stages is full from two micro-batches on: one says nothing about longer steps.
+        two = ["--set", "mesh.tp=1", "--set", "mesh.pp=2", "--set", "batch.samples=2", "--world", "2"]
+        self.cairn("plan", recipe, "--calibrate", *two, env=env)
+        with open(kept) as f:
+            file = json.load(f)
+        self.assertIn([2, 2], [s["micro_batches"] for s in file["shapes"].values()])
         other = self.cairn("plan", recipe, "--set", "model.width=64", env=env).stdout
         self.assertIn("these shapes are not measured here", other)
         # Of another machine: not used. Torn: told.

@@ -3,10 +3,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "runtime/core/random.h"
 
 using namespace cairn;
 
@@ -309,6 +312,46 @@ TEST_SUITE("runtime/plan/schedule") {
         }
         check_claims({kH, pp, m}, idle + static_cast<double>(std::max<int64_t>(0, pp - m)));
         if (pp > 1) check_claims({kV, pp, m, 2}, m >= 2 * pp - 1 ? idle : duration({kV, pp, m, 2}) - 6.0 * m);
+      }
+    }
+  }
+
+  TEST_CASE("two steps from the steady number of micro-batches on tell longer ones, however unequal the stages") {
+    std::vector<ScheduleShape> shapes;
+    for (const int64_t pp : {2, 3, 4, 6}) {
+      shapes.insert(shapes.end(), {{kG, pp, 1}, {kF, pp, 1}, {kH, pp, 1}, {kV, pp, 1, 2}, {kI, pp, 1, 2}});
+    }
+    shapes.push_back({kI, 3, 1, 3, 4});
+    for (ScheduleShape shape : shapes) {
+      CAPTURE(schedule_name(shape.kind));
+      CAPTURE(shape.pp);
+      // Of the step of 8 times as many, from these many and twice these; the most that it errs by.
+      const auto error = [&](int64_t few, bool equal) {
+        double most = 0;
+        for (uint64_t draw = 0; draw < (equal ? 1 : 40); ++draw) {
+          std::vector<PassTimes> stages;  // 1 to 2 each
+          for (int64_t s = 0; s < shape.pp * shape.chunks; ++s) {
+            const double time = equal ? 1.0 : 1.0 + uniform_at(stream_key(draw, "stage"), s);
+            stages.push_back({time, time, time});
+          }
+          const auto step = [&](int64_t micro_batches) {
+            shape.micro_batches = micro_batches;
+            const auto timed = simulate_schedule(shape, stages);
+            REQUIRE_MESSAGE(timed.ok(), timed.error().message);
+            double end = 0;
+            for (const auto& rank : timed.value()) end = std::max(end, rank.back().end);
+            return end;
+          };
+          const double predicted = step(few) + 7 * (step(2 * few) - step(few));
+          most = std::max(most, std::abs(predicted / step(8 * few) - 1));
+        }
+        return most;
+      };
+      const int64_t steady = steady_micro_batches(shape);
+      CHECK(error(steady, true) < 1e-9);
+      CHECK(error(steady, false) < 0.1);
+      if (steady > 1 && shape.group == 0) {  // fewer do not do
+        CHECK(error(shape.kind == kI ? shape.pp : 1, false) > 0.1);
       }
     }
   }
