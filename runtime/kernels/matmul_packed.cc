@@ -322,32 +322,34 @@ void Chunk::pack_a(int64_t begin, int64_t end, const PackedA& to) const {
 }
 
 void Chunk::multiply(int64_t threads) const {
-  const int64_t steps = sum.steps;
-  int64_t row_parts = ceil_div(rows, std::max(kernel.part_words / steps / kernel.rows * kernel.rows, kernel.rows));
+  const int64_t steps = sum.steps, row_tiles = ceil_div(rows, kernel.rows);
+  int64_t row_parts = ceil_div(row_tiles, std::max<int64_t>(kernel.part_words / steps / kernel.rows, 1));
   if (threads > 1) row_parts = round_up(std::max(row_parts, rows / kernel.least_rows), threads);
-  const int64_t part = round_up(ceil_div(rows, row_parts), kernel.rows);
-  row_parts = ceil_div(rows, part);
-  const int64_t column_parts = threads == 1 ? 1 : std::min(panels(), ceil_div(kPiecesPerThread * threads, row_parts));
+  row_parts = std::min(row_parts, row_tiles);
+  const auto part_begin = [&](int64_t part) { return std::min(part * row_tiles / row_parts * kernel.rows, rows); };
+  const bool direct = takes_rows();
+  // A part that one task uses is packed by it, into its core's cache; others by all threads before. So there are fewer
+  // pieces where that would only balance better.
+  const int64_t pieces = threads == 1 ? 1 : (direct || row_parts < 2 * threads ? kPiecesPerThread : 2) * threads;
+  const int64_t column_parts = std::min(panels(), ceil_div(pieces, row_parts));
   const int64_t part_panels = ceil_div(panels(), column_parts);
-  // A part that one task uses is packed by it, into its core's cache; others by all threads before.
   thread_local Scratch shared_scratch;
   PackedA shared;
-  const bool direct = takes_rows();
   if (column_parts > 1 && !direct) {
-    shared.rows = row_parts * part;
+    shared.rows = row_tiles * kernel.rows;
     shared.words = reinterpret_cast<uint32_t*>(shared_scratch.floats(shared.rows * steps));
-    const int64_t pieces = std::max(row_parts, kPiecesPerThread * threads);
-    const int64_t piece = round_up(ceil_div(rows, pieces), kernel.rows);
+    const int64_t piece = round_up(ceil_div(rows, std::max(row_parts, kPiecesPerThread * threads)), kernel.rows);
     parallel_tasks(ceil_div(rows, piece), false,
                    [&](int64_t task) { pack_a(task * piece, std::min((task + 1) * piece, rows), shared); });
   }
   parallel_tasks(row_parts * column_parts, threads == 1, [&](int64_t task) {
-    const int64_t begin = task / column_parts * part, panel = task % column_parts * part_panels;
-    const int64_t end = std::min(begin + part, rows);
+    const int64_t part = task / column_parts, panel = task % column_parts * part_panels;
+    const int64_t begin = part_begin(part), end = part_begin(part + 1);
     PackedA a = shared;
     if (shared.words == nullptr && !direct) {
       thread_local Scratch scratch;
-      a = {reinterpret_cast<uint32_t*>(scratch.floats(part * steps)), begin, part};
+      const int64_t held = round_up(end - begin, kernel.rows);
+      a = {reinterpret_cast<uint32_t*>(scratch.floats(held * steps)), begin, held};
       pack_a(begin, end, a);
     }
     multiply_part(begin, end, panel, std::min(panel + part_panels, panels()), a);
