@@ -140,7 +140,7 @@ struct Chunk {
   /// What a tile will be added to lies far away; it arrives while the tile is computed.
   void fetch(int64_t row, int64_t column, int64_t count, int64_t width) const;
   void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
-  /// Where the kernel writes whole rows of a tile itself: what store() would do with them.
+  /// Whether the kernel writes whole rows of tiles itself, in store() or beside its next tiles; and such rows.
   bool writes_rows() const;
   GemmRows rows_to_write(const float* sums, int64_t row, int64_t column, int64_t count) const;
   Level level(int64_t level, int64_t row, int64_t column) const {
@@ -159,6 +159,10 @@ struct Chunk {
 /// A tile at (row, column) of the block.
 void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const {
   const int64_t tile_stride = kernel.columns;
+  if (writes_rows() && width == tile_stride) {
+    GemmRows out = rows_to_write(tile, row, column, count);
+    return amx_write(out, count);
+  }
   if (sum.first && bias != nullptr) add_row(bias + column, tile, tile_stride, count, width);
   bool continues = sum.continues;
   if (sum.joins > 0) {
@@ -236,7 +240,7 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
   const int64_t slots = many ? std::bit_width(sum.segments.size()) + 2 : 1;
   // Rows of a float C are written while the next ones are computed, so turns take two such memories in turn. Others are
   // faster at once, while a tile is in the first-level cache.
-  const bool writes = writes_rows(), beside = writes && args.c_dtype == DType::kF32;
+  const bool beside = writes_rows() && args.c_dtype == DType::kF32;
   float* const memory = scratch.floats((beside ? 2 : 1) * slots * turn_elems);
   float* tiles = memory;
   GemmRows out;
@@ -283,13 +287,7 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
             for (int64_t j = 0; j < joins; ++j, tile -= turn_elems) {
               add_tile(tile, tile_elems, tile - turn_elems, tile_elems, 1, tile_elems, true);
             }
-            if (!last || (whole && beside)) continue;
-            if (whole && writes) {
-              GemmRows rows_of_tile = rows_to_write(tile, row, column, count);
-              amx_write(rows_of_tile, count);
-            } else {
-              store(tile, row, column, count, width);
-            }
+            if (last && !(whole && beside)) store(tile, row, column, count, width);
           }
         }
         parts_done += segment.completes ? 1 : 0;
