@@ -403,6 +403,19 @@ class Rank {
   std::unique_ptr<StageModel> model_;
 };
 
+/// Two micro-batches through the whole model on one rank, forward and backward; losses of both.
+inline std::vector<float> two_micro_batches(Rank& rank, const Plan& plan) {
+  std::vector<float> losses;
+  for (const uint64_t seed : {3, 4}) {
+    const Batch batch = draw_batch(plan, seed);
+    REQUIRE(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr).ok());
+    const auto of_batch = rank.model().token_losses(0);
+    losses.insert(losses.end(), of_batch.begin(), of_batch.end());
+    REQUIRE(rank.model().backward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr, 1.0f).ok());
+  }
+  return losses;
+}
+
 struct Outcome {
   std::vector<float> losses;                // [T]
   std::vector<std::vector<double>> grads;   // by tensor, global

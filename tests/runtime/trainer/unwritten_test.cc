@@ -10,18 +10,6 @@
 using namespace cairn;
 using namespace cairn::nn::testing;
 
-namespace {
-
-void two_micro_batches(Rank& rank, const Plan& plan) {
-  for (const uint64_t seed : {3, 4}) {
-    const Batch batch = draw_batch(plan, seed);
-    REQUIRE(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr).ok());
-    REQUIRE(rank.model().backward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr, 1.0f).ok());
-  }
-}
-
-}  // namespace
-
 TEST_SUITE("runtime/trainer/unwritten") {
   TEST_CASE("a step's gradients do not depend on what lay in their memory, and are the bits of sums from zero") {
     std::vector<Variant> variants = option_variants();

@@ -10,23 +10,6 @@
 using namespace cairn;
 using namespace cairn::nn::testing;
 
-namespace {
-
-/// Losses of two micro-batches.
-std::vector<float> train(Rank& rank, const Plan& plan) {
-  std::vector<float> losses;
-  for (const uint64_t seed : {3, 4}) {
-    const Batch batch = draw_batch(plan, seed);
-    REQUIRE(rank.model().forward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr).ok());
-    const auto of_batch = rank.model().token_losses(0);
-    losses.insert(losses.end(), of_batch.begin(), of_batch.end());
-    REQUIRE(rank.model().backward(0, batch.tokens.data(), batch.targets.data(), nullptr, nullptr, 1.0f).ok());
-  }
-  return losses;
-}
-
-}  // namespace
-
 TEST_SUITE("runtime/trainer/weights") {
   TEST_CASE("slowly made weights: every unit waits for its own, and is told whole after the last") {
     std::vector<Variant> variants = option_variants();
@@ -40,7 +23,7 @@ TEST_SUITE("runtime/trainer/weights") {
       const Logical weights = draw_weights(plan);
       LoneComm comm;
       Rank ready(plan, 0, comm, weights);
-      const std::vector<float> losses = train(ready, plan);
+      const std::vector<float> losses = two_micro_batches(ready, plan);
 
       std::unique_ptr<data_parallel::DataParallel> listener;
       Rank waiting(plan, 0, comm, weights, true, [&](const RankPlan& rank, float* grads) {
@@ -66,7 +49,7 @@ TEST_SUITE("runtime/trainer/weights") {
       };
       REQUIRE(listener->spread_weights(make, told).ok());
       listener->begin_pass(true);
-      CHECK(train(waiting, plan) == losses);
+      CHECK(two_micro_batches(waiting, plan) == losses);
       REQUIRE(listener->finish().ok());
       CHECK(whole);
       CHECK(std::memcmp(waiting.grads().data(), ready.grads().data(), ready.grads().size() * sizeof(float)) == 0);
