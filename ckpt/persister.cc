@@ -397,8 +397,43 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
   return spec;
 }
 
+using Say = std::function<void(std::string)>;
+
+/// Removes what dead runs left that nobody misses: all but steps that no checkpoint has. What this run itself left
+/// stays until it has `begun` with the best of it. Returns what stays of others; the first is the first to go for want
+/// of room.
+static std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view run_id, bool begun,
+                                            const Say& say) {
+  std::vector<StaleArena> left;
+  for (StaleArena& stale : stale_arenas(folder)) {
+    const bool mine = stale.run_id == run_id;
+    if (mine ? begun : stale.unsaved_step == 0) {
+      if (remove_stale_arena(stale)) say(fmt::format("removed {} of a dead run", stale.name));
+    } else if (!mine) {
+      left.push_back(std::move(stale));
+    }
+  }
+  return left;
+}
+
+/// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
+static void make_room(const ArenaSpec& least, std::vector<StaleArena>& dead, const Say& say) {
+  int64_t bytes = 0;
+  for (const StaleArena& stale : dead) bytes += stale.bytes;
+  if (!Arena::has_room(least, bytes).ok()) return;  // would not help
+  while (!dead.empty() && !Arena::has_room(least).ok()) {
+    const StaleArena stale = std::move(dead.front());
+    dead.erase(dead.begin());
+    if (!remove_stale_arena(stale)) continue;
+    say(
+        fmt::format("warning: removed {} of a dead run, {}, with its step {}, which no checkpoint has: this run has no "
+                    "room beside it",
+                    stale.name, stale.run_id, stale.unsaved_step));
+  }
+}
+
 /// With as many of the banks as fit into memory, at least two.
-static Result<Arena> create_what_fits(ArenaSpec spec, const std::function<void(std::string)>& say) {
+static Result<Arena> create_what_fits(ArenaSpec spec, const Say& say) {
   const int64_t wanted = spec.slots;
   Result<Arena> made = Arena::create(spec);
   if (made.ok()) return made;
@@ -432,13 +467,20 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run));
   std::vector<std::string> folders = {spec.folder};  // the run may have had no offload before
   if (spec.folder != kSharedMemory) folders.emplace_back(kSharedMemory);
-  const auto reap = [&](std::string_view keep) {
-    for (const std::string& folder : folders) {
-      for (const std::string& name : reap_stale_arenas(keep, folder).removed)
-        say(fmt::format("removed {} of a dead run", name));
+  const auto clean = [&](bool begun) {
+    std::vector<StaleArena> dead = clean_memory(spec.folder, run.run_id, begun, say);
+    if (folders.size() > 1) clean_memory(folders[1], run.run_id, begun, say);
+    return dead;
+  };
+  const auto tell = [&](const std::vector<StaleArena>& dead) {
+    for (const StaleArena& stale : dead) {
+      say(
+          fmt::format("{} of a dead run, {}, still holds step {}, which no checkpoint has: go on with that run, or "
+                      "remove the file to have its {:.2f} GiB",
+                      stale.name, stale.run_id, stale.unsaved_step, static_cast<double>(stale.bytes) / (1 << 30)));
     }
   };
-  reap(run.run_id);
+  clean(false);
   std::optional<Arena> left;
   for (const std::string& folder : folders) {
     if (left) break;
@@ -448,7 +490,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
         left->directory() == spec.directory) {
       say("took over the snapshot memory of this run's dead agent");
-      reap({});
+      tell(clean(true));
       return std::move(*left);
     }
     Status flushed;
@@ -472,7 +514,11 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     RT_TRY(left->remove());
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
   }
-  reap({});
+  std::vector<StaleArena> dead = clean(true);
+  ArenaSpec least = spec;
+  least.slots = 2;
+  make_room(least, dead, say);
+  tell(dead);
   return create_what_fits(spec, say);
 }
 

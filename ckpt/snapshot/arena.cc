@@ -162,24 +162,26 @@ std::optional<SegmentName> parse_segment_name(const std::string& name) {
   return SegmentName{*uid, *hash, {*pid, *start}};
 }
 
-/// Paths of this user's segments in a folder whose agent is gone.
+/// Paths of this user's segments in a folder whose agent is gone, by when that started.
 std::vector<std::string> stale_paths(const std::string& folder, std::optional<uint64_t> run_hash) {
-  std::vector<std::string> out;
+  std::vector<std::pair<int64_t, std::string>> found;
   DIR* dir = opendir(folder.c_str());
-  if (dir == nullptr) return out;
+  if (dir == nullptr) return {};
   while (const dirent* item = readdir(dir)) {
     const auto name = parse_segment_name(item->d_name);
     if (!name || name->uid != static_cast<int64_t>(getuid())) continue;
     if (run_hash && name->run_hash != *run_hash) continue;
-    if (!is_alive(name->agent)) out.push_back(folder + "/" + item->d_name);
+    if (!is_alive(name->agent)) found.emplace_back(name->agent.start, folder + "/" + item->d_name);
   }
   closedir(dir);
-  std::sort(out.begin(), out.end());
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> out;
+  for (auto& [start, path] : found) out.push_back(std::move(path));
   return out;
 }
 
 /// Looks before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
-Status check_room(const ArenaSpec& spec, const Geometry& geometry) {
+Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed) {
   int64_t in_memory = geometry.total_bytes;
   if (spec.backing == ArenaBacking::kNamed) {
     struct statvfs space {};
@@ -189,7 +191,7 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry) {
     }
     struct statfs kind {};
     const bool on_disk = statfs(spec.folder.c_str(), &kind) == 0 && kind.f_type != kTmpfs;
-    const auto free = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize);
+    const auto free = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize) + freed;
     if (free < geometry.total_bytes) {
       return Error{ErrorCode::kNoSpace,
                    fmt::format("snapshots need {} in {}, {} are free: {} are missing; enlarge it{} or remove what "
@@ -203,7 +205,7 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry) {
       for (const RankEntry& rank : geometry.ranks) in_memory += rank.weight_bytes;
     }
   }
-  if (const int64_t memory = available_memory(); memory < in_memory) {
+  if (const int64_t memory = available_memory() + freed; memory < in_memory) {
     return Error{ErrorCode::kNoSpace,
                  fmt::format("snapshots need {} of memory, {} are available: {} are missing", gib(in_memory),
                              gib(memory), gib(in_memory - memory)),
@@ -253,6 +255,8 @@ bool is_alive(const ProcessId& process) {
 
 int64_t Arena::total_bytes(const ArenaSpec& spec) { return geometry_of(spec).total_bytes; }
 
+Status Arena::has_room(const ArenaSpec& spec, int64_t freed) { return check_room(spec, geometry_of(spec), freed); }
+
 Result<Arena> Arena::create(const ArenaSpec& spec) {
   const auto world = static_cast<int64_t>(spec.ranks.size());
   if (world < 1 || world > arena::kMaxWorld) return bad(fmt::format("a snapshot arena for {} ranks", world));
@@ -288,7 +292,7 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
 
   // Look before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
   const bool named = spec.backing == ArenaBacking::kNamed;
-  RT_TRY(check_room(spec, geometry));
+  RT_TRY(check_room(spec, geometry, 0));
   const std::string name = named ? segment_path(spec.folder, spec.run_id, this_process()) : "";
   Fd fd(named ? ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)
               : memfd_create("cairn-snapshots", MFD_CLOEXEC));
@@ -633,19 +637,29 @@ void Arena::populate(int64_t rank) const {
   touch(weights(rank));
 }
 
-ReapReport reap_stale_arenas(std::string_view keep_run_id, const std::string& folder) {
-  ReapReport report;
-  const uint64_t keep = hash_bytes(keep_run_id);
+std::vector<StaleArena> stale_arenas(const std::string& folder) {
+  std::vector<StaleArena> out;
   for (const std::string& name : stale_paths(folder, std::nullopt)) {
-    if (!keep_run_id.empty() && parse_segment_name(name.substr(folder.size() + 1))->run_hash == keep) continue;
-    const Fd fd = lock_segment(name);
-    if (!fd) continue;
+    StaleArena stale{.name = name};
     struct stat info {};
-    if (fstat(fd.get(), &info) != 0 || ::unlink(name.c_str()) != 0) continue;
-    report.removed.push_back(name);
-    report.bytes += info.st_size;
+    if (::stat(name.c_str(), &info) != 0 || info.st_uid != getuid()) continue;
+    stale.bytes = info.st_blocks * 512;
+    if (const Result<Arena> found = Arena::attach(name); found.ok()) {
+      stale.run_id = found.value().run_id();
+      const std::vector<SlotView> views = found.value().views();
+      const auto newest = newest_whole(views);
+      if (newest && views[*newest].step > found.value().control().persisted_step.load(std::memory_order_acquire)) {
+        stale.unsaved_step = views[*newest].step;
+      }
+    }
+    out.push_back(std::move(stale));
   }
-  return report;
+  return out;
+}
+
+bool remove_stale_arena(const StaleArena& stale) {
+  const Fd fd = lock_segment(stale.name);
+  return fd && ::unlink(stale.name.c_str()) == 0;
 }
 
 }  // namespace cairn::ckpt

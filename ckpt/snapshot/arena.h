@@ -78,11 +78,14 @@ class Arena {
 
   /// Agent: takes over the newest stale segment of this run, renaming it to this process's name; nullopt when there is
   /// none. A segment that is damaged, unfinished or from before this machine's last start (what a disk lacks of it
-  /// then, nobody knows) is not taken; reap_stale_arenas removes it.
+  /// then, nobody knows) is not taken.
   static Result<std::optional<Arena>> adopt(std::string_view run_id, const std::string& folder = kSharedMemory);
 
   /// Bytes that create(spec) would allocate.
   static int64_t total_bytes(const ArenaSpec& spec);
+
+  /// kNoSpace as of create(), with `freed` bytes more in the folder than there are.
+  static Status has_room(const ArenaSpec& spec, int64_t freed = 0);
 
   Arena(Arena&&) noexcept;
   Arena& operator=(Arena&&) noexcept;
@@ -153,12 +156,18 @@ class Arena {
   bool huge_pages_ = false, on_disk_ = false;
 };
 
-struct ReapReport {
-  std::vector<std::string> removed;  // names
+/// A segment whose agent is gone.
+struct StaleArena {
+  std::string name, run_id;  // run_id: empty where the segment cannot be read
   int64_t bytes = 0;
+  int64_t unsaved_step = 0;  // its newest whole step, where that is not known to be on disk; 0: nothing to lose
 };
 
-/// Removes segments of this user whose agent is gone (see above). Segments of `keep_run_id` stay for adopt().
-ReapReport reap_stale_arenas(std::string_view keep_run_id = {}, const std::string& folder = kSharedMemory);
+/// Those of this user in a folder, the longest dead agent's (by its start) first. Holds no lock: another agent may be
+/// taking one over.
+std::vector<StaleArena> stale_arenas(const std::string& folder = kSharedMemory);
+
+/// False when somebody else holds it or has taken it over.
+bool remove_stale_arena(const StaleArena& stale);
 
 }  // namespace cairn::ckpt

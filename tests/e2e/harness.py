@@ -23,7 +23,7 @@ import numpy
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from own_memory import own_shared_memory, resize_shared_memory  # noqa: E402, F401
 
-# Other runs of the same user clear away what dead ones have left, which is what several tests look for.
+# What dead runs have left is told, and removed where it is on disk too, by all other runs of the same user.
 OWN_MEMORY = own_shared_memory("2g")
 PATIENCE_S = 120  # of any wait; far beyond what a loaded machine needs, so that a hang fails instead of stalling CI
 

@@ -32,6 +32,34 @@ class Memory(RunTest):
         self.assertIn("/dev/shm", job.output())
         self.assertEqual(self.checkpoints("none"), [])
 
+    def test_steps_that_a_dead_run_alone_has_give_way_to_a_run_that_could_not_start_and_to_nothing_less(self):
+        recipe = self.recipe(name="long", tp=1, pp=1, dp=1, sp="false", steps=100000, save=100000)
+        wide = ["--set", "model.width=256"]
+        plan = json.loads(subprocess.run([self.program, "plan", recipe, "--world", "1", *wide, "--json"], check=True,
+                                         capture_output=True, text=True).stdout)
+        memory, bank = plan["shared_memory"]["bytes"], plan["checkpoint"]["bytes"]
+        resize_shared_memory(512 << 20)
+        dead = self.start(recipe, "dead", *wide)
+        self.until_step("dead", 2, dead)
+        dead.kill_group()
+        (name,) = self.memory_left(self.folder)
+        short = self.recipe(name="short", tp=1, pp=1, dp=1, sp="false", steps=8, save=2)
+
+        resize_shared_memory(2 * memory - bank // 2)
+        output = self.train(short, "two", *wide).output()
+        self.assertIn("only two banks", output)
+        self.assertIn(f"{name} of a dead run", output)
+        self.assertEqual(self.memory_left(self.folder), [name])
+
+        resize_shared_memory(memory + bank // 2)
+        huge = self.start(short, "huge", "--set", "model.width=512")  # has no room even without it
+        self.assertNotEqual(huge.wait(), 0)
+        self.assertEqual(self.memory_left(self.folder), [name])
+
+        output = self.train(short, "one", *wide).output()
+        self.assertRegex(output, f"warning: removed /dev/shm/{name} of a dead run, {self.run_id('dead')}, with its step")
+        self.assertEqual(self.memory_left(self.folder), [])
+
 
 if __name__ == "__main__":
     if not OWN_MEMORY:

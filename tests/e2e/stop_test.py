@@ -66,17 +66,19 @@ class Stop(RunTest):
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
 
-    def test_two_runs_side_by_side_leave_each_other_alone_and_reap_the_dead(self):
+    def test_two_runs_side_by_side_leave_each_other_alone_and_what_a_dead_one_would_lose(self):
         recipe = self.recipe(name="long", steps=100000, tp=1, pp=1, dp=2, sp="false", save=100000)
         dead = self.start(recipe, "dead")
         self.until_step("dead", 2, dead)
         dead.kill_group()
-        self.assertEqual(len(self.memory_left(self.folder)), 1)
+        reached = self.last_step("dead")
+        left = self.memory_left(self.folder)
+        self.assertEqual(len(left), 1)
         live = self.start(recipe, "live")
         self.until_step("live", 2, live)
-        self.assertIn("of a dead run", live.output())
+        self.assertRegex(live.output(), f"{left[0]} of a dead run, {self.run_id('dead')}, still holds step \\d+, which no")
         mine = self.memory_left(self.folder)
-        self.assertEqual(len(mine), 1)  # that of "live"
+        self.assertEqual(len(mine), 2)
         short = self.recipe(name="short", steps=10, tp=1, pp=1, dp=2, sp="false")
         self.train(short, "other")
         self.assertEqual(self.memory_left(self.folder), mine)
@@ -86,6 +88,12 @@ class Stop(RunTest):
         self.assertIn("shared memory", self.events("live", "start")[-1]["from"])
         live.signal(signal.SIGTERM)
         self.finish(live, 0)
+        again = self.start(recipe, "dead")
+        self.until(lambda: len(self.events("dead", "start")) == 2, "the second start", again)
+        self.assertIn("shared memory", self.events("dead", "start")[-1]["from"])
+        self.assertGreaterEqual(self.events("dead", "start")[-1]["step"], reached)
+        again.signal(signal.SIGTERM)
+        self.finish(again, 0)
         self.assertEqual(self.memory_left(self.folder), [])
 
     def test_refusals_have_their_codes(self):

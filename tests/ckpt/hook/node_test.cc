@@ -161,6 +161,10 @@ TEST_SUITE("ckpt/node") {
             const auto refused = CheckpointNode::open(plan, options, &notices);
             return !refused.ok() && refused.error().message.find("still holds step 3") != std::string::npos ? 0 : 1;
           }) == 0);
+    const TempDir elsewhere;  // another run begins and ends meanwhile
+    CHECK(in_child([&] {
+            return CheckpointNode::open(plan, options_for(fresh_run_id(), elsewhere.path()), &notices).ok() ? 0 : 1;
+          }) == 0);
     options.resume = true;
     const auto opened = CheckpointNode::open(plan, options, &notices);
     REQUIRE(opened.ok());

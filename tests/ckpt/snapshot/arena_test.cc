@@ -152,7 +152,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(newest_verified(arena, Check::kEveryByte).has_value());  // who has it mapped keeps it
   }
 
-  TEST_CASE("a segment is taken over or reaped when its agent is dead, and only then") {
+  TEST_CASE("a segment is taken over or removed when its agent is dead, and only then") {
     const std::string dead_run = run_id("dead"), other_run = run_id("other"), live_run = run_id("live");
     const auto leave_behind = [](const std::string& id) {
       return in_child([&] {
@@ -182,24 +182,37 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(found->step == 5);
     CHECK(holds(*taken.value(), *found));
 
-    const ReapReport kept = reap_stale_arenas(other_run);
-    const auto names = [](const ReapReport& report) { return fmt::format("{}", fmt::join(report.removed, " ")); };
-    const std::string other_hash = hash_to_hex(hash_bytes(other_run)), live_hash = hash_to_hex(hash_bytes(live_run)),
-                      dead_hash = hash_to_hex(hash_bytes(dead_run));
-    CHECK(names(kept).find(other_hash) == std::string::npos);
-    const ReapReport reaped = reap_stale_arenas();
-    CHECK(names(reaped).find(other_hash) != std::string::npos);
-    for (const std::string& removed : {names(kept), names(reaped)}) {
-      CHECK(removed.find(live_hash) == std::string::npos);  // this process lives
-      CHECK(removed.find(dead_hash) == std::string::npos);  // and has taken this one over
+    // Others' tests may leave some too.
+    const auto find = [](const std::string& id) -> std::optional<StaleArena> {
+      for (StaleArena& stale : stale_arenas()) {
+        if (stale.run_id == id) return std::move(stale);
+      }
+      return std::nullopt;
+    };
+    CHECK_FALSE(find(live_run).has_value());  // this process lives
+    CHECK_FALSE(find(dead_run).has_value());  // and has taken this one over
+    const auto other = find(other_run);
+    REQUIRE(other.has_value());
+    CHECK(other->unsaved_step == 5);
+    CHECK(other->bytes >= Arena::total_bytes(small_spec(other_run, ArenaBacking::kNamed)));
+    {
+      Result<Arena> theirs = Arena::attach(other->name);
+      REQUIRE(theirs.ok());
+      theirs.value().control().persisted_step.store(5);
     }
+    CHECK(find(other_run).value().unsaved_step == 0);
+    Result<std::optional<Arena>> theirs = Arena::adopt(other_run);
+    REQUIRE((theirs.ok() && theirs.value().has_value()));
+    CHECK_FALSE(remove_stale_arena(*other));  // somebody was faster
+    CHECK(exists(theirs.value()->name()));
+    CHECK(theirs.value()->remove().ok());
     CHECK(exists(live.value().name()));
     CHECK(exists(taken.value()->name()));
     CHECK(live.value().remove().ok());
     CHECK(taken.value()->remove().ok());
   }
 
-  TEST_CASE("a segment in a folder on a disk: shared, taken over and reaped there, and never after another start") {
+  TEST_CASE("a segment in a folder on a disk: shared, taken over and removed there, and never after another start") {
     const std::string folder = std::string(CAIRN_BINARY_DIR) + fmt::format("/arena-{}", getpid()), id = run_id("disk");
     REQUIRE(::mkdir(folder.c_str(), 0700) == 0);
     const auto spec_of = [&](const std::string& run) {
@@ -239,8 +252,11 @@ TEST_SUITE("ckpt/snapshot/arena") {
       CHECK(taken.value()->remove().ok());
     }
     REQUIRE(leave_behind(id) == 0);
-    CHECK(reap_stale_arenas(id, folder).removed.empty());
-    CHECK(reap_stale_arenas({}, folder).removed.size() == 1);
+    const std::vector<StaleArena> stale = stale_arenas(folder);
+    REQUIRE(stale.size() == 1);
+    CHECK(stale[0].run_id == id);
+    CHECK(remove_stale_arena(stale[0]));
+    CHECK_FALSE(remove_stale_arena(stale[0]));
     CHECK(::rmdir(folder.c_str()) == 0);  // nothing is left
     const Result<Arena> nowhere = Arena::create(spec_of(id));
     REQUIRE_FALSE(nowhere.ok());
@@ -279,9 +295,10 @@ TEST_SUITE("ckpt/snapshot/arena") {
     refused(bad, ErrorCode::kNoSpace, "are missing");
     bad.backing = ArenaBacking::kMemfd;
     refused(bad, ErrorCode::kNoSpace, "are missing");
-    const ReapReport reaped = reap_stale_arenas();
-    for (const std::string& name : reaped.removed)
-      CHECK(name.find(hash_to_hex(hash_bytes(spec.run_id))) == std::string::npos);
+    for (const StaleArena& stale : stale_arenas())  // nothing was begun
+      CHECK(stale.name.find(hash_to_hex(hash_bytes(spec.run_id))) == std::string::npos);
+    CHECK_FALSE(Arena::has_room(bad).ok());
+    CHECK(Arena::has_room(bad, int64_t{1} << 60).ok());
   }
 
   // Goes on past 200 kills until enough of them fell inside a copy: how often they do depends on the machine.
