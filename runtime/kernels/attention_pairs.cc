@@ -15,11 +15,13 @@ const GemmKernel& pair_kernel() {
   return kKernel;
 }
 
-void pack(const bf16* from, int64_t stride, bool along, int64_t width, int64_t lines, int64_t depth, uint32_t* room) {
-  pack_panels(gemm_isa(), pair_kernel(), {from, stride, along, DType::kBf16}, width, 0, lines, 0, depth, room);
+void pack(GemmSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, uint32_t* room) {
+  pack_panels(gemm_isa(), pair_kernel(), {from, stride, along, DType::kBf16}, side, 0, lines, 0, depth, pair_kernel().steps_of(depth),
+              room);
 }
 
-int64_t words(int64_t width, int64_t lines, int64_t depth) {
+int64_t words(GemmSide side, int64_t lines, int64_t depth) {
+  const int64_t width = pair_kernel().width(side);
   return (lines + width - 1) / width * width * pair_kernel().steps_of(depth);
 }
 
@@ -35,23 +37,23 @@ bool pairs_run() { return gemm_isa() == GemmIsa::kAmx || gemm_isa() == GemmIsa::
 
 PairRegisters::PairRegisters(bool pairs) : AmxTiles(pairs && gemm_isa() == GemmIsa::kAmx) {}
 
-int64_t pair_left_words(int64_t lines, int64_t depth) { return words(pair_kernel().rows, lines, depth); }
-int64_t pair_right_words(int64_t lines, int64_t depth) { return words(pair_kernel().columns, lines, depth); }
+int64_t pair_left_words(int64_t lines, int64_t depth) { return words(GemmSide::kA, lines, depth); }
+int64_t pair_right_words(int64_t lines, int64_t depth) { return words(GemmSide::kB, lines, depth); }
 
 PairLeft pair_left_rows(const bf16* from, int64_t stride, int64_t lines, int64_t depth, uint32_t* room) {
   const GemmKernel& kernel = pair_kernel();
   if (kernel.amx && lines % kernel.rows == 0 && depth % (2 * kernel.step_unit) == 0) return {from, stride * 2};
-  pack(from, stride, true, kernel.rows, lines, depth, room);
+  pack(GemmSide::kA, from, stride, true, lines, depth, room);
   return {room, 0};
 }
 
 PairLeft pair_left_columns(const bf16* from, int64_t stride, int64_t lines, int64_t depth, uint32_t* room) {
-  pack(from, stride, false, pair_kernel().rows, lines, depth, room);
+  pack(GemmSide::kA, from, stride, false, lines, depth, room);
   return {room, 0};
 }
 
 void pair_right(const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, uint32_t* room) {
-  pack(from, stride, along, pair_kernel().columns, lines, depth, room);
+  pack(GemmSide::kB, from, stride, along, lines, depth, room);
 }
 
 void multiply_pairs(PairLeft a, const uint32_t* b, int64_t rows, int64_t columns, int64_t depth, float* c,

@@ -43,12 +43,12 @@ RT_AMX RT_INLINE void write_rows(GemmRows& out, int64_t count) {
   out.rows -= count;
   for (; count > 0; --count, out.from += kAmxColumns, out.to += out.row_bytes) {
     if (!out.past) {
-      for (int64_t c = 0; c < (out.round ? 2 : 4); ++c)
+      for (int64_t c = 0; c < (out.round ? 1 : 2); ++c)
         _mm_prefetch(out.to + kAhead * out.row_bytes + 64 * c, _MM_HINT_T0);
     }
-    __m512 sums[4];
-#pragma GCC unroll 4
-    for (int64_t v = 0; v < 4; ++v) {
+    __m512 sums[2];
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < 2; ++v) {
       sums[v] = _mm512_loadu_ps(out.from + 16 * v);
       if (out.bias != nullptr) sums[v] = _mm512_add_ps(sums[v], _mm512_loadu_ps(out.bias + 16 * v));
       if (out.before != nullptr) sums[v] = _mm512_add_ps(_mm512_loadu_ps(out.before + 16 * v), sums[v]);
@@ -56,72 +56,30 @@ RT_AMX RT_INLINE void write_rows(GemmRows& out, int64_t count) {
     if (out.before != nullptr) out.before += out.before_row;
     if (out.round) {
       auto* const line = reinterpret_cast<__m512i*>(out.to);
-      const auto low = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
-      const auto high = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sums[3], sums[2]));
-      out.past ? _mm512_stream_si512(line, low) : _mm512_storeu_si512(line, low);
-      out.past ? _mm512_stream_si512(line + 1, high) : _mm512_storeu_si512(line + 1, high);
+      const auto rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sums[1], sums[0]));
+      out.past ? _mm512_stream_si512(line, rounded) : _mm512_storeu_si512(line, rounded);
       continue;
     }
     auto* const to = reinterpret_cast<float*>(out.to);
-#pragma GCC unroll 4
-    for (int64_t v = 0; v < 4; ++v) {
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < 2; ++v) {
       const __m512 sum = _mm512_add_ps(_mm512_setzero_ps(), sums[v]);  // as what is added to a zero
       out.past ? _mm512_stream_ps(to + 16 * v, sum) : _mm512_storeu_ps(to + 16 * v, sum);
     }
   }
 }
 
-/// Half a tile: 32 of its 64 columns. Registers 0 to 3 hold sums, 4 and 5 tiles of A, 6 and 7 of B. A comes by, B stays
-/// in the first-level cache: loads of A that say so leave it there (2,350 instead of 2,150 GFLOP/s a core).
-RT_AMX RT_INLINE void half_tile(const char* a, int64_t a_row, int64_t a_low, int64_t a_next, const uint32_t* b,
-                                int64_t steps, bool add, float* tile, int64_t tile_row, const char* fetch,
-                                const GemmBeside& beside) {
-  constexpr int64_t kLine = 64, kTile = 256;
-  const int64_t row_bytes = tile_row * 4;
-  float* const low = tile + 16 * tile_row;
-  if (add) {
-    _tile_loadd(0, tile, row_bytes);
-    _tile_loadd(1, tile + 16, row_bytes);
-    _tile_loadd(2, low, row_bytes);
-    _tile_loadd(3, low + 16, row_bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (int64_t s = 0; s < steps; s += kAmxSteps) {
-    _tile_stream_loadd(4, a, a_row);
-    _tile_loadd(6, b, kLine);
-    for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
-    fetch += beside.fetch_lines * kLine;
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTile, kLine);
-    _tile_dpbf16ps(1, 4, 7);
-    if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
-    _tile_stream_loadd(5, a + a_low, a_row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    a += a_next;
-    b += kAmxColumns * kAmxSteps;
-  }
-  _tile_stored(0, tile, row_bytes);
-  _tile_stored(1, tile + 16, row_bytes);
-  _tile_stored(2, low, row_bytes);
-  _tile_stored(3, low + 16, row_bytes);
-}
-
 /// What pack_amx() packs, but for its options.
 struct Block {
   const char* from = nullptr;
-  int64_t row_bytes = 0, lines = 0, depth = 0, steps = 0;
+  int64_t row_bytes = 0, lines = 0, depth = 0, steps = 0, panel_steps = 0;
   uint32_t* out = nullptr;
 };
 
 /// Two register tiles side by side: lines [line, line + 32), steps [s, s + 16).
-template <AmxSide kSide, bool kAlong>
+template <GemmSide kSide, bool kAlong>
 RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
-  constexpr int64_t kWidth = kSide == AmxSide::kA ? kAmxRows : kAmxColumns;
+  constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
   __m512i low[16], high[16];
 #pragma GCC unroll 16
   for (int64_t i = 0; i < 16; ++i) {
@@ -144,11 +102,11 @@ RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
       }
     }
   }
-  if constexpr (kAlong == (kSide == AmxSide::kB)) {
+  if constexpr (kAlong == (kSide == GemmSide::kB)) {
     transpose(low);
     transpose(high);
   }
-  uint32_t* const to = block.out + line / kWidth * kWidth * block.steps + s * kWidth + line % kWidth * 16;
+  uint32_t* const to = block.out + line / kWidth * kWidth * block.panel_steps + s * kWidth + line % kWidth * 16;
 #pragma GCC unroll 16
   for (int64_t i = 0; i < 16; ++i) {
     _mm512_storeu_si512(to + 16 * i, low[i]);
@@ -156,9 +114,9 @@ RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
   }
 }
 
-template <AmxSide kSide, bool kAlong>
+template <GemmSide kSide, bool kAlong>
 RT_AVX512 void pack(const Block& block) {
-  constexpr int64_t kWidth = kSide == AmxSide::kA ? kAmxRows : kAmxColumns;
+  constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
   const int64_t lines = (block.lines + kWidth - 1) / kWidth * kWidth;
   if constexpr (kAlong) {
     for (int64_t line = 0; line < lines; line += 32) {
@@ -186,24 +144,56 @@ AmxTiles::~AmxTiles() {
   if (wanted_) release();
 }
 
-RT_AMX void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
+// Registers 0 to 3 hold sums, 4 and 5 tiles of A, 6 and 7 of B. A comes by, B stays in the first-level cache: loads of
+// A that say so leave it there (1,290 instead of 1,230 GFLOP/s a core with B in turns).
+RT_AMX void amx_tile(const void* a_words, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
                      int64_t tile_row, const GemmBeside& beside) {
-  constexpr int64_t kTileBytes = 1024, kLine = 64;
-  const auto* const rows = static_cast<const char*>(a);
+  constexpr int64_t kLine = 64, kTileBytes = 1024, kTileWords = 256;
   const bool packed = a_row_bytes == 0;
-  const int64_t row = packed ? 64 : a_row_bytes, low = 16 * row, next = packed ? 2 * kTileBytes : 64;
-  const char* const second = beside.fetch + steps / kAmxSteps * beside.fetch_lines * kLine;
-  half_tile(rows, row, low, next, b, steps, add, tile, tile_row, beside.fetch, beside);
-  half_tile(rows, row, low, next, b + 512, steps, add, tile + 32, tile_row, second, beside);
+  const int64_t a_row = packed ? kLine : a_row_bytes, a_low = 16 * a_row, a_next = packed ? 2 * kTileBytes : kLine;
+  const int64_t row_bytes = tile_row * 4;
+  const auto* a = static_cast<const char*>(a_words);
+  const char* fetch = beside.fetch;
+  float* const low = tile + 16 * tile_row;
+  if (add) {
+    _tile_loadd(0, tile, row_bytes);
+    _tile_loadd(1, tile + 16, row_bytes);
+    _tile_loadd(2, low, row_bytes);
+    _tile_loadd(3, low + 16, row_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t s = 0; s < steps; s += kAmxSteps) {
+    _tile_stream_loadd(4, a, a_row);
+    _tile_loadd(6, b, kLine);
+    for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
+    fetch += beside.fetch_lines * kLine;
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + kTileWords, kLine);
+    _tile_dpbf16ps(1, 4, 7);
+    if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
+    _tile_stream_loadd(5, a + a_low, a_row);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    a += a_next;
+    b += kAmxColumns * kAmxSteps;
+  }
+  _tile_stored(0, tile, row_bytes);
+  _tile_stored(1, tile + 16, row_bytes);
+  _tile_stored(2, low, row_bytes);
+  _tile_stored(3, low + 16, row_bytes);
 }
 
 RT_AMX void amx_write(GemmRows& out, int64_t count) { write_rows(out, count); }
 
-void pack_amx(AmxSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
-              uint32_t* out) {
-  const Block block{reinterpret_cast<const char*>(from), stride * 2, lines, depth, steps, out};
-  if (side == AmxSide::kA) return along ? pack<AmxSide::kA, true>(block) : pack<AmxSide::kA, false>(block);
-  return along ? pack<AmxSide::kB, true>(block) : pack<AmxSide::kB, false>(block);
+void pack_amx(GemmSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
+              int64_t panel_steps, uint32_t* out) {
+  const Block block{reinterpret_cast<const char*>(from), stride * 2, lines, depth, steps, panel_steps, out};
+  if (side == GemmSide::kA) return along ? pack<GemmSide::kA, true>(block) : pack<GemmSide::kA, false>(block);
+  return along ? pack<GemmSide::kB, true>(block) : pack<GemmSide::kB, false>(block);
 }
 
 }  // namespace cairn::kernels
@@ -219,7 +209,7 @@ void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int6
   RT_CHECK(false, "no AMX here");
 }
 void amx_write(GemmRows&, int64_t) { RT_CHECK(false, "no AMX here"); }
-void pack_amx(AmxSide, const bf16*, int64_t, bool, int64_t, int64_t, int64_t, uint32_t*) {
+void pack_amx(GemmSide, const bf16*, int64_t, bool, int64_t, int64_t, int64_t, int64_t, uint32_t*) {
   RT_CHECK(false, "no AMX here");
 }
 

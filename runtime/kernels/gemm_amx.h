@@ -1,7 +1,7 @@
 #pragma once
 // Products by AMX: tiles of 16 rows of 64 bytes, multiplied as pairs of bf16 into sums of float.
 //
-// A tile of C is 32 x 64. Panels of 32 rows of A and of 64 columns of B are runs of register tiles, 1 KiB each: [steps
+// A tile of C is 32 x 32. Panels of 32 rows of A and of 32 columns of B are runs of register tiles, 1 KiB each: [steps
 // / 16][lines / 16][16][16] words, where a word is a pair and a register tile of A has a row for each of its lines, one
 // of B a row for each step. So both have a multiple of 16 steps.
 
@@ -12,7 +12,7 @@
 
 namespace cairn::kernels {
 
-constexpr int64_t kAmxRows = 32, kAmxColumns = 64, kAmxSteps = 16;
+constexpr int64_t kAmxRows = 32, kAmxColumns = 32, kAmxSteps = 16;
 
 /// Whether the processor has it and the kernel of the system lets this process use it (asked for here, once).
 bool amx_runs();
@@ -28,19 +28,17 @@ class AmxTiles {
   bool wanted_;
 };
 
-/// tile [32, 64] = panel of A times panel of B (+ tile): a GemmTile.
+/// tile [32, 32] = panel of A times panel of B (+ tile): a GemmTile.
 void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
               int64_t tile_row, const GemmBeside& beside);
 
 /// Writes the next `count` of the rows, or those that are left, if fewer.
 void amx_write(GemmRows& out, int64_t count);
 
-enum class AmxSide { kA, kB };
-
-/// Packs `lines` rows of A or columns of B into panels of `steps`, zero behind the last line and the sum's `depth`
+/// Packs `lines` rows of A or columns of B into the first `steps` of panels of `panel_steps`, zero behind the last line and the sum's `depth`
 /// elements. `from` is the first element, stored rows lie `stride` elements apart; `along`: the elements of a line's
 /// sum lie side by side, else the lines do.
-void pack_amx(AmxSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
-              uint32_t* out);
+void pack_amx(GemmSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
+              int64_t panel_steps, uint32_t* out);
 
 }  // namespace cairn::kernels

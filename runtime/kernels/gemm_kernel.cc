@@ -94,7 +94,7 @@ RT_AVX512_BF16 void tile_avx512_bf16(const void* a_words, int64_t /*a_row_bytes*
 
 /// Everything of pack_panels() but where a panel begins.
 struct Block {
-  int64_t width = 0, lines = 0, depth = 0, steps = 0;
+  int64_t width = 0, lines = 0, depth = 0, steps = 0, panel_steps = 0;
   uint32_t* out = nullptr;
 };
 
@@ -103,7 +103,7 @@ template <typename T>
 RT_CLONES void pack_floats(const T* from, int64_t line_stride, int64_t depth_stride, const Block& block) {
   const int64_t width = block.width;
   for (int64_t first = 0; first < block.lines; first += width) {
-    auto* const out = reinterpret_cast<float*>(block.out + first * block.steps);
+    auto* const out = reinterpret_cast<float*>(block.out + first * block.panel_steps);
     const int64_t lines = std::min(width, block.lines - first);
     const T* const in = from + first * line_stride;
     if (line_stride == 1) {
@@ -136,7 +136,7 @@ RT_CLONES void pack_floats(const T* from, int64_t line_stride, int64_t depth_str
 /// Lines whose words lie side by side, `bytes` of each. Panels of 64: transposed 16 lines at a time.
 RT_AVX512 void pack_wide_along(const char* from, int64_t line_bytes, int64_t bytes, const Block& block) {
   for (int64_t first = 0; first < block.lines; first += 16) {
-    uint32_t* const out = block.out + first / 64 * 64 * block.steps + first % 64;
+    uint32_t* const out = block.out + first / 64 * 64 * block.panel_steps + first % 64;
     const int64_t lines = block.lines - first;
     for (int64_t s = 0; s < block.steps; s += 16) {
       __m512i x[16];
@@ -150,7 +150,7 @@ RT_AVX512 void pack_wide_along(const char* from, int64_t line_bytes, int64_t byt
     }
   }
   for (int64_t first = (block.lines + 15) / 16 * 16; first % 64 != 0; first += 16) {
-    uint32_t* const out = block.out + first / 64 * 64 * block.steps + first % 64;
+    uint32_t* const out = block.out + first / 64 * 64 * block.panel_steps + first % 64;
     for (int64_t s = 0; s < block.steps; ++s) _mm512_storeu_si512(out + s * 64, _mm512_setzero_si512());
   }
 }
@@ -158,7 +158,7 @@ RT_AVX512 void pack_wide_along(const char* from, int64_t line_bytes, int64_t byt
 /// The same for panels of 6, two at a time.
 RT_AVX512 void pack_narrow_along(const char* from, int64_t line_bytes, int64_t bytes, const Block& block) {
   for (int64_t first = 0; first < block.lines; first += 12) {
-    uint32_t* const low = block.out + first * block.steps;
+    uint32_t* const low = block.out + first * block.panel_steps;
     const int64_t lines = block.lines - first;
     const bool both = lines > 6;
     for (int64_t s = 0; s < block.steps; s += 16) {
@@ -173,7 +173,7 @@ RT_AVX512 void pack_narrow_along(const char* from, int64_t line_bytes, int64_t b
       for (int64_t i = 0; i < count; ++i) {
         uint32_t* const out = low + (s + i) * 6;
         _mm256_mask_storeu_epi32(out, 0x3f, _mm512_castsi512_si256(x[i]));
-        if (both) _mm256_mask_storeu_epi32(out + 6 * block.steps, 0x3f, _mm512_extracti64x4_epi64(x[i], 1));
+        if (both) _mm256_mask_storeu_epi32(out + 6 * block.panel_steps, 0x3f, _mm512_extracti64x4_epi64(x[i], 1));
       }
     }
   }
@@ -193,7 +193,7 @@ RT_AVX512 void pack_across(const char* from, int64_t row_bytes, const Block& blo
         const char* const row = from + s * kPerStep * row_bytes;
         const bool second = s * kPerStep + 1 < block.depth;
         if (block.width == 64) {
-          uint32_t* const out = block.out + line * block.steps + s * 64;
+          uint32_t* const out = block.out + line * block.panel_steps + s * 64;
           for (int64_t l = 0; l < 64; l += 32) {
             __m512i low, high;
             step_words<kPairs>(row, row_bytes, second, line + l, block.lines, &low, &high);
@@ -213,7 +213,7 @@ RT_AVX512 void pack_across(const char* from, int64_t row_bytes, const Block& blo
         _mm256_store_si256(reinterpret_cast<__m256i*>(words + (lines + 31) / 32 * 32), _mm256_setzero_si256());
         for (int64_t l = 0; l < lines; l += 6) {
           const __m256i panel = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + l));
-          _mm256_mask_storeu_epi32(block.out + (line + l) * block.steps + s * 6, 0x3f, panel);
+          _mm256_mask_storeu_epi32(block.out + (line + l) * block.panel_steps + s * 6, 0x3f, panel);
         }
       }
     }
@@ -278,9 +278,9 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
     kernel = {kAmxRows, kAmxColumns, true, amx_tile};
     kernel.step_unit = kAmxSteps;
     kernel.amx = true;
-    kernel.turn_steps = 128;
+    kernel.turn_steps = 256;
     kernel.max_steps = 1536;
-    kernel.many_steps = 768;  // sums kept between chunks cost less than more passes over B for smaller parts of A
+    kernel.many_steps = 512;  // sums kept between chunks cost less than more passes over B for smaller parts of A
     kernel.part_words = 224 << 10;
     kernel.least_rows = 512;
     return kernel;
@@ -308,14 +308,14 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
   return with(4, 8, false, tile_baseline);
 }
 
-void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, int64_t width, int64_t line0,
-                 int64_t lines, int64_t depth0, int64_t depth, uint32_t* out) {
+void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, GemmSide side, int64_t line0,
+                 int64_t lines, int64_t depth0, int64_t depth, int64_t panel_steps, uint32_t* out) {
   const int64_t at = from.along ? line0 * from.stride + depth0 : depth0 * from.stride + line0;
-  const Block block{width, lines, depth, kernel.steps_of(depth), out};
+  const Block block{kernel.width(side), lines, depth, kernel.steps_of(depth), panel_steps, out};
 #if defined(__x86_64__)
   if (kernel.amx) {
-    return pack_amx(width == kernel.rows ? AmxSide::kA : AmxSide::kB, static_cast<const bf16*>(from.data) + at,
-                    from.stride, from.along, lines, depth, block.steps, out);
+    return pack_amx(side, static_cast<const bf16*>(from.data) + at, from.stride, from.along, lines, depth, block.steps, panel_steps,
+                    out);
   }
   if (isa >= GemmIsa::kAvx512 && (kernel.pairs || from.dtype == DType::kF32)) {
     return pack_avx512(kernel.pairs, from, static_cast<const char*>(from.data) + at * (kernel.pairs ? 2 : 4), block);

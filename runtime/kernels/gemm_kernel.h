@@ -35,7 +35,7 @@ struct GemmRows {
 /// for.
 struct GemmBeside {
   const char* fetch = nullptr;  // lines from here on come into the second-level cache,
-  int64_t fetch_lines = 0;      // so many with every 16 steps of half a tile,
+  int64_t fetch_lines = 0;      // so many with every 16 steps,
   GemmRows* out = nullptr;      // and so many of these rows are written
   int64_t out_rows = 0;
 };
@@ -46,6 +46,8 @@ struct GemmBeside {
 using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
                           int64_t tile_row, const GemmBeside& beside);
 
+enum class GemmSide { kA, kB };
+
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile
   bool pairs = false;             // a step is two bf16
@@ -53,12 +55,13 @@ struct GemmKernel {
   int64_t step_unit = 1;  // a panel's steps are a multiple of it
   bool amx = false;       // a thread has AmxTiles while it calls `tile`, which takes rows of A as they lie, too
   // How much of a product is worked on at once, by what the caches hold.
-  int64_t turn_steps = 0;  // of one call of `tile`: a panel of B stays in the first-level cache; 0: all
+  int64_t turn_steps = 0;  // of one call of `tile`: so much of a panel of B stays in the first-level cache; 0: all
   int64_t max_steps = 0;   // of a sum in one chunk
   int64_t many_steps = 0;  // of a chunk, when there are several; 0: max_steps
   int64_t part_words = 0;  // of A, in a core's second-level cache
   int64_t least_rows = 0;  // of a part, when more parts would only balance better
 
+  int64_t width(GemmSide side) const { return side == GemmSide::kA ? rows : columns; }  // of a panel
   int64_t steps_of(int64_t depth) const {
     const int64_t steps = pairs ? (depth + 1) / 2 : depth;
     return (steps + step_unit - 1) / step_unit * step_unit;
@@ -80,9 +83,9 @@ struct GemmOperand {
   DType dtype = DType::kF32;
 };
 
-/// Panels of `width` lines each: lines [line0, line0 + lines) and elements [depth0, depth0 + depth) of the sum, where
-/// depth0 is even with pairs. `out` [panels][steps][width]. `width` is the kernel's rows or columns.
-void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, int64_t width, int64_t line0,
-                 int64_t lines, int64_t depth0, int64_t depth, uint32_t* out);
+/// Panels of kernel.width(side) lines each: lines [line0, line0 + lines) and elements [depth0, depth0 + depth) of the
+/// sum, where depth0 is even with pairs. `out` [panels][panel_steps][width], of which these are the first steps.
+void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from, GemmSide side, int64_t line0,
+                 int64_t lines, int64_t depth0, int64_t depth, int64_t panel_steps, uint32_t* out);
 
 }  // namespace cairn::kernels

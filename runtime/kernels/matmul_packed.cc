@@ -24,7 +24,8 @@ namespace {
 constexpr int64_t kBlockWords = 6 << 18;           // 6 MiB of B
 constexpr int64_t kSumRows = 2048;                 // of float sums kept from chunk to chunk for 16-bit results
 constexpr int64_t kPastBytes = 4 << 20;            // a larger result would leave the caches before it is read
-constexpr int64_t kTurnRows = 64;                  // of C, in float while a kernel takes its sums in turns
+constexpr int64_t kTurnRows = 256;                 // of C, in float while a kernel takes its sums in turns,
+constexpr int64_t kTreeRows = 64;                  // or while trees of them grow, each level in as much memory
 constexpr int64_t kMinParallelProducts = 1 << 21;  // multiply-adds below which waking a thread does not pay
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -233,20 +234,19 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
   };
   const bool many = sum.segments.size() > 1;
   const int64_t most_steps = kernel.turn_steps == 0 ? sum.steps : kernel.turn_steps;
-  const int64_t turn_rows = many || most_steps < sum.steps ? kTurnRows / kernel.rows * kernel.rows : kernel.rows;
+  const int64_t most_rows = many ? kTreeRows : most_steps < sum.steps ? kTurnRows : kernel.rows;
+  const int64_t turn_rows = most_rows / kernel.rows * kernel.rows;
   const int64_t tile_elems = kernel.rows * kernel.columns, turn_elems = turn_rows * kernel.columns;
   thread_local Scratch scratch;
   // One for each subtree that waits, the part at work, and what is added to it where the kernel does not do that.
   const int64_t slots = many ? std::bit_width(sum.segments.size()) + 2 : 1;
-  // Rows of a float C are written while the next ones are computed, so turns take two such memories in turn. Others are
-  // faster at once, while a tile is in the first-level cache.
-  const bool beside = writes_rows() && args.c_dtype == DType::kF32;
+  // Rows are written while the next ones are computed, so turns take two such memories in turn.
+  const bool beside = writes_rows();
   float* const memory = scratch.floats((beside ? 2 : 1) * slots * turn_elems);
   float* tiles = memory;
   GemmRows out;
-  // A panel of B has kAmxColumns lines for every 16 steps, which come in two halves of each tile of rows.
-  constexpr int64_t kLineWords = 16, kHalfLines = kAmxColumns / 2;
-  const int64_t fetch_lines = kernel.amx ? ceil_div(kHalfLines, ceil_div(end - begin, kernel.rows)) : 0;
+  constexpr int64_t kLineWords = 16;  // a panel of B has a line of a column for every 16 steps
+  const int64_t fetch_lines = kernel.amx ? ceil_div(kernel.columns, ceil_div(end - begin, kernel.rows)) : 0;
   const AmxTiles registers(kernel.amx);
   for (int64_t panel = panel0; panel < panel1; ++panel) {
     const int64_t column = panel * kernel.columns;
@@ -256,13 +256,13 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
       uint64_t parts_done = 0;
       const bool whole = width == kernel.columns;
       if (beside) tiles = tiles == memory ? memory + slots * turn_elems : memory;
-      const int64_t half_steps = ceil_div(turn_end - turn_row, kernel.rows) * 2 * (sum.steps / kAmxSteps);
-      const int64_t out_rows = beside ? ceil_div(out.rows, half_steps) : 0;
+      const int64_t tile_steps = ceil_div(turn_end - turn_row, kernel.rows) * (sum.steps / kAmxSteps);
+      const int64_t out_rows = beside ? ceil_div(out.rows, tile_steps) : 0;
       for (const Segment& segment : sum.segments) {
         const bool last = &segment == &sum.segments.back();
         const uint32_t* const b_panel = b + segment.step0 * panels() * kernel.columns + column * segment.steps;
         // Of the panel that follows, each tile of rows fetches its share.
-        const int64_t fetched = (turn_row - begin) / kernel.rows * segment.steps / kAmxSteps * 2 * fetch_lines;
+        const int64_t fetched = (turn_row - begin) / kernel.rows * segment.steps / kAmxSteps * fetch_lines;
         const uint32_t* next = b_panel + segment.steps * kernel.columns + fetched * kLineWords;
         float* const slot = tiles + std::popcount(parts_done) * turn_elems;
         const int64_t joins = segment.completes ? std::countr_one(parts_done) : 0;
@@ -281,7 +281,7 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
                          .fetch_lines = fetch_lines,
                          .out = &out,
                          .out_rows = out_rows});
-            next += steps / kAmxSteps * 2 * fetch_lines * kLineWords;
+            next += steps / kAmxSteps * fetch_lines * kLineWords;
             if (apart) add_tile(to, tile_elems, tile, tile_elems, 1, tile_elems, true);
             if (!ends) continue;
             for (int64_t j = 0; j < joins; ++j, tile -= turn_elems) {
@@ -300,21 +300,28 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
 }
 
 void Chunk::pack_b(int64_t threads) const {
-  const int64_t size = ceil_div(panels(), threads == 1 ? 1 : kPiecesPerThread * threads);
-  parallel_tasks(ceil_div(panels(), size), threads == 1, [&](int64_t task) {
-    const int64_t line = task * size * kernel.columns;
-    for (const Segment& segment : sum.segments) {
-      pack_panels(isa, kernel, {segment.b, args.ldb, args.trans_b, args.ab_dtype}, kernel.columns, column0 + line,
-                  std::min(size * kernel.columns, columns - line), segment.b0, segment.depth,
-                  b + segment.step0 * panels() * kernel.columns + line * segment.steps);
-    }
-  });
+  const int64_t pieces = threads == 1 ? 1 : kPiecesPerThread * threads;
+  // A piece is what lies together in memory: lines of the sum, or steps of all lines.
+  const int64_t line_pieces = args.trans_b ? pieces : 1, step_pieces = pieces / line_pieces;
+  const int64_t size = ceil_div(panels(), line_pieces) * kernel.columns;
+  for (const Segment& segment : sum.segments) {
+    const int64_t steps = round_up(ceil_div(segment.steps, step_pieces), kernel.step_unit);
+    const int64_t line_tasks = ceil_div(panels() * kernel.columns, size);
+    parallel_tasks(line_tasks * ceil_div(segment.steps, steps), threads == 1, [&](int64_t task) {
+      const int64_t line = task % line_tasks * size, step = task / line_tasks * steps;
+      const int64_t depth = step * (kernel.pairs ? 2 : 1);
+      pack_panels(isa, kernel, {segment.b, args.ldb, args.trans_b, args.ab_dtype}, GemmSide::kB, column0 + line,
+                  std::min(size, columns - line), segment.b0 + depth,
+                  std::min(steps * (kernel.pairs ? 2 : 1), segment.depth - depth), segment.steps,
+                  b + segment.step0 * panels() * kernel.columns + line * segment.steps + step * kernel.columns);
+    });
+  }
 }
 
 void Chunk::pack_a(int64_t begin, int64_t end, const PackedA& to) const {
   const GemmOperand from{args.a, args.lda, !args.trans_a, args.ab_dtype};
   for (const Segment& segment : sum.segments) {
-    pack_panels(isa, kernel, from, kernel.rows, row0 + begin, end - begin, segment.a0, segment.depth,
+    pack_panels(isa, kernel, from, GemmSide::kA, row0 + begin, end - begin, segment.a0, segment.depth, segment.steps,
                 to.words + segment.step0 * to.rows + (begin - to.row0) * segment.steps);
   }
 }
