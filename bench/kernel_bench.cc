@@ -244,11 +244,8 @@ void bench_maps(Bench& bench, bool tiny) {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(vocabulary));
   Values<float> max(head_rows), sum(head_rows), target(head_rows), scale(head_rows);
   const double head_bytes = static_cast<double>(head_rows * padded) * sizeof(T);
-  bench.run("row_max " + t, head_bytes, "GB/s",
-            [&] { kernels::row_max<T>(logits, head_rows, padded, vocabulary, max); });
-  bench.run("sum_exp_target " + t, head_bytes, "GB/s", [&] {
-    kernels::sum_exp_target<T>(logits, head_rows, padded, vocabulary, 0, ids.data(), max, sum, target);
-  });
+  bench.run("row_sums " + t, head_bytes, "GB/s",
+            [&] { kernels::row_sums<T>(logits, head_rows, padded, vocabulary, 0, ids.data(), max, sum, target); });
   bench.run("cross_entropy_backward " + t, 2 * head_bytes, "GB/s", [&] {
     kernels::cross_entropy_backward<T>(logits, head_rows, padded, vocabulary, 0, ids.data(), max, sum, scale);
   });

@@ -16,8 +16,8 @@ const GemmKernel& pair_kernel() {
 }
 
 void pack(GemmSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, uint32_t* room) {
-  pack_panels(gemm_isa(), pair_kernel(), {from, stride, along, DType::kBf16}, side, 0, lines, 0, depth, pair_kernel().steps_of(depth),
-              room);
+  pack_panels(gemm_isa(), pair_kernel(), {from, stride, along, DType::kBf16}, side, 0, lines, 0, depth,
+              pair_kernel().steps_of(depth), room);
 }
 
 int64_t words(GemmSide side, int64_t lines, int64_t depth) {

@@ -52,17 +52,11 @@ RT_CLONES void softmax_scaled_leaf(T* logits, int64_t n, float max, float factor
 }  // namespace
 
 template <typename T>
-void row_max(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, float* max) {
-  parallel_ranges(rows, 1, valid_cols, [=](int64_t r, int64_t end) {
-    for (; r < end; ++r) max[r] = row_max_leaf(logits + r * cols, valid_cols);
-  });
-}
-
-template <typename T>
-void sum_exp_target(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first,
-                    const int32_t* targets, const float* max, float* sum_exp, float* target_logit) {
+void row_sums(const T* logits, int64_t rows, int64_t cols, int64_t valid_cols, int64_t first, const int32_t* targets,
+              float* max, float* sum_exp, float* target_logit) {
   parallel_ranges(rows, 1, 4 * valid_cols, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
+      max[r] = row_max_leaf(logits + r * cols, valid_cols);  // which brings the row into a core's cache
       sum_exp[r] = sum_exp_leaf(logits + r * cols, valid_cols, max[r]);
       const int64_t target = targets[r] - first;
       if (target >= 0 && target < valid_cols) target_logit[r] = load_f32(logits[r * cols + target]);
@@ -93,11 +87,9 @@ void cross_entropy_backward(T* logits, int64_t rows, int64_t cols, int64_t valid
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                             \
-  template void row_max<T>(const T*, int64_t, int64_t, int64_t, float*);                                              \
-  template void sum_exp_target<T>(const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*, float*, \
-                                  float*);                                                                            \
-  template void cross_entropy_backward<T>(T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*,       \
+#define RT_INSTANTIATE(T)                                                                                          \
+  template void row_sums<T>(const T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, float*, float*, float*); \
+  template void cross_entropy_backward<T>(T*, int64_t, int64_t, int64_t, int64_t, const int32_t*, const float*,    \
                                           const float*, const float*, float)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

@@ -1,7 +1,10 @@
 #include "runtime/kernels/elementwise.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <mutex>
+#include <span>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/parallel.h"
@@ -227,23 +230,75 @@ RT_CLONES void add_to_leaf(float* x, const float* y, int64_t n) {
 
 constexpr int64_t kSquaresBlock = 16;
 
-/// Always in the same order: i + 8 to i, then i + 4, ...
-RT_INLINE double block_of_squares(const float* x) {
-  double part[kSquaresBlock];
-  for (int64_t i = 0; i < kSquaresBlock; ++i) part[i] = static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  for (int64_t i = 0; i < 8; ++i) part[i] += part[i + 8];
-  for (int64_t i = 0; i < 4; ++i) part[i] += part[i + 4];
-  return (part[0] + part[2]) + (part[1] + part[3]);
+/// The sum of a block's squares, always in the same order: i + 8 to i, then i + 4, ...; here of four blocks, in
+/// vectors.
+RT_INLINE void four_blocks_of_squares(const float* x, double* out) {
+  typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef double Doubles __attribute__((vector_size(64)));
+  typedef double Half __attribute__((vector_size(32), aligned(8), may_alias));
+  Half fours[4];
+#pragma GCC unroll 4
+  for (int64_t b = 0; b < 4; ++b) {
+    const auto low = __builtin_convertvector(*reinterpret_cast<const Floats*>(x + b * kSquaresBlock), Doubles);
+    const auto high = __builtin_convertvector(*reinterpret_cast<const Floats*>(x + b * kSquaresBlock + 8), Doubles);
+    const Doubles sums = low * low + high * high;
+    fours[b] = __builtin_shufflevector(sums, sums, 0, 1, 2, 3) + __builtin_shufflevector(sums, sums, 4, 5, 6, 7);
+  }
+  Half twos[2];
+#pragma GCC unroll 2
+  for (int64_t b = 0; b < 2; ++b) {
+    const Half one = fours[2 * b], other = fours[2 * b + 1];
+    twos[b] = __builtin_shufflevector(one, other, 0, 1, 4, 5) + __builtin_shufflevector(one, other, 2, 3, 6, 7);
+  }
+  *reinterpret_cast<Half*>(out) =
+      __builtin_shufflevector(twos[0], twos[1], 0, 2, 4, 6) + __builtin_shufflevector(twos[0], twos[1], 1, 3, 5, 7);
 }
 
-/// out[b] = the sum over block b; the last one may be short.
+constexpr int64_t kSumsAtOnce = 64;
+
+/// The sums of up to kSumsAtOnce blocks; zero behind them.
 RT_CLONES void squares_leaf(const float* x, int64_t n, double* out) {
-  const int64_t whole = n / kSquaresBlock;
-  for (int64_t b = 0; b < whole; ++b) out[b] = block_of_squares(x + b * kSquaresBlock);
-  if (whole * kSquaresBlock == n) return;
-  float last[kSquaresBlock] = {};
-  for (int64_t i = whole * kSquaresBlock; i < n; ++i) last[i - whole * kSquaresBlock] = x[i];
-  out[whole] = block_of_squares(last);
+  constexpr int64_t kStep = 4 * kSquaresBlock;
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) four_blocks_of_squares(x + i, out + i / kSquaresBlock);
+  for (; i < kSumsAtOnce * kSquaresBlock; i += kStep) {
+    float last[kStep] = {};
+    for (int64_t k = i; k < n; ++k) last[k - i] = x[k];
+    four_blocks_of_squares(last, out + i / kSquaresBlock);
+  }
+}
+
+/// sums[0] + sums[1] + sums[2] is the sum of kSumsAtOnce terms that are not negative, each of the three being exact: of
+/// the bits from 2^45 below the largest term on, of the next 45, of 45 more. False where terms have bits below, or such
+/// as ExactSum cuts off or calls infinite, or are no numbers.
+RT_CLONES bool sums_by_bits_leaf(const double* terms, double* sums) {
+  double largest = 0, smallest = 1;
+#pragma omp simd reduction(max : largest) reduction(min : smallest)
+  for (int64_t i = 0; i < kSumsAtOnce; ++i) {
+    const double term = terms[i], at_least = term == 0 ? 1 : term;
+    largest = term > largest ? term : largest;
+    smallest = at_least < smallest ? at_least : smallest;
+  }
+  if (!(largest < 0x1p100 && smallest >= 0x1p-116)) return false;
+  // Added to 2^8 times the power of two in the largest term, a term keeps 44 bits below that power.
+  constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
+  const double high = std::bit_cast<double>((std::bit_cast<uint64_t>(largest) & kExponent) + (uint64_t{8} << 52));
+  const double middle = high * 0x1p-45, low = middle * 0x1p-45;
+  double sum0 = 0, sum1 = 0, sum2 = 0, left = 0;
+#pragma omp simd reduction(+ : sum0, sum1, sum2, left)
+  for (int64_t i = 0; i < kSumsAtOnce; ++i) {
+    const double part0 = (terms[i] + high) - high, rest0 = terms[i] - part0;
+    const double part1 = (rest0 + middle) - middle, rest1 = rest0 - part1;
+    const double part2 = (rest1 + low) - low, rest2 = rest1 - part2;
+    sum0 += part0;
+    sum1 += part1;
+    sum2 += part2;
+    left += rest2 < 0 ? -rest2 : rest2;  // a NaN stays
+  }
+  sums[0] = sum0;
+  sums[1] = sum1;
+  sums[2] = sum2;
+  return left == 0;
 }
 
 }  // namespace
@@ -406,15 +461,15 @@ void add_to(float* x, const float* y, int64_t count) {
 }
 
 void add_squares(const float* x, int64_t count, ExactSum& sum) {
-  constexpr int64_t kBlocks = 64;
   std::mutex mutex;
   parallel_ranges(count, kSquaresBlock, 1, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kElems = kSumsAtOnce * kSquaresBlock;
     ExactSum mine;
-    double partial[kBlocks];
-    for (int64_t i = begin; i < end; i += kBlocks * kSquaresBlock) {
-      const int64_t n = std::min(kBlocks * kSquaresBlock, end - i);
-      squares_leaf(x + i, n, partial);
-      for (int64_t b = 0; b * kSquaresBlock < n; ++b) mine.add(partial[b]);
+    alignas(64) double terms[kSumsAtOnce], sums[3];
+    for (int64_t i = begin; i < end; i += kElems) {
+      squares_leaf(x + i, std::min(kElems, end - i), terms);
+      const bool exact = sums_by_bits_leaf(terms, sums);
+      for (const double term : exact ? std::span<const double>(sums) : std::span<const double>(terms)) mine.add(term);
     }
     const std::lock_guard lock(mutex);  // once a thread; the sum is exact in any order
     sum.add(mine);

@@ -35,9 +35,9 @@ void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t ste
 /// Writes the next `count` of the rows, or those that are left, if fewer.
 void amx_write(GemmRows& out, int64_t count);
 
-/// Packs `lines` rows of A or columns of B into the first `steps` of panels of `panel_steps`, zero behind the last line and the sum's `depth`
-/// elements. `from` is the first element, stored rows lie `stride` elements apart; `along`: the elements of a line's
-/// sum lie side by side, else the lines do.
+/// Packs `lines` rows of A or columns of B into the first `steps` of panels of `panel_steps`, zero behind the last line
+/// and the sum's `depth` elements. `from` is the first element, stored rows lie `stride` elements apart; `along`: the
+/// elements of a line's sum lie side by side, else the lines do.
 void pack_amx(GemmSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
               int64_t panel_steps, uint32_t* out);
 

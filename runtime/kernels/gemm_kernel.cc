@@ -314,8 +314,8 @@ void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from,
   const Block block{kernel.width(side), lines, depth, kernel.steps_of(depth), panel_steps, out};
 #if defined(__x86_64__)
   if (kernel.amx) {
-    return pack_amx(side, static_cast<const bf16*>(from.data) + at, from.stride, from.along, lines, depth, block.steps, panel_steps,
-                    out);
+    return pack_amx(side, static_cast<const bf16*>(from.data) + at, from.stride, from.along, lines, depth, block.steps,
+                    panel_steps, out);
   }
   if (isa >= GemmIsa::kAvx512 && (kernel.pairs || from.dtype == DType::kF32)) {
     return pack_avx512(kernel.pairs, from, static_cast<const char*>(from.data) + at * (kernel.pairs ? 2 : 4), block);

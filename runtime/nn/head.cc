@@ -118,9 +118,8 @@ Status Head<Real>::forward(const SavedHead<Real>& saved, const int32_t* targets_
       const Real* const logits = logits_ + part * part_rows;
       const int64_t valid = std::clamp<int64_t>(vocab.valid_rows - part * part_rows, 0, part_rows);
       float *const max = max_PT + part * d.rows + begin, *const sums = sums_PT + part * d.rows + begin;
-      kernels::row_max(logits, count, d.vocab, valid, max);
-      kernels::sum_exp_target(logits, count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin, max,
-                              sums, target_T + begin);
+      kernels::row_sums(logits, count, d.vocab, valid, vocab.first_row + part * part_rows, targets_T + begin, max, sums,
+                        target_T + begin);
     }
   }
   if (d.logit_rows == d.rows) held_ = saved.input_RH;

@@ -26,7 +26,7 @@ struct Pieces {
   std::vector<T> gradient;
 };
 
-/// The four steps over `parts` ranges of columns, each a rank with its own padding, joined as the collectives would.
+/// The three steps over `parts` ranges of columns, each a rank with its own padding, joined as the collectives would.
 template <typename T>
 Pieces<T> run_in_parts(const std::vector<T>& logits, int64_t rows, int64_t valid_cols, int64_t parts,
                        const std::vector<int32_t>& targets, const std::vector<float>& scale) {
@@ -37,7 +37,7 @@ Pieces<T> run_in_parts(const std::vector<T>& logits, int64_t rows, int64_t valid
   all.max.assign(rows, -INFINITY);
   all.sum.assign(rows, 0.0f);
   all.target.assign(rows, 0.0f);
-  std::vector<float> a(rows);
+  std::vector<std::vector<float>> max(parts, std::vector<float>(rows)), sum = max;
   for (int64_t p = 0; p < parts; ++p) {
     valid[p] = std::min(share, valid_cols - p * share);
     for (int64_t r = 0; r < rows; ++r) {
@@ -45,13 +45,12 @@ Pieces<T> run_in_parts(const std::vector<T>& logits, int64_t rows, int64_t valid
         part[p][r * cols + c] = c < valid[p] ? logits[r * valid_cols + p * share + c] : normals<T>("pad", 1, 1e4)[0];
       }
     }
-    kernels::row_max(part[p].data(), rows, cols, valid[p], a.data());
-    for (int64_t r = 0; r < rows; ++r) all.max[r] = std::max(all.max[r], a[r]);
+    kernels::row_sums(part[p].data(), rows, cols, valid[p], p * share, targets.data(), max[p].data(), sum[p].data(),
+                      all.target.data());
+    for (int64_t r = 0; r < rows; ++r) all.max[r] = std::max(all.max[r], max[p][r]);
   }
   for (int64_t p = 0; p < parts; ++p) {
-    kernels::sum_exp_target(part[p].data(), rows, cols, valid[p], p * share, targets.data(), all.max.data(), a.data(),
-                            all.target.data());
-    for (int64_t r = 0; r < rows; ++r) all.sum[r] += a[r];
+    for (int64_t r = 0; r < rows; ++r) all.sum[r] += sum[p][r] * std::exp(max[p][r] - all.max[r]);
   }
   all.gradient.resize(logits.size());
   for (int64_t p = 0; p < parts; ++p) {
@@ -124,11 +123,10 @@ TEST_SUITE("runtime/kernels/cross_entropy") {
 
   TEST_CASE("a rank that holds padding only adds nothing") {
     std::vector<float> logits{5.0f, 6.0f}, max(1), sum(1, -1.0f), target(1, -1.0f);
-    kernels::row_max(logits.data(), 1, 2, 0, max.data());
-    CHECK(max[0] == -INFINITY);
     const float global_max = 2.0f, global_sum = 1.0f, one = 1.0f;
     const int32_t id = 9;
-    kernels::sum_exp_target(logits.data(), 1, 2, 0, 8, &id, &global_max, sum.data(), target.data());
+    kernels::row_sums(logits.data(), 1, 2, 0, 8, &id, max.data(), sum.data(), target.data());
+    CHECK(max[0] == -INFINITY);
     CHECK(sum[0] == 0.0f);
     CHECK(target[0] == -1.0f);
     kernels::cross_entropy_backward(logits.data(), 1, 2, 0, 8, &id, &global_max, &global_sum, &one);

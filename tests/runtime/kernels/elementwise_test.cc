@@ -377,6 +377,32 @@ TEST_SUITE("runtime/kernels/elementwise") {
     CHECK(sum_of_squares(x.data(), 5000) > 0.0);
   }
 
+  TEST_CASE("squares of any sizes are added without loss") {
+    constexpr int64_t kBlock = 16, kCount = 5 * 1024 + 7 * kBlock + 5;
+    // How far apart the exponents are: all bits in the first sums, in the second, in the third, beyond all of them;
+    // terms that ExactSum cuts off or calls infinite.
+    for (const auto& [lowest, range] : {std::pair(-10, 6), {-20, 30}, {-40, 60}, {-50, 90}, {-90, 40}, {20, 60}}) {
+      std::vector<float> x(kCount);
+      for (int64_t i = 0; i < kCount; ++i) {
+        const auto at = static_cast<uint64_t>(i), block = at / kBlock;
+        x[i] = std::ldexp(normal_at(5, at), lowest + static_cast<int>(mix64(block + 77) % range));
+        if (mix64(block) % 11 == 0) x[i] = 0;
+      }
+      ExactSum wanted;
+      for (int64_t i = 0; i < kCount; i += kBlock) {
+        double part[kBlock] = {};
+        for (int64_t k = i; k < std::min(i + kBlock, kCount); ++k) part[k - i] = static_cast<double>(x[k]) * x[k];
+        for (int64_t n = kBlock / 2; n > 0; n /= 2) {
+          for (int64_t k = 0; k < n; ++k) part[k] += part[k + n];
+        }
+        wanted.add(part[0]);
+      }
+      CAPTURE(lowest);
+      CHECK(wanted.value() > 0);
+      CHECK(sum_of_squares(x.data(), kCount) == wanted.value());
+    }
+  }
+
   TEST_CASE("a NaN shows through every map") {
     std::vector<float> nan(40, NAN), out(40), ones(40, 1.0f);
     CHECK(std::isnan(sum_of_squares(nan.data(), 40)));
