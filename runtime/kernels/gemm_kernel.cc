@@ -271,10 +271,10 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
   GemmKernel kernel;
 #if defined(__x86_64__)
   if (isa == GemmIsa::kAmx && dtype == DType::kBf16) {
-    // Measured on Granite Rapids (48 KiB and 2 MiB of cache a core), the products of a step of GPT-2: what a turn takes of
-    // a panel of B, 32 KiB, is two thirds of the first-level cache (96, 128 and 320 steps: 11, 7 and 5 % slower), and of A
-    // a part takes 0.9 MiB (0.6 and 1.3: 2 and 4 % slower). Memory is what tiles wait for: lines of B and C that come and
-    // go all at once make it slower, spread over a tile's time faster.
+    // Measured on Granite Rapids (48 KiB and 2 MiB of cache a core), the products of a step of GPT-2: what a turn takes
+    // of a panel of B, 32 KiB, is two thirds of the first-level cache (96, 128 and 320 steps: 11, 7 and 5 % slower),
+    // and of A a part takes 0.9 MiB (0.6 and 1.3: 2 and 4 % slower). Memory is what tiles wait for: lines of B and C
+    // that come and go all at once make it slower, spread over a tile's time faster.
     kernel = {kAmxRows, kAmxColumns, true, amx_tile};
     kernel.step_unit = kAmxSteps;
     kernel.amx = true;
