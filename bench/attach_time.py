@@ -2,9 +2,10 @@
 """How long a killed rank's successor takes until it can step, by size of the state: attaching to shared memory copies
 nothing, so the time should not grow with it.
 
-  bench/attach_time.py [--rounds 5] [--gib 0.5,2,4] [--nproc 4]
+  bench/attach_time.py [--rounds 5] [--gib 0.5,2,4] [--nproc 4] [--dp 1 [--zero 0] [--shard 0]]
 
-The model is almost all vocabulary, so that much state goes with little arithmetic; tp = --nproc. A rank gets SIGKILL in one
+The model is almost all vocabulary, so that much state goes with little arithmetic; tp = --nproc / --dp. Replicas that do
+not divide all state (--zero 0, --shard below --dp) keep copies of what others save, which are gone with a process. A rank gets SIGKILL in one
 of three moments of a step: "within", a third of a step after all finished the one before, while they compute; "update", in
 the middle of the time of the update, where weights are overwritten, so that the first step makes them again from the masters
 of the step before, a copy beside its forward; and "between", as the first rank tells of a step that others may not have
@@ -27,6 +28,10 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 add_cairn_option(parser)
 parser.add_argument("--gib", default="0.5,2,4", help="sizes of the Adam state (default: %(default)s)")
 parser.add_argument("--nproc", type=int, default=4)
+parser.add_argument("--dp", type=int, default=1)
+parser.add_argument("--zero", type=int, default=0)
+parser.add_argument("--shard", type=int, default=0, help="replicas that divide state among them; 0: all")
+parser.add_argument("--moments", default="within,update,between")
 parser.add_argument("--tiny", action="store_true", help="seconds in all; says nothing about speed")
 args = parser.parse_args()
 if args.tiny:
@@ -71,10 +76,10 @@ def measure(scratch: Scratch, gib: float, moment: str) -> dict:
     run = scratch.run_folder("run")
     vocab = max(512, int(gib * 2**30 / 12 / WIDTH)) // 64 * 64
     sets = [f'data=T.token_files{{train="{scratch.tokens(20_000, 256)}"}}', "model.layers=1", f"model.width={WIDTH}",
-            "model.heads=8", "model.context=8", f"model.vocab={vocab}", "batch.samples=1", "batch.micro=1",
-            f"mesh.tp={args.nproc}", f"stop=T.steps({STEPS})", "optimizer.lr-", "eval-", "checkpoint-",
+            "model.heads=8", "model.context=8", f"model.vocab={vocab}", f"batch.samples={args.dp}", "batch.micro=1",
+            f"mesh.tp={args.nproc // args.dp}", f"mesh.dp={args.dp}", f"optimizer.zero={args.zero}", f"stop=T.steps({STEPS})", "optimizer.lr-", "eval-", "checkpoint-",
             "checkpoint.snapshot=T.every{steps=1}", "tokenizer-",
-            "log.tensorboard=false"]
+            "log.tensorboard=false", *([f"mesh.shard={args.shard}"] if args.shard else [])]
     between = ["--kill", f"{args.nproc - 1}@3"] if moment == "between" else []
     command = train_command(args.cairn, ROOT / "recipes/tiny.lua", run, sets, args.nproc, between)
     if moment == "between":
@@ -94,7 +99,7 @@ def measure(scratch: Scratch, gib: float, moment: str) -> dict:
 
 print(machine())
 sizes = [float(text) for text in args.gib.split(",")]
-arms = [(size, moment) for size in sizes for moment in ("within", "update", "between")]
+arms = [(size, moment) for size in sizes for moment in args.moments.split(",")]
 with Scratch(args.scratch) as scratch:
     got = {arm: [] for arm in arms}
     for number in range(args.rounds):

@@ -86,7 +86,8 @@ void SharedMemoryHook::start_clock() {
   if (rank_ == 0) arena_.control().saved_ns.compare_exchange_strong(never, clock_.now_ns());
 }
 
-Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTensor> saved, int64_t weight_bytes) {
+Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTensor> saved,
+                                                      std::span<const StateTensor> copies, int64_t weight_bytes) {
   RT_TRY(check_layout());
   bool same = saved.size() == layout_.shards.size() && std::ssize(arena_.weights(rank_)) == weight_bytes;
   for (size_t k = 0; same && k < saved.size(); ++k) {
@@ -104,6 +105,7 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
   }
   out.weights = arena_.weights(rank_).data();
+  RT_TRY_SET(out.originals, originals_in(plan_, arena_, copies));
   if (arena_.on_disk()) {
     pager_ = std::make_unique<DiskPager>(arena_.fd(), arena_.base());
     out.pager = pager_.get();
@@ -120,9 +122,9 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
     return Error{ErrorCode::kInternal,
                  fmt::format("rank {} is of incarnation {}, the agent is at {}", rank_, incarnation_, now)};
   }
-  RT_TRY_SET(std::optional<trainer::Restored> found,
-             carry_out_decision(plan_, arena_, state, attached_, open_foreign_));
-  if (found && arena_.control().decision.source == arena::Source::kMemory && attached_) published_bank_ = found->bank;
+  if (!attached_) return Error{ErrorCode::kInternal, fmt::format("rank {} restores into no memory", rank_)};
+  RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, state, open_foreign_));
+  if (found && arena_.control().decision.source == arena::Source::kMemory) published_bank_ = found->bank;
   return found;
 }
 

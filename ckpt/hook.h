@@ -72,7 +72,8 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   /// For runs that begin with weights that are no checkpoint.
   void may_begin_with(OpenForeign open_foreign) { open_foreign_ = std::move(open_foreign); }
 
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t weight_bytes) override;
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
+                                      std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override;
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override;
   Result<int64_t> next_bank(int64_t current) override;
   Status begin_update(int64_t bank, int64_t step) override;

@@ -77,7 +77,10 @@ Result<std::unique_ptr<ForeignWeights>> open_if_foreign(const OpenForeign& open,
 
 }  // namespace
 
-Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std::span<const StateTensor> state) {
+Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
+                                                    std::span<const StateTensor> state) {
+  std::vector<trainer::Original> out;
+  if (state.empty()) return out;
   RT_TRY_SET(const Manifest manifest, decode_manifest(arena.directory()));
   RT_TRY(check_tensors(manifest, state_tensors(plan)));
   const LoadPlanner planner(manifest);
@@ -87,16 +90,18 @@ Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot, std:
   for (int64_t rank = 0; rank < arena.world(); ++rank) {
     if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
   }
+  out.reserve(reads.size());
   for (const LoadRead& read : reads) {
-    const auto source = read.file < static_cast<int64_t>(rank_of_file.size())
-                            ? arena.payload(rank_of_file[read.file], slot)
-                            : std::span<std::byte>();
-    if (read.offset < 0 || read.offset + read.bytes > static_cast<int64_t>(source.size())) {
+    const int64_t rank = read.file < std::ssize(rank_of_file) ? rank_of_file[read.file] : -1;
+    if (rank < 0 || read.offset < 0 || read.offset + read.bytes > std::ssize(arena.payload(rank, 0))) {
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     }
-    std::memcpy(state[read.wanted].data + read.target_offset, source.data() + read.offset, read.bytes);
+    trainer::Original& original = out.emplace_back(read.wanted, read.target_offset, read.bytes);
+    for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+      original.banks.push_back(arena.payload(rank, slot).data() + read.offset);
+    }
   }
-  return {};
+  return out;
 }
 
 Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
@@ -131,7 +136,7 @@ Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& 
 }
 
 Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
-                                                   std::span<const StateTensor> state, bool attached,
+                                                   std::span<const StateTensor> state,
                                                    const OpenForeign& open_foreign) {
   const arena::Control& control = arena.control();
   const arena::Decision& decision = control.decision;
@@ -153,16 +158,11 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
         decision.position_bytes > static_cast<int64_t>(sizeof(decision.position))) {
       return Error{ErrorCode::kInternal, "the agent's decision makes no sense"};
     }
-    std::vector<StateTensor> missing;
-    for (const StateTensor& item : state) {
-      if (!attached || !item.primary) missing.push_back(item);
-    }
-    if (!missing.empty()) RT_TRY(load_from_memory(plan, arena, decision.slot, missing));
     RT_TRY_SET(TrainPosition position,
                decode_position({decision.position, static_cast<size_t>(decision.position_bytes)}));
     return Restored{.position = std::move(position),
-                    .bank = attached ? static_cast<int64_t>(decision.slot) : 0,
-                    .weights_ready = attached && decision.weights_ready != 0};
+                    .bank = static_cast<int64_t>(decision.slot),
+                    .weights_ready = decision.weights_ready != 0};
   }();
   if (loaded.ok()) return std::optional<Restored>(loaded.value());
   return Error(loaded.error()).with("restoring");

@@ -81,18 +81,17 @@ class RestoreDecider {
   bool first_ = true;
 };
 
-/// Rank: carries out the decision for the arena's present incarnation. Fills every byte of `state`; with `attached`,
-/// the saved tensors of `state` lie in bank 0 of this arena, and a snapshot in memory stays in its bank: only what is
-/// not saved is filled then. Checkpoints are in memory by then; what a rank reads itself are foreign weights. Errors:
-/// those of reading them, kInternal without a decision.
+/// Rank: carries out the decision for the arena's present incarnation. A snapshot in memory, which a checkpoint is too
+/// by then, stays in its bank; what a rank reads itself are foreign weights: they fill every byte of `state`, whose
+/// saved tensors lie in bank 0. Errors: those of reading them, kInternal without a decision.
 Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
                                                             std::span<const trainer::StateTensor> state,
-                                                            bool attached = false,
                                                             const OpenForeign& open_foreign = {});
 
-/// Fills `state` from one slot of an arena of any layout. The slot has been verified.
-Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
-                        std::span<const trainer::StateTensor> state);
+/// Where each slot of an arena, which may be of another layout, has the bytes of `state`, which lies nowhere yet: parts
+/// that tile it.
+Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
+                                                    std::span<const trainer::StateTensor> state);
 
 /// Fills `state` (of one rank or of many) from a checkpoint of any layout, verifying each chunk it touches, each read
 /// once. A checkpoint that has only weights gives moments of zero; `how` may take a part of it (plan/partial.h), the

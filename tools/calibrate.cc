@@ -50,7 +50,8 @@ double median(std::vector<double> values) {
 class TimingHook final : public trainer::CheckpointHook {
  public:
   explicit TimingHook(const std::function<bool()>& enough) : enough_(enough) {}
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t) override {
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
+                                      std::span<const trainer::StateTensor>, int64_t) override {
     const auto line = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
     int64_t total = 0;
     for (const trainer::StateTensor& tensor : saved) total += line(tensor.bytes);

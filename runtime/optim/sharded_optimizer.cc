@@ -80,6 +80,7 @@ ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, const
     RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
   }
   stream_ = rank.bank_bytes() > kCachedBytes;
+  elsewhere_ = arrays_.originals.has_value();
   const auto primary_sums = std::count_if(rank.sums.begin(), rank.sums.end(), [](const auto& p) { return p.primary; });
   sums_.resize(static_cast<size_t>(rank.saved_arrays * saved + primary_sums));
   local_sums_.resize(rank.tensors.size());
@@ -122,12 +123,45 @@ void ShardedOptimizer::put_weights(const float* master, int64_t flat, int64_t co
   }
 }
 
+const Original& ShardedOptimizer::original_of(const float* copy) const {
+  const std::vector<Original>& all = *arrays_.originals;
+  const auto next = std::partition_point(all.begin(), all.end(), [&](const Original& o) { return o.copy <= copy; });
+  RT_CHECK(next != all.begin() && copy < std::prev(next)->copy + std::prev(next)->count, "state that nobody saves");
+  return *std::prev(next);
+}
+
 template <typename Body>
-void ShardedOptimizer::for_pieces(int64_t bank, const Body& body) const {
-  size_t saved = 0;
-  for (const StatePiece& piece : rank_.pieces) {
-    body(piece, piece.primary ? arrays_.banks[bank][saved++] : private_at(piece.state_offset));
+void ShardedOptimizer::for_private(int64_t bank, int64_t offset, int64_t count, const Body& body) const {
+  if (!elsewhere_) return body(int64_t{0}, count, private_at(offset));
+  for (int64_t done = 0; done < count;) {
+    int64_t run = count - done;
+    kernels::AdamwState state;
+    for (float* kernels::AdamwState::*const array : members_) {
+      if (array == &kernels::AdamwState::ema) continue;
+      const float* const copy = arrays_.private_state.*array + offset + done;
+      const Original& original = original_of(copy);
+      const int64_t inside = copy - original.copy;
+      state.*array = const_cast<float*>(original.banks[bank]) + inside;  // a state that is read
+      run = std::min(run, original.count - inside);
+    }
+    body(done, run, state);
+    done += run;
   }
+}
+
+void ShardedOptimizer::copy_originals(int64_t bank, float* copy, int64_t count) {
+  for (int64_t done = 0; done < count;) {
+    const Original& original = original_of(copy + done);
+    const int64_t inside = copy + done - original.copy, run = std::min(count - done, original.count - inside);
+    const float* const from = original.banks[bank] + inside;
+    kernels::parallel_elements(run, [&](int64_t i, int64_t end) { std::copy(from + i, from + end, copy + done + i); });
+    done += run;
+  }
+}
+
+void ShardedOptimizer::copy_originals(int64_t bank) {
+  for (const Original& original : *arrays_.originals) copy_originals(bank, original.copy, original.count);
+  elsewhere_ = false;
 }
 
 ExactSum ShardedOptimizer::squared_norm_part() const {
@@ -164,32 +198,34 @@ void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, boo
   for (const StatePiece& piece : rank_.pieces) {
     const int64_t k = piece.primary ? saved++ : -1, elems = piece.count_elems();
     if (!wanted(piece.tensor)) continue;
-    const int64_t longest = paged && k >= 0 ? arrays_.pager->block_bytes() / 4 : std::max<int64_t>(1, elems);
+    const int64_t longest = paged ? arrays_.pager->block_bytes() / 4 : std::max<int64_t>(1, elems);
     for (int64_t begin = 0; begin < elems; begin += longest)
       blocks.push_back({&piece, k, begin, std::min(longest, elems - begin)});
   }
   const auto states = [&](const Block& block) {
-    const int64_t k = block.saved;
-    if (k < 0) {
-      const kernels::AdamwState state = private_at(block.piece->state_offset + block.begin);
-      return std::pair(state, state);
-    }
-    return std::pair(advanced(arrays_.banks[from][k], block.begin), advanced(arrays_.banks[to][k], block.begin));
+    return std::pair(advanced(arrays_.banks[from][block.saved], block.begin),
+                     advanced(arrays_.banks[to][block.saved], block.begin));
   };
   size_t fetched = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
     for (; paged && fetched < std::min(blocks.size(), b + 1 + kBlocksAhead); ++fetched) {
+      if (blocks[fetched].saved < 0) continue;
       const auto [source, target] = states(blocks[fetched]);
-      if (blocks[fetched].saved >= 0) fetch(source, target, blocks[fetched].count);
+      fetch(source, target, blocks[fetched].count);
     }
-    const auto [source, target] = states(blocks[b]);
-    body(*blocks[b].piece, blocks[b].begin, blocks[b].count, source, target, blocks[b].saved);
-    if (paged && blocks[b].saved >= 0) release(source, target, blocks[b].count);
-  }
-  for (const ReplicaRun& replica : rank_.replicas) {
-    if (!wanted(replica.tensor)) continue;
-    const kernels::AdamwState state = private_at(replica.state_offset);
-    body(replica, int64_t{0}, replica.count, state, state, int64_t{-1});
+    const auto& [piece, k, first, length] = blocks[b];
+    if (k >= 0) {
+      const auto [source, target] = states(blocks[b]);
+      body(*piece, first, length, source, target, k);
+      if (paged) release(source, target, length);
+      continue;
+    }
+    const kernels::AdamwState own = private_at(piece->state_offset + first);
+    for_private(from, piece->state_offset + first, length,
+                [&, first = first](int64_t begin, int64_t count, const kernels::AdamwState& source) {
+                  body(*piece, first + begin, count, source, advanced(own, begin), int64_t{-1});
+                  if (paged && elsewhere_) arrays_.pager->release(areas_of(source, count), false);
+                });
   }
 }
 
@@ -258,6 +294,10 @@ kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, dou
 
 Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int64_t from, int64_t to, int64_t tokens,
                                 comm::Comm& world, const HeadFactors* heads) {
+  if (elsewhere_ && from == to) {  // the others are about to write over it
+    copy_originals(from);
+    RT_TRY(world.barrier("optimizer state of other ranks"));
+  }
   balance(from, to, tokens);
   switch (plan_.recipe.optimizer.kind) {
     case OptimizerKind::kAdamW:
@@ -270,6 +310,7 @@ Status ShardedOptimizer::update(int64_t update, double lr, float grad_scale, int
       RT_TRY(adafactor(update, lr, grad_scale, from, to, world));
       break;
   }
+  elsewhere_ = false;
   if (heads != nullptr && heads->clipped_heads > 0) scale_heads(*heads, to);
   if (plan_.recipe.optimizer.ema > 0) average(from, to);
   return {};
@@ -358,6 +399,7 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
 }
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {
+  if (elsewhere_) copy_originals(from);
   const auto copy = [](const float* source, float* target, int64_t count) {
     if (target != source) std::copy_n(source, count, target);
     return word_sums(reinterpret_cast<const std::byte*>(target), count);
@@ -410,17 +452,15 @@ std::pair<kernels::MatrixRun, kernels::AdafactorFactors> ShardedOptimizer::matri
 Status ShardedOptimizer::add_squares(float grad_scale) {
   const int64_t all = rank_.dense_work + rank_.expert_work;
   std::fill_n(work(), all, 0.0);
-  const auto add = [&](const auto& run, int64_t count) {
-    if (plan_.tensors[run.tensor].balances) return;
+  for (const StatePiece& piece : rank_.pieces) {
+    if (plan_.tensors[piece.tensor].balances) continue;
     const auto [matrix, factors_at] =
-        matrix_run(run.flat_offset, arrays_.grads + rank_.grad_offset(run), grad_scale, count);
+        matrix_run(piece.flat_offset, arrays_.grads + rank_.grad_offset(piece), grad_scale, piece.count_elems());
     const auto sums_of = [&](const float* factor) {
       return factor == nullptr ? nullptr : work() + (factor - factors());
     };
     kernels::adafactor_squares(matrix, sums_of(factors_at.row), sums_of(factors_at.col));
-  };
-  for (const StatePiece& piece : rank_.pieces) add(piece, piece.count_elems());
-  for (const ReplicaRun& replica : rank_.replicas) add(replica, replica.count);
+  }
   const auto reduce = [&](comm::Comm* group, int64_t begin, int64_t count) -> Status {
     if (group == nullptr || group->size() == 1 || count == 0) return {};
     return group->all_reduce(work() + begin, count, DType::kF64, comm::ReduceOp::kSum, "squares of rows and columns");
@@ -454,6 +494,7 @@ void ShardedOptimizer::factor(int64_t update, int64_t from, int64_t to) {
                                                                   : shape[0];
     const float* const source = state_of(piece, primary, from);
     float* const target = state_of(piece, primary, to);
+    if (elsewhere_ && !piece.primary) copy_originals(from, target, piece.count());
     const double* const squares = work() + piece.work_offset;
     for (int64_t i = 0; i < piece.count(); ++i) {
       const double now = squares[i] / static_cast<double>(terms) + kLeastSquare;
@@ -521,47 +562,25 @@ Status ShardedOptimizer::adafactor(int64_t update, double lr, float grad_scale, 
   return {};
 }
 
-Status ShardedOptimizer::spread_share(int64_t bank) {
-  // With one replica of the others' buckets there is one of the experts' too: they have fewer.
-  if (groups_.replica->size() > 1) {  // each array takes the way of the gradients: by bucket, in their memory
-    for (float* kernels::AdamwState::*const array : members_) {
-      if (array == &kernels::AdamwState::ema) continue;
-      for_pieces(bank, [&](const StatePiece& piece, const kernels::AdamwState& state) {
-        std::copy_n(state.*array, piece.count_elems(), arrays_.grads + rank_.grad_offset(piece));
-      });
-      for (const Bucket& bucket : rank_.buckets) {
-        float* const shard = arrays_.grads + (rank_.scattered_grads ? bucket.shard_offset : bucket.shard.begin);
-        comm::Comm& replica = bucket.experts ? *groups_.expert_replica : *groups_.replica;
-        RT_TRY(replica.all_gather(shard + bucket.share.begin - bucket.shard.begin, shard, bucket.share.size() * 4,
-                                  "optimizer state of the other replicas"));
-      }
-      for (const ReplicaRun& run : rank_.replicas) {
-        std::copy_n(arrays_.grads + rank_.grad_offset(run), run.count, private_at(run.state_offset).*array);
-      }
-    }
-  }
-  return {};
-}
-
 void ShardedOptimizer::make_weights(int64_t bank, const Bucket& bucket) const {
-  const auto inside = [&](const auto& runs) {  // they lie in the order of the flat range
-    const auto from = [&](int64_t flat) {
-      return std::partition_point(runs.begin(), runs.end(), [&](const auto& run) { return run.flat_offset < flat; });
-    };
-    return std::span(from(bucket.range.begin), from(bucket.range.end));
+  const auto from = [&](int64_t flat) {
+    return std::partition_point(rank_.pieces.begin(), rank_.pieces.end(),
+                                [&](const StatePiece& piece) { return piece.flat_offset < flat; });
   };
   const int64_t elem_bytes = dtype_size_bytes(plan_.compute_dtype());
   const auto put = [&](const float* master, int64_t at, int64_t count) {
     map_pages(static_cast<const std::byte*>(arrays_.weights) + at * elem_bytes, count * elem_bytes);
     put_weights(master, at, count);
   };
-  for (const StatePiece& piece : inside(rank_.pieces)) {
-    const int64_t saved = saved_before_[static_cast<size_t>(&piece - rank_.pieces.data())];
-    put(piece.primary ? arrays_.banks[bank][saved].master : private_at(piece.state_offset).master,
-        rank_.weight_offset(piece), piece.count_elems());
-  }
-  for (const ReplicaRun& run : inside(rank_.replicas)) {
-    put(private_at(run.state_offset).master, rank_.weight_offset(run), run.count);
+  for (const StatePiece& piece : std::span(from(bucket.range.begin), from(bucket.range.end))) {
+    const int64_t at = rank_.weight_offset(piece), count = piece.count_elems();
+    if (piece.primary) {
+      put(arrays_.banks[bank][saved_before_[static_cast<size_t>(&piece - rank_.pieces.data())]].master, at, count);
+    } else {
+      for_private(bank, piece.state_offset, count, [&](int64_t begin, int64_t run, const kernels::AdamwState& state) {
+        put(state.master, at + begin, run);
+      });
+    }
   }
 }
 

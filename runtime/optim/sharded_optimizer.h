@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -24,6 +25,13 @@ namespace cairn::optim {
 /// Where an array of that kind is found.
 float* kernels::AdamwState::*member_of(StateKind kind);
 
+/// A run of private state, and where the rank that saves the same has it in each of its banks.
+struct Original {
+  float* copy = nullptr;
+  int64_t count = 0;
+  std::vector<const float*> banks;
+};
+
 /// Where the arrays of a rank lie; memory of others.
 struct Arrays {
   void* weights = nullptr;                              // weight_bytes, in the compute dtype: RankPlan::weight_offset()
@@ -34,6 +42,9 @@ struct Arrays {
   std::vector<std::vector<float*>> bank_sums;           // of each bank, where each primary SumPiece lies
   std::byte* work = nullptr;                            // RankPlan::work_bytes()
   Pager* pager = nullptr;                               // of banks on a disk
+  /// Of all private state, by address: it is found there until the first update puts it where it belongs. Null: it is
+  /// where it belongs.
+  std::optional<std::vector<Original>> originals;
 };
 
 /// replica: the ranks with the same shards; shard: those that divide the buckets; and the same for the buckets of
@@ -54,7 +65,8 @@ class ShardedOptimizer {
 
   /// `update` counts from 1 (bias correction); `grad_scale` is the clip coefficient. The saved state goes from bank
   /// `from` into bank `to`, which may be the same; a kill leaves `from` whole if it is another. The rest is updated in
-  /// place. All memory is written when it returns, visible to other processes.
+  /// place; the first time it comes from its originals in bank `from`, which must stay until all ranks have called. All
+  /// ranks give the same banks. All memory is written when it returns, visible to other processes.
   /// `world`: all ranks; LAMB and Adafactor add up the norms of each tensor there. `tokens` of the step. `heads`,
   /// unless it is null, scales the rows of the query and key projections when they have been updated; the average of
   /// the weights, if one is kept, comes last.
@@ -68,16 +80,21 @@ class ShardedOptimizer {
   /// primary pieces, then the primary SumPieces.
   std::span<const uint64_t> sums() const { return sums_; }
 
-  /// After the pieces were filled (initialised or loaded) in `bank` and the private state: completes what is held for
-  /// other replicas. Collective. The gradients are used as room.
-  Status spread_share(int64_t bank);
-
-  /// After that: the weights of this rank's shard of a bucket from the masters, those of `bank` and private ones. No
-  /// update may run; from any thread.
+  /// Once the state of all ranks is there (initialised or loaded): the weights of this rank's shard of a bucket from
+  /// the masters, those of `bank` and private ones or their originals there. No update may run; from any thread.
   void make_weights(int64_t bank, const Bucket& bucket) const;
 
  private:
   kernels::AdamwState private_at(int64_t offset) const;
+  /// Calls body(begin, count, state) for runs of `count` elements of private state from `offset` on, where each lies:
+  /// there, or as long as it is not, in bank `bank` of the rank that saves it. `begin` counts from `offset`.
+  template <typename Body>
+  void for_private(int64_t bank, int64_t offset, int64_t count, const Body& body) const;
+  /// The original that this element of private state belongs to.
+  const Original& original_of(const float* copy) const;
+  /// Copies a run of private state to where it belongs; all of it.
+  void copy_originals(int64_t bank, float* copy, int64_t count);
+  void copy_originals(int64_t bank);
   /// The weights that forward and backward read, from the float master.
   void put_weights(const float* master, int64_t flat, int64_t count) const;
   kernels::AdamwArgs args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const;
@@ -105,18 +122,15 @@ class ShardedOptimizer {
   void find_head_rows();
   void scale_heads(const HeadFactors& heads, int64_t bank);
   void average(int64_t from, int64_t to);
-  /// Calls body(part, begin, count, state in bank `from`, state in bank `to`, number of the saved piece or -1) for
-  /// elements [begin, begin + count) of all that this rank updates by gradients, pieces and replica runs; the states
-  /// begin there too, and private state is both. A part is one block, but of banks on a disk, which come and go around
-  /// the calls. `balancing`: the rest.
+  /// Calls body(piece, begin, count, state in bank `from`, state in bank `to`, number of the saved piece or -1) for
+  /// elements [begin, begin + count) of all pieces that this rank updates by gradients; the states begin there too, and
+  /// private state is both, or its original is the first. A piece is one block, but of banks on a disk, which come and
+  /// go around the calls, and of originals, which end where they end. `balancing`: the rest.
   template <typename Body>
   void for_parts(int64_t from, int64_t to, const Body& body, bool balancing = false) const;
   /// What an update reads and writes of a saved piece: brought from the disk, or put there.
   void fetch(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const;
   void release(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const;
-  /// Calls body(piece, its state in `bank` or the private state).
-  template <typename Body>
-  void for_pieces(int64_t bank, const Body& body) const;
 
   const Plan& plan_;
   const RankPlan& rank_;
@@ -125,6 +139,7 @@ class ShardedOptimizer {
   std::vector<float * kernels::AdamwState::*> members_;  // of a bank's arrays
   std::vector<int64_t> saved_before_;                    // by piece: primary ones in front of it
   bool stream_;                                          // a bank is larger than the caches
+  bool elsewhere_;                                       // private state is where Arrays::originals says
   std::vector<uint64_t> sums_;
   std::vector<TensorRates> rates_;  // of the plan's tensors
   /// The query and key projections that this rank has a part of, weights and biases.

@@ -573,29 +573,22 @@ class RankPlanner {
 
   void cut_state() {
     for (const Bucket& bucket : out_.buckets) {
-      const int64_t to_shard = bucket.shard_offset - bucket.shard.begin;
-      for_tensors_in(bucket.share, [&](const LocalTensor& local, int64_t begin, int64_t end) {
-        int64_t flat = begin;
-        for (Box& box : boxes_of_flat_range(local.box.extents(), begin - local.offset, end - local.offset)) {
-          for (size_t d = 0; d < box.lo.size(); ++d) {
-            box.lo[d] += local.box.lo[d];
-            box.hi[d] += local.box.lo[d];
+      const int64_t to_shard = bucket.shard_offset - bucket.shard.begin, share = bucket.share.size();
+      for (int64_t at = bucket.shard.begin; at < bucket.shard.end; at += share) {
+        for_tensors_in({at, at + share}, [&](const LocalTensor& local, int64_t begin, int64_t end) {
+          const bool primary = local.primary && at == bucket.share.begin;
+          int64_t flat = begin;
+          for (Box& box : boxes_of_flat_range(local.box.extents(), begin - local.offset, end - local.offset)) {
+            for (size_t d = 0; d < box.lo.size(); ++d) {
+              box.lo[d] += local.box.lo[d];
+              box.hi[d] += local.box.lo[d];
+            }
+            const int64_t count = box.count_elems();
+            int64_t& elems = primary ? out_.saved_elems : out_.private_elems;
+            out_.pieces.push_back({local.tensor, std::move(box), flat, flat + to_shard, elems, primary});
+            elems += count;
+            flat += count;
           }
-          const int64_t count = box.count_elems();
-          int64_t& elems = local.primary ? out_.saved_elems : out_.private_elems;
-          out_.pieces.push_back({local.tensor, std::move(box), flat, flat + to_shard, elems, local.primary});
-          elems += count;
-          flat += count;
-        }
-      });
-    }
-    for (const Bucket& bucket : out_.buckets) {
-      const int64_t to_shard = bucket.shard_offset - bucket.shard.begin;
-      for (const FlatRange& range :
-           {FlatRange{bucket.shard.begin, bucket.share.begin}, FlatRange{bucket.share.end, bucket.shard.end}}) {
-        for_tensors_in(range, [&](const LocalTensor& local, int64_t begin, int64_t end) {
-          out_.replicas.push_back({local.tensor, begin, begin + to_shard, out_.private_elems, end - begin});
-          out_.private_elems += end - begin;
         });
       }
     }

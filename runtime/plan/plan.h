@@ -67,24 +67,16 @@ struct LocalTensor {
   bool tied_copy = false;    // the last stage's copy of embed.tokens
 };
 
-/// A contiguous run of one logical tensor inside the rank's share: the unit of saving and loading.
+/// A contiguous run of one logical tensor inside one of the shares of the rank's shards, the unit of saving and
+/// loading: of its own share, or of one that another replica saves.
 struct StatePiece {
   int64_t tensor = 0;
   Box box;                   // of the logical tensor
   int64_t flat_offset = 0;   // elements into the flat range
   int64_t shard_offset = 0;  // elements into arrays of this rank's shards
   int64_t state_offset = 0;  // elements into each array of a bank (primary) or of the private state
-  bool primary = true;       // saved by this rank; every piece is loaded
+  bool primary = true;       // saved by this rank, and by no other
   int64_t count_elems() const { return box.count_elems(); }
-};
-
-/// A run of a tensor that this rank updates but another data-parallel replica saves and loads.
-struct ReplicaRun {
-  int64_t tensor = 0;
-  int64_t flat_offset = 0;
-  int64_t shard_offset = 0;  // elements into arrays of this rank's shards
-  int64_t state_offset = 0;  // elements into each array of the private state
-  int64_t count = 0;
 };
 
 /// Factored second moments of the rows or columns of one local tensor, or of a vector's elements: so many floats of a
@@ -96,7 +88,7 @@ struct SumPiece {
   Box box;                   // of the state's shape, one dim
   int64_t state_offset = 0;  // floats behind the arrays of a bank (primary) or of the private state
   int64_t work_offset = 0;   // into the numbers that are added up over ranks
-  bool primary = true;       // saved by this rank; every one is loaded
+  bool primary = true;       // saved by this rank, and by no other
   int64_t count() const { return box.count_elems(); }
 };
 
@@ -149,8 +141,7 @@ struct RankPlan {
   int64_t flat_elems = 0;            // a multiple of replicas * kAlignElems
   std::vector<Bucket> buckets;       // tile [0, flat_elems)
   int64_t shard_elems = 0;           // of all buckets
-  std::vector<StatePiece> pieces;    // of the shares
-  std::vector<ReplicaRun> replicas;  // of the rest of the shards; empty when every replica has a shard of its own
+  std::vector<StatePiece> pieces;    // of the shards, in the order of the flat range
   std::vector<SumPiece> sums;        // in the order of StateKinds::sums()
   int64_t saved_elems = 0;           // of the primary pieces: length of each array of a bank
   int64_t saved_arrays = 3;          // of a bank
@@ -179,14 +170,12 @@ struct RankPlan {
   int64_t work_bytes() const { return (dense_work + expert_work) * 12; }
   /// Elements of the sums of gradients; slots lie behind them.
   int64_t grad_elems() const { return scattered_grads ? shard_elems : flat_elems; }
-  /// Where the gradients or the weights of a piece or a replica run lie, elements into the sums or the weights.
-  template <typename Run>
-  int64_t grad_offset(const Run& run) const {
-    return scattered_grads ? run.shard_offset : run.flat_offset;
+  /// Where the gradients or the weights of a piece lie, elements into the sums or the weights.
+  int64_t grad_offset(const StatePiece& piece) const {
+    return scattered_grads ? piece.shard_offset : piece.flat_offset;
   }
-  template <typename Run>
-  int64_t weight_offset(const Run& run) const {
-    return scattered_weights ? run.shard_offset : run.flat_offset;
+  int64_t weight_offset(const StatePiece& piece) const {
+    return scattered_weights ? piece.shard_offset : piece.flat_offset;
   }
   /// Where backward writes the gradient of `local`: for one of the experts that ep ranks divide, that of the tokens of
   /// ep rank `source`, where these are kept apart (Plan::expert_sources()).

@@ -26,7 +26,7 @@ struct StateTensor {
   Box box;             // of StateKinds::shape_of()
   std::byte* data = nullptr;
   int64_t bytes = 0;
-  bool primary = true;  // to be saved by this rank; all are to be loaded
+  bool primary = true;  // to be saved by this rank; else a copy of what another saves
 };
 
 /// Where training stands after `step` completed optimizer steps. The same on every rank.
@@ -48,6 +48,13 @@ struct StepOrder {
   bool persist = false;   // and written to disk
 };
 
+/// A part of a copy, and where in the banks of the rank that saves it the same lies.
+struct Original {
+  int64_t copy = 0;               // index into the `copies` of memory()
+  int64_t offset = 0, bytes = 0;  // of its memory
+  std::vector<std::byte*> banks;
+};
+
 /// Memory of the hook that outlives this process, for what training cannot do without.
 struct StateMemory {
   /// Of each bank, where each of the saved tensors lies, at multiples of 64 bytes. Empty: the hook has none, and the
@@ -55,6 +62,9 @@ struct StateMemory {
   std::vector<std::vector<std::byte*>> banks;
   std::byte* weights = nullptr;  // those that forward and backward read; null: the trainer allocates them
   Pager* pager = nullptr;        // when the banks lie on a disk
+  /// Of all copies, in parts. Then nobody fills these: an update finds their first state there. Null: the hook sees no
+  /// other rank's memory, and restore() fills them. The same on every rank.
+  std::optional<std::vector<Original>> originals;
 };
 
 /// What restore() has found.
@@ -74,17 +84,20 @@ class CheckpointHook {
   virtual ~CheckpointHook() = default;
 
   /// Before all else, on every rank: memory for `saved`, the primary tensors (their `data` is not yet known) in the
-  /// order of TrainState::tensors(), and for `weight_bytes` of weights. It lives as long as the hook.
-  virtual Result<StateMemory> memory(std::span<const StateTensor> saved, int64_t weight_bytes) {
+  /// order of TrainState::tensors(), and for `weight_bytes` of weights. It lives as long as the hook. `copies`: the
+  /// tensors that this rank keeps in memory of its own and others save.
+  virtual Result<StateMemory> memory(std::span<const StateTensor> saved, std::span<const StateTensor> copies,
+                                     int64_t weight_bytes) {
     static_cast<void>(saved);
+    static_cast<void>(copies);
     static_cast<void>(weight_bytes);
     return StateMemory{};
   }
 
   /// Before the first step, on every rank: fills all of `state`, whose saved tensors lie in bank 0, from the newest
   /// whole snapshot or checkpoint and says where training stands; nullopt starts a fresh run and leaves the memory
-  /// alone. A snapshot is left where it is, in the bank that the answer names; only what is not saved is filled then.
-  /// All ranks get the same answer, but for their own memory.
+  /// alone. A snapshot in the hook's memory is left where it is, in the bank that the answer names. All ranks get the
+  /// same answer, but for their own memory.
   virtual Result<std::optional<Restored>> restore(std::span<const StateTensor> state) = 0;
 
   /// World rank 0 only, before the update of a step whose predecessor is in bank `current`: the bank to write, which is

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "runtime/plan/activations.h"
@@ -21,18 +22,33 @@ kernels::AdamwState arrays_at(const std::vector<StateKind>& kinds, float* at, in
   return out;
 }
 
+Result<std::vector<optim::Original>> originals_of(const std::vector<Original>& parts,
+                                                  const std::vector<float*>& copies) {
+  std::vector<optim::Original> out;
+  for (const Original& part : parts) {
+    if (part.copy < 0 || part.copy >= std::ssize(copies) || part.offset % 4 != 0 || part.bytes % 4 != 0) {
+      return Error{ErrorCode::kInternal, fmt::format("bytes {} to {} of copy {} of {}", part.offset,
+                                                     part.offset + part.bytes, part.copy, copies.size())};
+    }
+    optim::Original& one = out.emplace_back(copies[static_cast<size_t>(part.copy)] + part.offset / 4, part.bytes / 4);
+    for (std::byte* const bank : part.banks) one.banks.push_back(reinterpret_cast<const float*>(bank));
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.copy < b.copy; });
+  return out;
+}
+
 }  // namespace
 
-std::vector<StateTensor> saved_tensors(const Plan& plan, const RankPlan& rank) {
+std::vector<StateTensor> kept_tensors(const Plan& plan, const RankPlan& rank, bool primary) {
   std::vector<StateTensor> out;
+  const auto add = [&](StateKind kind, const auto& piece, int64_t count) {
+    if (piece.primary == primary) out.push_back({kind, piece.tensor, piece.box, nullptr, count * 4, primary});
+  };
   for (const StateKind kind : plan.state_kinds().arrays()) {
-    for (const StatePiece& piece : rank.pieces) {
-      if (piece.primary) out.push_back({kind, piece.tensor, piece.box, nullptr, piece.count_elems() * 4, true});
-    }
+    if (!primary && kind == StateKind::kEma) continue;
+    for (const StatePiece& piece : rank.pieces) add(kind, piece, piece.count_elems());
   }
-  for (const SumPiece& piece : rank.sums) {
-    if (piece.primary) out.push_back({piece.kind, piece.tensor, piece.box, nullptr, piece.count() * 4, true});
-  }
+  for (const SumPiece& piece : rank.sums) add(piece.kind, piece, piece.count());
   return out;
 }
 
@@ -81,6 +97,18 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
     std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
     for (size_t k = 0; k < sums; ++k) of_sums.push_back(at(arrays.size() * saved + k));
   }
+  if (memory.originals) {
+    std::vector<float*> copies;
+    for (const StateKind kind : shared) {
+      for (const StatePiece& piece : rank.pieces) {
+        if (!piece.primary) copies.push_back(out.arrays_.private_state.*optim::member_of(kind) + piece.state_offset);
+      }
+    }
+    for (const SumPiece& piece : rank.sums) {
+      if (!piece.primary) copies.push_back(out.arrays_.private_sums + piece.state_offset);
+    }
+    RT_TRY_SET(out.arrays_.originals, originals_of(*memory.originals, copies));
+  }
   if (memory.banks.empty()) {
     RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
     auto* bank = reinterpret_cast<float*>(out.bank_.data());
@@ -111,6 +139,7 @@ std::vector<StateTensor> TrainState::tensors(const Plan& plan, const RankPlan& r
   std::vector<StateTensor> out;
   out.reserve(static_cast<size_t>(rank.saved_arrays) * rank.pieces.size() + rank.sums.size());
   const auto add = [&](StateKind kind, const auto& piece, float* data, int64_t count) {
+    if (!piece.primary && arrays_.originals) return;
     out.push_back({kind, piece.tensor, piece.box, reinterpret_cast<std::byte*>(data), count * 4, piece.primary});
   };
   for (const StateKind kind : plan.state_kinds().arrays()) {

@@ -16,8 +16,9 @@
 
 namespace cairn::trainer {
 
-/// The saved tensors of a rank without memory: of each kind in the order of StateKinds::all() all primary pieces.
-std::vector<StateTensor> saved_tensors(const Plan& plan, const RankPlan& rank);
+/// What a rank saves (`primary`), or what it keeps of what others save, without memory: of each kind in the order of
+/// StateKinds::all() all such pieces.
+std::vector<StateTensor> kept_tensors(const Plan& plan, const RankPlan& rank, bool primary);
 
 class TrainState {
  public:
@@ -30,7 +31,8 @@ class TrainState {
   std::span<std::byte> boundary();
   int64_t allocated_bytes() const;  // without the hook's memory
 
-  /// The share's pieces as saveable runs, saved ones in `bank`, in the order of saved_tensors().
+  /// What is to be filled at the start: what the rank saves, in `bank`, in the order of kept_tensors(), and copies
+  /// unless their originals are in sight.
   std::vector<StateTensor> tensors(const Plan& plan, const RankPlan& rank, int64_t bank) const;
 
   /// Initial weights of the share, in bank 0, from counter-based normals keyed by (seed, tensor, global element), so

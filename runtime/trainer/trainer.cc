@@ -306,8 +306,9 @@ Status Run::start() {
                                                        recipe.data.sources.size())};
   }
   RT_TRY(enter(stage_of_step(plan_.step_stages, position_.step + 1)));
-  RT_TRY(optimizer_.spread_share(bank_));
   if (found && found->weights_ready) return {};
+  // Weights are made of masters that other ranks may still be filling.
+  if (state_.arrays().originals) RT_TRY(groups_.world->barrier("state of all ranks"));
   return now_->data_parallel.spread_weights(
       [this, bank = bank_](const Bucket& bucket) { optimizer_.make_weights(bank, bucket); }, [] { return Status{}; });
 }
@@ -580,7 +581,8 @@ Result<Outcome> run(const Environment& env) {
     RT_TRY_SET(validation,
                data::ValidationSet::make(dataset, context, env.plan.step_stages.back().samples, recipe.eval.steps));
   }
-  RT_TRY_SET(const StateMemory memory, env.hook.memory(saved_tensors(env.plan, rank), rank.weight_bytes));
+  RT_TRY_SET(const StateMemory memory, env.hook.memory(kept_tensors(env.plan, rank, true),
+                                                       kept_tensors(env.plan, rank, false), rank.weight_bytes));
   RT_TRY_SET(TrainState state, TrainState::allocate(env.plan, rank, memory));
   RT_TRY_SET(Groups groups, Groups::make(env.plan, env.rank, env.engine));
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),

@@ -70,7 +70,7 @@ SHAPES = [
     dict(name="tp2-some", tp=2, pp=1, dp=1, zero=0, width=128, save=20, steps=400, in_flight=1),
     dict(name="dp2-flight", tp=1, pp=1, dp=2, zero=1, width=64, save=1, steps=400, in_flight=3),
     dict(name="pp2-some", tp=1, pp=2, dp=1, zero=0, width=32, save=7, steps=600, in_flight=1),
-    dict(name="dp2-large", tp=1, pp=1, dp=2, zero=1, width=256, save=4, steps=120, in_flight=2),  # slow copies
+    dict(name="dp2-large", tp=1, pp=1, dp=2, zero=0, width=256, save=4, steps=120, in_flight=2),  # slow copies
 ]
 VICTIMS = [("rank", 30), ("all ranks", 10), ("agent", 15), ("group", 15), ("machine", 15), ("reshard", 15)]
 AIMS = [("any", 45), ("start", 15), ("persist", 15), ("commit", 15), ("retention", 10)]

@@ -50,6 +50,16 @@ inline uint32_t bits_at(int64_t step, int64_t kind, int64_t tensor, int64_t flat
   return static_cast<uint32_t>(mix64(mix64(mix64(step * 3 + kind) + tensor) + flat));
 }
 
+/// Fills `state` from one slot of an arena of any layout.
+inline Status load_from_memory(const Plan& plan, const Arena& arena, int64_t slot,
+                               std::span<const trainer::StateTensor> state) {
+  RT_TRY_SET(const std::vector<trainer::Original> originals, originals_in(plan, arena, state));
+  for (const trainer::Original& part : originals) {
+    std::memcpy(state[part.copy].data + part.offset, part.banks[slot], part.bytes);
+  }
+  return {};
+}
+
 /// One rank's state, as the trainer lays it out: saved tensors in the hook's banks, all other in memory of its own.
 /// Without banks (a hook that has none, or no hook) all of it is its own.
 class FakeState {
@@ -70,13 +80,26 @@ class FakeState {
       }
     }
   }
-  static std::vector<trainer::StateTensor> saved(const Plan& plan, int64_t rank) {
+  static std::vector<trainer::StateTensor> kept(const Plan& plan, int64_t rank, bool primary) {
     std::vector<trainer::StateTensor> out;
     FakeState any(plan, rank);
     for (const trainer::StateTensor& item : any.tensors()) {
-      if (item.primary) out.push_back(item);
+      if (item.primary == primary) out.push_back(item);
     }
     return out;
+  }
+  static Result<trainer::StateMemory> memory_of(trainer::CheckpointHook& hook, const Plan& plan, int64_t rank) {
+    return hook.memory(kept(plan, rank, true), kept(plan, rank, false), plan.rank(rank).weight_bytes);
+  }
+  /// As a first update does: what others save, from a bank of theirs.
+  void copy(std::span<const trainer::Original> originals, int64_t bank) {
+    std::vector<std::byte*> copies;
+    for (const trainer::StateTensor& item : tensors()) {
+      if (!item.primary) copies.push_back(item.data);
+    }
+    for (const trainer::Original& part : originals) {
+      std::memcpy(copies.at(part.copy) + part.offset, part.banks.at(bank), part.bytes);
+    }
   }
   std::span<const trainer::StateTensor> tensors(int64_t bank = 0) const { return banks_.at(bank); }
 
@@ -172,13 +195,14 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
       RT_CHECK(made.ok(), "{}", made.error().message);
       SharedMemoryHook& hook = *made.value();
       const int64_t weight_bytes = plan.rank(rank).weight_bytes;
-      const auto memory = hook.memory(FakeState::saved(plan, rank), weight_bytes);
+      const auto memory = FakeState::memory_of(hook, plan, rank);
       RT_CHECK(memory.ok(), "{}", memory.error().message);
       const std::span<std::byte> weights(memory.value().weights, static_cast<size_t>(weight_bytes));
       FakeState state(plan, rank, memory.value());
       auto found = hook.restore(state.tensors());
       if (found.ok()) {
         restored[rank] = found.value();
+        if (found.value()) state.copy(*memory.value().originals, found.value()->bank);
       } else {
         restore_status[rank] = found.error();
       }

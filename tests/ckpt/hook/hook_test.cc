@@ -352,7 +352,7 @@ TEST_SUITE("ckpt/hook") {
       RestoreDecider decider(plan, arena, io, {dir.path()});
       REQUIRE(decider.next_incarnation().ok());
       auto hook = SharedMemoryHook::make(plan, 0, arena, clock).value();  // no persister: promises stay
-      const auto memory = hook->memory(FakeState::saved(plan, 0), plan.rank(0).weight_bytes).value();
+      const auto memory = FakeState::memory_of(*hook, plan, 0).value();
       FakeState state(plan, 0, memory);
       int64_t bank = 0;
       const auto step = [&](int64_t number, bool last = false) {
@@ -392,7 +392,7 @@ TEST_SUITE("ckpt/hook") {
     RestoreDecider decider(plan, arena, io, {dir.path()});
     REQUIRE(decider.next_incarnation().ok());
     auto hook = SharedMemoryHook::make(plan, 0, arena, clock, {.longest_wait_s = 0.05}).value();
-    const auto memory = hook->memory(FakeState::saved(plan, 0), plan.rank(0).weight_bytes).value();
+    const auto memory = FakeState::memory_of(*hook, plan, 0).value();
     FakeState state(plan, 0, memory);
     int64_t bank = 0;
     const auto step = [&](int64_t number) {
@@ -439,7 +439,7 @@ TEST_SUITE("ckpt/hook") {
     for (int64_t life = 0; life < 4; ++life) {  // each of 60 seconds
       REQUIRE(decider.next_incarnation().ok());
       auto hook = SharedMemoryHook::make(plan, 0, arena, clock).value();
-      const auto memory = hook->memory(FakeState::saved(plan, 0), plan.rank(0).weight_bytes).value();
+      const auto memory = FakeState::memory_of(*hook, plan, 0).value();
       FakeState state(plan, 0, memory);
       const auto found = hook->restore(state.tensors()).value();
       CHECK(found.has_value() == (life > 0));

@@ -2,8 +2,10 @@
 // of weights after such a kill: what goes on from there is the run that nobody touched, bit for bit.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "tests/ckpt/hook/fake_run.h"
 #include "tests/runtime/trainer/harness.h"
@@ -32,8 +34,9 @@ class MortalHook final : public trainer::CheckpointHook {
  public:
   MortalHook(SharedMemoryHook& hook, int64_t rank, const Death& death) : hook_(hook), rank_(rank), death_(death) {}
 
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t weight_bytes) override {
-    return hook_.memory(saved, weight_bytes);
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
+                                      std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override {
+    return hook_.memory(saved, copies, weight_bytes);
   }
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
     return hook_.restore(state);
@@ -44,7 +47,10 @@ class MortalHook final : public trainer::CheckpointHook {
   }
   Status begin_update(int64_t bank, int64_t step) override {
     RT_TRY(hook_.begin_update(bank, step));
-    return here(Moment::kBegun, step);
+    RT_TRY(here(Moment::kBegun, step));
+    // The first update may read what others save: they are done with it when the last begins.
+    if (!std::exchange(updated_, true)) std::this_thread::sleep_for(std::chrono::milliseconds(4 * rank_));
+    return {};
   }
   Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
     return hook_.decide(position, last);
@@ -69,7 +75,7 @@ class MortalHook final : public trainer::CheckpointHook {
   SharedMemoryHook& hook_;
   int64_t rank_;
   Death death_;
-  bool dying_ = false;
+  bool dying_ = false, updated_ = false;
 };
 
 struct Told {
@@ -87,7 +93,6 @@ void poison_weights(const Plan& plan, const Arena& arena) {
     };
     if (rank.scattered_weights) {
       for (const StatePiece& piece : rank.pieces) spoil(piece.shard_offset, piece.count_elems());
-      for (const ReplicaRun& run : rank.replicas) spoil(run.shard_offset, run.count);
     } else {
       for (const LocalTensor& local : rank.tensors) spoil(local.offset, local.box.count_elems());
     }
@@ -123,7 +128,10 @@ bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told) {
         }
       };
       if (rank == 0) {
-        env.on_step = [&](const telemetry::StepMetrics& m) { told->steps[m.step] = {m.loss, m.grad_norm}; };
+        env.on_step = [&](const telemetry::StepMetrics& m) {
+          told->steps[m.step] = {m.loss,
+                                 std::isnan(m.grad_norm) ? -1 : m.grad_norm};  // of a skipped step: equals itself
+        };
       }
       if (const auto outcome = trainer::run(env); !outcome.ok()) {
         ended[rank] = outcome.error();
@@ -190,6 +198,34 @@ void check_killed(const Recipe& recipe, int64_t world) {
   CHECK(killed.banks == untouched.banks);
 }
 
+/// State that replicas keep of each other: after a kill it is read where it is saved, by the first update of a life.
+void check_copies(const Recipe& recipe, int64_t world, int64_t skipped = 0) {
+  const auto planned = make_plan(recipe, world);
+  REQUIRE_MESSAGE(planned.ok(), (planned.ok() ? "" : planned.error().message));
+  const Plan& plan = planned.value();
+  int64_t copied = 0;
+  for (int64_t rank = 0; rank < world; ++rank) copied += plan.rank(rank).private_bytes();
+  REQUIRE(copied > 0);
+
+  const Told untouched = train(plan, {});
+  const auto alone = test::train_on_threads(recipe, world);  // there each rank fills its own copies
+  REQUIRE_MESSAGE(alone.ok(), (alone.ok() ? "" : alone.error().message));
+  REQUIRE(untouched.steps.size() == alone.value().losses.size());
+  for (const auto& [step, told] : untouched.steps) CHECK(told.first == alone.value().losses[step - 1]);
+  CHECK(alone.value().position.loss_scale.skipped == skipped);
+
+  const int64_t published = recipe.checkpoint.snapshot_steps == 1 ? 3 : 4;
+  const Told killed =
+      train(plan, std::vector<Death>{{Moment::kForward, 3, 0},          // of a life's third step
+                                     {Moment::kForward, 3, world - 1},  // of its first: nothing is copied
+                                     {Moment::kBegun, 3, world - 1},    // some have, their banks are torn
+                                     {Moment::kUpdated, published, 0},  // all have, and nobody knows
+                                     {Moment::kBegun, 5, 0},
+                                     {Moment::kForward, 6, world - 1}});
+  CHECK(killed.steps == untouched.steps);
+  CHECK(killed.banks == untouched.banks);
+}
+
 Recipe short_recipe(bool llama, bool tied) {
   Recipe recipe = test::tiny_recipe(llama, tied);
   recipe.stop = {Span::Unit::kSteps, 7};
@@ -250,6 +286,58 @@ TEST_SUITE("ckpt/hook/kill") {
       if (name == "fp16") recipe.precision = Precision::kF16;
       if (name == "layout") recipe.deterministic = Deterministic::kLayout;
       check_killed(recipe, 2);
+    }
+  }
+
+  TEST_CASE("state kept for other replicas is read where they save it, until an update has put it in its place") {
+    struct Case {
+      const char* name;
+      int64_t tp, pp, dp;
+      int zero;
+      int64_t shard = 0;
+      bool tied = true, overlap = true;
+    };
+    for (const Case& c :
+         {Case{"dp", 1, 1, 2, 0}, Case{"tp", 2, 1, 2, 0}, Case{"pp, tied", 1, 2, 2, 0}, Case{"groups", 1, 1, 4, 1, 2},
+          Case{"groups, ZeRO-2", 1, 1, 4, 2, 2}, Case{"groups, ZeRO-3", 1, 1, 4, 3, 2, false},
+          Case{"no overlap", 1, 1, 2, 0, 0, true, false}}) {
+      CAPTURE(c.name);
+      Recipe recipe = short_recipe(true, c.tied);
+      recipe.mesh.tp = c.tp;
+      recipe.mesh.pp = c.pp;
+      recipe.mesh.shard = c.shard;
+      recipe.optimizer.zero = c.zero;
+      recipe.optimizer.overlap = c.overlap;
+      check_copies(recipe, c.tp * c.pp * c.dp);
+    }
+  }
+
+  TEST_CASE("so are they with every optimizer, on a disk, with snapshots now and then, where steps are skipped") {
+    for (const char* what : {"bf16", "average", "clip", "LAMB", "Adafactor", "experts", "ep", "disk", "now and then",
+                             "fp16", "skips", "skips now and then"}) {
+      CAPTURE(what);
+      const std::string_view name = what;
+      const TempDir disk;
+      Recipe recipe = short_recipe(true, false);
+      int64_t world = 2, skipped = 0;
+      if (name == "bf16") recipe.precision = Precision::kBf16;
+      if (name == "average") recipe.optimizer.ema = 0.9;
+      if (name == "clip") recipe.optimizer.qk_clip = 0.01;
+      if (name == "LAMB") recipe.optimizer.kind = OptimizerKind::kLamb;
+      if (name == "Adafactor") recipe.optimizer.kind = OptimizerKind::kAdafactor;
+      if (name == "experts" || name == "ep") recipe.model.moe = {.experts = 4, .top_k = 2};
+      if (name == "ep") {
+        recipe.mesh.ep = 2;
+        world = 4;
+      }
+      if (name == "disk") recipe.optimizer.offload = disk.path();
+      if (name.ends_with("now and then")) recipe.checkpoint.snapshot_steps = 2;
+      if (name == "fp16" || name.starts_with("skips")) recipe.precision = Precision::kF16;
+      if (name.starts_with("skips")) {
+        recipe.loss_scale = {.initial = 0x1p24, .hysteresis = 1};
+        skipped = 4;
+      }
+      check_copies(recipe, world, skipped);
     }
   }
 }

@@ -60,13 +60,11 @@ TEST_SUITE("runtime/plan/plan") {
                   for (int64_t k = 0; k < piece.count_elems(); ++k) ++home.at(piece.state_offset + k);
                   for (int64_t k = 0; k < piece.count_elems(); ++k) ++flat.at(piece.flat_offset + k);
                 }
-                for (const ReplicaRun& replica : mine.replicas) {
-                  for (int64_t k = 0; k < replica.count; ++k) ++in_private.at(replica.state_offset + k);
-                  for (int64_t k = 0; k < replica.count; ++k) ++flat.at(replica.flat_offset + k);
-                }
                 for (const auto* home : {&in_bank, &in_private}) {
                   for (const int count : *home) REQUIRE(count == 1);
                 }
+                REQUIRE(std::is_sorted(mine.pieces.begin(), mine.pieces.end(),
+                                       [](const auto& a, const auto& b) { return a.flat_offset < b.flat_offset; }));
                 int64_t held = 0, updated = 0;
                 for (const LocalTensor& tensor : mine.tensors) held += tensor.box.count_elems();
                 for (const int count : flat) {
@@ -77,7 +75,7 @@ TEST_SUITE("runtime/plan/plan") {
                   REQUIRE(updated == held);
                 }
                 if ((zero > 0 && shard == 0) || shard == dp || dp == 1) {
-                  REQUIRE(mine.replicas.empty());
+                  for (const Bucket& b : mine.buckets) REQUIRE(b.share.size() == b.shard.size());
                 }
                 REQUIRE(mine.optimizer_bytes == 12 * updated);
                 for (const StatePiece& piece : mine.pieces) {

@@ -138,7 +138,6 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       const auto all = group("world", everyone);
       optim::ShardedOptimizer optimizer(
           plan, rank, {replica.get(), shard.get(), expert_replica.get(), expert_shard.get(), tp.get()}, state.arrays());
-      RT_CHECK(optimizer.spread_share(0).ok());
       const auto fill = [&](int64_t flat_begin, int64_t grad_at, int64_t count, int64_t t) {
         const auto next = std::partition_point(rank.tensors.begin(), rank.tensors.end(),
                                                [&](const LocalTensor& l) { return l.offset <= flat_begin; });
@@ -154,7 +153,6 @@ GlobalState update_on_threads(const Recipe& recipe, int64_t world, float grad_sc
       };
       for (int64_t t = 1; t <= 3; ++t) {
         for (const StatePiece& p : rank.pieces) fill(p.flat_offset, rank.grad_offset(p), p.count_elems(), t);
-        for (const ReplicaRun& p : rank.replicas) fill(p.flat_offset, rank.grad_offset(p), p.count, t);
         const Status updated = optimizer.update(t, 0.03, grad_scale, 0, 0, 1, *all);
         RT_CHECK(updated.ok(), "{}", updated.ok() ? "" : updated.error().message);
       }

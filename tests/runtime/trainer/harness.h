@@ -96,7 +96,8 @@ class MemoryHook : public trainer::CheckpointHook {
   };
   explicit MemoryHook(Shared& shared) : shared_(shared) {}
 
-  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved, int64_t weight_bytes) override {
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
+                                      std::span<const trainer::StateTensor>, int64_t weight_bytes) override {
     trainer::StateMemory out;
     if (shared_.banks == 0) return out;
     const auto place = [&](int64_t bytes) {  // what a dead process left there: not zero
