@@ -64,7 +64,7 @@ void row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const
       kernels::bias_backward(masked_RH + row * d.width, sums, rows, d.width);
     });
   }
-  projection.backward_weight(dy_TH, d.width, hidden, d.rows);
+  projection.backward_weight(dy_TH, d.width, hidden, d.rows, d.held.parts);
 }
 
 /// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm before it.
@@ -74,7 +74,7 @@ Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Rea
                          const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   residual.input(saved);
   RT_TRY(tp.gather(scratch.rows_TH, what));
-  projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows);
+  projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows, scratch.token_parts);
   return {};
 }
 

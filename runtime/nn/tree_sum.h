@@ -1,6 +1,6 @@
 #pragma once
-// A gradient that is a sum over rows or heads, by a tree of parts that is the same in every layout: ranks of tensor
-// parallelism hold subtrees of it (Plan::sum_parts()).
+// A gradient that is a sum over rows or heads, by a tree of parts that is the same in every layout: ranks of tensor and
+// context parallelism hold subtrees of it (Plan::sum_parts(), Plan::token_parts()).
 
 #include <algorithm>
 #include <bit>
@@ -45,6 +45,15 @@ template <typename Add>
 void sum_rows(const TreeParts& parts, float* into, int64_t elems, int64_t rows, const Add& add) {
   if (parts.sums == nullptr) return add(int64_t{0}, rows, into);
   kernels::add_to(into, tree_rows(parts, elems, rows, add), elems);
+}
+
+/// sums [0, elems) become the tree of `count` sums of so many, one after another.
+inline void join_sums(float* sums, int64_t count, int64_t elems) {
+  for (int64_t step = 1; step < count; step *= 2) {
+    for (int64_t part = 0; part < count; part += 2 * step) {
+      kernels::add_to(sums + part * elems, sums + (part + step) * elems, elems);
+    }
+  }
 }
 
 }  // namespace cairn::nn

@@ -47,7 +47,7 @@ TEST_SUITE("runtime/kernels/embedding") {
     const auto x = normals<T>("x", rows * width), table = normals<T>("table", tokens * width);
     for (const int64_t first_row : {0, 3, 13}) {
       auto got = x;
-      kernels::positions_forward(got.data(), table.data(), rows, first_row, tokens, width);
+      kernels::positions_forward(got.data(), table.data(), rows, first_row, tokens, 1, width);
       std::vector<double> wanted(got.size()), gradient(tokens * width);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < width; ++c) {
@@ -58,7 +58,7 @@ TEST_SUITE("runtime/kernels/embedding") {
       }
       check_close(got, wanted, pointwise<T>());
       std::vector<float> dtable(tokens * width);
-      kernels::positions_backward(x.data(), dtable.data(), rows, first_row, tokens, width);
+      kernels::positions_backward(x.data(), dtable.data(), rows, first_row, tokens, 1, width);
       check_close(dtable, gradient, sum_of<float>(3));
     }
   }

@@ -152,6 +152,51 @@ const std::vector<TpLayout> kTpLayouts = {
     {8, true, {1, 1, 0}},
 };
 
+/// Sequences that cp can divide: 512 tokens, sums over them in four parts.
+Recipe lengthy(const std::string& kind, Precision precision, int64_t context = 512) {
+  Recipe recipe = wide(kind == "plain odd" ? "odd" : kind, precision);
+  recipe.model.context = context;
+  recipe.batch = {.samples = 4, .micro = 2};
+  recipe.data.sources[0].path = token_file(40'000, 65, "long a");
+  recipe.data.sources[1].path = token_file(30'000, 65, "long b");
+  for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
+  if (kind == "plain odd") recipe.model.embed_dim = 0;
+  return recipe;
+}
+
+struct CpLayout {
+  int64_t cp;
+  TpLayout rest;
+  int64_t world() const { return cp * rest.tp * rest.rest.pp * rest.rest.dp; }
+};
+
+std::string spelled(const CpLayout& l) {
+  return fmt::format("cp {} tp {} sp {} recompute {} {}", l.cp, l.rest.tp, l.rest.sp,
+                     static_cast<int>(l.rest.recompute.mode), spelled(l.rest.rest));
+}
+
+Recipe cut(const Recipe& recipe, const CpLayout& l) {
+  Recipe out = cut(recipe, l.rest);
+  out.mesh.cp = l.cp;
+  return out;
+}
+
+const std::vector<CpLayout> kCpLayouts = {
+    {2, {1, false, {1, 1, 1}}},
+    {4, {1, false, {1, 1, 1}}},
+    {2, {1, false, {1, 2, 2}}},
+    {4, {1, false, {1, 2, 3}}},
+    {2, {2, false, {1, 1, 1}}},
+    {2, {2, true, {1, 1, 3}}},
+    {4, {2, true, {1, 1, 2}, {RecomputeMode::kSelective}}},
+    {2, {4, true, {1, 1, 1}}},
+    {2, {1, false, {2, 1, 1}, {RecomputeMode::kFull}}},
+    {2, {2, true, {2, 1, 2, kG}, {RecomputeMode::kFull, 1}}},
+    {2, {1, false, {1, 2, 1, kF, 1, {}, 4096, false}}},
+    {1, {2, true, {1, 2, 3}}},
+    {1, {1, false, {2, 2, 1}}},
+};
+
 void same(const Trained& got, const Trained& wanted) {
   CHECK(got.losses == wanted.losses);
   CHECK(got.norms == wanted.norms);
@@ -317,6 +362,34 @@ TEST_SUITE("runtime/trainer/trajectory") {
           const Plan plan = make_plan(recipe, world).value();
           check_allocated(plan, train_on_threads(recipe, world).value());
         }
+      }
+    }
+  }
+
+  TEST_CASE("context parallelism of 2, 4 and 8 changes no bit, alone and with every other axis") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "plain odd"}) {
+        const Recipe recipe = lengthy(kind, precision);
+        CAPTURE(kind);
+        CAPTURE(static_cast<int>(precision));
+        REQUIRE(token_parts(recipe, 512) == 4);
+        const auto serial = train_on_threads(recipe, 1);
+        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        int index = 0;
+        for (const CpLayout& l : kCpLayouts) {
+          if (kind != "gpt" && kind != "llama" && index++ % 3 != 0) continue;
+          CAPTURE(spelled(l));
+          const auto got = train_on_threads(cut(recipe, l), l.world());
+          REQUIRE_MESSAGE(got.ok(), got.error().message);
+          same(got.value(), serial.value());
+          CHECK(got.value().valid == serial.value().valid);
+        }
+        // Without the mode they differ, or the above would say nothing.
+        Recipe run = recipe;
+        run.deterministic = Deterministic::kRun;
+        const Trained one = train_on_threads(run, 1).value();
+        const Trained two = train_on_threads(cut(run, kCpLayouts.front()), 2).value();
+        CHECK(one.state != two.state);
       }
     }
   }
