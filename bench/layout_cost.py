@@ -33,7 +33,7 @@ args = parser.parse_args()
 if args.tiny:
     args.rounds, args.steps = 1, 2
 shape = {"layers": 2, "width": 64, "heads": 2, "vocab": 300} if args.tiny else {}
-seq = 256 if args.tiny else args.tokens
+seq = 512 if args.tiny else args.tokens
 
 
 def seconds(scratch: Scratch, program: str, mode: str, tp: int, scattered: bool, cp: int) -> float:

@@ -1643,7 +1643,7 @@ const Block& recipe_block() {
                   "both ends of the model, and with tp reductions of activations in float (twice the bytes in bf16): a "
                   "sixth of a step of GPT-2 124M on one rank, a tenth to a fifth with tp = 2. "
                   "tp may be a power of two up to 8 that leaves key/value heads whole and 16 channels on each rank, cp one "
-                  "that leaves multiples of 128 tokens of a sequence on each; with experts or a top query layer both "
+                  "that leaves multiples of 256 tokens of a sequence on each; with experts or a top query layer both "
                   "must be 1."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})

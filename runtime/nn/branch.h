@@ -59,10 +59,7 @@ template <typename Real>
 void row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
                     const Scratch<Real>& scratch, const StageDims& d) {
   if (projection.bias) {
-    const TreeParts& parts = scratch.stats.parts;
-    sum_rows(parts, projection.bias.grad, d.width, d.local_rows, [&](int64_t row, int64_t rows, float* sums) {
-      kernels::bias_backward(masked_RH + row * d.width, sums, rows, d.width);
-    });
+    kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width, scratch.stats.parts);
   }
   projection.backward_weight(dy_TH, d.width, hidden, d.rows, d.held.parts);
 }

@@ -196,9 +196,7 @@ void ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* db
   for (uint8_t* unwritten : merged_) *unwritten = 0;
   if (!parts_.front().bias) return;
   std::fill_n(dbias_scratch, stride_, 0.0f);  // the sums run over whole rows: one pass for all parts
-  sum_rows(parts, dbias_scratch, stride_, rows, [&](int64_t row, int64_t count, float* sums) {
-    kernels::bias_backward(dy + row * stride_, sums, count, stride_);
-  });
+  kernels::bias_backward(dy, dbias_scratch, rows, stride_, parts);
   const float* dbias = dbias_scratch + first_;
   for (const Linear<Real>& part : parts_) {
     kernels::add_to(part.bias.grad, dbias, part.out);

@@ -199,9 +199,9 @@ struct RankPlan {
 };
 
 /// Into how many parts deterministic = "layout" cuts sums over the tokens of a sequence: a power of two up to 8 that
-/// leaves chunks of whole tiles of attention. 1 for what it does not know how to cut.
+/// leaves chunks of a multiple of kTokenChunkAlign. 1 for what it does not know how to cut.
 int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens);
-constexpr int64_t kTokenChunkAlign = 64;
+constexpr int64_t kTokenChunkAlign = 128;  // whole tiles of attention, and few enough sums to add for each of keys
 
 struct Plan {
   Recipe recipe;

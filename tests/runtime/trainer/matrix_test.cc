@@ -104,7 +104,7 @@ TEST_SUITE("runtime/trainer/matrix") {
       if (experts) base.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.02};
       if (!experts) {  // with deterministic = "layout" sums over channels in four parts, over tokens in two
         base.model.head_dim = 16;
-        base.model.context = 256;
+        base.model.context = 512;
       }
       base.batch.samples = 8;
       base.stop = {Span::Unit::kSteps, static_cast<double>(kSteps)};
