@@ -1641,7 +1641,7 @@ const Block& recipe_block() {
                   "from a checkpoint; only batch.micro stays. It costs a reduction of gradients after each "
                   "micro-batch, as ZeRO-2 does, with tied embeddings a second copy of the embedding where one rank has "
                   "both ends of the model, and with tp reductions of activations in float (twice the bytes in bf16): a "
-                  "fifth of a step of GPT-2 124M on one rank, about as much with tp = 2 and a quarter with cp = 2. "
+                  "fifth of a step of GPT-2 124M on one rank, about as much with tp = 2 and a seventh with cp = 2. "
                   "tp may be a power of two up to 8 that leaves key/value heads whole and 16 channels on each rank, cp "
                   "one "
                   "that leaves multiples of 256 tokens of a sequence on each; with experts or a top query layer both "
