@@ -196,7 +196,8 @@ void CrossCheck::batch(int64_t dp, const std::string& dp_is) {
   const int64_t samples = recipe.batch.samples, micro = recipe.batch.micro;
   if (changes_batch()) {
     if (!known("model.context")) return;
-    const Status fits = check_batch(recipe, dp);
+    Status fits = check_batch(recipe, dp);
+    if (fits.ok()) fits = check_token_parts(recipe);
     if (!fits.ok()) fail("batch", fits.error().message, "", dp_is);
     return;
   }
@@ -310,6 +311,8 @@ void CrossCheck::mesh() {
                        2 * mesh.cp, tokens,
                        where("mesh.cp", recipe.batch.tokens > 0 ? "batch.tokens" : "model.context")),
            fmt::format("{} {}", recipe.batch.tokens > 0 ? "tokens" : "context", near_multiples(2 * mesh.cp, tokens)));
+    else if (const Status fits = changes_batch() ? Status() : check_token_parts(recipe); !fits.ok())
+      fail("mesh.cp", fits.error().message, "");
   }
   if (mesh.cp > 1 && (recipe.objective.kind != ObjectiveConfig::Kind::kNextToken || recipe.objective.document_end >= 0))
     fail("mesh.cp", "mesh.cp > 1 cuts sequences evenly; it does not know of prefixes, gaps and documents within them",

@@ -1636,14 +1636,16 @@ const Block& recipe_block() {
               .silently()
               .says(
                   "what gives the same bits",
-                  "run: the same recipe in the same layout. layout: also another dp, tp, pp, ep, schedule, ZeRO "
+                  "run: the same recipe in the same layout. layout: also another dp, tp, cp, pp, ep, schedule, ZeRO "
                   "stage, accumulation or recomputation, with sequence parallelism and without, from the first step or "
-                  "from a checkpoint; only cp and batch.micro stay. It costs a reduction of gradients after each "
+                  "from a checkpoint; only batch.micro stays. It costs a reduction of gradients after each "
                   "micro-batch, as ZeRO-2 does, with tied embeddings a second copy of the embedding where one rank has "
                   "both ends of the model, and with tp reductions of activations in float (twice the bytes in bf16): a "
-                  "sixth of a step of GPT-2 124M on one rank, a tenth to a fifth with tp = 2. "
-                  "tp may be a power of two up to 8 that leaves key/value heads whole and 16 channels on each rank; "
-                  "with experts or a top query layer it must be 1."),
+                  "fifth of a step of GPT-2 124M on one rank, about as much with tp = 2 and a seventh with cp = 2. "
+                  "tp may be a power of two up to 8 that leaves key/value heads whole and 16 channels on each rank, cp "
+                  "one "
+                  "that leaves multiples of 256 tokens of a sequence on each; with experts or a top query layer both "
+                  "must be 1."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")

@@ -55,7 +55,9 @@ class Comm {
                                 std::string_view what) = 0;
   /// Adds chunk rank() of the sum to `output`, which must not overlap `input`: output, then the members' chunks in
   /// order. So sums that are taken one input after another are the same bits, however the inputs lie on the members.
-  virtual Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+  /// Each input may lie on `tree` neighbours, as roots of equal subtrees: those are added as kTreeSum does. It divides
+  /// size().
+  virtual Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype, int64_t tree,
                                     std::string_view what) = 0;
   /// `output` receives size() chunks; `input` may be chunk rank() of it (in place). Moves bytes: any dtype.
   virtual Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) = 0;

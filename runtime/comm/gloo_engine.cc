@@ -289,14 +289,15 @@ class GlooComm final : public Comm {
                         std::string_view what) override {
     const Site site{name_, "reduce_scatter", what};
     RT_TRY(check_elems(site, count_per_rank, dtype));
-    return scatter_sum(site, input, output, count_per_rank, dtype, op, nullptr);
+    return scatter_sum(site, input, output, count_per_rank, dtype, op, 0);
   }
 
-  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype, int64_t tree,
                             std::string_view what) override {
     const Site site{name_, "reduce_scatter_add", what};
     RT_TRY(check_elems(site, count_per_rank, dtype));
-    return scatter_sum(site, input, output, count_per_rank, dtype, ReduceOp::kSum, static_cast<const char*>(output));
+    RT_TRY(check_tree(site, tree, size()));
+    return scatter_sum(site, input, output, count_per_rank, dtype, ReduceOp::kSum, tree);
   }
 
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
@@ -564,21 +565,22 @@ class GlooComm final : public Comm {
   }
 
   Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype,
-                     ReduceOp op, const char* first) {
+                     ReduceOp op, int64_t added_tree) {
     const int64_t part = count_per_rank * dtype_size_bytes(dtype);
     const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
     traffic_.reduce_scatter.add(call.bytes);
     RT_TRY(begin(site));
     auto slice = [&](int64_t r) { return r * part; };
-    return reduce_slices(site, call, static_cast<const char*>(input), slice, part, static_cast<char*>(output), first);
+    return reduce_slices(site, call, static_cast<const char*>(input), slice, part, static_cast<char*>(output),
+                         added_tree);
   }
 
   /// Sums slice [slice(rank()), slice(rank() + 1)) of everybody's `input` into `output`, which may be the own slice.
-  /// With `first` the sum begins with that; it may be `output`.
+  /// With `added_tree` it is added to `output`, as reduce_scatter_add() says.
   /// Slices differ by an element at most; `longest` bounds their bytes, so that all members take equally many pieces.
   template <typename Slice>
   Status reduce_slices(const Site& site, const Call& call, const char* input, const Slice& slice, int64_t longest,
-                       char* output, const char* first = nullptr) {
+                       char* output, int64_t added_tree = 0) {
     const int64_t piece = std::clamp<int64_t>(longest, 1, kPieceBytes);  // not 0: nothing takes one exchange, too
     scratch_.resize(static_cast<size_t>(size() * piece));
     auto part = [&](int64_t r, int64_t at) { return std::clamp<int64_t>(slice(r + 1) - slice(r) - at, 0, piece); };
@@ -592,19 +594,19 @@ class GlooComm final : public Comm {
           [&](int64_t r) {
             return Span{scratch_.data() + r * piece, own};
           }));
-      reduce(scratch_.data(), piece, input + slice(rank()) + at, output + at, own, call.dtype, call.op,
-             first != nullptr ? first + at : nullptr);
+      reduce(scratch_.data(), piece, input + slice(rank()) + at, output + at, own, call.dtype, call.op, added_tree);
     }
     return {};
   }
 
   /// Folds the members' contributions, which lie `stride` bytes apart in `all`; this rank's is `own`.
   void reduce(const char* all, int64_t stride, const char* own, char* out, int64_t bytes, DType dtype, ReduceOp op,
-              const char* first = nullptr) {
+              int64_t added_tree = 0) {
     std::vector<const void*> inputs;
-    if (first != nullptr) inputs.push_back(first);
     for (int64_t r = 0; r < size(); ++r) inputs.push_back(r == rank() ? own : all + r * stride);
-    reduce_ordered(out, inputs.data(), std::ssize(inputs), bytes / dtype_size_bytes(dtype), dtype, op);
+    const int64_t count = bytes / dtype_size_bytes(dtype);
+    if (added_tree > 0) return add_ordered(out, inputs.data(), size(), added_tree, count, dtype);
+    reduce_ordered(out, inputs.data(), size(), count, dtype, op);
   }
 
   Status recv_from_self(const Site& site, char* data, int64_t bytes) {

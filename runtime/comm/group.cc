@@ -31,11 +31,11 @@ class SingleComm final : public Comm {
     copy(output, input, count_per_rank * dtype_size_bytes(dtype));
     return {};
   }
-  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype, int64_t tree,
                             std::string_view what) override {
     RT_TRY(check_elems({name_, "reduce_scatter_add", what}, count_per_rank, dtype));
-    const void* const inputs[] = {output, input};
-    reduce_ordered(output, inputs, 2, count_per_rank, dtype, ReduceOp::kSum);
+    RT_TRY(check_tree({name_, "reduce_scatter_add", what}, tree, 1));
+    add_ordered(output, &input, 1, 1, count_per_rank, dtype);
     return {};
   }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
@@ -133,6 +133,11 @@ Status check_bytes(const Site& site, int64_t bytes) {
 Status check_elems(const Site& site, int64_t count, DType dtype) {
   RT_TRY(check_bytes(site, count));
   return check_reducible(dtype).with(site.text());
+}
+
+Status check_tree(const Site& site, int64_t tree, int64_t size) {
+  if (tree >= 1 && size % tree == 0) return {};
+  return Error{ErrorCode::kInvalidInput, fmt::format("{}: trees of {} in a group of {}", site.text(), tree, size)};
 }
 
 Status check_peer(const Site& site, std::string_view role, int64_t peer, int64_t size) {

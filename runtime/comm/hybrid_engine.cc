@@ -35,10 +35,10 @@ class HybridComm final : public Comm {
     return run("reduce_scatter", what,
                [&] { return comm_->reduce_scatter(input, output, count_per_rank, dtype, op, what); });
   }
-  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype, int64_t tree,
                             std::string_view what) override {
     return run("reduce_scatter_add", what,
-               [&] { return comm_->reduce_scatter_add(input, output, count_per_rank, dtype, what); });
+               [&] { return comm_->reduce_scatter_add(input, output, count_per_rank, dtype, tree, what); });
   }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     return run("all_gather", what, [&] { return comm_->all_gather(input, output, bytes_per_rank, what); });

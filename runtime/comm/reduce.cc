@@ -113,57 +113,87 @@ void fold_blocks(void* out, const void* const* inputs, int64_t n, int64_t count,
   }
 }
 
-// As a binary counter: acc holds the sums of subtrees that wait for their right neighbour, largest first.
+// As a binary counter: acc holds the sums of subtrees that wait for their right neighbour, largest first. Leaves the
+// sum of m elements from `at` on in acc[0].
+template <typename T, typename Acc>
+void fold_tree_block(Acc (*acc)[kTreeBlock], const void* const* inputs, int64_t n, int64_t at, int64_t m,
+                     const Fold<T, Acc>& f) {
+  for (int64_t r = 0; r < n; ++r) {
+    const T* const input = static_cast<const T*>(inputs[r]) + at;
+    int depth = std::popcount(static_cast<uint64_t>(r));
+    if (r % 2 == 0) {
+      f.load(acc[depth], input, m);
+      continue;
+    }
+    f.fold(acc[--depth], input, m);
+    for (int64_t bits = r >> 1; bits & 1; bits >>= 1, --depth) f.join(acc[depth - 1], acc[depth], m);
+  }
+  for (int depth = std::popcount(static_cast<uint64_t>(n)); --depth > 0;) f.join(acc[depth - 1], acc[depth], m);
+}
+
 template <typename T, typename Acc>
 void fold_tree(void* out, const void* const* inputs, int64_t n, int64_t count, const Fold<T, Acc>& f) {
   RT_CHECK(n < int64_t{1} << (kMostLevels - 1), "a tree of {} inputs", n);
   alignas(64) Acc acc[kMostLevels][kTreeBlock];
   for (int64_t at = 0; at < count; at += kTreeBlock) {
     const int64_t m = std::min(kTreeBlock, count - at);
-    for (int64_t r = 0; r < n; ++r) {
-      const T* const input = static_cast<const T*>(inputs[r]) + at;
-      int depth = std::popcount(static_cast<uint64_t>(r));
-      if (r % 2 == 0) {
-        f.load(acc[depth], input, m);
-        continue;
-      }
-      f.fold(acc[--depth], input, m);
-      for (int64_t bits = r >> 1; bits & 1; bits >>= 1, --depth) f.join(acc[depth - 1], acc[depth], m);
-    }
-    for (int depth = std::popcount(static_cast<uint64_t>(n)); --depth > 0;) f.join(acc[depth - 1], acc[depth], m);
+    fold_tree_block<T, Acc>(acc, inputs, n, at, m, f);
     f.store(static_cast<T*>(out) + at, acc[0], m);
   }
 }
 
 template <typename T, typename Acc>
-void fold_inputs(void* out, const void* const* inputs, int64_t n, int64_t count, ReduceOp op, const Fold<T, Acc>& f) {
-  op == ReduceOp::kTreeSum ? fold_tree(out, inputs, n, count, f) : fold_blocks(out, inputs, n, count, f);
+void fold_trees(void* out, const void* const* inputs, int64_t n, int64_t tree, int64_t count, const Fold<T, Acc>& f) {
+  RT_CHECK(tree < int64_t{1} << (kMostLevels - 1), "a tree of {} inputs", tree);
+  alignas(64) Acc acc[kMostLevels][kTreeBlock], total[kTreeBlock];
+  for (int64_t at = 0; at < count; at += kTreeBlock) {
+    const int64_t m = std::min(kTreeBlock, count - at);
+    T* const to = static_cast<T*>(out) + at;
+    f.load(total, to, m);
+    for (int64_t first = 0; first < n; first += tree) {
+      if (tree == 1) {
+        f.fold(total, static_cast<const T*>(inputs[first]) + at, m);
+        continue;
+      }
+      fold_tree_block<T, Acc>(acc, inputs + first, tree, at, m, f);
+      f.join(total, acc[0], m);
+    }
+    f.store(to, total, m);
+  }
+}
+
+/// What is done with inputs of a dtype, for a maximum or a sum; calls body(Fold).
+template <typename Body>
+void with_fold(DType dtype, bool sum, const Body& body) {
+  switch (dtype) {
+    case DType::kF32:
+      return body(Fold<float, float>{load_f32, sum ? add_f32 : max_f32, store_f32, add_f32});
+    case DType::kBf16:
+      return body(Fold<bf16, float>{load_bf16, sum ? add_bf16 : max_bf16, store_bf16, add_f32});
+    case DType::kF16:
+      return body(Fold<f16, float>{load_f16, sum ? add_f16 : max_f16, store_f16, add_f32});
+    case DType::kF64:
+      return body(Fold<double, double>{load_f64, sum ? add_f64 : max_f64, store_f64, add_f64});
+    case DType::kI64:
+      return body(Fold<uint64_t, uint64_t>{load_i64, sum ? add_i64 : max_i64, store_i64, add_i64});
+    default:
+      RT_CHECK(false, "{} is not reducible", dtype_name(dtype));
+  }
 }
 
 }  // namespace
 
 void reduce_ordered(void* out, const void* const* inputs, int64_t n, int64_t count, DType dtype, ReduceOp op) {
   RT_CHECK(n >= 1 && count >= 0);
-  const bool sum = op != ReduceOp::kMax;
-  switch (dtype) {
-    case DType::kF32:
-      return fold_inputs<float, float>(out, inputs, n, count, op,
-                                       {load_f32, sum ? add_f32 : max_f32, store_f32, add_f32});
-    case DType::kBf16:
-      return fold_inputs<bf16, float>(out, inputs, n, count, op,
-                                      {load_bf16, sum ? add_bf16 : max_bf16, store_bf16, add_f32});
-    case DType::kF16:
-      return fold_inputs<f16, float>(out, inputs, n, count, op,
-                                     {load_f16, sum ? add_f16 : max_f16, store_f16, add_f32});
-    case DType::kF64:
-      return fold_inputs<double, double>(out, inputs, n, count, op,
-                                         {load_f64, sum ? add_f64 : max_f64, store_f64, add_f64});
-    case DType::kI64:
-      return fold_inputs<uint64_t, uint64_t>(out, inputs, n, count, op,
-                                             {load_i64, sum ? add_i64 : max_i64, store_i64, add_i64});
-    default:
-      RT_CHECK(false, "{} is not reducible", dtype_name(dtype));
-  }
+  with_fold(dtype, op != ReduceOp::kMax, [&]<typename T, typename Acc>(const Fold<T, Acc>& fold) {
+    op == ReduceOp::kTreeSum ? fold_tree(out, inputs, n, count, fold) : fold_blocks(out, inputs, n, count, fold);
+  });
+}
+
+void add_ordered(void* out, const void* const* inputs, int64_t n, int64_t tree, int64_t count, DType dtype) {
+  RT_CHECK(n >= 1 && count >= 0 && tree >= 1 && n % tree == 0, "{} inputs in trees of {}", n, tree);
+  with_fold(dtype, true,
+            [&]<typename T, typename Acc>(const Fold<T, Acc>& fold) { fold_trees(out, inputs, n, tree, count, fold); });
 }
 
 Status check_reducible(DType dtype) {

@@ -18,6 +18,10 @@ namespace cairn::comm {
 /// The dtype must be one that `check_reducible` accepts. Threads: pure.
 void reduce_ordered(void* out, const void* const* inputs, int64_t n, int64_t count, DType dtype, ReduceOp op);
 
+/// out[i] += inputs[0][i], then (+) inputs[1][i], ...: each of those is a tree sum of `tree` neighbours, which divides
+/// n. `out` is none of the inputs; else as above.
+void add_ordered(void* out, const void* const* inputs, int64_t n, int64_t tree, int64_t count, DType dtype);
+
 /// kInvalidInput for a dtype that collectives do not add up.
 Status check_reducible(DType dtype);
 

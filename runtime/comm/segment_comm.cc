@@ -33,7 +33,7 @@ class SegmentComm final : public Comm {
     const auto* ranks = segment_.at<int64_t>(entry.ranks_offset);
     world_ranks_.assign(ranks, ranks + entry.size);
     rank_ = std::ranges::find(world_ranks_, context_->rank()) - world_ranks_.begin();
-    inputs_.resize(world_ranks_.size() + 1);
+    inputs_.resize(world_ranks_.size());
     sends_.resize(world_ranks_.size());
     receives_.resize(world_ranks_.size());
     out_bytes_.resize(world_ranks_.size());
@@ -73,11 +73,12 @@ class SegmentComm final : public Comm {
     return scatter_sum(site, input, output, count_per_rank, dtype, op, 0);
   }
 
-  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype, int64_t tree,
                             std::string_view what) override {
     const Site site{name_, "reduce_scatter_add", what};
     RT_TRY(check_elems(site, count_per_rank, dtype));
-    return scatter_sum(site, input, output, count_per_rank, dtype, ReduceOp::kSum, 1);
+    RT_TRY(check_tree(site, tree, size()));
+    return scatter_sum(site, input, output, count_per_rank, dtype, ReduceOp::kSum, tree);
   }
 
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
@@ -351,7 +352,7 @@ class SegmentComm final : public Comm {
 
   /// Sums chunk rank() of everybody's `input` into `output`; `added` (0 or 1): how often `output` is the first addend.
   Status scatter_sum(const Site& site, const void* input, void* output, int64_t count_per_rank, DType dtype,
-                     ReduceOp op, int64_t added) {
+                     ReduceOp op, int64_t added_tree) {
     const int64_t elem = dtype_size_bytes(dtype);
     const auto* in = static_cast<const char*>(input);
     auto* out = static_cast<char*>(output);
@@ -369,10 +370,13 @@ class SegmentComm final : public Comm {
       }
       const int64_t t = next_;
       RT_TRY(meet(site, call));
-      inputs_[0] = out + at;
-      for (int64_t r = 0; r < size(); ++r) inputs_[r + added] = stage(r, t) + rank_ * step;
-      inputs_[rank_ + added] = in + rank_ * part + at;
-      reduce_ordered(out + at, inputs_.data(), size() + added, n / elem, dtype, op);
+      for (int64_t r = 0; r < size(); ++r) inputs_[r] = stage(r, t) + rank_ * step;
+      inputs_[rank_] = in + rank_ * part + at;
+      if (added_tree > 0) {
+        add_ordered(out + at, inputs_.data(), size(), added_tree, n / elem, dtype);
+      } else {
+        reduce_ordered(out + at, inputs_.data(), size(), n / elem, dtype, op);
+      }
     }
     return {};
   }

@@ -33,10 +33,10 @@ class TracedComm final : public Comm {
     const TraceScope scope("comm", "reduce_scatter", args(size() * count_per_rank * dtype_size_bytes(dtype), what));
     return inner_->reduce_scatter(input, output, count_per_rank, dtype, op, what);
   }
-  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype,
+  Status reduce_scatter_add(const void* input, void* output, int64_t count_per_rank, DType dtype, int64_t tree,
                             std::string_view what) override {
     const TraceScope scope("comm", "reduce_scatter", args(size() * count_per_rank * dtype_size_bytes(dtype), what));
-    return inner_->reduce_scatter_add(input, output, count_per_rank, dtype, what);
+    return inner_->reduce_scatter_add(input, output, count_per_rank, dtype, tree, what);
   }
   Status all_gather(const void* input, void* output, int64_t bytes_per_rank, std::string_view what) override {
     const TraceScope scope("comm", "all_gather", args(bytes_per_rank, what));

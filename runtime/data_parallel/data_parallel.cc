@@ -207,12 +207,14 @@ void DataParallel::add_unit(const Unit& unit, bool last) {
 Status DataParallel::add_bucket(const Unit& unit, const Bucket& bucket) {
   float* const shard = memory_.sums + bucket.shard_offset;
   const int64_t sources = bucket.experts ? plan_.expert_sources() : 1;
+  // The ranks of cp are neighbours among the replicas, each with a subtree of a micro-batch's tokens.
+  const int64_t tree = plan_.token_parts() > 1 ? plan_.mesh.cp() : 1;
   for (int64_t source = 0; source < sources; ++source) {
     const float* const grads =
         memory_.slots + (source == 0 ? unit.grad_at + bucket.range.begin - unit.range.begin
                                      : unit.source_grads_at + (source - 1) * unit.experts.size() + bucket.range.begin -
                                            unit.experts.begin);
-    RT_TRY(groups_.shard_of(bucket).reduce_scatter_add(grads, shard, bucket.shard.size(), DType::kF32,
+    RT_TRY(groups_.shard_of(bucket).reduce_scatter_add(grads, shard, bucket.shard.size(), DType::kF32, tree,
                                                        "gradients of a layer"));
   }
   return {};

@@ -9,7 +9,8 @@
 //                   gather, begun a layer ahead)
 //   backward        after a layer: ZeRO-0 and -1 reduce a bucket once its last gradient of the last micro-batch is
 //                   written; ZeRO-2 and -3 add the layer's gradients of each micro-batch to the shards
-//                   (deterministic = "layout" has added over tp what is partial there before)
+//                   (deterministic = "layout" has added over tp what is partial there before, and adds the cp ranks of
+//                   a replica by a tree)
 //   finish          all sums done; then what is partial over tp and the two parts of a tied embedding are added, shard
 //                   by shard
 //   spread_weights  after the update: gathers of the new weights begin (ZeRO-1, -2); and at the start of a run, where

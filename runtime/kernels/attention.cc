@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -167,6 +168,10 @@ void mask_tile(const AttentionDropout& d, int64_t sample, int64_t head, int64_t 
   }
 }
 
+RT_CLONES void add_floats(float* x, const float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
+}
+
 RT_CLONES void multiply(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= y[i];
 }
@@ -230,6 +235,8 @@ void check_dims(const AttentionDims& d) {
   RT_CHECK(d.mask.causal || (d.mask.window == 0 && d.mask.starts == nullptr),
            "attention: windows and documents need a causal mask");
   RT_CHECK(d.heads % d.kv_heads == 0, "attention: {} heads over {} key/value heads", d.heads, d.kv_heads);
+  RT_CHECK(d.key_parts == 1 || (d.tokens % (2 * d.key_parts * kKeys) == 0 && d.key_parts % d.held.parts == 0),
+           "attention: {} tokens in {} parts, of which {} are held", d.tokens, d.key_parts, d.held.parts);
 }
 
 void check_strides(const AttentionDims& d) {
@@ -238,37 +245,55 @@ void check_strides(const AttentionDims& d) {
            "attention: strides q {}, kv {}, out {} are below a row", d.q_stride, d.kv_stride, d.out_stride);
 }
 
-/// Queries that one tile takes: rows of a sample that lie side by side, and the position of the first one.
+/// Queries that one tile takes: tokens that lie side by side.
 struct QueryTile {
-  int64_t row = 0, position = 0, rows = 0;
+  int64_t index = 0;     // of the first one among the sample's queries
+  int64_t row = 0;       // of all samples' queries
+  int64_t position = 0;  // in the sequence
+  int64_t rows = 0;
 };
 
-/// The queries of a sample: all tokens, or the two runs that are held.
+/// The queries of a micro-batch: all tokens, or in each part the two runs that are held.
 class Queries {
  public:
-  explicit Queries(const AttentionDims& d) : count(d.held.count == 0 || d.held.whole() ? d.tokens : d.held.count) {
-    if (count == d.tokens) {
-      runs_[0] = {0, 0, count};
-    } else {
-      runs_[0] = {0, d.held.first, count / 2};
-      runs_[1] = {count / 2, d.held.second, count - count / 2};
-    }
+  explicit Queries(const AttentionDims& d)
+      : held_(d.held.count == 0 ? TokenRuns(d.tokens) : d.held), samples_(d.batch), count(held_.count) {
+    runs_ = held_.whole() ? 1 : 2;
+    run_rows_ = held_.part_tokens() / runs_;
+    run_tiles_ = (run_rows_ + kQueries - 1) / kQueries;
   }
 
-  int64_t tiles() const { return tiles_of(runs_[0]) + tiles_of(runs_[1]); }
-  QueryTile tile(int64_t index) const {
-    const bool second = index >= tiles_of(runs_[0]);
-    const QueryTile& run = runs_[second ? 1 : 0];
-    const int64_t begin = (second ? index - tiles_of(runs_[0]) : index) * kQueries;
-    return {run.row + begin, run.position + begin, std::min(kQueries, run.rows - begin)};
+  int64_t parts() const { return held_.parts; }
+  int64_t part_tiles() const { return runs_ * run_tiles_; }
+  QueryTile tile(int64_t sample, int64_t part, int64_t number) const {
+    const int64_t in_part = number / run_tiles_ * run_rows_ + number % run_tiles_ * kQueries;
+    const int64_t index = part * held_.part_tokens() + in_part;
+    return {.index = index,
+            .row = first_row(sample, part) + in_part,
+            .position = held_.position(index),
+            .rows = std::min(kQueries, run_rows_ - number % run_tiles_ * kQueries)};
   }
-
-  const int64_t count;
+  /// Of the sample's queries of a part.
+  int64_t first_row(int64_t sample, int64_t part) const { return (part * samples_ + sample) * held_.part_tokens(); }
+  int64_t part_queries() const { return held_.part_tokens(); }
 
  private:
-  static int64_t tiles_of(const QueryTile& run) { return (run.rows + kQueries - 1) / kQueries; }
-  QueryTile runs_[2];
+  TokenRuns held_;
+  int64_t samples_, runs_, run_rows_, run_tiles_;
+
+ public:
+  const int64_t count;  // of a sample
 };
+
+/// The row of a sample's token that a tile of keys begins with.
+int64_t key_row(const AttentionDims& d, int64_t sample, int64_t token) {
+  if (d.key_parts == 1) return sample * d.tokens + token;
+  const int64_t run = d.tokens / (2 * d.key_parts), chunk = token / run;
+  const bool second = chunk >= d.key_parts;
+  const int64_t part = second ? 2 * d.key_parts - 1 - chunk : chunk;
+  return ((part * d.batch + sample) * 2 + (second ? 1 : 0)) * run + token % run;
+}
+
 /// Samples of one head may be on several threads; a maximum is the same in any order.
 void raise_to(float& largest, float value) {
   const std::atomic_ref<float> shared(largest);
@@ -311,26 +336,23 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.heads, head = unit % dims.heads;
       const int64_t kv_head = head / group;
-      const T* q_head = q + sample * query.count * dims.q_stride + head * head_dim;
+      const T* q_head = q + head * head_dim;
       if (sample * dims.kv_heads + kv_head != packed_head) {
         packed_head = sample * dims.kv_heads + kv_head;
-        const int64_t offset = sample * tokens * dims.kv_stride + kv_head * head_dim;
         for (int64_t t = 0; t < key_tiles; ++t) {
-          const int64_t first = t * kKeys, rows = std::min(kKeys, tokens - first);
+          const int64_t rows = std::min(kKeys, tokens - t * kKeys);
+          const int64_t offset = key_row(dims, sample, t * kKeys) * dims.kv_stride + kv_head * head_dim;
           if (pairs) {
-            pair_right(as_bf16(k + offset + first * dims.kv_stride), dims.kv_stride, true, rows, head_dim,
-                       words(keys_t + t * tile_elems));
-            pair_right(as_bf16(v + offset + first * dims.kv_stride), dims.kv_stride, false, head_dim, rows,
-                       words(values + t * tile_elems));
+            pair_right(as_bf16(k + offset), dims.kv_stride, true, rows, head_dim, words(keys_t + t * tile_elems));
+            pair_right(as_bf16(v + offset), dims.kv_stride, false, head_dim, rows, words(values + t * tile_elems));
             continue;
           }
-          pack_transposed(k + offset + first * dims.kv_stride, dims.kv_stride, rows, head_dim, keys_t + t * tile_elems);
-          pack_rows(v + offset + first * dims.kv_stride, dims.kv_stride, rows, kKeys, head_dim, padded, 1.0f,
-                    values + t * tile_elems);
+          pack_transposed(k + offset, dims.kv_stride, rows, head_dim, keys_t + t * tile_elems);
+          pack_rows(v + offset, dims.kv_stride, rows, kKeys, head_dim, padded, 1.0f, values + t * tile_elems);
         }
       }
-      for (int64_t at = 0; at < query.tiles(); ++at) {
-        const auto [row, first, rows] = query.tile(at);
+      for (int64_t at = 0; at < query.parts() * query.part_tiles(); ++at) {
+        const auto [index, row, first, rows] = query.tile(sample, at / query.part_tiles(), at % query.part_tiles());
         PairLeft lines;
         if (pairs) {
           lines = pair_left_rows(as_bf16(q_head + row * dims.q_stride), dims.q_stride, rows, head_dim, words(queries));
@@ -381,9 +403,8 @@ void attention_forward(const AttentionDims& dims, const T* q, const T* k, const 
                      .accumulate = true});
         }
         scale_rows(sums, sum, rows, padded);
-        unpack_rows(sums, padded, rows, head_dim,
-                    out + (sample * query.count + row) * dims.out_stride + head * head_dim, dims.out_stride);
-        float* lse = logsumexp + unit * query.count + row;
+        unpack_rows(sums, padded, rows, head_dim, out + row * dims.out_stride + head * head_dim, dims.out_stride);
+        float* lse = logsumexp + unit * query.count + index;
         for (int64_t r = 0; r < rows; ++r) lse[r] = max[r] + std::log(sum[r]);
         if (dims.max_scores != nullptr) raise_to(dims.max_scores[head], *std::max_element(max, max + rows));
       }
@@ -396,9 +417,9 @@ int64_t attention_backward_scratch_elems(const AttentionDims& dims) {
   return dims.batch * dims.heads * Queries(dims).count * (1 + padded_dim(dims.head_dim));
 }
 
-template <typename T>
+template <typename T, typename G>
 void attention_backward(const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
-                        const float* logsumexp, const T* dout, T* dq, T* dk, T* dv, float* scratch) {
+                        const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* scratch) {
   check_dims(dims);
   check_strides(dims);
   const Queries query(dims);
@@ -416,15 +437,16 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     const int64_t side = std::max(kTile, head_dim);
     const int64_t tile_elems = pairs ? pair_right_words(side, side) : kTile * padded;
     const int64_t line_elems = pairs ? pair_left_words(kQueries, head_dim) : 0;
-    float* const keys = workspace(5 * tile_elems + line_elems + 2 * kTile * padded + 5 * kScoreElems);  // [kKeys, Dp]
+    const int64_t sum_elems = 2 * kTile * padded;  // [2, kKeys, Dp]: of dk and dv
+    const int64_t levels = std::bit_width(static_cast<uint64_t>(query.parts()));
+    float* const keys = workspace(5 * tile_elems + line_elems + levels * sum_elems + 5 * kScoreElems);  // [kKeys, Dp]
     float* const keys_t = keys + tile_elems;                                                            // [Dp, kKeys]
     float* const values_t = keys_t + tile_elems;                                                        // [Dp, kKeys]
     float* const queries = values_t + tile_elems;                     // [kQueries, Dp]
     float* const douts = queries + tile_elems;                        // [kQueries, Dp]
     float* const lines = douts + tile_elems;                          // pairs: q or dout as the left operand
-    float* const dkeys = lines + line_elems;                          // [kKeys, Dp]
-    float* const dvalues = dkeys + kTile * padded;                    // [kKeys, Dp]
-    float* const p = dvalues + kTile * padded;                        // [kQueries, kKeys]
+    float* const sums = lines + line_elems;                           // of subtrees of the parts, largest first
+    float* const p = sums + levels * sum_elems;                       // [kQueries, kKeys]
     float* const dp = p + kScoreElems;                                // [kQueries, kKeys]
     float* const mask = dp + kScoreElems;                             // [kQueries, kKeys]
     float* const panels = mask + kScoreElems;                         // pairs: p or dp as the left operand
@@ -432,20 +454,21 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
     bf16* const dlow = low + kQueries * kKeys;                        // pairs: gradients of scores
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t sample = unit / dims.kv_heads, kv_head = unit % dims.kv_heads;
-      const int64_t key_row0 = sample * tokens, row0 = sample * queries_of_sample;
       const int64_t first_head = kv_head * group;
       for (int64_t head = first_head; head < first_head + group; ++head) {
         float* delta = deltas + (sample * dims.heads + head) * queries_of_sample;
-        for (int64_t t = 0; t < queries_of_sample; ++t) {
-          const int64_t at = (row0 + t) * dims.out_stride + head * head_dim;
-          delta[t] = dot(dout + at, out + at, head_dim);
+        for (int64_t part = 0; part < query.parts(); ++part) {
+          for (int64_t t = 0; t < query.part_queries(); ++t) {
+            const int64_t at = (query.first_row(sample, part) + t) * dims.out_stride + head * head_dim;
+            *delta++ = dot(dout + at, out + at, head_dim);
+          }
         }
       }
       std::fill_n(dq_sums + (sample * dims.heads + first_head) * queries_of_sample * padded,
                   group * queries_of_sample * padded, 0.0f);
       for (int64_t key0 = 0; key0 < tokens; key0 += kKeys) {
         const int64_t key_rows = std::min(kKeys, tokens - key0);
-        const int64_t kv_at = (key_row0 + key0) * dims.kv_stride + kv_head * head_dim;
+        const int64_t kv_at = key_row(dims, sample, key0) * dims.kv_stride + kv_head * head_dim;
         if (pairs) {
           pair_right(as_bf16(k + kv_at), dims.kv_stride, false, head_dim, key_rows, words(keys));
           pair_right(as_bf16(k + kv_at), dims.kv_stride, true, key_rows, head_dim, words(keys_t));
@@ -455,105 +478,114 @@ void attention_backward(const AttentionDims& dims, const T* q, const T* k, const
           pack_transposed(k + kv_at, dims.kv_stride, key_rows, head_dim, keys_t);
           pack_transposed(v + kv_at, dims.kv_stride, key_rows, head_dim, values_t);
         }
-        std::fill_n(dkeys, kKeys * padded, 0.0f);
-        std::fill_n(dvalues, kKeys * padded, 0.0f);
-        for (int64_t head = first_head; head < first_head + group; ++head) {
-          const int64_t head_row0 = (sample * dims.heads + head) * queries_of_sample;
-          for (int64_t at = 0; at < query.tiles(); ++at) {
-            const auto [row, query0, rows] = query.tile(at);
-            VisibleColumns columns;
-            if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
-            const T* const q_at = q + (row0 + row) * dims.q_stride + head * head_dim;
-            const T* const dout_at = dout + (row0 + row) * dims.out_stride + head * head_dim;
-            const float* const delta = deltas + head_row0 + row;
-            if (dims.dropout) mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
-            if (pairs) {
-              pair_right(as_bf16(q_at), dims.q_stride, false, head_dim, rows, words(queries));
-              pair_right(as_bf16(dout_at), dims.out_stride, false, head_dim, rows, words(douts));
-              multiply_pairs(pair_left_rows(as_bf16(q_at), dims.q_stride, rows, head_dim, words(lines)), words(keys_t),
-                             rows, kKeys, head_dim, p, kKeys, false);
-              multiply_pairs(pair_left_rows(as_bf16(dout_at), dims.out_stride, rows, head_dim, words(lines)),
-                             words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
-              const float scale = bias_scores(dims, p, rows, head, key0 - query0);
-              pair_score_gradients(p, dp, rows, columns, scale, logsumexp + head_row0 + row, delta, dims.scale,
-                                   dims.dropout ? mask : nullptr, low, dlow);
-              multiply_pairs(pair_left_columns(low, kKeys, key_rows, rows, words(panels)), words(douts), key_rows,
-                             head_dim, rows, dvalues, padded, true);
-              multiply_pairs(pair_left_columns(dlow, kKeys, key_rows, rows, words(panels)), words(queries), key_rows,
-                             head_dim, rows, dkeys, padded, true);
-              multiply_pairs(pair_left_rows(dlow, kKeys, rows, key_rows, words(panels)), words(keys), rows, head_dim,
-                             key_rows, dq_sums + (head_row0 + row) * padded, padded, true);
-              continue;
+        for (int64_t part = 0; part < query.parts(); ++part) {
+          float* dkeys = sums + std::popcount(static_cast<uint64_t>(part)) * sum_elems;  // [kKeys, Dp]
+          float* const dvalues = dkeys + kTile * padded;                                 // [kKeys, Dp]
+          std::fill_n(dkeys, sum_elems, 0.0f);
+          for (int64_t head = first_head; head < first_head + group; ++head) {
+            const int64_t head_row0 = (sample * dims.heads + head) * queries_of_sample;
+            for (int64_t at = 0; at < query.part_tiles(); ++at) {
+              const auto [index, row, query0, rows] = query.tile(sample, part, at);
+              VisibleColumns columns;
+              if (!visible_columns(dims, sample, query0, rows, key0, &columns)) continue;
+              const T* const q_at = q + row * dims.q_stride + head * head_dim;
+              const T* const dout_at = dout + row * dims.out_stride + head * head_dim;
+              const float* const delta = deltas + head_row0 + index;
+              if (dims.dropout) mask_tile(dims.dropout, sample, head, tokens, query0, rows, key0, mask);
+              if (pairs) {
+                pair_right(as_bf16(q_at), dims.q_stride, false, head_dim, rows, words(queries));
+                pair_right(as_bf16(dout_at), dims.out_stride, false, head_dim, rows, words(douts));
+                multiply_pairs(pair_left_rows(as_bf16(q_at), dims.q_stride, rows, head_dim, words(lines)),
+                               words(keys_t), rows, kKeys, head_dim, p, kKeys, false);
+                multiply_pairs(pair_left_rows(as_bf16(dout_at), dims.out_stride, rows, head_dim, words(lines)),
+                               words(values_t), rows, kKeys, head_dim, dp, kKeys, false);
+                const float scale = bias_scores(dims, p, rows, head, key0 - query0);
+                pair_score_gradients(p, dp, rows, columns, scale, logsumexp + head_row0 + index, delta, dims.scale,
+                                     dims.dropout ? mask : nullptr, low, dlow);
+                multiply_pairs(pair_left_columns(low, kKeys, key_rows, rows, words(panels)), words(douts), key_rows,
+                               head_dim, rows, dvalues, padded, true);
+                multiply_pairs(pair_left_columns(dlow, kKeys, key_rows, rows, words(panels)), words(queries), key_rows,
+                               head_dim, rows, dkeys, padded, true);
+                multiply_pairs(pair_left_rows(dlow, kKeys, rows, key_rows, words(panels)), words(keys), rows, head_dim,
+                               key_rows, dq_sums + (head_row0 + index) * padded, padded, true);
+                continue;
+              }
+              pack_rows(q_at, dims.q_stride, rows, rows, head_dim, padded, 1.0f, queries);
+              pack_rows(dout_at, dims.out_stride, rows, rows, head_dim, padded, 1.0f, douts);
+              tile_gemm({.m = rows,
+                         .n = kKeys,
+                         .k = head_dim,
+                         .a = queries,
+                         .a_row = padded,
+                         .a_col = 1,
+                         .b = keys_t,
+                         .b_row = kKeys,
+                         .c = p,
+                         .c_row = kKeys,
+                         .alpha = dims.scale});
+              if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
+              probabilities(p, rows, columns, logsumexp + head_row0 + index);
+              tile_gemm({.m = rows,
+                         .n = kKeys,
+                         .k = head_dim,
+                         .a = douts,
+                         .a_row = padded,
+                         .a_col = 1,
+                         .b = values_t,
+                         .b_row = kKeys,
+                         .c = dp,
+                         .c_row = kKeys});
+              if (dims.dropout) multiply(dp, mask, rows * kKeys);
+              score_gradients(p, dp, rows, delta, dims.scale);
+              if (dims.dropout) multiply(p, mask, rows * kKeys);
+              tile_gemm({.m = key_rows,
+                         .n = padded,
+                         .k = rows,
+                         .a = p,
+                         .a_row = 1,
+                         .a_col = kKeys,
+                         .b = douts,
+                         .b_row = padded,
+                         .c = dvalues,
+                         .c_row = padded,
+                         .accumulate = true});
+              tile_gemm({.m = key_rows,
+                         .n = padded,
+                         .k = rows,
+                         .a = dp,
+                         .a_row = 1,
+                         .a_col = kKeys,
+                         .b = queries,
+                         .b_row = padded,
+                         .c = dkeys,
+                         .c_row = padded,
+                         .accumulate = true});
+              tile_gemm({.m = rows,
+                         .n = padded,
+                         .k = key_rows,
+                         .a = dp,
+                         .a_row = kKeys,
+                         .a_col = 1,
+                         .b = keys,
+                         .b_row = padded,
+                         .c = dq_sums + (head_row0 + index) * padded,
+                         .c_row = padded,
+                         .accumulate = true});
             }
-            pack_rows(q_at, dims.q_stride, rows, rows, head_dim, padded, 1.0f, queries);
-            pack_rows(dout_at, dims.out_stride, rows, rows, head_dim, padded, 1.0f, douts);
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = queries,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = keys_t,
-                       .b_row = kKeys,
-                       .c = p,
-                       .c_row = kKeys,
-                       .alpha = dims.scale});
-            if (dims.alibi_slopes != nullptr) add_alibi(p, rows, dims.alibi_slopes[head], key0 - query0);
-            probabilities(p, rows, columns, logsumexp + head_row0 + row);
-            tile_gemm({.m = rows,
-                       .n = kKeys,
-                       .k = head_dim,
-                       .a = douts,
-                       .a_row = padded,
-                       .a_col = 1,
-                       .b = values_t,
-                       .b_row = kKeys,
-                       .c = dp,
-                       .c_row = kKeys});
-            if (dims.dropout) multiply(dp, mask, rows * kKeys);
-            score_gradients(p, dp, rows, delta, dims.scale);
-            if (dims.dropout) multiply(p, mask, rows * kKeys);
-            tile_gemm({.m = key_rows,
-                       .n = padded,
-                       .k = rows,
-                       .a = p,
-                       .a_row = 1,
-                       .a_col = kKeys,
-                       .b = douts,
-                       .b_row = padded,
-                       .c = dvalues,
-                       .c_row = padded,
-                       .accumulate = true});
-            tile_gemm({.m = key_rows,
-                       .n = padded,
-                       .k = rows,
-                       .a = dp,
-                       .a_row = 1,
-                       .a_col = kKeys,
-                       .b = queries,
-                       .b_row = padded,
-                       .c = dkeys,
-                       .c_row = padded,
-                       .accumulate = true});
-            tile_gemm({.m = rows,
-                       .n = padded,
-                       .k = key_rows,
-                       .a = dp,
-                       .a_row = kKeys,
-                       .a_col = 1,
-                       .b = keys,
-                       .b_row = padded,
-                       .c = dq_sums + (head_row0 + row) * padded,
-                       .c_row = padded,
-                       .accumulate = true});
+          }
+          for (int joins = std::countr_one(static_cast<uint64_t>(part)); joins > 0; --joins, dkeys -= sum_elems) {
+            add_floats(dkeys - sum_elems, dkeys, sum_elems);
           }
         }
-        unpack_rows(dkeys, padded, key_rows, head_dim, dk + kv_at, dims.kv_stride);
-        unpack_rows(dvalues, padded, key_rows, head_dim, dv + kv_at, dims.kv_stride);
+        unpack_rows(sums, padded, key_rows, head_dim, dk + kv_at, dims.kv_stride);
+        unpack_rows(sums + kTile * padded, padded, key_rows, head_dim, dv + kv_at, dims.kv_stride);
       }
       for (int64_t head = first_head; head < first_head + group; ++head) {
-        unpack_rows(dq_sums + (sample * dims.heads + head) * queries_of_sample * padded, padded, queries_of_sample,
-                    head_dim, dq + row0 * dims.q_stride + head * head_dim, dims.q_stride);
+        const float* of_part = dq_sums + (sample * dims.heads + head) * queries_of_sample * padded;
+        for (int64_t part = 0; part < query.parts(); ++part, of_part += query.part_queries() * padded) {
+          unpack_rows(of_part, padded, query.part_queries(), head_dim,
+                      dq + query.first_row(sample, part) * dims.q_stride + head * head_dim, dims.q_stride);
+        }
       }
     }
   });
@@ -607,14 +639,18 @@ void attention_decode(const AttentionDims& dims, int64_t past, int64_t capacity,
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                         \
-  template void attention_forward<T>(const AttentionDims&, const T*, const T*, const T*, T*, float*);             \
-  template void attention_backward<T>(const AttentionDims&, const T*, const T*, const T*, const T*, const float*, \
-                                      const T*, T*, T*, T*, float*);                                              \
+#define RT_INSTANTIATE(T)                                                                                            \
+  template void attention_forward<T>(const AttentionDims&, const T*, const T*, const T*, T*, float*);                \
+  template void attention_backward<T, T>(const AttentionDims&, const T*, const T*, const T*, const T*, const float*, \
+                                         const T*, T*, T*, T*, float*);                                              \
   template void attention_decode<T>(const AttentionDims&, int64_t, int64_t, const T*, const T*, const T*, T*)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);
 #undef RT_INSTANTIATE
+template void attention_backward<bf16, float>(const AttentionDims&, const bf16*, const bf16*, const bf16*, const bf16*,
+                                              const float*, const bf16*, bf16*, float*, float*, float*);
+template void attention_backward<f16, float>(const AttentionDims&, const f16*, const f16*, const f16*, const f16*,
+                                             const float*, const f16*, f16*, float*, float*, float*);
 
 }  // namespace cairn::kernels

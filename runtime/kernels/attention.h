@@ -29,7 +29,9 @@ struct AttentionMask {
 };
 
 /// Legend: B samples, S tokens a sample, N query heads, K key/value heads, D head dim; T = B * S rows. With `held`,
-/// queries (q, out, logsumexp and their gradients) are of the tokens held alone: there S is held.count.
+/// queries (q, out, logsumexp and their gradients) are of the tokens held alone, in the order of its rows: there S is
+/// held.count. With `key_parts` > 1 keys and values (k, v and their gradients) stand in the order of a sequence's parts
+/// (runtime/core/token_runs.h) whose chunks are whole tiles.
 /// q, k, v are row-major [T, ...] with a row stride in elements each, so they may lie side by side in one [T, (N+2K)D].
 struct AttentionDims {
   int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -39,6 +41,7 @@ struct AttentionDims {
   const float* alibi_slopes = nullptr;  // [N] of these heads: slope * (key - query position) is added to a score
   AttentionDropout dropout;             // attention_decode() has none
   TokenRuns held;                       // queries' tokens of a sequence; none: all
+  int64_t key_parts = 1;                // of all tokens, of which held.parts are the queries'
   float* max_scores = nullptr;          // [N], forward: raised to the largest score of each head, as softmax sees them
 };
 
@@ -49,10 +52,12 @@ struct AttentionDims {
 template <typename T>
 void attention_forward(const AttentionDims& dims, const T* q, const T* k, const T* v, T* out, float* logsumexp);
 
-/// dq, dk, dv are overwritten (strides as q, k, v). `scratch` holds attention_backward_scratch_elems() floats.
-template <typename T>
+/// dq, dk, dv are overwritten (strides as q, k, v). `scratch` holds attention_backward_scratch_elems() floats. A sum of
+/// dk or dv is over the queries of each of held.parts by itself, these are added by a balanced tree, and its root is
+/// rounded to G: T, or float, so that those of all ranks make the larger tree.
+template <typename T, typename G>
 void attention_backward(const AttentionDims& dims, const T* q, const T* k, const T* v, const T* out,
-                        const float* logsumexp, const T* dout, T* dq, T* dk, T* dv, float* scratch);
+                        const float* logsumexp, const T* dout, T* dq, G* dk, G* dv, float* scratch);
 int64_t attention_backward_scratch_elems(const AttentionDims& dims);
 
 /// Slopes of ALiBi for a model of `heads` heads, written from head `first` on, `count` of them (Press et al. 2022):

@@ -50,13 +50,12 @@ void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rat
 
 template <typename T>
 void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
-             const uint64_t* sample_keys, uint64_t site, DropoutRate rate) {
+             int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate) {
   parallel_ranges(rows, 1, 4 * width, [=](int64_t r, int64_t end) {
     float factors[kMapBlock];
     for (; r < end; ++r) {
-      const int64_t row = first_row + r;
-      const auto position = static_cast<uint64_t>(tokens.position(row % tokens.count));
-      const uint64_t key = dropout_row_key(sample_keys[row / tokens.count], site, position);
+      const TokenRuns::Place place = tokens.place(first_row + r, samples);
+      const uint64_t key = dropout_row_key(sample_keys[place.sample], site, static_cast<uint64_t>(place.position));
       for (int64_t c = 0; c < width; c += kMapBlock) {
         const int64_t n = std::min(kMapBlock, width - c);
         dropout_factors(key, c, n, rate, factors);
@@ -66,9 +65,9 @@ void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row,
   });
 }
 
-#define RT_INSTANTIATE(T)                                                                                        \
-  template void dropout<T>(const T*, T*, int64_t, int64_t, int64_t, const TokenRuns&, const uint64_t*, uint64_t, \
-                           DropoutRate)
+#define RT_INSTANTIATE(T)                                                                                       \
+  template void dropout<T>(const T*, T*, int64_t, int64_t, int64_t, const TokenRuns&, int64_t, const uint64_t*, \
+                           uint64_t, DropoutRate)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

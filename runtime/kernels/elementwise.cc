@@ -316,9 +316,14 @@ void add_bias(T* x, const T* bias, int64_t rows, int64_t width) {
 }
 
 template <typename T>
-void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width) {
-  parallel_ranges(width, 64, rows,
-                  [=](int64_t c, int64_t end) { column_sums_leaf(dy + c, dbias + c, rows, width, end - c); });
+void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width, const TreeParts& parts) {
+  parallel_ranges(width, 64, rows, [=](int64_t c, int64_t end) {
+    const auto add = [=](int64_t row, int64_t count, float* to) {
+      column_sums_leaf(dy + row * width + c, to, count, width, end - c);
+    };
+    if (parts.sums == nullptr) return add(0, rows, dbias + c);
+    add_column_tree(parts, 1, width, c, end - c, rows, &dbias, add);
+  });
 }
 
 #define RT_ACTIVATION(name, Act)                                                                                       \
@@ -480,20 +485,20 @@ void add_squares(const float* x, int64_t count, ExactSum& sum) {
   template void name##_forward<T>(const T*, T*, int64_t);            \
   template void name##_backward<T>(const T*, const T*, T*, int64_t); \
   template void name##_both<T>(const T*, T*, T*, int64_t)
-#define RT_INSTANTIATE(T)                                                          \
-  template void add<T>(const T*, const T*, T*, int64_t);                           \
-  template void add_bias<T>(T*, const T*, int64_t, int64_t);                       \
-  template void bias_backward<T>(const T*, float*, int64_t, int64_t);              \
-  template void scale<T>(T*, float, int64_t);                                      \
-  template void add_scaled<T>(const T*, float, const T*, T*, int64_t);             \
-  RT_INSTANTIATE_ACTIVATION(gelu_tanh, T);                                         \
-  RT_INSTANTIATE_ACTIVATION(gelu_erf, T);                                          \
-  RT_INSTANTIATE_ACTIVATION(gelu_quick, T);                                        \
-  RT_INSTANTIATE_ACTIVATION(relu, T);                                              \
-  RT_INSTANTIATE_ACTIVATION(relu2, T);                                             \
-  RT_INSTANTIATE_ACTIVATION(silu, T);                                              \
-  template void gated_forward<T>(Gate, const T*, T*, int64_t, int64_t);            \
-  template void gated_backward<T>(Gate, const T*, const T*, T*, int64_t, int64_t); \
+#define RT_INSTANTIATE(T)                                                               \
+  template void add<T>(const T*, const T*, T*, int64_t);                                \
+  template void add_bias<T>(T*, const T*, int64_t, int64_t);                            \
+  template void bias_backward<T>(const T*, float*, int64_t, int64_t, const TreeParts&); \
+  template void scale<T>(T*, float, int64_t);                                           \
+  template void add_scaled<T>(const T*, float, const T*, T*, int64_t);                  \
+  RT_INSTANTIATE_ACTIVATION(gelu_tanh, T);                                              \
+  RT_INSTANTIATE_ACTIVATION(gelu_erf, T);                                               \
+  RT_INSTANTIATE_ACTIVATION(gelu_quick, T);                                             \
+  RT_INSTANTIATE_ACTIVATION(relu, T);                                                   \
+  RT_INSTANTIATE_ACTIVATION(relu2, T);                                                  \
+  RT_INSTANTIATE_ACTIVATION(silu, T);                                                   \
+  template void gated_forward<T>(Gate, const T*, T*, int64_t, int64_t);                 \
+  template void gated_backward<T>(Gate, const T*, const T*, T*, int64_t, int64_t);      \
   template void rotary<T>(const RotaryDims&, T*, const float*, bool)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);

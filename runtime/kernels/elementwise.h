@@ -8,6 +8,7 @@
 
 #include "runtime/core/dtype.h"
 #include "runtime/core/exact_sum.h"
+#include "runtime/kernels/column_tree.h"
 
 namespace cairn::kernels {
 
@@ -17,9 +18,9 @@ void add(const T* a, const T* b, T* out, int64_t count);  // out = a + b; out ma
 /// x[r, c] += bias[c].
 template <typename T>
 void add_bias(T* x, const T* bias, int64_t rows, int64_t width);
-/// dbias[c] += sum over r of dy[r, c].
+/// dbias[c] += sum over r of dy[r, c], by a tree of `parts` where it has memory.
 template <typename T>
-void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width);
+void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width, const TreeParts& parts = {});
 
 template <typename T>
 void gelu_tanh_forward(const T* x, T* y, int64_t count);

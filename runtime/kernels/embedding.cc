@@ -1,9 +1,13 @@
 #include "runtime/kernels/embedding.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
+#include "runtime/core/check.h"
 #include "runtime/core/dtype.h"
 #include "runtime/kernels/parallel.h"
+#include "runtime/kernels/scratch.h"
 #include "runtime/kernels/simd.h"
 
 namespace cairn::kernels {
@@ -17,6 +21,32 @@ RT_CLONES void accumulate_leaf(const T* from, float* to, int64_t n, float factor
 template <typename T>
 RT_CLONES void add_row_leaf(T* x, const T* row, int64_t n) {
   for (int64_t i = 0; i < n; ++i) store_f32(&x[i], load_f32(x[i]) + load_f32(row[i]));
+}
+
+/// Rows of dout that one row of a table gets, ascending.
+struct RowsOfId {
+  const int32_t* begin;
+  const int32_t* end;
+};
+
+/// sum [n], zeros, += the rows among [first_row, first_row + rows), by the tree of the `parts` that these are cut into.
+/// Behind it is memory for a sum of each level.
+template <typename T>
+void add_tree(RowsOfId of, int64_t first_row, int64_t rows, int64_t parts, const T* dout, int64_t stride, float* sum,
+              int64_t n, float factor) {
+  if (parts == 1 || of.end - of.begin == 1) {
+    for (const int32_t* r = of.begin; r < of.end; ++r) accumulate_leaf(dout + *r * stride, sum, n, factor);
+    return;
+  }
+  const int64_t half = rows / 2;
+  const int32_t* const middle = std::lower_bound(of.begin, of.end, first_row + half);
+  if (middle > of.begin) add_tree({of.begin, middle}, first_row, half, parts / 2, dout, stride, sum, n, factor);
+  if (middle == of.end) return;
+  if (middle == of.begin) return add_tree(of, first_row + half, half, parts / 2, dout, stride, sum, n, factor);
+  float* const right = sum + n;
+  std::fill_n(right, n, 0.0f);
+  add_tree({middle, of.end}, first_row + half, half, parts / 2, dout, stride, right, n, factor);
+  accumulate_leaf(right, sum, n);
 }
 
 }  // namespace
@@ -51,19 +81,50 @@ void embedding_backward(const int32_t* ids, int64_t rows, const T* dout, int64_t
 }
 
 template <typename T>
-void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, const TokenRuns& tokens, int64_t width) {
+void embedding_backward_parts(const int32_t* ids, int64_t rows, int64_t parts, const T* dout, int64_t first,
+                              int64_t rows_in_table, int64_t width, float* dtable, float factor) {
+  RT_CHECK(rows % parts == 0, "{} rows in {} parts", rows, parts);
+  thread_local std::vector<int32_t> by_id;  // rows, those of one id together
+  by_id.clear();
+  for (int64_t r = 0; r < rows; ++r) {
+    if (ids[r] >= first && ids[r] < first + rows_in_table) by_id.push_back(static_cast<int32_t>(r));
+  }
+  std::sort(by_id.begin(), by_id.end(),
+            [&](int32_t a, int32_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
+  constexpr int64_t kMostLevels = 16;
+  RT_CHECK(parts < int64_t{1} << kMostLevels, "a tree of {} parts", parts);
+  const int32_t *const begin = by_id.data(), *const end = begin + by_id.size();
+  parallel_ranges(width, 64, rows, [=](int64_t c, int64_t c_end) {
+    thread_local Scratch scratch;
+    const int64_t n = c_end - c;
+    float* const sum = scratch.floats((kMostLevels + 1) * n);
+    for (const int32_t* r = begin; r < end;) {
+      const int32_t id = ids[*r];
+      const int32_t* const next = std::find_if(r, end, [&](int32_t row) { return ids[row] != id; });
+      std::fill_n(sum, n, 0.0f);
+      add_tree(RowsOfId{r, next}, 0, rows, parts, dout + c, width, sum, n, factor);
+      accumulate_leaf(sum, dtable + (id - first) * width + c, n);
+      r = next;
+    }
+  });
+}
+
+template <typename T>
+void positions_forward(T* x, const T* table, int64_t rows, int64_t first_row, const TokenRuns& tokens, int64_t samples,
+                       int64_t width) {
   parallel_ranges(rows, 1, width, [=](int64_t r, int64_t end) {
-    for (; r < end; ++r)
-      add_row_leaf(x + r * width, table + tokens.position((first_row + r) % tokens.count) * width, width);
+    for (; r < end; ++r) {
+      add_row_leaf(x + r * width, table + tokens.place(first_row + r, samples).position * width, width);
+    }
   });
 }
 
 template <typename T>
 void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t first_row, const TokenRuns& tokens,
-                        int64_t width) {
+                        int64_t samples, int64_t width) {
   parallel_ranges(width, 64, rows, [=](int64_t c, int64_t end) {
     for (int64_t r = 0; r < rows; ++r) {
-      accumulate_leaf(dout + r * width + c, dtable + tokens.position((first_row + r) % tokens.count) * width + c,
+      accumulate_leaf(dout + r * width + c, dtable + tokens.place(first_row + r, samples).position * width + c,
                       end - c);
     }
   });
@@ -72,8 +133,10 @@ void positions_backward(const T* dout, float* dtable, int64_t rows, int64_t firs
 #define RT_INSTANTIATE(T)                                                                                           \
   template void embedding_forward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, T*);             \
   template void embedding_backward<T>(const int32_t*, int64_t, const T*, int64_t, int64_t, int64_t, float*, float); \
-  template void positions_forward<T>(T*, const T*, int64_t, int64_t, const TokenRuns&, int64_t);                    \
-  template void positions_backward<T>(const T*, float*, int64_t, int64_t, const TokenRuns&, int64_t)
+  template void embedding_backward_parts<T>(const int32_t*, int64_t, int64_t, const T*, int64_t, int64_t, int64_t,  \
+                                            float*, float);                                                         \
+  template void positions_forward<T>(T*, const T*, int64_t, int64_t, const TokenRuns&, int64_t, int64_t);           \
+  template void positions_backward<T>(const T*, float*, int64_t, int64_t, const TokenRuns&, int64_t, int64_t)
 RT_INSTANTIATE(float);
 RT_INSTANTIATE(bf16);
 RT_INSTANTIATE(f16);

@@ -133,11 +133,18 @@ void layer_norm_forward(const T* x, const T* weight, const T* bias, T* y, float*
 
 template <typename T>
 void layer_norm_backward(const T* dy, const T* x, const T* weight, const float* mean, const float* rstd, T* dx,
-                         float* dweight, float* dbias, int64_t rows, int64_t width) {
+                         float* dweight, float* dbias, int64_t rows, int64_t width, const TreeParts& parts) {
   // The sums over rows first: dx may be dy. Threads own columns there, so their number does not change the bits.
   parallel_ranges(width, 64, 2 * rows, [=](int64_t c, int64_t end) {
-    norm_dweight_leaf<true>(dy + c, x + c, mean, rstd, dweight + c, dbias == nullptr ? nullptr : dbias + c, rows, width,
-                            end - c);
+    const auto add = [=](int64_t row, int64_t count, float* to_weight, float* to_bias) {
+      norm_dweight_leaf<true>(dy + row * width + c, x + row * width + c, mean + row, rstd + row, to_weight, to_bias,
+                              count, width, end - c);
+    };
+    if (parts.sums == nullptr) return add(0, rows, dweight + c, dbias == nullptr ? nullptr : dbias + c);
+    float* const into[] = {dweight, dbias};
+    add_column_tree(parts, 2, width, c, end - c, rows, into, [=](int64_t row, int64_t count, float* sum) {
+      add(row, count, sum, dbias == nullptr ? nullptr : sum + width);
+    });
   });
   parallel_ranges(rows, 1, 3 * width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
@@ -155,9 +162,14 @@ void rms_norm_forward(const T* x, const T* weight, T* y, float* rstd, int64_t ro
 
 template <typename T>
 void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight, int64_t rows,
-                       int64_t width) {
+                       int64_t width, const TreeParts& parts) {
   parallel_ranges(width, 64, 2 * rows, [=](int64_t c, int64_t end) {
-    norm_dweight_leaf<false>(dy + c, x + c, nullptr, rstd, dweight + c, nullptr, rows, width, end - c);
+    const auto add = [=](int64_t row, int64_t count, float* to) {
+      norm_dweight_leaf<false>(dy + row * width + c, x + row * width + c, nullptr, rstd + row, to, nullptr, count,
+                               width, end - c);
+    };
+    if (parts.sums == nullptr) return add(0, rows, dweight + c);
+    add_column_tree(parts, 1, width, c, end - c, rows, &dweight, add);
   });
   parallel_ranges(rows, 1, 3 * width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
@@ -208,9 +220,10 @@ void head_norm_backward(const T* dy, int64_t dy_stride, const T* x, int64_t x_st
 #define RT_INSTANTIATE(T)                                                                                            \
   template void layer_norm_forward<T>(const T*, const T*, const T*, T*, float*, float*, int64_t, int64_t, float);    \
   template void layer_norm_backward<T>(const T*, const T*, const T*, const float*, const float*, T*, float*, float*, \
-                                       int64_t, int64_t);                                                            \
+                                       int64_t, int64_t, const TreeParts&);                                          \
   template void rms_norm_forward<T>(const T*, const T*, T*, float*, int64_t, int64_t, float);                        \
-  template void rms_norm_backward<T>(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t);      \
+  template void rms_norm_backward<T>(const T*, const T*, const T*, const float*, T*, float*, int64_t, int64_t,       \
+                                     const TreeParts&);                                                              \
   template void head_norm_forward<T>(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t, float);    \
   template void head_norm_backward<T>(const T*, int64_t, const T*, int64_t, const T*, T*, int64_t, float*, float*,   \
                                       int64_t, int64_t, int64_t, float)

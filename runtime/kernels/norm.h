@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "runtime/kernels/column_tree.h"
+
 namespace cairn::kernels {
 
 /// y = (x - mean) * rstd * weight + bias. mean, rstd: [rows] float, kept for the backward pass. bias may be null.
@@ -10,17 +12,18 @@ template <typename T>
 void layer_norm_forward(const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd, int64_t rows,
                         int64_t width, float eps);
 
-/// dx is overwritten; dweight, dbias (float) are added to. dbias may be null.
+/// dx is overwritten; dweight, dbias (float) are added to, by a tree of `parts` where it has memory for twice the
+/// width. dbias may be null.
 template <typename T>
 void layer_norm_backward(const T* dy, const T* x, const T* weight, const float* mean, const float* rstd, T* dx,
-                         float* dweight, float* dbias, int64_t rows, int64_t width);
+                         float* dweight, float* dbias, int64_t rows, int64_t width, const TreeParts& parts = {});
 
 /// y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps).
 template <typename T>
 void rms_norm_forward(const T* x, const T* weight, T* y, float* rstd, int64_t rows, int64_t width, float eps);
 template <typename T>
 void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight, int64_t rows,
-                       int64_t width);
+                       int64_t width, const TreeParts& parts = {});
 
 /// RMSNorm of each head's channels: x [rows, heads, D] and y with row strides in elements, one weight [D] for all
 /// heads. y may be x.

@@ -56,7 +56,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
       what_dout_(fmt::format("layer {} attn.dout", layer)),
       what_din_(fmt::format("layer {} attn.din", layer)),
       what_kv_(fmt::format("layer {} attn.kv", layer)),
-      what_dkv_(fmt::format("layer {} attn.dkv", layer)) {
+      what_dkv_(fmt::format("layer {} attn.dkv", layer)),
+      what_dqk_norm_(fmt::format("layer {} attn.dqk_norm", layer)) {
   if (layer == model.layers) position_queries_.emplace(parameters, model, dims, tp, scratch);
   attention_dims_ = {.batch = dims.samples,
                      .tokens = dims.held.tokens,
@@ -70,7 +71,8 @@ Attention<Real>::Attention(const Parameters<Real>& parameters, const ModelConfig
                      .mask = {.causal = model.mask != Mask::kBidirectional,
                               .window = has_window(model, layer) ? model.sliding_window : 0},
                      .alibi_slopes = scratch.alibi_slopes,
-                     .held = dims.held};
+                     .held = dims.held,
+                     .key_parts = dims.all_token_parts};
   RT_CHECK(kernels::attention_backward_scratch_elems(attention_dims_) <= attention_scratch_elems(dims),
            "attention wants {} floats of scratch, the plan gives {}",
            kernels::attention_backward_scratch_elems(attention_dims_), attention_scratch_elems(dims));
@@ -99,7 +101,12 @@ void Attention<Real>::turn(Real* qkv, bool inverse) const {
   if (scratch_.rotary_table == nullptr) return;
   kernels::RotaryDims dims = rotary_dims_;
   dims.positions = scratch_.positions;
-  kernels::rotary(dims, qkv, scratch_.rotary_table, inverse);
+  dims.rows /= dims_.held.parts;
+  dims.tokens = dims_.held.part_tokens();
+  for (int64_t part = 0; part < dims_.held.parts; ++part) {
+    kernels::rotary(dims, qkv + part * dims.rows * dims.stride,
+                    scratch_.rotary_table + part * dims.tokens * dims.turning, inverse);
+  }
 }
 
 template <typename Real>
@@ -115,26 +122,56 @@ void Attention<Real>::norm_qk(const SavedAttention<Real>& saved) const {
 }
 
 template <typename Real>
-void Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
+Status Attention<Real>::prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
+  turn(dqkv, true);
+  return q_norm_ ? norm_qk_backward(saved, dqkv) : Status();
+}
+
+template <typename Real>
+Status Attention<Real>::norm_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const {
   const StageDims& d = dims_;
   const int64_t q_width = d.heads * d.head_dim, qk_width = q_width + d.kv_heads * d.head_dim;
-  turn(dqkv, true);
-  if (!q_norm_) return;
   float* rstd = scratch_.attention;  // attention's backward is done with it
-  const auto backward = [&](int64_t at, int64_t heads, const Parameter<Real>& norm, float* dweight) {
-    kernels::head_norm_backward(dqkv + at, d.qkv, saved.qk + at, qk_width, norm.weight, dqkv + at, d.qkv, dweight, rstd,
-                                d.rows, heads, d.head_dim, norm_eps_);
+  // Of `count` heads from channel `at` on, in rows [row, row + rows).
+  const auto backward = [&](int64_t at, int64_t count, int64_t row, int64_t rows, float* dweight) {
+    Real* const dy = dqkv + row * d.qkv + at;
+    kernels::head_norm_backward(dy, d.qkv, saved.qk + row * qk_width + at, qk_width,
+                                at < q_width ? q_norm_.weight : k_norm_.weight, dy, d.qkv, dweight, rstd, rows, count,
+                                d.head_dim, norm_eps_);
   };
-  const auto sum_heads = [&](int64_t at, int64_t heads, const Parameter<Real>& norm) {
-    const TreeParts parts{d.parts, scratch_.stats.parts.sums};
-    if (parts.sums == nullptr) return backward(at, heads, norm, norm.grad);
-    const int64_t each = heads / parts.count;
-    const float* const sums = tree_sum(
-        parts, d.head_dim, [&](int64_t part, float* sum) { backward(at + part * each * d.head_dim, each, norm, sum); });
-    kernels::add_to(norm.grad, sums, d.head_dim);
+  const TreeParts heads_tree{d.parts, scratch_.stats.parts.sums};
+  if (heads_tree.sums == nullptr) {
+    backward(0, d.heads, 0, d.rows, q_norm_.grad);
+    backward(q_width, d.kv_heads, 0, d.rows, k_norm_.grad);
+    return {};
+  }
+  const auto sum_heads = [&](int64_t at, int64_t heads, int64_t row, int64_t rows) {
+    const int64_t each = heads / d.parts;
+    return tree_sum(heads_tree, d.head_dim,
+                    [&](int64_t part, float* sum) { backward(at + part * each * d.head_dim, each, row, rows, sum); });
   };
-  sum_heads(0, d.heads, q_norm_);
-  sum_heads(q_width, d.kv_heads, k_norm_);
+  if (d.all_token_parts == 1) {
+    kernels::add_to(q_norm_.grad, sum_heads(0, d.heads, 0, d.rows), d.head_dim);
+    kernels::add_to(k_norm_.grad, sum_heads(q_width, d.kv_heads, 0, d.rows), d.head_dim);
+    return {};
+  }
+  // Heads are cut by tp, and tokens by cp: so that a tree of all needs no more than the sums of both, those over heads
+  // are whole in each part of the tokens before these are added.
+  float* const sums = heads_tree.sums + tree_sum_elems(d.parts, d.head_dim);  // [parts, q and k, D]
+  const int64_t part_rows = d.rows / d.held.parts;
+  for (int64_t part = 0; part < d.held.parts; ++part) {
+    float* const sum = sums + part * 2 * d.head_dim;
+    std::copy_n(sum_heads(0, d.heads, part * part_rows, part_rows), d.head_dim, sum);
+    std::copy_n(sum_heads(q_width, d.kv_heads, part * part_rows, part_rows), d.head_dim, sum + d.head_dim);
+  }
+  comm::Comm& comm = tp_.comm();
+  if (comm.size() > 1) {
+    RT_TRY(comm.all_reduce(sums, d.held.parts * 2 * d.head_dim, DType::kF32, comm::ReduceOp::kTreeSum, what_dqk_norm_));
+  }
+  join_sums(sums, d.held.parts, 2 * d.head_dim);
+  kernels::add_to(q_norm_.grad, sums, d.head_dim);
+  kernels::add_to(k_norm_.grad, sums + d.head_dim, d.head_dim);
+  return {};
 }
 
 template <typename Real>
@@ -211,13 +248,19 @@ Status Attention<Real>::backward(const SavedAttention<Real>& saved, Real* late_d
   Real* dqkv = scratch_.dhidden;
   Real* const dk_rows = dqkv + d.heads * d.head_dim;
   RT_TRY_SET(const KeysValues kv, keys_values(saved));
-  Real* const dk = cp_.on() ? cp_.gradients() : dk_rows;
   kernels::AttentionDims dims = attention_dims();
   dims.kv_stride = kv.stride;
-  kernels::attention_backward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS, dout, dqkv, dk,
-                              dk + d.kv_heads * d.head_dim, scratch_.attention);
-  if (cp_.on()) RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
-  prepare_qk_backward(saved, dqkv);
+  const auto attention_backward = [&](auto* dk) {
+    kernels::attention_backward(dims, saved.qkv, kv.k, kv.v, saved.out, saved.logsumexp_BNS, dout, dqkv, dk,
+                                dk + d.kv_heads * d.head_dim, scratch_.attention);
+  };
+  if (!cp_.on()) {
+    attention_backward(dk_rows);
+  } else {
+    cp_.in_parts() ? attention_backward(cp_.gradient_sums()) : attention_backward(cp_.gradients());
+    RT_TRY(cp_.reduce(dk_rows, d.qkv, what_dkv_));
+  }
+  RT_TRY(prepare_qk_backward(saved, dqkv));
   RT_CHECK(!late || !position_queries_, "the top query layer's backward is not split");
   if (position_queries_) RT_TRY(position_queries_->backward(dqkv));
   if (late) {

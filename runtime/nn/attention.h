@@ -52,7 +52,9 @@ class Attention {
   /// The norms of q and k in `saved.qkv`.
   void norm_qk(const SavedAttention<Real>& saved) const;
   /// Gradients of q and k, from those after norms and positions to those before.
-  void prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
+  Status prepare_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
+  /// The second half of it: through the norms.
+  Status norm_qk_backward(const SavedAttention<Real>& saved, Real* dqkv) const;
   /// Keys and values that the queries see, of all tokens, and the row stride of both.
   struct KeysValues {
     const Real *k, *v;
@@ -76,7 +78,8 @@ class Attention {
   const TensorParallel<Real>& tp_;
   const ContextParallel<Real>& cp_;
   const Scratch<Real>& scratch_;
-  std::string what_in_, what_out_, what_dout_, what_din_, what_kv_, what_dkv_;  // names of the collectives
+  std::string what_in_, what_out_, what_dout_, what_din_, what_kv_, what_dkv_,
+      what_dqk_norm_;  // names of the collectives
 };
 
 }  // namespace cairn::nn

@@ -59,12 +59,9 @@ template <typename Real>
 void row_cut_weight(const Linear<Real>& projection, const Real* masked_RH, const Real* dy_TH, const Real* hidden,
                     const Scratch<Real>& scratch, const StageDims& d) {
   if (projection.bias) {
-    const TreeParts& parts = scratch.stats.parts;
-    sum_rows(parts, projection.bias.grad, d.width, d.local_rows, [&](int64_t row, int64_t rows, float* sums) {
-      kernels::bias_backward(masked_RH + row * d.width, sums, rows, d.width);
-    });
+    kernels::bias_backward(masked_RH, projection.bias.grad, d.local_rows, d.width, scratch.stats.parts);
   }
-  projection.backward_weight(dy_TH, d.width, hidden, d.rows);
+  projection.backward_weight(dy_TH, d.width, hidden, d.rows, d.held.parts);
 }
 
 /// Gradients of the column cut's weights and biases from dy [T, out]. Leaves the statistics of the norm before it.
@@ -74,7 +71,7 @@ Status column_cut_weight(const Residual<Real>& residual, const SavedResidual<Rea
                          const Scratch<Real>& scratch, const StageDims& d, std::string_view what) {
   residual.input(saved);
   RT_TRY(tp.gather(scratch.rows_TH, what));
-  projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows);
+  projections.backward_weight(dy, scratch.rows_TH, scratch.dbias, d.rows, scratch.token_parts);
   return {};
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/kernels/elementwise.h"
+
 namespace cairn::nn {
 
 template <typename Real>
@@ -11,6 +13,10 @@ ContextParallel<Real>::ContextParallel(const StageDims& dims, comm::Comm* cp, co
            cp == nullptr ? 1 : cp->size());
   if (!on()) return;
   exchanged_ = buffers.get<Real>("cp.exchanged");
+  if (in_parts()) {
+    dkv_sums_ = buffers.get<float>("cp.dkv");
+    return;
+  }
   kv_ = buffers.get<Real>("cp.kv");
   dkv_ = buffers.get<Real>("cp.dkv");
 }
@@ -35,13 +41,26 @@ Status ContextParallel<Real>::gather(const Real* kv, int64_t stride, const Real*
   Real* const own = exchanged_ + cp_->rank() * dims_.rows * width_;
   for (int64_t r = 0; r < dims_.rows; ++r) std::copy_n(kv + r * stride, width_, own + r * width_);
   RT_TRY(cp_->all_gather(own, exchanged_, dims_.rows * width_ * static_cast<int64_t>(sizeof(Real)), what));
-  reorder(true, exchanged_, kv_);
-  *all = kv_;
+  if (!in_parts()) reorder(true, exchanged_, kv_);
+  *all = in_parts() ? exchanged_ : kv_;
   return {};
 }
 
 template <typename Real>
 Status ContextParallel<Real>::reduce(Real* dkv, int64_t stride, std::string_view what) const {
+  if (in_parts()) {
+    const int64_t elems = dims_.rows * width_;
+    float* const sums = dkv_sums_ + cp_->rank() * elems;
+    RT_TRY(cp_->reduce_scatter(dkv_sums_, sums, elems, DType::kF32, comm::ReduceOp::kTreeSum, what));
+    for (int64_t r = 0; r < dims_.rows; ++r) {
+      if constexpr (DTypeOf<Real>::value == DType::kF32) {
+        std::copy_n(sums + r * width_, width_, dkv + r * stride);
+      } else {
+        kernels::cast(sums + r * width_, dkv + r * stride, width_);
+      }
+    }
+    return {};
+  }
   reorder(false, exchanged_, dkv_);
   Real* const own = exchanged_ + cp_->rank() * dims_.rows * width_;
   RT_TRY(cp_->reduce_scatter(exchanged_, own, dims_.rows * width_, DTypeOf<Real>::value, comm::ReduceOp::kSum, what));

@@ -24,7 +24,8 @@ class Dropout {
   /// out [R, H] = masked x, this rank's rows; forward and backward alike. out may be x.
   void apply(const Real* x_RH, Real* out_RH, const TensorParallel<Real>& tp, const Scratch<Real>& scratch,
              const StageDims& d) const {
-    kernels::dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.held, scratch.dropout_keys, site_, rate_);
+    kernels::dropout(x_RH, out_RH, d.local_rows, d.width, tp.first_row(), d.held, d.samples, scratch.dropout_keys,
+                     site_, rate_);
   }
 
  private:

@@ -53,17 +53,17 @@ void Embedding<Real>::add_positions(Real* stream_RH) const {
   if (scratch_.positions != nullptr) {
     const int32_t* position = scratch_.positions + tp_.first_row();
     for (int64_t r = 0; r < d.local_rows; ++r) {
-      kernels::positions_forward(stream_RH + r * d.width, rows + position[r] * d.width, 1, 0, 1, d.width);
+      kernels::positions_forward(stream_RH + r * d.width, rows + position[r] * d.width, 1, 0, 1, 1, d.width);
     }
     return;
   }
   if (scratch_.cached == nullptr) {
-    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.held, d.width);
+    kernels::positions_forward(stream_RH, rows, d.local_rows, tp_.first_row(), d.held, d.samples, d.width);
     return;
   }
   for (int64_t r = 0; r < d.rows; ++r) {
     const int64_t position = std::max(0, scratch_.cached->position_of(r));
-    kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, d.width);
+    kernels::positions_forward(stream_RH + r * d.width, rows + position * d.width, 1, 0, 1, 1, d.width);
   }
 }
 
@@ -72,12 +72,12 @@ void Embedding<Real>::add_position_gradients(const Real* dstream, int64_t first,
   const StageDims& d = dims_;
   float* const grads = positions_.grad + position_offset_ * d.width;
   if (scratch_.positions == nullptr) {
-    kernels::positions_backward(dstream, grads, count, first, d.held, d.width);
+    kernels::positions_backward(dstream, grads, count, first, d.held, d.samples, d.width);
     return;
   }
   const int32_t* position = scratch_.positions + first;
   for (int64_t r = 0; r < count; ++r) {
-    kernels::positions_backward(dstream + r * d.width, grads + position[r] * d.width, 1, 0, 1, d.width);
+    kernels::positions_backward(dstream + r * d.width, grads + position[r] * d.width, 1, 0, 1, 1, d.width);
   }
 }
 
@@ -105,8 +105,13 @@ Status Embedding<Real>::backward(const SavedEmbedding<Real>& saved, const int32_
   if (tokens_.unwritten != nullptr && std::exchange(*tokens_.unwritten, 0) != 0) {
     kernels::zero(tokens_.grad, tokens_.rows * d.embed);
   }
-  kernels::embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
-                              gradient_part_);
+  if (d.all_token_parts > 1) {
+    kernels::embedding_backward_parts(tokens_T, d.rows, d.held.parts, dy_TE, tokens_.first_row, tokens_.valid_rows,
+                                      d.embed, tokens_.grad, gradient_part_);
+  } else {
+    kernels::embedding_backward(tokens_T, d.rows, dy_TE, tokens_.first_row, tokens_.valid_rows, d.embed, tokens_.grad,
+                                gradient_part_);
+  }
   return {};
 }
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "runtime/kernels/cross_entropy.h"
 #include "runtime/kernels/elementwise.h"
+#include "runtime/kernels/zero.h"
+#include "runtime/nn/tree_sum.h"
 
 namespace cairn::nn {
 
@@ -22,6 +25,7 @@ Head<Real>::Head(const Parameters<Real>& parameters, const ModelConfig& model, d
       local_max_(buffers.copies<float>("head.local_max").first),
       part_sums_(buffers.copies<float>("head.part_sums").first),
       scale_(buffers.get<float>("head.scale")),
+      weight_sums_(buffers.copies<float>("head.weight_sums").first),
       z_loss_(static_cast<float>(z_loss)) {
   if (model.final_norm && !model.top_query) norm_.emplace(parameters, "final_norm", model);
 }
@@ -67,6 +71,28 @@ Status Head<Real>::input_gradient(const SavedHead<Real>& saved, Real* dinput_RE)
 template <typename Real>
 void Head<Real>::compute_logits(int64_t begin, int64_t count) const {
   projection_.forward(scratch_.rows_TH + begin * dims_.embed, logits_, dims_.vocab, count);
+}
+
+template <typename Real>
+void Head<Real>::weight_gradient(const Real* dlogits, int64_t begin, int64_t count, float* sum) const {
+  const StageDims& d = dims_;
+  const Real* const x = scratch_.rows_TH + begin * d.embed;
+  if (d.all_token_parts == 1) {
+    if (projection_.bias) kernels::bias_backward(dlogits, projection_.bias.grad, count, d.vocab);
+    return projection_.backward_weight(dlogits, d.vocab, x, count);
+  }
+  const int64_t part_rows = d.rows / d.held.parts, parts = count / part_rows;
+  if (sum != nullptr) {
+    projection_.weight_sum(dlogits, d.vocab, x, count, parts, sum);
+  } else {
+    projection_.backward_weight(dlogits, d.vocab, x, count, parts);
+  }
+  if (!projection_.bias) return;
+  for (int64_t part = 0; part < parts; ++part) {
+    float* const bias = scratch_.stats.parts.sums + (begin / part_rows + part) * d.vocab;
+    std::fill_n(bias, d.vocab, 0.0f);
+    kernels::bias_backward(dlogits + part * part_rows * d.vocab, bias, part_rows, d.vocab);
+  }
 }
 
 template <typename Real>
@@ -140,15 +166,28 @@ Status Head<Real>::backward(const SavedHead<Real>& saved, const int32_t* targets
   const bool held = held_ == saved.input_RH;
   held_ = nullptr;  // overwritten below
   RT_TRY(input_rows(saved));
-  for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) {
+  const auto backward_rows = [&](int64_t begin, float* weight_sum) {
     const int64_t count = std::min(d.logit_rows, d.rows - begin);
     if (!held) compute_logits(begin, count);
     Real* dlogits = logits_;
     kernels::cross_entropy_backward(dlogits, count, d.vocab, vocab.valid_rows, vocab.first_row, targets_T + begin,
                                     saved.max_T + begin, saved.sum_exp_T + begin, scale_ + begin, z_loss_);
-    if (projection_.bias) kernels::bias_backward(dlogits, projection_.bias.grad, count, d.vocab);
-    projection_.backward_weight(dlogits, d.vocab, scratch_.rows_TH + begin * d.embed, count);
+    weight_gradient(dlogits, begin, count, weight_sum);
     projection_.backward_input_partial(dlogits, d.vocab, tp_.partial(scratch_.partial_TH, begin), count);
+  };
+  if (weight_sums_ != nullptr) {
+    const int64_t elems = d.vocab * d.embed;
+    const float* const sum = tree_sum({d.rows / d.logit_rows, weight_sums_}, elems,
+                                      [&](int64_t block, float* part) { backward_rows(block * d.logit_rows, part); });
+    if (vocab.unwritten != nullptr && std::exchange(*vocab.unwritten, 0) != 0) kernels::zero(vocab.grad, elems);
+    kernels::add_to(vocab.grad, sum, elems);
+  } else {
+    for (int64_t begin = 0; begin < d.rows; begin += d.logit_rows) backward_rows(begin, nullptr);
+  }
+  if (projection_.bias && d.all_token_parts > 1) {
+    float* const sums = scratch_.stats.parts.sums;
+    join_sums(sums, d.held.parts, d.vocab);
+    kernels::add_to(projection_.bias.grad, sums, d.vocab);
   }
   RT_TRY(tp_.reduce_sum(scratch_.partial_TH, "head.din"));
   return input_gradient(saved, tp_.local(scratch_.partial_TH));

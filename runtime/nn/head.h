@@ -50,6 +50,9 @@ class Head {
   Status input_gradient(const SavedHead<Real>& saved, Real* dinput_RE);
   /// From each part's maximum and sum of exponentials those of the whole vocabulary, and the target's logit.
   Status join_parts(const SavedHead<Real>& saved, float* max_PT, float* sums_PT) const;
+  /// Adds the gradients of the head's matrix and bias from logits' of rows [begin, begin + count); in trees of parts
+  /// those of the bias lie apart, and those of a part of all rows go into `sum` [V, E].
+  void weight_gradient(const Real* dlogits, int64_t begin, int64_t count, float* sum) const;
   /// Logits of rows [begin, begin + count) into the buffer; scratch.rows must hold input_rows().
   void compute_logits(int64_t begin, int64_t count) const;
 
@@ -65,6 +68,7 @@ class Head {
   // where no sum is taken in parts.
   float *local_max_ = nullptr, *part_sums_ = nullptr;  // [P, T]
   float* scale_ = nullptr;                             // [T]
+  float* weight_sums_ = nullptr;  // of parts of the rows (tree_sum.h); null where all logits are there at once
   float z_loss_ = 0;
   const Real* held_ = nullptr;  // the input whose logits, all rows, are in the buffer
 };

@@ -41,6 +41,22 @@ kernels::MatmulArgs input_gradient_of(const Linear<Real>& linear, const Real* dy
           .c_dtype = DTypeOf<Real>::value};
 }
 
+template <typename Real>
+kernels::MatmulArgs weight_gradient_of(const Linear<Real>& linear, const Real* dy, int64_t dy_stride, const Real* x,
+                                       int64_t rows) {
+  return {.m = linear.out,
+          .n = linear.in,
+          .k = rows,
+          .a = dy,
+          .lda = dy_stride,
+          .trans_a = true,
+          .b = x,
+          .ldb = linear.in,
+          .ldc = linear.in,
+          .ab_dtype = DTypeOf<Real>::value,
+          .c_dtype = DType::kF32};
+}
+
 void matmul_into(const PartialSum& sum, kernels::MatmulArgs product) {
   product.c = sum.data;
   product.c_dtype = sum.dtype;
@@ -87,21 +103,22 @@ void Linear<Real>::backward_input_partial(const Real* dy, int64_t dy_stride, con
 }
 
 template <typename Real>
-void Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const {
-  const bool adds = weight.unwritten == nullptr || std::exchange(*weight.unwritten, 0) == 0;
-  kernels::matmul({.m = out,
-                   .n = in,
-                   .k = rows,
-                   .a = dy,
-                   .lda = dy_stride,
-                   .trans_a = true,
-                   .b = x,
-                   .ldb = in,
-                   .c = weight.grad,
-                   .ldc = in,
-                   .ab_dtype = DTypeOf<Real>::value,
-                   .c_dtype = DType::kF32,
-                   .accumulate = adds});
+void Linear<Real>::backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows,
+                                   int64_t parts) const {
+  kernels::MatmulArgs product = weight_gradient_of(*this, dy, dy_stride, x, rows);
+  product.c = weight.grad;
+  product.accumulate = weight.unwritten == nullptr || std::exchange(*weight.unwritten, 0) == 0;
+  product.parts = parts;
+  kernels::matmul(product);
+}
+
+template <typename Real>
+void Linear<Real>::weight_sum(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows, int64_t parts,
+                              float* sum) const {
+  kernels::MatmulArgs product = weight_gradient_of(*this, dy, dy_stride, x, rows);
+  product.c = sum;
+  product.parts = parts;
+  kernels::matmul(product);
 }
 
 template <typename Real>
@@ -169,16 +186,17 @@ void ColumnGroup<Real>::backward_input_partial(const Real* dy, const PartialSum&
 }
 
 template <typename Real>
-void ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const {
+void ColumnGroup<Real>::backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows,
+                                        const TreeParts& parts) const {
   const Real* dy_part = dy + first_;
   for (const Linear<Real>& part : parts_) {
-    part.backward_weight(dy_part, stride_, x, rows);
+    part.backward_weight(dy_part, stride_, x, rows, parts.count);
     dy_part += part.out;
   }
   for (uint8_t* unwritten : merged_) *unwritten = 0;
   if (!parts_.front().bias) return;
   std::fill_n(dbias_scratch, stride_, 0.0f);  // the sums run over whole rows: one pass for all parts
-  kernels::bias_backward(dy, dbias_scratch, rows, stride_);
+  kernels::bias_backward(dy, dbias_scratch, rows, stride_, parts);
   const float* dbias = dbias_scratch + first_;
   for (const Linear<Real>& part : parts_) {
     kernels::add_to(part.bias.grad, dbias, part.out);

@@ -26,8 +26,11 @@ struct Linear {
   void backward_input(const Real* dy, int64_t dy_stride, Real* dx, bool accumulate, int64_t rows) const;
   /// dy W of this rank's part of `out`, [rows, in], as `dx` says.
   void backward_input_partial(const Real* dy, int64_t dy_stride, const PartialSum& dx, int64_t rows) const;
-  /// dW += dy^T x, or = where nothing was written (Parameter::unwritten).
-  void backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows) const;
+  /// dW += dy^T x, or = where nothing was written (Parameter::unwritten). In parts (kernels::MatmulArgs::parts) only
+  /// the latter.
+  void backward_weight(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows, int64_t parts = 1) const;
+  /// sum [out, in] = dy^T x.
+  void weight_sum(const Real* dy, int64_t dy_stride, const Real* x, int64_t rows, int64_t parts, float* sum) const;
 };
 
 /// Column-cut projections of one input whose outputs lie side by side in one row, or in a part of it: q, k, v and gate,
@@ -43,8 +46,10 @@ class ColumnGroup {
   /// dx is overwritten, or added to.
   void backward_input(const Real* dy, Real* dx, int64_t rows, bool accumulate = false) const;
   void backward_input_partial(const Real* dy, const PartialSum& dx, int64_t rows) const;
-  /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases.
-  void backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows) const;
+  /// Gradients are added to, or as Linear does. dbias_scratch [stride] float; may be null without biases. Sums over
+  /// rows are trees of `parts`, where it has memory.
+  void backward_weight(const Real* dy, const Real* x, float* dbias_scratch, int64_t rows,
+                       const TreeParts& parts = {}) const;
 
  private:
   std::vector<Linear<Real>> parts_;

@@ -24,22 +24,12 @@ void Norm<Real>::forward(const Real* x_RH, Real* y_RH, const NormStats& stats, i
 template <typename Real>
 void Norm<Real>::backward(const Real* dy_RH, const Real* x_RH, const NormStats& stats, Real* dx_RH,
                           int64_t rows) const {
-  const auto backward_rows = [&](int64_t row, int64_t count, float* dweight, float* dbias) {
-    const Real *dy = dy_RH + row * width_, *x = x_RH + row * width_;
-    Real* dx = dx_RH + row * width_;
-    if (kind_ == NormKind::kLayerNorm) {
-      kernels::layer_norm_backward(dy, x, weight_.weight, stats.mean + row, stats.rstd + row, dx, dweight, dbias, count,
-                                   width_);
-    } else {
-      kernels::rms_norm_backward(dy, x, weight_.weight, stats.rstd + row, dx, dweight, count, width_);
-    }
-  };
-  if (stats.parts.sums == nullptr) return backward_rows(0, rows, weight_.grad, bias_.grad);
-  const float* const sums = tree_rows(stats.parts, 2 * width_, rows, [&](int64_t row, int64_t count, float* sum) {
-    backward_rows(row, count, sum, bias_ ? sum + width_ : nullptr);
-  });
-  kernels::add_to(weight_.grad, sums, width_);
-  if (bias_) kernels::add_to(bias_.grad, sums + width_, width_);
+  if (kind_ == NormKind::kLayerNorm) {
+    kernels::layer_norm_backward(dy_RH, x_RH, weight_.weight, stats.mean, stats.rstd, dx_RH, weight_.grad, bias_.grad,
+                                 rows, width_, stats.parts);
+  } else {
+    kernels::rms_norm_backward(dy_RH, x_RH, weight_.weight, stats.rstd, dx_RH, weight_.grad, rows, width_, stats.parts);
+  }
 }
 
 template class Norm<float>;

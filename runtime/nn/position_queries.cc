@@ -48,7 +48,7 @@ Status PositionQueries<Real>::backward(const Real* dqkv) const {
   const Real* drow = tp_.local(scratch_.partial_TH);
   for (int64_t r = 0; r < dims_.local_rows; ++r, drow += width) {
     float* const dtable = table_.grad + position_of(tp_.first_row() + r) * width;
-    kernels::positions_backward(drow, dtable, 1, 0, 1, width);
+    kernels::positions_backward(drow, dtable, 1, 0, 1, 1, width);
   }
   return {};
 }

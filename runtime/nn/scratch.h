@@ -19,6 +19,7 @@ struct Scratch {
   float* attention = nullptr;
   float* dbias = nullptr;  // null without biases
   NormStats stats;
+  TreeParts token_parts;                   // of all rows; with the memory of stats.parts, or none where tokens have one
   const float* rotary_table = nullptr;     // [positions, turning pairs, 2]; null without rotary positions
   const float* alibi_slopes = nullptr;     // [N] of this rank's heads; null without
   const uint64_t* dropout_keys = nullptr;  // of the samples of the micro-batch at work; null: nothing is dropped

@@ -356,7 +356,8 @@ class Model final : public StageModel {
     scratch_.attention = buffers.get<float>("scratch.attention");
     scratch_.stats.rstd = buffers.get<float>("scratch.rstd");
     if (model.norm == NormKind::kLayerNorm) scratch_.stats.mean = buffers.get<float>("scratch.mean");
-    if (dims_.all_parts > 1) scratch_.stats.parts = {dims_.row_parts, buffers.get<float>("scratch.row_sums")};
+    if (dims_.row_trees()) scratch_.stats.parts = {dims_.row_parts, buffers.get<float>("scratch.row_sums")};
+    if (dims_.all_token_parts > 1) scratch_.token_parts = {dims_.held.parts, scratch_.stats.parts.sums};
     if (is_parallel(model.block) || model.block == BlockKind::kSandwich) {
       scratch_.dbranch_RH = buffers.get<Real>("scratch.dbranch");
     }
@@ -370,9 +371,11 @@ class Model final : public StageModel {
       if (held.whole()) {
         kernels::rotary_table(table, 0, dims_.positions, angles.frequencies, angles.factor);
       } else {
-        const int64_t half = held.count / 2;
-        kernels::rotary_table(table, held.first, half, angles.frequencies, angles.factor);
-        kernels::rotary_table(table + half * rotary_dims(model), held.second, half, angles.frequencies, angles.factor);
+        const int64_t run = held.part_tokens() / 2;
+        for (int64_t at = 0; at < held.count; at += run) {
+          kernels::rotary_table(table + at * rotary_dims(model), held.position(at), run, angles.frequencies,
+                                angles.factor);
+        }
       }
       scratch_.rotary_table = table;
     }

@@ -3,7 +3,8 @@
 // backward, every tensor-parallel collective visible at its place. Owns no memory: weights, gradients and activations
 // are ranges the caller allocated from the plan.
 //
-// Legend: B samples of a micro-batch, S tokens a sample, T = B * S rows, H width, V vocabulary rows of this rank.
+// Legend: B samples of a micro-batch, S tokens a sample, T = B * S rows, H width, V vocabulary rows of this rank. Which
+// token a row stands for: StageDims::held.
 // Rows at a stage boundary and in the residual stream: R = T, or T / tp with sequence parallel (rank r holds rows
 // [r * R, (r + 1) * R) of the flat token order).
 //

@@ -15,7 +15,8 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   StageDims d;
   const int64_t sequence = plan.pass_tokens > 0 ? plan.pass_tokens : plan.sequence_tokens;
   d.cp = plan.mesh.cp();
-  d.held = TokenRuns::of_rank(sequence, d.cp, rank.at.cp);
+  d.all_token_parts = plan.token_parts();
+  d.held = TokenRuns::of_rank(sequence, d.cp, rank.at.cp, d.all_token_parts);
   d.tokens = d.held.count;
   d.samples = plan.recipe.batch.micro * (plan.pass_tokens > 0 ? 1 : m.context / sequence);
   d.positions = plan.pass_tokens > 0 ? m.context : d.tokens;
@@ -31,7 +32,7 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
   d.ffn_in = is_gated(m.activation) ? 2 * d.ffn : d.ffn;
   d.all_parts = plan.sum_parts();
   d.parts = std::max<int64_t>(1, d.all_parts / tp);
-  d.row_parts = plan.recipe.mesh.sequence_parallel ? d.parts : d.all_parts;
+  d.row_parts = d.held.parts * (plan.recipe.mesh.sequence_parallel ? d.parts : d.all_parts);
   if (m.moe.experts > 0) {
     d.experts = m.moe.experts;
     d.choices = m.moe.top_k;
@@ -53,6 +54,11 @@ StageDims stage_dims(const Plan& plan, const RankPlan& rank) {
     const int64_t columns = d.all_parts > 1 ? plan.padded_vocab : d.vocab;
     const int64_t fitting = bytes / (columns * dtype_size_bytes(plan.compute_dtype()));
     d.logit_rows = std::clamp<int64_t>(fitting, 1, d.rows);
+    if (d.all_token_parts > 1) {  // whole subtrees of the parts
+      int64_t blocks = 1;
+      while (blocks < d.held.parts && d.rows / blocks > fitting) blocks *= 2;
+      d.logit_rows = d.rows / blocks;
+    }
   }
   return d;
 }
@@ -62,6 +68,11 @@ int64_t attention_scratch_elems(const StageDims& dims) {
 }
 
 int64_t tree_sum_elems(int64_t parts, int64_t elems) { return (std::bit_width(static_cast<uint64_t>(parts))) * elems; }
+
+int64_t qk_norm_sum_elems(const StageDims& dims) {
+  const int64_t of_heads = tree_sum_elems(dims.parts, dims.head_dim);
+  return dims.all_token_parts == 1 ? of_heads : of_heads + 2 * dims.held.parts * dims.head_dim;
+}
 
 int64_t BufferSpec::bytes() const {
   const int64_t raw = elems * dtype_size_bytes(dtype);
@@ -174,9 +185,14 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   if (d.all_parts > 1 && plan.mesh.tp() > 1 && compute != DType::kF32) {
     scratch("scratch.sums", d.rows * widest, DType::kF32);  // the same before it is rounded
   }
-  if (d.all_parts > 1) {  // gradients of norms' weights and biases, of q's and k's
-    scratch("scratch.row_sums", std::max(tree_sum_elems(d.row_parts, 2 * d.width), tree_sum_elems(d.parts, d.head_dim)),
-            DType::kF32);
+  const bool column_bias = has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp);
+  if (d.row_trees()) {  // gradients of norms' weights and biases, of q's and k's; of biases
+    int64_t sums = std::max(tree_sum_elems(d.row_parts, 2 * d.width), qk_norm_sum_elems(d));
+    if (d.all_token_parts > 1 && column_bias) {
+      sums = std::max(sums, tree_sum_elems(d.held.parts, std::max(d.ffn_in, d.qkv)));
+    }
+    if (d.all_token_parts > 1 && m.head_bias && rank.head()) sums = std::max(sums, d.held.parts * d.vocab);
+    scratch("scratch.row_sums", sums, DType::kF32);
   }
   scratch("scratch.dresidual", stream, compute);
   if (is_parallel(m.block) || m.block == BlockKind::kSandwich) scratch("scratch.dbranch", stream, compute);
@@ -208,11 +224,13 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
   scratch("scratch.attention", attention_scratch_elems(d), DType::kF32);
   if (d.cp > 1) {
     const int64_t kv = d.cp * d.rows * 2 * d.kv_heads * d.head_dim;
-    for (const char* name : {"cp.exchanged", "cp.kv", "cp.dkv"}) scratch(name, kv, compute);
+    scratch("cp.exchanged", kv, compute);
+    if (d.all_token_parts == 1) scratch("cp.kv", kv, compute);
+    scratch("cp.dkv", kv, d.all_token_parts == 1 ? compute : DType::kF32);
   }
   scratch("scratch.rstd", d.local_rows, DType::kF32);
   if (m.norm == NormKind::kLayerNorm) scratch("scratch.mean", d.local_rows, DType::kF32);
-  if (has_bias(m, BiasOf::kQkv) || has_bias(m, BiasOf::kMlp)) {
+  if (column_bias) {
     scratch("scratch.dbias", std::max(d.ffn_in, d.qkv), DType::kF32);
   }
   if (m.positions == Positions::kRotary) scratch("rotary.table", d.positions * rotary_dims(m), DType::kF32);
@@ -222,6 +240,9 @@ std::vector<BufferSpec> stage_buffers(const Plan& plan, const RankPlan& rank) {
     if (plan.mesh.tp() > 1 || d.all_parts > 1) scratch("head.local_max", d.parts * d.rows, DType::kF32);
     if (d.all_parts > 1) scratch("head.part_sums", d.parts * d.rows, DType::kF32);
     scratch("head.scale", d.rows, DType::kF32);
+    if (d.all_token_parts > 1 && d.logit_rows < d.rows) {  // gradients of the matrix, from a part of the rows each
+      scratch("head.weight_sums", tree_sum_elems(d.rows / d.logit_rows, d.vocab * d.embed), DType::kF32);
+    }
   }
   return out;
 }

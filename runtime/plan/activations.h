@@ -16,7 +16,8 @@
 //   selective  all but the attention core's output and log-sum-exp: c (2 R H + T (QKV + F_in))
 //   full       c R H: the layer's input alone, and the inputs of norms behind branches; c R H / tp when distributed
 // With context parallelism T is a rank's rows, and the keys and values of all ranks' rows lie in buffers that all
-// layers share: as they are exchanged and in the order of tokens, and their gradients, c 3 cp T 2 K D in all.
+// layers share: as they are exchanged and in the order of tokens, and their gradients, c 3 cp T 2 K D in all. Where
+// sums over tokens are taken in parts the two orders are one, and gradients are float.
 //
 // Between the two halves of a split backward a micro-batch keeps the gradients of what the projections put out,
 // c (2 R H + T F_in) a layer more (that of q, k, v replaces them), and of a recomputed layer what the second half reads
@@ -57,9 +58,13 @@ struct StageDims {
   int64_t expert_sources = 1;                   // ep ranks whose rows each expert keeps apart (Plan::expert_sources)
   int64_t expert_rows = 0;  // P: rows of this rank's experts at most, those of each padded to kExpertRowsAlign
   int64_t vocab = 0;        // V, this rank's rows, padding included
-  // Of the sums that tensor parallelism divides (Plan::sum_parts()): all parts, this rank's, and those of its rows.
-  int64_t all_parts = 1, parts = 1, row_parts = 1;
+  // Of the sums that tensor parallelism divides (Plan::sum_parts()) all parts, and this rank's; of those over tokens
+  // (Plan::token_parts()) all, of which held.parts are this rank's; of those over rows, which both divide, this rank's.
+  int64_t all_parts = 1, parts = 1, all_token_parts = 1, row_parts = 1;
   int64_t logit_rows = 0;  // rows of the logits buffer: T, or less when [T, V] would pass kLogitsBytes
+
+  /// Sums over rows are trees of parts.
+  bool row_trees() const { return all_parts > 1 || all_token_parts > 1; }
 };
 constexpr int64_t kExpertRowsAlign = 32;
 StageDims stage_dims(const Plan& plan, const RankPlan& rank);
@@ -76,6 +81,10 @@ int64_t attention_scratch_elems(const StageDims& dims);
 
 /// Floats that a tree of `parts` sums of so many has under way (nn/tree_sum.h).
 int64_t tree_sum_elems(int64_t parts, int64_t elems);
+
+/// Floats that the gradients of q's and k's norms take while they are summed: a tree over heads, and where sums over
+/// tokens have parts its root for each of those.
+int64_t qk_norm_sum_elems(const StageDims& dims);
 
 /// Above this the head works on a part of the rows at a time and backward computes the logits again.
 constexpr int64_t kLogitsBytes = int64_t{512} << 20;

@@ -64,6 +64,9 @@ Traffic tp_traffic(const Plan& plan, const RankPlan& rank) {
       if (chunk.stage.embedding) reduce_rows(d.embed, elem), gather_rows(d.embed);
       for (int64_t l = chunk.stage.first_layer; l < chunk.stage.end_layer; ++l) {
         branch(split), branch(split && dense);
+        if (d.all_token_parts > 1 && plan.recipe.model.qk_norm != QkNorm::kNone) {
+          out.all_reduce.add(2 * d.held.parts * d.head_dim * 4);
+        }
         if (!dense) out.all_reduce.add(d.rows * d.choices * 4);  // gradients of the experts' weights
         if (layer_recompute(plan, chunk.stage, l) == RecomputeMode::kFull) recompute(split);
       }
@@ -112,7 +115,9 @@ Traffic expert_traffic(const Plan& plan, const RankPlan& rank) {
 
 Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
   const StageDims d = stage_dims(plan, rank);
-  const int64_t kv_bytes = d.rows * 2 * d.kv_heads * d.head_dim * dtype_size_bytes(plan.compute_dtype());
+  const int64_t kv = d.rows * 2 * d.kv_heads * d.head_dim;
+  const int64_t kv_bytes = kv * dtype_size_bytes(plan.compute_dtype());
+  const int64_t gradient_bytes = d.all_token_parts > 1 ? kv * 4 : kv_bytes;  // parts are added before they are rounded
   Traffic out;
   for (const Chunk& chunk : rank.chunks) {
     const bool top_query = chunk.stage.head && plan.recipe.model.top_query;
@@ -120,7 +125,7 @@ Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
       const int64_t gathers = layer_recompute(plan, chunk.stage, l) == RecomputeMode::kNone ? 2 : 3;
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
         for (int64_t g = 0; g < gathers; ++g) out.all_gather.add(kv_bytes);
-        out.reduce_scatter.add(d.cp * kv_bytes);
+        out.reduce_scatter.add(d.cp * gradient_bytes);
         if (plan.recipe.model.moe.aux_loss > 0) out.all_reduce.add(d.experts * 4);  // choices of each expert
       }
     }

@@ -15,7 +15,7 @@
 //             dropless routing decides whose part of that is whose, so bytes are those of a rank that sends back as
 //             much as it gets, and exact as the sum over the ep group; X 4 m gathered
 //   cp        a layer: 2 m T 2 K D c gathered, once more for what is recomputed, and cp m T 2 K D c reduced and
-//   scattered
+//   scattered, float with deterministic = "layout"
 // Divided experts are buckets apart, of which the replicas of one part reduce and gather theirs in the same way.
 
 #include <span>

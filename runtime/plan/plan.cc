@@ -164,6 +164,53 @@ Status check_sum_parts(const Recipe& recipe) {
   return {};
 }
 
+namespace {
+
+/// What gives the model a gradient that is no sum over rows of which each rank has its own, once in a micro-batch.
+std::string_view uncut_over_tokens(const Recipe& recipe) {
+  const ModelConfig& m = recipe.model;
+  if (m.moe.experts > 0) return "model.moe";
+  if (m.top_query) return "model.top_query";
+  if (embed_dim(m) != m.width) return "model.embed_dim";
+  if (m.block == BlockKind::kParallelShared) return "model.block = \"parallel_shared\"";
+  if (recipe.objective.kind != ObjectiveConfig::Kind::kNextToken || recipe.objective.document_end >= 0) {
+    return "objectives with rows of their own";
+  }
+  return "";
+}
+
+}  // namespace
+
+int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens) {
+  if (!uncut_over_tokens(recipe).empty()) return 1;
+  int64_t parts = 8;
+  while (parts > 1 && sequence_tokens % (2 * parts * kTokenChunkAlign) != 0) parts /= 2;
+  return parts;
+}
+
+Status check_token_parts(const Recipe& recipe) {
+  const int64_t cp = recipe.mesh.cp;
+  if (recipe.deterministic != Deterministic::kLayout || cp == 1) return {};
+  if (const std::string_view uncut = uncut_over_tokens(recipe); !uncut.empty()) {
+    return refuse(
+        fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.cp = {}; possible: "
+                    "cp = 1, or deterministic = \"run\"",
+                    uncut, cp));
+  }
+  for (const StepStage& stage : step_stages(recipe)) {
+    const int64_t parts = token_parts(recipe, stage.tokens);
+    if (parts % cp == 0) continue;
+    std::vector<int64_t> possible;
+    for (int64_t p = 1; p <= parts; p *= 2) possible.push_back(p);
+    return refuse(
+        fmt::format("deterministic = \"layout\" takes sums over the {} tokens of a sequence in {} parts: each is two "
+                    "chunks of a multiple of {} tokens, and mesh.cp = {} does not divide that; possible: cp = {}, or "
+                    "deterministic = \"run\"",
+                    stage.tokens, parts, kTokenChunkAlign, cp, fmt::join(possible, ", ")));
+  }
+  return {};
+}
+
 Status check_sharding(const Recipe& recipe, int64_t dp) {
   const int64_t shard = recipe.mesh.shard;
   const int zero = recipe.optimizer.zero;
@@ -318,6 +365,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   RT_TRY(check_batch(recipe, made.dp()));
   RT_TRY(check_sharding(recipe, made.replicas()));
   RT_TRY(check_sum_parts(recipe));
+  RT_TRY(check_token_parts(recipe));
   RT_TRY(check_division(recipe));
   RT_TRY(check_adafactor(recipe));
   RT_TRY(check_qk_clip(recipe));
@@ -436,7 +484,9 @@ class RankPlanner {
       // The table of positions is whole where no layout may show: its rows of a sequence lie on several ranks.
       const bool by_rows =
           plan_.recipe.mesh.sequence_parallel && (plan_.sum_parts() == 1 || spec.name != "embed.positions");
-      local.sum_over_tp = (by_rows || spec.partial) && tp > 1;
+      // Where sums over tokens are taken in parts, those of heads are added over tp in each of them.
+      const bool by_heads = spec.partial && plan_.token_parts() == 1;
+      local.sum_over_tp = (spec.partial ? by_heads : by_rows) && tp > 1;
       return local;
     }
     const size_t dim = spec.cut == TensorCut::kDim0 ? 0 : 1;

@@ -187,6 +187,11 @@ struct RankPlan {
   const LocalTensor* find(const std::vector<TensorSpec>& specs, std::string_view name) const;
 };
 
+/// Into how many parts deterministic = "layout" cuts sums over the tokens of a sequence: a power of two up to 8 that
+/// leaves chunks of a multiple of kTokenChunkAlign. 1 for what it does not know how to cut.
+int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens);
+constexpr int64_t kTokenChunkAlign = 128;  // whole tiles of attention, and few enough sums to add for each of keys
+
 struct Plan {
   Recipe recipe;
   Mesh mesh;
@@ -206,12 +211,17 @@ struct Plan {
   /// The ZeRO stage in effect: 0 when there is one replica.
   int zero() const { return mesh.replicas() > 1 ? recipe.optimizer.zero : 0; }
   StateKinds state_kinds() const { return StateKinds(recipe.optimizer); }
-  /// Sums are taken in an order that no layout but cp changes: gradients micro-batch by micro-batch, in the order of
-  /// the batch; what tensor parallelism cuts in sum_parts() parts.
+  /// Sums are taken in an order that no layout changes: gradients micro-batch by micro-batch, in the order of the
+  /// batch; what tensor and context parallelism cut in sum_parts() and token_parts() parts.
   bool layout_free() const { return recipe.deterministic == Deterministic::kLayout; }
   /// Parts of every sum that tensor-parallel ranks may divide, added by a balanced tree; a rank has a subtree. 1: each
   /// sum is taken as the ranks cut it.
   int64_t sum_parts() const { return layout_free() ? cairn::sum_parts(recipe.model) : 1; }
+  /// Parts of every sum over the tokens of a sequence (runtime/core/token_runs.h), added by a balanced tree; a rank of
+  /// context parallelism has a subtree. 1: each sum is taken as the ranks cut it.
+  int64_t token_parts() const {
+    return layout_free() && pass_tokens == 0 ? cairn::token_parts(recipe, sequence_tokens) : 1;
+  }
   /// Tensor-parallel ranks that hold the same key/value head, neighbours in tp; 1 where there is a head for each.
   int64_t kv_copies() const { return std::max<int64_t>(1, mesh.tp() / std::max<int64_t>(1, recipe.model.kv_heads)); }
   /// World ranks of those, with this rank's other coordinates.
@@ -256,8 +266,10 @@ Status check_batch(const Recipe& recipe, int64_t dp);
 /// have. Errors: kInvalidInput.
 Status check_sharding(const Recipe& recipe, int64_t replicas);
 
-/// Refuses tensor parallelism with which deterministic = "layout" cannot keep its promise. Errors: kInvalidInput.
+/// Refuses tensor and context parallelism with which deterministic = "layout" cannot keep its promise. Errors:
+/// kInvalidInput.
 Status check_sum_parts(const Recipe& recipe);
+Status check_token_parts(const Recipe& recipe);
 
 /// Refuses what factored second moments cannot have. Errors: kInvalidInput.
 Status check_adafactor(const Recipe& recipe);

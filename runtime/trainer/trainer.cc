@@ -107,12 +107,10 @@ struct WorldSums {
 struct LossSum {
   ExactSum loss;
   int64_t tokens = 0;
-  void add(std::span<const float> losses, const int32_t* targets) {
-    for (size_t t = 0; t < losses.size(); ++t) {
-      if (targets[t] == kNoTarget) continue;
-      loss.add(static_cast<double>(losses[t]));
-      ++tokens;
-    }
+  void add(float token_loss, int32_t target) {
+    if (target == kNoTarget) return;
+    loss.add(static_cast<double>(token_loss));
+    ++tokens;
   }
 };
 
@@ -120,8 +118,9 @@ struct LossSum {
 struct StageRun {
   Plan plan;
   RankPlan rank;
-  std::vector<data::MicroBatch> loaded;    // all micro-batches of this rank's step
-  std::vector<std::vector<int32_t>> held;  // with context parallelism: inputs, targets of the tokens it has, by turns
+  std::vector<data::MicroBatch> loaded;       // all micro-batches of this rank's step
+  TokenRuns tokens;                           // that this rank has of a sequence
+  std::vector<std::vector<int32_t>> held;     // where those are not all, in order: their inputs, targets, by turns
   std::vector<pipeline::MicroBatch> batches;  // views of them
   std::vector<uint64_t> dropout_keys;         // of each sequence of the step on this rank
   data_parallel::DataParallel data_parallel;
@@ -132,15 +131,18 @@ struct StageRun {
       : plan(std::move(of)), rank(plan.rank(world_rank)), data_parallel(plan, rank, groups, memory) {
     loaded.resize(plan.micro_batches);
     batches.resize(plan.micro_batches);
-    if (plan.mesh.cp() > 1) held.resize(2 * plan.micro_batches);
+    tokens = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank.at.cp, plan.token_parts());
+    if (!tokens.whole()) held.resize(2 * plan.micro_batches);
   }
 };
 
-/// The tokens of each sequence that this rank has, one sequence after another.
+/// What this rank's rows stand for, of all tokens of the sequences of a micro-batch.
 const int32_t* keep_held(const TokenRuns& held, const std::vector<int32_t>& all, std::vector<int32_t>* out) {
+  const int64_t sequences = std::ssize(all) / held.tokens;
   out->clear();
-  for (size_t begin = 0; begin < all.size(); begin += static_cast<size_t>(held.tokens)) {
-    for (int64_t row = 0; row < held.count; ++row) out->push_back(all[begin + static_cast<size_t>(held.position(row))]);
+  for (int64_t row = 0; row < sequences * held.count; ++row) {
+    const auto [sequence, position] = held.place(row, sequences);
+    out->push_back(all[static_cast<size_t>(sequence * held.tokens + position)]);
   }
   return out->data();
 }
@@ -329,10 +331,9 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
     }
     now_->batches[k] = {
         loaded.inputs.data(), loaded.targets.data(), {}, {loaded.positions, loaded.starts, loaded.ends}};
-    if (plan.mesh.cp() > 1) {  // with objectives that have rows of their own it is refused
-      const TokenRuns held = TokenRuns::of_rank(plan.sequence_tokens, plan.mesh.cp(), rank_.at.cp);
-      now_->batches[k] = {keep_held(held, loaded.inputs, &now_->held[2 * k]),
-                          keep_held(held, loaded.targets, &now_->held[2 * k + 1]),
+    if (!now_->held.empty()) {  // objectives have no rows of their own
+      now_->batches[k] = {keep_held(now_->tokens, loaded.inputs, &now_->held[2 * k]),
+                          keep_held(now_->tokens, loaded.targets, &now_->held[2 * k + 1]),
                           {},
                           {}};
     }
@@ -352,7 +353,6 @@ Status Run::step(int64_t number) {
   RT_TRY(enter(stage_of_step(plan_.step_stages, number)));
   const Plan& plan = now_->plan;
   const Recipe& recipe = plan.recipe;
-  const int64_t context = recipe.model.context / plan.mesh.cp();  // of each sample, this rank's tokens
 
   phase(number, "data", Phase::kData);
   RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
@@ -366,9 +366,11 @@ Status Run::step(int64_t number) {
   }
   const auto on_losses = [&](int64_t micro_batch, std::span<const float> token_losses) {
     if (!counts_losses()) return;
-    for (int64_t m = 0; m < recipe.batch.micro; ++m) {
-      losses[now_->loaded[micro_batch].sources[m]].add(token_losses.subspan(m * context, context),
-                                                       now_->batches[micro_batch].targets + m * context);
+    const int64_t pieces = recipe.model.context / plan.sequence_tokens;  // sequences of a sample
+    for (size_t row = 0; row < token_losses.size(); ++row) {
+      const int64_t sequence = now_->tokens.place(static_cast<int64_t>(row), recipe.batch.micro * pieces).sample;
+      losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row],
+                                                                       now_->batches[micro_batch].targets[row]);
     }
   };
   const bool scaled = position_.loss_scale.scale > 0;
@@ -486,7 +488,9 @@ Result<double> Run::evaluate() {
     now_->data_parallel.begin_pass(false);
     RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
       if (!counts_losses()) return;
-      sum.add(losses, now_->loaded[micro_batch].targets.data());
+      for (size_t row = 0; row < losses.size(); ++row) {
+        sum.add(losses[row], now_->batches[micro_batch].targets[row]);
+      }
     }));
   }
   WorldSums sums;

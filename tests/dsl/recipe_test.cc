@@ -344,6 +344,8 @@ return require "base":with {
              "optimizer = { zero = 1 }",
          "mesh.shard = 4 cuts the 6 replicas that hold the same experts with mesh.ep = 4");
     told("mesh = { cp = 3 }", "mesh.cp = 3 cuts sequences into 6 chunks, and 32 tokens");
+    told("mesh = { cp = 2 }, optimizer = { zero = 1 }, deterministic = \"layout\"",
+         "deterministic = \"layout\" takes sums over the 32 tokens of a sequence in 1 parts");
     told("model = { " + moe + ", groups = 3 } }", "model.moe.groups = 3 does not divide model.moe.experts = 8");
     told("model = { " + moe + ", groups = 8 } }",
          "model.moe.top_k = 2 is more than the 1 experts of model.moe.groups_per_token = 1 groups");

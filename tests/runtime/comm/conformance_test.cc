@@ -558,13 +558,33 @@ TEST_SUITE("runtime/comm/conformance") {
       std::vector<float> sum(kCount, 0.0f), input(3 * kCount);
       for (int64_t round = 0; round < kAddends / 3; ++round) {
         for (int64_t i = 0; i < 3 * kCount; ++i) input[i] = addend(3 * round + comm->rank(), i);
-        EXPECT_OK(comm->reduce_scatter_add(input.data(), sum.data(), kCount, DType::kF32, "x"));
+        EXPECT_OK(comm->reduce_scatter_add(input.data(), sum.data(), kCount, DType::kF32, 1, "x"));
       }
       EXPECT(std::equal(sum.begin(), sum.end(), wanted.begin() + comm->rank() * kCount));
       EXPECT((comm->traffic().reduce_scatter == Comm::Volume{2 * 3 * kCount * 4, 2}));
       EXPECT_SET(auto alone, engine.group("one", {engine.world_rank()}));
-      EXPECT_OK(alone->reduce_scatter_add(sum.data(), input.data(), kCount, DType::kF32, "x"));
+      EXPECT_OK(alone->reduce_scatter_add(sum.data(), input.data(), kCount, DType::kF32, 1, "x"));
       EXPECT(alone->traffic() == Comm::Traffic{});
+      return "";
+    });
+  }
+
+  TEST_CASE("an addend in parts on neighbours is added as the tree of its parts") {
+    constexpr int64_t kCount = 3000, kParts = 2, kAddends = 2;  // on four members
+    const auto part = [](int64_t k, int64_t i) { return static_cast<float>(uniform_at(k, i) - 0.5) * 1e3f; };
+    std::vector<float> wanted(4 * kCount, 0.5f), in_order = wanted;
+    for (int64_t i = 0; i < 4 * kCount; ++i) {
+      for (int64_t k = 0; k < kAddends; ++k) wanted[i] += part(kParts * k, i) + part(kParts * k + 1, i);
+      for (int64_t r = 0; r < 4; ++r) in_order[i] += part(r, i);
+    }
+    CHECK(wanted != in_order);
+    run_all({.size = 4}, [&](Engine& engine) -> std::string {
+      EXPECT_SET(auto comm, engine.group("dp", all_ranks(4)));
+      std::vector<float> sum(kCount, 0.5f), input(4 * kCount);
+      for (int64_t i = 0; i < 4 * kCount; ++i) input[i] = part(comm->rank(), i);
+      EXPECT_OK(comm->reduce_scatter_add(input.data(), sum.data(), kCount, DType::kF32, kParts, "x"));
+      EXPECT(std::equal(sum.begin(), sum.end(), wanted.begin() + comm->rank() * kCount));
+      EXPECT(!comm->reduce_scatter_add(input.data(), sum.data(), kCount, DType::kF32, 3, "x").ok());
       return "";
     });
   }

@@ -399,6 +399,79 @@ TEST_SUITE("runtime/kernels/attention") {
     }
   }
 
+  TEST_CASE_TEMPLATE("rows part by part: the same output, and ranks' dk and dv are subtrees of one rank's", T, float,
+                     bf16, f16) {
+    constexpr int64_t kTokens = 512, kParts = 4;
+    for (const Shape& s : {Shape{2, kTokens, 4, 2, 16}, Shape{2, kTokens, 2, 2, 24, {.window = 90}}}) {
+      const int64_t row = s.row(), out_row = s.out_row(), kv_row = row - out_row, v_at = kv_row / 2;
+      const auto qkv = normals<T>("qkv", s.rows() * row), dout = normals<T>("dout", s.rows() * out_row);
+      const Run<T> plain = run_kernel(s, qkv, dout);
+      struct Got {
+        std::vector<T> out, dq;
+        std::vector<float> dkv;
+      };
+      const auto place_of = [&](const TokenRuns& held, int64_t r) {
+        const auto [sample, position] = held.place(r, s.batch);
+        return sample * kTokens + position;
+      };
+      const TokenRuns all = TokenRuns::of_rank(kTokens, 1, 0, kParts);
+      std::vector<T> kv(s.rows() * kv_row);
+      for (int64_t r = 0; r < s.rows(); ++r) {
+        std::copy_n(&qkv[place_of(all, r) * row + s.k_at()], kv_row, &kv[r * kv_row]);
+      }
+      const auto run_rank = [&](int64_t cp, int64_t rank) {
+        AttentionDims dims = s.dims();
+        dims.held = TokenRuns::of_rank(kTokens, cp, rank, kParts);
+        dims.key_parts = kParts;
+        dims.q_stride = out_row;
+        dims.kv_stride = kv_row;
+        const int64_t rows = s.batch * dims.held.count;
+        std::vector<T> q(rows * out_row), d(q.size());
+        for (int64_t r = 0; r < rows; ++r) {
+          std::copy_n(&qkv[place_of(dims.held, r) * row], out_row, &q[r * out_row]);
+          std::copy_n(&dout[place_of(dims.held, r) * out_row], out_row, &d[r * out_row]);
+        }
+        Got got{std::vector<T>(q.size()), std::vector<T>(q.size()), std::vector<float>(kv.size())};
+        std::vector<float> lse(rows * s.heads), scratch(kernels::attention_backward_scratch_elems(dims));
+        kernels::attention_forward(dims, q.data(), kv.data(), kv.data() + v_at, got.out.data(), lse.data());
+        kernels::attention_backward(dims, q.data(), kv.data(), kv.data() + v_at, got.out.data(), lse.data(), d.data(),
+                                    got.dq.data(), got.dkv.data(), got.dkv.data() + v_at, scratch.data());
+        int64_t differing = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          const int64_t at = place_of(dims.held, r);
+          differing += std::memcmp(&got.out[r * out_row], &plain.out[at * out_row], out_row * sizeof(T)) != 0;
+        }
+        CHECK(differing == 0);
+        return got;
+      };
+      const Got one = run_rank(1, 0);
+      for (const int64_t cp : {2, 4}) {
+        std::vector<Got> ranks;
+        std::vector<T> dq;
+        for (int64_t rank = 0; rank < cp; ++rank) {
+          ranks.push_back(run_rank(cp, rank));
+          dq.insert(dq.end(), ranks.back().dq.begin(), ranks.back().dq.end());
+        }
+        CHECK(same_bits(dq, one.dq));
+        for (int64_t step = 1; step < cp; step *= 2) {
+          for (int64_t rank = 0; rank < cp; rank += 2 * step) {
+            for (size_t i = 0; i < kv.size(); ++i) ranks[rank].dkv[i] += ranks[rank + step].dkv[i];
+          }
+        }
+        CHECK(same_bits(ranks[0].dkv, one.dkv));
+      }
+      double worst = 0, largest = 0;
+      for (int64_t r = 0; r < s.rows(); ++r) {
+        for (int64_t c = 0; c < kv_row; ++c) {
+          const double wanted = to_f32(plain.grad[place_of(all, r) * row + s.k_at() + c]);
+          worst = std::max(worst, std::abs(one.dkv[r * kv_row + c] - wanted));
+          largest = std::max(largest, std::abs(wanted));
+        }
+      }
+      CHECK(worst <= largest * (sizeof(T) == 4 ? 1e-6 : std::is_same_v<T, bf16> ? 4e-3 : 5e-4));
+    }
+  }
+
   TEST_CASE("large scores do not overflow, and a NaN shows") {
     const Shape s{1, 90, 1, 1, 16};
     auto qkv = normals<float>("qkv", s.rows() * s.row(), 30.0);  // scores in the thousands

@@ -42,12 +42,48 @@ TEST_SUITE("runtime/kernels/embedding") {
     }
   }
 
+  TEST_CASE_TEMPLATE("in parts each id's rows are a tree, of which calls with a part of the rows give subtrees", T,
+                     float, bf16, f16) {
+    const int64_t width = 130, rows = 512, parts = 8, first = 3, rows_in_table = 40;
+    std::vector<int32_t> ids(rows);
+    for (int64_t r = 0; r < rows; ++r) ids[r] = static_cast<int32_t>(mix64(r) % (r < 300 ? 60 : 7));
+    const auto dout = normals<T>("dout", rows * width);
+    const auto gradient = [&](int64_t begin, int64_t count, int64_t of_parts) {
+      std::vector<float> out(rows_in_table * width);
+      kernels::embedding_backward_parts(ids.data() + begin, count, of_parts, dout.data() + begin * width, first,
+                                        rows_in_table, width, out.data(), 0.7f);
+      return out;
+    };
+    std::vector<std::vector<float>> tree;
+    for (int64_t part = 0; part < parts; ++part) {
+      std::vector<float>& leaf = tree.emplace_back(rows_in_table * width);
+      kernels::embedding_backward(ids.data() + part * rows / parts, rows / parts,
+                                  dout.data() + part * rows / parts * width, first, rows_in_table, width, leaf.data(),
+                                  0.7f);
+    }
+    const std::vector<float> first_leaf = tree.front();
+    for (int64_t step = 1; step < parts; step *= 2) {
+      for (int64_t part = 0; part < parts; part += 2 * step) {
+        for (size_t i = 0; i < tree[part].size(); ++i) tree[part][i] += tree[part + step][i];
+      }
+    }
+    for (const int threads : {1, 2}) {
+      with_threads(threads, [&] { CHECK(same_bits(gradient(0, rows, parts), tree.front())); });
+    }
+    CHECK(same_bits(gradient(0, rows / parts, 1), first_leaf));
+    std::vector<float> left = gradient(0, rows / 2, parts / 2);
+    const std::vector<float> right = gradient(rows / 2, rows / 2, parts / 2);
+    for (size_t i = 0; i < left.size(); ++i) left[i] += right[i];
+    CHECK(same_bits(left, tree.front()));
+    CHECK_FALSE(same_bits(gradient(0, rows, 1), tree.front()));
+  }
+
   TEST_CASE_TEMPLATE("positions wrap at each sample, also from the middle of one", T, float, bf16, f16) {
     const int64_t width = 70, tokens = 5, rows = 12;
     const auto x = normals<T>("x", rows * width), table = normals<T>("table", tokens * width);
     for (const int64_t first_row : {0, 3, 13}) {
       auto got = x;
-      kernels::positions_forward(got.data(), table.data(), rows, first_row, tokens, width);
+      kernels::positions_forward(got.data(), table.data(), rows, first_row, tokens, 1, width);
       std::vector<double> wanted(got.size()), gradient(tokens * width);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < width; ++c) {
@@ -58,7 +94,7 @@ TEST_SUITE("runtime/kernels/embedding") {
       }
       check_close(got, wanted, pointwise<T>());
       std::vector<float> dtable(tokens * width);
-      kernels::positions_backward(x.data(), dtable.data(), rows, first_row, tokens, width);
+      kernels::positions_backward(x.data(), dtable.data(), rows, first_row, tokens, 1, width);
       check_close(dtable, gradient, sum_of<float>(3));
     }
   }

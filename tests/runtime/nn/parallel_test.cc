@@ -25,7 +25,7 @@ class RecordingComm final : public comm::Comm {
   Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view what) override {
     return note("reduce_scatter", what);
   }
-  Status reduce_scatter_add(const void*, void*, int64_t, DType, std::string_view what) override {
+  Status reduce_scatter_add(const void*, void*, int64_t, DType, int64_t, std::string_view what) override {
     return note("reduce_scatter_add", what);
   }
   Status all_gather(const void*, void*, int64_t, std::string_view what) override { return note("all_gather", what); }

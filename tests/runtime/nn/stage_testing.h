@@ -28,7 +28,7 @@ class LoneComm final : public comm::Comm {
   const std::string& name() const override { return name_; }
   Status all_reduce(void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
   Status reduce_scatter(const void*, void*, int64_t, DType, comm::ReduceOp, std::string_view) override { return {}; }
-  Status reduce_scatter_add(const void*, void*, int64_t, DType, std::string_view) override { return {}; }
+  Status reduce_scatter_add(const void*, void*, int64_t, DType, int64_t, std::string_view) override { return {}; }
   Status all_gather(const void*, void*, int64_t, std::string_view) override { return {}; }
   Status broadcast(void*, int64_t, int64_t, std::string_view) override { return {}; }
   Status all_to_all(std::span<const comm::OutPart>, std::span<const comm::InPart>, std::string_view) override {

@@ -152,6 +152,51 @@ const std::vector<TpLayout> kTpLayouts = {
     {8, true, {1, 1, 0}},
 };
 
+/// Sequences that cp can divide: sums over 512 tokens have two parts.
+Recipe lengthy(const std::string& kind, Precision precision, int64_t context = 512) {
+  Recipe recipe = wide(kind == "plain odd" ? "odd" : kind, precision);
+  recipe.model.context = context;
+  recipe.batch = {.samples = 4, .micro = 2};
+  recipe.data.sources[0].path = token_file(40'000, 65, "long a");
+  recipe.data.sources[1].path = token_file(30'000, 65, "long b");
+  for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
+  if (kind == "plain odd") recipe.model.embed_dim = 0;
+  return recipe;
+}
+
+struct CpLayout {
+  int64_t cp;
+  TpLayout rest;
+  int64_t world() const { return cp * rest.tp * rest.rest.pp * rest.rest.dp; }
+};
+
+std::string spelled(const CpLayout& l) {
+  return fmt::format("cp {} tp {} sp {} recompute {} {}", l.cp, l.rest.tp, l.rest.sp,
+                     static_cast<int>(l.rest.recompute.mode), spelled(l.rest.rest));
+}
+
+Recipe cut(const Recipe& recipe, const CpLayout& l) {
+  Recipe out = cut(recipe, l.rest);
+  out.mesh.cp = l.cp;
+  return out;
+}
+
+const std::vector<CpLayout> kCpLayouts = {
+    {2, {1, false, {1, 1, 1}}},
+    {4, {1, false, {1, 1, 1}}},
+    {2, {1, false, {1, 2, 2}}},
+    {4, {1, false, {1, 2, 3}}},
+    {2, {2, false, {1, 1, 1}}},
+    {2, {2, true, {1, 1, 3}}},
+    {4, {2, true, {1, 1, 2}, {RecomputeMode::kSelective}}},
+    {2, {4, true, {1, 1, 1}}},
+    {2, {1, false, {2, 1, 1}, {RecomputeMode::kFull}}},
+    {2, {2, true, {2, 1, 2, kG}, {RecomputeMode::kFull, 1}}},
+    {2, {1, false, {1, 2, 1, kF, 1, {}, 4096, false}}},
+    {1, {2, true, {1, 2, 3}}},
+    {1, {1, false, {2, 2, 1}}},
+};
+
 void same(const Trained& got, const Trained& wanted) {
   CHECK(got.losses == wanted.losses);
   CHECK(got.norms == wanted.norms);
@@ -321,6 +366,118 @@ TEST_SUITE("runtime/trainer/trajectory") {
     }
   }
 
+  TEST_CASE("context parallelism of 2, 4 and 8 changes no bit, alone and with every other axis") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const std::string kind : {"gpt", "llama", "sandwich", "parallel", "plain odd"}) {
+        const bool thorough = kind == (precision == Precision::kF32 ? "gpt" : "llama");
+        const Recipe recipe = lengthy(kind, precision, thorough ? 1024 : 512);
+        CAPTURE(kind);
+        CAPTURE(static_cast<int>(precision));
+        const int64_t parts = token_parts(recipe, recipe.model.context);
+        REQUIRE(parts == (thorough ? 4 : 2));
+        const auto serial = train_on_threads(recipe, 1);
+        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        int index = 0;
+        for (const CpLayout& l : kCpLayouts) {
+          // All of them for GPT-2 in float and Llama in bf16; every second that they can have for the others.
+          if (l.cp > parts || (!thorough && index++ % 2 != 0)) continue;
+          CAPTURE(spelled(l));
+          const auto got = train_on_threads(cut(recipe, l), l.world());
+          REQUIRE_MESSAGE(got.ok(), got.error().message);
+          same(got.value(), serial.value());
+          CHECK(got.value().valid == serial.value().valid);
+        }
+        // Without the mode they differ, or the above would say nothing.
+        Recipe run = recipe;
+        run.deterministic = Deterministic::kRun;
+        const Trained one = train_on_threads(run, 1).value();
+        const Trained two = train_on_threads(cut(run, kCpLayouts.front()), 2).value();
+        CHECK(one.state != two.state);
+      }
+    }
+  }
+
+  TEST_CASE("so it is with 8 parts, sequences that grow, and logits in blocks") {
+    Recipe recipe = lengthy("llama", Precision::kBf16, 2048);
+    recipe.batch = {.samples = 2, .micro = 1};
+    const auto check = [](const Recipe& r, const CpLayout& l, const Trained& wanted) {
+      CAPTURE(spelled(l));
+      const auto got = train_on_threads(cut(r, l), l.world());
+      REQUIRE_MESSAGE(got.ok(), got.error().message);
+      same(got.value(), wanted);
+      CHECK(got.value().valid == wanted.valid);
+    };
+    const Trained eight = train_on_threads(recipe, 1).value();
+    check(recipe, {8, {1, false, {1, 1, 1}}}, eight);
+    check(recipe, {2, {4, true, {1, 1, 2}}}, eight);
+
+    recipe = lengthy("gpt", Precision::kF32, 1024);
+    recipe.batch = {.samples = 4, .micro = 2, .tokens = 512};  // two parts, then four
+    recipe.batch.phases = {{.at = {Span::Unit::kSteps, 2}, .micro = 1, .tokens = 1024}};
+    recipe.model.residual_dropout = recipe.model.embedding_dropout = recipe.model.attention_dropout = 0.1;
+    const Trained growing = train_on_threads(recipe, 1).value();
+    check(recipe, {2, {1, false, {1, 1, 1}}}, growing);
+    check(recipe, {2, {2, true, {1, 2, 1}}}, growing);
+
+    recipe = lengthy("gpt", Precision::kF32, 512);
+    recipe.model.layers = 1;
+    recipe.model.vocab = 140'000;
+    recipe.model.tied_embeddings = false;
+    recipe.model.head_bias = true;
+    recipe.model.width = 32;
+    recipe.batch = {.samples = 2, .micro = 2};
+    recipe.stop.value = 1;
+    recipe.eval = {};
+    const Plan plan = make_plan(recipe, 1).value();
+    CHECK(stage_dims(plan, plan.rank(0)).logit_rows == 512);  // half of them
+    const Trained blocks = train_on_threads(recipe, 1).value();
+    check_allocated(plan, blocks);
+    check(recipe, {2, {1, false, {1, 1, 1}}}, blocks);
+  }
+
+  TEST_CASE("a run goes on with another cp, and the bits are those of never having stopped") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      Recipe recipe = lengthy("llama", precision, 1024);
+      recipe.stop = {Span::Unit::kSteps, 8};
+      const auto whole = train_on_threads(recipe, 1).value();
+      const std::vector<CpLayout> turns = {{2, {2, true, {1, 1, 1}}},
+                                           {1, {1, false, {1, 2, 2}}},
+                                           {4, {1, false, {1, 1, 3}}},
+                                           {1, {1, false, {1, 1, 0}}}};
+      Trained now;
+      std::vector<double> losses;
+      for (size_t turn = 0; turn < turns.size(); ++turn) {
+        const CpLayout& l = turns[turn];
+        now =
+            train_on_threads(cut(recipe, l), l.world(), turn == 0 ? nullptr : &now, 2 * static_cast<int64_t>(turn) + 2)
+                .value();
+        losses.insert(losses.end(), now.losses.begin(), now.losses.end());
+      }
+      CHECK(losses == whole.losses);
+      CHECK(now.state == whole.state);
+    }
+  }
+
+  TEST_CASE("context parallelism in this mode takes the memory and moves the bytes that the plan says") {
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      for (const std::string kind : {"gpt", "llama", "plain odd"}) {
+        for (const CpLayout& l :
+             {CpLayout{1, {1, false, {1, 1, 0}}}, CpLayout{2, {1, false, {1, 2, 2}}}, CpLayout{2, {2, true, {2, 1, 1}}},
+              CpLayout{4, {2, false, {1, 1, 3}, {RecomputeMode::kFull, 1}}}}) {
+          if (l.rest.sp && kind == "plain odd") continue;
+          Recipe recipe = cut(lengthy(kind, precision, 1024), l);
+          recipe.stop.value = 1;
+          recipe.eval = {};
+          CAPTURE(kind);
+          CAPTURE(spelled(l));
+          if (l.world() > 1) check_step_traffic(recipe, l.world());
+          const Plan plan = make_plan(recipe, l.world()).value();
+          check_allocated(plan, train_on_threads(recipe, l.world()).value());
+        }
+      }
+    }
+  }
+
   TEST_CASE("what cannot keep the promise is refused") {
     Recipe recipe = base(false, true, Precision::kF32);
     auto plan = make_plan(recipe, 2);
@@ -351,5 +508,31 @@ TEST_SUITE("runtime/trainer/trajectory") {
     recipe = wide("llama", Precision::kF32);
     recipe.model.moe = {.experts = 4, .top_k = 2};
     refused(2, "model.moe");
+
+    const auto refused_cp = [](Recipe of, int64_t cp, const std::string& why) {
+      of.mesh.cp = cp;
+      of.optimizer.zero = 1;
+      const auto made = make_plan(of, cp);
+      REQUIRE(!made.ok());
+      CAPTURE(made.error().message);
+      CHECK(made.error().message.find(why) != std::string::npos);
+    };
+    refused_cp(
+        base(false, true, Precision::kF32), 2,
+        "takes sums over the 16 tokens of a sequence in 1 parts: each is two chunks of a multiple of 128 tokens, "
+        "and mesh.cp = 2 does not divide that; possible: cp = 1, or deterministic = \"run\"");
+    const Recipe good = lengthy("gpt", Precision::kF32);
+    refused_cp(good, 8, "possible: cp = 1, 2, or");
+    Recipe bad = good;
+    bad.batch.phases = {{.at = {Span::Unit::kSteps, 2}, .tokens = 128}};
+    refused_cp(bad, 2, "the 128 tokens of a sequence in 1 parts");
+    bad = lengthy("llama", Precision::kF32);
+    bad.model.moe = {.experts = 4, .top_k = 2};
+    refused_cp(bad, 2, "the sums of model.moe for mesh.cp = 2; possible: cp = 1");
+    bad = good;
+    bad.model.top_query = true;
+    refused_cp(bad, 2, "model.top_query");
+    refused_cp(lengthy("odd", Precision::kF32), 2, "model.embed_dim");
+    refused_cp(lengthy("shared", Precision::kF32), 2, "parallel_shared");
   }
 }
