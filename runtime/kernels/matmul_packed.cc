@@ -189,9 +189,9 @@ void Chunk::store(float* tile, int64_t row, int64_t column, int64_t count, int64
 }
 
 bool Chunk::writes_rows() const {
-  // Sums in parts are rounded elsewhere too, where denormal numbers stay.
-  return kernel.amx && args.parts == 1 &&
-         (args.c_dtype == DType::kF32 || !sum.last || (args.c_dtype == DType::kBf16 && !args.accumulate));
+  // Sums in parts are rounded elsewhere too, where denormal numbers stay; as float, one chunk has all of their tree.
+  if (args.parts > 1) return kernel.amx && args.c_dtype == DType::kF32 && sum.first && sum.last;
+  return kernel.amx && (args.c_dtype == DType::kF32 || !sum.last || (args.c_dtype == DType::kBf16 && !args.accumulate));
 }
 
 GemmRows Chunk::rows_to_write(const float* from, int64_t row, int64_t column, int64_t count) const {
