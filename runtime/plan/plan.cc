@@ -129,6 +129,13 @@ Status check_adafactor(const Recipe& recipe) {
       "rounded as shards cut them; possible: deterministic = \"run\", or T.adamw");
 }
 
+/// Of a power of two.
+static std::vector<int64_t> divisors(int64_t parts) {
+  std::vector<int64_t> out;
+  for (int64_t p = 1; p <= parts; p *= 2) out.push_back(p);
+  return out;
+}
+
 Status check_sum_parts(const Recipe& recipe) {
   const int64_t tp = recipe.mesh.tp;
   if (recipe.deterministic != Deterministic::kLayout || tp == 1) return {};
@@ -141,13 +148,11 @@ Status check_sum_parts(const Recipe& recipe) {
                     m.moe.experts > 0 ? "model.moe" : "model.top_query", tp));
   }
   if (parts % tp != 0) {
-    std::vector<int64_t> possible;
-    for (int64_t p = 1; p <= parts; p *= 2) possible.push_back(p);
     return refuse(
         fmt::format("deterministic = \"layout\" takes sums in {} parts, which model.heads = {}, model.kv_heads = "
                     "{} and model.ffn = {} can be cut into with multiples of {} channels in each, and mesh.tp "
                     "= {} does not divide that; possible: tp = {}, or deterministic = \"run\"",
-                    parts, m.heads, m.kv_heads, m.ffn, kSumPartElems, tp, fmt::join(possible, ", ")));
+                    parts, m.heads, m.kv_heads, m.ffn, kSumPartElems, tp, fmt::join(divisors(parts), ", ")));
   }
   if (recipe.mesh.sequence_parallel && embed_dim(m) != m.width) {
     return refuse(
@@ -200,13 +205,11 @@ Status check_token_parts(const Recipe& recipe) {
   for (const StepStage& stage : step_stages(recipe)) {
     const int64_t parts = token_parts(recipe, stage.tokens);
     if (parts % cp == 0) continue;
-    std::vector<int64_t> possible;
-    for (int64_t p = 1; p <= parts; p *= 2) possible.push_back(p);
     return refuse(
         fmt::format("deterministic = \"layout\" takes sums over the {} tokens of a sequence in {} parts: each is two "
                     "chunks of a multiple of {} tokens, and mesh.cp = {} does not divide that; possible: cp = {}, or "
                     "deterministic = \"run\"",
-                    stage.tokens, parts, kTokenChunkAlign, cp, fmt::join(possible, ", ")));
+                    stage.tokens, parts, kTokenChunkAlign, cp, fmt::join(divisors(parts), ", ")));
   }
   return {};
 }

@@ -235,6 +235,24 @@ Recipe short_recipe(bool llama, bool tied) {
   return recipe;
 }
 
+struct Case {
+  const char* name;
+  int64_t tp, pp, dp;
+  int zero;
+  int64_t shard = 0;
+  bool tied = true, overlap = true;
+  int64_t world() const { return tp * pp * dp; }
+  Recipe recipe() const {
+    Recipe out = short_recipe(true, tied);
+    out.mesh.tp = tp;
+    out.mesh.pp = pp;
+    out.mesh.shard = shard;
+    out.optimizer.zero = zero;
+    out.optimizer.overlap = overlap;
+    return out;
+  }
+};
+
 }  // namespace
 
 TEST_SUITE("ckpt/hook/kill") {
@@ -252,24 +270,11 @@ TEST_SUITE("ckpt/hook/kill") {
   }
 
   TEST_CASE("so it is with tensor and pipeline parallelism, tied embeddings, shard groups, one rank, without overlap") {
-    struct Case {
-      const char* name;
-      int64_t tp, pp, dp;
-      int zero;
-      int64_t shard = 0;
-      bool tied = true, overlap = true;
-    };
     for (const Case& c : {Case{"one rank", 1, 1, 1, 0}, Case{"tp", 2, 1, 1, 0}, Case{"pp, tied", 1, 2, 1, 0},
                           Case{"all", 2, 2, 2, 1}, Case{"all, ZeRO-3", 2, 2, 2, 3, 0, false},
                           Case{"shard groups", 1, 1, 4, 2, 2}, Case{"no overlap", 1, 1, 2, 1, 0, true, false}}) {
       CAPTURE(c.name);
-      Recipe recipe = short_recipe(true, c.tied);
-      recipe.mesh.tp = c.tp;
-      recipe.mesh.pp = c.pp;
-      recipe.mesh.shard = c.shard;
-      recipe.optimizer.zero = c.zero;
-      recipe.optimizer.overlap = c.overlap;
-      check_killed(recipe, c.tp * c.pp * c.dp);
+      check_killed(c.recipe(), c.world());
     }
   }
 
@@ -290,25 +295,12 @@ TEST_SUITE("ckpt/hook/kill") {
   }
 
   TEST_CASE("state kept for other replicas is read where they save it, until an update has put it in its place") {
-    struct Case {
-      const char* name;
-      int64_t tp, pp, dp;
-      int zero;
-      int64_t shard = 0;
-      bool tied = true, overlap = true;
-    };
     for (const Case& c :
          {Case{"dp", 1, 1, 2, 0}, Case{"tp", 2, 1, 2, 0}, Case{"pp, tied", 1, 2, 2, 0}, Case{"groups", 1, 1, 4, 1, 2},
           Case{"groups, ZeRO-2", 1, 1, 4, 2, 2}, Case{"groups, ZeRO-3", 1, 1, 4, 3, 2, false},
           Case{"no overlap", 1, 1, 2, 0, 0, true, false}}) {
       CAPTURE(c.name);
-      Recipe recipe = short_recipe(true, c.tied);
-      recipe.mesh.tp = c.tp;
-      recipe.mesh.pp = c.pp;
-      recipe.mesh.shard = c.shard;
-      recipe.optimizer.zero = c.zero;
-      recipe.optimizer.overlap = c.overlap;
-      check_copies(recipe, c.tp * c.pp * c.dp);
+      check_copies(c.recipe(), c.world());
     }
   }
 

@@ -128,6 +128,7 @@ struct TpLayout {
   bool sp;
   Layout rest;
   RecomputeConfig recompute = {};
+  int64_t world() const { return tp * rest.pp * rest.dp; }
 };
 
 Recipe cut(const Recipe& recipe, const TpLayout& l) {
@@ -167,7 +168,7 @@ Recipe lengthy(const std::string& kind, Precision precision, int64_t context = 5
 struct CpLayout {
   int64_t cp;
   TpLayout rest;
-  int64_t world() const { return cp * rest.tp * rest.rest.pp * rest.rest.dp; }
+  int64_t world() const { return cp * rest.world(); }
 };
 
 std::string spelled(const CpLayout& l) {
@@ -209,6 +210,22 @@ void same(const Trained& got, const Trained& wanted) {
     differing += differs ? 1 : 0;
   }
   CHECK(differing == 0);
+}
+
+/// The run in these layouts, one after another for the same number of steps, is that of one rank.
+template <typename Cut>
+void check_turns(const Recipe& recipe, const std::vector<Cut>& layouts) {
+  const auto whole = train_on_threads(recipe, 1).value();
+  const int64_t each = recipe.stop.value / std::ssize(layouts);
+  Trained now;
+  std::vector<double> losses;
+  for (const Cut& l : layouts) {
+    const bool first = losses.empty();
+    now = train_on_threads(cut(recipe, l), l.world(), first ? nullptr : &now, std::ssize(losses) + each).value();
+    losses.insert(losses.end(), now.losses.begin(), now.losses.end());
+  }
+  CHECK(losses == whole.losses);
+  CHECK(now.state == whole.state);
 }
 
 }  // namespace
@@ -312,7 +329,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
           CAPTURE(l.sp);
           CAPTURE(static_cast<int>(l.recompute.mode));
           CAPTURE(spelled(l.rest));
-          const auto got = train_on_threads(cut(recipe, l), l.tp * l.rest.pp * l.rest.dp);
+          const auto got = train_on_threads(cut(recipe, l), l.world());
           REQUIRE_MESSAGE(got.ok(), got.error().message);
           same(got.value(), serial.value());
           CHECK(got.value().valid == serial.value().valid);
@@ -331,18 +348,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       Recipe recipe = wide("llama", precision);
       recipe.stop = {Span::Unit::kSteps, 9};
-      const auto whole = train_on_threads(recipe, 1).value();
-      const std::vector<TpLayout> turns = {{2, true, {1, 2, 2}}, {1, false, {2, 1, 0}}, {4, false, {1, 1, 0}}};
-      Trained now;
-      std::vector<double> losses;
-      for (int64_t turn = 0; turn < 3; ++turn) {
-        const TpLayout& l = turns[turn];
-        now = train_on_threads(cut(recipe, l), l.tp * l.rest.pp * l.rest.dp, turn == 0 ? nullptr : &now, 3 * turn + 3)
-                  .value();
-        losses.insert(losses.end(), now.losses.begin(), now.losses.end());
-      }
-      CHECK(losses == whole.losses);
-      CHECK(now.state == whole.state);
+      check_turns<TpLayout>(recipe, {{2, true, {1, 2, 2}}, {1, false, {2, 1, 0}}, {4, false, {1, 1, 0}}});
     }
   }
 
@@ -357,7 +363,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
           recipe.eval = {};
           CAPTURE(kind);
           CAPTURE(l.tp);
-          const int64_t world = l.tp * l.rest.pp * l.rest.dp;
+          const int64_t world = l.world();
           check_step_traffic(recipe, world);
           const Plan plan = make_plan(recipe, world).value();
           check_allocated(plan, train_on_threads(recipe, world).value());
@@ -439,22 +445,10 @@ TEST_SUITE("runtime/trainer/trajectory") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       Recipe recipe = lengthy("llama", precision, 1024);
       recipe.stop = {Span::Unit::kSteps, 8};
-      const auto whole = train_on_threads(recipe, 1).value();
-      const std::vector<CpLayout> turns = {{2, {2, true, {1, 1, 1}}},
-                                           {1, {1, false, {1, 2, 2}}},
-                                           {4, {1, false, {1, 1, 3}}},
-                                           {1, {1, false, {1, 1, 0}}}};
-      Trained now;
-      std::vector<double> losses;
-      for (size_t turn = 0; turn < turns.size(); ++turn) {
-        const CpLayout& l = turns[turn];
-        now =
-            train_on_threads(cut(recipe, l), l.world(), turn == 0 ? nullptr : &now, 2 * static_cast<int64_t>(turn) + 2)
-                .value();
-        losses.insert(losses.end(), now.losses.begin(), now.losses.end());
-      }
-      CHECK(losses == whole.losses);
-      CHECK(now.state == whole.state);
+      check_turns<CpLayout>(recipe, {{2, {2, true, {1, 1, 1}}},
+                                     {1, {1, false, {1, 2, 2}}},
+                                     {4, {1, false, {1, 1, 3}}},
+                                     {1, {1, false, {1, 1, 0}}}});
     }
   }
 
