@@ -1,40 +1,53 @@
 #pragma once
-// Sums over rows by a balanced tree of equal runs of them, column by column: a thread that owns columns takes all of
-// their tree, so it costs no more meetings of the team than a sum in order.
+// Sums over rows, column by column: blocks of whole rows, which threads take side by side, are added up in order, and
+// equal runs of rows by a balanced tree. What is cut where follows from the number of rows alone.
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+
+#include "runtime/kernels/parallel.h"
+#include "runtime/kernels/scratch.h"
 
 namespace cairn::kernels {
 
-/// Runs that a sum is cut into, and memory for the sums under way: one of each level of the tree
-/// (std::bit_width(count)). No memory: the sum is taken in order.
+/// Runs that a sum is cut into, and memory for sums under way: one of each level of the tree (std::bit_width(count)).
+/// No memory: the sum is taken in order.
 struct TreeParts {
   int64_t count = 1;  // a power of two
   float* sums = nullptr;
 };
 
-/// Adds to `into` [arrays, width] the columns [c, c + n) of the tree of what leaf(row, rows, sum) adds to zeros: sum
-/// [arrays, width] from column c on, for runs of rows. Cuts into 2, 4, ... parts nest.
+/// into[k] [width] += the tree of what leaf(row, rows, sum) adds to zeros: sum [arrays, width], for runs of rows. Cuts
+/// into 2, 4, ... parts nest. An array whose `into` is null is nobody's.
 template <typename Leaf>
-void add_column_tree(const TreeParts& parts, int64_t arrays, int64_t width, int64_t c, int64_t n, int64_t rows,
-                     float* const* into, const Leaf& leaf) {
-  const int64_t level = arrays * width;
-  for (int64_t part = 0; part < parts.count; ++part) {
-    float* sum = parts.sums + std::popcount(static_cast<uint64_t>(part)) * level + c;
-    for (int64_t k = 0; k < arrays; ++k) std::fill_n(sum + k * width, n, 0.0f);
-    const int64_t begin = part * rows / parts.count, end = (part + 1) * rows / parts.count;
-    leaf(begin, end - begin, sum);
-    for (int joins = std::countr_one(static_cast<uint64_t>(part)); joins > 0; --joins, sum -= level) {
-      for (int64_t k = 0; k < arrays; ++k) {
-        float* const left = sum - level + k * width;
-        for (int64_t i = 0; i < n; ++i) left[i] += sum[k * width + i];
-      }
+void add_sums_over_rows(const TreeParts& tree, int64_t arrays, int64_t width, int64_t rows, float* const* into,
+                        const Leaf& leaf) {
+  constexpr int64_t kBlockRows = 128, kMostBlocks = 16;
+  const int64_t parts = tree.sums == nullptr ? 1 : tree.count;
+  const int64_t blocks = std::clamp<int64_t>(rows / parts / kBlockRows, 1, kMostBlocks);  // of a part
+  const int64_t elems = arrays * width, all = parts * blocks;
+  thread_local Scratch scratch;
+  float* const sums = scratch.floats(all * elems);
+  parallel_ranges(all, 1, rows / all * elems, [&](int64_t block, int64_t end) {
+    for (; block < end; ++block) {
+      std::fill_n(sums + block * elems, elems, 0.0f);
+      const int64_t first = block * rows / all;
+      leaf(first, (block + 1) * rows / all - first, sums + block * elems);
     }
-  }
+  });
+  const auto join = [=](int64_t to, int64_t from, int64_t c, int64_t end) {
+    for (; c < end; ++c) sums[to * elems + c] += sums[from * elems + c];
+  };
+  parallel_ranges(elems, 64, all, [&](int64_t c, int64_t end) {
+    for (int64_t part = 0; part < parts; ++part) {
+      for (int64_t block = 1; block < blocks; ++block) join(part * blocks, part * blocks + block, c, end);
+    }
+    for (int64_t step = 1; step < parts; step *= 2) {
+      for (int64_t part = 0; part < parts; part += 2 * step) join(part * blocks, (part + step) * blocks, c, end);
+    }
+  });
   for (int64_t k = 0; k < arrays; ++k) {
-    for (int64_t i = 0; i < n && into[k] != nullptr; ++i) into[k][c + i] += parts.sums[k * width + c + i];
+    for (int64_t c = 0; c < width && into[k] != nullptr; ++c) into[k][c] += sums[k * width + c];
   }
 }
 

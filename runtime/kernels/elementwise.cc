@@ -22,21 +22,21 @@ RT_CLONES void add_leaf(const T* a, const T* b, T* out, int64_t n) {
 
 /// sum[c] += column sums, eight rows at a time: fewer passes over `sum`, and a shorter chain of roundings.
 template <typename T>
-RT_CLONES void column_sums_leaf(const T* x, float* sum, int64_t rows, int64_t stride, int64_t width) {
+RT_CLONES void column_sums_leaf(const T* x, float* sum, int64_t rows, int64_t width) {
   int64_t r = 0;
   for (; r + 8 <= rows; r += 8) {
-    const T* p = x + r * stride;
+    const T* p = x + r * width;
     for (int64_t c = 0; c < width; ++c) {
       const T* q = p + c;
-      const float s0 = load_f32(q[0]) + load_f32(q[stride]);
-      const float s1 = load_f32(q[2 * stride]) + load_f32(q[3 * stride]);
-      const float s2 = load_f32(q[4 * stride]) + load_f32(q[5 * stride]);
-      const float s3 = load_f32(q[6 * stride]) + load_f32(q[7 * stride]);
+      const float s0 = load_f32(q[0]) + load_f32(q[width]);
+      const float s1 = load_f32(q[2 * width]) + load_f32(q[3 * width]);
+      const float s2 = load_f32(q[4 * width]) + load_f32(q[5 * width]);
+      const float s3 = load_f32(q[6 * width]) + load_f32(q[7 * width]);
       sum[c] += (s0 + s1) + (s2 + s3);
     }
   }
   for (; r < rows; ++r) {
-    const T* p = x + r * stride;
+    const T* p = x + r * width;
     for (int64_t c = 0; c < width; ++c) sum[c] += load_f32(p[c]);
   }
 }
@@ -317,12 +317,8 @@ void add_bias(T* x, const T* bias, int64_t rows, int64_t width) {
 
 template <typename T>
 void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width, const TreeParts& parts) {
-  parallel_ranges(width, 64, rows, [=](int64_t c, int64_t end) {
-    const auto add = [=](int64_t row, int64_t count, float* to) {
-      column_sums_leaf(dy + row * width + c, to, count, width, end - c);
-    };
-    if (parts.sums == nullptr) return add(0, rows, dbias + c);
-    add_column_tree(parts, 1, width, c, end - c, rows, &dbias, add);
+  add_sums_over_rows(parts, 1, width, rows, &dbias, [=](int64_t row, int64_t count, float* sum) {
+    column_sums_leaf(dy + row * width, sum, count, width);
   });
 }
 

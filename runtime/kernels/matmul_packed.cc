@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <memory>
 #include <vector>
 
 #include "runtime/core/check.h"
@@ -11,8 +13,9 @@
 #include "runtime/kernels/simd.h"
 
 // After Goto & van de Geijn 2008. C is computed in blocks of columns; for each, the sum runs in chunks. A chunk of B is
-// packed by all threads into one block in the shared cache; then threads take blocks of rows, pack their part of A into
-// their own second-level cache, and multiply tile by tile.
+// packed by all threads into one block in the shared cache; then threads take parts of the rows, pack them into their
+// own second-level cache, and multiply, panel of B by panel. When no part is left to begin, panels of those at work are
+// taken.
 //
 // An element's sum is cut into chunks by k alone and each chunk runs in order, so its bits depend neither on the number
 // of threads nor on m, n or the element's place. A sum in parts (MatmulArgs::parts) has its tree inside a chunk, tile
@@ -26,6 +29,7 @@ constexpr int64_t kSumRows = 2048;                 // of float sums kept from ch
 constexpr int64_t kPastBytes = 4 << 20;            // a larger result would leave the caches before it is read
 constexpr int64_t kTurnRows = 256;                 // of C, in float while a kernel takes its sums in turns,
 constexpr int64_t kTreeRows = 64;                  // or while trees of them grow, each level in as much memory
+constexpr int64_t kLeastTaken = 3;                 // panels of B for which another core's rows are worth reading
 constexpr int64_t kMinParallelProducts = 1 << 21;  // multiply-adds below which waking a thread does not pay
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -126,6 +130,14 @@ struct Chunk {
     uint32_t* words = nullptr;  // null: as it lies
     int64_t row0 = 0, rows = 0;
   };
+  /// Rows [begin, end) times panels of B up to panel1. One thread packs the rows; whoever takes the next panel
+  /// multiplies.
+  struct Part {
+    int64_t begin = 0, end = 0, panel1 = 0;
+    PackedA a;
+    std::atomic<bool> packed = false;
+    alignas(64) std::atomic<int64_t> next_panel = 0;
+  };
   /// A level of the sums at (row, column) of the block.
   struct Level {
     float* at;
@@ -136,8 +148,8 @@ struct Chunk {
   void pack_b(int64_t threads) const;
   void multiply(int64_t threads) const;
   void pack_a(int64_t begin, int64_t end, const PackedA& to) const;
-  /// Rows [begin, end) times panels [panel0, panel1) of B.
-  void multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const PackedA& a) const;
+  /// All panels of B that nobody has taken.
+  void multiply_part(Part& part) const;
   /// What a tile will be added to lies far away; it arrives while the tile is computed.
   void fetch(int64_t row, int64_t column, int64_t count, int64_t width) const;
   void store(float* tile, int64_t row, int64_t column, int64_t count, int64_t width) const;
@@ -224,7 +236,12 @@ void Chunk::fetch(int64_t row, int64_t column, int64_t count, int64_t width) con
   }
 }
 
-void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t panel1, const PackedA& a) const {
+void Chunk::multiply_part(Part& part) const {
+  const auto take = [&] { return part.next_panel.fetch_add(1, std::memory_order_relaxed); };
+  int64_t panel = take();
+  if (panel >= part.panel1) return;
+  const int64_t begin = part.begin, end = part.end;
+  const PackedA& a = part.a;
   const int64_t a_row_bytes = a.words == nullptr ? args.lda * 2 : 0;
   const auto rows_of_a = [&](const Segment& segment, int64_t row, int64_t step) -> const void* {
     if (a.words != nullptr) {
@@ -248,7 +265,7 @@ void Chunk::multiply_part(int64_t begin, int64_t end, int64_t panel0, int64_t pa
   constexpr int64_t kLineWords = 16;  // a panel of B has a line of a column for every 16 steps
   const int64_t fetch_lines = kernel.amx ? ceil_div(kernel.columns, ceil_div(end - begin, kernel.rows)) : 0;
   const AmxTiles registers(kernel.amx);
-  for (int64_t panel = panel0; panel < panel1; ++panel) {
+  for (; panel < part.panel1; panel = take()) {
     const int64_t column = panel * kernel.columns;
     const int64_t width = std::min(kernel.columns, columns - column);
     for (int64_t turn_row = begin; turn_row < end; turn_row += turn_rows) {
@@ -333,31 +350,47 @@ void Chunk::multiply(int64_t threads) const {
   row_parts = std::min(row_parts, row_tiles);
   const auto part_begin = [&](int64_t part) { return std::min(part * row_tiles / row_parts * kernel.rows, rows); };
   const bool direct = takes_rows();
-  // A part that one task uses is packed by it, into its core's cache; others by all threads before. So there are fewer
-  // pieces where that would only balance better.
-  const int64_t pieces = threads == 1 ? 1 : (direct || row_parts < 2 * threads ? kPiecesPerThread : 2) * threads;
-  const int64_t column_parts = std::min(panels(), ceil_div(pieces, row_parts));
-  const int64_t part_panels = ceil_div(panels(), column_parts);
-  thread_local Scratch shared_scratch;
-  PackedA shared;
-  if (column_parts > 1 && !direct) {
-    shared.rows = row_tiles * kernel.rows;
-    shared.words = reinterpret_cast<uint32_t*>(shared_scratch.floats(shared.rows * steps));
-    const int64_t piece = round_up(ceil_div(rows, std::max(row_parts, kPiecesPerThread * threads)), kernel.rows);
-    parallel_tasks(ceil_div(rows, piece), false,
-                   [&](int64_t task) { pack_a(task * piece, std::min((task + 1) * piece, rows), shared); });
+  // Rows that lie ready are cut by columns too: a thread's half of B may stay in its second-level cache.
+  const int64_t column_parts =
+      direct && threads > 1 ? std::min(panels(), ceil_div(kPiecesPerThread * threads, row_parts)) : 1;
+  const int64_t count = row_parts * column_parts;
+  thread_local std::unique_ptr<Part[]> memory;
+  thread_local int64_t capacity = 0;
+  if (count > capacity) memory = std::make_unique<Part[]>(static_cast<size_t>(capacity = count));
+  Part* const parts = memory.get();
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t row_part = k / column_parts, column_part = k % column_parts;
+    Part& part = parts[k];
+    part.begin = part_begin(row_part);
+    part.end = part_begin(row_part + 1);
+    part.a = {};
+    part.packed.store(direct, std::memory_order_relaxed);
+    part.next_panel.store(column_part * panels() / column_parts, std::memory_order_relaxed);
+    part.panel1 = (column_part + 1) * panels() / column_parts;
   }
-  parallel_tasks(row_parts * column_parts, threads == 1, [&](int64_t task) {
-    const int64_t part = task / column_parts, panel = task % column_parts * part_panels;
-    const int64_t begin = part_begin(part), end = part_begin(part + 1);
-    PackedA a = shared;
-    if (shared.words == nullptr && !direct) {
-      thread_local Scratch scratch;
-      const int64_t held = round_up(end - begin, kernel.rows);
-      a = {reinterpret_cast<uint32_t*>(scratch.floats(held * steps)), begin, held};
-      pack_a(begin, end, a);
+  // A part's own thread keeps its rows packed: it begins no other before this one's panels are taken, and once others
+  // help, no part is left to begin.
+  const int64_t helping = threads == 1 ? 0 : threads;
+  parallel_tasks(count + helping, threads == 1, [&](int64_t task) {
+    if (task >= count) {
+      for (int64_t other = count - 1; other >= 0; --other) {
+        Part& part = parts[other];
+        if (part.next_panel.load(std::memory_order_relaxed) > part.panel1 - kLeastTaken) continue;
+        part.packed.wait(false, std::memory_order_acquire);
+        multiply_part(part);
+      }
+      return;
     }
-    multiply_part(begin, end, panel, std::min(panel + part_panels, panels()), a);
+    Part& part = parts[task];
+    if (!direct) {
+      thread_local Scratch scratch;
+      const int64_t held = round_up(part.end - part.begin, kernel.rows);
+      part.a = {reinterpret_cast<uint32_t*>(scratch.floats(held * steps)), part.begin, held};
+      pack_a(part.begin, part.end, part.a);
+      part.packed.store(true, std::memory_order_release);
+      part.packed.notify_all();
+    }
+    multiply_part(part);
   });
 }
 

@@ -57,31 +57,31 @@ RT_CLONES void norm_dx_leaf(const T* dy, const T* x, const T* weight, float mean
 /// dweight[c] += sum over rows of dy * xhat, dbias[c] += sum of dy, four rows at a time; `mean`, `dbias` may be null.
 template <bool kCentred, typename T>
 RT_CLONES void norm_dweight_leaf(const T* dy, const T* x, const float* mean, const float* rstd, float* dweight,
-                                 float* dbias, int64_t rows, int64_t stride, int64_t width) {
+                                 float* dbias, int64_t rows, int64_t width) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    const T* g = dy + r * stride;
-    const T* v = x + r * stride;
+    const T* g = dy + r * width;
+    const T* v = x + r * width;
     const float m0 = kCentred ? mean[r] : 0.0f, m1 = kCentred ? mean[r + 1] : 0.0f;
     const float m2 = kCentred ? mean[r + 2] : 0.0f, m3 = kCentred ? mean[r + 3] : 0.0f;
     const float s0 = rstd[r], s1 = rstd[r + 1], s2 = rstd[r + 2], s3 = rstd[r + 3];
     for (int64_t c = 0; c < width; ++c) {
       const float a = load_f32(g[c]) * ((load_f32(v[c]) - m0) * s0);
-      const float b = load_f32(g[c + stride]) * ((load_f32(v[c + stride]) - m1) * s1);
-      const float d = load_f32(g[c + 2 * stride]) * ((load_f32(v[c + 2 * stride]) - m2) * s2);
-      const float e = load_f32(g[c + 3 * stride]) * ((load_f32(v[c + 3 * stride]) - m3) * s3);
+      const float b = load_f32(g[c + width]) * ((load_f32(v[c + width]) - m1) * s1);
+      const float d = load_f32(g[c + 2 * width]) * ((load_f32(v[c + 2 * width]) - m2) * s2);
+      const float e = load_f32(g[c + 3 * width]) * ((load_f32(v[c + 3 * width]) - m3) * s3);
       dweight[c] += (a + b) + (d + e);
     }
     if (dbias != nullptr) {
       for (int64_t c = 0; c < width; ++c) {
         dbias[c] +=
-            (load_f32(g[c]) + load_f32(g[c + stride])) + (load_f32(g[c + 2 * stride]) + load_f32(g[c + 3 * stride]));
+            (load_f32(g[c]) + load_f32(g[c + width])) + (load_f32(g[c + 2 * width]) + load_f32(g[c + 3 * width]));
       }
     }
   }
   for (; r < rows; ++r) {
-    const T* g = dy + r * stride;
-    const T* v = x + r * stride;
+    const T* g = dy + r * width;
+    const T* v = x + r * width;
     const float m = kCentred ? mean[r] : 0.0f;
     for (int64_t c = 0; c < width; ++c) dweight[c] += load_f32(g[c]) * ((load_f32(v[c]) - m) * rstd[r]);
     if (dbias != nullptr) {
@@ -134,17 +134,10 @@ void layer_norm_forward(const T* x, const T* weight, const T* bias, T* y, float*
 template <typename T>
 void layer_norm_backward(const T* dy, const T* x, const T* weight, const float* mean, const float* rstd, T* dx,
                          float* dweight, float* dbias, int64_t rows, int64_t width, const TreeParts& parts) {
-  // The sums over rows first: dx may be dy. Threads own columns there, so their number does not change the bits.
-  parallel_ranges(width, 64, 2 * rows, [=](int64_t c, int64_t end) {
-    const auto add = [=](int64_t row, int64_t count, float* to_weight, float* to_bias) {
-      norm_dweight_leaf<true>(dy + row * width + c, x + row * width + c, mean + row, rstd + row, to_weight, to_bias,
-                              count, width, end - c);
-    };
-    if (parts.sums == nullptr) return add(0, rows, dweight + c, dbias == nullptr ? nullptr : dbias + c);
-    float* const into[] = {dweight, dbias};
-    add_column_tree(parts, 2, width, c, end - c, rows, into, [=](int64_t row, int64_t count, float* sum) {
-      add(row, count, sum, dbias == nullptr ? nullptr : sum + width);
-    });
+  float* const into[] = {dweight, dbias};  // first: dx may be dy
+  add_sums_over_rows(parts, 2, width, rows, into, [=](int64_t row, int64_t count, float* sum) {
+    norm_dweight_leaf<true>(dy + row * width, x + row * width, mean + row, rstd + row, sum,
+                            dbias == nullptr ? nullptr : sum + width, count, width);
   });
   parallel_ranges(rows, 1, 3 * width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {
@@ -163,13 +156,8 @@ void rms_norm_forward(const T* x, const T* weight, T* y, float* rstd, int64_t ro
 template <typename T>
 void rms_norm_backward(const T* dy, const T* x, const T* weight, const float* rstd, T* dx, float* dweight, int64_t rows,
                        int64_t width, const TreeParts& parts) {
-  parallel_ranges(width, 64, 2 * rows, [=](int64_t c, int64_t end) {
-    const auto add = [=](int64_t row, int64_t count, float* to) {
-      norm_dweight_leaf<false>(dy + row * width + c, x + row * width + c, nullptr, rstd + row, to, nullptr, count,
-                               width, end - c);
-    };
-    if (parts.sums == nullptr) return add(0, rows, dweight + c);
-    add_column_tree(parts, 1, width, c, end - c, rows, &dweight, add);
+  add_sums_over_rows(parts, 1, width, rows, &dweight, [=](int64_t row, int64_t count, float* sum) {
+    norm_dweight_leaf<false>(dy + row * width, x + row * width, nullptr, rstd + row, sum, nullptr, count, width);
   });
   parallel_ranges(rows, 1, 3 * width, [=](int64_t r, int64_t end) {
     for (; r < end; ++r) {

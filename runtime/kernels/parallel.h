@@ -15,7 +15,8 @@ namespace cairn::kernels {
 constexpr int64_t kMinParallelElems = 64 * 1024;
 
 /// Pieces of work for each thread: the last ones end together, and a thread that loses its core leaves it the others.
-constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kPiecesPerThread = 4;  // equal ones
+constexpr int kMostRounds = 5;           // of pieces that become smaller
 
 /// Calls body(task) for each task in [0, count), on the team unless `alone`. Who runs a task must make no difference.
 template <typename Body>
@@ -38,11 +39,20 @@ void parallel_ranges(int64_t count, int64_t align, int64_t elems_per_item, const
     body(int64_t{0}, count);
     return;
   }
-  const int64_t wanted =
-      std::min(kPiecesPerThread * threads, std::max(threads, count * elems_per_item / kMinParallelElems));
-  const int64_t size = ((count + wanted - 1) / wanted + align - 1) / align * align;
-  parallel_tasks((count + size - 1) / size, false,
-                 [&](int64_t task) { body(task * size, std::min(count, (task + 1) * size)); });
+  // Each round takes half of what is left, the last all of it: long runs of memory first, ends close together.
+  const int64_t units = (count + align - 1) / align;
+  int rounds = 1;
+  while (rounds < kMostRounds && count * elems_per_item >= (kMinParallelElems * threads) << rounds) ++rounds;
+  const auto begin_of = [&](int64_t task) {
+    const int64_t round = std::min<int64_t>(task / threads, rounds - 1), in_round = task - round * threads;
+    const int64_t whole = threads << rounds, left = whole >> round;  // of the units, in such fractions
+    const int64_t size = round + 1 < rounds ? left / 2 : left;
+    return std::min(count, units * (whole - left + in_round * size / threads) / whole * align);
+  };
+  parallel_tasks(rounds * threads, false, [&](int64_t task) {
+    const int64_t begin = begin_of(task), end = begin_of(task + 1);
+    if (begin < end) body(begin, end);
+  });
 }
 
 /// For element-wise maps: bounds fall on whole cache lines of either dtype.

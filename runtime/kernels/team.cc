@@ -13,10 +13,11 @@ namespace {
 
 thread_local bool inside_task = false;
 
-/// Waits awake until done() or for some 50 microseconds; returns done().
+/// Waits awake until done() or for a millisecond or two; returns done(). A sleeping core takes tens of microseconds to
+/// wake in a virtual machine, a hundred times a step; whoever else wants the core gets it.
 template <typename Done>
 bool linger(const Done& done) {
-  constexpr int kTurns = 40, kPauses = 32;
+  constexpr int kTurns = 1000, kPauses = 32;
   for (int turn = 0; turn < kTurns; ++turn) {
     for (int i = 0; i < kPauses; ++i) {
       if (done()) return true;

@@ -5,7 +5,7 @@
 // Life of a job: the caller opens it and wakes who sleeps; everyone takes task after task until none is left; the
 // caller closes it and waits for those that are inside. A helper that has no core in the meantime is never inside and
 // never waited for, and one that loses its core delays the caller by one task. Helpers wait awake for the next job for
-// some tens of microseconds, giving the core away in between, then asleep.
+// a millisecond or two, giving the core away in between, then asleep.
 
 #include <cstdint>
 
