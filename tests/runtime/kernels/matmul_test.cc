@@ -275,22 +275,45 @@ TEST_SUITE("runtime/kernels/matmul") {
     for (const int rounds : good) CHECK(rounds == 50);
   }
 
-  TEST_CASE("the same call gives the same bits") {
-    const auto a = normals<bf16>("a", 200 * 300);
-    const auto b = normals<bf16>("b", 300 * 100);
-    std::vector<float> first(200 * 100), second(200 * 100);
-    for (auto* c : {&first, &second}) {
-      matmul({.m = 200,
-              .n = 100,
-              .k = 300,
-              .a = a.data(),
-              .lda = 300,
-              .b = b.data(),
-              .ldb = 100,
-              .c = c->data(),
-              .ldc = 100,
-              .ab_dtype = DType::kBf16});
+  TEST_CASE("the same bits whoever takes which part and panel") {
+    struct Shape {
+      int64_t m, n, k;
+      bool trans_a;
+    };
+    for (const GemmIsa isa :
+         {GemmIsa::kBaseline, GemmIsa::kAvx2, GemmIsa::kAvx512, GemmIsa::kAvx512Bf16, GemmIsa::kAmx}) {
+      if (!kernels::gemm_isa_runs(isa)) continue;
+      CAPTURE(static_cast<int>(isa));
+      // Rows as they lie and packed ones; parts for each thread and fewer than threads; chunks that join their sums.
+      for (const Shape& t :
+           {Shape{320, 900, 64, false}, {300, 200, 130, true}, {30, 1500, 64, false}, {64, 96, 3300, true}}) {
+        CAPTURE(t.m);
+        const auto a = normals<bf16>("a", t.m * t.k), b = normals<bf16>("b", t.k * t.n);
+        const auto product = [&](int threads) {
+          std::vector<bf16> c(t.m * t.n);
+          with_threads(threads, [&] {
+            kernels::matmul_packed({.m = t.m,
+                                    .n = t.n,
+                                    .k = t.k,
+                                    .a = a.data(),
+                                    .lda = t.trans_a ? t.m : t.k,
+                                    .trans_a = t.trans_a,
+                                    .b = b.data(),
+                                    .ldb = t.n,
+                                    .c = c.data(),
+                                    .ldc = t.n,
+                                    .ab_dtype = DType::kBf16,
+                                    .c_dtype = DType::kBf16},
+                                   isa);
+          });
+          return c;
+        };
+        const std::vector<bf16> alone = product(1);
+        for (const int threads : {2, 3, 5}) {
+          CAPTURE(threads);
+          for (int round = 0; round < 10; ++round) CHECK(same_bits(alone, product(threads)));
+        }
+      }
     }
-    CHECK(same_bits(first, second));
   }
 }
