@@ -1428,8 +1428,8 @@ const Block& checkpoint_block() {
                     "copied. copy: the state is each rank's own, updated in place, and after the step it is copied "
                     "beside the next forward and backward; the next update waits for what it overwrites, tensor by "
                     "tensor. The same bits. A killed rank restarts from the newest step whose copy is complete, at most "
-                    "one before the last. Costs the memory of the state and of the weights once more, and time: it is "
-                    "for devices whose memory no other process can read, not for CPUs. Not with optimizer.offload."),
+                    "one before the last. Costs the memory of the state once more, and time: it is for devices whose "
+                    "memory no other process can read, not for CPUs. Not with optimizer.offload."),
           items("keep", &CheckpointConfig::keep, keep_block())
               .otherwise(Json::array())
               .written(Form::kKeep,

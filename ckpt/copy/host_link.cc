@@ -1,13 +1,8 @@
 #include "ckpt/copy/host_link.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 
 #include "ckpt/copy/summed_copy.h"
-#if defined(CAIRN_CUDA)
-#include "runtime/cuda/cuda_link.h"
-#endif
 
 namespace cairn::ckpt {
 namespace {
@@ -32,15 +27,5 @@ class HostLink final : public DeviceLink {
 }  // namespace
 
 std::unique_ptr<DeviceLink> make_host_link() { return std::make_unique<HostLink>(); }
-
-Result<std::unique_ptr<DeviceLink>> make_link(Device device) {
-  if (device.kind == DeviceKind::kCpu) return make_host_link();
-#if defined(CAIRN_CUDA)
-  return make_cuda_link(device.index);
-#else
-  return Error{ErrorCode::kUnsupported,
-               fmt::format("{}: this build has no CUDA device; configure with -DCAIRN_CUDA=ON", device_name(device))};
-#endif
-}
 
 }  // namespace cairn::ckpt

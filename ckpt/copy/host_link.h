@@ -9,8 +9,4 @@ namespace cairn::ckpt {
 /// To host memory from host memory: pieces are copied on the calling thread, with their sums on the way.
 std::unique_ptr<DeviceLink> make_host_link();
 
-/// The link to any device. Errors: kUnsupported when this build has none for it, kUnavailable when the machine has no
-/// such device.
-Result<std::unique_ptr<DeviceLink>> make_link(Device device);
-
 }  // namespace cairn::ckpt

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <vector>
 
-#include "ckpt/copy/host_link.h"
 #include "ckpt/copy/state_copier.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
@@ -61,7 +60,7 @@ std::vector<std::byte> noise(int64_t bytes) {
 
 TEST_SUITE("runtime/cuda") {
   TEST_CASE("a device that is not there is refused in words") {
-    const auto link = make_link({DeviceKind::kCuda, 4096});
+    const auto link = make_cuda_link(4096);
     REQUIRE_FALSE(link.ok());
     CHECK(link.error().code == ErrorCode::kUnavailable);
     MESSAGE(link.error().message);
@@ -74,7 +73,7 @@ TEST_SUITE("runtime/cuda") {
     DeviceMemory device(kBytes);
     Slot slot(kBytes + 4096), from(kBytes);
     std::memcpy(from.base, state.data(), state.size());
-    auto link = make_link({DeviceKind::kCuda, 0});
+    auto link = make_cuda_link(0);
     REQUIRE_MESSAGE(link.ok(), (link.ok() ? "" : link.error().message));
     REQUIRE(link.value()->use_host(slot.all()).ok());
     REQUIRE(link.value()->store(from.all(), device.data).ok());
