@@ -2,7 +2,7 @@
 """How long a killed rank's successor takes until it can step, by size of the state: attaching to shared memory copies
 nothing, so the time should not grow with it.
 
-  bench/attach_time.py [--rounds 5] [--gib 0.5,2,4] [--nproc 4] [--dp 1 [--zero 0] [--shard 0]]
+  bench/attach_time.py [--rounds 5] [--gib 0.5,2,4] [--nproc 4] [--dp 1 [--zero 0] [--shard 0]] [--snapshot-by copy]
 
 The model is almost all vocabulary, so that much state goes with little arithmetic; tp = --nproc / --dp. Replicas that do
 not divide all state (--zero 0, --shard below --dp) keep copies of what others save, which are gone with a process. A rank gets SIGKILL in one
@@ -31,6 +31,7 @@ parser.add_argument("--nproc", type=int, default=4)
 parser.add_argument("--dp", type=int, default=1)
 parser.add_argument("--zero", type=int, default=0)
 parser.add_argument("--shard", type=int, default=0, help="replicas that divide state among them; 0: all")
+parser.add_argument("--snapshot-by", default="banks", help="copy: state is private, and copied back (default: %(default)s)")
 parser.add_argument("--moments", default="within,update,between")
 parser.add_argument("--tiny", action="store_true", help="seconds in all; says nothing about speed")
 args = parser.parse_args()
@@ -79,7 +80,7 @@ def measure(scratch: Scratch, gib: float, moment: str) -> dict:
             "model.heads=8", "model.context=8", f"model.vocab={vocab}", f"batch.samples={args.dp}", "batch.micro=1",
             f"mesh.tp={args.nproc // args.dp}", f"mesh.dp={args.dp}", f"optimizer.zero={args.zero}", f"stop=T.steps({STEPS})", "optimizer.lr-", "eval-", "checkpoint-",
             "checkpoint.snapshot=T.every{steps=1}", "tokenizer-",
-            "log.tensorboard=false", *([f"mesh.shard={args.shard}"] if args.shard else [])]
+            f"checkpoint.snapshot_by={args.snapshot_by}", "log.tensorboard=false", *([f"mesh.shard={args.shard}"] if args.shard else [])]
     between = ["--kill", f"{args.nproc - 1}@3"] if moment == "between" else []
     command = train_command(args.cairn, ROOT / "recipes/tiny.lua", run, sets, args.nproc, between)
     if moment == "between":

@@ -4,8 +4,9 @@ without, interleaved, for several sizes of the state.
 
   bench/checkpoint_cost.py [--rounds 5] [--steps 24] [--every 8] [--gib 0.25,0.5,1] [--nproc 4] [--layers 8]
 
-Each round trains the same model on the same tokens three ways: no snapshot but the last step's ("none": updates stay in
-one bank), a snapshot every step, and that with a save to disk every --every steps. Wall time is taken between the ends of
+Each round trains the same model on the same tokens four ways: no snapshot but the last step's ("none": updates stay in
+one bank), a snapshot every step, one that is copied ("copied": checkpoint.snapshot_by), and one with a save to disk every
+--every steps. Wall time is taken between the ends of
 the first and the last step as the agent saw them, so that start, warm-up and the save at the end are in none of them.
 A copy of the state by memcpy, the price of a snapshot that is copied, is measured beside it (one thread, pages touched).
 Also shown: the longest pause of a rank in a save, and what cairn reports as lost (checkpoint_lost_ms).
@@ -31,6 +32,7 @@ if args.tiny:
 
 WAYS = {"none": ["checkpoint.snapshot=T.every{steps=1000000}"],
         "snapshot": ["checkpoint.snapshot=T.every{steps=1}"],
+        "copied": ["checkpoint.snapshot=T.every{steps=1}", "checkpoint.snapshot_by=copy"],
         "save": ["checkpoint.snapshot=T.every{steps=1}", f"checkpoint.save={{T.every{{steps={args.every}}}}}",
                  "checkpoint.keep={T.last(2)}"]}
 
@@ -82,6 +84,10 @@ with Scratch(args.scratch) as scratch:
               f"{spread([r['memcpy_ms'] for r in got], 1)} ms")
         print(f"  lost to a snapshot: {spread(per_snapshot, 2)} ms of wall time, "
               f"{spread([lost / r['memcpy_ms'] * 100 for lost, r in zip(per_snapshot, got)], 0)} % of a memcpy (bar 25)")
+        copied = [(r["copied"]["wall"] - r["none"]["wall"]) / count * 1000 for r in got]
+        print(f"  lost to a snapshot that is copied: {spread(copied, 2)} ms of wall time, "
+              f"{spread([lost / r['memcpy_ms'] * 100 for lost, r in zip(copied, got)], 0)} % of a memcpy; cairn reports "
+              f"{spread([r['copied']['told_ms'] for r in got])} ms lost a step")
         print(f"  lost to a write in the background: {spread(per_save, 1)} ms of wall time")
         print(f"  longest pause of a rank in a save: {spread([r['save']['pause_ms'] for r in got])} ms (bar 1); cairn "
               f"reports {spread([r['snapshot']['told_ms'] for r in got])} ms lost a step")

@@ -2,8 +2,11 @@
 //   private    in place, in memory of their own: what training without checkpoints does
 //   in place   in place in a bank of the arena, without marks
 //   banks      from bank to bank of the arena, with checksums, marks and weights: every step is a snapshot
+//   copied     in place in memory of their own, while a copy of it into a bank that has just begun goes on: the worst
+//              case of a snapshot by copy, with no forward and backward for it to run beside
 // and copy it once into a bank (memcpy), the price of a snapshot that is copied. Arms are interleaved; a round's time
-// is that of the slowest rank. Pauses are begin and publish alone, the part in which a rank computes nothing.
+// is that of the slowest rank. Pauses are begin and publish alone, the part in which a rank computes nothing; of a copy
+// its start.
 //
 //   stall_bench [--gib=0.5,1,2,4,6] [--ranks=4] [--rounds=7] [--tiny]
 //
@@ -29,6 +32,8 @@
 
 #include <omp.h>
 
+#include "ckpt/copy/host_link.h"
+#include "ckpt/copy/state_copier.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/kernels/adamw.h"
@@ -39,13 +44,13 @@ using namespace cairn::ckpt;
 namespace {
 
 constexpr int kTensors = 24;  // of a rank
-constexpr int kArms = 4;      // private, in place, banks, memcpy
+constexpr int kArms = 5;      // private, in place, banks, memcpy, copied
 constexpr int kMaxRounds = 64, kMaxRanks = 64;
 
 struct Shared {
   std::atomic<int> arrived{0}, turn{0};
   double seconds[kArms][kMaxRounds][kMaxRanks], cpu[kArms][kMaxRounds][kMaxRanks];
-  double begin_s[kMaxRounds][kMaxRanks], publish_s[kMaxRounds][kMaxRanks];
+  double begin_s[kMaxRounds][kMaxRanks], publish_s[kMaxRounds][kMaxRanks], start_s[kMaxRounds][kMaxRanks];
 };
 
 /// Of this thread: what others do on the machine's cores is not in it, only what they do to its memory.
@@ -114,6 +119,19 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
   auto* const weights = arena.weights(rank).data();
   kernels::AdamwArgs args{.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
   const std::string position(1500, 'x');
+  StateCopier copier(make_host_link(), kCopyNice);
+  if (own != nullptr) {
+    std::vector<std::vector<CopyArray>> groups;
+    for (int t = 0; t < kTensors; ++t) {
+      std::vector<CopyArray>& group = groups.emplace_back();
+      for (int kind = 0; kind < 3; ++kind) {
+        const int64_t shard = kind * kTensors + t;
+        group.push_back(
+            {reinterpret_cast<std::byte*>(own + kind * all + t * n), arena.shards(rank)[shard].offset, n * 4, shard});
+      }
+    }
+    copier.cover(parts_of(groups), 3 * kTensors);
+  }
   std::vector<uint64_t> sums(3 * kTensors);
   const bool stream = all * 12 > (8 << 20);              // as ShardedOptimizer
   for (int round = -1; round < setup.rounds; ++round) {  // the first one warms up
@@ -123,7 +141,8 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       const int64_t from = round & 1, to = from ^ 1;
       meet(shared, setup.ranks);
       const double begin = now_s(), cpu_begin = cpu_s();
-      double begun = 0, published = 0;
+      double begun = 0, published = 0, started = 0;
+      if (arm == 4 && own == nullptr) continue;
       if (arm == 0 || arm == 1) {
         for (int t = 0; t < kTensors; ++t) {
           const kernels::AdamwState state = arm == 0 && own != nullptr ? own_state(t) : bank(from, t);
@@ -147,6 +166,30 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
         writer.weights_whole(1, round + 2);
         RT_CHECK(writer.publish(to, 1, round + 2, position, sums, 0).ok());
         published = now_s() - updated;
+      } else if (arm == 4) {
+        writer.begin(to, 1, round + 2);
+        RT_CHECK(copier
+                     .start(arena.payload(rank, to).data(),
+                            [&](std::span<const uint64_t> copied) {
+                              return writer.publish(to, 1, round + 2, position, copied, 0);
+                            })
+                     .ok());
+        started = now_s() - begin;
+        for (int t = 0; t < kTensors; ++t) {
+          const int64_t longest = copier.block_bytes() / 4;  // as ShardedOptimizer
+          for (int64_t at = 0; at < n; at += longest) {
+            const int64_t count = std::min(longest, n - at);
+            const kernels::AdamwState whole = own_state(t);
+            const kernels::AdamwState state{whole.master + at, whole.exp_avg + at, whole.exp_avg_sq + at};
+            std::vector<std::span<std::byte>> areas;
+            for (float* const array : {state.master, state.exp_avg, state.exp_avg_sq})
+              areas.push_back(std::as_writable_bytes(std::span(array, static_cast<size_t>(count))));
+            copier.wait(areas);
+            kernels::adamw(args, grads + t * n + at, state, state, nullptr,
+                           own_low != nullptr ? own_low + t * n + at : nullptr, count);
+          }
+        }
+        RT_CHECK(copier.finish().ok());
       } else {
         for (int t = 0; t < kTensors; ++t) {
           const kernels::AdamwState source = own != nullptr ? own_state(t) : bank(from, t), target = bank(to, t);
@@ -159,6 +202,7 @@ void play_rank(const Setup& setup, const Arena& arena, int rank, Shared& shared)
       if (round < 0) continue;
       shared.seconds[arm][round][rank] = seconds;
       shared.cpu[arm][round][rank] = cpu;
+      if (arm == 4) shared.start_s[round][rank] = started;
       if (arm != 2) continue;
       shared.begin_s[round][rank] = begun;
       shared.publish_s[round][rank] = published;
@@ -227,7 +271,7 @@ void measure(double gib, Setup setup) {
     RT_CHECK(status == 0, "a rank ended with status {}", status);
   }
 
-  std::vector<double> times[kArms], lost, lost_in_place, lost_cpu, pauses;
+  std::vector<double> times[kArms], lost, lost_in_place, lost_cpu, pauses, lost_copied, starts;
   for (int round = 0; round < setup.rounds; ++round) {
     double slowest[kArms], busy[kArms];
     for (int arm = 0; arm < kArms; ++arm) {
@@ -238,15 +282,19 @@ void measure(double gib, Setup setup) {
     lost.push_back((slowest[2] - slowest[0]) / slowest[3] * 100);
     lost_in_place.push_back((slowest[2] - slowest[1]) / slowest[3] * 100);
     lost_cpu.push_back((busy[2] - busy[0]) / busy[3] * 100);
-    double pause = 0;
+    lost_copied.push_back((slowest[4] - slowest[0]) / slowest[3] * 100);
+    double pause = 0, start = 0;
     for (int rank = 0; rank < setup.ranks; ++rank) {
       pause = std::max(pause, shared.begin_s[round][rank] + shared.publish_s[round][rank]);
     }
+    for (int rank = 0; rank < setup.ranks; ++rank) start = std::max(start, shared.start_s[round][rank]);
     pauses.push_back(pause * 1e3);
+    starts.push_back(start * 1e3);
     fmt::print(
-        "  round {}: private {:.1f} ms, in place {:.1f} ms, banks {:.1f} ms, memcpy {:.1f} ms, pause {:.3f} ms; "
-        "load {}\n",
-        round + 1, slowest[0] * 1e3, slowest[1] * 1e3, slowest[2] * 1e3, slowest[3] * 1e3, pause * 1e3, load());
+        "  round {}: private {:.1f} ms, in place {:.1f} ms, banks {:.1f} ms, memcpy {:.1f} ms, copied {:.1f} ms, pause "
+        "{:.3f} ms; load {}\n",
+        round + 1, slowest[0] * 1e3, slowest[1] * 1e3, slowest[2] * 1e3, slowest[3] * 1e3, slowest[4] * 1e3,
+        pause * 1e3, load());
   }
   munmap(raw, sizeof(Shared));
   const auto print = [](const char* name, const std::vector<double>& values, const char* unit, int digits) {
@@ -265,6 +313,10 @@ void measure(double gib, Setup setup) {
   print("lost a snapshot, of a memcpy (bar 25 %)", lost, "%", 1);
   print("the same in time of the ranks' cores", lost_cpu, "%", 1);
   print("lost against in place in a bank", lost_in_place, "%", 1);
+  if (!setup.own_bank) return;
+  print("update in private memory beside its copy", times[4], "ms", 1);
+  print("longest start of a copy (bar 1 ms)", starts, "ms", 3);
+  print("lost a copied snapshot, of a memcpy, at worst", lost_copied, "%", 1);
 }
 
 }  // namespace

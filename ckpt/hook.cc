@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "ckpt/copy/host_link.h"
 #include "ckpt/position.h"
 #include "ckpt/restore.h"
 #include "ckpt/snapshot/snapshot.h"
@@ -87,9 +88,11 @@ void SharedMemoryHook::start_clock() {
 }
 
 Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTensor> saved,
-                                                      std::span<const StateTensor> copies, int64_t weight_bytes) {
+                                                      std::span<const StateTensor> kept_for_others,
+                                                      int64_t weight_bytes) {
   RT_TRY(check_layout());
-  bool same = saved.size() == layout_.shards.size() && std::ssize(arena_.weights(rank_)) == weight_bytes;
+  bool same =
+      saved.size() == layout_.shards.size() && std::ssize(arena_.weights(rank_)) == (copies() ? 0 : weight_bytes);
   for (size_t k = 0; same && k < saved.size(); ++k) {
     const SlotShard& shard = layout_.shards[k];
     same = shard.kind == static_cast<int64_t>(saved[k].kind) && shard.tensor == saved[k].tensor &&
@@ -99,13 +102,21 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     return Error{ErrorCode::kInternal, fmt::format("rank {}: the trainer's state is not the arena's", rank_)};
   }
   trainer::StateMemory out;
-  for (int64_t slot = 0; slot < arena_.slots(); ++slot) {
+  if (copies()) {
+    std::unique_ptr<DeviceLink> link = options_.make_link ? options_.make_link() : make_host_link();
+    for (int64_t slot = 0; slot < arena_.slots(); ++slot) RT_TRY(link->use_host(arena_.payload(rank_, slot)));
+    copier_ = std::make_unique<StateCopier>(std::move(link), kCopyNice);
+    out.gate = copier_.get();
+  }
+  for (int64_t slot = 0; !copies() && slot < arena_.slots(); ++slot) {
     std::byte* const payload = arena_.payload(rank_, slot).data();
     std::vector<std::byte*>& bank = out.banks.emplace_back();
     for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
   }
-  out.weights = arena_.weights(rank_).data();
-  RT_TRY_SET(out.originals, originals_in(plan_, arena_, copies));
+  if (!copies()) {
+    out.weights = arena_.weights(rank_).data();
+    RT_TRY_SET(out.originals, originals_in(plan_, arena_, kept_for_others));
+  }
   if (arena_.on_disk()) {
     pager_ = std::make_unique<DiskPager>(arena_.fd(), arena_.base());
     out.pager = pager_.get();
@@ -125,13 +136,61 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
   if (!attached_) return Error{ErrorCode::kInternal, fmt::format("rank {} restores into no memory", rank_)};
   RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, state, open_foreign_));
   if (found && arena_.control().decision.source == arena::Source::kMemory) published_bank_ = found->bank;
+  if (!copies()) return found;
+  if (published_bank_ >= 0) {
+    RT_TRY(load(published_bank_, state).with("restoring"));
+    found->bank = 0;
+  }
+  copier_->cover(parts_to_copy(state), std::ssize(layout_.shards));
   return found;
+}
+
+Status SharedMemoryHook::load(int64_t slot, std::span<const StateTensor> state) {
+  DeviceLink& link = copier_->link();
+  std::vector<StateTensor> of_others;
+  size_t saved = 0;
+  for (const StateTensor& item : state) {
+    if (!item.primary) {
+      of_others.push_back(item);
+      continue;
+    }
+    const SlotShard& shard = layout_.shards[saved++];
+    RT_TRY(link.store(arena_.payload(rank_, slot).subspan(shard.offset, shard.bytes), item.data));
+  }
+  RT_TRY_SET(const std::vector<trainer::Original> originals, originals_in(plan_, arena_, of_others));
+  for (const trainer::Original& part : originals) {
+    const std::span<const std::byte> there(part.banks[slot], static_cast<size_t>(part.bytes));
+    RT_TRY(link.store(there, of_others[part.copy].data + part.offset));
+  }
+  return link.settle();
+}
+
+std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTensor> state) const {
+  // ShardedOptimizer: sums of whole tensors go first, then what balances experts, then piece by piece all its arrays.
+  const std::vector<StateKind> arrays = plan_.state_kinds().arrays();
+  std::vector<CopyArray> saved;
+  int64_t pieces = 0;
+  for (const StateTensor& item : state) {
+    if (!item.primary) continue;
+    const auto shard = std::ssize(saved);
+    pieces += item.kind == arrays[0] ? 1 : 0;
+    saved.push_back({item.data, layout_.shards[shard].offset, item.bytes, shard});
+  }
+  std::vector<std::vector<CopyArray>> first, then;
+  for (int64_t at = std::ssize(arrays) * pieces; at < std::ssize(saved); ++at) first.push_back({saved[at]});
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    const bool balances = plan_.tensors[layout_.shards[piece].tensor].balances;
+    std::vector<CopyArray>& group = (balances ? first : then).emplace_back();
+    for (int64_t array = 0; array < std::ssize(arrays); ++array) group.push_back(saved[array * pieces + piece]);
+  }
+  first.insert(first.end(), then.begin(), then.end());
+  return parts_of(first);
 }
 
 Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
   RT_CHECK(rank_ == 0, "next_bank() on rank {}", rank_);
   pause_ns_ = 0;
-  if (current != published_bank_) return current;
+  if (copies() || current != published_bank_) return current;
   const int64_t begin_ns = clock_.now_ns();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
   for (bool waited = false;; waited = true) {
@@ -148,14 +207,42 @@ Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
       published_bank_ = -1;
       return current;
     }
-    if (!is_alive({arena_.control().agent_pid, arena_.control().agent_start})) {
-      return Error{ErrorCode::kUnavailable, "the agent that writes the checkpoints is gone"};
+    RT_TRY(agent_lives());
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+Status SharedMemoryHook::agent_lives() const {
+  if (is_alive({arena_.control().agent_pid, arena_.control().agent_start})) return {};
+  return Error{ErrorCode::kUnavailable, "the agent that writes the checkpoints is gone"};
+}
+
+Result<std::optional<int64_t>> SharedMemoryHook::slot_for_copy(bool must) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
+  const int64_t last = published_bank_;
+  for (;;) {
+    const std::vector<SlotView> views = arena_.views();
+    if (const std::optional<int64_t> slot = choose_slot_for_copy(views, last)) return slot;
+    // Other ranks may still be at the last copy, which their update waits for; the disk nobody waits for but at the
+    // end.
+    const bool late = std::chrono::steady_clock::now() > deadline;
+    if (!must && (late || last < 0 || views[last].whole)) return std::optional<int64_t>();
+    if (late && last >= 0 && !views[last].reserved) {
+      spdlog::warn("no bank was free for {} s: until the step before is on disk, a killed rank goes back to that",
+                   options_.longest_wait_s);
+      return std::optional(last);
     }
+    RT_TRY(agent_lives());
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 
 Status SharedMemoryHook::begin_update(int64_t bank, int64_t step) {
+  if (copies()) {
+    RT_TRY(copier_->status());
+    pause_ns_ = 0;
+    return {};
+  }
   const int64_t begin_ns = clock_.now_ns();
   if (rank_ != 0) pause_ns_ = 0;
   if (bank < 0 || bank >= arena_.slots() || !attached_) {
@@ -168,6 +255,7 @@ Status SharedMemoryHook::begin_update(int64_t bank, int64_t step) {
 }
 
 Status SharedMemoryHook::weights_whole(int64_t step) {
+  if (copies()) return {};
   SnapshotWriter(arena_, rank_).weights_whole(incarnation_, step);
   return {};
 }
@@ -199,6 +287,19 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
   const bool due = must || save_pending_ || save_is_due(position.step);
   order.persist = due && (must || may_reserve());
   order.snapshot = order.persist || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
+  if (order.snapshot && copies()) {
+    const int64_t begin_ns = clock_.now_ns();
+    RT_TRY(copier_->finish());
+    RT_TRY_SET(const std::optional<int64_t> slot, slot_for_copy(must));
+    order.snapshot = slot.has_value();
+    order.persist = order.persist && order.snapshot;
+    stats_.left_out += order.snapshot ? 0 : 1;
+    if (slot) {
+      begun_bank_ = order.slot = *slot;
+      SnapshotWriter(arena_, rank_).begin(*slot, incarnation_, position.step);  // before it is reserved
+    }
+    pause_ns_ += clock_.now_ns() - begin_ns;
+  }
   if (due && !order.persist) {
     if (!save_pending_) {
       spdlog::info(
@@ -219,8 +320,14 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
 Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
                                   std::span<const StateTensor> /*state*/, std::span<const uint64_t> sums) {
   const int64_t begin_ns = clock_.now_ns();
-  if (bank != begun_bank_ || !attached_) {
-    return Error{ErrorCode::kInternal, fmt::format("a snapshot of bank {}, the update wrote {}", bank, begun_bank_)};
+  const int64_t slot = copies() ? order.slot : bank;
+  if (copies() && slot >= 0 && slot < arena_.slots() && attached_) {
+    RT_TRY(copier_->finish());
+    if (rank_ != 0) SnapshotWriter(arena_, rank_).begin(slot, incarnation_, position.step);
+    begun_bank_ = slot;
+  }
+  if (slot != begun_bank_ || !attached_) {
+    return Error{ErrorCode::kInternal, fmt::format("a snapshot of bank {}, the update wrote {}", slot, begun_bank_)};
   }
   std::string text = encode_position(position);
   if (static_cast<int64_t>(text.size()) > kPositionCapacity) {  // many sources: a report may be lost, a state not
@@ -228,9 +335,19 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
     bare.metrics.clear();
     text = encode_position(bare);
   }
-  const int64_t told_ns = pause_ns_ + clock_.now_ns() - begin_ns;
-  RT_TRY(SnapshotWriter(arena_, rank_).publish(bank, incarnation_, position.step, text, sums, told_ns));
-  published_bank_ = bank;
+  published_bank_ = slot;
+  if (copies()) {
+    const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();
+    const auto publish = [this, slot, order, step = position.step, text, stood_ns](std::span<const uint64_t> copied) {
+      const int64_t lost_ns = stood_ns + copier_->waited_ns();
+      Status told = SnapshotWriter(arena_, rank_).publish(slot, incarnation_, step, text, copied, lost_ns);
+      return told.ok() ? tell({rank_, step, slot, order.persist, static_cast<double>(lost_ns) * 1e-6}) : told;
+    };
+    RT_TRY(copier_->start(arena_.payload(rank_, slot).data(), publish));
+  } else {
+    const int64_t told_ns = pause_ns_ + clock_.now_ns() - begin_ns;
+    RT_TRY(SnapshotWriter(arena_, rank_).publish(slot, incarnation_, position.step, text, sums, told_ns));
+  }
   pause_ns_ += clock_.now_ns() - begin_ns;
   stats_.last_ms = static_cast<double>(pause_ns_) * 1e-6;
   stats_.total_ms += stats_.last_ms;
@@ -240,11 +357,19 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
     ++stats_.persists;
     promised_step_ = position.step;
   }
-  if (!options_.notify) return {};
-  return options_.notify({rank_, position.step, bank, order.persist, stats_.last_ms});
+  return copies() ? Status() : tell({rank_, position.step, slot, order.persist, stats_.last_ms});
+}
+
+Status SharedMemoryHook::tell(const SnapshotNotice& notice) const {
+  return options_.notify ? options_.notify(notice) : Status();
+}
+
+void SharedMemoryHook::release() {
+  if (copier_ != nullptr) ignore(copier_->finish(), "whoever ordered a copy was told, or leaves with another error");
 }
 
 Status SharedMemoryHook::finish() {
+  if (copies()) RT_TRY(copier_->finish());
   if (promised_step_ == 0) return {};
   const arena::Control& control = arena_.control();
   const auto what = [&] { return fmt::format("waiting for the checkpoint of step {}", promised_step_); };

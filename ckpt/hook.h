@@ -8,6 +8,11 @@
 // reserves the bank; snapshot() publishes it; the agent's NodePersister (persister.h) sees a reserved bank whole on all
 // ranks, writes it, frees it.
 //
+// With checkpoint.snapshot_by = "copy" the state is the trainer's and the arena's banks hold copies of it (copy/):
+// decide() on rank 0 picks the slot, snapshot() begins to copy into it, and whoever copies its last part publishes it.
+// A copy is begun when the one before is done on that rank, which it is since the update between has waited for it;
+// when no slot is free, because all are on their way to the disk, the snapshot is left out.
+//
 // With three banks or more (checkpoint.in_flight and two) no call waits for the disk: a save that is due while as many
 // banks are reserved as training can spare (all but two) is put off to the next step at which one is free, so that the
 // newest state is saved. Saves in flight may end in any order; the newest complete one is where a run goes on. With two
@@ -24,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/copy/state_copier.h"
 #include "ckpt/foreign.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/snapshot/arena.h"
@@ -49,12 +55,15 @@ struct HookOptions {
   std::function<Status(const SnapshotNotice&)> notify;  // may be empty: the persister also looks by itself
   double finish_deadline_s = 1800;                      // for the last checkpoint to reach the disk
   double longest_wait_s = kLongestWaitS;                // for a bank
+  /// To where copied state lies; empty: it is in host memory.
+  std::function<std::unique_ptr<DeviceLink>()> make_link;
 };
 
 struct SnapshotStats {
   int64_t snapshots = 0, persists = 0;
   int64_t put_off = 0;                               // saves that were due and came later
   int64_t in_place = 0;                              // updates that gave up waiting for a bank
+  int64_t left_out = 0;                              // snapshots that found no slot to be copied to
   double last_ms = 0, total_ms = 0, longest_ms = 0;  // training stood still on this rank
 };
 
@@ -82,6 +91,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
                   std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override;
   Status finish() override;
+  void release() override;
 
   const SnapshotStats& stats() const { return stats_; }
 
@@ -91,6 +101,15 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   void start_clock();
   bool save_is_due(int64_t step) const;
   bool may_reserve() const;
+  bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
+  /// Copied state: what is saved of `state`, in the order in which an update overwrites it.
+  std::vector<CopyPart> parts_to_copy(std::span<const trainer::StateTensor> state) const;
+  /// The state that lies in a slot, into memory of the trainer.
+  Status load(int64_t slot, std::span<const trainer::StateTensor> state);
+  /// The slot of the next copy, or none; `must`: waits for one to be free.
+  Result<std::optional<int64_t>> slot_for_copy(bool must);
+  Status agent_lives() const;
+  Status tell(const SnapshotNotice& notice) const;
 
   const Plan& plan_;
   int64_t rank_;
@@ -103,12 +122,13 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   SlotLayout layout_;
   std::unique_ptr<DiskPager> pager_;  // of banks on a disk
   bool attached_ = false;             // memory() was asked: the trainer's banks are the arena's
-  int64_t published_bank_ = -1;       // of the newest snapshot; the next update must not write it
-  int64_t begun_bank_ = -1;           // that the last update wrote
+  int64_t published_bank_ = -1;       // of the newest snapshot; the next update or copy must not write it
+  int64_t begun_bank_ = -1;           // that the last update wrote, or the last copy
   int64_t pause_ns_ = 0;              // of the step under way
   bool save_pending_ = false;         // due, and put off
   int64_t promised_step_ = 0;         // newest step that is to be on disk
   SnapshotStats stats_;
+  std::unique_ptr<StateCopier> copier_;  // of copied state; last: its thread publishes
 };
 
 }  // namespace cairn::ckpt

@@ -392,7 +392,10 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
     if (spec.folder.ends_with('/')) spec.folder.pop_back();
   }
   spec.layout_hash = layout_hash(plan, spec.ranks);
-  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
+  // Where state is copied the weights are not: they die with the process, and are made from the masters again.
+  const bool shared_weights = plan.recipe.checkpoint.snapshot_by == SnapshotBy::kBanks;
+  for (int64_t rank = 0; shared_weights && rank < plan.mesh.world(); ++rank)
+    spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
   RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));
   return spec;
 }

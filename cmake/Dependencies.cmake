@@ -25,6 +25,10 @@ _cairn_pkg(curl libcurl)
 _cairn_pkg(crypto libcrypto)
 _cairn_pkg(dw libdw)
 
+if(CAIRN_CUDA)
+  find_package(CUDAToolkit REQUIRED)  # the runtime alone: no device code, so no nvcc
+endif()
+
 find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)
 find_library(GLOO_LIBRARY gloo REQUIRED)
 add_library(cairn::gloo IMPORTED INTERFACE)

@@ -87,6 +87,7 @@ void CrossCheck::run() {
   mesh();
   schedule();
   data();
+  snapshots();
   retention();
   places();
 }
@@ -516,6 +517,15 @@ void CrossCheck::data() {
     fail("eval.at",
          fmt::format("eval.at asks for evaluation, but data{} has no validation part", where("eval.at", "data")),
          "split = { 95, 5 } in T.megatron, or valid = \"file\" in T.token_files");
+}
+
+void CrossCheck::snapshots() {
+  if (recipe.checkpoint.snapshot_by != SnapshotBy::kCopy || recipe.optimizer.offload.empty()) return;
+  fail("checkpoint.snapshot_by",
+       fmt::format("checkpoint.snapshot_by = \"copy\" keeps the optimizer state in memory and copies it from there, but "
+                   "optimizer.offload keeps it on a disk{}",
+                   where("checkpoint.snapshot_by", "optimizer.offload")),
+       "snapshot_by = \"banks\", or no optimizer.offload");
 }
 
 void CrossCheck::retention() {

@@ -31,6 +31,7 @@ struct CrossCheck {
   void recompute();
   std::string nearest_stages_text(int64_t stages, int64_t layers) const;
   void data();
+  void snapshots();
   void retention();
   void places();
   void name();

@@ -1420,6 +1420,16 @@ const Block& checkpoint_block() {
                     "They stay in shared memory where training left them; that costs nothing, so the default is every "
                     "step.")
               .like("T.every { steps = 1 }"),
+          chosen("snapshot_by", &CheckpointConfig::snapshot_by, {"banks", "copy"})
+              .otherwise("banks")
+              .silently()
+              .says("how a step gets into shared memory",
+                    "banks: the optimizer state lies there, and an update goes from one bank into another; nothing is "
+                    "copied. copy: the state is each rank's own, updated in place, and after the step it is copied "
+                    "beside the next forward and backward; the next update waits for what it overwrites, tensor by "
+                    "tensor. The same bits. A killed rank restarts from the newest step whose copy is complete, at most "
+                    "one before the last. Costs the memory of the state once more, and time: it is for devices whose "
+                    "memory no other process can read, not for CPUs. Not with optimizer.offload."),
           items("keep", &CheckpointConfig::keep, keep_block())
               .otherwise(Json::array())
               .written(Form::kKeep,

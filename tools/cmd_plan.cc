@@ -89,9 +89,13 @@ std::vector<StageMemory> stage_memory(const Plan& plan) {
 
 int64_t banks_of(const Recipe& recipe) { return ckpt::banks_for(recipe.checkpoint.in_flight); }
 
-/// Of all ranks: the banks of what they save, unless they lie on a disk, and their weights.
+/// Banks hold copies of state that is in each rank's own memory besides.
+bool copies(const Plan& plan) { return plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
+
+/// Of all ranks: the banks of what they save, unless they lie on a disk, and their weights, unless those are private.
 int64_t shared_bytes(const Plan& plan, const std::vector<StageMemory>& memory) {
   int64_t out = plan.recipe.optimizer.offload.empty() ? banks_of(plan.recipe) * plan.checkpoint_bytes : 0;
+  if (copies(plan)) return out;
   for (const StageMemory& m : memory) out += m.weight_bytes * plan.mesh.tp() * plan.mesh.replicas();
   return out;
 }
@@ -313,12 +317,18 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              every_text(recipe.checkpoint), kept_text(recipe.checkpoint, kept, plan.checkpoint_bytes));
   const int64_t banks = banks_of(recipe);
   int64_t rank_most = 0;
-  for (const StageMemory& m : memory) rank_most = std::max(rank_most, banks * m.snapshot_bytes + m.weight_bytes);
+  for (const StageMemory& m : memory) {
+    rank_most = std::max(rank_most, banks * m.snapshot_bytes + (copies(plan) ? 0 : m.weight_bytes));
+  }
   const std::string snapshots = recipe.checkpoint.snapshot_steps == 1 ? std::string("every step is a snapshot")
                                 : recipe.checkpoint.snapshot_steps > 1
                                     ? fmt::format("a snapshot every {} steps", recipe.checkpoint.snapshot_steps)
                                     : std::string("a snapshot when saving");
-  if (recipe.optimizer.offload.empty()) {
+  if (copies(plan)) {
+    fmt::print("{} {} copies x {} = {} over all hosts, up to {} for a rank, besides what stands above; {}, copied\n",
+               head("shared memory"), banks, format_bytes(plan.checkpoint_bytes),
+               format_bytes(shared_bytes(plan, memory)), format_bytes(rank_most), snapshots);
+  } else if (recipe.optimizer.offload.empty()) {
     fmt::print(
         "{} {} banks x {} and weights = {} over all hosts, up to {} for a rank (weights and one bank stand "
         "above); {}\n",

@@ -1,6 +1,7 @@
 #include "ckpt/snapshot/slot_rule.h"
 
 #include <tuple>
+#include <vector>
 
 namespace cairn::ckpt {
 
@@ -22,6 +23,12 @@ std::optional<int64_t> choose_slot(std::span<const SlotView> slots, int64_t curr
     if (!best || worth(slots[k]) < worth(slots[*best])) best = k;
   }
   return best;
+}
+
+std::optional<int64_t> choose_slot_for_copy(std::span<const SlotView> slots, int64_t last) {
+  std::vector<SlotView> others(slots.begin(), slots.end());
+  if (const std::optional<int64_t> newest = newest_whole(slots)) others[static_cast<size_t>(*newest)].reserved = true;
+  return choose_slot(others, last);
 }
 
 std::optional<int64_t> newest_whole(std::span<const SlotView> slots) {

@@ -26,6 +26,17 @@
 //     whole slot as its current one, published.
 //   - The persister reads a reserved slot only when it is whole. Only current slots become reserved, when published;
 //     (1) keeps updates out until the agent has finished.
+// Copies (checkpoint.snapshot_by = "copy"). The state lies elsewhere, and a slot is written by copying, beside training;
+// it may become whole on one rank long after on another. World rank 0 picks the slot at the end of the step that is
+// copied and sends its choice with the step's order; a rank begins to copy when it has published its copy before.
+//   (1c) The copy goes into a slot that is not reserved, nor the newest whole one, nor the one of the copy before, which
+//        may not be whole yet. When there is none, rank 0 waits until the copy before is whole on all ranks; then the
+//        snapshot is left out, but for one that must be: that waits for the agent, and may at last take the newest whole
+//        slot while another whole one is reserved.
+// The newest whole slot is left alone until a newer one is whole on all ranks, whichever rank lags behind: it can be
+// restored at any time. With a copy of each step it is at most one step before the last that all ranks have completed: a
+// rank that begins to copy a step has published its copy of the one before.
+//
 // After a kill the agent drops reservations of slots that did not become whole (nobody will complete them).
 
 #include <cstdint>
@@ -60,6 +71,9 @@ SlotView view_of(std::span<const SlotMark> ranks, bool reserved);
 
 /// The slot that the update after a published `current` may write, or none.
 std::optional<int64_t> choose_slot(std::span<const SlotView> slots, int64_t current);
+
+/// The slot that a copy may be written to after one into `last` (-1: there was none), or none.
+std::optional<int64_t> choose_slot_for_copy(std::span<const SlotView> slots, int64_t last);
 
 /// The whole slot of the latest incarnation, and in it of the highest step.
 std::optional<int64_t> newest_whole(std::span<const SlotView> slots);

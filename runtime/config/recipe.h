@@ -257,6 +257,7 @@ struct Keep {
 
 enum class OnSaveFailure { kContinue, kStop };
 enum class SpaceCheck { kRefuse, kWarn };
+enum class SnapshotBy { kBanks, kCopy };
 enum class Compress { kOff, kZstd };
 
 /// A second place that checkpoints are copied on to: a directory or an S3-compatible store.
@@ -277,6 +278,7 @@ struct CopyTo {
 struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
   int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
+  SnapshotBy snapshot_by = SnapshotBy::kBanks;  // kCopy: the state is the process's own, updated in place and copied
   std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
   std::vector<CopyTo> copy_to;
   OnSaveFailure on_failure = OnSaveFailure::kContinue;

@@ -1,6 +1,7 @@
 #include "runtime/optim/sharded_optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -80,6 +81,7 @@ ShardedOptimizer::ShardedOptimizer(const Plan& plan, const RankPlan& rank, const
     RT_CHECK(std::ssize(bank) == saved, "a bank with {} of {} pieces", bank.size(), saved);
   }
   stream_ = rank.bank_bytes() > kCachedBytes;
+  summed_ = arrays_.gate == nullptr;
   elsewhere_ = arrays_.originals.has_value();
   const auto primary_sums = std::count_if(rank.sums.begin(), rank.sums.end(), [](const auto& p) { return p.primary; });
   sums_.resize(static_cast<size_t>(rank.saved_arrays * saved + primary_sums));
@@ -186,19 +188,22 @@ ExactSum ShardedOptimizer::squared_norm_part() const {
 }
 
 template <typename Body>
-void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, bool balancing) const {
-  const auto wanted = [&](int64_t tensor) { return plan_.tensors[tensor].balances == balancing; };
+void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, Parts which) const {
+  const auto wanted = [&](int64_t tensor) { return plan_.tensors[tensor].balances == (which == Parts::kBalancing); };
   struct Block {
     const StatePiece* piece;
     int64_t saved, begin, count;
   };
   std::vector<Block> blocks;
   const bool paged = arrays_.pager != nullptr;
+  CopyGate* const gate = which == Parts::kReadOnly ? nullptr : arrays_.gate;
   int64_t saved = 0;
   for (const StatePiece& piece : rank_.pieces) {
     const int64_t k = piece.primary ? saved++ : -1, elems = piece.count_elems();
     if (!wanted(piece.tensor)) continue;
-    const int64_t longest = paged ? arrays_.pager->block_bytes() / 4 : std::max<int64_t>(1, elems);
+    const int64_t longest = paged                       ? arrays_.pager->block_bytes() / 4
+                            : gate != nullptr && k >= 0 ? gate->block_bytes() / 4
+                                                        : std::max<int64_t>(1, elems);
     for (int64_t begin = 0; begin < elems; begin += longest)
       blocks.push_back({&piece, k, begin, std::min(longest, elems - begin)});
   }
@@ -216,6 +221,7 @@ void ShardedOptimizer::for_parts(int64_t from, int64_t to, const Body& body, boo
     const auto& [piece, k, first, length] = blocks[b];
     if (k >= 0) {
       const auto [source, target] = states(blocks[b]);
+      if (gate != nullptr) gate->wait(areas_of(target, length));
       body(*piece, first, length, source, target, k);
       if (paged) release(source, target, length);
       continue;
@@ -249,6 +255,7 @@ void ShardedOptimizer::note_sum(int64_t array, int64_t saved_piece, int64_t begi
 }
 
 void ShardedOptimizer::note_sums(int64_t saved_piece, int64_t begin, const kernels::AdamwState& state, int64_t count) {
+  if (!summed_) return;
   for (size_t array = 0; array < members_.size(); ++array) {
     if (members_[array] == &kernels::AdamwState::ema) continue;
     const auto* const values = reinterpret_cast<const std::byte*>(state.*members_[array]);
@@ -277,7 +284,7 @@ void ShardedOptimizer::balance(int64_t from, int64_t to, int64_t tokens) {
         put_weights(target.master, rank_.weight_offset(part) + begin, count);
         if (k >= 0) note_sums(k, begin, target, count);
       },
-      true);
+      Parts::kBalancing);
 }
 
 kernels::AdamwArgs ShardedOptimizer::args_of(int64_t tensor, int64_t update, double lr, float grad_scale) const {
@@ -332,12 +339,13 @@ void ShardedOptimizer::scale_heads(const HeadFactors& heads, int64_t bank) {
                 at = end;
               }
               put_weights(state.master, rank_.weight_offset(part) + first, count);
-              if (k >= 0) note_sum(0, k, first, word_sums(reinterpret_cast<const std::byte*>(state.master), count));
+              if (k >= 0 && summed_)
+                note_sum(0, k, first, word_sums(reinterpret_cast<const std::byte*>(state.master), count));
             });
 }
 
 void ShardedOptimizer::average(int64_t from, int64_t to) {
-  for (const bool balancing : {false, true}) {
+  for (const Parts which : {Parts::kTrained, Parts::kBalancing}) {
     for_parts(
         from, to,
         [&](const auto&, int64_t begin, int64_t count, const kernels::AdamwState& source,
@@ -346,7 +354,7 @@ void ShardedOptimizer::average(int64_t from, int64_t to) {
           note_sum(rank_.saved_arrays - 1, k, begin,
                    kernels::ema(plan_.recipe.optimizer.ema, target.master, source.ema, target.ema, count));
         },
-        balancing);
+        which);
   }
 }
 
@@ -358,13 +366,14 @@ void ShardedOptimizer::adamw(int64_t update, double lr, float grad_scale, int64_
             [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
                 const kernels::AdamwState& target, int64_t k) {
               const int64_t weight = rank_.weight_offset(part) + begin;
+              const bool summed = k >= 0 && summed_;
               kernels::AdamwSums sums;
               kernels::adamw(args_of(part.tensor, update, lr, grad_scale),
                              arrays_.grads + rank_.grad_offset(part) + begin, source, target,
                              full != nullptr ? full + weight : nullptr, low != nullptr ? low + weight : nullptr, count,
-                             k >= 0 ? &sums : nullptr);
+                             summed ? &sums : nullptr);
               if (compute == DType::kF16) put_weights(target.master, weight, count);
-              if (k < 0) return;
+              if (!summed) return;
               note_sum(0, k, begin, sums.master);
               note_sum(1, k, begin, sums.exp_avg);
               note_sum(2, k, begin, sums.exp_avg_sq);
@@ -400,6 +409,7 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {
   if (elsewhere_) copy_originals(from);
+  if (arrays_.gate != nullptr) return;  // it is where it is
   const auto copy = [](const float* source, float* target, int64_t count) {
     if (target != source) std::copy_n(source, count, target);
     return word_sums(reinterpret_cast<const std::byte*>(target), count);
@@ -495,14 +505,20 @@ void ShardedOptimizer::factor(int64_t update, int64_t from, int64_t to) {
     const float* const source = state_of(piece, primary, from);
     float* const target = state_of(piece, primary, to);
     if (elsewhere_ && !piece.primary) copy_originals(from, target, piece.count());
+    if (arrays_.gate != nullptr && piece.primary) {
+      const std::array area = {std::as_writable_bytes(std::span(target, static_cast<size_t>(piece.count())))};
+      arrays_.gate->wait(area);
+    }
     const double* const squares = work() + piece.work_offset;
     for (int64_t i = 0; i < piece.count(); ++i) {
       const double now = squares[i] / static_cast<double>(terms) + kLeastSquare;
       target[i] = static_cast<float>(old_part * static_cast<double>(source[i]) + (1.0 - old_part) * now);
     }
     if (piece.primary) {
-      sums_[members_.size() * arrays_.banks[to].size() + primary] =
-          word_sums(reinterpret_cast<const std::byte*>(target), piece.count());
+      if (summed_) {
+        sums_[members_.size() * arrays_.banks[to].size() + primary] =
+            word_sums(reinterpret_cast<const std::byte*>(target), piece.count());
+      }
       ++primary;
     }
     means[k] = mean_of(target, piece.count());
@@ -530,13 +546,15 @@ Status ShardedOptimizer::adafactor(int64_t update, double lr, float grad_scale, 
     return matrix_run(part.flat_offset + begin, arrays_.grads + rank_.grad_offset(part) + begin, grad_scale, count);
   };
   std::vector<kernels::AdafactorNorms> norms(plan_.tensors.size());
-  for_parts(from, to,
-            [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source,
-                const kernels::AdamwState&, int64_t k) {
-              if (k < 0) return;
-              const auto [run, factors] = run_of(part, begin, count);
-              kernels::adafactor_norms(run, factors, source.master, &norms[part.tensor]);
-            });
+  for_parts(
+      from, to,
+      [&](const auto& part, int64_t begin, int64_t count, const kernels::AdamwState& source, const kernels::AdamwState&,
+          int64_t k) {
+        if (k < 0) return;
+        const auto [run, factors] = run_of(part, begin, count);
+        kernels::adafactor_norms(run, factors, source.master, &norms[part.tensor]);
+      },
+      Parts::kReadOnly);
   std::vector<ExactSum> sums;
   for (const kernels::AdafactorNorms& n : norms) sums.insert(sums.end(), {n.weight, n.step});
   std::vector<double> squares;

@@ -18,6 +18,7 @@
 #include "runtime/optim/groups.h"
 #include "runtime/optim/qk_clip.h"
 #include "runtime/plan/plan.h"
+#include "runtime/tensor/copy_gate.h"
 #include "runtime/tensor/pager.h"
 
 namespace cairn::optim {
@@ -42,6 +43,7 @@ struct Arrays {
   std::vector<std::vector<float*>> bank_sums;           // of each bank, where each primary SumPiece lies
   std::byte* work = nullptr;                            // RankPlan::work_bytes()
   Pager* pager = nullptr;                               // of banks on a disk
+  CopyGate* gate = nullptr;                             // of the only bank: it is copied beside training
   /// Of all private state, by address: it is found there until the first update puts it where it belongs. Null: it is
   /// where it belongs.
   std::optional<std::vector<Original>> originals;
@@ -77,7 +79,7 @@ class ShardedOptimizer {
   void keep(int64_t from, int64_t to);
 
   /// word_sums (runtime/core/word_sums.h) of what the last update wrote into a bank, in its order: each array of all
-  /// primary pieces, then the primary SumPieces.
+  /// primary pieces, then the primary SumPieces. With a gate none are taken: who copies takes them.
   std::span<const uint64_t> sums() const { return sums_; }
 
   /// Once the state of all ranks is there (initialised or loaded): the weights of this rank's shard of a bucket from
@@ -122,12 +124,14 @@ class ShardedOptimizer {
   void find_head_rows();
   void scale_heads(const HeadFactors& heads, int64_t bank);
   void average(int64_t from, int64_t to);
+  /// What an update goes through: the pieces that gradients train, the same to look at only, or the rest.
+  enum class Parts { kTrained, kReadOnly, kBalancing };
   /// Calls body(piece, begin, count, state in bank `from`, state in bank `to`, number of the saved piece or -1) for
-  /// elements [begin, begin + count) of all pieces that this rank updates by gradients; the states begin there too, and
+  /// elements [begin, begin + count) of all those pieces that this rank updates; the states begin there too, and
   /// private state is both, or its original is the first. A piece is one block, but of banks on a disk, which come and
-  /// go around the calls, and of originals, which end where they end. `balancing`: the rest.
+  /// go around the calls, of a bank that is copied, which is waited for, and of originals, which end where they end.
   template <typename Body>
-  void for_parts(int64_t from, int64_t to, const Body& body, bool balancing = false) const;
+  void for_parts(int64_t from, int64_t to, const Body& body, Parts which = Parts::kTrained) const;
   /// What an update reads and writes of a saved piece: brought from the disk, or put there.
   void fetch(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const;
   void release(const kernels::AdamwState& from, const kernels::AdamwState& to, int64_t count) const;
@@ -138,6 +142,7 @@ class ShardedOptimizer {
   Arrays arrays_;
   std::vector<float * kernels::AdamwState::*> members_;  // of a bank's arrays
   std::vector<int64_t> saved_before_;                    // by piece: primary ones in front of it
+  bool summed_;                                          // sums_ are taken
   bool stream_;                                          // a bank is larger than the caches
   bool elsewhere_;                                       // private state is where Arrays::originals says
   std::vector<uint64_t> sums_;

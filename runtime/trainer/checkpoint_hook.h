@@ -12,6 +12,7 @@
 #include "runtime/core/shape.h"
 #include "runtime/optim/loss_scale.h"
 #include "runtime/plan/state_kinds.h"
+#include "runtime/tensor/copy_gate.h"
 #include "runtime/tensor/pager.h"
 
 namespace cairn::trainer {
@@ -46,6 +47,7 @@ struct StepOrder {
   bool stop = false;      // leave after this step
   bool snapshot = false;  // this step is to be restorable: its bank is published and not written by the next update
   bool persist = false;   // and written to disk
+  int64_t slot = 0;       // of a hook that copies, which chose it: where to. Below 2^32
 };
 
 /// A part of a copy, and where in the banks of the rank that saves it the same lies.
@@ -62,6 +64,8 @@ struct StateMemory {
   std::vector<std::vector<std::byte*>> banks;
   std::byte* weights = nullptr;  // those that forward and backward read; null: the trainer allocates them
   Pager* pager = nullptr;        // when the banks lie on a disk
+  /// Of a hook without banks, which copies what is saved beside training: no update overwrites what it still reads.
+  CopyGate* gate = nullptr;
   /// Of all copies, in parts. Then nobody fills these: an update finds their first state there. Null: the hook sees no
   /// other rank's memory, and restore() fills them. The same on every rank.
   std::optional<std::vector<Original>> originals;
@@ -74,6 +78,11 @@ struct Restored {
   bool weights_ready = false;  // StateMemory::weights are those of that position. The same on every rank
 };
 
+/// Two kinds of hook. One has banks, and an update that has written one leaves nothing to copy; the other has none, for
+/// state that dies with the process or that nobody else can read: the trainer's one bank is updated in place,
+/// snapshot() begins a copy of it that runs beside the next forward and backward, and the next update waits for what it
+/// overwrites (StateMemory::gate), piece by piece.
+///
 /// Life of a step under a hook: next_bank on world rank 0, once forward and backward are done -> begin_update on every
 /// rank -> the update, which reads the bank of the last step and writes that one, the private state and the weights ->
 /// decide on world rank 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and
@@ -120,17 +129,16 @@ class CheckpointHook {
     return {};
   }
 
-  /// Every rank, when the order says so: publishes the bank that the update wrote. `state` lies in that
-  /// bank; `sums` are the word_sums of its saved tensors. Copies nothing.
+  /// Every rank, when the order says so: publishes the bank that the update wrote, or begins to copy it. `state` lies
+  /// in that bank; `sums` are the word_sums of its saved tensors, of no meaning with a gate.
   virtual Status snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
                           std::span<const StateTensor> state, std::span<const uint64_t> sums) = 0;
 
   /// Every rank, once, after the last step: returns when everything that was promised is on disk.
   virtual Status finish() = 0;
-};
 
-// A device whose memory does not outlive the process, or cannot be read by the agent, has one bank: next_bank is
-// `current`, and its hook's snapshot() would start a copy, with the hash taken on the way, that runs during the next
-// forward and backward; begin_update() would wait for it, tensor by tensor. No such device exists yet.
+  /// Every rank, once, after finish() or whatever error: the memory that the trainer has let the hook read goes.
+  virtual void release() {}
+};
 
 }  // namespace cairn::trainer

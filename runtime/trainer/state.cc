@@ -67,6 +67,7 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   out.arrays_.weights = memory.weights != nullptr ? memory.weights : out.weights_.data();
   out.arrays_.grads = reinterpret_cast<float*>(out.grads_.data());
   out.arrays_.pager = memory.pager;
+  out.arrays_.gate = memory.gate;
   out.memory_ = {.weights = static_cast<std::byte*>(out.arrays_.weights),
                  .gathered = rank.scattered_weights ? out.gathered_.data() : nullptr,
                  .sums = out.arrays_.grads,

@@ -446,6 +446,8 @@ Status Run::step(int64_t number) {
     RT_TRY(env_.hook.begin_update(bank, number));
     paused_ms_ += ms_since(begun);
   }
+  const CopyGate* const gate = state_.arrays().gate;
+  const int64_t waited_ns = gate != nullptr ? gate->waited_ns() : 0;
   if (overflow) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
@@ -460,6 +462,7 @@ Status Run::step(int64_t number) {
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   }
   bank_ = bank;
+  if (gate != nullptr) paused_ms_ += static_cast<double>(gate->waited_ns() - waited_ns) * 1e-6;
 
   position_.step = number;
   position_.samples += recipe.batch.samples;
@@ -503,7 +506,7 @@ Result<double> Run::evaluate() {
 
 Result<StepOrder> Run::agree_on_order(bool last) {
   phase(position_.step, "order", Phase::kCheckpoint);
-  int64_t wire = 0;  // flags or -1
+  int64_t wire = 0;  // flags and slot, or -1
   Status refused;
   if (groups_.world->rank() == 0) {
     const Clock::time_point asked = Clock::now();
@@ -511,7 +514,7 @@ Result<StepOrder> Run::agree_on_order(bool last) {
     paused_ms_ += ms_since(asked);
     if (decided.ok()) {
       const StepOrder& o = decided.value();
-      wire = (o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0);
+      wire = (o.stop ? 1 : 0) | (o.snapshot ? 2 : 0) | (o.persist ? 4 : 0) | o.slot << 3;
     } else {
       wire = -1;
       refused = std::move(decided).error();
@@ -520,7 +523,7 @@ Result<StepOrder> Run::agree_on_order(bool last) {
   RT_TRY(groups_.world->broadcast(&wire, sizeof(wire), 0, "step order"));
   if (!refused.ok()) return std::move(refused).error();
   if (wire < 0) return Error{ErrorCode::kStopped, "rank 0 could not decide on the checkpoint"};
-  return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0};
+  return StepOrder{(wire & 1) != 0, (wire & 2) != 0, (wire & 4) != 0, wire >> 3};
 }
 
 void Run::finish_trace(bool last) {
@@ -592,6 +595,7 @@ Result<Outcome> run(const Environment& env) {
   Run training(env, std::move(rank), std::move(groups), std::move(state), std::move(dataset), std::move(sampler),
                std::move(validation));
   Result<Outcome> outcome = training.loop();
+  env.hook.release();
   // Else this rank would wait for peers which wait for this rank, until the deadline.
   if (!outcome.ok() && training.busy()) env.engine.give_up(outcome.error().code, outcome.error().message);
   return outcome;

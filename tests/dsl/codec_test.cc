@@ -118,6 +118,7 @@ Recipe everything_changed() {
   r.checkpoint.keep = {{Keep::Kind::kBest, Keep::Metric::kValidLoss, 9, 10, 0.5, {11}}};
   r.checkpoint.on_failure = OnSaveFailure::kStop;
   r.checkpoint.space = SpaceCheck::kWarn;
+  r.checkpoint.snapshot_by = SnapshotBy::kCopy;
   r.checkpoint.compress = Compress::kZstd;
   r.checkpoint.incremental = true;
   r.checkpoint.in_flight = 3;
@@ -153,7 +154,7 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 194);
+    CHECK(changed.size() == 195);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 448);
     CHECK(sizeof(RopeConfig) == 96);
@@ -166,7 +167,7 @@ TEST_SUITE("dsl/codec") {
     CHECK(sizeof(LossScaleConfig) == 32);
     CHECK(sizeof(MeshConfig) == 136);
     CHECK(sizeof(RecomputeConfig) == 24);
-    CHECK(sizeof(CheckpointConfig) == 104);
+    CHECK(sizeof(CheckpointConfig) == 112);
     CHECK(sizeof(Keep) == 56);
     CHECK(sizeof(InitConfig) == 136);
     CHECK(sizeof(CopyTo) == 184);

@@ -423,6 +423,16 @@ return require "base":with {
     CHECK(only_mistake(with("checkpoint = { in_flight = 7 }")).find("got 7") != std::string::npos);
   }
 
+  TEST_CASE("snapshots that are copied") {
+    CHECK(load_good(kBase).checkpoint.snapshot_by == SnapshotBy::kBanks);
+    CHECK(encode_recipe(load_good(kBase)).find("snapshot_by") == std::string::npos);  // stored recipes keep their hash
+    CHECK(load_good(with("checkpoint = { snapshot_by = \"copy\" }")).checkpoint.snapshot_by == SnapshotBy::kCopy);
+    CHECK(only_mistake(with("checkpoint = { snapshot_by = \"fork\" }")).find("fork") !=
+          std::string::npos);
+    CHECK(only_mistake(with("checkpoint = { snapshot_by = \"copy\" }, optimizer = { offload = \"/nvme\" }"))
+              .find("but optimizer.offload keeps it on a disk") != std::string::npos);
+  }
+
   TEST_CASE("second places for checkpoints") {
     const Recipe r = load_good(with(
         "checkpoint = { copy_to = { T.place { \"s3://bucket/prefix\", every = T.every { steps = 50 }, keep_last = 5, "

@@ -118,6 +118,10 @@ class RecipeTest(ProgramTest):
         self.assertEqual(plan["checkpoint"]["bytes"], plan["parameters"] * 12)
         weights = sum(s["rank_weight_bytes"] for s in plan["stages"]) * 4  # of tp 2 x dp 2
         self.assertEqual(plan["shared_memory"]["bytes"], 3 * plan["checkpoint"]["bytes"] + weights)
+        copied = ["plan", "train.lua", "--world", 8, "--set", "mesh.pp=2", "--set", "mesh.tp=2", "--set",
+                  "checkpoint.snapshot_by=copy"]
+        self.assertEqual(self.cairn_json(*copied)["shared_memory"]["bytes"], 3 * plan["checkpoint"]["bytes"])
+        self.assertRegex(self.cairn(*copied).stdout, "shared memory 3 copies x .*, besides what stands above")
         self.assertEqual([s["chunks"][0]["end_layer"] for s in plan["stages"]], [2, 4])
         for stage in plan["stages"]:
             self.assertGreater(stage["rank_activation_bytes"], 0)

@@ -49,8 +49,8 @@ struct World {
     for (const int8_t step_reserved : reserved) out += static_cast<char>(step_reserved);
     for (const Phase p : phase) out += static_cast<char>(p);
     for (const bool read : reading) out += static_cast<char>(read);
-    for (const int8_t number : {static_cast<int8_t>(decision), chosen, current, published, incarnation, step,
-                                steps, kills, static_cast<int8_t>(over), promise, given_up}) {
+    for (const int8_t number : {static_cast<int8_t>(decision), chosen, current, published, incarnation, step, steps,
+                                kills, static_cast<int8_t>(over), promise, given_up}) {
       out += static_cast<char>(number);
     }
     return out;
@@ -216,6 +216,171 @@ Walk explore(int slots, const Rule& rule = {}, int kills = kMaxKills) {
   return walk;
 }
 
+// --- copies: a step ends on a rank, and its copy later -------------------------------------------------------------
+
+constexpr int kCopySteps = 5;
+
+/// Ranks that copy. A rank in step s: trains, has updated (its copy of s - 1 is done by then, or is not published yet),
+/// and after rank 0's order begins its copy of s, for which that of s - 1 must be published.
+struct Copying {
+  std::array<std::array<SlotMark, kRanks>, kMostSlots> marks{};
+  std::array<int8_t, kMostSlots> reserved{};
+  std::array<bool, kMostSlots> reading{};
+  std::array<int8_t, kRanks> step{};     // that the rank has completed: its copy is ordered
+  std::array<bool, kRanks> updated{};    // and its update of the next one is done
+  std::array<int8_t, kRanks> copying{};  // slot that its copy is on the way to; -1: none
+  int8_t ordered = -1, order_step = 0;   // rank 0's choice for order_step; -2: left out
+  int8_t last = -1;                      // slot of the last copy that was ordered
+  int8_t incarnation = 1, steps = 0, kills = 0, promise = 0;
+
+  std::string key() const {
+    std::string out;
+    for (const auto& slot : marks) {
+      for (const SlotMark& mark : slot) {
+        out += static_cast<char>(mark.phase);
+        out += static_cast<char>(mark.incarnation);
+        out += static_cast<char>(mark.step);
+      }
+    }
+    for (int slot = 0; slot < kMostSlots; ++slot) {
+      out += static_cast<char>(reserved[slot]);
+      out += static_cast<char>(reading[slot]);
+    }
+    for (int r = 0; r < kRanks; ++r) {
+      out += static_cast<char>(step[r]);
+      out += static_cast<char>(updated[r]);
+      out += static_cast<char>(copying[r]);
+    }
+    for (const int8_t number : {ordered, order_step, last, incarnation, steps, kills, promise}) {
+      out += static_cast<char>(number);
+    }
+    return out;
+  }
+};
+
+struct CopyRule {
+  std::function<std::optional<int64_t>(std::span<const SlotView>, int64_t)> choose = choose_slot_for_copy;
+  bool finishes = true;  // a rank begins a copy when the one before is published
+};
+
+Walk explore_copies(int slots, const CopyRule& rule = {}, int kills = kMaxKills) {
+  Walk walk;
+  std::unordered_set<std::string> seen;
+  std::deque<Copying> open;
+  const auto views_of = [&](const Copying& w) {
+    std::vector<SlotView> out;
+    for (int slot = 0; slot < slots; ++slot) out.push_back(view_of(w.marks[slot], w.reserved[slot] != 0));
+    return out;
+  };
+  const auto newest_step = [&](const Copying& w) {
+    const auto views = views_of(w);
+    const auto newest = newest_whole(views);
+    return static_cast<int8_t>(newest ? views[*newest].step : 0);
+  };
+  const auto visit = [&](Copying w, const char* action) {
+    const int8_t newest = newest_step(w);
+    if (walk.violation.empty() && newest < w.promise)
+      walk.violation = "step " + std::to_string(w.promise) + " is lost after " + action;
+    for (int slot = 0; slot < slots; ++slot) {
+      if (walk.violation.empty() && w.reading[slot] && !view_of(w.marks[slot], false).whole)
+        walk.violation = std::string("a slot is written while it is persisted, after ") + action;
+    }
+    w.promise = std::max(w.promise, newest);
+    if (slots > 2) {  // with two, saves leave copies out
+      const int8_t completed = *std::min_element(w.step.begin(), w.step.end());
+      if (walk.violation.empty() && newest + 1 < completed)
+        walk.violation = "all have completed step " + std::to_string(completed) + " after " + action;
+    }
+    if (seen.insert(w.key()).second) open.push_back(w);
+  };
+  visit(Copying{.copying = {-1, -1, -1}}, "the start");
+  while (!open.empty() && walk.violation.empty()) {
+    const Copying w = open.front();
+    open.pop_front();
+    ++walk.states;
+    for (int r = 0; r < kRanks; ++r) {
+      // The gradients' collective: nobody updates step s + 1 before all have begun their copies of s, if one is
+      // ordered.
+      const bool all_here = std::all_of(w.step.begin(), w.step.end(), [&](int8_t s) { return s >= w.step[r]; });
+      if (!w.updated[r] && all_here && w.step[r] < kCopySteps) {
+        Copying next = w;
+        next.updated[r] = true;
+        visit(next, "an update");
+      }
+      if (w.copying[r] >= 0) {  // the copier's thread, at any time
+        Copying next = w;
+        next.marks[w.copying[r]][r].phase = SlotPhase::kWhole;
+        next.copying[r] = -1;
+        visit(next, "publishing");
+      }
+      const bool ordered = w.ordered != -1 && w.order_step == w.step[r] + 1;
+      if (w.updated[r] && ordered && (w.copying[r] < 0 || !rule.finishes)) {
+        Copying next = w;
+        next.updated[r] = false;
+        ++next.step[r];
+        if (w.ordered >= 0) {
+          next.marks[w.ordered][r] = {SlotPhase::kWriting, static_cast<uint64_t>(w.incarnation), next.step[r]};
+          next.copying[r] = w.ordered;
+        }
+        visit(next, "the begin of a copy");
+      }
+    }
+    // Rank 0 decides when its own last copy is published; the others may lag behind by that step.
+    if (w.updated[0] && w.order_step == w.step[0] && (w.copying[0] < 0 || !rule.finishes)) {
+      const std::vector<SlotView> views = views_of(w);
+      const auto slot = rule.choose(views, w.last);
+      for (const bool save : {false, true}) {
+        Copying next = w;
+        ++next.order_step;
+        if (slot) {
+          const auto taken = std::count_if(w.reserved.begin(), w.reserved.end(), [](int8_t s) { return s != 0; });
+          if (save && taken >= std::max(1, slots - 2)) continue;
+          next.ordered = next.last = static_cast<int8_t>(*slot);
+          next.marks[*slot][0] = {SlotPhase::kWriting, static_cast<uint64_t>(w.incarnation), next.order_step};
+          if (save) next.reserved[*slot] = next.order_step;
+        } else if (++walk.waits; !save && w.last >= 0 && views[w.last].whole) {
+          next.ordered = -2;
+        } else {
+          continue;  // it waits for the others' copies
+        }
+        visit(next, "an order");
+      }
+    }
+    for (int slot = 0; slot < slots; ++slot) {
+      Copying next = w;
+      const SlotView view = view_of(w.marks[slot], false);
+      if (w.reading[slot]) {
+        next.reserved[slot] = 0;
+        next.reading[slot] = false;
+        visit(next, "a persist");
+      } else if (w.reserved[slot] != 0 && view.whole && view.step == w.reserved[slot]) {
+        next.reading[slot] = true;
+        ++walk.reads;
+        visit(next, "the begin of a persist");
+      }
+    }
+    if (w.kills < kills) {
+      Copying next = w;
+      ++next.kills;
+      ++next.incarnation;
+      next.updated = {};
+      next.copying.fill(-1);
+      next.ordered = -1;
+      for (int slot = 0; slot < slots; ++slot) {
+        const SlotView view = view_of(w.marks[slot], false);
+        if (!view.whole || view.step != w.reserved[slot]) next.reserved[slot] = 0;
+      }
+      const auto newest = newest_whole(views_of(w));
+      next.step.fill(newest_step(w));
+      next.order_step = next.step[0];
+      next.last = static_cast<int8_t>(newest ? *newest : -1);
+      if (!newest) next.marks = {};
+      visit(next, "a kill");
+    }
+  }
+  return walk;
+}
+
 }  // namespace
 
 TEST_SUITE("ckpt/snapshot/slot_rule") {
@@ -274,6 +439,33 @@ TEST_SUITE("ckpt/snapshot/slot_rule") {
     Rule greedy;  // reserves the slot that the update needs
     greedy.spare = 1;
     CHECK(explore(3, greedy, 0).waits > 0);
+  }
+
+  TEST_CASE("copies: whatever lags and is killed when, the newest whole copy stays, one step at most behind") {
+    for (const int slots : {2, 3, 4}) {
+      const Walk walk = explore_copies(slots, {}, slots == 4 ? 0 : 1);
+      CHECK_MESSAGE(walk.violation.empty(), walk.violation);
+      MESSAGE(slots << " slots: " << walk.states << " states, " << walk.reads << " persists begun, " << walk.waits
+                    << " waits");
+      CHECK(walk.states > 5000);
+      CHECK(walk.reads > 100);
+    }
+  }
+
+  TEST_CASE("the walk of copies bites: each part of their rule is needed") {
+    CopyRule banks;  // the rule of banks: the newest whole one may be taken while the last is not whole
+    banks.choose = choose_slot;
+    CHECK(explore_copies(2, banks).violation.find("is lost after") != std::string::npos);
+    CopyRule reserved;
+    reserved.choose = [](std::span<const SlotView> views, int64_t last) {
+      std::vector<SlotView> free(views.begin(), views.end());
+      for (SlotView& view : free) view.reserved = false;
+      return choose_slot_for_copy(free, last);
+    };
+    CHECK(explore_copies(3, reserved).violation.starts_with("a slot is written while it is persisted"));
+    CopyRule hasty;  // begins a copy while the one before is under way
+    hasty.finishes = false;
+    CHECK_FALSE(explore_copies(3, hasty).violation.empty());
   }
 
   TEST_CASE("what view_of calls whole") {

@@ -1,0 +1,113 @@
+#pragma once
+// Copies a rank's state out of memory that dies with its process, or that no other process can read, into a slot that
+// outlives it: beside training, part by part in the order in which the next update will overwrite them, with the
+// checksums taken on the way.
+//
+// Life of a copy: start() -> the copier's thread takes part after part; an update that is about to overwrite one waits
+// for it (CopyGate), and takes it itself if nobody has and the link copies at once: then it lies in the caches that the
+// update reads it from, and a thread that is kept off the cores delays nobody -> whoever reads the last part calls
+// `done`. With a link to a device some parts are on their way at a time; their sums are taken from the host's copy
+// after the device may go on.
+//
+// Threads: start(), finish() and wait() are the owner's; `done` is called on the owner's thread or the copier's own.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/tensor/copy_gate.h"
+#include "runtime/tensor/device_link.h"
+
+namespace cairn::ckpt {
+
+/// Of what is copied: so much at once.
+inline constexpr int64_t kCopyBlockBytes = int64_t{1} << 20;
+
+/// Of the copier's thread, which gives way to training.
+inline constexpr int kCopyNice = 10;
+
+/// A run of state and its place in the slot. `shard`: which checksum it belongs to, as words from `word` on.
+struct CopyPart {
+  const std::byte* from = nullptr;
+  int64_t offset = 0, bytes = 0;
+  int64_t shard = 0, word = 0;
+};
+
+/// Arrays that are overwritten together, block by block, each a shard of the slot.
+struct CopyArray {
+  const std::byte* from = nullptr;
+  int64_t offset = 0, bytes = 0;
+  int64_t shard = 0;
+};
+/// The parts of such groups in the order in which they are overwritten.
+std::vector<CopyPart> parts_of(std::span<const std::vector<CopyArray>> groups, int64_t block_bytes = kCopyBlockBytes);
+
+class StateCopier final : public CopyGate {
+ public:
+  /// With the word_sums of all shards, once every part is in the slot.
+  using Done = std::function<Status(std::span<const uint64_t> sums)>;
+
+  /// `nice` of the thread.
+  explicit StateCopier(std::unique_ptr<DeviceLink> link, int nice);
+  ~StateCopier() override;  // gives up a copy under way
+  StateCopier(const StateCopier&) = delete;
+  StateCopier& operator=(const StateCopier&) = delete;
+
+  /// What is copied from now on; no copy is under way. Parts do not overlap and are copied in this order.
+  void cover(std::vector<CopyPart> parts, int64_t shards);
+
+  /// Begins to copy all parts to `slot`. finish() has been called for the copy before.
+  Status start(std::byte* slot, Done done);
+
+  /// Returns when the copy under way, if there is one, is complete and done() was called: the first error of any copy.
+  Status finish();
+
+  /// The first error, without waiting.
+  Status status() const;
+
+  DeviceLink& link() { return *link_; }
+
+  int64_t block_bytes() const override { return kCopyBlockBytes; }
+  void wait(std::span<const std::span<std::byte>> areas) override;
+  int64_t waited_ns() const override { return waited_ns_.load(); }
+
+ private:
+  enum State : uint32_t { kOpen, kTaken, kRead };
+  void run(int nice);
+  void copy_all();
+  bool take(size_t part);
+  /// Fetches a part that is taken; false while it is on its way.
+  Result<bool> fetch(size_t part);
+  void note(size_t part, uint64_t sums);
+  void let_overwrite(size_t part);
+  void fail(const Error& error);
+  void wait_for(size_t part);
+
+  std::unique_ptr<DeviceLink> link_;
+  std::vector<CopyPart> parts_;
+  std::vector<size_t> by_address_;  // into parts_, by CopyPart::from
+  std::vector<uint64_t> sums_;      // of the parts
+  int64_t shards_ = 0;
+  std::unique_ptr<std::atomic<uint32_t>[]> states_;  // of the parts
+  std::byte* slot_ = nullptr;
+  Done done_;
+  std::atomic<int64_t> left_ = 0;  // parts without sums
+  std::atomic<bool> under_way_ = false, stopping_ = false, failing_ = false;
+  std::atomic<int64_t> waited_ns_ = 0;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool ordered_ = false;  // a copy that the thread has not looked at
+  Status failed_;
+  std::thread thread_;  // last: it uses all above
+};
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,19 @@
+#pragma once
+// Copies between a CUDA device and the host, on a stream of their own. Compiled and linked where the toolkit is
+// (CAIRN_CUDA), tested where a device is.
+
+#include <memory>
+
+#include "runtime/core/result.h"
+#include "runtime/tensor/device_link.h"
+
+namespace cairn {
+
+/// `work`: the cudaStream_t that follow_work() waits for; null: the default stream. Errors: kUnavailable when there is
+/// no such device or no driver.
+Result<std::unique_ptr<DeviceLink>> make_cuda_link(int device, void* work = nullptr);
+
+/// Devices that make_cuda_link() would take; 0 without a driver.
+int cuda_devices();
+
+}  // namespace cairn

@@ -1,0 +1,45 @@
+#pragma once
+// Moves pieces between a device's memory and host memory, as a snapshot or a restart needs it. Host memory counts as a
+// device too. ckpt/copy drives it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "runtime/core/result.h"
+#include "runtime/tensor/device.h"
+
+namespace cairn {
+
+/// Threads: one at a time, but for fetch() where at_once().
+class DeviceLink {
+ public:
+  virtual ~DeviceLink() = default;
+
+  /// Host memory that pieces will go to and come from, again and again: it may be pinned. Once, before all else.
+  virtual Status use_host(std::span<std::byte> host) = 0;
+
+  /// What is fetched from now on is what the device's work up to here leaves.
+  virtual Status follow_work() = 0;
+
+  /// fetch() copies on the calling thread, and any may call it: who waits for a piece may fetch it.
+  virtual bool at_once() const = 0;
+
+  /// How many pieces are best on their way at a time.
+  virtual int64_t depth() const = 0;
+
+  /// Begins to bring a piece to the host. Its word_sums when it is there already, as always with at_once(), and
+  /// nullopt while it is on its way.
+  virtual Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) = 0;
+
+  /// Waits for the oldest piece that is on its way: it is on the host, and the device may overwrite it.
+  virtual Status arrive() = 0;
+
+  /// Brings a piece to the device; settle() waits until all such pieces are there.
+  virtual Status store(std::span<const std::byte> host, std::byte* device) = 0;
+  virtual Status settle() = 0;
+};
+
+}  // namespace cairn

@@ -1,0 +1,199 @@
+// Snapshots that are copied beside training (checkpoint.snapshot_by = "copy"): the same bits as with banks, whatever
+// the layout, and after deaths no more than one step lost.
+
+#include <atomic>
+#include <mutex>
+
+#include "runtime/plan/activations.h"
+#include "tests/ckpt/hook/mortal_run.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+
+namespace {
+
+Recipe copied(Recipe recipe) {
+  recipe.checkpoint.snapshot_by = SnapshotBy::kCopy;
+  return recipe;
+}
+
+/// Layouts, number formats, optimizers and what else touches the saved state.
+struct Variant {
+  std::string name;
+  int64_t world;
+  std::function<void(Recipe&)> change;
+};
+std::vector<Variant> variants() {
+  const auto layout = [](int64_t tp, int64_t pp, int zero, int64_t shard = 0) {
+    return [=](Recipe& r) {
+      r.mesh.tp = tp;
+      r.mesh.pp = pp;
+      r.mesh.shard = shard;
+      r.optimizer.zero = zero;
+      if (zero == 3) r.model.tied_embeddings = false;
+    };
+  };
+  return {{"one rank", 1, layout(1, 1, 0)},
+          {"dp", 2, layout(1, 1, 0)},
+          {"ZeRO-1", 2, layout(1, 1, 1)},
+          {"ZeRO-2", 2, layout(1, 1, 2)},
+          {"ZeRO-3", 2, layout(1, 1, 3)},
+          {"tp, pp, dp", 8, layout(2, 2, 1)},
+          {"groups", 4, layout(1, 1, 2, 2)},
+          {"bf16", 2, [](Recipe& r) { r.precision = Precision::kBf16; }},
+          {"average", 2, [](Recipe& r) { r.optimizer.ema = 0.9; }},
+          {"clip", 2, [](Recipe& r) { r.optimizer.qk_clip = 0.01; }},
+          {"LAMB", 2, [](Recipe& r) { r.optimizer.kind = OptimizerKind::kLamb; }},
+          {"Adafactor", 2, [](Recipe& r) { r.optimizer.kind = OptimizerKind::kAdafactor; }},
+          {"Adafactor, ZeRO-1", 2,
+           [](Recipe& r) {
+             r.optimizer.kind = OptimizerKind::kAdafactor;
+             r.optimizer.zero = 1;
+           }},
+          {"experts", 2, [](Recipe& r) { r.model.moe = {.experts = 4, .top_k = 2, .bias_rate = 0.001}; }},
+          {"now and then", 2, [](Recipe& r) { r.checkpoint.snapshot_steps = 2; }},
+          {"fp16", 2, [](Recipe& r) { r.precision = Precision::kF16; }},
+          {"skips", 2,
+           [](Recipe& r) {
+             r.precision = Precision::kF16;
+             r.loss_scale = {.initial = 0x1p24, .hysteresis = 1};
+           }},
+          {"no overlap", 2, [](Recipe& r) { r.optimizer.overlap = false; }}};
+}
+
+Plan plan_for(const Recipe& recipe, int64_t world) {
+  const auto planned = make_plan(recipe, world);
+  REQUIRE_MESSAGE(planned.ok(), (planned.ok() ? "" : planned.error().message));
+  return planned.value();
+}
+
+struct Overtaken {
+  std::atomic<int64_t> by_update{0}, pieces{0};
+};
+
+/// A device that takes its time: pieces come one by one, and are what is there when they come. Counts those that come
+/// when the update has already changed some that came before.
+class LateLink final : public DeviceLink {
+ public:
+  LateLink(Overtaken& seen, std::chrono::microseconds delay) : seen_(seen), delay_(delay) {}
+  Status use_host(std::span<std::byte>) override { return {}; }
+  Status follow_work() override {
+    arrived_.clear();
+    return {};
+  }
+  bool at_once() const override { return false; }
+  int64_t depth() const override { return 2; }
+  Result<std::optional<uint64_t>> fetch(std::span<const std::byte> device, std::byte* host) override {
+    coming_.push_back({device, host});
+    return std::optional<uint64_t>();
+  }
+  Status arrive() override {
+    std::this_thread::sleep_for(delay_);
+    const auto [device, host] = coming_.front();
+    coming_.erase(coming_.begin());
+    std::memcpy(host, device.data(), device.size());
+    ++seen_.pieces;
+    const bool changed = std::any_of(arrived_.begin(), arrived_.end(), [](const auto& piece) {
+      return std::memcmp(piece.first.data(), piece.second.data(), piece.second.size()) != 0;
+    });
+    seen_.by_update += changed ? 1 : 0;
+    arrived_.emplace_back(device, std::vector<std::byte>(device.begin(), device.end()));
+    return {};
+  }
+  Status store(std::span<const std::byte> host, std::byte* device) override {
+    std::memcpy(device, host.data(), host.size());
+    return {};
+  }
+  Status settle() override { return {}; }
+
+ private:
+  Overtaken& seen_;
+  std::chrono::microseconds delay_;
+  std::vector<std::pair<std::span<const std::byte>, std::byte*>> coming_;
+  std::vector<std::pair<std::span<const std::byte>, std::vector<std::byte>>> arrived_;
+};
+
+}  // namespace
+
+TEST_SUITE("ckpt/hook/copied") {
+  TEST_CASE("training is the same to the bit, and so is what the last snapshot holds") {
+    for (const Variant& variant : variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = short_recipe(true, true);
+      variant.change(recipe);
+      const Told banks = train(plan_for(recipe, variant.world), {});
+      const Told copies = train(plan_for(copied(recipe), variant.world), {});
+      CHECK(copies.steps == banks.steps);
+      CHECK(copies.banks == banks.banks);
+    }
+  }
+
+  TEST_CASE("and on a slow device, where the update is at work on the first tensors while the last are still to come") {
+    for (const Variant& variant : variants()) {
+      if (variant.world > 2) continue;
+      CAPTURE(variant.name);
+      Recipe recipe = short_recipe(true, true);
+      variant.change(recipe);
+      const Told banks = train(plan_for(recipe, variant.world), {});
+      Overtaken seen;
+      // Lives that end right before or in an update begin with a copy that an update went on beside.
+      const std::vector<Death> deaths = {{Moment::kForward, 4, 0}, {Moment::kBegun, 6, variant.world - 1}};
+      const Told copies = train(plan_for(copied(recipe), variant.world), deaths, nullptr,
+                                [&] { return std::make_unique<LateLink>(seen, std::chrono::microseconds(200)); });
+      CHECK(copies.steps == banks.steps);
+      CHECK(copies.banks == banks.banks);
+      CHECK(seen.by_update > 0);
+      CHECK(seen.by_update < seen.pieces);
+    }
+  }
+
+  TEST_CASE("killed at each moment of a step: the run goes on from the newest complete copy, with the same bits") {
+    for (const Variant& variant : variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = copied(short_recipe(true, true));
+      variant.change(recipe);
+      const Plan plan = plan_for(recipe, variant.world);
+      const int64_t last = variant.world - 1;
+      const Told untouched = train(plan, {});
+      std::vector<std::pair<int64_t, bool>> from;
+      const std::vector<Death> deaths = {{Moment::kForward, 3, 0},    {Moment::kForward, 3, last},
+                                         {Moment::kBegun, 3, last},   {Moment::kUpdated, 4, 0},
+                                         {Moment::kForward, 5, last}, {Moment::kBegun, 6, 0}};
+      const Told killed = train(plan, deaths, &from);
+      CHECK(killed.steps == untouched.steps);
+      CHECK(killed.banks == untouched.banks);
+      const int64_t every = recipe.checkpoint.snapshot_steps;
+      for (size_t life = 0; life < from.size(); ++life) {
+        CAPTURE(life);
+        CHECK_FALSE(from[life].second);
+        const int64_t completed = (deaths[life].step - 1) / every * every;
+        // A life that begins at the step before has nothing older to lose.
+        CHECK(from[life].first <= completed);
+        CHECK(from[life].first >= completed - every);
+      }
+    }
+  }
+
+  TEST_CASE("what a rank allocates is what the plan says, and the arena has no weights") {
+    for (const Variant& variant : variants()) {
+      CAPTURE(variant.name);
+      Recipe recipe = copied(short_recipe(true, true));
+      variant.change(recipe);
+      const Plan plan = plan_for(recipe, variant.world);
+      const ArenaSpec spec = arena_spec(plan, {.run_id = "r"}).value();
+      CHECK(spec.weight_bytes.empty());
+      CHECK(spec.slots == 3);
+      const TempDir dir;
+      Agent agent(plan, fresh_run_id(), dir.path());
+      REQUIRE(agent.begin().ok());
+      Told told;
+      CHECK(live_once(plan, agent, {}, &told));
+      for (int64_t r = 0; r < variant.world; ++r) {
+        const RankPlan rank = plan.rank(r);
+        CHECK(told.allocated.at(r) == rank.weight_bytes + rank.gathered_bytes + rank.grad_bytes + rank.optimizer_bytes +
+                                          largest_stage_buffers_bytes(plan, r) + plan.boundary_buffers_bytes());
+      }
+    }
+  }
+}

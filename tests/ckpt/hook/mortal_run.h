@@ -1,0 +1,210 @@
+#pragma once
+// Real training on the arena of an agent, by ranks that are threads and may be cut off in the middle of a step.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "tests/ckpt/hook/fake_run.h"
+#include "tests/runtime/trainer/harness.h"
+
+namespace cairn::ckpt::testing {
+
+enum class Moment {
+  kNever,
+  kBegun,      // the victim has not begun to update, the others may have: the step before is gone back to
+  kUpdated,    // its banks and weights are written, its snapshot is not published: the same
+  kGathering,  // all published, but its weights have not come from the others: the step is kept
+  kForward,    // of the first step of a life
+};
+
+struct Death {
+  Moment moment = Moment::kNever;
+  int64_t step = 0, victim = 0;
+};
+
+/// The hook of a rank that may die in the middle of a step: for the others it is then gone, and memory stays as it is.
+class MortalHook final : public trainer::CheckpointHook {
+ public:
+  MortalHook(SharedMemoryHook& hook, int64_t rank, const Death& death) : hook_(hook), rank_(rank), death_(death) {}
+
+  Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
+                                      std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override {
+    return hook_.memory(saved, copies, weight_bytes);
+  }
+  Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
+    return hook_.restore(state);
+  }
+  Result<int64_t> next_bank(int64_t current) override {
+    if (dying_) return Error{ErrorCode::kStopped, "killed by the test"};  // where no other rank has noticed
+    return hook_.next_bank(current);
+  }
+  Status begin_update(int64_t bank, int64_t step) override {
+    RT_TRY(hook_.begin_update(bank, step));
+    RT_TRY(here(Moment::kBegun, step));
+    // The first update may read what others save: they are done with it when the last begins.
+    if (!std::exchange(updated_, true)) std::this_thread::sleep_for(std::chrono::milliseconds(4 * rank_));
+    return {};
+  }
+  Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override {
+    return hook_.decide(position, last);
+  }
+  Status weights_whole(int64_t step) override {
+    RT_TRY(here(Moment::kGathering, step));
+    return hook_.weights_whole(step);
+  }
+  Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
+                  std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override {
+    RT_TRY(here(Moment::kUpdated, position.step));
+    return hook_.snapshot(order, position, bank, state, sums);
+  }
+  Status finish() override { return hook_.finish(); }
+  void release() override { hook_.release(); }
+  void die() { dying_ = true; }
+
+ private:
+  Status here(Moment moment, int64_t step) const {
+    if (moment != death_.moment || step != death_.step || rank_ != death_.victim) return {};
+    return Error{ErrorCode::kStopped, "killed by the test"};
+  }
+  SharedMemoryHook& hook_;
+  int64_t rank_;
+  Death death_;
+  bool dying_ = false, updated_ = false;
+};
+
+struct Told {
+  std::map<int64_t, std::pair<double, double>> steps;  // loss and gradient norm
+  std::vector<std::vector<std::byte>> banks;           // of the last snapshot, by rank
+  std::map<int64_t, int64_t> allocated;                // of the last life, by rank
+};
+
+/// Nothing is left of the weights that an update leaves; padding stays zero.
+inline void poison_weights(const Plan& plan, const Arena& arena) {
+  if (arena.weights(0).empty()) return;
+  const int64_t elem_bytes = dtype_size_bytes(plan.compute_dtype());
+  for (int64_t r = 0; r < plan.mesh.world(); ++r) {
+    const RankPlan rank = plan.rank(r);
+    const auto spoil = [&](int64_t begin, int64_t count) {
+      std::memset(arena.weights(r).data() + begin * elem_bytes, 0xff, static_cast<size_t>(count * elem_bytes));
+    };
+    if (rank.scattered_weights) {
+      for (const StatePiece& piece : rank.pieces) spoil(piece.shard_offset, piece.count_elems());
+    } else {
+      for (const LocalTensor& local : rank.tensors) spoil(local.offset, local.box.count_elems());
+    }
+  }
+}
+
+using MakeLink = std::function<std::unique_ptr<DeviceLink>()>;
+
+/// One life of all ranks, as threads. Whether it ended by itself.
+inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told, const MakeLink& make_link = {}) {
+  const int64_t world = plan.mesh.world();
+  comm::ThreadWorld threads_world(world, comm::Options{.deadline_ms = 60000});
+  std::vector<std::unique_ptr<comm::Engine>> engines;
+  for (int64_t rank = 0; rank < world; ++rank) engines.push_back(threads_world.engine(rank));
+  std::vector<Status> ended(world);
+  std::mutex mutex;  // guards told->allocated
+  const SystemClock clock;
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      omp_set_num_threads(1);
+      HookOptions options{.notify =
+                              [&](const SnapshotNotice& notice) {
+                                agent.persister->notify(notice);
+                                return Status();
+                              },
+                          .finish_deadline_s = 60,
+                          .make_link = make_link};
+      const auto hook = SharedMemoryHook::make(plan, rank, *agent.arena, clock, std::move(options)).value();
+      MortalHook mortal(*hook, rank, death);
+      trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = mortal};
+      env.on_phase = [&](int64_t step, const char* what) {
+        const bool forward = std::string_view(what) == "forward and backward";
+        if (death.moment == Moment::kForward && forward && step == death.step && rank == death.victim) {
+          engines[rank]->abort("killed by the test");
+          mortal.die();
+        }
+      };
+      if (rank == 0) {
+        env.on_step = [&](const telemetry::StepMetrics& m) {
+          told->steps[m.step] = {m.loss,
+                                 std::isnan(m.grad_norm) ? -1 : m.grad_norm};  // of a skipped step: equals itself
+        };
+      }
+      if (const auto outcome = trainer::run(env); !outcome.ok()) {
+        ended[rank] = outcome.error();
+        engines[rank].reset();
+      } else {
+        const std::lock_guard lock(mutex);
+        told->allocated[rank] = outcome.value().allocated_bytes;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : ended) {
+    if (status.ok()) continue;
+    REQUIRE_MESSAGE(death.moment != Moment::kNever, status.error().message);
+    return false;
+  }
+  REQUIRE(death.moment == Moment::kNever);
+  const auto last = newest_whole(agent.arena->views());
+  REQUIRE(last.has_value());
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const auto bank = agent.arena->payload(rank, *last);
+    told->banks.emplace_back(bank.begin(), bank.end());
+  }
+  return true;
+}
+
+/// Trains to the end through these deaths. `from` of each life after the first, and whether its weights were whole.
+inline Told train(const Plan& plan, std::span<const Death> deaths,
+                  std::vector<std::pair<int64_t, bool>>* from = nullptr, const MakeLink& make_link = {}) {
+  const TempDir dir;
+  Agent agent(plan, fresh_run_id(), dir.path());
+  Told told;
+  for (size_t life = 0; life <= deaths.size(); ++life) {
+    const RestoreChoice choice = agent.begin().value();
+    if (life > 0) {
+      REQUIRE(choice.source == arena::Source::kMemory);
+      if (from != nullptr) from->emplace_back(choice.step, choice.weights_ready);
+      if (!choice.weights_ready) poison_weights(plan, *agent.arena);
+    }
+    const Death death = life < deaths.size() ? deaths[life] : Death{};
+    if (live_once(plan, agent, death, &told, make_link)) REQUIRE(life == deaths.size());
+  }
+  return told;
+}
+
+inline Recipe short_recipe(bool llama, bool tied) {
+  Recipe recipe = test::tiny_recipe(llama, tied);
+  recipe.stop = {Span::Unit::kSteps, 7};
+  recipe.optimizer.lr.clear();
+  recipe.optimizer.bucket = 4000;
+  recipe.checkpoint = {.snapshot_steps = 1, .direct_io = false};
+  return recipe;
+}
+
+struct Case {
+  const char* name;
+  int64_t tp, pp, dp;
+  int zero;
+  int64_t shard = 0;
+  bool tied = true, overlap = true;
+  int64_t world() const { return tp * pp * dp; }
+  Recipe recipe() const {
+    Recipe out = short_recipe(true, tied);
+    out.mesh.tp = tp;
+    out.mesh.pp = pp;
+    out.mesh.shard = shard;
+    out.optimizer.zero = zero;
+    out.optimizer.overlap = overlap;
+    return out;
+  }
+};
+
+}  // namespace cairn::ckpt::testing
