@@ -8,7 +8,7 @@
 
 #include "runtime/core/dtype.h"
 #include "runtime/core/exact_sum.h"
-#include "runtime/kernels/column_tree.h"
+#include "runtime/kernels/sums_over_rows.h"
 
 namespace cairn::kernels {
 
@@ -18,7 +18,7 @@ void add(const T* a, const T* b, T* out, int64_t count);  // out = a + b; out ma
 /// x[r, c] += bias[c].
 template <typename T>
 void add_bias(T* x, const T* bias, int64_t rows, int64_t width);
-/// dbias[c] += sum over r of dy[r, c], by a tree of `parts` where it has memory.
+/// dbias[c] += sum over r of dy[r, c], by a tree of `parts`.
 template <typename T>
 void bias_backward(const T* dy, float* dbias, int64_t rows, int64_t width, const TreeParts& parts = {});
 

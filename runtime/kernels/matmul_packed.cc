@@ -30,6 +30,7 @@ constexpr int64_t kPastBytes = 4 << 20;            // a larger result would leav
 constexpr int64_t kTurnRows = 256;                 // of C, in float while a kernel takes its sums in turns,
 constexpr int64_t kTreeRows = 64;                  // or while trees of them grow, each level in as much memory
 constexpr int64_t kLeastTaken = 3;                 // panels of B for which another core's rows are worth reading
+constexpr int64_t kPiecesPerThread = 4;            // of B to pack, or of rows that lie ready
 constexpr int64_t kMinParallelProducts = 1 << 21;  // multiply-adds below which waking a thread does not pay
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "runtime/kernels/column_tree.h"
+#include "runtime/kernels/sums_over_rows.h"
 
 namespace cairn::kernels {
 
@@ -12,8 +12,7 @@ template <typename T>
 void layer_norm_forward(const T* x, const T* weight, const T* bias, T* y, float* mean, float* rstd, int64_t rows,
                         int64_t width, float eps);
 
-/// dx is overwritten; dweight, dbias (float) are added to, by a tree of `parts` where it has memory for twice the
-/// width. dbias may be null.
+/// dx is overwritten; dweight, dbias (float) are added to, by a tree of `parts`. dbias may be null.
 template <typename T>
 void layer_norm_backward(const T* dy, const T* x, const T* weight, const float* mean, const float* rstd, T* dx,
                          float* dweight, float* dbias, int64_t rows, int64_t width, const TreeParts& parts = {});

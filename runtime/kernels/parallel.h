@@ -14,9 +14,9 @@ namespace cairn::kernels {
 /// Elements (touched once each) below which a second thread does not pay.
 constexpr int64_t kMinParallelElems = 64 * 1024;
 
-/// Pieces of work for each thread: the last ones end together, and a thread that loses its core leaves it the others.
-constexpr int64_t kPiecesPerThread = 4;  // equal ones
-constexpr int kMostRounds = 5;           // of pieces that become smaller
+/// Rounds of pieces, one a thread, that become smaller: the last ones end together, and a thread that loses its core
+/// leaves the others its work.
+constexpr int kMostRounds = 5;
 
 /// Calls body(task) for each task in [0, count), on the team unless `alone`. Who runs a task must make no difference.
 template <typename Body>

@@ -10,8 +10,8 @@
 
 namespace cairn::kernels {
 
-/// Runs that a sum is cut into, and memory for sums under way: one of each level of the tree (std::bit_width(count)).
-/// No memory: the sum is taken in order.
+/// Runs that a sum is cut into, and memory for sums under way, one of each level of the tree (std::bit_width(count)),
+/// for callers that make the tree themselves (nn/tree_sum.h). No memory: one run, whatever `count` says.
 struct TreeParts {
   int64_t count = 1;  // a power of two
   float* sums = nullptr;
