@@ -83,6 +83,15 @@ struct State {
   }
 };
 
+/// Sets `done`.
+template <typename Flag>
+StateCopier::Done tells(Flag& done) {
+  return [&done](std::span<const uint64_t>) {
+    done = true;
+    return Status();
+  };
+}
+
 }  // namespace
 
 TEST_SUITE("ckpt/copy") {
@@ -163,13 +172,7 @@ TEST_SUITE("ckpt/copy") {
     const auto parts = std::ssize(state.parts());
     std::atomic<bool> done = false;
     const auto begin = std::chrono::steady_clock::now();
-    REQUIRE(copier
-                .start(state.slot.data(),
-                       [&](std::span<const uint64_t>) {
-                         done = true;
-                         return Status();
-                       })
-                .ok());
+    REQUIRE(copier.start(state.slot.data(), tells(done)).ok());
     const std::span<std::byte> first = bytes_of(state.arrays[4]), last = bytes_of(state.arrays[3]).last(4);
     copier.wait({&first, 1});
     const auto waited = std::chrono::steady_clock::now() - begin;
@@ -202,13 +205,7 @@ TEST_SUITE("ckpt/copy") {
     StateCopier copier(std::make_unique<SlowLink>(std::chrono::microseconds(100), 2, 3), 0);
     copier.cover(state.parts(), 5);
     bool done = false;
-    REQUIRE(copier
-                .start(state.slot.data(),
-                       [&](std::span<const uint64_t>) {
-                         done = true;
-                         return Status();
-                       })
-                .ok());
+    REQUIRE(copier.start(state.slot.data(), tells(done)).ok());
     for (auto& array : state.arrays) {
       const std::span<std::byte> all = bytes_of(array);
       copier.wait({&all, 1});
