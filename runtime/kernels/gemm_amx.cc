@@ -69,6 +69,23 @@ RT_AMX RT_INLINE void write_rows(GemmRows& out, int64_t count) {
   }
 }
 
+/// The floats of 16 bf16.
+RT_AMX RT_INLINE __m512 widened(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+/// Three bf16 for each of 32 floats: their sum is the float, as long as none of them is below 2^-126, where AMX takes
+/// zero for them.
+RT_AMX RT_INLINE void split(__m512 low, __m512 high, __m512i (&pieces)[kAmxPieces]) {
+#pragma GCC unroll 3
+  for (int64_t p = 0; p < kAmxPieces; ++p) {
+    pieces[p] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+    if (p == kAmxPieces - 1) break;
+    low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(pieces[p])));
+    high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64(pieces[p], 1)));
+  }
+}
+
 /// What pack_amx() packs, but for its options.
 struct Block {
   const char* from = nullptr;
@@ -114,19 +131,79 @@ RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
   }
 }
 
+/// The same of floats, all pieces: steps [s, s + 48).
 template <GemmSide kSide, bool kAlong>
-RT_AVX512 void pack(const Block& block) {
+RT_AMX RT_INLINE void pack_two_f32(const Block& block, int64_t line, int64_t s) {
   constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
-  const int64_t lines = (block.lines + kWidth - 1) / kWidth * kWidth;
-  if constexpr (kAlong) {
-    for (int64_t line = 0; line < lines; line += 32) {
-      for (int64_t s = 0; s < block.steps; s += kAmxSteps) pack_two<kSide, kAlong>(block, line, s);
-    }
-  } else {
-    for (int64_t s = 0; s < block.steps; s += kAmxSteps) {
-      for (int64_t line = 0; line < lines; line += 32) pack_two<kSide, kAlong>(block, line, s);
+  constexpr int64_t kLine = 64;
+  const int64_t d0 = s / kAmxPieces * 2;
+  __m512i tiles[kAmxPieces][2][16];
+  for (int64_t i = 0; i < 16; ++i) {
+#pragma GCC unroll 2
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512i low, high, pieces[kAmxPieces];
+      if constexpr (kAlong) {
+        const int64_t l = line + 16 * half + i, bytes = l < block.lines ? (block.depth - d0) * 4 : 0;
+        const char* const row = block.from + l * block.row_bytes + d0 * 4;
+        low = load_part(row, bytes);
+        high = load_part(row + kLine, bytes - kLine);
+      } else {
+        const int64_t d = d0 + 2 * i, bytes = (block.lines - line) * 4 - half * kLine;
+        const char* const row = block.from + d * block.row_bytes + line * 4 + half * kLine;
+        const char* const ahead = row + 2 * kAmxSteps * block.row_bytes;
+        _mm_prefetch(ahead, _MM_HINT_T0);
+        _mm_prefetch(ahead + block.row_bytes, _MM_HINT_T0);
+        low = load_part(row, d < block.depth ? bytes : 0);
+        high = load_part(row + block.row_bytes, d + 1 < block.depth ? bytes : 0);
+      }
+      split(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), pieces);
+      const __m512i paired = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                              6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+#pragma GCC unroll 3
+      for (int64_t p = 0; p < kAmxPieces; ++p) {
+        tiles[p][half][i] = kAlong ? pieces[p] : _mm512_permutexvar_epi16(paired, pieces[p]);
+      }
     }
   }
+  uint32_t* const to = block.out + line / kWidth * kWidth * block.panel_steps + s * kWidth + line % kWidth * 16;
+  for (int64_t p = 0; p < kAmxPieces; ++p) {
+#pragma GCC unroll 2
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512i(&tile)[16] = tiles[p][half];
+      if constexpr (kAlong == (kSide == GemmSide::kB)) transpose(tile);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; ++i) {
+        _mm512_storeu_si512(to + p * kAmxSteps * kWidth + half * 256 + 16 * i, tile[i]);
+      }
+    }
+  }
+}
+
+template <GemmSide kSide, bool kAlong, bool kFloats>
+RT_AMX void pack(const Block& block) {
+  constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
+  constexpr int64_t kSteps = kFloats ? kAmxPieces * kAmxSteps : kAmxSteps;
+  const int64_t lines = (block.lines + kWidth - 1) / kWidth * kWidth;
+  const auto both = [&](int64_t line, int64_t s) RT_AMX {
+    kFloats ? pack_two_f32<kSide, kAlong>(block, line, s) : pack_two<kSide, kAlong>(block, line, s);
+  };
+  if constexpr (kAlong) {
+    for (int64_t line = 0; line < lines; line += 32) {
+      for (int64_t s = 0; s < block.steps; s += kSteps) both(line, s);
+    }
+  } else {
+    for (int64_t s = 0; s < block.steps; s += kSteps) {
+      for (int64_t line = 0; line < lines; line += 32) both(line, s);
+    }
+  }
+}
+
+template <bool kFloats>
+void pack_any(GemmSide side, bool along, const Block& block) {
+  if (side == GemmSide::kA) {
+    return along ? pack<GemmSide::kA, true, kFloats>(block) : pack<GemmSide::kA, false, kFloats>(block);
+  }
+  return along ? pack<GemmSide::kB, true, kFloats>(block) : pack<GemmSide::kB, false, kFloats>(block);
 }
 
 }  // namespace
@@ -187,13 +264,82 @@ RT_AMX void amx_tile(const void* a_words, int64_t a_row_bytes, const uint32_t* b
   _tile_stored(3, low + 16, row_bytes);
 }
 
+// Of the pieces of A and B that a register holds, one changes from product to product: 14 loads for 24 products.
+RT_AMX void amx_tile_f32(const void* a_words, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool add,
+                         float* tile, int64_t tile_row, const GemmBeside& beside) {
+  constexpr int64_t kLine = 64, kTileWords = 256, kPiece = 2 * kTileWords;
+  const int64_t row_bytes = tile_row * 4;
+  const auto* a = static_cast<const uint32_t*>(a_words);
+  const char* fetch = beside.fetch;
+  float* const low = tile + 16 * tile_row;
+  if (add) {
+    _tile_loadd(0, tile, row_bytes);
+    _tile_loadd(1, tile + 16, row_bytes);
+    _tile_loadd(2, low, row_bytes);
+    _tile_loadd(3, low + 16, row_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const auto beside_a_piece = [&]() RT_AMX {
+    for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
+    fetch += beside.fetch_lines * kLine;
+    if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
+  };
+#define CAIRN_A(piece)                              \
+  _tile_stream_loadd(4, a + (piece)*kPiece, kLine); \
+  _tile_stream_loadd(5, a + (piece)*kPiece + kTileWords, kLine)
+#define CAIRN_B(piece)                       \
+  _tile_loadd(6, b + (piece)*kPiece, kLine); \
+  _tile_loadd(7, b + (piece)*kPiece + kTileWords, kLine)
+#define CAIRN_PRODUCT()    \
+  _tile_dpbf16ps(0, 4, 6); \
+  _tile_dpbf16ps(1, 4, 7); \
+  _tile_dpbf16ps(2, 5, 6); \
+  _tile_dpbf16ps(3, 5, 7)
+  for (int64_t s = 0; s < steps; s += kAmxPieces * kAmxSteps) {
+    CAIRN_A(0);
+    CAIRN_B(2);
+    CAIRN_PRODUCT();
+    beside_a_piece();
+    CAIRN_B(1);
+    CAIRN_PRODUCT();
+    CAIRN_A(1);
+    CAIRN_PRODUCT();
+    beside_a_piece();
+    CAIRN_B(0);
+    CAIRN_PRODUCT();
+    CAIRN_A(2);
+    CAIRN_PRODUCT();
+    beside_a_piece();
+    CAIRN_A(0);
+    CAIRN_PRODUCT();
+    a += kAmxPieces * kPiece;
+    b += kAmxPieces * kPiece;
+  }
+#undef CAIRN_A
+#undef CAIRN_B
+#undef CAIRN_PRODUCT
+  _tile_stored(0, tile, row_bytes);
+  _tile_stored(1, tile + 16, row_bytes);
+  _tile_stored(2, low, row_bytes);
+  _tile_stored(3, low + 16, row_bytes);
+}
+
 RT_AMX void amx_write(GemmRows& out, int64_t count) { write_rows(out, count); }
 
-void pack_amx(GemmSide side, const bf16* from, int64_t stride, bool along, int64_t lines, int64_t depth, int64_t steps,
-              int64_t panel_steps, uint32_t* out) {
-  const Block block{reinterpret_cast<const char*>(from), stride * 2, lines, depth, steps, panel_steps, out};
-  if (side == GemmSide::kA) return along ? pack<GemmSide::kA, true>(block) : pack<GemmSide::kA, false>(block);
-  return along ? pack<GemmSide::kB, true>(block) : pack<GemmSide::kB, false>(block);
+void pack_amx(GemmSide side, const GemmOperand& from, int64_t lines, int64_t depth, int64_t steps, int64_t panel_steps,
+              uint32_t* out) {
+  const Block block{static_cast<const char*>(from.data),
+                    from.stride * dtype_size_bytes(from.dtype),
+                    lines,
+                    depth,
+                    steps,
+                    panel_steps,
+                    out};
+  from.dtype == DType::kF32 ? pack_any<true>(side, from.along, block) : pack_any<false>(side, from.along, block);
 }
 
 }  // namespace cairn::kernels
@@ -208,8 +354,11 @@ AmxTiles::~AmxTiles() = default;
 void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t, const GemmBeside&) {
   RT_CHECK(false, "no AMX here");
 }
+void amx_tile_f32(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t, const GemmBeside&) {
+  RT_CHECK(false, "no AMX here");
+}
 void amx_write(GemmRows&, int64_t) { RT_CHECK(false, "no AMX here"); }
-void pack_amx(GemmSide, const bf16*, int64_t, bool, int64_t, int64_t, int64_t, int64_t, uint32_t*) {
+void pack_amx(GemmSide, const GemmOperand&, int64_t, int64_t, int64_t, int64_t, uint32_t*) {
   RT_CHECK(false, "no AMX here");
 }
 

@@ -270,14 +270,25 @@ GemmIsa gemm_isa() {
 GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
   GemmKernel kernel;
 #if defined(__x86_64__)
-  if (isa == GemmIsa::kAmx && dtype == DType::kBf16) {
+  if (isa == GemmIsa::kAmx && dtype != DType::kF16) {
     // Measured on Granite Rapids (48 KiB and 2 MiB of cache a core), the products of a step of GPT-2: what a turn takes
     // of a panel of B, 32 KiB, is two thirds of the first-level cache (96, 128 and 320 steps: 11, 7 and 5 % slower),
     // and of A a part takes 0.9 MiB (0.6 and 1.3: 2 and 4 % slower). Memory is what tiles wait for: lines of B and C
     // that come and go all at once make it slower, spread over a tile's time faster.
-    kernel = {kAmxRows, kAmxColumns, true, amx_tile};
-    kernel.step_unit = kAmxSteps;
+    kernel = {.rows = kAmxRows, .columns = kAmxColumns, .pairs = true};
     kernel.amx = true;
+    if (dtype == DType::kF32) {
+      kernel.pieces = kAmxPieces;
+      kernel.tile = amx_tile_f32;
+      kernel.step_unit = kAmxPieces * kAmxSteps;
+      kernel.max_steps = 768;
+      kernel.part_words = 192 << 10;
+      kernel.least_rows = 256;
+      return kernel;
+    }
+    kernel.tile = amx_tile;
+    kernel.lying = true;
+    kernel.step_unit = kAmxSteps;
     kernel.turn_steps = 256;
     kernel.max_steps = 1536;
     kernel.many_steps = 512;  // sums kept between chunks cost less than more passes over B for smaller parts of A
@@ -314,8 +325,9 @@ void pack_panels(GemmIsa isa, const GemmKernel& kernel, const GemmOperand& from,
   const Block block{kernel.width(side), lines, depth, kernel.steps_of(depth), panel_steps, out};
 #if defined(__x86_64__)
   if (kernel.amx) {
-    return pack_amx(side, static_cast<const bf16*>(from.data) + at, from.stride, from.along, lines, depth, block.steps,
-                    panel_steps, out);
+    GemmOperand first = from;
+    first.data = static_cast<const char*>(from.data) + at * dtype_size_bytes(from.dtype);
+    return pack_amx(side, first, lines, depth, block.steps, panel_steps, out);
   }
   if (isa >= GemmIsa::kAvx512 && (kernel.pairs || from.dtype == DType::kF32)) {
     return pack_avx512(kernel.pairs, from, static_cast<const char*>(from.data) + at * (kernel.pairs ? 2 : 4), block);

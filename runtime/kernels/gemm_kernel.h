@@ -3,7 +3,8 @@
 //
 // A panel of A holds `rows` rows of it, a panel of B `columns` columns, both as [steps][rows or columns] words of 32
 // bits: a step is one element of the sum in float, or two neighbours of it in bf16 (what vdpbf16ps multiplies at once).
-// What a panel has beyond the matrix is zero, so tiles are always whole. AMX has panels of its own (gemm_amx.h).
+// What a panel has beyond the matrix is zero, so tiles are always whole. AMX has panels of its own (gemm_amx.h), where
+// two neighbours of a sum of floats take three steps.
 
 #include <cstdint>
 
@@ -11,8 +12,9 @@
 
 namespace cairn::kernels {
 
-/// The instruction sets there are kernels for. kAvx512Bf16 and kAmx differ from kAvx512 in bf16 alone, which they
-/// multiply as it is; the others convert what is not float when they pack it.
+/// The instruction sets there are kernels for. kAvx512Bf16 differs from kAvx512 in bf16 alone, which it multiplies as
+/// it is, kAmx in float too, which it multiplies as sums of bf16; the others convert what is not float when they pack
+/// it.
 enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 bool gemm_isa_runs(GemmIsa isa);
 /// The one that is used on this machine: fixed, for timing would change bits.
@@ -40,9 +42,9 @@ struct GemmBeside {
   int64_t out_rows = 0;
 };
 
-/// tile [rows, columns] = panel of A times panel of B. AMX can do more: `a` may be rows of A as they lie, `a_row_bytes`
-/// apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart (else `columns`);
-/// and what is done beside it.
+/// tile [rows, columns] = panel of A times panel of B. AMX can do more: of bf16, `a` may be rows of A as they lie,
+/// `a_row_bytes` apart (0: a panel); the product is added to the tile; rows of the tile lie `tile_row` floats apart
+/// (else `columns`); and what is done beside it.
 using GemmTile = void (*)(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
                           int64_t tile_row, const GemmBeside& beside);
 
@@ -50,10 +52,12 @@ enum class GemmSide { kA, kB };
 
 struct GemmKernel {
   int64_t rows = 0, columns = 0;  // of a tile
-  bool pairs = false;             // a step is two bf16
+  bool pairs = false;             // a word is two bf16, neighbours in the sum
+  int64_t pieces = 1;             // words such a pair takes, a step each
   GemmTile tile = nullptr;
   int64_t step_unit = 1;  // a panel's steps are a multiple of it
-  bool amx = false;       // a thread has AmxTiles while it calls `tile`, which takes rows of A as they lie, too
+  bool amx = false;       // a thread has AmxTiles while it calls `tile`, which writes rows beside its product
+  bool lying = false;     // `tile` takes rows of A as they lie, too
   // How much of a product is worked on at once, by what the caches hold.
   int64_t turn_steps = 0;  // of one call of `tile`: so much of a panel of B stays in the first-level cache; 0: all
   int64_t max_steps = 0;   // of a sum in one chunk
@@ -63,9 +67,11 @@ struct GemmKernel {
 
   int64_t width(GemmSide side) const { return side == GemmSide::kA ? rows : columns; }  // of a panel
   int64_t steps_of(int64_t depth) const {
-    const int64_t steps = pairs ? (depth + 1) / 2 : depth;
+    const int64_t steps = pairs ? (depth + 1) / 2 * pieces : depth;
     return (steps + step_unit - 1) / step_unit * step_unit;
   }
+  /// Of a multiple of step_unit.
+  int64_t depth_of(int64_t steps) const { return pairs ? steps / pieces * 2 : steps; }
   int64_t chunk_steps(int64_t depth) const {
     return many_steps == 0 || steps_of(depth) <= max_steps ? max_steps : many_steps;
   }

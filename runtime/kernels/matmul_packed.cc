@@ -166,7 +166,7 @@ struct Chunk {
   /// Whether rows of A are multiplied as they lie: whole tiles of them, and not all in the same sets of a cache.
   bool takes_rows() const {
     constexpr int64_t kSetsBytes = 4096;
-    return kernel.amx && !args.trans_a && rows % kernel.rows == 0 && whole_steps && args.lda * 2 % kSetsBytes != 0;
+    return kernel.lying && !args.trans_a && rows % kernel.rows == 0 && whole_steps && args.lda * 2 % kSetsBytes != 0;
   }
 };
 
@@ -327,10 +327,10 @@ void Chunk::pack_b(int64_t threads) const {
     const int64_t line_tasks = ceil_div(panels() * kernel.columns, size);
     parallel_tasks(line_tasks * ceil_div(segment.steps, steps), threads == 1, [&](int64_t task) {
       const int64_t line = task % line_tasks * size, step = task / line_tasks * steps;
-      const int64_t depth = step * (kernel.pairs ? 2 : 1);
+      const int64_t depth = kernel.depth_of(step);
       pack_panels(isa, kernel, {segment.b, args.ldb, args.trans_b, args.ab_dtype}, GemmSide::kB, column0 + line,
                   std::min(size, columns - line), segment.b0 + depth,
-                  std::min(steps * (kernel.pairs ? 2 : 1), segment.depth - depth), segment.steps,
+                  std::min(kernel.depth_of(steps), segment.depth - depth), segment.steps,
                   b + segment.step0 * panels() * kernel.columns + line * segment.steps + step * kernel.columns);
     });
   }
@@ -417,9 +417,9 @@ class SumPlan {
       bool begins = true;
       int64_t stretch_a0 = 0;
       for (const MatmulStretch& stretch : stretches) {
-        const int64_t depth = stretch.k / args.parts, unit = (kernel.pairs ? 2 : 1) * kernel.step_unit;
+        const int64_t depth = stretch.k / args.parts, unit = kernel.depth_of(kernel.step_unit);
         const int64_t most =
-            part_steps <= kernel.max_steps ? depth : part_size(depth, chunk_steps * (kernel.pairs ? 2 : 1), unit);
+            part_steps <= kernel.max_steps ? depth : part_size(depth, kernel.depth_of(chunk_steps), unit);
         for (int64_t at = 0; at < depth; at += most) {
           const int64_t b0 = part * depth + at, size = std::min(most, depth - at);
           segments_.push_back({.a0 = stretch_a0 + b0,

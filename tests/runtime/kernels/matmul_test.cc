@@ -5,6 +5,7 @@
 
 #include "kernel_testing.h"
 #include "runtime/kernels/matmul_impl.h"
+#include "runtime/kernels/simd.h"
 
 using namespace cairn;
 using namespace cairn::testing;
@@ -275,7 +276,96 @@ TEST_SUITE("runtime/kernels/matmul") {
     for (const int rounds : good) CHECK(rounds == 50);
   }
 
-  TEST_CASE("the same bits whoever takes which part and panel") {
+  TEST_CASE("floats as sums of bf16 keep as many digits as multiply-adds of floats do") {
+    if (!kernels::gemm_isa_runs(GemmIsa::kAmx)) {
+      MESSAGE("not on this machine");
+      return;
+    }
+    struct Input {
+      std::string what;
+      std::function<float(float x, float y)> make;  // of two normal values
+    };
+    const std::vector<Input> inputs = {
+        {"normal values", [](float x, float) { return x; }},
+        {"of one sign: nothing cancels", [](float x, float) { return std::fabs(x); }},
+        {"of every size from 2^-30 to 2^30", [](float x, float y) { return x * std::exp2(8 * y); }},
+        {"small", [](float x, float) { return x * 1e-12f; }},
+        {"a bf16 and the last bit of a float", [](float x, float) { return x < 0 ? 1.0f + 0x1p-23f : -1.0f; }},
+    };
+    const int64_t m = 40, n = 72;
+    for (const int64_t k : {1, 7, 64, 500, 1100}) {
+      for (const Input& input : inputs) {
+        CAPTURE(k);
+        CAPTURE(input.what);
+        const auto made = [&](const std::string& name, int64_t count) {
+          auto x = normals<float>(name, count);
+          const auto y = normals<float>(name + " size", count);
+          for (size_t i = 0; i < x.size(); ++i) x[i] = input.make(x[i], y[i]);
+          return x;
+        };
+        const auto a = made("a", m * k), b = made("b", k * n);
+        std::vector<double> wanted(m * n, 0.0), sizes(m * n, 0.0);
+        for (int64_t i = 0; i < m; ++i) {
+          for (int64_t l = 0; l < k; ++l) {
+            for (int64_t j = 0; j < n; ++j) {
+              const double term = static_cast<double>(a[i * k + l]) * b[l * n + j];
+              wanted[i * n + j] += term;
+              sizes[i * n + j] += std::fabs(term);
+            }
+          }
+        }
+        /// The root of the mean square, and the largest, in units of a float's rounding of the sum of all sizes.
+        const auto error = [&](GemmIsa isa) {
+          std::vector<float> c(m * n);
+          kernels::matmul_packed(
+              {.m = m, .n = n, .k = k, .a = a.data(), .lda = k, .b = b.data(), .ldb = n, .c = c.data(), .ldc = n}, isa);
+          double squares = 0, largest = 0;
+          for (int64_t i = 0; i < m * n; ++i) {
+            const double e = std::fabs(c[i] - wanted[i]) / sizes[i] * 0x1p24;
+            squares += e * e;
+            largest = std::max(largest, e);
+          }
+          return std::pair(std::sqrt(squares / static_cast<double>(m * n)), largest);
+        };
+        const auto [amx, amx_largest] = error(GemmIsa::kAmx);
+        const auto [fma, fma_largest] = error(GemmIsa::kAvx512);
+        // A single product is rounded once by a multiply-add; here its pieces are summed, each sum rounded.
+        CHECK(amx <= std::max(fma, 0.75));
+        CHECK(amx_largest <= std::max(1.25 * fma_largest, 2.5));
+      }
+    }
+  }
+
+  TEST_CASE_TEMPLATE("no finite number comes of what is not, and nothing spreads to other rows", T, float, bf16) {
+    const int64_t m = 40, n = 50, k = 70, row = 17;
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      auto a = normals<T>("a", m * k);
+      const auto b = normals<T>("b", k * n);
+      std::vector<float> before(m * n), after(m * n);
+      MatmulArgs args{.m = m,
+                      .n = n,
+                      .k = k,
+                      .a = a.data(),
+                      .lda = k,
+                      .b = b.data(),
+                      .ldb = n,
+                      .c = before.data(),
+                      .ldc = n,
+                      .ab_dtype = DTypeOf<T>::value};
+      matmul(args);
+      kernels::store_f32(&a[row * k + 33], bad);
+      args.c = after.data();
+      matmul(args);
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+          const float x = after[i * n + j];
+          if (i == row ? std::isfinite(x) : x != before[i * n + j]) FAIL("(", i, ", ", j, ") is ", x);
+        }
+      }
+    }
+  }
+
+  TEST_CASE_TEMPLATE("the same bits whoever takes which part and panel", T, float, bf16) {
     struct Shape {
       int64_t m, n, k;
       bool trans_a;
@@ -288,9 +378,9 @@ TEST_SUITE("runtime/kernels/matmul") {
       for (const Shape& t :
            {Shape{320, 900, 64, false}, {300, 200, 130, true}, {30, 1500, 64, false}, {64, 96, 3300, true}}) {
         CAPTURE(t.m);
-        const auto a = normals<bf16>("a", t.m * t.k), b = normals<bf16>("b", t.k * t.n);
+        const auto a = normals<T>("a", t.m * t.k), b = normals<T>("b", t.k * t.n);
         const auto product = [&](int threads) {
-          std::vector<bf16> c(t.m * t.n);
+          std::vector<T> c(t.m * t.n);
           with_threads(threads, [&] {
             kernels::matmul_packed({.m = t.m,
                                     .n = t.n,
@@ -302,13 +392,13 @@ TEST_SUITE("runtime/kernels/matmul") {
                                     .ldb = t.n,
                                     .c = c.data(),
                                     .ldc = t.n,
-                                    .ab_dtype = DType::kBf16,
-                                    .c_dtype = DType::kBf16},
+                                    .ab_dtype = DTypeOf<T>::value,
+                                    .c_dtype = DTypeOf<T>::value},
                                    isa);
           });
           return c;
         };
-        const std::vector<bf16> alone = product(1);
+        const std::vector<T> alone = product(1);
         for (const int threads : {2, 3, 5}) {
           CAPTURE(threads);
           for (int round = 0; round < 10; ++round) CHECK(same_bits(alone, product(threads)));
