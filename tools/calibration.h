@@ -29,7 +29,8 @@ struct StepParts {
 };
 
 /// The parts as a function of layers and micro-batches, by two values of each; `at[l][m]`. Equal values: only that one
-/// is known.
+/// is known. The factors a to d are those, none below zero, that come nearest to all four: each measured time has its
+/// error, which a line through two of them would carry on and magnify.
 struct StepFit {
   int64_t layers[2] = {0, 0}, micro_batches[2] = {0, 0};
   StepParts at[2][2];

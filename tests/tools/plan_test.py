@@ -147,19 +147,33 @@ class PlanTest(ProgramTest):
         self.assertEqual(len(file["shapes"]), 1)
         shape = next(iter(file["shapes"].values()))
         self.assertEqual(len(shape["ms"]), 4)
+        self.assertTrue(all(sum(parts) > 0 for parts in shape["ms"]))
         again = json.loads(self.cairn("plan", recipe, "--json", env=env).stdout)["step_time"]
         self.assertEqual(set(again["parts_ms"]), {"compute", "recompute", "bubble", "tensor", "pipeline", "reduce", "optimizer",
                                                   "gather", "other"})
         self.assertAlmostEqual(sum(again["parts_ms"].values()), again["ms"], delta=1e-6 * again["ms"])
-        own = shape["ms"][3]  # the recipe's own depth and batch were measured: the plan says just that
-        self.assertAlmostEqual(again["ms"], sum(own), delta=1e-6 * again["ms"])
-        # Another depth: between and beyond the two that were measured, in a straight line.
-        deeper = json.loads(self.cairn("plan", recipe, "--json", "--set", "model.layers=8", env=env).stdout)["step_time"]
-        low, high = shape["layers"]
-        ends = [sum(shape["ms"][1]), sum(own)]
-        line = ends[1] + (ends[1] - ends[0]) * (8 - high) / (high - low)
-        parts = [max(0.0, b + (b - a) * (8 - high) / (high - low)) for a, b in zip(shape["ms"][1], own)]
-        self.assertAlmostEqual(deeper["ms"], sum(parts), delta=1e-6 * max(1, abs(line)))
+        self.assertGreater(again["ms"], 0)
+        # Times that are of the form the plan takes them to have: every depth is told, measured or not.
+        depths, batches = shape["layers"], shape["micro_batches"]
+
+        def planned(error, *sets):
+            for k, (depth, batch) in enumerate((d, b) for d in depths for b in batches):
+                forward = 1 + 2 * depth + 3 * batch + 4 * depth * batch
+                shape["ms"][k] = [forward * (1 + error[k]), 0, 0, 0, 5 * depth, 0]
+            with open(kept, "w") as f:
+                json.dump(file, f)
+            return json.loads(self.cairn("plan", recipe, "--json", *sets, env=env).stdout)["step_time"]["ms"]
+
+        def formula(depth):
+            return 1 + 2 * depth + 3 * batches[1] + 4 * depth * batches[1] + 5 * depth
+
+        none, deeper = [0, 0, 0, 0], ["--set", "model.layers=8"]
+        self.assertAlmostEqual(planned(none), formula(depths[1]), delta=1e-6)
+        self.assertAlmostEqual(planned(none, *deeper), formula(8), delta=1e-6)
+        # An error of one of the four stays an error of about its size, whichever it is: through all four it would grow.
+        for k in range(4):
+            error = [0.1 if i == k else 0 for i in range(4)]
+            self.assertLess(abs(planned(error, *deeper) / formula(8) - 1), 0.12, k)
         # A pipeline of two stages is full from two micro-batches on: one says nothing about longer steps.
         two = ["--set", "mesh.tp=1", "--set", "mesh.pp=2", "--set", "batch.samples=2", "--world", "2"]
         self.cairn("plan", recipe, "--calibrate", *two, env=env)
