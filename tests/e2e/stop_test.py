@@ -91,7 +91,8 @@ class Stop(RunTest):
         again = self.start(recipe, "dead")
         self.until(lambda: len(self.events("dead", "start")) == 2, "the second start", again)
         self.assertIn("shared memory", self.events("dead", "start")[-1]["from"])
-        self.assertGreaterEqual(self.events("dead", "start")[-1]["step"], reached)
+        # Rank 0 wrote its line of the last step when it had ended it itself; the other one may have been about to.
+        self.assertGreaterEqual(self.events("dead", "start")[-1]["step"], reached - 1)
         again.signal(signal.SIGTERM)
         self.finish(again, 0)
         self.assertEqual(self.memory_left(self.folder), [])

@@ -1,6 +1,8 @@
 """cairn convert: both ways, folder to folder, --check, and what a kill leaves."""
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -127,8 +129,16 @@ class ConvertTest(ProgramTest):
         return child.returncode == -signal.SIGKILL
 
     def notes_in(self, prefix):
-        return [name for root, _, names in os.walk(self.folder.name) if prefix in root for name in names
-                if name.endswith(".done")]
+        """Notes of finished files that are whole: they end with their hash."""
+        paths = [os.path.join(root, name) for root, _, names in os.walk(self.folder.name) if prefix in root
+                 for name in names if name.endswith(".done")]
+
+        def text(path):
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as f:
+                return f.read()
+            return b""
+
+        return [path for path in paths if re.search(rb"[0-9a-f]{16}$", text(path))]
 
     def test_a_killed_conversion_goes_on(self):
         folder = self.big_folder("in", layers=6)
