@@ -78,7 +78,8 @@ class Identity(RunTest):
         self.assertEqual(len(self.memory_left(self.folder)), 1)
         second = self.train(recipe, "cut")
         self.assertIn("took over the snapshot memory of this run's dead agent", second.output())
-        self.assertGreaterEqual(self.events("cut", "start")[-1]["step"], reached)
+        # The rank that wrote the last line had ended that step; others may have been about to.
+        self.assertGreaterEqual(self.events("cut", "start")[-1]["step"], reached - 1)
         self.assert_same_training("cut", "whole", STEPS)
         self.assertEqual(self.memory_left(self.folder), [])
 
