@@ -14,6 +14,8 @@
 namespace cairn::kernels {
 namespace {
 
+constexpr int64_t kLine = 64, kTileWords = 256;  // bytes of a tile's row; a register
+
 bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
@@ -135,7 +137,6 @@ RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
 template <GemmSide kSide, bool kAlong>
 RT_AMX RT_INLINE void pack_two_f32(const Block& block, int64_t line, int64_t s) {
   constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
-  constexpr int64_t kLine = 64;
   const int64_t d0 = s / kAmxPieces * 2;
   __m512i tiles[kAmxPieces][2][16];
   for (int64_t i = 0; i < 16; ++i) {
@@ -206,6 +207,47 @@ void pack_any(GemmSide side, bool along, const Block& block) {
   return along ? pack<GemmSide::kB, true, kFloats>(block) : pack<GemmSide::kB, false, kFloats>(block);
 }
 
+/// Registers 0 to 3 from the tile, or zero; and to it.
+RT_AMX RT_INLINE void begin_sums(bool add, const float* tile, int64_t tile_row) {
+  const int64_t row_bytes = tile_row * 4;
+  const float* const low = tile + 16 * tile_row;
+  if (add) {
+    _tile_loadd(0, tile, row_bytes);
+    _tile_loadd(1, tile + 16, row_bytes);
+    _tile_loadd(2, low, row_bytes);
+    _tile_loadd(3, low + 16, row_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+RT_AMX RT_INLINE void store_sums(float* tile, int64_t tile_row) {
+  const int64_t row_bytes = tile_row * 4;
+  float* const low = tile + 16 * tile_row;
+  _tile_stored(0, tile, row_bytes);
+  _tile_stored(1, tile + 16, row_bytes);
+  _tile_stored(2, low, row_bytes);
+  _tile_stored(3, low + 16, row_bytes);
+}
+
+/// A piece of 32 rows of A into registers 4 and 5, of 32 columns of B into 6 and 7; all four products of them.
+RT_AMX RT_INLINE void load_a(const uint32_t* piece) {
+  _tile_stream_loadd(4, piece, kLine);
+  _tile_stream_loadd(5, piece + kTileWords, kLine);
+}
+RT_AMX RT_INLINE void load_b(const uint32_t* piece) {
+  _tile_loadd(6, piece, kLine);
+  _tile_loadd(7, piece + kTileWords, kLine);
+}
+RT_AMX RT_INLINE void add_products() {
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
 }  // namespace
 
 bool amx_runs() {
@@ -225,24 +267,12 @@ AmxTiles::~AmxTiles() {
 // A that say so leave it there (1,290 instead of 1,230 GFLOP/s a core with B in turns).
 RT_AMX void amx_tile(const void* a_words, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
                      int64_t tile_row, const GemmBeside& beside) {
-  constexpr int64_t kLine = 64, kTileBytes = 1024, kTileWords = 256;
+  constexpr int64_t kTileBytes = 1024;
   const bool packed = a_row_bytes == 0;
   const int64_t a_row = packed ? kLine : a_row_bytes, a_low = 16 * a_row, a_next = packed ? 2 * kTileBytes : kLine;
-  const int64_t row_bytes = tile_row * 4;
   const auto* a = static_cast<const char*>(a_words);
   const char* fetch = beside.fetch;
-  float* const low = tile + 16 * tile_row;
-  if (add) {
-    _tile_loadd(0, tile, row_bytes);
-    _tile_loadd(1, tile + 16, row_bytes);
-    _tile_loadd(2, low, row_bytes);
-    _tile_loadd(3, low + 16, row_bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  begin_sums(add, tile, tile_row);
   for (int64_t s = 0; s < steps; s += kAmxSteps) {
     _tile_stream_loadd(4, a, a_row);
     _tile_loadd(6, b, kLine);
@@ -258,74 +288,42 @@ RT_AMX void amx_tile(const void* a_words, int64_t a_row_bytes, const uint32_t* b
     a += a_next;
     b += kAmxColumns * kAmxSteps;
   }
-  _tile_stored(0, tile, row_bytes);
-  _tile_stored(1, tile + 16, row_bytes);
-  _tile_stored(2, low, row_bytes);
-  _tile_stored(3, low + 16, row_bytes);
+  store_sums(tile, tile_row);
 }
 
 // Of the pieces of A and B that a register holds, one changes from product to product: 14 loads for 24 products.
 RT_AMX void amx_tile_f32(const void* a_words, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool add,
                          float* tile, int64_t tile_row, const GemmBeside& beside) {
-  constexpr int64_t kLine = 64, kTileWords = 256, kPiece = 2 * kTileWords;
-  const int64_t row_bytes = tile_row * 4;
+  constexpr int64_t kPiece = 2 * kTileWords;
   const auto* a = static_cast<const uint32_t*>(a_words);
   const char* fetch = beside.fetch;
-  float* const low = tile + 16 * tile_row;
-  if (add) {
-    _tile_loadd(0, tile, row_bytes);
-    _tile_loadd(1, tile + 16, row_bytes);
-    _tile_loadd(2, low, row_bytes);
-    _tile_loadd(3, low + 16, row_bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  begin_sums(add, tile, tile_row);
   const auto beside_a_piece = [&]() RT_AMX {
     for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
     fetch += beside.fetch_lines * kLine;
     if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
   };
-#define CAIRN_A(piece)                              \
-  _tile_stream_loadd(4, a + (piece)*kPiece, kLine); \
-  _tile_stream_loadd(5, a + (piece)*kPiece + kTileWords, kLine)
-#define CAIRN_B(piece)                       \
-  _tile_loadd(6, b + (piece)*kPiece, kLine); \
-  _tile_loadd(7, b + (piece)*kPiece + kTileWords, kLine)
-#define CAIRN_PRODUCT()    \
-  _tile_dpbf16ps(0, 4, 6); \
-  _tile_dpbf16ps(1, 4, 7); \
-  _tile_dpbf16ps(2, 5, 6); \
-  _tile_dpbf16ps(3, 5, 7)
   for (int64_t s = 0; s < steps; s += kAmxPieces * kAmxSteps) {
-    CAIRN_A(0);
-    CAIRN_B(2);
-    CAIRN_PRODUCT();
+    load_a(a);
+    load_b(b + 2 * kPiece);
+    add_products();
     beside_a_piece();
-    CAIRN_B(1);
-    CAIRN_PRODUCT();
-    CAIRN_A(1);
-    CAIRN_PRODUCT();
+    load_b(b + kPiece);
+    add_products();
+    load_a(a + kPiece);
+    add_products();
     beside_a_piece();
-    CAIRN_B(0);
-    CAIRN_PRODUCT();
-    CAIRN_A(2);
-    CAIRN_PRODUCT();
+    load_b(b);
+    add_products();
+    load_a(a + 2 * kPiece);
+    add_products();
     beside_a_piece();
-    CAIRN_A(0);
-    CAIRN_PRODUCT();
+    load_a(a);
+    add_products();
     a += kAmxPieces * kPiece;
     b += kAmxPieces * kPiece;
   }
-#undef CAIRN_A
-#undef CAIRN_B
-#undef CAIRN_PRODUCT
-  _tile_stored(0, tile, row_bytes);
-  _tile_stored(1, tile + 16, row_bytes);
-  _tile_stored(2, low, row_bytes);
-  _tile_stored(3, low + 16, row_bytes);
+  store_sums(tile, tile_row);
 }
 
 RT_AMX void amx_write(GemmRows& out, int64_t count) { write_rows(out, count); }
