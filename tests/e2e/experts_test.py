@@ -48,6 +48,18 @@ class Experts(RunTest):
         for step, loss in whole.items():
             self.assertAlmostEqual(parts[step] / loss, 1, delta=1e-5)
 
+    def test_sequences_over_ranks_with_the_same_bits_as_on_one(self):
+        for precision in ("fp32", "fp16"):
+            long = ["--set", "model.context=512", "--set", 'deterministic="layout"', "--set", f'precision="{precision}"']
+            one, four = f"one-{precision}", f"four-{precision}"
+            self.train(self.layout(one), one, *long)
+            self.train(self.layout(four, tp=2, dp=2, zero=2), four, "--set", "mesh.cp=2", *long, "--kill", "1@5")
+            self.assertEqual(len(self.events(four, "recovered")), 1)
+            self.assertEqual(self.losses(four), self.losses(one))
+            differ = subprocess.run([self.program, "ckpt", "diff", self.checkpoint(one, 12), self.checkpoint(four, 12)],
+                                    capture_output=True, text=True)
+            self.assertIn(" tensors equal bit for bit, 0 differ", differ.stdout + differ.stderr)
+
     def test_layouts_that_cannot_be_are_refused_with_those_that_can(self):
         job = self.train(self.layout("no", dp=2), "no", "--set", "mesh.ep=2", code=2)
         self.assertIn("mesh.ep = 2 divides experts, and the model has none", job.output())
