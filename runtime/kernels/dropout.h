@@ -32,8 +32,8 @@ constexpr uint64_t dropout_row_key(uint64_t sample_key, uint64_t site, uint64_t 
 /// factors[i] = 0 or keep_scale for elements [first, first + n) of the row.
 void dropout_factors(uint64_t row_key, int64_t first, int64_t n, DropoutRate rate, float* factors);
 
-/// out[r, c] = x[r, c] * factor. Row first_row + r of a micro-batch of `samples`, whose keys are sample_keys, stands where
-/// `tokens` says. out may be x. The backward pass is the same map.
+/// out[r, c] = x[r, c] * factor. Row first_row + r of a micro-batch of `samples`, whose keys are sample_keys, stands
+/// where `tokens` says. out may be x. The backward pass is the same map.
 template <typename T>
 void dropout(const T* x, T* out, int64_t rows, int64_t width, int64_t first_row, const TokenRuns& tokens,
              int64_t samples, const uint64_t* sample_keys, uint64_t site, DropoutRate rate);

@@ -1,6 +1,7 @@
 #include "runtime/kernels/gemm_amx.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "runtime/core/check.h"
 #include "runtime/kernels/gemm_avx512.h"
@@ -76,13 +77,21 @@ RT_AMX RT_INLINE __m512 widened(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-/// Three bf16 for each of 32 floats: their sum is the float, as long as none of them is below 2^-126, where AMX takes
-/// zero for them.
-RT_AMX RT_INLINE void split(__m512 low, __m512 high, __m512i (&pieces)[kAmxPieces]) {
+/// The first `count` (may be <= 0 or beyond 16) of 16 elements; zero behind.
+template <typename T>
+RT_AMX RT_INLINE __m512 load_floats(const char* from, int64_t count) {
+  if constexpr (std::is_same_v<T, float>) return _mm512_castsi512_ps(load_part(from, count * 4));
+  return _mm512_cvtph_ps(_mm512_castsi512_si256(load_part(from, std::min<int64_t>(count, 16) * 2)));
+}
+
+/// Bf16 for each of 32 floats, whose sum is the float as long as it has no more digits than they and none of them is
+/// below 2^-126, where AMX takes zero for them.
+template <int64_t kPieces>
+RT_AMX RT_INLINE void split(__m512 low, __m512 high, __m512i (&pieces)[kPieces]) {
 #pragma GCC unroll 3
-  for (int64_t p = 0; p < kAmxPieces; ++p) {
+  for (int64_t p = 0; p < kPieces; ++p) {
     pieces[p] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-    if (p == kAmxPieces - 1) break;
+    if (p == kPieces - 1) break;
     low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(pieces[p])));
     high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64(pieces[p], 1)));
   }
@@ -133,41 +142,43 @@ RT_AVX512 RT_INLINE void pack_two(const Block& block, int64_t line, int64_t s) {
   }
 }
 
-/// The same of floats, all pieces: steps [s, s + 48).
-template <GemmSide kSide, bool kAlong>
-RT_AMX RT_INLINE void pack_two_f32(const Block& block, int64_t line, int64_t s) {
-  constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
-  const int64_t d0 = s / kAmxPieces * 2;
-  __m512i tiles[kAmxPieces][2][16];
+/// The same of float or f16, all pieces: 16 steps of each from s on.
+template <typename T, GemmSide kSide, bool kAlong>
+RT_AMX RT_INLINE void pack_two_in_pieces(const Block& block, int64_t line, int64_t s) {
+  constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns, kPieces = amx_pieces(DTypeOf<T>::value);
+  constexpr int64_t kBytes = sizeof(T);
+  const int64_t d0 = s / kPieces * 2;
+  __m512i tiles[kPieces][2][16];
   for (int64_t i = 0; i < 16; ++i) {
 #pragma GCC unroll 2
     for (int64_t half = 0; half < 2; ++half) {
-      __m512i low, high, pieces[kAmxPieces];
+      __m512 low, high;
       if constexpr (kAlong) {
-        const int64_t l = line + 16 * half + i, bytes = l < block.lines ? (block.depth - d0) * 4 : 0;
-        const char* const row = block.from + l * block.row_bytes + d0 * 4;
-        low = load_part(row, bytes);
-        high = load_part(row + kLine, bytes - kLine);
+        const int64_t l = line + 16 * half + i, count = l < block.lines ? block.depth - d0 : 0;
+        const char* const row = block.from + l * block.row_bytes + d0 * kBytes;
+        low = load_floats<T>(row, count);
+        high = load_floats<T>(row + 16 * kBytes, count - 16);
       } else {
-        const int64_t d = d0 + 2 * i, bytes = (block.lines - line) * 4 - half * kLine;
-        const char* const row = block.from + d * block.row_bytes + line * 4 + half * kLine;
+        const int64_t d = d0 + 2 * i, first = line + 16 * half, count = block.lines - first;
+        const char* const row = block.from + d * block.row_bytes + first * kBytes;
         const char* const ahead = row + 2 * kAmxSteps * block.row_bytes;
         _mm_prefetch(ahead, _MM_HINT_T0);
         _mm_prefetch(ahead + block.row_bytes, _MM_HINT_T0);
-        low = load_part(row, d < block.depth ? bytes : 0);
-        high = load_part(row + block.row_bytes, d + 1 < block.depth ? bytes : 0);
+        low = load_floats<T>(row, d < block.depth ? count : 0);
+        high = load_floats<T>(row + block.row_bytes, d + 1 < block.depth ? count : 0);
       }
-      split(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), pieces);
+      __m512i pieces[kPieces];
+      split(low, high, pieces);
       const __m512i paired = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                               6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
 #pragma GCC unroll 3
-      for (int64_t p = 0; p < kAmxPieces; ++p) {
+      for (int64_t p = 0; p < kPieces; ++p) {
         tiles[p][half][i] = kAlong ? pieces[p] : _mm512_permutexvar_epi16(paired, pieces[p]);
       }
     }
   }
   uint32_t* const to = block.out + line / kWidth * kWidth * block.panel_steps + s * kWidth + line % kWidth * 16;
-  for (int64_t p = 0; p < kAmxPieces; ++p) {
+  for (int64_t p = 0; p < kPieces; ++p) {
 #pragma GCC unroll 2
     for (int64_t half = 0; half < 2; ++half) {
       __m512i(&tile)[16] = tiles[p][half];
@@ -180,13 +191,14 @@ RT_AMX RT_INLINE void pack_two_f32(const Block& block, int64_t line, int64_t s) 
   }
 }
 
-template <GemmSide kSide, bool kAlong, bool kFloats>
+template <typename T, GemmSide kSide, bool kAlong>
 RT_AMX void pack(const Block& block) {
   constexpr int64_t kWidth = kSide == GemmSide::kA ? kAmxRows : kAmxColumns;
-  constexpr int64_t kSteps = kFloats ? kAmxPieces * kAmxSteps : kAmxSteps;
+  constexpr int64_t kSteps = amx_pieces(DTypeOf<T>::value) * kAmxSteps;
   const int64_t lines = (block.lines + kWidth - 1) / kWidth * kWidth;
   const auto both = [&](int64_t line, int64_t s) RT_AMX {
-    kFloats ? pack_two_f32<kSide, kAlong>(block, line, s) : pack_two<kSide, kAlong>(block, line, s);
+    if constexpr (std::is_same_v<T, bf16>) return pack_two<kSide, kAlong>(block, line, s);
+    pack_two_in_pieces<T, kSide, kAlong>(block, line, s);
   };
   if constexpr (kAlong) {
     for (int64_t line = 0; line < lines; line += 32) {
@@ -199,12 +211,10 @@ RT_AMX void pack(const Block& block) {
   }
 }
 
-template <bool kFloats>
+template <typename T>
 void pack_any(GemmSide side, bool along, const Block& block) {
-  if (side == GemmSide::kA) {
-    return along ? pack<GemmSide::kA, true, kFloats>(block) : pack<GemmSide::kA, false, kFloats>(block);
-  }
-  return along ? pack<GemmSide::kB, true, kFloats>(block) : pack<GemmSide::kB, false, kFloats>(block);
+  if (side == GemmSide::kA) return along ? pack<T, GemmSide::kA, true>(block) : pack<T, GemmSide::kA, false>(block);
+  return along ? pack<T, GemmSide::kB, true>(block) : pack<T, GemmSide::kB, false>(block);
 }
 
 /// Registers 0 to 3 from the tile, or zero; and to it.
@@ -246,6 +256,32 @@ RT_AMX RT_INLINE void add_products() {
   _tile_dpbf16ps(1, 4, 7);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
+}
+
+struct PieceProduct {
+  int64_t a, b;  // pieces
+};
+
+template <int64_t kPieces, size_t kProducts>
+RT_AMX RT_INLINE void tile_in_pieces(const PieceProduct (&products)[kProducts], const void* a_words, const uint32_t* b,
+                                     int64_t steps, bool add, float* tile, int64_t tile_row, const GemmBeside& beside) {
+  constexpr int64_t kPiece = 2 * kTileWords;
+  const auto* a = static_cast<const uint32_t*>(a_words);
+  const char* fetch = beside.fetch;
+  begin_sums(add, tile, tile_row);
+  for (int64_t s = 0; s < steps; s += kPieces * kAmxSteps, a += kPieces * kPiece, b += kPieces * kPiece) {
+#pragma GCC unroll 6
+    for (size_t p = 0; p < kProducts; ++p) {
+      if (p == 0 || products[p].a != products[p - 1].a) load_a(a + products[p].a * kPiece);
+      if (p == 0 || products[p].b != products[p - 1].b) load_b(b + products[p].b * kPiece);
+      add_products();
+      if (p % 2 != 0) continue;  // with every piece's steps, once
+      for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
+      fetch += beside.fetch_lines * kLine;
+      if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
+    }
+  }
+  store_sums(tile, tile_row);
 }
 
 }  // namespace
@@ -291,39 +327,17 @@ RT_AMX void amx_tile(const void* a_words, int64_t a_row_bytes, const uint32_t* b
   store_sums(tile, tile_row);
 }
 
-// Of the pieces of A and B that a register holds, one changes from product to product: 14 loads for 24 products.
-RT_AMX void amx_tile_f32(const void* a_words, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool add,
+RT_AMX void amx_tile_f32(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool add,
                          float* tile, int64_t tile_row, const GemmBeside& beside) {
-  constexpr int64_t kPiece = 2 * kTileWords;
-  const auto* a = static_cast<const uint32_t*>(a_words);
-  const char* fetch = beside.fetch;
-  begin_sums(add, tile, tile_row);
-  const auto beside_a_piece = [&]() RT_AMX {
-    for (int64_t l = 0; l < beside.fetch_lines; ++l) _mm_prefetch(fetch + l * kLine, _MM_HINT_T1);
-    fetch += beside.fetch_lines * kLine;
-    if (beside.out_rows > 0) write_rows(*beside.out, beside.out_rows);
-  };
-  for (int64_t s = 0; s < steps; s += kAmxPieces * kAmxSteps) {
-    load_a(a);
-    load_b(b + 2 * kPiece);
-    add_products();
-    beside_a_piece();
-    load_b(b + kPiece);
-    add_products();
-    load_a(a + kPiece);
-    add_products();
-    beside_a_piece();
-    load_b(b);
-    add_products();
-    load_a(a + 2 * kPiece);
-    add_products();
-    beside_a_piece();
-    load_a(a);
-    add_products();
-    a += kAmxPieces * kPiece;
-    b += kAmxPieces * kPiece;
-  }
-  store_sums(tile, tile_row);
+  // Of the pieces of A and B that registers hold, one changes from product to product: 14 loads for 24 products.
+  static constexpr PieceProduct kSum[] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 0}};
+  tile_in_pieces<3>(kSum, a, b, steps, add, tile, tile_row, beside);
+}
+
+RT_AMX void amx_tile_f16(const void* a, int64_t /*a_row_bytes*/, const uint32_t* b, int64_t steps, bool add,
+                         float* tile, int64_t tile_row, const GemmBeside& beside) {
+  static constexpr PieceProduct kSum[] = {{1, 1}, {1, 0}, {0, 0}, {0, 1}};
+  tile_in_pieces<2>(kSum, a, b, steps, add, tile, tile_row, beside);
 }
 
 RT_AMX void amx_write(GemmRows& out, int64_t count) { write_rows(out, count); }
@@ -337,7 +351,9 @@ void pack_amx(GemmSide side, const GemmOperand& from, int64_t lines, int64_t dep
                     steps,
                     panel_steps,
                     out};
-  from.dtype == DType::kF32 ? pack_any<true>(side, from.along, block) : pack_any<false>(side, from.along, block);
+  if (from.dtype == DType::kF32) return pack_any<float>(side, from.along, block);
+  if (from.dtype == DType::kBf16) return pack_any<bf16>(side, from.along, block);
+  pack_any<f16>(side, from.along, block);
 }
 
 }  // namespace cairn::kernels
@@ -353,6 +369,9 @@ void amx_tile(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int6
   RT_CHECK(false, "no AMX here");
 }
 void amx_tile_f32(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t, const GemmBeside&) {
+  RT_CHECK(false, "no AMX here");
+}
+void amx_tile_f16(const void*, int64_t, const uint32_t*, int64_t, bool, float*, int64_t, const GemmBeside&) {
   RT_CHECK(false, "no AMX here");
 }
 void amx_write(GemmRows&, int64_t) { RT_CHECK(false, "no AMX here"); }

@@ -7,8 +7,8 @@
 //
 // A float is the sum of three bf16 exactly: x rounded, the rest rounded, and the rest of that (8 bits of the 24 each).
 // Of two floats' nine products of such pieces the six largest are summed; the other three together are below 2^-25 of
-// the whole, less than a float's own rounding. A panel of floats has 16 steps of first pieces, the 16 of the second of
-// the same elements, the 16 of the third, and so on.
+// the whole, less than a float's own rounding. An f16 is the sum of two (11 bits), and all four products are summed. A
+// panel in pieces has 16 steps of first ones, the 16 of the second of the same elements, and so on.
 
 #include <cstdint>
 
@@ -18,7 +18,8 @@
 namespace cairn::kernels {
 
 constexpr int64_t kAmxRows = 32, kAmxColumns = 32, kAmxSteps = 16;
-constexpr int64_t kAmxPieces = 3;  // of a float
+/// Bf16 that an element is the sum of.
+constexpr int64_t amx_pieces(DType dtype) { return dtype == DType::kF32 ? 3 : dtype == DType::kF16 ? 2 : 1; }
 
 /// Whether the processor has it and the kernel of the system lets this process use it (asked for here, once).
 bool amx_runs();
@@ -38,14 +39,16 @@ class AmxTiles {
 void amx_tile(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
               int64_t tile_row, const GemmBeside& beside);
 
-/// The same of panels of floats; `a` is one, `steps` a multiple of 48.
+/// The same of panels in pieces; `a` is one, `steps` a multiple of 16 of each.
 void amx_tile_f32(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
+                  int64_t tile_row, const GemmBeside& beside);
+void amx_tile_f16(const void* a, int64_t a_row_bytes, const uint32_t* b, int64_t steps, bool add, float* tile,
                   int64_t tile_row, const GemmBeside& beside);
 
 /// Writes the next `count` of the rows, or those that are left, if fewer.
 void amx_write(GemmRows& out, int64_t count);
 
-/// Packs `lines` rows of A or columns of B, of bf16 or float, into the first `steps` of panels of `panel_steps`, zero
+/// Packs `lines` rows of A or columns of B into the first `steps` of panels of `panel_steps`, zero
 /// behind the last line and the sum's `depth` elements. `from.data` is the first element.
 void pack_amx(GemmSide side, const GemmOperand& from, int64_t lines, int64_t depth, int64_t steps, int64_t panel_steps,
               uint32_t* out);

@@ -270,16 +270,16 @@ GemmIsa gemm_isa() {
 GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
   GemmKernel kernel;
 #if defined(__x86_64__)
-  if (isa == GemmIsa::kAmx && dtype != DType::kF16) {
+  if (isa == GemmIsa::kAmx) {
     // Measured on Granite Rapids (48 KiB and 2 MiB of cache a core), the products of a step of GPT-2.
     kernel = {.rows = kAmxRows, .columns = kAmxColumns, .pairs = true};
     kernel.amx = true;
-    if (dtype == DType::kF32) {
+    kernel.pieces = amx_pieces(dtype);
+    kernel.step_unit = kernel.pieces * kAmxSteps;
+    if (kernel.pieces > 1) {
       // Each load serves six times the products it does in bf16: sums stay in registers for a whole chunk (in turns of
       // 240 steps: 5 % slower), and what costs are passes over B, three times as large.
-      kernel.pieces = kAmxPieces;
-      kernel.tile = amx_tile_f32;
-      kernel.step_unit = kAmxPieces * kAmxSteps;
+      kernel.tile = dtype == DType::kF32 ? amx_tile_f32 : amx_tile_f16;
       kernel.max_steps = 768;  // 1,152 to 1,536: 14 % slower
       kernel.part_words = 192 << 10;
       kernel.least_rows = 256;
@@ -290,7 +290,6 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
     // lines of B and C that come and go all at once make it slower, spread over a tile's time faster.
     kernel.tile = amx_tile;
     kernel.lying = true;
-    kernel.step_unit = kAmxSteps;
     kernel.turn_steps = 256;
     kernel.max_steps = 1536;
     kernel.many_steps = 512;  // sums kept between chunks cost less than more passes over B for smaller parts of A
@@ -313,8 +312,7 @@ GemmKernel gemm_kernel(GemmIsa isa, DType dtype) {
   };
 #if defined(__x86_64__)
   if (isa == GemmIsa::kAvx512Bf16 && dtype == DType::kBf16) return with(6, 64, true, tile_avx512_bf16);
-  if (isa == GemmIsa::kAmx || isa == GemmIsa::kAvx512Bf16 || isa == GemmIsa::kAvx512)
-    return with(6, 64, false, tile_avx512);
+  if (isa == GemmIsa::kAvx512Bf16 || isa == GemmIsa::kAvx512) return with(6, 64, false, tile_avx512);
   if (isa == GemmIsa::kAvx2) return with(6, 16, false, tile_avx2);
 #endif
   RT_CHECK(isa == GemmIsa::kBaseline, "gemm_kernel: an instruction set of another machine, {}", dtype_name(dtype));

@@ -4,7 +4,7 @@
 // A panel of A holds `rows` rows of it, a panel of B `columns` columns, both as [steps][rows or columns] words of 32
 // bits: a step is one element of the sum in float, or two neighbours of it in bf16 (what vdpbf16ps multiplies at once).
 // What a panel has beyond the matrix is zero, so tiles are always whole. AMX has panels of its own (gemm_amx.h), where
-// two neighbours of a sum of floats take three steps.
+// two neighbours of a sum of floats take three steps, of f16 two.
 
 #include <cstdint>
 
@@ -12,9 +12,8 @@
 
 namespace cairn::kernels {
 
-/// The instruction sets there are kernels for. kAvx512Bf16 differs from kAvx512 in bf16 alone, which it multiplies as
-/// it is, kAmx in float too, which it multiplies as sums of bf16; the others convert what is not float when they pack
-/// it.
+/// The instruction sets there are kernels for. They convert what is not float when they pack it; but kAvx512Bf16
+/// multiplies bf16 as it is, and kAmx everything as sums of bf16.
 enum class GemmIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 bool gemm_isa_runs(GemmIsa isa);
 /// The one that is used on this machine: fixed, for timing would change bits.

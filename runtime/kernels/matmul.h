@@ -39,12 +39,12 @@ struct MatmulArgs {
   std::span<const MatmulStretch> stretches;
 };
 
-/// Own kernels: AMX for bf16 and f32, AVX-512 (with bf16 where that is fast), AVX2 or plain; what has no instructions
-/// for its type is multiplied as float. The choice is fixed per machine. An element's bits depend on its row of A, its
+/// Own kernels: AMX, AVX-512 (with bf16 where that is fast), AVX2 or plain; what these have no instructions for is
+/// multiplied as float. The choice is fixed per machine. An element's bits depend on its row of A, its
 /// column of B and how the sum is cut alone.
-/// AMX multiplies floats as sums of three bf16 each (gemm_amx.h): with errors as of multiply-adds of floats or smaller,
-/// but of operands and of their products what is below 2^-110 loses digits, below 2^-126 is zero, and infinities and
-/// what is above 3.38e38 become NaN.
+/// AMX multiplies f32 as sums of three bf16 each, f16 of two (gemm_amx.h): with errors as of multiply-adds of floats or
+/// smaller, but of operands and of their products what is below 2^-110 loses digits, below 2^-126 is zero, and
+/// infinities and what is above 3.38e38 become NaN.
 void matmul(const MatmulArgs& args);
 
 }  // namespace cairn::kernels

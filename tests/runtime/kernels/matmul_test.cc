@@ -276,11 +276,12 @@ TEST_SUITE("runtime/kernels/matmul") {
     for (const int rounds : good) CHECK(rounds == 50);
   }
 
-  TEST_CASE("floats as sums of bf16 keep as many digits as multiply-adds of floats do") {
+  TEST_CASE_TEMPLATE("sums of bf16 keep as many digits as multiply-adds of floats do", T, float, f16) {
     if (!kernels::gemm_isa_runs(GemmIsa::kAmx)) {
       MESSAGE("not on this machine");
       return;
     }
+    constexpr bool kWide = std::is_same_v<T, float>;
     struct Input {
       std::string what;
       std::function<float(float x, float y)> make;  // of two normal values
@@ -288,9 +289,10 @@ TEST_SUITE("runtime/kernels/matmul") {
     const std::vector<Input> inputs = {
         {"normal values", [](float x, float) { return x; }},
         {"of one sign: nothing cancels", [](float x, float) { return std::fabs(x); }},
-        {"of every size from 2^-30 to 2^30", [](float x, float y) { return x * std::exp2(8 * y); }},
-        {"small", [](float x, float) { return x * 1e-12f; }},
-        {"a bf16 and the last bit of a float", [](float x, float) { return x < 0 ? 1.0f + 0x1p-23f : -1.0f; }},
+        {"of every size", [](float x, float y) { return x * std::exp2((kWide ? 8.0f : 3.0f) * y); }},
+        {"small", [](float x, float) { return x * (kWide ? 1e-12f : 1e-4f); }},
+        {"a bf16 and the last bit",
+         [](float x, float) { return x < 0 ? 1.0f + (kWide ? 0x1p-23f : 0x1p-10f) : -1.0f; }},
     };
     const int64_t m = 40, n = 72;
     for (const int64_t k : {1, 7, 64, 500, 1100}) {
@@ -298,17 +300,17 @@ TEST_SUITE("runtime/kernels/matmul") {
         CAPTURE(k);
         CAPTURE(input.what);
         const auto made = [&](const std::string& name, int64_t count) {
-          auto x = normals<float>(name, count);
-          const auto y = normals<float>(name + " size", count);
-          for (size_t i = 0; i < x.size(); ++i) x[i] = input.make(x[i], y[i]);
-          return x;
+          const auto x = normals<float>(name, count), y = normals<float>(name + " size", count);
+          std::vector<T> out(x.size());
+          for (size_t i = 0; i < x.size(); ++i) kernels::store_f32(&out[i], input.make(x[i], y[i]));
+          return out;
         };
         const auto a = made("a", m * k), b = made("b", k * n);
         std::vector<double> wanted(m * n, 0.0), sizes(m * n, 0.0);
         for (int64_t i = 0; i < m; ++i) {
           for (int64_t l = 0; l < k; ++l) {
             for (int64_t j = 0; j < n; ++j) {
-              const double term = static_cast<double>(a[i * k + l]) * b[l * n + j];
+              const double term = static_cast<double>(to_f32(a[i * k + l])) * to_f32(b[l * n + j]);
               wanted[i * n + j] += term;
               sizes[i * n + j] += std::fabs(term);
             }
@@ -317,8 +319,17 @@ TEST_SUITE("runtime/kernels/matmul") {
         /// The root of the mean square, and the largest, in units of a float's rounding of the sum of all sizes.
         const auto error = [&](GemmIsa isa) {
           std::vector<float> c(m * n);
-          kernels::matmul_packed(
-              {.m = m, .n = n, .k = k, .a = a.data(), .lda = k, .b = b.data(), .ldb = n, .c = c.data(), .ldc = n}, isa);
+          kernels::matmul_packed({.m = m,
+                                  .n = n,
+                                  .k = k,
+                                  .a = a.data(),
+                                  .lda = k,
+                                  .b = b.data(),
+                                  .ldb = n,
+                                  .c = c.data(),
+                                  .ldc = n,
+                                  .ab_dtype = DTypeOf<T>::value},
+                                 isa);
           double squares = 0, largest = 0;
           for (int64_t i = 0; i < m * n; ++i) {
             const double e = std::fabs(c[i] - wanted[i]) / sizes[i] * 0x1p24;
@@ -336,7 +347,7 @@ TEST_SUITE("runtime/kernels/matmul") {
     }
   }
 
-  TEST_CASE_TEMPLATE("no finite number comes of what is not, and nothing spreads to other rows", T, float, bf16) {
+  TEST_CASE_TEMPLATE("no finite number comes of what is not, and nothing spreads to other rows", T, float, bf16, f16) {
     const int64_t m = 40, n = 50, k = 70, row = 17;
     for (const float bad : {INFINITY, -INFINITY, NAN}) {
       auto a = normals<T>("a", m * k);
@@ -365,7 +376,7 @@ TEST_SUITE("runtime/kernels/matmul") {
     }
   }
 
-  TEST_CASE_TEMPLATE("the same bits whoever takes which part and panel", T, float, bf16) {
+  TEST_CASE_TEMPLATE("the same bits whoever takes which part and panel", T, float, bf16, f16) {
     struct Shape {
       int64_t m, n, k;
       bool trans_a;
