@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int64_t kVersion = 3;  // 1: layers and collectives apart; 2: pipelines that were not full
+constexpr int64_t kVersion = 4;  // 1: layers and collectives apart; 2: pipelines not full; 3: slower floats
 
 json to_json(const StepParts& p) { return {p.forward, p.backward, p.pipeline, p.reduce, p.optimizer, p.other}; }
 
