@@ -71,6 +71,22 @@ void check_product(const Case& t, const Product& product = matmul) {
   }
 }
 
+/// C[m, n] = A[m, k] B[k, n], nothing between rows.
+template <typename AB>
+MatmulArgs dense(int64_t m, int64_t n, int64_t k, const std::vector<AB>& a, const std::vector<AB>& b,
+                 std::vector<float>& c) {
+  return {.m = m,
+          .n = n,
+          .k = k,
+          .a = a.data(),
+          .lda = k,
+          .b = b.data(),
+          .ldb = n,
+          .c = c.data(),
+          .ldc = n,
+          .ab_dtype = DTypeOf<AB>::value};
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/kernels/matmul") {
@@ -316,20 +332,10 @@ TEST_SUITE("runtime/kernels/matmul") {
             }
           }
         }
-        /// The root of the mean square, and the largest, in units of a float's rounding of the sum of all sizes.
+        // The root of the mean square, and the largest, in units of a float's rounding of the sum of all sizes.
         const auto error = [&](GemmIsa isa) {
           std::vector<float> c(m * n);
-          kernels::matmul_packed({.m = m,
-                                  .n = n,
-                                  .k = k,
-                                  .a = a.data(),
-                                  .lda = k,
-                                  .b = b.data(),
-                                  .ldb = n,
-                                  .c = c.data(),
-                                  .ldc = n,
-                                  .ab_dtype = DTypeOf<T>::value},
-                                 isa);
+          kernels::matmul_packed(dense(m, n, k, a, b, c), isa);
           double squares = 0, largest = 0;
           for (int64_t i = 0; i < m * n; ++i) {
             const double e = std::fabs(c[i] - wanted[i]) / sizes[i] * 0x1p24;
@@ -353,20 +359,9 @@ TEST_SUITE("runtime/kernels/matmul") {
       auto a = normals<T>("a", m * k);
       const auto b = normals<T>("b", k * n);
       std::vector<float> before(m * n), after(m * n);
-      MatmulArgs args{.m = m,
-                      .n = n,
-                      .k = k,
-                      .a = a.data(),
-                      .lda = k,
-                      .b = b.data(),
-                      .ldb = n,
-                      .c = before.data(),
-                      .ldc = n,
-                      .ab_dtype = DTypeOf<T>::value};
-      matmul(args);
+      matmul(dense(m, n, k, a, b, before));
       kernels::store_f32(&a[row * k + 33], bad);
-      args.c = after.data();
-      matmul(args);
+      matmul(dense(m, n, k, a, b, after));
       for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < n; ++j) {
           const float x = after[i * n + j];
