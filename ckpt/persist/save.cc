@@ -284,7 +284,7 @@ class PartWriter {
               sums = add_word_sums(sums, word_sums(pass.data(), std::ssize(pass) / 4, (at + from) / 4));
             report.hash_seconds += seconds_since(hash_start);
           }
-          if (from + kPassBytes >= bytes) fetch_begin(i, at + bytes);
+          ahead_ = next_pass(i, at + from + std::ssize(pass));
           const int64_t packed = std::clamp<int64_t>(direct - from, 0, std::ssize(pass));  // from here on
           RT_TRY(pack(shard.offset + at + from + packed, pass.subspan(packed)));
         }
@@ -385,18 +385,15 @@ class PartWriter {
     return coded_->write(report.manifest, part_, shards_, before, put_pages);
   }
 
-  /// Asks for the first page of what is hashed next, shard `i` from `at` on or the shard behind it, while this is
-  /// copied: with small shards the wait for it would be a tenth of all hashing.
-  void fetch_begin(size_t i, int64_t at) const {
-    const bool here = at < shards_[i].bytes;
-    if (!here && i + 1 == shards_.size()) return;
-    const std::byte* const next = part_.shards[here ? i : i + 1].data;
-    if (next == nullptr) return;
-    constexpr int64_t kLineBytes = 64;
-    const int64_t bytes = here ? shards_[i].bytes - at : shards_[i + 1].bytes;
-    for (int64_t line = 0; line < std::min(bytes, kIoAlign); line += kLineBytes) {
-      __builtin_prefetch(next + (here ? at : 0) + line, 0, 2);
+  /// What is looked at after shard `i` up to `at`.
+  std::span<const std::byte> next_pass(size_t i, int64_t at) const {
+    if (at >= shards_[i].bytes) {
+      if (++i == shards_.size()) return {};
+      at = 0;
     }
+    const std::byte* const next = part_.shards[i].data;
+    if (next == nullptr) return {};
+    return std::span(next + at, static_cast<size_t>(std::min(shards_[i].bytes - at, kPassBytes)));
   }
 
   // Payload of a small shard, or the ragged end of a large one.
@@ -426,7 +423,7 @@ class PartWriter {
       // Up to the next page that is not ours, or the end of the run.
       int64_t n = std::min(static_cast<int64_t>(bytes.size()), static_cast<int64_t>(run_.size()) - run_used_);
       n = std::min(n, layout_->next_page(offset / kIoAlign + 1) * kIoAlign - offset);
-      stream_copy(run_.data() + run_used_, bytes.first(static_cast<size_t>(n)));
+      stream_copy(run_.data() + run_used_, bytes.first(static_cast<size_t>(n)), ahead_);
       run_used_ += n;
       bytes = bytes.subspan(static_cast<size_t>(n));
       offset += n;
@@ -458,7 +455,8 @@ class PartWriter {
   BufferPool& runs_;
   IoTicket ticket_ = 0;
   std::vector<Late> late_;
-  std::span<std::byte> run_;  // what is being packed; empty: nothing
+  std::span<std::byte> run_;          // what is being packed; empty: nothing
+  std::span<const std::byte> ahead_;  // of what is hashed next, what has not been asked for yet
   int64_t run_begin_ = 0, run_used_ = 0;
 };
 

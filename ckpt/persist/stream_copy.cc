@@ -1,5 +1,6 @@
 #include "ckpt/persist/stream_copy.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -10,6 +11,11 @@
 namespace cairn::ckpt {
 
 void stream_copy(std::byte* to, std::span<const std::byte> from) {
+  std::span<const std::byte> nothing;
+  stream_copy(to, from, nothing);
+}
+
+void stream_copy(std::byte* to, std::span<const std::byte> from, [[maybe_unused]] std::span<const std::byte>& ahead) {
   const std::byte* at = from.data();
   size_t left = from.size();
 #if defined(__x86_64__)
@@ -22,6 +28,10 @@ void stream_copy(std::byte* to, std::span<const std::byte> from) {
     left -= head;
     // A whole line at once, or it would go to memory in parts. Wider registers are no faster here.
     for (; left >= kLine; to += kLine, at += kLine, left -= kLine) {
+      if (!ahead.empty()) {
+        _mm_prefetch(reinterpret_cast<const char*>(ahead.data()), _MM_HINT_T1);
+        ahead = ahead.subspan(std::min(kLine, ahead.size()));
+      }
       const auto* const in = reinterpret_cast<const __m128i*>(at);
       auto* const out = reinterpret_cast<__m128i*>(to);
       const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);

@@ -10,4 +10,8 @@ namespace cairn::ckpt {
 /// and target do not overlap.
 void stream_copy(std::byte* to, std::span<const std::byte> from);
 
+/// The same, and asks for what is read next: a line of `ahead`, which loses it, for each line copied. The wait for one
+/// and the stores of the other then go on side by side.
+void stream_copy(std::byte* to, std::span<const std::byte> from, std::span<const std::byte>& ahead);
+
 }  // namespace cairn::ckpt
