@@ -23,6 +23,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
+#include "ckpt/persist/checksum_bytes.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/save_plan.h"
@@ -241,8 +242,10 @@ int sparse(std::string_view name, const fs::path& dir) {
       data.hi = shard.box.hi;
       data.data = static_cast<const std::byte*>(zeros);
       data.bytes = shard.bytes;
-      for (int64_t begin = 0; begin < shard.bytes; begin += options.chunk_bytes)
-        data.hashes.push_back(hash_zeros(std::min(options.chunk_bytes, shard.bytes - begin)));
+      const int64_t elem_bytes = shard.bytes / shard.box.count_elems();
+      const int64_t step = checksum_bytes(shard.box, elem_bytes, options.chunk_bytes);
+      for (int64_t begin = 0; begin < shard.bytes; begin += step)
+        data.hashes.push_back(hash_zeros(std::min(step, shard.bytes - begin)));
       chunks += static_cast<int64_t>(data.hashes.size());
       ++shards;
       part.shards.push_back(std::move(data));

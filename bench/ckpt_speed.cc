@@ -12,7 +12,7 @@
 //   load     the newest: every byte, checksums compared, into memory that is aligned and touched
 //   load_cold  the same, through buffers that are not kept from command to command
 //   unverified  the same, checksums not compared
-//   columns  the middle quarter of the columns of each tensor, verified; `read` and `wanted` bytes
+//   columns  the second quarter of the columns of each tensor, verified; `read` and `wanted` bytes
 //   sparse   the same, checksums not compared
 //   beside   saves and removals for 4 seconds by a thread of the priority that the agent's has
 //   train    4 seconds of what a training does: products of small matrices, then passes over memory; `steps` done

@@ -13,7 +13,7 @@ touched before its clock starts; `cold load` is the first of a process:
   unverified        the same load without comparing
   small, small load the same in --small tensors (1 GiB)
   pair              two saves in flight at once
-  columns, sparse   the middle quarter of the columns, with and without verification: bytes read per byte wanted
+  columns, sparse   the second quarter of the columns, with and without verification: bytes read per byte wanted
   torch_save, dcp_save, torch_load, dcp_load   with --python; the same bytes, equal durability (torch_checkpoint.py)
 Removal of older checkpoints is timed apart; before each arm comes a sync, for a file system that discards removed blocks does it
 when it commits, in the time of whoever comes next. fio: of two settings, both with buffers in huge pages, the one with the better median;
@@ -38,6 +38,7 @@ parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--megabytes", type=int, default=2048)
 parser.add_argument("--files", type=int, default=4)
 parser.add_argument("--small", type=int, default=20000, help="tensors of the arm of many small ones; 0: leave it out")
+parser.add_argument("--columns", type=int, default=1024, help="float32 columns of the large tensors (default: %(default)s)")
 parser.add_argument("--python", default=None, help="an interpreter that has torch; without it, its arms are left out")
 parser.add_argument("--arms", default="save,persist,load,unverified,small,pair,columns,copy", help="of those: which (all)")
 parser.add_argument("--tiny", action="store_true", help="two rounds of 64 MiB without fio")
@@ -124,7 +125,7 @@ def ratio(ours: str, theirs: str) -> None:
 
 print(machine())
 with Scratch(args.scratch) as scratch:
-    large = Child(args.program, scratch.path / "large", args.megabytes, args.files)
+    large = Child(args.program, scratch.path / "large", args.megabytes, args.files, args.megabytes // 64, args.columns)
     small = Child(args.program, scratch.path / "small", small_megabytes, args.files, args.small) if args.small else None
     torch = None
     if args.python:

@@ -19,11 +19,9 @@ std::string key_of(const TensorEntry& tensor, const std::vector<int64_t>& lo, co
                      fmt::join(lo, ","), fmt::join(hi, ","));
 }
 
-Result<bool> same_bytes(const ShardData& data, const ShardEntry& saved, int64_t elem_bytes, int64_t chunk_bytes,
-                        ChunkEncoder& encoder, CodedChunk& coded) {
+Result<bool> same_bytes(const ShardData& data, const ShardEntry& saved, int64_t elem_bytes, ChunkEncoder& encoder,
+                        CodedChunk& coded) {
   if (data.data == nullptr || data.bytes != saved.bytes) return false;
-  if (saved.codec == Codec::kRaw && !data.hashes.empty() && chunk_bytes == saved.chunk_bytes)
-    return data.hashes == saved.hashes;
   for (size_t chunk = 0; chunk < saved.hashes.size(); ++chunk) {
     const int64_t at = static_cast<int64_t>(chunk) * saved.chunk_bytes;
     std::span<const std::byte> bytes(data.data + at,
@@ -62,8 +60,7 @@ Result<Unchanged> find_unchanged(const Manifest& skeleton, std::span<const Write
       const auto found = saved.find(key_of(tensor, data.lo, data.hi));
       bool same = false;
       if (found != saved.end()) {
-        RT_TRY_SET(same, same_bytes(data, *found->second, dtype_size_bytes(tensor.dtype), options.chunk_bytes, encoder,
-                                    coded));
+        RT_TRY_SET(same, same_bytes(data, *found->second, dtype_size_bytes(tensor.dtype), encoder, coded));
       }
       if (!same) {
         rest.shards.push_back(data);

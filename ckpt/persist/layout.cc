@@ -52,6 +52,9 @@ std::string layout_key(const Manifest& manifest, std::span<const ShardEntry> sha
   return key;
 }
 
+constexpr int64_t kHeaderBytes =
+    (int64_t{64} << 10) - 128;  // an attribute above this does not fit into an object header
+
 // Blocks of an object header are small; one that claims more is not what we look for.
 constexpr int64_t kMaxBlockBytes = int64_t{1} << 20;
 
@@ -120,8 +123,9 @@ Result<std::unique_ptr<FileLayout>> FileLayout::make(const Manifest& manifest, s
   out->key_ = layout_key(manifest, shards);
   RT_TRY(out->build(manifest, made_up));
   for (size_t i = 0; i < made_up.size(); ++i) {
-    const std::optional<Patch> patch =
-        out->find_attribute(out->headers_[i], "chunk_xxh3_64", as_value(made_up[i].hashes));
+    const std::span<const std::byte> value = as_value(made_up[i].hashes);
+    std::optional<Patch> patch = out->find_attribute(out->headers_[i], "chunk_xxh3_64", value);
+    if (!patch && std::ssize(value) > kHeaderBytes) patch = out->find_outside_headers(value);
     if (!patch) return out;
     out->patches_.push_back(*patch);
   }
@@ -188,10 +192,32 @@ std::optional<FileLayout::Patch> FileLayout::find_attribute(int64_t header, std:
   return std::nullopt;
 }
 
+// An attribute that is too large for an object header is a huge object of the fractal heap (III.G): one piece of the
+// file that holds the message and nothing else, and no checksum covers it. So its value is found by its bytes.
+std::optional<FileLayout::Patch> FileLayout::find_outside_headers(std::span<const std::byte> value) {
+  std::vector<std::byte> room(8 + kIoAlign), found(value.size());  // the end of the page before, and a page
+  int64_t before = -2;
+  for (const auto& [number, page] : image_->pages()) {
+    std::memcpy(room.data(), room.data() + kIoAlign, 8);
+    std::memcpy(room.data() + 8, page->data(), kIoAlign);
+    auto at = number == before + 1 ? room.begin() : room.begin() + 8;
+    before = number;
+    while ((at = std::search(at, room.end(), value.begin(), value.begin() + 8)) != room.end()) {
+      const int64_t offset = number * kIoAlign + (at - room.begin()) - 8;
+      if (!image_->get(offset, found).ok()) return std::nullopt;
+      if (std::equal(value.begin(), value.end(), found.begin()))
+        return Patch{offset, static_cast<int64_t>(value.size()), {}};
+      ++at;
+    }
+  }
+  return std::nullopt;
+}
+
 void FileLayout::put_value(const Patch& patch, std::span<const std::byte> value) {
   RT_CHECK(static_cast<int64_t>(value.size()) == patch.bytes, "{} bytes for an attribute of {}", value.size(),
            patch.bytes);
   image_->put(patch.offset, value);
+  if (patch.block.end == 0) return;
   std::vector<std::byte> block(static_cast<size_t>(patch.block.end - patch.block.begin - 4));
   RT_CHECK(image_->get(patch.block.begin, block).ok(), "an image in memory does not read");
   const uint32_t checksum = lookup3(block);

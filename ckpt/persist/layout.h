@@ -3,9 +3,10 @@
 //
 // libhdf5 takes some 0.1 ms a dataset, while the structure of a run's files is the same at every save but for the step
 // and the chunk hashes. So it is made once by libhdf5, with hashes that are made up; where each hash array and its
-// block's checksum lie is found by reading the object headers that libhdf5 wrote; and a save puts its numbers there.
-// The result is byte for byte what libhdf5 would have written (tests/ckpt/persist/layout_test.cc). A layout in which
-// that is not sure (hashes too many for an object header) says so, and is made anew by libhdf5 with the true numbers.
+// block's checksum lie is found by reading the object headers that libhdf5 wrote, or, of an array too large for one, by
+// looking for its bytes; and a save puts its numbers there. The result is byte for byte what libhdf5 would have written
+// (tests/ckpt/persist/layout_test.cc). A layout in which something was not found says so, and is made anew by libhdf5
+// with the true numbers.
 //
 // Threads: libhdf5 is serialised inside; otherwise a layout belongs to the save that uses it.
 
@@ -57,10 +58,11 @@ class FileLayout {
   };
   struct Patch {
     int64_t offset = 0, bytes = 0;  // of the attribute's value
-    Block block;
+    Block block;                    // that it lies in; empty: none, it is a huge object of a heap
   };
   Status build(const Manifest& manifest, std::span<const ShardEntry> shards);
   std::optional<Patch> find_attribute(int64_t header, std::string_view name, std::span<const std::byte> value);
+  std::optional<Patch> find_outside_headers(std::span<const std::byte> value);
   void put_value(const Patch& patch, std::span<const std::byte> value);
 
   std::string key_;

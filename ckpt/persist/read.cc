@@ -177,7 +177,8 @@ struct CheckpointReader::Impl {
         continue;
       }
       if (!copied)
-        std::memcpy(piece.dst, bytes.data() + (piece.offset - extent_offset), static_cast<size_t>(piece.bytes));
+        stream_copy(piece.dst,
+                    bytes.subspan(static_cast<size_t>(piece.offset - extent_offset), static_cast<size_t>(piece.bytes)));
     }
     return {};
   }
@@ -275,31 +276,49 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
     return a.task_bytes != b.task_bytes ? a.task_bytes < b.task_bytes : a.offset < b.offset;
   });
 
-  const auto alone_and_whole = [&](size_t i) {
-    const Piece& p = pieces[i];
-    return impl_->options.huge_pages && !p.coded && p.bytes == p.task_bytes && p.bytes >= kInPlaceBytes &&
-           (i == 0 || !same_task(pieces[i - 1], p)) && (i + 1 == pieces.size() || !same_task(p, pieces[i + 1]));
+  // Whole chunks that lie side by side in the file and are wanted side by side are read to where they belong, in one
+  // request. Returns where such a run from piece i on ends; i when there is none that is worth a request of its own.
+  const auto in_place_run = [&](size_t i) {
+    const auto whole = [&](size_t k) {
+      const Piece& p = pieces[k];
+      return !p.coded && p.bytes == p.task_bytes && (k == 0 || !same_task(pieces[k - 1], p)) &&
+             (k + 1 == pieces.size() || !same_task(p, pieces[k + 1]));
+    };
+    if (!impl_->options.huge_pages || !whole(i)) return i;
+    int64_t bytes = pieces[i].bytes;
+    size_t end = i + 1;
+    for (; end < pieces.size() && whole(end); ++end) {
+      const Piece& piece = pieces[end];
+      if (piece.file != pieces[i].file || piece.offset != pieces[i].offset + bytes ||
+          piece.dst != pieces[i].dst + bytes || bytes + piece.bytes > kMaxExtentBytes)
+        break;
+      bytes += piece.bytes;
+    }
+    return bytes >= kInPlaceBytes ? end : i;
   };
   std::optional<Decoding> decoding;  // after the pieces that its jobs look at
   if (any_coded) decoding.emplace(impl_->options.codec_threads);
   Decoding* const undo = decoding ? &*decoding : nullptr;
   int64_t bounced = 0;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if ((i == 0 || !same_task(pieces[i - 1], pieces[i])) && !alone_and_whole(i)) bounced += pieces[i].task_bytes;
+  for (size_t i = 0; i < pieces.size();) {
+    const size_t end = in_place_run(i);
+    if (end == i && (i == 0 || !same_task(pieces[i - 1], pieces[i]))) bounced += pieces[i].task_bytes;
+    i = std::max(i + 1, end);
   }
   ReadPipeline pipeline(impl_->options.window_bytes, impl_->buffers, bounced);
   for (size_t first = 0; first < pieces.size();) {
     const Piece& head = pieces[first];
-    const bool in_place = alone_and_whole(first);
-    int64_t end = head.task_offset + head.task_bytes;
-    size_t next = first + 1;
+    size_t next = in_place_run(first);
+    const bool in_place = next > first;
+    if (!in_place) next = first + 1;
+    int64_t end = pieces[next - 1].task_offset + pieces[next - 1].task_bytes;
     // Several small reads that lie close together are one request.
     while (!in_place && next < pieces.size() && pieces[next].file == head.file) {
       const Piece& piece = pieces[next];
       const int64_t new_end = std::max(end, piece.task_offset + piece.task_bytes);
       const bool same = same_task(pieces[next - 1], piece);
-      if (!same && (alone_and_whole(next) || piece.task_offset > end + impl_->options.coalesce_gap_bytes ||
-                    new_end - head.task_offset > kMaxExtentBytes))
+      if (!same && (piece.task_offset > end + impl_->options.coalesce_gap_bytes ||
+                    new_end - head.task_offset > kMaxExtentBytes || in_place_run(next) > next))
         break;
       impl_->stats.gap_bytes += std::max<int64_t>(0, piece.task_offset - end);
       end = new_end;

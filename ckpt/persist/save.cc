@@ -40,6 +40,7 @@
 #include <utility>
 
 #include "ckpt/format/checksum.h"
+#include "ckpt/persist/checksum_bytes.h"
 #include "ckpt/persist/coded_file.h"
 #include "ckpt/persist/incremental.h"
 #include "ckpt/persist/layout.h"
@@ -158,6 +159,12 @@ class BufferPool {
   size_t at_ = 0;
 };
 
+int64_t checksum_bytes_of(const Manifest& manifest, const ShardData& data, const SaveOptions& options) {
+  const auto tensor = static_cast<size_t>(data.tensor);
+  if (tensor >= manifest.tensors.size()) return options.chunk_bytes;  // told by the check of the manifest
+  return checksum_bytes(Box{data.lo, data.hi}, dtype_size_bytes(manifest.tensors[tensor].dtype), options.chunk_bytes);
+}
+
 // Whether the skeleton has the files and shards of these parts already, from the save before.
 bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options) {
   if (options.codec != Codec::kRaw || manifest.files.size() != parts.size()) return false;
@@ -168,8 +175,9 @@ bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, con
       if (index == manifest.shards.size()) return false;
       const ShardEntry& shard = manifest.shards[index++];
       if (shard.tensor != data.tensor || shard.file != static_cast<int64_t>(p) || shard.box.lo != data.lo ||
-          shard.box.hi != data.hi || shard.bytes != data.bytes || shard.chunk_bytes != options.chunk_bytes ||
-          shard.codec != Codec::kRaw || !data.hashes.empty() || (data.data == nullptr && !data.fill))
+          shard.box.hi != data.hi || shard.bytes != data.bytes ||
+          shard.chunk_bytes != checksum_bytes_of(manifest, data, options) || shard.codec != Codec::kRaw ||
+          !data.hashes.empty() || (data.data == nullptr && !data.fill))
         return false;
     }
   }
@@ -194,13 +202,13 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
       shard.box = Box{data.lo, data.hi};
       shard.offset = file.size_bytes;
       shard.bytes = data.bytes;
-      shard.chunk_bytes = options.chunk_bytes;
+      shard.chunk_bytes = checksum_bytes_of(manifest, data, options);
       if (data.bytes < 1 || data.bytes > kMaxTensorBytes || options.chunk_bytes < kMinChunkBytes)
         return invalid(fmt::format("{}: shard {} has {} bytes in chunks of {}", part.file_name, manifest.shards.size(),
                                    data.bytes, options.chunk_bytes));
       if (data.data == nullptr && !data.fill)
         return invalid(fmt::format("{}: shard {} has no bytes", part.file_name, manifest.shards.size()));
-      const int64_t chunks = (data.bytes + options.chunk_bytes - 1) / options.chunk_bytes;
+      const int64_t chunks = (data.bytes + shard.chunk_bytes - 1) / shard.chunk_bytes;
       if (!data.hashes.empty() && static_cast<int64_t>(data.hashes.size()) != chunks)
         return invalid(fmt::format("{}: shard {} comes with {} hashes, expected {}", part.file_name,
                                    manifest.shards.size(), data.hashes.size(), chunks));
@@ -248,7 +256,9 @@ class PartWriter {
       const ShardData& data = part_.shards[i];
       shard.offset = layout_->offsets()[i];
       uint64_t sums = 0;
-      for (int64_t at = 0, chunk = 0; at < shard.bytes; at += shard.chunk_bytes, ++chunk) {
+      const bool hashed = data.hashes.empty();
+      std::optional<StreamingHash> hash;  // of a chunk that is looked at in several passes
+      for (int64_t at = 0; at < shard.bytes; at += options.chunk_bytes) {
         const int64_t bytes = std::min(options.chunk_bytes, shard.bytes - at);
         RT_TRY(pace.before(bytes));
         std::span<const std::byte> payload;
@@ -268,27 +278,28 @@ class PartWriter {
           RT_TRY_SET(const IoTicket ticket, file_->submit_write(shard.offset + at, payload.data(), direct));
           if (data.data == nullptr) fills.writing(*file_, ticket);  // for the others finish() waits
         }
-        uint64_t* const hash_to = data.hashes.empty() ? &shard.hashes[static_cast<size_t>(chunk)] : nullptr;
-        std::optional<StreamingHash> hash;
-        if (hash_to != nullptr && bytes > kPassBytes) hash.emplace();
-        for (int64_t from = 0; from < bytes; from += kPassBytes) {
-          const std::span<const std::byte> pass = payload.subspan(from, std::min(kPassBytes, bytes - from));
-          if (hash_to != nullptr || data.word_sums) {
+        for (int64_t from = 0, n = 0; from < bytes; from += n) {
+          const int64_t chunk = (at + from) / shard.chunk_bytes, in_chunk = (at + from) % shard.chunk_bytes;
+          n = std::min({kPassBytes, bytes - from, shard.chunk_bytes - in_chunk});
+          const std::span<const std::byte> pass = payload.subspan(from, n);
+          const bool ends = in_chunk + n == shard.chunk_bytes || at + from + n == shard.bytes;
+          if (hashed || data.word_sums) {
             const auto hash_start = Clock::now();
-            if (hash) {
+            uint64_t& hash_to = shard.hashes[static_cast<size_t>(chunk)];
+            if (hashed && in_chunk == 0 && ends) {
+              hash_to = hash_bytes(pass);
+            } else if (hashed) {
+              if (!hash) hash.emplace();
               hash->update(pass);
-            } else if (hash_to != nullptr) {
-              *hash_to = hash_bytes(pass);
+              if (ends) hash_to = std::exchange(hash, std::nullopt)->digest();
             }
-            if (data.word_sums)
-              sums = add_word_sums(sums, word_sums(pass.data(), std::ssize(pass) / 4, (at + from) / 4));
+            if (data.word_sums) sums = add_word_sums(sums, word_sums(pass.data(), n / 4, (at + from) / 4));
             report.hash_seconds += seconds_since(hash_start);
           }
-          ahead_ = next_pass(i, at + from + std::ssize(pass));
-          const int64_t packed = std::clamp<int64_t>(direct - from, 0, std::ssize(pass));  // from here on
+          ahead_ = next_pass(i, at + from + n);
+          const int64_t packed = std::clamp<int64_t>(direct - from, 0, n);  // from here on
           RT_TRY(pack(shard.offset + at + from + packed, pass.subspan(packed)));
         }
-        if (hash) *hash_to = hash->digest();
       }
       RT_TRY(check_sums(part_, report.manifest, data, sums));
       report.payload_bytes += shard.bytes;

@@ -98,12 +98,23 @@ TEST_SUITE("ckpt/persist/layout") {
     }
   }
 
-  TEST_CASE("hash arrays too large for an object header are left to libhdf5") {
-    const FileShards first = file_of({{"big", "weight", DType::kF32, {10'000, 1024}, 1}}, 4096, 7, 1);
-    auto layout = FileLayout::make(first.manifest, first.shards).value();
-    CHECK_FALSE(layout->patchable());
-    REQUIRE(layout->fill_in(first.manifest, first.shards).ok());
-    CHECK((bytes_of(layout->image()) == by_libhdf5(first)));
+  TEST_CASE("hash arrays too large for an object header are patched where HDF5 put them") {
+    for (const int64_t rows : {int64_t{8190}, int64_t{8191}, int64_t{8192}, int64_t{10'000}, int64_t{70'001}}) {
+      CAPTURE(rows);
+      std::vector<TensorSpec> specs = small_specs();
+      specs.push_back({"big", "weight", DType::kF32, {rows, 1024}, 1});
+      specs.push_back({"other", "weight", DType::kF32, {12'000, 1024}, 1});
+      const FileShards first = file_of(specs, 4096, 7, 1);
+      auto layout = FileLayout::make(first.manifest, first.shards).value();
+      CHECK(layout->patchable());
+      for (const auto& [step, seed] : {std::pair<int64_t, uint64_t>{7, 1}, {123456789012345, 2}}) {
+        const FileShards file = file_of(specs, 4096, step, seed);
+        REQUIRE(layout->fill_in(file.manifest, file.shards).ok());
+        const std::vector<std::byte> patched = bytes_of(layout->image()), written = by_libhdf5(file);
+        REQUIRE(patched.size() == written.size());
+        CHECK(std::ranges::mismatch(patched, written).in1 == patched.end());
+      }
+    }
   }
 
   TEST_CASE("lookup3 is the one that libhdf5 stores: the superblock of an empty file") {

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 
+#include "ckpt/plan/load_plan.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/store/uring_backend.h"
+#include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
 #include "tests/support/temp_dir.h"
 
@@ -22,7 +24,8 @@ std::vector<TensorSpec> specs() {
   return {{"a", "weight", DType::kF32, {300, 257}, 3},
           {"b", "weight", DType::kBf16, {17}, 1},
           {"c", "weight", DType::kU8, {1'000'003}, 2},
-          {"d", "weight", DType::kF32, {}, 1}};
+          {"d", "weight", DType::kF32, {}, 1},
+          {"e", "weight", DType::kF32, {6, 32'768}, 2}};  // rows of eight chunks
 }
 
 // Reads random ranges of random shards and compares each with the file's own bytes.
@@ -150,6 +153,63 @@ TEST_SUITE("ckpt/persist/read") {
       CHECK(reader.value().stats().read_bytes >= payload_bytes(m));
       CHECK(reader.value().stats().read_bytes <= payload_bytes(m) + gaps);
     }
+  }
+
+  TEST_CASE("who reads some of the columns of long rows reads their chunks and no others, each verified") {
+    const std::vector<TensorSpec> wide = {{"w", "weight", DType::kF32, {24, 65'536}, 2},
+                                          {"narrow", "weight", DType::kF32, {40, 24}, 1},
+                                          {"e", "weight", DType::kBf16, {3, 64, 2048}, 1}};
+    const TestState state = make_state(12, 3, 1, wide);
+    MemoryBackend disk;
+    REQUIRE(save(disk, "/ck", state, {}).ok());
+    const fs::path dir = "/ck/step-00000012";
+    const auto read_columns = [&](size_t t, Box box) -> Result<std::pair<std::vector<std::byte>, ReadStats>> {
+      RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(disk, dir));
+      const TensorEntry& tensor = reader.manifest().tensors[t];
+      const WantedBox wanted{tensor.kind, tensor.name, box};
+      RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(std::span(&wanted, 1)));
+      std::vector<std::byte> out(static_cast<size_t>(box.count_elems() * dtype_size_bytes(tensor.dtype)));
+      std::vector<ReadRange> ranges;
+      for (const LoadRead& read : reads)
+        ranges.push_back({read.file, read.offset, read.bytes, out.data() + read.target_offset});
+      RT_TRY(reader.read_ranges(ranges));
+      return std::pair(std::move(out), reader.stats());
+    };
+    const auto expected = [&](size_t t, const Box& box) {
+      return cut(state.tensors[t], wide[t].shape, box, dtype_size_bytes(wide[t].dtype));
+    };
+    for (const int64_t parts : {2, 4, 8}) {
+      for (int64_t part = 0; part < parts; ++part) {
+        const Box columns{{0, 65'536 * part / parts}, {24, 65'536 * (part + 1) / parts}};
+        const auto got = read_columns(0, columns);
+        REQUIRE_MESSAGE(got.ok(), got.error().message);
+        CHECK((got.value().first == expected(0, columns)));
+        CHECK(got.value().second.read_bytes == got.value().second.wanted_bytes);
+        const Box middle{{0, 64 * part / parts, 0}, {3, 64 * (part + 1) / parts, 2048}};
+        const auto experts = read_columns(2, middle);
+        REQUIRE(experts.ok());
+        CHECK((experts.value().first == expected(2, middle)));
+        CHECK(experts.value().second.read_bytes == experts.value().second.wanted_bytes);
+      }
+    }
+
+    // A flipped bit is found by who reads its columns, named by its chunk, and by nobody else.
+    const Manifest m = read_manifest(disk, dir).value();
+    const ShardEntry& shard = m.shards[0];
+    REQUIRE(shard.chunk_bytes == 16 << 10);
+    const fs::path file = dir / m.files[0].name;
+    std::string bytes = read_file(disk, file, int64_t{1} << 30).value();
+    bytes[static_cast<size_t>(shard.offset + 3 * 262'144 + 70'000)] ^= 1;  // row 3, column 17,500
+    REQUIRE((disk.remove_file(file).ok() && write_file(disk, file, bytes).ok()));
+    const auto damaged = read_columns(0, Box{{0, 16'384}, {24, 32'768}});
+    REQUIRE_FALSE(damaged.ok());
+    CHECK(damaged.error().code == ErrorCode::kCorrupt);
+    CHECK(damaged.error().message.find("chunk 52 of 192") != std::string::npos);
+    CHECK(read_columns(0, Box{{0, 0}, {24, 16'384}}).ok());
+    CHECK(read_columns(0, Box{{4, 0}, {24, 65'536}}).ok());
+    const VerifyReport report = verify_checkpoint(disk, dir).value();
+    REQUIRE(report.damages.size() == 1);
+    CHECK(report.damages[0].chunk == 52);
   }
 
   TEST_CASE("a range outside every shard is refused, whatever its numbers") {
