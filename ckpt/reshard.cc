@@ -15,6 +15,7 @@
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/shared_order.h"
 #include "ckpt/tensors/box_stream.h"
 #include "runtime/core/random.h"
 
@@ -28,6 +29,7 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 
 /// How memory_bytes is spent.
 struct Budget {
+  int64_t memory_bytes;
   int64_t window_bytes;  // target bytes held, with the plan of reading them
   int64_t reader_bytes;  // reads in flight
   int64_t fill_bytes;    // chunks on their way to the disk
@@ -37,12 +39,23 @@ struct Budget {
   // what rounding to huge pages adds.
   static constexpr int64_t kFixedBytes = int64_t{12} << 20;
 
-  explicit Budget(int64_t memory) : chunk_bytes(64 << 10) {
+  explicit Budget(int64_t memory) : memory_bytes(memory), chunk_bytes(64 << 10) {
     const int64_t payload = std::max(memory - kFixedBytes, memory / 2);
     window_bytes = payload / 2;
     reader_bytes = payload / 8;
     fill_bytes = payload / 8;
     while (chunk_bytes < int64_t{4} << 20 && chunk_bytes * 2 <= fill_bytes / 4) chunk_bytes *= 2;
+  }
+
+  /// How `files` files of a state are written side by side. Small bands lie in one window mostly, so that few chunks
+  /// are read for two; but each of their steps takes memory, of which a sixteenth of all may go for that.
+  SharedOrderLimits order_limits(int64_t state_bytes, size_t files, int64_t commit_bytes) const {
+    constexpr int64_t kBandsInWindow = 8, kStepMemoryBytes = 160, kLeastStepBytes = int64_t{512} << 10;
+    const int64_t steps = std::max<int64_t>(1, memory_bytes / 16 / kStepMemoryBytes);
+    const auto at_once = static_cast<int64_t>(std::min(files, kOpenFiles));
+    return {.band_bytes = std::max({window_bytes / kBandsInWindow, chunk_bytes, state_bytes / steps * at_once}),
+            .step_bytes = std::min(chunk_bytes, kLeastStepBytes),
+            .commit_bytes = commit_bytes};
   }
 
   /// A chunk is read whole, or its checksum could not be compared.
@@ -84,6 +97,89 @@ Result<uint64_t> key_of(const Manifest& source, const Manifest& target, std::spa
   }
   return std::max<uint64_t>(1, hash_bytes(text));
 }
+
+constexpr int64_t kCommitBytes = int64_t{1} << 30;         // files are made durable when they have so many
+constexpr int64_t kSharedCommitBytes = int64_t{16} << 30;  // or so many, or half of all, when they are written together
+
+// What the target's shards are filled from: items of a stream, in the order in which the save asks for them.
+class Fills {
+ public:
+  Fills(CheckpointReader& reader, const LoadPlanner& planner, const StreamOptions& stream,
+        const ReshardOptions& options)
+      : options_(options), manifest_(reader.manifest()), planner_(planner), stream_(reader, planner, items_, stream) {}
+  Fills(const Fills&) = delete;
+
+  /// Gives each shard of `parts` its fill(); `order` as the save's. All this outlives the save.
+  void add(const Manifest& target, const std::vector<WriteStep>& order, std::vector<WriterPart>& parts) {
+    size_t shards = 0;
+    for (const WriterPart& part : parts) shards += part.shards.size();
+    items_.reserve(order.size() + shards);
+    owners_.reserve(order.size() + shards);
+    struct Cursor {
+      size_t shard = 0;
+      int64_t at = 0;
+      StreamItem item;  // of the shard
+    };
+    std::vector<Cursor> cursors(parts.size());
+    const auto put = [&](size_t p, int64_t end) {
+      Cursor& cursor = cursors[p];
+      const ShardData& shard = parts[p].shards[cursor.shard];
+      if (cursor.at == 0) {
+        const TensorEntry& tensor = target.tensors[static_cast<size_t>(shard.tensor)];
+        cursor.item = stream_item(manifest_, planner_.find(tensor.kind, tensor.name), Box{shard.lo, shard.hi});
+      }
+      cursor.item.begin = cursor.at;
+      cursor.item.bytes = end - cursor.at;
+      items_.push_back(cursor.item);
+      owners_.emplace_back(static_cast<int32_t>(p), static_cast<int32_t>(cursor.shard));
+      all_bytes_ += cursor.item.bytes;
+      cursor.at = end;
+    };
+    const auto go = [&](size_t p, size_t last, int64_t end) {
+      Cursor& cursor = cursors[p];
+      for (; cursor.shard < last; ++cursor.shard, cursor.at = 0) put(p, parts[p].shards[cursor.shard].bytes);
+      if (end > cursor.at) put(p, end);
+    };
+    for (const WriteStep& step : order) go(static_cast<size_t>(step.part), static_cast<size_t>(step.shard), step.end);
+    for (size_t p = 0; p < parts.size() && order.empty(); ++p) go(p, parts[p].shards.size(), 0);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      for (size_t s = 0; s < parts[p].shards.size(); ++s) {
+        const std::pair owner(static_cast<int32_t>(p), static_cast<int32_t>(s));
+        parts[p].shards[s].fill = [this, owner](int64_t offset, std::span<std::byte> out) {
+          return fill(owner, offset, out);
+        };
+      }
+    }
+  }
+
+  int64_t windows() const { return stream_.windows(); }
+
+ private:
+  using Owner = std::pair<int32_t, int32_t>;  // part and shard
+
+  Status fill(Owner owner, int64_t offset, std::span<std::byte> out) {
+    // What is asked for comes in order, but for files that were taken over and are not asked for.
+    for (; next_ < items_.size(); passed_bytes_ += items_[next_++].bytes) {
+      const StreamItem& item = items_[next_];
+      if (owners_[next_] == owner && offset >= item.begin && offset < item.begin + item.bytes) break;
+    }
+    RT_CHECK(next_ < items_.size(), "byte {} of shard {} of part {} is out of order", offset, owner.second,
+             owner.first);
+    const int64_t within = offset - items_[next_].begin;
+    RT_TRY(stream_.copy(static_cast<int64_t>(next_), within, out));
+    if (options_.progress) options_.progress(passed_bytes_ + within + std::ssize(out), all_bytes_);
+    return {};
+  }
+
+  const ReshardOptions& options_;
+  const Manifest& manifest_;
+  const LoadPlanner& planner_;
+  std::vector<StreamItem> items_;
+  std::vector<Owner> owners_;  // of the items
+  BoxStream stream_;
+  size_t next_ = 0;
+  int64_t passed_bytes_ = 0, all_bytes_ = 0;
+};
 
 std::string new_run_id() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -134,24 +230,9 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   const StateIndex index(target.tensors, kinds.value());
 
   const LoadPlanner planner(source);
-  const int64_t total_bytes = payload_bytes(source);
-  std::vector<StreamItem> targets;
-  BoxStream stream(reader, planner, targets,
-                   {.memory_bytes = budget.window_bytes, .ahead = options.source_io != nullptr});
-  int64_t planned_bytes = 0;
   const auto add = [&](WriterPart& part, int64_t tensor, const Box& box) {
-    const TensorEntry& entry = skeleton.tensors[static_cast<size_t>(tensor)];
-    const auto item = static_cast<int64_t>(targets.size());
-    const int64_t before = planned_bytes;
-    targets.push_back(stream_item(source, planner.find(entry.kind, entry.name), box));
-    ShardData shard{.tensor = tensor, .lo = box.lo, .hi = box.hi, .bytes = targets.back().bytes};
-    shard.fill = [&stream, &options, item, before, total_bytes](int64_t offset, std::span<std::byte> out) -> Status {
-      RT_TRY(stream.copy(item, offset, out));
-      if (options.progress) options.progress(before + offset + static_cast<int64_t>(out.size()), total_bytes);
-      return {};
-    };
-    planned_bytes += targets.back().bytes;
-    part.shards.push_back(std::move(shard));
+    const int64_t bytes = box.count_elems() * dtype_size_bytes(skeleton.tensors[static_cast<size_t>(tensor)].dtype);
+    part.shards.push_back({.tensor = tensor, .lo = box.lo, .hi = box.hi, .bytes = bytes});
   };
 
   std::vector<WriterPart> parts;
@@ -170,13 +251,21 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
     if (!part.shards.empty()) parts.push_back(std::move(part));
   }
 
+  // Ranks of more tp than the source has want the same chunks.
+  const bool shared = target.mesh.tp() > source.mesh.tp && options.codec == Codec::kRaw;
+  const int64_t total_bytes = payload_bytes(source);
   SaveOptions save;
+  save.commit_bytes = options.commit_bytes;
+  if (save.commit_bytes == 0) save.commit_bytes = shared ? std::max(kSharedCommitBytes, total_bytes / 2) : kCommitBytes;
+  if (shared) save.order = shared_order(parts, budget.order_limits(total_bytes, parts.size(), save.commit_bytes));
+  Fills fills(reader, planner, {.memory_bytes = budget.window_bytes, .ahead = options.source_io != nullptr}, options);
+  fills.add(skeleton, save.order, parts);
+
   save.chunk_bytes = budget.chunk_bytes;
   save.fill_bytes = budget.fill_bytes;
   save.replace_existing = options.replace_existing;
   save.cancel = options.cancel;
   save.codec = options.codec;
-  save.commit_bytes = options.commit_bytes;
   RT_TRY_SET(const uint64_t key, key_of(source, skeleton, parts, budget.chunk_bytes, options.codec));
   RT_TRY_SET(save.resume_from, find_unfinished(io, target_checkpoints_dir, source.step, key,
                                                options.alive ? options.alive : may_be_alive, &report.cleaned));
@@ -187,7 +276,7 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   report.payload_bytes = saved.payload_bytes;
   report.taken_files = saved.taken_files;
   report.taken_bytes = saved.taken_bytes;
-  report.windows = stream.windows();
+  report.windows = fills.windows();
   report.read_bytes = reader.stats().read_bytes;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

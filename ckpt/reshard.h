@@ -5,8 +5,8 @@
 //
 //   1. Read the source's manifest; compare its tensors with the model of the target plan.
 //   2. Lay out the target: file r holds what rank r of the target plan would save.
-//   3. Fill the target's files in order from windows of the source (box_stream.h), the next one being read while this
-//      one is written.
+//   3. Fill the target's files from windows of the source (box_stream.h), the next one being read while this one is
+//      written: in order, or side by side where several want the same chunks (shared_order.h).
 //   4. Commit, by save_checkpoint's protocol: on any error, or a kill at any instant, the source is untouched and the
 //      target folder has the old step or the new one, whole. Started again, it takes over the files that were durable
 //      (when each byte of them holds) and removes the rest of what a dead one has left.
@@ -39,7 +39,9 @@ struct ReshardOptions {
   /// Reads of the source go here, on a thread of their own, so that they overlap the writes; used by nobody else
   /// meanwhile. Null: `io` does both, in turns.
   IoBackend* source_io = nullptr;
-  int64_t commit_bytes = int64_t{1} << 30;     // files are made durable at the latest after so many
+  /// Files are made durable once they have so many. 0: 1 GiB; 16 GiB, or half of the state, where the target has more
+  /// tp than the source: files of several ranks are then written side by side, since they want the same chunks.
+  int64_t commit_bytes = 0;
   std::function<bool(const WriterId&)> alive;  // whose work directories are let alone; empty: may_be_alive
 };
 

@@ -64,7 +64,6 @@ constexpr int64_t kDirectBytes = int64_t{512} << 10;  // smaller shards: a copy 
 constexpr int64_t kRunBytes = int64_t{4} << 20;       // of packed shards, and of structure
 constexpr int64_t kRuns = 15;                         // below 60 MiB the disk's queue is not always full
 constexpr int64_t kPassBytes = int64_t{128} << 10;    // hashed, summed and packed while the cache of a core holds them
-constexpr size_t kOpenFiles = 16;  // committed together: a sync while others write waits for them, and they for it
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
 constexpr int64_t round_up(int64_t n) { return round_down(n + kIoAlign - 1); }
@@ -248,64 +247,37 @@ class PartWriter {
     }
   }
 
-  /// Step 2b. Returns when all is on its way.
-  Status write_payload(const SaveOptions& options, Pace& pace, BufferPool& fills, SaveReport& report) {
-    if (coded_) return write_coded(pace, report);
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      ShardEntry& shard = shards_[i];
-      const ShardData& data = part_.shards[i];
-      shard.offset = layout_->offsets()[i];
-      uint64_t sums = 0;
-      const bool hashed = data.hashes.empty();
-      std::optional<StreamingHash> hash;  // of a chunk that is looked at in several passes
-      for (int64_t at = 0; at < shard.bytes; at += options.chunk_bytes) {
-        const int64_t bytes = std::min(options.chunk_bytes, shard.bytes - at);
+  /// Step 2b from where the last call ended up to byte `end` of shard `last` (behind the last shard: all of it).
+  /// Returns when that is on its way.
+  Status write_payload(int64_t last, int64_t end, const SaveOptions& options, Pace& pace, BufferPool& fills,
+                       SaveReport& report) {
+    if (coded_) {
+      RT_CHECK(last == std::ssize(shards_), "a coded file is written at once");
+      shard_ = last;
+      return write_coded(pace, report);
+    }
+    while (shard_ < std::ssize(shards_) && (shard_ < last || (shard_ == last && at_ < end))) {
+      ShardEntry& shard = shards_[static_cast<size_t>(shard_)];
+      const ShardData& data = part_.shards[static_cast<size_t>(shard_)];
+      shard.offset = layout_->offsets()[static_cast<size_t>(shard_)];
+      const int64_t stop = shard_ < last ? shard.bytes : std::min(end, shard.bytes);
+      while (at_ < stop) {
+        const int64_t bytes = std::min(options.chunk_bytes, stop - at_);
         RT_TRY(pace.before(bytes));
-        std::span<const std::byte> payload;
-        if (data.data != nullptr) {
-          payload = std::span(data.data + at, static_cast<size_t>(bytes));
-        } else {
-          RT_TRY_SET(const std::span<std::byte> room, fills.next());
-          RT_TRY(data.fill(at, room.first(static_cast<size_t>(bytes))));
-          payload = room.first(static_cast<size_t>(bytes));
-        }
-        // First to the disk, then hashed: the disk works meanwhile. What is packed the other way round: the copy finds
-        // it in the cache. Sums and hash are taken in one pass over the memory.
-        const bool in_place = data.data == nullptr || options.huge_pages;
-        const int64_t direct = in_place && shard.bytes >= kDirectBytes ? round_down(bytes) : 0;
-        if (direct > 0) {
-          RT_TRY(flush_run());
-          RT_TRY_SET(const IoTicket ticket, file_->submit_write(shard.offset + at, payload.data(), direct));
-          if (data.data == nullptr) fills.writing(*file_, ticket);  // for the others finish() waits
-        }
-        for (int64_t from = 0, n = 0; from < bytes; from += n) {
-          const int64_t chunk = (at + from) / shard.chunk_bytes, in_chunk = (at + from) % shard.chunk_bytes;
-          n = std::min({kPassBytes, bytes - from, shard.chunk_bytes - in_chunk});
-          const std::span<const std::byte> pass = payload.subspan(from, n);
-          const bool ends = in_chunk + n == shard.chunk_bytes || at + from + n == shard.bytes;
-          if (hashed || data.word_sums) {
-            const auto hash_start = Clock::now();
-            uint64_t& hash_to = shard.hashes[static_cast<size_t>(chunk)];
-            if (hashed && in_chunk == 0 && ends) {
-              hash_to = hash_bytes(pass);
-            } else if (hashed) {
-              if (!hash) hash.emplace();
-              hash->update(pass);
-              if (ends) hash_to = std::exchange(hash, std::nullopt)->digest();
-            }
-            if (data.word_sums) sums = add_word_sums(sums, word_sums(pass.data(), n / 4, (at + from) / 4));
-            report.hash_seconds += seconds_since(hash_start);
-          }
-          ahead_ = next_pass(i, at + from + n);
-          const int64_t packed = std::clamp<int64_t>(direct - from, 0, n);  // from here on
-          RT_TRY(pack(shard.offset + at + from + packed, pass.subspan(packed)));
-        }
+        RT_TRY(write_piece(shard, data, bytes, options, fills, report));
+        at_ += bytes;
       }
-      RT_TRY(check_sums(part_, report.manifest, data, sums));
+      if (at_ < shard.bytes) break;
+      RT_TRY(check_sums(part_, report.manifest, data, sums_));
       report.payload_bytes += shard.bytes;
+      ++shard_;
+      at_ = 0;
+      sums_ = 0;
     }
     return flush_run();
   }
+  /// All payload is on its way.
+  bool wrote_all() const { return shard_ == std::ssize(shards_); }
 
   /// Steps 2c and 2d up to the superblock: the structure is on its way.
   Status write_structure(const Manifest& manifest, FileEntry& entry, SaveReport& report) {
@@ -376,6 +348,52 @@ class PartWriter {
 
   Hdf5Image& image() { return coded_ ? coded_->image() : layout_->image(); }
 
+  // `bytes` of a shard from at_ on.
+  Status write_piece(ShardEntry& shard, const ShardData& data, int64_t bytes, const SaveOptions& options,
+                     BufferPool& fills, SaveReport& report) {
+    const bool hashed = data.hashes.empty();
+    std::span<const std::byte> payload;
+    if (data.data != nullptr) {
+      payload = std::span(data.data + at_, static_cast<size_t>(bytes));
+    } else {
+      RT_TRY_SET(const std::span<std::byte> room, fills.next());
+      RT_TRY(data.fill(at_, room.first(static_cast<size_t>(bytes))));
+      payload = room.first(static_cast<size_t>(bytes));
+    }
+    // First to the disk, then hashed: the disk works meanwhile. What is packed the other way round: the copy finds
+    // it in the cache. Sums and hash are taken in one pass over the memory.
+    const bool in_place = data.data == nullptr || options.huge_pages;
+    const int64_t direct = in_place && shard.bytes >= kDirectBytes ? round_down(bytes) : 0;
+    if (direct > 0) {
+      RT_TRY(flush_run());
+      RT_TRY_SET(const IoTicket ticket, file_->submit_write(shard.offset + at_, payload.data(), direct));
+      if (data.data == nullptr) fills.writing(*file_, ticket);  // for the others finish() waits
+    }
+    for (int64_t from = 0, n = 0; from < bytes; from += n) {
+      const int64_t chunk = (at_ + from) / shard.chunk_bytes, in_chunk = (at_ + from) % shard.chunk_bytes;
+      n = std::min({kPassBytes, bytes - from, shard.chunk_bytes - in_chunk});
+      const std::span<const std::byte> pass = payload.subspan(from, n);
+      const bool ends = in_chunk + n == shard.chunk_bytes || at_ + from + n == shard.bytes;
+      if (hashed || data.word_sums) {
+        const auto hash_start = Clock::now();
+        uint64_t& hash_to = shard.hashes[static_cast<size_t>(chunk)];
+        if (hashed && in_chunk == 0 && ends) {
+          hash_to = hash_bytes(pass);
+        } else if (hashed) {
+          if (!hash_) hash_.emplace();
+          hash_->update(pass);
+          if (ends) hash_to = std::exchange(hash_, std::nullopt)->digest();
+        }
+        if (data.word_sums) sums_ = add_word_sums(sums_, word_sums(pass.data(), n / 4, (at_ + from) / 4));
+        report.hash_seconds += seconds_since(hash_start);
+      }
+      ahead_ = next_pass(at_ + from + n);
+      const int64_t packed = std::clamp<int64_t>(direct - from, 0, n);  // from here on
+      RT_TRY(pack(shard.offset + at_ + from + packed, pass.subspan(packed)));
+    }
+    return {};
+  }
+
   Status write_coded(Pace& pace, SaveReport& report) {
     const auto before = [&](int64_t bytes) -> Status {
       report.payload_bytes += bytes;
@@ -396,8 +414,9 @@ class PartWriter {
     return coded_->write(report.manifest, part_, shards_, before, put_pages);
   }
 
-  /// What is looked at after shard `i` up to `at`.
-  std::span<const std::byte> next_pass(size_t i, int64_t at) const {
+  /// What is looked at after this shard up to `at`.
+  std::span<const std::byte> next_pass(int64_t at) const {
+    auto i = static_cast<size_t>(shard_);
     if (at >= shards_[i].bytes) {
       if (++i == shards_.size()) return {};
       at = 0;
@@ -465,6 +484,9 @@ class PartWriter {
   std::unique_ptr<IoFile> file_;
   BufferPool& runs_;
   IoTicket ticket_ = 0;
+  int64_t shard_ = 0, at_ = 0;         // how far the payload has been written
+  uint64_t sums_ = 0;                  // of this shard up to there
+  std::optional<StreamingHash> hash_;  // of the chunk there, when it is looked at in several passes
   std::vector<Late> late_;
   std::span<std::byte> run_;          // what is being packed; empty: nothing
   std::span<const std::byte> ahead_;  // of what is hashed next, what has not been asked for yet
@@ -530,6 +552,23 @@ Budget budget_of(std::span<const WriterPart> parts, const SaveOptions& options) 
   return out;
 }
 
+/// A file that resume_from had.
+void take_part(const FinishedFile& there, std::span<ShardEntry> shards, FileEntry& file, SaveReport& report) {
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const ShardEntry& done = there.shards[i];
+    shards[i].offset = done.offset;
+    shards[i].chunk_bytes = done.chunk_bytes;
+    shards[i].codec = done.codec;
+    shards[i].hashes = done.hashes;
+    shards[i].stored = done.stored;
+    report.taken_bytes += shards[i].bytes;
+    report.payload_bytes += shards[i].bytes;
+  }
+  file = there.file;
+  report.file_bytes += there.file.size_bytes;
+  ++report.taken_files;
+}
+
 Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart> parts, const SaveOptions& options,
                  const std::map<size_t, FinishedFile>& taken, bool* noted, SaveReport& report) {
   Manifest& manifest = report.manifest;
@@ -578,52 +617,78 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     open_parts.clear();
     return {};
   };
-  size_t first = 0;
-  int64_t open_bytes = 0;
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const std::span<ShardEntry> shards = std::span(manifest.shards).subspan(first, parts[p].shards.size());
-    first += shards.size();
-    if (const auto there = taken.find(p); there != taken.end()) {
-      for (size_t i = 0; i < shards.size(); ++i) {
-        const ShardEntry& done = there->second.shards[i];
-        shards[i].offset = done.offset;
-        shards[i].chunk_bytes = done.chunk_bytes;
-        shards[i].codec = done.codec;
-        shards[i].hashes = done.hashes;
-        shards[i].stored = done.stored;
-        report.taken_bytes += shards[i].bytes;
-        report.payload_bytes += shards[i].bytes;
-      }
-      manifest.files[p] = there->second.file;
-      report.file_bytes += there->second.file.size_bytes;
-      ++report.taken_files;
-      continue;
-    }
+  const auto open_file = [&](size_t p, std::span<ShardEntry> shards) -> Status {
+    RT_CHECK(open.size() < kOpenFiles, "{} files open at once", open.size() + 1);
     if (coders) {
       RT_TRY_SET(std::unique_ptr<CodedFile> coded, CodedFile::create(manifest, shards, options, *coders));
       RT_TRY_SET(std::unique_ptr<IoFile> file, io.create(dir / parts[p].file_name, coded->reserve_bytes()));
       open.emplace_back(parts[p], shards, nullptr, std::move(coded), std::move(file), runs);
-    } else {
-      const auto layout_start = Clock::now();
-      Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
-                                                       ? options.cache->take(manifest, parts[p].file_name, shards)
-                                                       : FileLayout::make(manifest, shards);
-      if (!layout.ok()) return std::move(layout).error();
-      report.layout_seconds += seconds_since(layout_start);
-      // Whole pages, so that no write makes the file longer; the commit cuts it.
-      RT_TRY_SET(std::unique_ptr<IoFile> file,
-                 io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
-      open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
+      return {};
     }
-    RT_TRY(open.back().write_payload(options, pace, fills, report));
-    RT_TRY(open.back().write_structure(manifest, manifest.files[p], report));
-    open_parts.emplace_back(p, shards);
+    const auto layout_start = Clock::now();
+    Result<std::unique_ptr<FileLayout>> layout = options.cache != nullptr
+                                                     ? options.cache->take(manifest, parts[p].file_name, shards)
+                                                     : FileLayout::make(manifest, shards);
+    if (!layout.ok()) return std::move(layout).error();
+    report.layout_seconds += seconds_since(layout_start);
+    // Whole pages, so that no write makes the file longer; the commit cuts it.
+    RT_TRY_SET(std::unique_ptr<IoFile> file,
+               io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
+    open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
+    return {};
+  };
+
+  std::vector<std::span<ShardEntry>> shards_of;
+  size_t first = 0, left = 0;  // left: parts that are not written yet
+  for (size_t p = 0; p < parts.size(); ++p) {
+    shards_of.push_back(std::span(manifest.shards).subspan(first, parts[p].shards.size()));
+    first += parts[p].shards.size();
+    if (const auto there = taken.find(p); there != taken.end()) {
+      take_part(there->second, shards_of[p], manifest.files[p], report);
+    } else {
+      ++left;
+    }
+  }
+  std::vector<WriteStep> one_by_one;
+  for (size_t p = 0; p < parts.size() && options.order.empty(); ++p)
+    one_by_one.push_back({static_cast<int64_t>(p), std::ssize(parts[p].shards), 0});
+  const std::vector<WriteStep>& order = options.order.empty() ? one_by_one : options.order;
+  // Files that will be open together when the order goes on from this step.
+  const auto files_from = [&](size_t step) {
+    std::set<int64_t> begun;
+    size_t files = 0;
+    for (; step < order.size() && (files == 0 || !begun.empty()); ++step) {
+      const WriteStep& next = order[step];
+      if (taken.contains(static_cast<size_t>(next.part))) continue;
+      if (begun.insert(next.part).second) ++files;
+      if (next.shard == std::ssize(parts[static_cast<size_t>(next.part)].shards)) begun.erase(next.part);
+    }
+    return files;
+  };
+  std::vector<PartWriter*> writers(parts.size());  // of `open`
+  int64_t open_bytes = 0, unfinished = 0;          // of `open`; those with payload to come
+  for (size_t i = 0; i < order.size(); ++i) {
+    const WriteStep& step = order[i];
+    const auto p = static_cast<size_t>(step.part);
+    if (taken.contains(p)) continue;
+    if (writers[p] == nullptr) {
+      RT_TRY(open_file(p, shards_of[p]));
+      writers[p] = &open.back();
+      ++unfinished;
+    }
+    RT_TRY(writers[p]->write_payload(step.shard, step.end, options, pace, fills, report));
+    if (!writers[p]->wrote_all()) continue;
+    RT_TRY(writers[p]->write_structure(manifest, manifest.files[p], report));
+    open_parts.emplace_back(p, shards_of[p]);
     open_bytes += manifest.files[p].size_bytes;
-    if (p + 1 == parts.size()) break;
-    if (open.size() < kOpenFiles && (options.commit_bytes <= 0 || open_bytes < options.commit_bytes)) continue;
+    --left;
+    if (--unfinished > 0 || left == 0) continue;
+    const bool fits = open.size() + files_from(i + 1) <= kOpenFiles;
+    if (fits && (options.commit_bytes <= 0 || open_bytes < options.commit_bytes)) continue;
     RT_TRY(commit_open(false));
     open_bytes = 0;
   }
+  RT_CHECK(left == 0, "{} files are not written to their end", left);
   RT_TRY_SET(const ManifestFiles files, encode_manifest_files(manifest));  // while the last requests are on their way
   RT_TRY(commit_open(true));
   if (options.resume_key != 0) RT_TRY(remove_notes(io, dir));

@@ -44,6 +44,16 @@ struct WriterPart {
   std::vector<ShardData> shards;
 };
 
+/// Files that are open at once at the most, and become durable together: a sync while others write waits for them, and
+/// they for it.
+inline constexpr size_t kOpenFiles = 16;
+
+/// Payload of a part from where the step before has left it up to byte `end` of its shard `shard`; all of it where that
+/// is the number of its shards. Ends within a shard are multiples of 4096.
+struct WriteStep {
+  int64_t part = 0, shard = 0, end = 0;
+};
+
 struct SaveOptions {
   int64_t chunk_bytes = int64_t{4} << 20;  // of a write request, and of a checksum (checksum_bytes.h says where less)
   int64_t fill_bytes = int64_t{64} << 20;  // memory for payload on its way; at least two chunks when filled
@@ -60,9 +70,12 @@ struct SaveOptions {
   double base_min_share =
       0.05;  // of the payload: what would save less is written, for it would keep a whole step alive
   // Going on after a kill (unfinished.h). A save with a key notes each file that is durable, and a stop keeps them.
-  uint64_t resume_key = 0;     // of all that decides the bytes of the files; 0: no notes
-  std::string resume_from;     // work directory in checkpoints_dir that a dead save of this key has left
-  int64_t commit_bytes = 0;    // files are made durable once so much has been written; 0: by their number alone
+  uint64_t resume_key = 0;   // of all that decides the bytes of the files; 0: no notes
+  std::string resume_from;   // work directory in checkpoints_dir that a dead save of this key has left
+  int64_t commit_bytes = 0;  // files are made durable once so much has been written; 0: by their number alone
+  /// In which order payload is written; empty: part by part. At most kOpenFiles parts may be begun and not ended. Not
+  /// for coded files.
+  std::vector<WriteStep> order;
   SaveCache* cache = nullptr;  // kept between the saves of a run: HDF5 structures and buffers; makes small shards fast
 };
 

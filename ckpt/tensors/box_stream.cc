@@ -18,7 +18,7 @@ namespace cairn::ckpt {
 StreamItem stream_item(const Manifest& manifest, int64_t tensor, Box box) {
   const int64_t elem_bytes = dtype_size_bytes(manifest.tensors[static_cast<size_t>(tensor)].dtype);
   const int64_t bytes = box.count_elems() * elem_bytes;
-  return {tensor, std::move(box), bytes, elem_bytes};
+  return {tensor, std::make_shared<const Box>(std::move(box)), bytes, elem_bytes};
 }
 
 Status check_chunks_fit(const Manifest& source, int64_t window_bytes, int64_t* largest_chunk) {
@@ -123,13 +123,14 @@ class Window {
     const TensorEntry& tensor = manifest.tensors[static_cast<size_t>(item.tensor)];
     std::vector<WantedBox> wanted;
     std::vector<std::byte*> starts;
+    const int64_t from = item.begin + offset;
     for (Box& box :
-         boxes_of_flat_range(item.box.extents(), offset / item.elem_bytes, (offset + bytes) / item.elem_bytes)) {
+         boxes_of_flat_range(item.box->extents(), from / item.elem_bytes, (from + bytes) / item.elem_bytes)) {
       starts.push_back(to);
       to += box.count_elems() * item.elem_bytes;
       for (size_t d = 0; d < box.lo.size(); ++d) {
-        box.lo[d] += item.box.lo[d];
-        box.hi[d] += item.box.lo[d];
+        box.lo[d] += item.box->lo[d];
+        box.hi[d] += item.box->lo[d];
       }
       wanted.push_back({tensor.kind, tensor.name, std::move(box)});
     }

@@ -20,14 +20,14 @@
 
 namespace cairn::ckpt {
 
-/// A box of a tensor, laid out densely, row-major.
+/// A box of a tensor, laid out densely, row-major, or a part of that: `bytes` of it from `begin` on, whole elements.
 struct StreamItem {
-  int64_t tensor = 0;  // index into the tensors of the reader's manifest
-  Box box;
-  int64_t bytes = 0, elem_bytes = 0;
+  int64_t tensor = 0;              // index into the tensors of the reader's manifest
+  std::shared_ptr<const Box> box;  // shared by the parts of it
+  int64_t bytes = 0, elem_bytes = 0, begin = 0;
 };
 
-/// Fills in the sizes.
+/// The whole box; fills in the sizes.
 StreamItem stream_item(const Manifest& manifest, int64_t tensor, Box box);
 
 struct StreamOptions {

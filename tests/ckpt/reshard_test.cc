@@ -124,6 +124,74 @@ int64_t status_kib(const std::string& field) {
   return -1;
 }
 
+// A state of some hundred MiB that is made on its way to the disk: each number is a function of where it is.
+struct LargeState {
+  Plan plan;
+  fs::path dir;
+  int64_t payload_bytes = 0;
+
+  static Plan plan_for(int64_t tp, int64_t pp, int64_t dp, int64_t width, int64_t ffn, int64_t vocab) {
+    Recipe r;
+    r.name = "large";
+    r.stop = {Span::Unit::kSteps, 10};
+    r.model = {.layers = 2, .width = width, .heads = 4, .kv_heads = 4, .head_dim = width / 4, .ffn = ffn, .context = 8};
+    r.model.vocab = vocab;
+    r.batch = {.samples = 24, .micro = 1};
+    r.mesh = {.tp = tp, .pp = pp};
+    return make_plan(r, tp * pp * dp).value();
+  }
+  static uint32_t value(int64_t tensor, int64_t flat) {
+    return static_cast<uint32_t>(mix64(static_cast<uint64_t>(tensor << 40 | flat)));
+  }
+
+  LargeState(IoBackend& io, const fs::path& folder, Plan of) : plan(std::move(of)) {
+    Manifest skeleton = manifest_skeleton(plan, new_run());
+    skeleton.step = kStep;
+    std::vector<WriterPart> parts;
+    for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+      WriterPart part{shard_file_name(rank, plan.mesh.world()), {}};
+      for (const SlotShard& slot : slot_layout(plan, rank).shards) {
+        const int64_t tensor = StateIndex(plan).at(slot.kind, slot.tensor);
+        ShardData shard{.tensor = tensor, .lo = slot.box.lo, .hi = slot.box.hi, .bytes = slot.bytes};
+        shard.fill = [this, slot, tensor](int64_t offset, std::span<std::byte> out) -> Status {
+          const Shape& shape = plan.tensors[slot.tensor].shape;
+          auto* words = reinterpret_cast<uint32_t*>(out.data());
+          for (Box& box : boxes_of_flat_range(slot.box.extents(), offset / 4, (offset + std::ssize(out)) / 4)) {
+            for (size_t d = 0; d < box.lo.size(); ++d) {
+              box.lo[d] += slot.box.lo[d];
+              box.hi[d] += slot.box.lo[d];
+            }
+            ckpt::testing::walk(box, shape, [&](int64_t, int64_t flat) { *words++ = value(tensor, flat); });
+          }
+          return {};
+        };
+        part.shards.push_back(std::move(shard));
+      }
+      parts.push_back(std::move(part));
+    }
+    const Result<SaveReport> saved = save_checkpoint(io, folder, skeleton, parts);
+    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    dir = saved.value().dir;
+    payload_bytes = saved.value().payload_bytes;
+  }
+  LargeState(const LargeState&) = delete;
+
+  /// Numbers of a checkpoint that are not what they should be.
+  static int64_t wrong_in(IoBackend& io, const fs::path& step) {
+    Result<CheckpointReader> reader = CheckpointReader::open(io, step);
+    REQUIRE(reader.ok());
+    int64_t wrong = 0;
+    for (size_t s = 0; s < reader.value().manifest().shards.size(); ++s) {
+      const ShardEntry& shard = reader.value().manifest().shards[s];
+      std::vector<uint32_t> words(shard.bytes / 4);
+      REQUIRE(reader.value().read_shard(static_cast<int64_t>(s), std::as_writable_bytes(std::span(words))).ok());
+      ckpt::testing::walk(shard.box, reader.value().manifest().tensors[shard.tensor].shape,
+                          [&](int64_t k, int64_t flat) { wrong += words[k] != value(shard.tensor, flat); });
+    }
+    return wrong;
+  }
+};
+
 }  // namespace
 
 TEST_SUITE("ckpt/reshard") {
@@ -300,37 +368,45 @@ TEST_SUITE("ckpt/reshard") {
   }
 
   TEST_CASE("killed at any I/O call, the next reshard goes on from the files that were done") {
-    const Plan from = plan_of({2, 1, 1}, true), to = plan_of({1, 2, 2}, true);
-    MemoryBackend start;
-    REQUIRE(save_state(start, kSource, from).ok());
-    ReshardOptions options{.replace_existing = true, .commit_bytes = 1};
-    options.alive = [](const WriterId&) { return false; };  // the "killed" one is this process
-    int64_t went_on = 0, anew = 0, most = 0;
-    bool fired = true;
-    for (int64_t n = 0; fired; ++n) {
-      CAPTURE(n);
-      const auto disk = start.clone();
-      FaultBackend io(*disk, FaultPlan::stop_at_call(n, static_cast<uint64_t>(n)));
-      const Result<ReshardReport> report = reshard(io, to, options);
-      fired = io.fired();
-      for (int64_t seed = -1; seed < 2; ++seed) {  // -1: the machine lives; else the power went too
-        CAPTURE(seed);
-        const auto after = disk->clone();
-        if (seed >= 0) after->power_cycle(static_cast<uint64_t>(seed));
-        const Result<ReshardReport> again = reshard(*after, to, options);
-        REQUIRE_MESSAGE(again.ok(), again.error().message);
-        REQUIRE(compare(*after, step_dir(kTarget), to) == "");
-        REQUIRE(verify_checkpoint(*after, step_dir(kTarget)).value().whole());
-        const Catalog catalog = list_checkpoints(*after, kTarget).value();
-        REQUIRE(catalog.leftovers.empty());
-        REQUIRE(after->list(step_dir(kTarget)).value().size() == again.value().manifest.files.size() + 2);
-        ++(again.value().taken_files > 0 ? went_on : anew);
-        most = std::max(most, again.value().taken_files);
+    // One file after the other, and four files in two groups, each written side by side.
+    for (const bool shared : {false, true}) {
+      CAPTURE(shared);
+      const Plan from = shared ? plan_of({1, 1, 1}, true, 400) : plan_of({2, 1, 1}, true);
+      const Plan to = shared ? plan_of({2, 2, 1}, true, 400) : plan_of({1, 2, 2}, true);
+      MemoryBackend start;
+      const Result<SaveReport> saved = save_state(start, kSource, from);
+      REQUIRE(saved.ok());
+      const int64_t commit_bytes = shared ? saved.value().payload_bytes * 2 / 5 : 1;
+      ReshardOptions options{.replace_existing = true, .commit_bytes = commit_bytes};
+      if (shared) options.memory_bytes = kMinReshardBytes;    // a group is some bands
+      options.alive = [](const WriterId&) { return false; };  // the "killed" one is this process
+      int64_t went_on = 0, anew = 0, most = 0;
+      bool fired = true;
+      for (int64_t n = 0; fired; ++n) {
+        CAPTURE(n);
+        const auto disk = start.clone();
+        FaultBackend io(*disk, FaultPlan::stop_at_call(n, static_cast<uint64_t>(n)));
+        const Result<ReshardReport> report = reshard(io, to, options);
+        fired = io.fired();
+        for (int64_t seed = -1; seed < 2; ++seed) {  // -1: the machine lives; else the power went too
+          CAPTURE(seed);
+          const auto after = disk->clone();
+          if (seed >= 0) after->power_cycle(static_cast<uint64_t>(seed));
+          const Result<ReshardReport> again = reshard(*after, to, options);
+          REQUIRE_MESSAGE(again.ok(), again.error().message);
+          REQUIRE(compare(*after, step_dir(kTarget), to) == "");
+          REQUIRE(verify_checkpoint(*after, step_dir(kTarget)).value().whole());
+          const Catalog catalog = list_checkpoints(*after, kTarget).value();
+          REQUIRE(catalog.leftovers.empty());
+          REQUIRE(after->list(step_dir(kTarget)).value().size() == again.value().manifest.files.size() + 2);
+          ++(again.value().taken_files > 0 ? went_on : anew);
+          most = std::max(most, again.value().taken_files);
+        }
       }
+      MESSAGE(went_on << " went on, " << anew << " began anew; at most " << most << " files taken over");
+      CHECK(went_on > 20);
+      CHECK(most == (shared ? 2 : 3));  // of four: after the last ones comes the commit
     }
-    MESSAGE(went_on << " went on, " << anew << " began anew; at most " << most << " files taken over");
-    CHECK(went_on > 20);
-    CHECK(most == 3);  // of four: after the last one comes the commit
   }
 
   TEST_CASE("what a dead reshard left is taken over only when it is of the same kind and every byte of it holds") {
@@ -385,50 +461,12 @@ TEST_SUITE("ckpt/reshard") {
   }
 
   TEST_CASE("a state several times the memory budget stays within it") {
-    const auto plan_for = [](int64_t tp, int64_t pp, int64_t dp) {
-      Recipe r;
-      r.name = "large";
-      r.stop = {Span::Unit::kSteps, 10};
-      r.model = {.layers = 2, .width = 256, .heads = 4, .kv_heads = 4, .head_dim = 64, .ffn = 1024, .context = 8};
-      r.model.vocab = 30000;
-      r.batch = {.samples = 24, .micro = 1};
-      r.mesh = {.tp = tp, .pp = pp};
-      return make_plan(r, tp * pp * dp).value();
-    };
-    const auto value = [](int64_t tensor, int64_t flat) {
-      return static_cast<uint32_t>(mix64(static_cast<uint64_t>(tensor << 40 | flat)));
-    };
-    const Plan from = plan_for(4, 1, 1), to = plan_for(1, 2, 3);
     const cairn::testing::TempDir temp("reshard");
     const fs::path& folder = temp.path;
     const std::unique_ptr<IoBackend> io = make_best_backend();
-    Manifest skeleton = manifest_skeleton(from, new_run());
-    skeleton.step = kStep;
-    std::vector<WriterPart> parts;
-    for (int64_t rank = 0; rank < from.mesh.world(); ++rank) {
-      WriterPart part{shard_file_name(rank, from.mesh.world()), {}};
-      for (const SlotShard& slot : slot_layout(from, rank).shards) {
-        const int64_t tensor = StateIndex(from).at(slot.kind, slot.tensor);
-        ShardData shard{.tensor = tensor, .lo = slot.box.lo, .hi = slot.box.hi, .bytes = slot.bytes};
-        shard.fill = [&from, &value, slot, tensor](int64_t offset, std::span<std::byte> out) -> Status {
-          const Shape& shape = from.tensors[slot.tensor].shape;
-          auto* words = reinterpret_cast<uint32_t*>(out.data());
-          for (Box& box : boxes_of_flat_range(slot.box.extents(), offset / 4, (offset + std::ssize(out)) / 4)) {
-            for (size_t d = 0; d < box.lo.size(); ++d) {
-              box.lo[d] += slot.box.lo[d];
-              box.hi[d] += slot.box.lo[d];
-            }
-            ckpt::testing::walk(box, shape, [&](int64_t, int64_t flat) { *words++ = value(tensor, flat); });
-          }
-          return {};
-        };
-        part.shards.push_back(std::move(shard));
-      }
-      parts.push_back(std::move(part));
-    }
-    const Result<SaveReport> saved = save_checkpoint(*io, folder / "source", skeleton, parts);
-    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
-    const int64_t state_kib = saved.value().payload_bytes >> 10;
+    const LargeState source(*io, folder / "source", LargeState::plan_for(4, 1, 1, 256, 1024, 30'000));
+    const Plan to = LargeState::plan_for(1, 2, 3, 256, 1024, 30'000);
+    const int64_t state_kib = source.payload_bytes >> 10;
 
     const auto peak_kib = [&](int64_t memory_bytes, const char* name) -> int64_t {
       mallopt(M_MMAP_THRESHOLD, 256 << 10);  // as the program does
@@ -436,11 +474,10 @@ TEST_SUITE("ckpt/reshard") {
       std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
       const int64_t before = status_kib("VmRSS:");
       const std::unique_ptr<IoBackend> source_io = make_best_backend();
-      const Result<ReshardReport> report =
-          reshard_checkpoint(*io, saved.value().dir, folder / name, to, new_run(),
-                             {.memory_bytes = memory_bytes, .source_io = source_io.get()});
+      const Result<ReshardReport> report = reshard_checkpoint(
+          *io, source.dir, folder / name, to, new_run(), {.memory_bytes = memory_bytes, .source_io = source_io.get()});
       REQUIRE_MESSAGE(report.ok(), report.error().message);
-      if (memory_bytes < saved.value().payload_bytes) CHECK(report.value().windows > 3);
+      if (memory_bytes < source.payload_bytes) CHECK(report.value().windows > 3);
       return status_kib("VmHWM:") - before;
     };
     constexpr int64_t kBudget = int64_t{32} << 20;
@@ -454,16 +491,45 @@ TEST_SUITE("ckpt/reshard") {
     CHECK(wide > state_kib * 9 / 10);  // the measure sees what it should
 #endif
 
-    Result<CheckpointReader> reader = CheckpointReader::open(*io, folder / "narrow" / step_dir_name(kStep));
-    REQUIRE(reader.ok());
-    int64_t wrong = 0;
-    for (size_t s = 0; s < reader.value().manifest().shards.size(); ++s) {
-      const ShardEntry& shard = reader.value().manifest().shards[s];
-      std::vector<uint32_t> words(shard.bytes / 4);
-      REQUIRE(reader.value().read_shard(static_cast<int64_t>(s), std::as_writable_bytes(std::span(words))).ok());
-      ckpt::testing::walk(shard.box, reader.value().manifest().tensors[shard.tensor].shape,
-                          [&](int64_t k, int64_t flat) { wrong += words[k] != value(shard.tensor, flat); });
-    }
-    CHECK(wrong == 0);
+    CHECK(LargeState::wrong_in(*io, folder / "narrow" / step_dir_name(kStep)) == 0);
+  }
+
+  TEST_CASE(
+      "ranks of more tp than the source has are written side by side: a chunk that all of them want is read once") {
+    const cairn::testing::TempDir temp("reshard-shared");
+    const std::unique_ptr<IoBackend> io = make_best_backend();
+    const LargeState source(*io, temp.path / "source", LargeState::plan_for(1, 1, 1, 512, 4096, 512));
+    const auto reshard_to = [&](const Plan& to, const char* name, int64_t memory_mib, int64_t commit_bytes) {
+      const std::unique_ptr<IoBackend> source_io = make_best_backend();
+      int64_t before = 0;
+      const auto progress = [&](int64_t done, int64_t total) {
+        CHECK(done > before);
+        CHECK(total == source.payload_bytes);
+        before = done;
+      };
+      const Result<ReshardReport> report = reshard_checkpoint(*io, source.dir, temp.path / name, to, new_run(),
+                                                              {.memory_bytes = memory_mib << 20,
+                                                               .progress = progress,
+                                                               .source_io = source_io.get(),
+                                                               .commit_bytes = commit_bytes});
+      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      CHECK(before == source.payload_bytes);
+      CHECK(LargeState::wrong_in(*io, temp.path / name / step_dir_name(kStep)) == 0);
+      return static_cast<double>(report.value().read_bytes) / static_cast<double>(source.payload_bytes);
+    };
+    const Plan tp4 = LargeState::plan_for(4, 1, 1, 512, 4096, 512),
+               mixed = LargeState::plan_for(4, 2, 2, 512, 4096, 512);
+    const double apart = reshard_to(tp4, "apart", 64, 1), together = reshard_to(tp4, "together", 64, 0);
+    const double of_16 = reshard_to(mixed, "16", 64, 0), groups = reshard_to(mixed, "groups", 64, int64_t{64} << 20);
+    MESSAGE("read per byte of the state: " << apart << " one by one, " << together << " side by side; 16 files "
+                                           << of_16 << ", in groups of 64 MiB " << groups);
+    CHECK(apart > 2);
+    CHECK(together < 1.5);
+    CHECK(of_16 < 1.5);
+    CHECK(groups < apart);
+    const Manifest a = read_manifest(*io, temp.path / "apart" / step_dir_name(kStep)).value();
+    const Manifest b = read_manifest(*io, temp.path / "together" / step_dir_name(kStep)).value();
+    CHECK((a.shards == b.shards));  // offsets and hashes: the order leaves no trace in the files
+    CHECK((a.files == b.files));
   }
 }

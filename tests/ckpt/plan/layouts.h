@@ -18,11 +18,11 @@ struct Layout {
   std::vector<int64_t> stages;
 };
 
-inline Plan plan_of(const Layout& layout, bool tied) {
+inline Plan plan_of(const Layout& layout, bool tied, int64_t ffn = 40) {
   Recipe r;
   r.name = "synthetic";
   r.stop = {Span::Unit::kSteps, 10};
-  r.model = {.layers = 4, .width = 24, .heads = 4, .kv_heads = 4, .head_dim = 6, .ffn = 40, .context = 8, .vocab = 65};
+  r.model = {.layers = 4, .width = 24, .heads = 4, .kv_heads = 4, .head_dim = 6, .ffn = ffn, .context = 8, .vocab = 65};
   r.model.tied_embeddings = tied;
   r.batch = {.samples = 24, .micro = 1};
   r.optimizer.zero = layout.zero;
