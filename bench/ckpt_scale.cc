@@ -243,7 +243,7 @@ int sparse(std::string_view name, const fs::path& dir) {
       data.data = static_cast<const std::byte*>(zeros);
       data.bytes = shard.bytes;
       const int64_t elem_bytes = shard.bytes / shard.box.count_elems();
-      const int64_t step = checksum_bytes(shard.box, elem_bytes, options.chunk_bytes);
+      const int64_t step = checksum_bytes(shard.box.lo, shard.box.hi, elem_bytes, options.chunk_bytes);
       for (int64_t begin = 0; begin < shard.bytes; begin += step)
         data.hashes.push_back(hash_zeros(std::min(step, shard.bytes - begin)));
       chunks += static_cast<int64_t>(data.hashes.size());

@@ -4,13 +4,14 @@
 
 namespace cairn::ckpt {
 
-int64_t checksum_bytes(const Box& box, int64_t elem_bytes, int64_t chunk_bytes) {
+int64_t checksum_bytes(std::span<const int64_t> lo, std::span<const int64_t> hi, int64_t elem_bytes,
+                       int64_t chunk_bytes) {
   constexpr int64_t kLongRowBytes = int64_t{64} << 10;
   constexpr int64_t kLeastBytes = int64_t{16} << 10;
   int64_t row_bytes = elem_bytes, rows = 1;
-  auto dim = static_cast<int64_t>(box.lo.size()) - 1;
-  for (; dim >= 1 && row_bytes < kLongRowBytes; --dim) row_bytes *= box.hi[dim] - box.lo[dim];
-  for (; dim >= 0; --dim) rows *= box.hi[dim] - box.lo[dim];
+  auto dim = std::ssize(lo) - 1;
+  for (; dim >= 1 && row_bytes < kLongRowBytes; --dim) row_bytes *= hi[dim] - lo[dim];
+  for (; dim >= 0; --dim) rows *= hi[dim] - lo[dim];
   if (row_bytes < kLongRowBytes || rows == 1) return chunk_bytes;  // of one row every part is in one piece
 
   for (const int64_t parts : {16, 8, 4, 2}) {

@@ -161,7 +161,7 @@ class BufferPool {
 int64_t checksum_bytes_of(const Manifest& manifest, const ShardData& data, const SaveOptions& options) {
   const auto tensor = static_cast<size_t>(data.tensor);
   if (tensor >= manifest.tensors.size()) return options.chunk_bytes;  // told by the check of the manifest
-  return checksum_bytes(Box{data.lo, data.hi}, dtype_size_bytes(manifest.tensors[tensor].dtype), options.chunk_bytes);
+  return checksum_bytes(data.lo, data.hi, dtype_size_bytes(manifest.tensors[tensor].dtype), options.chunk_bytes);
 }
 
 // Whether the skeleton has the files and shards of these parts already, from the save before.
@@ -264,7 +264,7 @@ class PartWriter {
       while (at_ < stop) {
         const int64_t bytes = std::min(options.chunk_bytes, stop - at_);
         RT_TRY(pace.before(bytes));
-        RT_TRY(write_piece(shard, data, bytes, options, fills, report));
+        RT_TRY(write_piece(shard, data, bytes, options, fills));
         at_ += bytes;
       }
       if (at_ < shard.bytes) break;
@@ -350,7 +350,7 @@ class PartWriter {
 
   // `bytes` of a shard from at_ on.
   Status write_piece(ShardEntry& shard, const ShardData& data, int64_t bytes, const SaveOptions& options,
-                     BufferPool& fills, SaveReport& report) {
+                     BufferPool& fills) {
     const bool hashed = data.hashes.empty();
     std::span<const std::byte> payload;
     if (data.data != nullptr) {
@@ -374,19 +374,14 @@ class PartWriter {
       n = std::min({kPassBytes, bytes - from, shard.chunk_bytes - in_chunk});
       const std::span<const std::byte> pass = payload.subspan(from, n);
       const bool ends = in_chunk + n == shard.chunk_bytes || at_ + from + n == shard.bytes;
-      if (hashed || data.word_sums) {
-        const auto hash_start = Clock::now();
-        uint64_t& hash_to = shard.hashes[static_cast<size_t>(chunk)];
-        if (hashed && in_chunk == 0 && ends) {
-          hash_to = hash_bytes(pass);
-        } else if (hashed) {
-          if (!hash_) hash_.emplace();
-          hash_->update(pass);
-          if (ends) hash_to = std::exchange(hash_, std::nullopt)->digest();
-        }
-        if (data.word_sums) sums_ = add_word_sums(sums_, word_sums(pass.data(), n / 4, (at_ + from) / 4));
-        report.hash_seconds += seconds_since(hash_start);
+      if (hashed && in_chunk == 0 && ends) {
+        shard.hashes[static_cast<size_t>(chunk)] = hash_bytes(pass);
+      } else if (hashed) {
+        if (!hash_) hash_.emplace();
+        hash_->update(pass);
+        if (ends) shard.hashes[static_cast<size_t>(chunk)] = std::exchange(hash_, std::nullopt)->digest();
       }
+      if (data.word_sums) sums_ = add_word_sums(sums_, word_sums(pass.data(), n / 4, (at_ + from) / 4));
       ahead_ = next_pass(at_ + from + n);
       const int64_t packed = std::clamp<int64_t>(direct - from, 0, n);  // from here on
       RT_TRY(pack(shard.offset + at_ + from + packed, pass.subspan(packed)));

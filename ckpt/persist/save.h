@@ -80,15 +80,15 @@ struct SaveOptions {
 };
 
 struct SaveReport {
-  std::filesystem::path dir;                                      // the committed directory
-  Manifest manifest;                                              // as written
-  int64_t payload_bytes = 0, file_bytes = 0;                      // written now
-  int64_t referenced_bytes = 0;                                   // payload that lies in files of earlier steps
-  double seconds = 0;                                             // until the checkpoint was committed
-  double hash_seconds = 0, layout_seconds = 0, sync_seconds = 0;  // parts of them
-  double remove_seconds = 0;                                      // after them, for what it replaced
-  int64_t taken_files = 0, taken_bytes = 0;                       // payload that resume_from had
-  bool replaced = false;                                          // a committed step of this number was there before
+  std::filesystem::path dir;                    // the committed directory
+  Manifest manifest;                            // as written
+  int64_t payload_bytes = 0, file_bytes = 0;    // written now
+  int64_t referenced_bytes = 0;                 // payload that lies in files of earlier steps
+  double seconds = 0;                           // until the checkpoint was committed
+  double layout_seconds = 0, sync_seconds = 0;  // parts of them
+  double remove_seconds = 0;                    // after them, for what it replaced
+  int64_t taken_files = 0, taken_bytes = 0;     // payload that resume_from had
+  bool replaced = false;                        // a committed step of this number was there before
   std::string leftover;  // name of a directory that could not be removed (the replaced one), else empty
 };
 

@@ -48,7 +48,10 @@ Status Hdf5Image::get(int64_t offset, std::span<std::byte> bytes) {
   while (!bytes.empty()) {
     const int64_t within = offset % kIoAlign;
     const size_t n = std::min(bytes.size(), static_cast<size_t>(kIoAlign - within));
-    if (source_ == nullptr && !pages_.contains(offset / kIoAlign)) {
+    const auto there = pages_.find(offset / kIoAlign);
+    if (there != pages_.end()) {
+      std::memcpy(bytes.data(), there->second->data() + within, n);
+    } else if (source_ == nullptr) {
       std::memset(bytes.data(), 0, n);  // reading does not make pages that would then be written
     } else {
       RT_TRY_SET(const Page* from, page(offset / kIoAlign));

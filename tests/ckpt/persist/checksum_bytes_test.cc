@@ -2,13 +2,17 @@
 
 #include <doctest/doctest.h>
 
+#include <vector>
+
+#include "runtime/core/shape.h"
+
 using namespace cairn;
 using namespace cairn::ckpt;
 
 TEST_SUITE("ckpt/persist/checksum_bytes") {
   constexpr int64_t kChunk = int64_t{4} << 20;
   int64_t of(const Shape& shape, int64_t elem_bytes = 4, int64_t chunk_bytes = kChunk) {
-    return checksum_bytes(Box::whole(shape), elem_bytes, chunk_bytes);
+    return checksum_bytes(std::vector<int64_t>(shape.size()), shape, elem_bytes, chunk_bytes);
   }
 
   TEST_CASE("short rows, single rows and what is no matrix have chunks as large as requests") {
