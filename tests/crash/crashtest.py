@@ -417,7 +417,7 @@ class Reshards:
         self.test, self.source, self.number = test, reference.last_step_dir, 0
         self.source_files = payload_hashes(self.source)
         self.meshes = []
-        for mesh, how in (("tp=2,dp=2", []), ("pp=2", []), ("tp=2,dp=2", ["--compress", "zstd"])):
+        for mesh, how in (("tp=2,dp=2", []), ("tp=4", ["--memory", "8MiB"]), ("pp=2", []), ("tp=2,dp=2", ["--compress", "zstd"])):
             whole = test.folder / f"reshard-{len(self.meshes)}"
             begin = time.monotonic()
             test.call(["ckpt", "reshard", self.source, whole, "--mesh", mesh, *how])
