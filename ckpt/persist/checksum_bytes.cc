@@ -6,8 +6,8 @@ namespace cairn::ckpt {
 
 int64_t checksum_bytes(std::span<const int64_t> lo, std::span<const int64_t> hi, int64_t elem_bytes,
                        int64_t chunk_bytes) {
-  constexpr int64_t kLongRowBytes = int64_t{32} << 10;
-  constexpr int64_t kLeastBytes = int64_t{8} << 10;
+  constexpr int64_t kLongRowBytes = int64_t{64} << 10;
+  constexpr int64_t kLeastBytes = int64_t{16} << 10;
   int64_t row_bytes = elem_bytes, rows = 1;
   auto dim = std::ssize(lo) - 1;
   for (; dim >= 1 && row_bytes < kLongRowBytes; --dim) row_bytes *= hi[dim] - lo[dim];

@@ -9,8 +9,8 @@ namespace cairn::ckpt {
 /// `chunk_bytes`.
 ///
 /// That many, but less where rows are long: who reads some of the columns and verifies them reads each chunk that he
-/// touches whole. A row of 32 KiB and more gets 16 checksums, or 8, 4 or 2 so that each stands for whole pages and for
-/// 8 KiB at least: a half or a quarter of the columns, and mostly an eighth, is then whole chunks and nothing else.
+/// touches whole. A row of 64 KiB and more gets 16 checksums, or 8, 4 or 2 so that each stands for whole pages and for
+/// 16 KiB at least: a half or a quarter of the columns, and mostly an eighth, is then whole chunks and nothing else.
 /// With shorter rows leaving out what is not wanted gains little or nothing (docs/benchmarks). A row is what one step
 /// in a dim spans; of several dims with long rows the innermost decides, which serves the others.
 int64_t checksum_bytes(std::span<const int64_t> lo, std::span<const int64_t> hi, int64_t elem_bytes,

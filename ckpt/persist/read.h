@@ -67,7 +67,7 @@ class CheckpointReader {
   /// even where a range wants a part of one, and each chunk is read once per call, however many ranges want it and
   /// wherever to: give all ranges of all who load together in one call, so that replicas are read once and spread.
   /// Everything passes through bounce memory in huge pages, which is faster than reading into 4 KiB pages; with
-  /// huge_pages a range that is a whole chunk is read in place.
+  /// huge_pages whole chunks are read in place, those that lie side by side in one request.
   /// On error the contents of all dst are unspecified.
   /// Errors: kCorrupt names file, tensor, box, chunk and byte range with both checksums; kInvalidInput for a range
   /// outside every shard.

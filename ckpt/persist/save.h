@@ -32,7 +32,7 @@ struct ShardData {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
   std::vector<uint64_t> hashes;  // XXH3_64 per checksum_bytes(), when the snapshot has them; else empty
-  FillShard fill;                // when `data` is null; called once a chunk_bytes, shard after shard, offsets ascending
+  FillShard fill;  // when `data` is null; called once a write request, in the order of the save (SaveOptions::order)
   /// Of the bytes (whole words), as whoever made them has left it: compared on the way to the disk, and a difference
   /// ends the save with kCorrupt, naming the shard. For `data`.
   std::optional<uint64_t> word_sums;
@@ -55,10 +55,10 @@ struct WriteStep {
 };
 
 struct SaveOptions {
-  int64_t chunk_bytes = int64_t{4} << 20;  // of a write request, and of a checksum (checksum_bytes.h says where less)
-  int64_t fill_bytes = int64_t{64} << 20;  // memory for payload on its way; at least two chunks when filled
-  int64_t max_bytes_per_s = 0;             // payload throttle; 0: as fast as it goes
-  bool replace_existing = true;            // false: a committed step of this number is an error
+  int64_t chunk_bytes = int64_t{4} << 20;     // of a request and of a checksum (less: checksum_bytes.h); of 4096
+  int64_t fill_bytes = int64_t{64} << 20;     // memory for payload on its way; at least two chunks when filled
+  int64_t max_bytes_per_s = 0;                // payload throttle; 0: as fast as it goes
+  bool replace_existing = true;               // false: a committed step of this number is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
   bool huge_pages = false;    // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
