@@ -223,6 +223,7 @@ int sparse(std::string_view name, const fs::path& dir) {
   SparseFile::zeros_end = SparseFile::zeros_begin + largest;
 
   SaveOptions options;
+  options.huge_pages = true;  // as in training: large shards are written from where they are
   std::map<int64_t, uint64_t> hash_of_zeros;  // by length
   const auto hash_zeros = [&](int64_t bytes) {
     const auto [it, fresh] = hash_of_zeros.try_emplace(bytes, 0);
@@ -230,6 +231,7 @@ int sparse(std::string_view name, const fs::path& dir) {
     return it->second;
   };
   const StateIndex index(plan);
+  ChecksumBytes checksum_bytes(options.chunk_bytes);
   std::vector<WriterPart> parts;
   int64_t shards = 0, chunks = 0;
   for (size_t rank = 0; rank < layouts.size(); ++rank) {
@@ -242,15 +244,20 @@ int sparse(std::string_view name, const fs::path& dir) {
       data.hi = shard.box.hi;
       data.data = static_cast<const std::byte*>(zeros);
       data.bytes = shard.bytes;
-      const int64_t elem_bytes = shard.bytes / shard.box.count_elems();
-      const int64_t step = checksum_bytes(shard.box.lo, shard.box.hi, elem_bytes, options.chunk_bytes);
-      for (int64_t begin = 0; begin < shard.bytes; begin += step)
-        data.hashes.push_back(hash_zeros(std::min(step, shard.bytes - begin)));
-      chunks += static_cast<int64_t>(data.hashes.size());
+      checksum_bytes.count(data.lo, data.hi, shard.bytes / shard.box.count_elems());
       ++shards;
       part.shards.push_back(std::move(data));
     }
     parts.push_back(std::move(part));
+  }
+  for (WriterPart& part : parts) {
+    for (ShardData& data : part.shards) {
+      const int64_t elem_bytes = data.bytes / Box{data.lo, data.hi}.count_elems();
+      const int64_t step = checksum_bytes.of(data.lo, data.hi, elem_bytes);
+      for (int64_t begin = 0; begin < data.bytes; begin += step)
+        data.hashes.push_back(hash_zeros(std::min(step, data.bytes - begin)));
+      chunks += std::ssize(data.hashes);
+    }
   }
 
   SparseBackend io;

@@ -158,14 +158,23 @@ class BufferPool {
   size_t at_ = 0;
 };
 
-int64_t checksum_bytes_of(const Manifest& manifest, const ShardData& data, const SaveOptions& options) {
+int64_t elem_bytes_of(const Manifest& manifest, const ShardData& data) {
   const auto tensor = static_cast<size_t>(data.tensor);
-  if (tensor >= manifest.tensors.size()) return options.chunk_bytes;  // told by the check of the manifest
-  return checksum_bytes(data.lo, data.hi, dtype_size_bytes(manifest.tensors[tensor].dtype), options.chunk_bytes);
+  if (tensor >= manifest.tensors.size()) return 1;  // told by the check of the manifest
+  return dtype_size_bytes(manifest.tensors[tensor].dtype);
+}
+
+ChecksumBytes checksum_bytes_of(const Manifest& manifest, std::span<const WriterPart> parts, int64_t chunk_bytes) {
+  ChecksumBytes out(chunk_bytes);
+  for (const WriterPart& part : parts) {
+    for (const ShardData& data : part.shards) out.count(data.lo, data.hi, elem_bytes_of(manifest, data));
+  }
+  return out;
 }
 
 // Whether the skeleton has the files and shards of these parts already, from the save before.
-bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options) {
+bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options,
+                const ChecksumBytes& checksum_bytes) {
   if (options.codec != Codec::kRaw || manifest.files.size() != parts.size()) return false;
   size_t index = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -175,8 +184,8 @@ bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, con
       const ShardEntry& shard = manifest.shards[index++];
       if (shard.tensor != data.tensor || shard.file != static_cast<int64_t>(p) || shard.box.lo != data.lo ||
           shard.box.hi != data.hi || shard.bytes != data.bytes ||
-          shard.chunk_bytes != checksum_bytes_of(manifest, data, options) || shard.codec != Codec::kRaw ||
-          !data.hashes.empty() || (data.data == nullptr && !data.fill))
+          shard.chunk_bytes != checksum_bytes.of(data.lo, data.hi, elem_bytes_of(manifest, data)) ||
+          shard.codec != Codec::kRaw || !data.hashes.empty() || (data.data == nullptr && !data.fill))
         return false;
     }
   }
@@ -188,7 +197,9 @@ bool is_planned(const Manifest& manifest, std::span<const WriterPart> parts, con
 // What is unchanged comes behind what is written.
 Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const SaveOptions& options,
                    const Unchanged& unchanged = {}) {
-  if (unchanged.shards.empty() && is_planned(manifest, parts, options)) return {};  // checked then, and when encoded
+  const ChecksumBytes checksum_bytes = checksum_bytes_of(manifest, parts, options.chunk_bytes);
+  if (unchanged.shards.empty() && is_planned(manifest, parts, options, checksum_bytes))
+    return {};  // checked then, and when encoded
   manifest.files.clear();
   manifest.shards.clear();
   for (const WriterPart& part : parts) {
@@ -201,7 +212,7 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
       shard.box = Box{data.lo, data.hi};
       shard.offset = file.size_bytes;
       shard.bytes = data.bytes;
-      shard.chunk_bytes = checksum_bytes_of(manifest, data, options);
+      shard.chunk_bytes = checksum_bytes.of(data.lo, data.hi, elem_bytes_of(manifest, data));
       if (data.bytes < 1 || data.bytes > kMaxTensorBytes || options.chunk_bytes < kMinChunkBytes)
         return invalid(fmt::format("{}: shard {} has {} bytes in chunks of {}", part.file_name, manifest.shards.size(),
                                    data.bytes, options.chunk_bytes));

@@ -31,7 +31,7 @@ struct ShardData {
   std::vector<int64_t> lo, hi;
   const std::byte* data = nullptr;
   int64_t bytes = 0;
-  std::vector<uint64_t> hashes;  // XXH3_64 per checksum_bytes(), when the snapshot has them; else empty
+  std::vector<uint64_t> hashes;  // XXH3_64 per checksum (checksum_bytes.h), when the snapshot has them; else empty
   FillShard fill;  // when `data` is null; called once a write request, in the order of the save (SaveOptions::order)
   /// Of the bytes (whole words), as whoever made them has left it: compared on the way to the disk, and a difference
   /// ends the save with kCorrupt, naming the shard. For `data`.

@@ -25,7 +25,7 @@ std::vector<TensorSpec> specs() {
           {"b", "weight", DType::kBf16, {17}, 1},
           {"c", "weight", DType::kU8, {1'000'003}, 2},
           {"d", "weight", DType::kF32, {}, 1},
-          {"e", "weight", DType::kF32, {6, 32'768}, 2}};  // rows of eight chunks
+          {"e", "weight", DType::kF32, {6, 32'768}, 2}};  // rows of sixteen chunks
 }
 
 // Reads random ranges of random shards and compares each with the file's own bytes.
