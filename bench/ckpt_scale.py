@@ -5,7 +5,7 @@ million chunks, and the whole Adam states of BLOOM-176B and MT-NLG-530B under th
   bench/ckpt_scale.py --scratch FOLDER [--rounds 7] [--models bloom-176b,mt-nlg-530b]
 
 The scratch folder needs some 1 GB for BLOOM (HDF5's structure and the shard table are real), 3 GB for MT-NLG, and a file
-system with holes and large files (ext4, xfs). BLOOM takes about 1.5 minutes of one core, MT-NLG about 15; --models ''
+system with holes and large files (ext4, xfs). BLOOM takes about 2 minutes of one core, MT-NLG about 6; --models ''
 leaves both out. Plan and open are timed within one process each, on one core, nothing else in it.
 """
 import argparse

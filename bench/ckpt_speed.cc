@@ -1,9 +1,10 @@
 // Saves and loads a checkpoint on command, for ckpt_speed.py, which interleaves it with other programs.
 //   ckpt_speed DIR MEGABYTES FILES [TENSORS [COLUMNS]]
 // The state: float32 tensors of 64 MiB, of COLUMNS columns (1024), or TENSORS smaller ones of sizes a little apart from
-// each other (a quarter of them no multiple of 4096 bytes); made up; in shared memory with huge pages where the system
-// gives them, as the snapshot arena is. Each word on stdin is done once and answered with one line of JSON: seconds,
-// the CPU seconds of all threads, bytes of payload, peak memory beyond the state (what is kept between saves included).
+// each other (a quarter of them no multiple of 4096 bytes); made up; in shared memory as the snapshot arena is, with
+// huge pages where the system gives them (shmem_enabled at `advise`), from and to which large shards then go in place.
+// Each word on stdin is done once and answered with one line of JSON: seconds, the CPU seconds of all threads, bytes of
+// payload, peak memory beyond the state (what is kept between saves included).
 //   first    save whose HDF5 structure is not known yet
 //   save     hashing on the way, every fsync, the commit, under a new step number
 //   persist  the same as the agent does it, which compares the sums that the update has left in the same pass
@@ -58,6 +59,7 @@ constexpr double kSpellSeconds = 4;
 struct Region {
   std::byte* data = nullptr;
   int64_t size = 0;
+  bool huge_pages = false;
 };
 
 struct State {
@@ -79,14 +81,16 @@ double cpu_s() {
   return seconds(use.ru_utime) + seconds(use.ru_stime);
 }
 
-// A field of /proc/self/status in bytes; -1 when it is not there.
-int64_t status_bytes(std::string_view field) {
-  std::ifstream file("/proc/self/status");
+// A field of this file in bytes; -1 when it is not there.
+int64_t bytes_in(const char* path, std::string_view field) {
+  std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with(field)) return std::strtoll(line.c_str() + field.size() + 1, nullptr, 10) * 1024;
   }
   return -1;
 }
+
+int64_t status_bytes(std::string_view field) { return bytes_in("/proc/self/status", field); }
 
 Region allocate(int64_t size) {  // lives as long as the program
   const int fd = ::memfd_create("ckpt_speed", MFD_CLOEXEC);
@@ -95,8 +99,10 @@ Region allocate(int64_t size) {  // lives as long as the program
   ::close(fd);
   if (memory == MAP_FAILED) return {};
   ::madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
+  const auto huge_bytes = [] { return bytes_in("/proc/self/smaps_rollup", "ShmemPmdMapped:"); };
+  const int64_t huge_before = huge_bytes();
   std::memset(memory, 1, static_cast<size_t>(size));  // first touch is no part of what is measured
-  return {static_cast<std::byte*>(memory), size};
+  return {static_cast<std::byte*>(memory), size, huge_bytes() - huge_before >= size / 2};
 }
 
 State make_state(int64_t size, int64_t tensors, int64_t files, int64_t large_columns) {
@@ -184,6 +190,7 @@ class Bench {
     ++state_.skeleton.step;
     SaveOptions options;
     options.cache = cache;
+    options.huge_pages = state_.bytes.huge_pages;
     RT_TRY_SET(SaveReport report, save_checkpoint(*io_, dir_, std::move(state_.skeleton), parts, options));
     state_.skeleton = std::move(report.manifest);
     return Answer{fmt::format(R"(,"layout_s":{:.6f},"sync_s":{:.6f},"file_bytes":{})", report.layout_seconds,
@@ -260,8 +267,9 @@ class Bench {
 
   Result<Answer> load(bool verify, BufferStore* buffers) {
     std::memset(state_.target.data, 0, 1);
-    RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(*io_, dir_ / step_dir_name(state_.skeleton.step),
-                                                               {.verify = verify, .buffers = buffers}));
+    RT_TRY_SET(CheckpointReader reader,
+               CheckpointReader::open(*io_, dir_ / step_dir_name(state_.skeleton.step),
+                                      {.verify = verify, .huge_pages = state_.target.huge_pages, .buffers = buffers}));
     std::vector<ReadRange> ranges;
     for (const ShardEntry& shard : reader.manifest().shards)
       ranges.push_back({shard.file, shard.offset, shard.bytes, state_.target.data + state_.at[shard.tensor]});
@@ -320,7 +328,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   Bench bench(argv[1], make_state(megabytes << 20, tensors, files, columns));
-  fmt::print("{{\"backend\":\"{}\",\"bytes\":{}}}\n", bench.backend(), bench.state().payload);
+  fmt::print("{{\"backend\":\"{}\",\"bytes\":{},\"huge_pages\":{}}}\n", bench.backend(), bench.state().payload,
+             bench.state().bytes.huge_pages);
   std::fflush(stdout);
   for (std::string word; std::cin >> word && word != "quit";) {
     const bool peak_known = static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush);

@@ -131,7 +131,7 @@ with Scratch(args.scratch) as scratch:
     if args.python:
         torch = Child(args.python, ROOT / "bench/torch_checkpoint.py", scratch.path / "torch", args.megabytes,
                       args.megabytes // 64)
-    print(f"{large.hello['bytes']} bytes in {args.files} file(s), {large.hello['backend']}, {args.rounds} rounds; GB/s", flush=True)
+    print(f"{large.hello['bytes']} bytes in {args.files} file(s), {large.hello['backend']}, state in {'huge' if large.hello['huge_pages'] else '4 KiB'} pages, {args.rounds} rounds; GB/s", flush=True)
     first = large.ask("first")
     print(f"first save, HDF5 structure made by libhdf5: {first['seconds']:.3f} s, of it {first['layout_s']:.3f} s for that")
     cold = large.ask("load_cold")

@@ -111,11 +111,29 @@ int64_t available_memory() {
   return found ? sum : INT64_MAX;
 }
 
-bool huge_pages_allowed() {
+// Whether memory of this file may come in huge pages once it has been advised to. A mounted tmpfs, as /dev/shm is, says
+// so itself; shmem_enabled is for memory that is no file of a mount, and for `deny` and `force`.
+bool huge_pages_allowed(int fd) {
   std::ifstream in("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  return text.find("[advise]") != std::string::npos || text.find("[always]") != std::string::npos ||
-         text.find("[within_size]") != std::string::npos || text.find("[force]") != std::string::npos;
+  std::string word;
+  while (in >> word && word.front() != '[') {
+  }
+  if (!in || word == "[deny]") return false;
+  if (word == "[force]") return true;
+  std::string mount;
+  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", fd));
+  for (std::string field; info >> field && field != "mnt_id:";) {
+  }
+  info >> mount;
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    if (!line.starts_with(mount + " ")) continue;
+    const std::string options = "," + line.substr(line.rfind(' ') + 1) + ",";
+    return options.find(",huge=always,") != std::string::npos ||
+           options.find(",huge=within_size,") != std::string::npos ||
+           options.find(",huge=advise,") != std::string::npos;
+  }
+  return word != "[never]";
 }
 
 struct SegmentName {
@@ -314,7 +332,7 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   out.on_disk_ = is_on_disk(out.fd_.get());
   if (!out.on_disk_) {
     out.huge_pages_ =
-        spec.huge_pages && huge_pages_allowed() && madvise(base, geometry.total_bytes, MADV_HUGEPAGE) == 0;
+        spec.huge_pages && huge_pages_allowed(out.fd_.get()) && madvise(base, geometry.total_bytes, MADV_HUGEPAGE) == 0;
     // Huge pages come from a fault with the advice, so populate first; what that cannot do, fallocate does or refuses.
     madvise(base, geometry.total_bytes, kPopulateWrite);
   }
@@ -367,7 +385,8 @@ Result<Arena> Arena::map(Fd fd, std::string name) {
   out.bytes_ = info.st_size;
   RT_TRY(out.validate());
   out.on_disk_ = is_on_disk(out.fd_.get());
-  out.huge_pages_ = !out.on_disk_ && huge_pages_allowed() && madvise(base, info.st_size, MADV_HUGEPAGE) == 0;
+  out.huge_pages_ =
+      !out.on_disk_ && huge_pages_allowed(out.fd_.get()) && madvise(base, info.st_size, MADV_HUGEPAGE) == 0;
   return out;
 }
 

@@ -111,7 +111,7 @@ TEST_SUITE("ckpt/persist/incremental") {
                                              {"b", "exp_avg", DType::kF32, {300, 71}, 1}};
       TestState first = make_state(1, 1, 2, specs), second = make_state(2, 1, 2, specs);
       second.boxes[2][7] ^= std::byte{1};
-      second.tensors[1] = second.boxes[2];
+      second.tensors[1].assign(second.boxes[2].begin(), second.boxes[2].end());
       SaveOptions raw = small_options(), coded = small_options();
       coded.codec = Codec::kShuffleZstd;
       const Result<SaveReport> a = save(disk, kDir, first, coded_first ? coded : raw);

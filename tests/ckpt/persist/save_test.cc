@@ -45,10 +45,15 @@ TEST_SUITE("ckpt/persist/save") {
     large.push_back({"huge", "weight", DType::kU8, {2'600'003}, 2});
     for (int i = 0; i < 40; ++i)
       large.push_back({"t" + std::to_string(i), "weight", DType::kU8, {70'000 + 997 * i}, 1});
-    for (const auto& specs : {small_specs(), large}) {
+    std::vector<TensorSpec> many;  // whose requests have more pieces than one may have
+    for (int i = 0; i < 400; ++i) many.push_back({"t" + std::to_string(i), "weight", DType::kU8, {16'384 + 37 * i}, 1});
+    for (const auto& [specs, chunk_bytes] :
+         {std::pair{small_specs(), 4096}, {large, 4096}, {large, 4 << 20}, {many, 4 << 20}}) {
       const TestState state = make_state(12, 1, 2, specs);
+      SaveOptions options = small_options();
+      options.chunk_bytes = chunk_bytes;
       MemoryBackend memory;
-      const Result<SaveReport> saved = save(memory, "/ck", state);
+      const Result<SaveReport> saved = save(memory, "/ck", state, options);
       REQUIRE_MESSAGE(saved.ok(), saved.error().message);
       CHECK(saved.value().dir == fs::path("/ck/step-00000012"));
       CHECK(compare(memory, "/ck/step-00000012", state) == "");
@@ -65,7 +70,6 @@ TEST_SUITE("ckpt/persist/save") {
         CAPTURE(io->name());
         const cairn::testing::TempDir dir("save-" + std::string(io->name()));
         for (const bool huge_pages : {false, true}) {  // only a hint about the memory
-          SaveOptions options = small_options();
           options.huge_pages = huge_pages;
           REQUIRE(save(*io, dir.path / "ck", state, options).ok());
           CHECK(compare(*io, dir.path / "ck" / "step-00000012", state) == "");

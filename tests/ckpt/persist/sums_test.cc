@@ -64,7 +64,7 @@ TEST_SUITE("ckpt/persist/sums") {
       if (way == Way::kIncremental) options.base = &first.value().manifest;
       TestState state = summed_state(12);
       for (size_t box = 0; box < state.boxes.size(); ++box) {
-        std::vector<std::byte>& bytes = state.boxes[box];
+        PageBytes& bytes = state.boxes[box];
         for (const size_t at : {size_t{1}, bytes.size() / 2, bytes.size() - 2}) {
           bytes[at] ^= std::byte{8};
           const Result<SaveReport> saved = save(disk, "/run", state, options);

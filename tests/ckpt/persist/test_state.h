@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,20 @@
 
 namespace cairn::ckpt::testing {
 
+/// Memory as the slots of a snapshot have it: from it a save may write in place.
+template <class T>
+struct PageAllocator {
+  using value_type = T;
+  T* allocate(size_t n) { return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{4096})); }
+  void deallocate(T* memory, size_t) { ::operator delete (memory, std::align_val_t{4096}); }
+  bool operator==(const PageAllocator&) const = default;
+};
+using PageBytes = std::vector<std::byte, PageAllocator<std::byte>>;
+
 struct TestState {
   Manifest skeleton;
   std::vector<std::vector<std::byte>> tensors;  // whole tensors, by index
-  std::vector<std::vector<std::byte>> boxes;    // what the parts point into
+  std::vector<PageBytes> boxes;                 // what the parts point into
   std::vector<WriterPart> parts;
 };
 
@@ -93,7 +104,8 @@ inline TestState make_state(int64_t step, uint64_t seed, int64_t files = 2,
         box.lo[0] = spec.shape[0] * c / spec.cuts;
         box.hi[0] = spec.shape[0] * (c + 1) / spec.cuts;
       }
-      state.boxes.push_back(cut(whole, spec.shape, box, elem));
+      const std::vector<std::byte> bytes = cut(whole, spec.shape, box, elem);
+      state.boxes.emplace_back(bytes.begin(), bytes.end());
       ShardData data;
       data.tensor = index;
       data.lo = box.lo;
@@ -126,7 +138,7 @@ inline TestState cold_state(int64_t step) {
   size_t box = 0;
   for (size_t t = 0; t < specs.size(); ++t) {
     const bool changes = step > 12 && specs[t].kind != "weight";
-    const auto tame = [&](std::vector<std::byte>& bytes) {
+    const auto tame = [&](auto& bytes) {
       const auto elem = static_cast<size_t>(dtype_size_bytes(specs[t].dtype));
       for (size_t i = elem - 1; i < bytes.size(); i += elem) bytes[i] = std::byte{0x3c} | (bytes[i] & std::byte{0x81});
     };

@@ -4,8 +4,10 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,11 +15,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <string>
+#include <string_view>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/core/random.h"
+#include "tests/support/temp_dir.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -262,6 +268,43 @@ TEST_SUITE("ckpt/snapshot/arena") {
     REQUIRE_FALSE(nowhere.ok());
     CHECK(nowhere.error().code == ErrorCode::kInvalidInput);
     CHECK(nowhere.error().message.find(folder) != std::string::npos);
+  }
+
+  TEST_CASE("huge pages are claimed where the mount gives them, and nowhere else") {
+    const cairn::testing::TempDir dir("arena-huge");
+    std::string force;
+    std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), force);
+    const bool decided = force.find("[deny]") != std::string::npos || force.find("[force]") != std::string::npos;
+    for (const char* options : {"size=64m", "size=64m,huge=never", "size=64m,huge=advise", "size=64m,huge=always"}) {
+      CAPTURE(options);
+      // 1: claimed, 2: some are there, 64: this process may not mount, 32: something else failed.
+      const int found = in_child([&] {
+        if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+            ::mount("tmpfs", dir.path.c_str(), "tmpfs", 0, options) != 0)
+          return 64;
+        ArenaSpec spec = small_spec(run_id("huge"), ArenaBacking::kNamed);
+        spec.folder = dir.path.string();
+        for (SlotLayout& layout : spec.ranks) {
+          layout.shards[2] = {0, 0, {}, layout.bytes, 4 << 20};
+          layout.bytes += 4 << 20;
+        }
+        const Result<Arena> arena = Arena::create(spec);
+        if (!arena.ok()) return 32;
+        int64_t pages = 0;
+        std::ifstream smaps("/proc/self/smaps");
+        for (std::string line; std::getline(smaps, line);) {
+          if (line.starts_with("ShmemPmdMapped:")) pages += std::stoll(line.substr(15));
+        }
+        return (arena.value().huge_pages() ? 1 : 0) + (pages > 0 ? 2 : 0);
+      });
+      if (found == 64) {
+        MESSAGE("skipped: this process may not mount");
+        return;
+      }
+      CHECK(found != 32);
+      CHECK(found != 2);
+      if (!decided) CHECK((found & 1) == (std::string_view(options).find("huge=a") != std::string_view::npos ? 1 : 0));
+    }
   }
 
   TEST_CASE("a spec that does not fit, and memory that is not there, are refused in words") {
