@@ -480,7 +480,7 @@ class CrashTest:
         self.program = os.path.abspath(args.program)
         self.args, self.exact = args, not args.lenient
         self.draw = random.Random(args.seed)
-        self.private = own_shared_memory("1g")
+        self.private = own_shared_memory("1g", args.pages == "huge" or (args.pages is None and args.seed % 2 == 0))
         adopt_orphans()
         root = pathlib.Path(self.program).parent / "test-tmp"
         root.mkdir(exist_ok=True)
@@ -595,6 +595,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60, help="time for kills (default: %(default)s)")
     parser.add_argument("--at-least", type=int, default=40, help="kills, also on a slow machine (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--pages", choices=("huge", "small"), help="of shared memory (default: by the seed, half of them huge)")
     parser.add_argument("--lenient", action="store_true",
                         help="without this, memory must give back the last step also while a save is under way")
     args = parser.parse_args()

@@ -1,7 +1,8 @@
 """Real runs of the built program for the tests of this folder: tiny recipes, real processes, real signals.
 
 The program's path is the first argument of each test. Everything a test makes lies in a folder of its own below the
-build tree (a real disk), and no test looks at processes or shared memory that its own runs did not make.
+build tree (a real disk), and no test looks at processes or shared memory that its own runs did not make. With
+CAIRN_TEST_HUGE_PAGES in the environment shared memory has huge pages, from and to which checkpoints go in place.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from own_memory import own_shared_memory, resize_shared_memory  # noqa: E402, F401
 
 # What dead runs have left is told, and removed where it is on disk too, by all other runs of the same user.
-OWN_MEMORY = own_shared_memory("2g")
+OWN_MEMORY = own_shared_memory("2g", "CAIRN_TEST_HUGE_PAGES" in os.environ)
 PATIENCE_S = 120  # of any wait; far beyond what a loaded machine needs, so that a hang fails instead of stalling CI
 
 

@@ -5,14 +5,16 @@ import ctypes
 PRIVATE, RECURSIVE, NEW_NAMESPACE = 1 << 18, 1 << 14, 0x00020000
 
 
-def own_shared_memory(size):
-    """Gives this process and its children a /dev/shm of `size` ("1g") alone; False where the system does not allow it."""
+def own_shared_memory(size, huge_pages=False):
+    """Gives this process and its children a /dev/shm of `size` ("1g") alone, with huge pages on advice where the kernel
+    has them; False where the system does not allow it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(NEW_NAMESPACE) != 0:
         return False
     if libc.mount(b"none", b"/", None, PRIVATE | RECURSIVE, None) != 0:
         return False
-    return libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={size}".encode()) == 0
+    options = [f"size={size},huge=advise"] if huge_pages else []
+    return any(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, o.encode()) == 0 for o in options + [f"size={size}"])
 
 
 def resize_shared_memory(size_bytes):
