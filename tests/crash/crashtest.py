@@ -16,7 +16,8 @@ After each kill:
     than shared memory promises (docs/operations.md, "What survives what"): the last step that all ranks published,
     which is the last one told or the one before, or a save that was under way;
   - when memory is lost, from exactly the newest checkpoint that has its name;
-  - every loss and gradient norm equals, bit for bit, that of a run that nobody touched, as does the last checkpoint;
+  - every loss and gradient norm equals, bit for bit, that of a run that nobody touched, as does the last checkpoint; each
+    step is told, but for the last few before a lost machine: only memory holds their news until they are written;
   - a resharding that was killed leaves its source alone and its target without the step or with the whole of it, and
     started again it ends with the bytes of one that was not killed.
 
@@ -392,6 +393,7 @@ class Run:
         self.in_memory = resumed
         if resumed != newest or "shared memory" in self.start_event["from"]:
             raise Broken(f"without memory it went on from {self.start_event}, the newest on disk was {newest}")
+        self.told.update(range(max(1, resumed - 4), resumed + 1))  # the kill may have come before the news of these
         return phase, 0
 
     def check_start(self, told, memory):
