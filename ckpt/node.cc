@@ -57,7 +57,8 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   }
   RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
   RT_TRY_SET(Arena arena, open_run_memory(
-                              plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices));
+                              plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices,
+                              options.before_save));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
   if (!node->options_.resume) {
@@ -86,6 +87,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
           .incremental = plan.recipe.checkpoint.incremental,
           .in_flight = plan.recipe.checkpoint.in_flight,
           .buffers = &node->buffers_,
+          .before_save = node->options_.before_save,
           .on_event = [raw = node.get()](const PersistEvent& event) {
             {
               const std::lock_guard lock(raw->mutex_);

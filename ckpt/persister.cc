@@ -160,6 +160,11 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
+  if (options.before_save) {
+    std::vector<std::string> news = arena.news_until(position.step - 1);
+    news.push_back(position.metrics);
+    options.before_save(position.step, news);
+  }
   manifest.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
@@ -456,7 +461,7 @@ static Result<Arena> create_what_fits(ArenaSpec spec, const Say& say) {
 }
 
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
-                              const MakeIo& make_io, std::vector<std::string>* report) {
+                              const MakeIo& make_io, std::vector<std::string>* report, const BeforeSave& before_save) {
   const auto say = [&](std::string line) {
     if (report != nullptr) report->push_back(std::move(line));
   };
@@ -498,14 +503,15 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     }
     Status flushed;
     {
-      NodePersister persister(*left, make_io, checkpoints_dir,
-                              {.low_priority = false, .on_event = [&](const PersistEvent& event) {
-                                 say(event.status.ok() ? fmt::format("wrote step {} from the snapshot memory of this "
-                                                                     "run's dead agent, which had another layout or "
-                                                                     "recipe, to {}",
-                                                                     event.step, event.dir.string())
-                                                       : event.status.error().message);
-                               }});
+      NodePersister persister(
+          *left, make_io, checkpoints_dir,
+          {.low_priority = false, .before_save = before_save, .on_event = [&](const PersistEvent& event) {
+             say(event.status.ok() ? fmt::format("wrote step {} from the snapshot memory of this "
+                                                 "run's dead agent, which had another layout or "
+                                                 "recipe, to {}",
+                                                 event.step, event.dir.string())
+                                   : event.status.error().message);
+           }});
       flushed = persister.flush();
     }
     // Not removed unless its state is safe: the person can free the disk and try again.

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ struct PersistEvent {
   std::vector<std::string> problems;  // of retention: logged, tried again next time
 };
 
+/// Before a step is written to disk: TrainPosition::metrics of the latest steps up to that one, in order, which only
+/// memory may hold yet. On a thread of the persister's.
+using BeforeSave = std::function<void(int64_t step, std::span<const std::string> news)>;
+
 struct PersistOptions {
   std::optional<RetentionPolicy> retention;  // applied after each save; none: all stay
   SaveOptions save;                          // chunk_bytes is the arena's
@@ -47,6 +52,7 @@ struct PersistOptions {
   int64_t in_flight = 1;                     // saves being written at once, at most; each has up to save.fill_bytes
   BufferStore* buffers = nullptr;            // memory that payload passes through, shared with who reads; null: its own
   bool low_priority = true;
+  BeforeSave before_save;                             // may be empty
   std::function<void(const PersistEvent&)> on_event;  // on a thread of the persister's, one at a time; may be empty
 };
 
@@ -78,7 +84,8 @@ class NodePersister {
 /// new one. What a left one of another layout or recipe holds is first written to `checkpoints_dir` if it is newer than
 /// what is there. Stale memory of other runs of this user is removed. `report` gets a line for each such event.
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
-                              const MakeIo& make_io, std::vector<std::string>* report = nullptr);
+                              const MakeIo& make_io, std::vector<std::string>* report = nullptr,
+                              const BeforeSave& before_save = {});
 
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);

@@ -148,14 +148,14 @@ class TrainAgent final : public agent::SupervisorClient {
   telemetry::ProgressLine progress_;
   RunCopies copies_;
   agent::Supervisor* supervisor_ = nullptr;
+  std::unique_ptr<telemetry::MetricsWriter> metrics_;  // used by threads of node_
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<comm::ShmWorld> world_;
-  std::optional<telemetry::MetricsWriter> metrics_;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
   Fd events_;  // events.jsonl
 
-  int64_t first_step_ = 0, last_step_ = 0, last_progress_step_ = 0;
-  int64_t last_written_ = 0;  // to metrics.jsonl
+  int64_t first_step_ = -1;  // before the first generation
+  int64_t last_step_ = 0, last_progress_step_ = 0;
   double last_loss_ = 0, lost_ms_ = 0;
   int64_t failed_at_ns_ = 0;  // of the failure that is being recovered from
   int64_t failed_at_step_ = 0;
@@ -184,15 +184,22 @@ class TrainAgent final : public agent::SupervisorClient {
 };
 
 Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name) {
+  RT_TRY_SET(metrics_, telemetry::MetricsWriter::open(folder_.path() / "metrics.jsonl", folder_.id()));
   ckpt::NodeOptions options{.checkpoints_dir = folder_.checkpoints(),
                             .run = {.run_name = name,
                                     .run_id = folder_.id(),
                                     .recipe_json = loaded.canonical_json,
                                     .recipe_hash = loaded.hash_hex},
                             .resume = !args_.fresh,
-                            .on_persisted = [this] {
-                              if (supervisor_ != nullptr) supervisor_->wake();
-                            }};
+                            .before_save =
+                                [this](int64_t step, std::span<const std::string> news) {
+                                  const Status complete = metrics_->complete(step, news);
+                                  if (!complete.ok()) spdlog::warn("metrics.jsonl: {}", complete.error().message);
+                                },
+                            .on_persisted =
+                                [this] {
+                                  if (supervisor_ != nullptr) supervisor_->wake();
+                                }};
   if (args_.peak_tflops > 0) {
     peak_tflops_ = args_.peak_tflops * static_cast<double>(plan_.mesh.world());
   } else if (const auto calibration = load_calibration(); calibration.ok() && calibration.value()) {
@@ -240,22 +247,9 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   record(std::move(start));
   if (choice.match) tell_match(*choice.match, choice);
 
-  if (!metrics_) {
-    const Result<std::vector<telemetry::StepMetrics>> before =
-        telemetry::read_metrics(folder_.path() / "metrics.jsonl");
-    if (before.ok() && !before.value().empty()) last_written_ = before.value().back().step;
-    RT_TRY_SET(metrics_, telemetry::MetricsWriter::open(folder_.path() / "metrics.jsonl", folder_.id(), choice.step));
-    first_step_ = last_step_ = choice.step;
-  } else {
-    RT_TRY(metrics_->resumed(choice.step));
-  }
-  for (const std::string& text : choice.metrics) {  // a kill came between these steps and the news of them
-    Result<telemetry::StepMetrics> untold = telemetry::step_metrics_from_json(json::parse(text, nullptr, false));
-    if (!untold.ok() || untold.value().step <= last_written_) continue;
-    untold.value().time = unix_now();
-    RT_TRY(metrics_->write(untold.value()));
-  }
-  last_written_ = choice.step;
+  if (first_step_ < 0) first_step_ = last_step_ = choice.step;
+  RT_TRY(metrics_->catch_up(choice.metrics));  // a kill may have come between these steps and the news of them
+  RT_TRY(metrics_->resumed(choice.step));
   if (plan_.recipe.log.tensorboard) {
     RT_TRY_SET(tensorboard_,
                telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1));
@@ -484,7 +478,6 @@ void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   metrics.time = unix_now();
   metrics.tflops = plan_.flops_per_token() * metrics.tokens_per_s / 1e12;
   if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
-  last_written_ = metrics.step;
   if (Status written = metrics_->write(metrics); !written.ok()) progress_.say("warning: " + written.error().message);
   if (tensorboard_) {
     if (Status written = tensorboard_->write(metrics); !written.ok())

@@ -634,9 +634,12 @@ std::vector<std::string> Arena::news_until(int64_t last) const {
   std::vector<std::string> out;
   for (int64_t step = std::max<int64_t>(1, last - arena::kNewsKept + 1); step <= last; ++step) {
     const arena::StepNews& news = control().news[step % arena::kNewsKept];
+    if (news.step.load(std::memory_order_acquire) != step) continue;
     const int64_t bytes = news.bytes;
-    if (news.step.load(std::memory_order_acquire) != step || bytes < 0 || bytes > std::ssize(news.text)) continue;
-    out.emplace_back(news.text, static_cast<size_t>(bytes));
+    if (bytes < 0 || bytes > std::ssize(news.text)) continue;
+    std::string text(news.text, static_cast<size_t>(bytes));
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (news.step.load(std::memory_order_relaxed) == step) out.push_back(std::move(text));  // else written over
   }
   return out;
 }

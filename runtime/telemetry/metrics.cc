@@ -5,15 +5,31 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "runtime/core/clock.h"
+
 namespace cairn::telemetry {
 namespace {
 
 using nlohmann::json;
+
+/// Between the end of a step on rank 0 and its line, on a machine with more to do than it can; and when so many lines
+/// wait that the news of the first are gone.
+constexpr std::chrono::milliseconds kTellingTakes{100}, kCatchingUpTakes{1000};
+
+std::vector<StepMetrics> parse_news(std::span<const std::string> news) {
+  std::vector<StepMetrics> out;
+  for (const std::string& text : news) {
+    Result<StepMetrics> metrics = step_metrics_from_json(json::parse(text, nullptr, false));
+    if (metrics.ok()) out.push_back(std::move(metrics).value());
+  }
+  return out;
+}
 
 json finite(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
 
@@ -112,21 +128,22 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   return out;
 }
 
-Result<MetricsWriter> MetricsWriter::open(const std::filesystem::path& path, const std::string& run,
-                                          int64_t resumed_at) {
-  MetricsWriter out;
-  out.path_ = path;
-  out.fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!out.fd_) return os_error(errno, path.string());
+Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::filesystem::path& path, const std::string& run) {
+  std::unique_ptr<MetricsWriter> out(new MetricsWriter);
+  out->path_ = path;
+  out->fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!out->fd_) return os_error(errno, path.string());
   struct stat info {};
-  if (::fstat(out.fd_.get(), &info) != 0) return os_error(errno, path.string());
+  if (::fstat(out->fd_.get(), &info) != 0) return os_error(errno, path.string());
   if (info.st_size == 0) {
-    RT_TRY(out.line({{"schema", 1}, {"run", run}}));
-  } else {
-    // The last writer may have been killed in the middle of a line: end it, readers drop what is no JSON.
-    if (::write(out.fd_.get(), "\n", 1) != 1) return os_error(errno, path.string());
-    RT_TRY(out.resumed(resumed_at));
+    RT_TRY(out->line({{"schema", 1}, {"run", run}}));
+    return out;
   }
+  // The last writer may have been killed in the middle of a line: end it, readers drop what is no JSON.
+  if (::write(out->fd_.get(), "\n", 1) != 1) return os_error(errno, path.string());
+  out->begun_ = true;
+  const Result<std::vector<StepMetrics>> before = read_metrics(path);
+  if (before.ok() && !before.value().empty()) out->last_ = before.value().back().step;
   return out;
 }
 
@@ -137,8 +154,49 @@ Status MetricsWriter::line(const json& record) {
   return {};
 }
 
-Status MetricsWriter::write(const StepMetrics& metrics) { return line(to_json(metrics)); }
-Status MetricsWriter::resumed(int64_t step) { return line({{"resumed_at", step}}); }
+Status MetricsWriter::told(const StepMetrics& metrics) {
+  last_ = metrics.step;  // a full disk is no reason to wait for this line
+  begun_ = true;
+  changed_.notify_all();
+  return line(to_json(metrics));
+}
+
+Status MetricsWriter::write(const StepMetrics& metrics) {
+  const std::lock_guard lock(mutex_);
+  return told(metrics);
+}
+
+Status MetricsWriter::resumed(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  last_ = step;
+  return std::exchange(begun_, true) ? line({{"resumed_at", step}}) : Status();
+}
+
+Status MetricsWriter::catch_up(std::span<const std::string> news) {
+  const std::lock_guard lock(mutex_);
+  return tell_untold(parse_news(news));
+}
+
+Status MetricsWriter::tell_untold(std::vector<StepMetrics> news) {
+  for (StepMetrics& metrics : news) {
+    if (metrics.step <= last_) continue;
+    metrics.time = SystemClock().unix_s();
+    RT_TRY(told(metrics));
+  }
+  return {};
+}
+
+Status MetricsWriter::complete(int64_t step, std::span<const std::string> news) {
+  std::vector<StepMetrics> known = parse_news(news);
+  const int64_t first = known.empty() ? step + 1 : known.front().step;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kCatchingUpTakes, [&] { return last_ >= first - 1; });
+  changed_.wait_for(lock, kTellingTakes, [&] { return last_ >= step; });
+  RT_TRY(tell_untold(std::move(known)));
+  lock.unlock();  // a sync may take long, and the next lines need not wait for it
+  if (::fdatasync(fd_.get()) != 0) return os_error(errno, path_.string());
+  return {};
+}
 
 Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path) {
   std::ifstream in(path);

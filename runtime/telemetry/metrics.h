@@ -3,10 +3,14 @@
 // run goes on in the same file. First line {"schema":1,"run":ID}; {"resumed_at":S} marks that steps after S follow
 // again: of two lines of one step the later one counts.
 
+#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,18 +44,32 @@ nlohmann::json to_json(const StepMetrics& metrics);
 /// Errors: kCorrupt naming the field that is missing or ill-typed.
 Result<StepMetrics> step_metrics_from_json(const nlohmann::json& json);
 
+/// metrics.jsonl of one run. Any thread may call.
 class MetricsWriter {
  public:
-  /// Opens for appending, writes the schema line into an empty file, else the mark for `resumed_at`.
-  static Result<MetricsWriter> open(const std::filesystem::path& path, const std::string& run, int64_t resumed_at);
+  /// Opens for appending; an empty file gets the schema line.
+  static Result<std::unique_ptr<MetricsWriter>> open(const std::filesystem::path& path, const std::string& run);
   Status write(const StepMetrics& metrics);
-  /// {"resumed_at": step}: later lines begin after this step.
+  /// Training goes on after `step`. A file that holds more than the schema line is told so: {"resumed_at": step}.
   Status resumed(int64_t step);
+  /// Lines for steps of which nobody has told yet, from their news (StepMetrics as JSON, in order; what is no such JSON
+  /// is passed over).
+  Status catch_up(std::span<const std::string> news);
+  /// Before a checkpoint of `step`: the lines up to that step are in the file and the file is synced. Who writes them
+  /// is waited for as long as a line may take to be told, then `news` has to do.
+  Status complete(int64_t step, std::span<const std::string> news);
 
  private:
+  MetricsWriter() = default;
   Status line(const nlohmann::json& json);
+  Status told(const StepMetrics& metrics);
+  Status tell_untold(std::vector<StepMetrics> news);
   std::filesystem::path path_;
   Fd fd_;
+  std::mutex mutex_;  // of all that follows, and the file
+  std::condition_variable changed_;
+  int64_t last_ = 0;  // step told last
+  bool begun_ = false;
 };
 
 /// All steps of a metrics.jsonl, ascending, each once (the last line of a step counts); a torn last line is dropped.

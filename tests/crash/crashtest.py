@@ -16,8 +16,8 @@ After each kill:
     than shared memory promises (docs/operations.md, "What survives what"): the last step that all ranks published,
     which is the last one told or the one before, or a save that was under way;
   - when memory is lost, from exactly the newest checkpoint that has its name;
-  - every loss and gradient norm equals, bit for bit, that of a run that nobody touched, as does the last checkpoint; each
-    step is told, but for one whose checkpoint was just committed when the machine was lost (a known gap: counted, printed);
+  - every loss and gradient norm equals, bit for bit, that of a run that nobody touched, as does the last checkpoint; what
+    is told in metrics.jsonl has no gap;
   - a resharding that was killed leaves its source alone and its target without the step or with the whole of it, and
     started again it ends with the bytes of one that was not killed.
 
@@ -393,9 +393,8 @@ class Run:
         self.in_memory = resumed
         if resumed != newest or "shared memory" in self.start_event["from"]:
             raise Broken(f"without memory it went on from {self.start_event}, the newest on disk was {newest}")
-        if resumed > 0 and resumed not in self.told:  # the kill came between the commit and the news of its step
-            self.told.add(resumed)
-            self.test.untold += 1
+        if untold := set(range(1, resumed + 1)) - self.told:
+            raise Broken(f"step {resumed} is on disk, steps {sorted(untold)} are not in metrics.jsonl")
         return phase, 0
 
     def check_start(self, told, memory):
@@ -494,7 +493,6 @@ class CrashTest:
         self.phases = collections.defaultdict(collections.Counter)
         self.in_flight = collections.Counter()
         self.lost = collections.Counter()
-        self.untold = 0
         self.spent = collections.Counter()
         self.kills = self.runs = self.done = 0
         self.now = "before the first"
@@ -577,7 +575,6 @@ class CrashTest:
         shares = ", ".join(f"{r.shape['name']} {100 * r.in_snapshot:.1f} %" for r in references)
         print(f"share of a step's time in which training waits for its snapshot: {shares}; by that, about "
               f"{in_snapshot:.1f} kills fell into one")
-        print(f"steps on disk whose line in metrics.jsonl went with a lost machine: {self.untold}")
         print("steps lost beyond the one before the last told: " +
               ", ".join(f"{lost}: {count} times" for lost, count in sorted(self.lost.items())))
 

@@ -147,7 +147,8 @@ inline trainer::TrainPosition position_at(int64_t step) {
           .lr = 1e-3 / static_cast<double>(step),
           .loss = 4.2,
           .seed = 0xfedcba9876543210ull,
-          .sampler = R"({"epoch":0,"next":)" + std::to_string(step * 24) + "}"};
+          .sampler = R"({"epoch":0,"next":)" + std::to_string(step * 24) + "}",
+          .metrics = R"({"step":)" + std::to_string(step) + "}"};
 }
 
 /// The ranks of one incarnation. They die in step `die_at`: all but the first `snapshots_at_death` of them before they

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <functional>
 
+#include "ckpt/format/names.h"
 #include "ckpt/retention/catalog.h"
 #include "tests/ckpt/hook/fake_run.h"
 
@@ -85,9 +86,18 @@ TEST_SUITE("ckpt/node") {
     run_and_kill(saving({2, 2, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path()),
                  {.steps = 20, .die_at = 5, .snapshots_at_death = 4});
     const Plan plan = saving({1, 1, 3}, {.snapshot_steps = 1});
-    std::vector<std::string> notices;
-    auto opened = CheckpointNode::open(plan, options_for(run_id, dir.path()), &notices);
+    std::vector<std::string> notices, told;
+    NodeOptions options = options_for(run_id, dir.path());
+    options.before_save = [&](int64_t step, std::span<const std::string> news) {
+      CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(step)));
+      told.insert(told.end(), news.begin(), news.end());
+    };
+    auto opened = CheckpointNode::open(plan, options, &notices);
     REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    // What the dead agent may not have told is told before the memory that holds it goes.
+    const auto news = [](int64_t step) { return position_at(step).metrics; };
+    CHECK(told == std::vector<std::string>{news(1), news(2), news(3), news(4), news(5)});
+    told.clear();
     const RestoreChoice choice = opened.value()->begin_incarnation().value();
     CHECK(choice.source == arena::Source::kDisk);
     CHECK(choice.step == 5);
@@ -99,6 +109,7 @@ TEST_SUITE("ckpt/node") {
     REQUIRE(flushed.has_value());
     CHECK(flushed->step == 8);
     CHECK(flushed->status.ok());
+    CHECK(told == std::vector<std::string>{news(6), news(7), news(8)});
     CHECK_FALSE(opened.value()->flush().has_value());
   }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "runtime/telemetry/terminal.h"
 
@@ -16,14 +17,16 @@ TEST_SUITE("runtime/telemetry/metrics") {
     const auto path = std::filesystem::temp_directory_path() / fmt::format("cairn-metrics-{}.jsonl", ::getpid());
     std::filesystem::remove(path);
     {
-      auto writer = MetricsWriter::open(path, "a", 0).value();
+      const auto writer = MetricsWriter::open(path, "a").value();
+      CHECK(writer->resumed(0).ok());
       for (int64_t step = 1; step <= 5; ++step)
-        CHECK(writer.write({.step = step, .loss = 10.0 - static_cast<double>(step)}).ok());
+        CHECK(writer->write({.step = step, .loss = 10.0 - static_cast<double>(step)}).ok());
     }
     std::ofstream(path, std::ios::app) << "{\"step\":6,\"lo";  // torn by a kill
     {
-      auto writer = MetricsWriter::open(path, "a", 3).value();
-      CHECK(writer.write({.step = 4, .source_loss = {{"x", 1.5}}, .valid_loss = 2.5}).ok());
+      const auto writer = MetricsWriter::open(path, "a").value();
+      CHECK(writer->resumed(3).ok());
+      CHECK(writer->write({.step = 4, .source_loss = {{"x", 1.5}}, .valid_loss = 2.5}).ok());
     }
     const auto steps = read_metrics(path).value();
     REQUIRE(steps.size() == 4);
@@ -31,6 +34,44 @@ TEST_SUITE("runtime/telemetry/metrics") {
     CHECK(steps[3].step == 4);
     CHECK(steps[3].valid_loss == 2.5);
     CHECK(steps[3].source_loss[0].second == 1.5);
+    std::filesystem::remove(path);
+  }
+
+  TEST_CASE("a step that nobody has told is told from its news, and one that somebody is about to tell is waited for") {
+    const auto path = std::filesystem::temp_directory_path() / fmt::format("cairn-metrics-{}.jsonl", ::getpid());
+    std::filesystem::remove(path);
+    const auto news = [](int64_t step) {  // a report of step 4 was too long to be kept
+      std::vector<std::string> out;
+      for (int64_t s = 1; s <= step; ++s) out.push_back(s == 4 ? "" : to_json({.step = s, .loss = -1}).dump());
+      return out;
+    };
+    const auto losses = [&] {
+      std::vector<std::pair<int64_t, double>> out;
+      for (const StepMetrics& m : read_metrics(path).value()) out.emplace_back(m.step, m.loss);
+      return out;
+    };
+    using Losses = std::vector<std::pair<int64_t, double>>;
+    {
+      const auto writer = MetricsWriter::open(path, "a").value();
+      CHECK(writer->resumed(0).ok());
+      CHECK(writer->write({.step = 1, .loss = 1}).ok());
+      CHECK(writer->complete(3, news(3)).ok());
+      CHECK(losses() == Losses{{1, 1}, {2, -1}, {3, -1}});
+      std::thread teller([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        for (int64_t step = 4; step <= 6; ++step) CHECK(writer->write({.step = step, .loss = 1}).ok());
+      });
+      CHECK(writer->complete(6, news(6)).ok());
+      teller.join();
+      CHECK(losses() == Losses{{1, 1}, {2, -1}, {3, -1}, {4, 1}, {5, 1}, {6, 1}});
+    }
+    const auto writer = MetricsWriter::open(path, "a").value();  // by the next agent, which finds step 8 in memory
+    CHECK(writer->catch_up(news(8)).ok());
+    CHECK(writer->resumed(8).ok());
+    CHECK(losses() == Losses{{1, 1}, {2, -1}, {3, -1}, {4, 1}, {5, 1}, {6, 1}, {7, -1}, {8, -1}});
+    CHECK(writer->resumed(2).ok());  // back
+    CHECK(writer->complete(3, news(3)).ok());
+    CHECK(losses() == Losses{{1, 1}, {2, -1}, {3, -1}});
     std::filesystem::remove(path);
   }
 
