@@ -41,21 +41,27 @@ Report parse(const std::string& text) {
   return {text, text, 0};
 }
 
-/// A moment that forked processes share.
-class SharedTime {
+/// What forked processes share: zero at first.
+template <typename T>
+class Shared {
  public:
-  SharedTime()
-      : at_ms_(static_cast<double*>(
-            ::mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-  ~SharedTime() { ::munmap(at_ms_, sizeof(double)); }
-  SharedTime(const SharedTime&) = delete;
-  SharedTime& operator=(const SharedTime&) = delete;
-  void set(double at_ms) const { *at_ms_ = at_ms; }
-  double get() const { return *at_ms_; }
+  Shared()
+      : value_(static_cast<T*>(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+  }
+  ~Shared() { ::munmap(value_, sizeof(T)); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T& operator*() const { return *value_; }
 
  private:
-  double* at_ms_;
+  T* value_;
 };
+
+/// After a barrier of the group under test, whose last members may still be in it when the first has left: until all
+/// `n` are out.
+void meet(const Shared<std::atomic<int64_t>>& out, int64_t n) {
+  for (++*out; (*out).load() < n;) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
 
 struct World {
   explicit World(const WorldSpec& spec, const Body& body)
@@ -336,13 +342,13 @@ TEST_SUITE("runtime/comm/failure") {
       for (const int64_t n : {2, 4}) {
         CAPTURE(idle);
         CAPTURE(n);
-        const SharedTime killed;
+        const Shared<double> killed;
         const auto results = run_gloo({.size = n}, [&](Engine& engine) -> std::string {
           EXPECT_SET(auto comm, engine.group("dp", all_ranks(n)));
           std::vector<float> data(20000, 1.0f);
           for (int64_t i = 0;; ++i) {
             if (engine.world_rank() == 1 && i == 20) {
-              killed.set(now_ms());
+              *killed = now_ms();
               ::raise(SIGKILL);
             }
             if (idle && i == 20) std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -362,7 +368,7 @@ TEST_SUITE("runtime/comm/failure") {
           }
           const Report got = parse(text);
           CHECK(got.code == "peer lost");
-          CHECK(got.at_ms - killed.get() < kSoonMs + (idle ? 50 : 0));
+          CHECK(got.at_ms - *killed < kSoonMs + (idle ? 50 : 0));
           CHECK(got.message.starts_with("dp["));
           CHECK(got.message.find("rank 1 (") != std::string::npos);
         }
@@ -427,9 +433,11 @@ TEST_SUITE("runtime/comm/failure") {
   }
 
   TEST_CASE("over TCP: abort wakes every rank, with the reason") {
-    const auto results = run_gloo({.size = 3}, [](Engine& engine) -> std::string {
+    const Shared<std::atomic<int64_t>> out;
+    const auto results = run_gloo({.size = 3}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto all, engine.group("dp", all_ranks(3)));
       EXPECT_OK(all->barrier("start"));
+      meet(out, 3);
       const double start_ms = now_ms();
       std::thread watcher;
       if (engine.world_rank() == 0) {
@@ -451,13 +459,15 @@ TEST_SUITE("runtime/comm/failure") {
   }
 
   TEST_CASE("over TCP: abort reaches ranks that wait for each other and not for who gave up") {
-    const auto results = run_gloo({.size = 3}, [](Engine& engine) -> std::string {
+    const Shared<std::atomic<int64_t>> out;
+    const auto results = run_gloo({.size = 3}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto all, engine.group("dp", all_ranks(3)));
       std::unique_ptr<Comm> pair;
       if (engine.world_rank() != 0) {
         EXPECT_SET(pair, engine.group("pp", {1, 2}));
       }
       EXPECT_OK(all->barrier("start"));
+      meet(out, 3);
       if (engine.world_rank() == 0) {
         engine.abort("out of time");
         return "";
@@ -474,9 +484,11 @@ TEST_SUITE("runtime/comm/failure") {
 
   TEST_CASE("over TCP: abort while a group is being made ends for everybody, at the deadline at the latest") {
     // Gloo's connecting cannot be interrupted: who is in it when its peer gives up stays until the deadline.
-    const auto results = run_gloo({.size = 3, .deadline_ms = 1000}, [](Engine& engine) -> std::string {
+    const Shared<std::atomic<int64_t>> out;
+    const auto results = run_gloo({.size = 3, .deadline_ms = 1000}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto all, engine.group("dp", all_ranks(3)));
       EXPECT_OK(all->barrier("start"));
+      meet(out, 3);
       if (engine.world_rank() == 0) {
         engine.abort("out of time");
         return "";
@@ -494,17 +506,19 @@ TEST_SUITE("runtime/comm/failure") {
 
   TEST_CASE("across hosts: a rank killed on one host ends all waits on the other, through memory and network") {
     // Ranks 0 1 | 2 3. Rank 3 dies; 2 waits for it in memory, 0 for 2 over the network, 1 for 0 in memory.
-    const SharedTime killed;
+    const Shared<double> killed;
+    const Shared<std::atomic<int64_t>> out;
     const auto results = run_hybrid({.size = 4}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto all, engine.group("world", all_ranks(4)));
       const int64_t rank = engine.world_rank(), line = rank / 2 * 2, column = rank % 2;
       EXPECT_SET(auto tp, engine.group("tp", {line, line + 1}));
       EXPECT_SET(auto pp, engine.group("pp", {column, column + 2}));
       EXPECT_OK(all->barrier("start"));
+      meet(out, 4);
       float x = 0;
       if (rank == 3) {
         std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        killed.set(now_ms());
+        *killed = now_ms();
         ::raise(SIGKILL);
       }
       if (rank == 0) return report(pp->recv(&x, 4, 1, "activations"));
@@ -515,18 +529,20 @@ TEST_SUITE("runtime/comm/failure") {
       CAPTURE(results[r]);
       const Report got = parse(results[r]);
       CHECK(got.code == "peer lost");
-      CHECK(got.at_ms - killed.get() < kSoonMs);
+      CHECK(got.at_ms - *killed < kSoonMs);
       CHECK(got.message.find("rank 3 (pid ") != std::string::npos);
     }
     CHECK(parse(results[2]).message.starts_with("tp[2,3].all_reduce(attn.out): rank 3 (pid "));
   }
 
   TEST_CASE("across hosts: abort wakes every rank") {
-    const auto results = run_hybrid({.size = 4}, [](Engine& engine) -> std::string {
+    const Shared<std::atomic<int64_t>> out;
+    const auto results = run_hybrid({.size = 4}, [&](Engine& engine) -> std::string {
       EXPECT_SET(auto all, engine.group("world", all_ranks(4)));
       const int64_t line = engine.world_rank() / 2 * 2;
       EXPECT_SET(auto tp, engine.group("tp", {line, line + 1}));
       EXPECT_OK(all->barrier("start"));
+      meet(out, 4);
       if (engine.world_rank() == 0) engine.abort("out of time");
       float x = 0;
       const double start_ms = now_ms();
@@ -534,6 +550,6 @@ TEST_SUITE("runtime/comm/failure") {
       EXPECT(now_ms() - start_ms < 1000);
       return status.ok() ? "ok" : std::string(error_code_name(status.error().code));
     });
-    CHECK(results == std::vector<std::string>(4, "stopped"));
+    for (const std::string& text : results) CHECK(text == "stopped");
   }
 }
