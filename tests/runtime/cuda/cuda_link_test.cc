@@ -1,5 +1,5 @@
 // The link to a CUDA device, alone and under the copier. Where there is no device these say so and check what can be
-// checked without.
+// checked without; runtime/cuda/double runs them against a double of the runtime.
 #include "runtime/cuda/cuda_link.h"
 
 #include <cuda_runtime_api.h>
@@ -78,6 +78,9 @@ TEST_SUITE("runtime/cuda") {
     REQUIRE(link.value()->use_host(slot.all()).ok());
     REQUIRE(link.value()->store(from.all(), device.data).ok());
     REQUIRE(link.value()->settle().ok());
+    std::vector<std::byte> there(kBytes);  // on a stream that waits for no other
+    REQUIRE(cudaMemcpy(there.data(), device.data, kBytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(std::memcmp(there.data(), state.data(), state.size()) == 0);
     StateCopier copier(std::move(link).value(), 0);
     copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{device.data, 64, kBytes, 0}}}), 1);
     for (int round = 0; round < 3; ++round) {
