@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <thread>
 
 #include "tests/runtime/comm/fabric.h"
