@@ -95,6 +95,24 @@ bool within(const std::map<const std::byte*, size_t>& areas, const void* at, siz
   return it != areas.begin() && begin + bytes <= (--it)->first + it->second;
 }
 
+template <typename T>
+cudaError_t create(std::set<T*>& live, T*& made) {
+  made = new T;
+  const std::lock_guard lock(mutex);
+  live.insert(made);
+  return cudaSuccess;
+}
+
+template <typename T>
+cudaError_t destroy(std::set<T*>& live, T* handle) {
+  {
+    const std::lock_guard lock(mutex);
+    if (live.erase(handle) == 0) return cudaErrorInvalidResourceHandle;
+  }
+  delete handle;
+  return cudaSuccess;
+}
+
 CUstream_st& queue_of(cudaStream_t stream) {
   static CUstream_st default_stream;
   return stream == nullptr ? default_stream : *stream;
@@ -119,10 +137,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int priority) {
   if (priority > 0 || priority < -5) return cudaErrorInvalidValue;
-  *stream = new CUstream_st;
-  const std::lock_guard lock(mutex);
-  streams.insert(*stream);
-  return cudaSuccess;
+  return create(streams, *stream);
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
@@ -131,29 +146,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   queue_of(stream).drain();
   return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  {
-    const std::lock_guard lock(mutex);
-    if (streams.erase(stream) == 0) return cudaErrorInvalidResourceHandle;
-  }
-  delete stream;
-  return cudaSuccess;
-}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return destroy(streams, stream); }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
-  *event = new CUevent_st;
-  const std::lock_guard lock(mutex);
-  events.insert(*event);
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  {
-    const std::lock_guard lock(mutex);
-    if (events.erase(event) == 0) return cudaErrorInvalidResourceHandle;
-  }
-  delete event;
-  return cudaSuccess;
-}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) { return create(events, *event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return destroy(events, event); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   queue_of(stream).add([event, record = event->record()] { event->finish(record); });
   return cudaSuccess;
