@@ -72,13 +72,14 @@ TEST_SUITE("runtime/cuda") {
     const std::vector<std::byte> state = noise(kBytes);
     DeviceMemory device(kBytes);
     Slot slot(kBytes + 4096), from(kBytes);
+    std::vector<std::byte> there(kBytes);
     std::memcpy(from.base, state.data(), state.size());
     auto link = make_cuda_link(0);
     REQUIRE_MESSAGE(link.ok(), (link.ok() ? "" : link.error().message));
     REQUIRE(link.value()->use_host(slot.all()).ok());
     REQUIRE(link.value()->store(from.all(), device.data).ok());
     REQUIRE(link.value()->settle().ok());
-    std::vector<std::byte> there(kBytes);  // on a stream that waits for no other
+    // On a stream that waits for no other, and at once.
     REQUIRE(cudaMemcpy(there.data(), device.data, kBytes, cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(std::memcmp(there.data(), state.data(), state.size()) == 0);
     StateCopier copier(std::move(link).value(), 0);
