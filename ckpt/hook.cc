@@ -102,18 +102,27 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     return Error{ErrorCode::kInternal, fmt::format("rank {}: the trainer's state is not the arena's", rank_)};
   }
   trainer::StateMemory out;
+  const auto bank_in = [this](int64_t slot) {
+    std::byte* const payload = arena_.payload(rank_, slot).data();
+    std::vector<std::byte*> bank;
+    for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
+    return bank;
+  };
+  const arena::Decision& decision = arena_.control().decision;
+  const bool in_memory = decision.source == arena::Source::kMemory && decision.slot < arena_.slots();
   if (copies()) {
     std::unique_ptr<DeviceLink> link = options_.make_link ? options_.make_link() : make_host_link();
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) RT_TRY(link->use_host(arena_.payload(rank_, slot)));
     copier_ = std::make_unique<StateCopier>(std::move(link), kCopyNice);
     out.gate = copier_.get();
-  }
-  for (int64_t slot = 0; !copies() && slot < arena_.slots(); ++slot) {
-    std::byte* const payload = arena_.payload(rank_, slot).data();
-    std::vector<std::byte*>& bank = out.banks.emplace_back();
-    for (const SlotShard& shard : layout_.shards) bank.push_back(payload + shard.offset);
-  }
-  if (!copies()) {
+    starts_in_slot_ = in_memory && !options_.make_link;
+    if (starts_in_slot_) {
+      out.banks.push_back(bank_in(decision.slot));
+      RT_TRY_SET(out.originals, originals_in(plan_, arena_, kept_for_others));
+      for (trainer::Original& part : *out.originals) part.banks = {nullptr, part.banks[decision.slot]};
+    }
+  } else {
+    for (int64_t slot = 0; slot < arena_.slots(); ++slot) out.banks.push_back(bank_in(slot));
     out.weights = arena_.weights(rank_).data();
     RT_TRY_SET(out.originals, originals_in(plan_, arena_, kept_for_others));
   }
@@ -122,7 +131,7 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
     out.pager = pager_.get();
   }
   // A start from memory is to take no time: there the first steps find their pages one by one.
-  if (arena_.control().decision.source != arena::Source::kMemory) arena_.populate(rank_);
+  if (!in_memory) arena_.populate(rank_);
   attached_ = true;
   return out;
 }
@@ -138,8 +147,8 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
   if (found && arena_.control().decision.source == arena::Source::kMemory) published_bank_ = found->bank;
   if (!copies()) return found;
   if (published_bank_ >= 0) {
-    RT_TRY(load(published_bank_, state).with("restoring"));
-    found->bank = 0;
+    if (!starts_in_slot_) RT_TRY(load(published_bank_, state).with("restoring"));
+    found->bank = starts_in_slot_ ? 1 : 0;
   }
   copier_->cover(parts_to_copy(state), std::ssize(layout_.shards));
   return found;
@@ -190,7 +199,8 @@ std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTenso
 Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
   RT_CHECK(rank_ == 0, "next_bank() on rank {}", rank_);
   pause_ns_ = 0;
-  if (copies() || current != published_bank_) return current;
+  if (copies()) return 0;
+  if (current != published_bank_) return current;
   const int64_t begin_ns = clock_.now_ns();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
   for (bool waited = false;; waited = true) {

@@ -104,7 +104,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
   /// Copied state: what is saved of `state`, in the order in which an update overwrites it.
   std::vector<CopyPart> parts_to_copy(std::span<const trainer::StateTensor> state) const;
-  /// The state that lies in a slot, into memory of the trainer.
+  /// The state that lies in a slot, into memory of the trainer which only the link can reach.
   Status load(int64_t slot, std::span<const trainer::StateTensor> state);
   /// The slot of the next copy, or none; `must`: waits for one to be free.
   Result<std::optional<int64_t>> slot_for_copy(bool must);
@@ -122,6 +122,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   SlotLayout layout_;
   std::unique_ptr<DiskPager> pager_;  // of banks on a disk
   bool attached_ = false;             // memory() was asked: the trainer's banks are the arena's
+  bool starts_in_slot_ = false;       // copied state: the first update reads the snapshot where it lies
   int64_t published_bank_ = -1;       // of the newest snapshot; the next update or copy must not write it
   int64_t begun_bank_ = -1;           // that the last update wrote, or the last copy
   int64_t pause_ns_ = 0;              // of the step under way

@@ -409,7 +409,7 @@ Status ShardedOptimizer::lamb(int64_t update, double lr, float grad_scale, int64
 
 void ShardedOptimizer::keep(int64_t from, int64_t to) {
   if (elsewhere_) copy_originals(from);
-  if (arrays_.gate != nullptr) return;  // it is where it is
+  if (arrays_.gate != nullptr && from == to) return;  // it is where it is
   const auto copy = [](const float* source, float* target, int64_t count) {
     if (target != source) std::copy_n(source, count, target);
     return word_sums(reinterpret_cast<const std::byte*>(target), count);

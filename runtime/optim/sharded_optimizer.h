@@ -43,7 +43,7 @@ struct Arrays {
   std::vector<std::vector<float*>> bank_sums;           // of each bank, where each primary SumPiece lies
   std::byte* work = nullptr;                            // RankPlan::work_bytes()
   Pager* pager = nullptr;                               // of banks on a disk
-  CopyGate* gate = nullptr;                             // of the only bank: it is copied beside training
+  CopyGate* gate = nullptr;                             // of bank 0, the only one written: copied beside training
   /// Of all private state, by address: it is found there until the first update puts it where it belongs. Null: it is
   /// where it belongs.
   std::optional<std::vector<Original>> originals;

@@ -59,12 +59,13 @@ struct Original {
 
 /// Memory of the hook that outlives this process, for what training cannot do without.
 struct StateMemory {
-  /// Of each bank, where each of the saved tensors lies, at multiples of 64 bytes. Empty: the hook has none, and the
-  /// trainer takes one bank of its own.
+  /// Of each bank, where each of the saved tensors lies, at multiples of 64 bytes. Empty, or with a gate: the trainer
+  /// takes one bank of its own, which goes before these as bank 0.
   std::vector<std::vector<std::byte*>> banks;
   std::byte* weights = nullptr;  // those that forward and backward read; null: the trainer allocates them
   Pager* pager = nullptr;        // when the banks lie on a disk
-  /// Of a hook without banks, which copies what is saved beside training: no update overwrites what it still reads.
+  /// Of a hook that copies what is saved beside training: no update overwrites what it still reads. `banks` may hold a
+  /// snapshot then that the first update can read where it lies; none writes it.
   CopyGate* gate = nullptr;
   /// Of all copies, in parts. Then nobody fills these: an update finds their first state there. Null: the hook sees no
   /// other rank's memory, and restore() fills them. The same on every rank.
@@ -78,10 +79,11 @@ struct Restored {
   bool weights_ready = false;  // StateMemory::weights are those of that position. The same on every rank
 };
 
-/// Two kinds of hook. One has banks, and an update that has written one leaves nothing to copy; the other has none, for
-/// state that dies with the process or that nobody else can read: the trainer's one bank is updated in place,
-/// snapshot() begins a copy of it that runs beside the next forward and backward, and the next update waits for what it
-/// overwrites (StateMemory::gate), piece by piece.
+/// Two kinds of hook. One has banks, and an update that has written one leaves nothing to copy; the other is for state
+/// that dies with the process or that nobody else can read: the trainer's one bank is updated in place, snapshot()
+/// begins a copy of it that runs beside the next forward and backward, and the next update waits for what it overwrites
+/// (StateMemory::gate), piece by piece. Back the copy comes likewise, if this process can read it: the first update
+/// goes from there into the trainer's bank.
 ///
 /// Life of a step under a hook: next_bank on world rank 0, once forward and backward are done -> begin_update on every
 /// rank -> the update, which reads the bank of the last step and writes that one, the private state and the weights ->

@@ -79,6 +79,18 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
   out.arrays_.private_sums = own + rank.private_elems * rank.private_arrays;
   out.arrays_.work = out.work_.data();
 
+  if (memory.banks.empty() || memory.gate != nullptr) {
+    RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
+    auto* bank = reinterpret_cast<float*>(out.bank_.data());
+    std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
+    for (const StatePiece& piece : rank.pieces) {
+      if (piece.primary) states.push_back(arrays_at(arrays, bank + piece.state_offset, rank.saved_elems));
+    }
+    std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
+    for (const SumPiece& piece : rank.sums) {
+      if (piece.primary) of_sums.push_back(bank + rank.saved_elems * rank.saved_arrays + piece.state_offset);
+    }
+  }
   size_t saved = 0, sums = 0;
   for (const StatePiece& piece : rank.pieces) saved += piece.primary ? 1 : 0;
   for (const SumPiece& piece : rank.sums) sums += piece.primary ? 1 : 0;
@@ -109,18 +121,6 @@ Result<TrainState> TrainState::allocate(const Plan& plan, const RankPlan& rank, 
       if (!piece.primary) copies.push_back(out.arrays_.private_sums + piece.state_offset);
     }
     RT_TRY_SET(out.arrays_.originals, originals_of(*memory.originals, copies));
-  }
-  if (memory.banks.empty()) {
-    RT_TRY_SET(out.bank_, Buffer::allocate(device, rank.bank_bytes()));
-    auto* bank = reinterpret_cast<float*>(out.bank_.data());
-    std::vector<kernels::AdamwState>& states = out.arrays_.banks.emplace_back();
-    for (const StatePiece& piece : rank.pieces) {
-      if (piece.primary) states.push_back(arrays_at(arrays, bank + piece.state_offset, rank.saved_elems));
-    }
-    std::vector<float*>& of_sums = out.arrays_.bank_sums.emplace_back();
-    for (const SumPiece& piece : rank.sums) {
-      if (piece.primary) of_sums.push_back(bank + rank.saved_elems * rank.saved_arrays + piece.state_offset);
-    }
   }
   return out;
 }

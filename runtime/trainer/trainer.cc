@@ -461,6 +461,8 @@ Status Run::step(int64_t number) {
                              plan.tokens_per_step, *groups_.world, &heads));
     RT_TRY(now_->data_parallel.spread_weights(nullptr, [this, number] { return env_.hook.weights_whole(number); }));
   }
+  // Other ranks may still be reading replicas' state in the snapshot that this one starts from.
+  if (gate != nullptr && bank != bank_) RT_TRY(groups_.world->barrier("state left in the snapshot"));
   bank_ = bank;
   if (gate != nullptr) paused_ms_ += static_cast<double>(gate->waited_ns() - waited_ns) * 1e-6;
 

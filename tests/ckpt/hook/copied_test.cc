@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <mutex>
+#include <tuple>
 
 #include "runtime/plan/activations.h"
+#include "runtime/trainer/state.h"
 #include "tests/ckpt/hook/mortal_run.h"
 
 using namespace cairn;
@@ -173,6 +175,56 @@ TEST_SUITE("ckpt/hook/copied") {
         CHECK(from[life].first >= completed - every);
       }
     }
+  }
+
+  TEST_CASE("a start from memory copies nothing: the first update reads the snapshot where it lies") {
+    const Plan plan = plan_for(copied(short_recipe(true, true)), 2);
+    const TempDir dir;
+    Agent agent(plan, fresh_run_id(), dir.path());
+    Told told;
+    REQUIRE(agent.begin().ok());
+    REQUIRE_FALSE(live_once(plan, agent, {Moment::kForward, 4, 0}, &told));
+    const RestoreChoice choice = agent.begin().value();
+    REQUIRE(choice.source == arena::Source::kMemory);
+    const RankPlan rank = plan.rank(1);
+    const std::vector<trainer::StateTensor> saved = trainer::kept_tensors(plan, rank, true);
+    const std::vector<trainer::StateTensor> replicas = trainer::kept_tensors(plan, rank, false);
+    REQUIRE_FALSE(replicas.empty());
+    const SystemClock clock;
+    const auto begin = [&](const MakeLink& make_link) {
+      const auto hook = SharedMemoryHook::make(plan, 1, *agent.arena, clock, {.make_link = make_link}).value();
+      trainer::StateMemory memory = hook->memory(saved, replicas, rank.weight_bytes).value();
+      const trainer::TrainState state = trainer::TrainState::allocate(plan, rank, memory).value();
+      const std::vector<trainer::StateTensor> own = state.tensors(plan, rank, 0);
+      const int64_t bank = hook->restore(own).value()->bank;
+      const bool filled = std::any_of(own.begin(), own.end(), [](const trainer::StateTensor& item) {
+        return std::any_of(item.data, item.data + item.bytes, [](std::byte b) { return b != std::byte{0}; });
+      });
+      return std::tuple(std::move(memory), bank, filled);
+    };
+
+    const auto [memory, bank, filled] = begin({});
+    CHECK(bank == 1);  // after the trainer's own
+    CHECK_FALSE(filled);
+    REQUIRE(memory.banks.size() == 1);
+    REQUIRE(memory.banks[0].size() == saved.size());
+    const std::span<std::byte> slot = agent.arena->payload(1, choice.slot);
+    CHECK(memory.banks[0][0] == slot.data() + agent.arena->shards(1)[0].offset);
+    REQUIRE(memory.originals.has_value());
+    const std::span<std::byte> of_saver = agent.arena->payload(0, choice.slot);
+    for (const trainer::Original& part : *memory.originals) {
+      CHECK(part.banks[1] >= of_saver.data());
+      CHECK(part.banks[1] + part.bytes <= of_saver.data() + of_saver.size());
+    }
+
+    // What only a link can reach is copied back.
+    Overtaken seen;
+    const auto [by_link, own_bank, by_copy] =
+        begin([&] { return std::make_unique<LateLink>(seen, std::chrono::microseconds(1)); });
+    CHECK(by_link.banks.empty());
+    CHECK_FALSE(by_link.originals.has_value());
+    CHECK(own_bank == 0);
+    CHECK(by_copy);
   }
 
   TEST_CASE("what a rank allocates is what the plan says, and the arena has no weights") {
