@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cctype>
+#include <array>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -236,9 +236,7 @@ std::optional<size_t> scan_tensors(std::string_view text, std::vector<TensorEntr
   };
   const auto word = [&](std::string_view& value) {  // of characters that are written as they are
     size_t size = 0;
-    while (size < text.size() && (std::isalnum(static_cast<unsigned char>(text[size])) != 0 || text[size] == '_' ||
-                                  text[size] == '.' || text[size] == '-'))
-      ++size;
+    while (size < text.size() && is_name_character(text[size])) ++size;
     value = text.substr(0, size);
     text.remove_prefix(size);
   };
@@ -264,12 +262,14 @@ std::optional<size_t> scan_tensors(std::string_view text, std::vector<TensorEntr
     tensor.kind = kind;
     tensor.name = name;
     if (!skip(R"(","shape":[)")) return std::nullopt;
+    std::array<int64_t, kMaxDims> dims;
+    size_t count = 0;
     if (!text.starts_with(']')) {
       do {
-        if (!number(tensor.shape.emplace_back()) || static_cast<int64_t>(tensor.shape.size()) > kMaxDims)
-          return std::nullopt;
+        if (count == dims.size() || !number(dims[count++])) return std::nullopt;
       } while (skip(","));
     }
+    tensor.shape.assign(dims.begin(), dims.begin() + count);
     if (!skip("]}") || static_cast<int64_t>(out.size()) > kMaxTensors) return std::nullopt;
   } while (skip(","));
   if (!text.starts_with(']')) return std::nullopt;

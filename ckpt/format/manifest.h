@@ -39,6 +39,11 @@ inline constexpr int64_t kMinChunkBytes = 4096;  // chunk sizes of raw shards ar
 inline constexpr int64_t kMaxChunkBytes = int64_t{1} << 30;
 inline constexpr int64_t kMaxJsonDepth = 64;
 
+/// Of the names of tensors, files and metrics: [A-Za-z0-9_.-].
+constexpr bool is_name_character(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
+}
+
 struct RunInfo {
   std::string name;
   std::string id;                    // unique per run

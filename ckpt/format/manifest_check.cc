@@ -24,10 +24,7 @@ Error corrupt(fmt::format_string<Args...> format, Args&&... args) {
 // Names end in messages, HDF5 paths and file paths: keep them to characters that are safe in all three.
 bool safe_name(std::string_view name) {
   if (name.empty() || static_cast<int64_t>(name.size()) > kMaxNameBytes || name == "." || name == "..") return false;
-  return std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
-           c == '-';
-  });
+  return std::all_of(name.begin(), name.end(), is_name_character);
 }
 
 bool safe_kind(std::string_view kind) {
@@ -281,7 +278,7 @@ Status check_tiling(const Manifest& m) {
   for (size_t t = 0; t < m.tensors.size(); ++t) {
     const TensorEntry& tensor = m.tensors[t];
     const auto shards = std::span(by_tensor).subspan(first[t], first[t + 1] - first[t]);
-    if (shards.size() == 1 && m.shards[shards.front()].box == Box::whole(tensor.shape)) continue;
+    if (shards.size() == 1 && m.shards[shards.front()].box.is_whole(tensor.shape)) continue;
     unsigned __int128 positions = 1;  // up to 2^60 elements in 8 dims: at most 2^68
     for (const int64_t extent : tensor.shape) positions *= static_cast<unsigned __int128>(extent + 1);
     const auto gap = positions < static_cast<unsigned __int128>(1) << 63

@@ -120,7 +120,11 @@ struct CheckpointReader::Impl {
   Manifest manifest;
   ReadOptions options;
   std::vector<std::unique_ptr<IoFile>> files;
-  std::vector<int64_t> by_extent;  // shards sorted by (file, offset)
+  struct Extent {
+    int64_t file = 0, offset = 0, shard = 0;
+    bool operator<(const Extent& o) const { return file != o.file ? file < o.file : offset < o.offset; }
+  };
+  std::vector<Extent> extents;  // of all shards, sorted
   ReadStats stats = {};
   BufferStore own_buffers{options.window_bytes};
   BufferStore* buffers = options.buffers != nullptr ? options.buffers : &own_buffers;
@@ -135,15 +139,12 @@ struct CheckpointReader::Impl {
   }
 
   Result<int64_t> shard_of(const ReadRange& range) const {
-    const auto after = [&](const ReadRange& r, int64_t s) {
-      const ShardEntry& shard = manifest.shards[static_cast<size_t>(s)];
-      return r.file != shard.file ? r.file < shard.file : r.offset < shard.offset;
-    };
-    const auto it = std::upper_bound(by_extent.begin(), by_extent.end(), range, after);
-    if (it != by_extent.begin() && range.bytes >= 0) {
-      const ShardEntry& shard = manifest.shards[static_cast<size_t>(*(it - 1))];
+    const auto it = std::upper_bound(extents.begin(), extents.end(), Extent{range.file, range.offset});
+    if (it != extents.begin() && range.bytes >= 0) {
+      const int64_t index = std::prev(it)->shard;
+      const ShardEntry& shard = manifest.shards[static_cast<size_t>(index)];
       const int64_t within = range.offset - shard.offset;
-      if (shard.file == range.file && within <= shard.bytes && range.bytes <= shard.bytes - within) return *(it - 1);
+      if (shard.file == range.file && within <= shard.bytes && range.bytes <= shard.bytes - within) return index;
     }
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: {} bytes at offset {} of file {} lie in no shard",
                                                        dir.string(), range.bytes, range.offset, range.file)};
@@ -224,13 +225,10 @@ Result<CheckpointReader> CheckpointReader::open(IoBackend& io, const fs::path& d
   }
   auto impl = std::unique_ptr<Impl>(new Impl{io, dir, std::move(manifest), options, {}, {}});
   impl->files.resize(impl->manifest.files.size());
-  impl->by_extent.resize(impl->manifest.shards.size());
-  for (size_t i = 0; i < impl->by_extent.size(); ++i) impl->by_extent[i] = static_cast<int64_t>(i);
-  const std::vector<ShardEntry>& shards = impl->manifest.shards;
-  std::sort(impl->by_extent.begin(), impl->by_extent.end(), [&](int64_t a, int64_t b) {
-    const ShardEntry &x = shards[static_cast<size_t>(a)], &y = shards[static_cast<size_t>(b)];
-    return x.file != y.file ? x.file < y.file : x.offset < y.offset;
-  });
+  impl->extents.reserve(impl->manifest.shards.size());
+  for (const ShardEntry& shard : impl->manifest.shards)
+    impl->extents.push_back({shard.file, shard.offset, std::ssize(impl->extents)});
+  std::sort(impl->extents.begin(), impl->extents.end());
   return CheckpointReader(std::move(impl));
 }
 

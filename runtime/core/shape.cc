@@ -18,6 +18,11 @@ std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join
 
 Box Box::whole(const Shape& shape) { return Box{std::vector<int64_t>(shape.size(), 0), shape}; }
 
+bool Box::is_whole(const Shape& shape) const {
+  return hi == shape && lo.size() == shape.size() &&
+         std::all_of(lo.begin(), lo.end(), [](int64_t b) { return b == 0; });
+}
+
 Shape Box::extents() const {
   Shape shape(lo.size());
   for (size_t d = 0; d < lo.size(); ++d) shape[d] = hi[d] - lo[d];

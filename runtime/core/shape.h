@@ -18,6 +18,7 @@ struct Box {
   std::vector<int64_t> lo, hi;
 
   static Box whole(const Shape& shape);
+  bool is_whole(const Shape& shape) const;  // equal to whole(shape)
   int64_t dims() const { return static_cast<int64_t>(lo.size()); }
   int64_t extent(int64_t dim) const { return hi[dim] - lo[dim]; }
   Shape extents() const;
