@@ -14,7 +14,7 @@ touched before its clock starts; `cold load` is the first of a process:
   small, small load the same in --small tensors (1 GiB)
   pair              two saves in flight at once
   columns, sparse   the second quarter of the columns, with and without verification: bytes read per byte wanted
-  torch_save, dcp_save, torch_load, dcp_load   with --python; the same bytes, equal durability (torch_checkpoint.py)
+  torch_save, dcp_save, dcp2_save, torch_load, dcp_load   with --python; the same bytes, equal durability (torch_checkpoint.py)
 Removal of older checkpoints is timed apart; before each arm comes a sync, for a file system that discards removed blocks does it
 when it commits, in the time of whoever comes next. fio: of two settings, both with buffers in huge pages, the one with the better median;
 4 MiB, O_DIRECT, io_uring, one new file with its space reserved, one fsync. Debian package fio; without it its columns are
@@ -162,6 +162,8 @@ with Scratch(args.scratch) as scratch:
             rate("torch_load", torch.ask("torch_load"))
             torch.ask("remove")
             rate("dcp_save", torch.ask("dcp_save"))
+            torch.ask("remove")
+            rate("dcp2_save", torch.ask("dcp2_save"))
             rate("dcp_load", torch.ask("dcp_load"))
             torch.ask("remove")
         answer = large.ask("remove")
@@ -190,6 +192,7 @@ with Scratch(args.scratch) as scratch:
         print(f"{name:<26} {spread(values, 3)}")
     for ours, theirs in [("save", "fio write"), ("persist", "fio write"), ("small", "fio write, small"), ("pair", "fio write"), ("load", "fio read"),
                          ("small load", "fio read, small"), ("load", "unverified"), ("save", "torch_save"), ("save", "dcp_save"),
+                         ("save", "dcp2_save"), ("fio write", "dcp_save"), ("fio write", "dcp2_save"),
                          ("load", "torch_load"), ("load", "dcp_load"), ("fio read", "torch_load")]:
         ratio(ours, theirs)
     for child in filter(None, (large, small, torch)):

@@ -5,7 +5,9 @@
 
 Each word on stdin is done once and answered with a line of JSON (seconds, CPU seconds of all threads, bytes):
   torch_save  one file, fsync, rename, fsync of the directory
-  dcp_save    one process, two threads, its own fsync of the files, then fsync of the directory and its parent
+  dcp_save    one process, the writer as it comes (one thread, its own fsync of the files), then fsync of the directory
+              and its parent
+  dcp2_save   the same with two threads
   torch_load  torch.load of that file, from the disk: the page cache is told to forget it before the clock starts
   dcp_load    into tensors that are there, likewise
   remove      what is there
@@ -59,9 +61,8 @@ def torch_save() -> None:
     sync_dir(folder)
 
 
-def dcp_save() -> None:
-    writer = dcp.FileSystemWriter(folder / "dcp", sync_files=True, thread_count=2)
-    dcp.save(state, storage_writer=writer, no_dist=True)
+def dcp_save(**how) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "dcp", **how), no_dist=True)
     sync_dir(folder / "dcp")
     sync_dir(folder)
 
@@ -91,7 +92,8 @@ for word in map(str.strip, sys.stdin):
         seconds = time.monotonic() - begin
         del loaded
     else:
-        {"torch_save": torch_save, "dcp_save": dcp_save, "dcp_load": dcp_load, "remove": remove}[word]()
+        {"torch_save": torch_save, "dcp_save": dcp_save, "dcp2_save": lambda: dcp_save(thread_count=2), "dcp_load": dcp_load,
+         "remove": remove}[word]()
         seconds = time.monotonic() - begin
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

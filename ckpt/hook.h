@@ -11,7 +11,8 @@
 // With checkpoint.snapshot_by = "copy" the state is the trainer's and the arena's banks hold copies of it (copy/):
 // decide() on rank 0 picks the slot, snapshot() begins to copy into it, and whoever copies its last part publishes it.
 // A copy is begun when the one before is done on that rank, which it is since the update between has waited for it;
-// when no slot is free, because all are on their way to the disk, the snapshot is left out.
+// when no slot is free, because all are on their way to the disk, the snapshot is left out. After a restart the first
+// update reads the slot and writes the trainer's memory; only what a link alone can reach is copied back.
 //
 // With three banks or more (checkpoint.in_flight and two) no call waits for the disk: a save that is due while as many
 // banks are reserved as training can spare (all but two) is put off to the next step at which one is free, so that the
