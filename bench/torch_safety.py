@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What torch.save and torch's distributed checkpoints (DCP) lose when the writer is killed, and load silently wrong when
 bits flip: the same kills and flips that tests/crash puts cairn through.
 

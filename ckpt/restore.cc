@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -168,6 +169,22 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   return Error(loaded.error()).with("restoring");
 }
 
+/// Whether an older checkpoint may be taken instead: this one is damaged, or its disk is failing. A limit of the
+/// system, a missing right or an old build say nothing about it.
+static bool may_pass_over(const Error& error) {
+  return error.code == ErrorCode::kCorrupt ||
+         (error.code == ErrorCode::kIo && (error.os_errno == 0 || error.os_errno == EIO));
+}
+
+static Error not_now(Error error, const std::filesystem::path& dir) {
+  if (error.os_errno != 0) error.code = ErrorCode::kIo;
+  error.message = fmt::format(
+      "{}: the newest checkpoint cannot be read, which is no reason to go on from an older one; make "
+      "it readable, or move it away: {}",
+      dir.string(), error.message);
+  return error;
+}
+
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
@@ -182,6 +199,10 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     if (const auto refused = refused_.find(info.dir.string()); refused != refused_.end()) {
       warnings.push_back(refused->second);
       continue;
+    }
+    if (info.unread && info.os_errno != EIO) {
+      return not_now({info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported, info.problem, info.os_errno},
+                     info.dir);
     }
     if (!info.complete) {
       warnings.push_back(fmt::format("{}: {}", info.dir.string(), info.problem));
@@ -200,6 +221,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     }
     if (checked.error().code == ErrorCode::kInvalidInput)
       return Error(checked.error());  // another model: ask the person
+    if (!may_pass_over(checked.error())) return not_now(checked.error(), info.dir);
     warnings.push_back(checked.error().message);
   }
   if (!any) return std::optional<RestoreChoice>();
@@ -298,7 +320,8 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     }
     const Error& error = filled.error();
     const bool named = request_.from && choice.dir == *request_.from;
-    if (named || (error.code != ErrorCode::kCorrupt && error.code != ErrorCode::kIo)) return Error(error);
+    if (named) return Error(error);
+    if (!may_pass_over(error)) return not_now(error, choice.dir);
     const std::string dir = choice.dir.string();
     std::string_view what = error.message;
     if (what.starts_with(dir + "/")) what.remove_prefix(dir.size() + 1);  // said once

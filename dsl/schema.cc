@@ -1064,7 +1064,7 @@ const Block& optimizer_block() {
                     "When the largest score S of a head in a step, before the softmax, is above this, its scores are "
                     "scaled by qk_clip / S: after the update the rows of q and k of the head are multiplied by the "
                     "root of that each. Query heads that share a key head: k takes the root of the smallest factor, "
-                    "each q what is left. Not with model.qk_norm, which undoes it.")
+                    "each q what is left. Not with model.qk_norm, which undoes it, nor model.top_query.")
               .like("100"),
           bound("offload", &OptimizerConfig::offload)
               .otherwise("")
@@ -1175,13 +1175,13 @@ const Block& mesh_block() {
               .otherwise(0)
               .silently()
               .says("data-parallel ranks that optimizer.zero splits over",
-                    "Neighbours in dp; must divide it. The groups of so many ranks hold the same and add their shards "
-                    "up. 0: all of dp.")
+                    "Neighbours in dp x cp; must divide it. The groups of so many ranks hold the same and add their "
+                    "shards up. 0: all of dp x cp.")
               .like("8"),
           bound("sequence_parallel", &MeshConfig::sequence_parallel)
               .otherwise(false)
               .says("norms and residuals are split over tp along the sequence",
-                    "Needs tp > 1, and batch.micro * model.context divisible by tp."),
+                    "Needs tp > 1, and batch.micro * model.context / cp divisible by tp."),
           bound("virtual_stages", &MeshConfig::virtual_stages)
               .range(1, 1 << 10)
               .otherwise(1)
@@ -1423,13 +1423,14 @@ const Block& checkpoint_block() {
           chosen("snapshot_by", &CheckpointConfig::snapshot_by, {"banks", "copy"})
               .otherwise("banks")
               .silently()
-              .says("how a step gets into shared memory",
-                    "banks: the optimizer state lies there, and an update goes from one bank into another; nothing is "
-                    "copied. copy: the state is each rank's own, updated in place, and after the step it is copied "
-                    "beside the next forward and backward; the next update waits for what it overwrites, tensor by "
-                    "tensor. The same bits. A killed rank restarts from the newest step whose copy is complete, at most "
-                    "one before the last. Costs the memory of the state once more, and time: it is for devices whose "
-                    "memory no other process can read, not for CPUs. Not with optimizer.offload."),
+              .says(
+                  "how a step gets into shared memory",
+                  "banks: the optimizer state lies there, and an update goes from one bank into another; nothing is "
+                  "copied. copy: the state is each rank's own, updated in place, and after the step it is copied "
+                  "beside the next forward and backward; the next update waits for what it overwrites, tensor by "
+                  "tensor. The same bits. A killed rank restarts from the newest step whose copy is complete, at most "
+                  "one before the last. Costs the memory of the state once more, and time: it is for devices whose "
+                  "memory no other process can read, not for CPUs. Not with optimizer.offload."),
           items("keep", &CheckpointConfig::keep, keep_block())
               .otherwise(Json::array())
               .written(Form::kKeep,
@@ -1462,7 +1463,7 @@ const Block& checkpoint_block() {
               .newer()
               .says("smaller checkpoints for more CPU time",
                     "zstd: byte planes split, then zstd, as HDF5's filters shuffle and 32015; some 15 % smaller. Pays "
-                    "where storage is slower than some 0.5 GB/s for each core that is free, or dear. "
+                    "where storage is slower than some 1 GB/s for each core that is free, or dear. "
                     "`cairn ckpt reshard --compress zstd` does the same to a checkpoint that is there."),
           bound("incremental", &CheckpointConfig::incremental)
               .otherwise(false)
@@ -1655,7 +1656,8 @@ const Block& recipe_block() {
                   "tp may be a power of two up to 8 that leaves key/value heads whole and 16 channels on each rank, cp "
                   "one "
                   "that leaves multiples of 256 tokens of a sequence on each; with experts or a top query layer both "
-                  "must be 1."),
+                  "must be 1. Not with zb-h1, zb-v or T.adafactor, with several replicas not with zero = 0 or a "
+                  "mesh.shard below dp x cp, and sequence parallelism not with model.embed_dim or parallel_shared."),
           block("mesh", &Recipe::mesh, mesh_block()).says("how the ranks are arranged; default: data parallel alone"),
           chosen("schedule", &Recipe::schedule, {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"})
               .otherwise("1f1b")

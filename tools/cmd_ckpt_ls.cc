@@ -76,7 +76,7 @@ Result<int> list(const std::string& path, bool as_json) {
                        {"complete", info.complete},
                        {"created_unix_ms", info.created_unix_ms},
                        {"size_bytes", info.size_bytes}});
-      if (!info.complete) steps.back()["problem"] = info.problem;
+      if (!info.complete) steps.back().update({{"problem", info.problem}, {"unread", info.unread}});
       if (const auto more = told.find(info.step); more != told.end()) {
         steps.back().update({{"metrics", more->second.metrics},
                              {"samples", more->second.samples},
@@ -114,7 +114,7 @@ Result<int> list(const std::string& path, bool as_json) {
                  more != told.end() && more->second.weights_only ? ", weights alone" : "",
                  more != told.end() && !more->second.origin.empty() ? ", " + more->second.origin : "");
     } else {
-      fmt::print("{}damaged{}: {}\n", color.red, color.reset, info.problem);
+      fmt::print("{}{}{}: {}\n", color.red, info.unread ? "not read" : "damaged", color.reset, info.problem);
     }
   }
   if (catalog.checkpoints.size() > 1) fmt::print("{} in all\n", format_bytes(bytes));

@@ -658,7 +658,8 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
     node_->keep_memory();
     progress_.say(
-        "left at once; what is not on disk yet stays in shared memory until this run, or another one, starts here");
+        "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
+        "up");
     return outcome.exit_code;
   }
   const std::optional<ckpt::PersistEvent> saved = node_->flush();

@@ -145,10 +145,9 @@ Status RunCopies::prepare(bool fresh) {
     if (!looked.ok()) {
       if (newest_here < 0 && !fresh) {
         return std::move(looked)
-            .with(
-                fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew without "
-                            "asking)",
-                            folder_.path().string(), place->describe()))
+            .with(fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew even "
+                              "so)",
+                              folder_.path().string(), place->describe()))
             .error();
       }
       callbacks_.say(fmt::format("warning: {}; copies are tried again later", looked.error().message));
@@ -195,7 +194,8 @@ Status RunCopies::prepare(bool fresh) {
     if (code != ErrorCode::kCorrupt && code != ErrorCode::kInvalidInput) return last;
     callbacks_.say("warning: " + last.error().message);
   }
-  return std::move(last).with("none of the copies can be used; not starting anew over them (--fresh would)");
+  return std::move(last).with(
+      "none of the copies can be used; not starting anew over them; another name for the run folder begins anew");
 }
 
 void RunCopies::start() {

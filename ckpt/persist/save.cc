@@ -46,6 +46,7 @@
 #include "ckpt/persist/layout.h"
 #include "ckpt/persist/stream_copy.h"
 #include "ckpt/persist/unfinished.h"
+#include "ckpt/retention/references.h"
 #include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
@@ -786,6 +787,13 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   if (existing.ok() && !options.replace_existing)
     return invalid(fmt::format("{}: step {} is there already; remove it first, or save with replacing allowed",
                                report.dir.string(), report.manifest.step));
+  if (existing.ok()) {
+    RT_TRY_SET(const std::vector<int64_t> others, steps_that_need(io, checkpoints_dir, report.manifest.step));
+    if (!others.empty())
+      return invalid(fmt::format(
+          "{}: not replaced, step {} refers to its files; remove what refers to it first, or write to another folder",
+          report.dir.string(), fmt::join(others, ", ")));
+  }
 
   const fs::path left = checkpoints_dir / options.resume_from;
   std::map<size_t, FinishedFile> taken;

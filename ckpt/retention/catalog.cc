@@ -92,6 +92,11 @@ Status inspect(IoBackend& io, CheckpointInfo& info, CatalogCache* cache) {
   return {};
 }
 
+bool proves_damage(const Error& error) {
+  if (error.os_errno != 0) return is_not_found(error);
+  return error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kInvalidInput;
+}
+
 int64_t bytes_lying_there(IoBackend& io, const fs::path& dir) {
   int64_t total = 0;
   Result<std::vector<DirEntry>> entries = io.list(dir);
@@ -130,6 +135,8 @@ CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir
   info.complete = complete.ok();
   if (!info.complete) {
     info.problem = complete.error().message;
+    info.os_errno = complete.error().os_errno;
+    info.unread = !proves_damage(complete.error());
     info.size_bytes = bytes_lying_there(io, info.dir);
   }
   return info;
@@ -150,6 +157,13 @@ Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoint
   for (auto it = names.steps.rbegin(); it != names.steps.rend(); ++it) {
     CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, *it);
     if (info.complete) return info;
+    if (info.unread) {
+      return Error{info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported,
+                   fmt::format("step {} is the newest and cannot be read, which is no reason to take an older "
+                               "one; name a step's folder to do so: {}",
+                               info.step, info.problem),
+                   info.os_errno};
+    }
     problems += fmt::format("; step {} is damaged: {}", info.step, info.problem);
   }
   return Error{ErrorCode::kInvalidInput,

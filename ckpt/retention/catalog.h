@@ -20,6 +20,10 @@ struct CheckpointInfo {
   std::filesystem::path dir;
   bool complete = false;  // the manifest's checksum holds, it is valid, and each file is there with its size
   std::string problem;    // why not complete
+  /// Not complete, but nothing shows that it is damaged: the system would not let it be read, or a newer build wrote
+  /// it.
+  bool unread = false;
+  int os_errno = 0;  // of `problem`, when the system gave one
   int64_t created_unix_ms = 0;
   int64_t size_bytes = 0;  // of the files the manifest names (or that lie there, when it cannot be read)
   std::optional<double> loss, valid_loss;  // of the step that was saved, when the manifest has them
@@ -66,7 +70,7 @@ CheckpointInfo look_at_checkpoint(IoBackend& io, const std::filesystem::path& ch
                                   CatalogCache* cache = nullptr);
 
 /// The complete checkpoint with the highest step. Errors: kInvalidInput when there is none; the message names each
-/// damaged one and why.
+/// damaged one and why. With a higher one that could not be read: that one's error, not an older checkpoint.
 Result<CheckpointInfo> newest_complete(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 
 }  // namespace cairn::ckpt

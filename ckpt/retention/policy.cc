@@ -277,7 +277,7 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
   std::vector<Fate> out;
   std::vector<const CheckpointInfo*> complete;
   for (const CheckpointInfo& info : checkpoints) {
-    out.push_back({info.step, true, "damaged, but not older than all that stay"});
+    out.push_back({info.step, true, info.unread ? "cannot be read" : "damaged, but not older than all that stay"});
     if (info.complete) complete.push_back(&info);
   }
   if (complete.empty()) {
@@ -308,7 +308,7 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
       out[k].why = found->second;
     } else if (checkpoints[k].complete) {
       out[k] = {checkpoints[k].step, false, "no rule keeps it"};
-    } else if (checkpoints[k].step < oldest_of_last) {
+    } else if (!checkpoints[k].unread && checkpoints[k].step < oldest_of_last) {
       out[k] = {checkpoints[k].step, false, "damaged"};
     }
   }

@@ -49,8 +49,8 @@ struct Fate {
 };
 
 /// The fate of each checkpoint of `checkpoints` (ascending), in their order. Damaged ones go when they are older than
-/// the newest keep_last complete ones; nothing goes while none is complete. Errors: kInvalidInput for a rule that makes
-/// no sense (a count below 1, a time of 0, fractions without run_steps).
+/// the newest keep_last complete ones; what could not be read stays; nothing goes while none is complete. Errors:
+/// kInvalidInput for a rule that makes no sense (a count below 1, a time of 0, fractions without run_steps).
 Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpoints, const RetentionPolicy& policy);
 
 /// The one place that knows what checkpoints need of others: the steps that those of `kept` refer to, over any number

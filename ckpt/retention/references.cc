@@ -1,9 +1,11 @@
 #include "ckpt/retention/references.h"
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 
 #include "ckpt/format/names.h"
+#include "ckpt/retention/catalog.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -36,6 +38,20 @@ Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesys
     }
   }
   return steps;
+}
+
+Result<std::vector<int64_t>> steps_that_need(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                             int64_t step) {
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  std::vector<int64_t> out;
+  for (const int64_t other : names.steps) {
+    if (other == step) continue;
+    const CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, other);
+    std::set<int64_t> needs(info.references.begin(), info.references.end());
+    if (info.unread) RT_TRY(add(io, info.dir, needs));
+    if ((info.complete || info.unread) && needs.contains(step)) out.push_back(other);
+  }
+  return out;
 }
 
 }  // namespace cairn::ckpt

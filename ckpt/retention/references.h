@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <set>
+#include <vector>
 
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -18,5 +19,8 @@ namespace cairn::ckpt {
 
 /// Steps that some checkpoint or some save at work in this folder says it needs.
 Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+
+/// Other steps of this folder that need files of `step`: each that may be whole. Cost: reads every manifest.
+Result<std::vector<int64_t>> steps_that_need(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step);
 
 }  // namespace cairn::ckpt

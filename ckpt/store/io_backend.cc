@@ -68,7 +68,7 @@ Status remove_tree(IoBackend& io, const fs::path& path) {
     if (is_not_found(there.error())) return {};
     return std::move(there).error();
   }
-  if (!there.value().is_dir) return io.remove_file(path);
+  if (!there.value().is_dir || there.value().is_link) return io.remove_file(path);
   RT_TRY_SET(const std::vector<DirEntry> entries, io.list(path));
   for (const DirEntry& entry : entries) {
     if (entry.is_dir) {

@@ -30,11 +30,12 @@ struct FileStat {
   int64_t size_bytes = 0;
   bool is_dir = false;
   int64_t modified_unix_ms = 0;
+  bool is_link = false;  // the name is a symbolic link; the rest is of what it leads to
 };
 
 struct DirEntry {
   std::string name;
-  bool is_dir = false;
+  bool is_dir = false;  // or a symbolic link to one
 };
 
 /// An operation that submit_write or submit_read started.
@@ -105,7 +106,7 @@ Status make_dirs(IoBackend& io, const std::filesystem::path& path);
 Result<std::string> read_file(IoBackend& io, const std::filesystem::path& path, int64_t max_bytes);
 /// A new file with these bytes, synced (its directory is not).
 Status write_file(IoBackend& io, const std::filesystem::path& path, std::string_view bytes);
-/// Removes a directory and what is in it. A path that is not there is fine.
+/// Removes a directory and what is in it; of a symbolic link the link alone. A path that is not there is fine.
 Status remove_tree(IoBackend& io, const std::filesystem::path& path);
 
 }  // namespace cairn::ckpt

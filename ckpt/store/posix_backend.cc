@@ -98,7 +98,8 @@ Result<Fd> PosixBackend::create_fd(const fs::path& path, int64_t size_bytes) {
 }
 
 Result<Fd> PosixBackend::open_fd(const fs::path& path) {
-  Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  Fd fd(retry_on_signal(
+      [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));  // or a FIFO waits for a writer
   if (!fd) return failed("open", path.string());
   struct stat st {};
   if (::fstat(fd.get(), &st) != 0) return failed("stat", path.string());
@@ -170,6 +171,7 @@ Result<std::vector<DirEntry>> PosixBackend::list(const fs::path& path) {
       if (errno == ENOENT) continue;  // removed since
       return failed("stat", (path / name).string());
     }
+    if (S_ISLNK(st.st_mode) && ::fstatat(::dirfd(dir.get()), entry->d_name, &st, 0) != 0) st.st_mode = S_IFLNK;
     entries.push_back({name, S_ISDIR(st.st_mode)});
   }
   std::sort(entries.begin(), entries.end(), [](const DirEntry& a, const DirEntry& b) { return a.name < b.name; });
@@ -178,9 +180,11 @@ Result<std::vector<DirEntry>> PosixBackend::list(const fs::path& path) {
 
 Result<FileStat> PosixBackend::stat(const fs::path& path) {
   struct stat st {};
-  if (::stat(path.c_str(), &st) != 0) return failed("stat", path.string());
+  if (::lstat(path.c_str(), &st) != 0) return failed("stat", path.string());
+  const bool link = S_ISLNK(st.st_mode);
+  if (link && ::stat(path.c_str(), &st) != 0) return failed("stat", path.string());
   return FileStat{static_cast<int64_t>(st.st_size), S_ISDIR(st.st_mode),
-                  static_cast<int64_t>(st.st_mtim.tv_sec) * 1000 + st.st_mtim.tv_nsec / 1'000'000};
+                  static_cast<int64_t>(st.st_mtim.tv_sec) * 1000 + st.st_mtim.tv_nsec / 1'000'000, link};
 }
 
 Result<int64_t> PosixBackend::free_bytes(const fs::path& path) {

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Kills real processes at random instants and demands that nothing is lost that was promised.
 
     crashtest.py build/release/cairn --kills 10000            as many as that, however long it takes

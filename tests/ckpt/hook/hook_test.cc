@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
 #include <fstream>
 
 #include "ckpt/persist/read.h"
@@ -338,6 +339,48 @@ TEST_SUITE("ckpt/hook") {
     CHECK(later.finished[0].ok());
     CHECK(steps_on_disk(dir.path()) == std::vector<int64_t>{4});
     ignore(arena.remove(), "end of the test");
+  }
+
+  TEST_CASE("a newest checkpoint that cannot be read now stops the start; a failing disk's is passed over") {
+    const TempDir dir;
+    const Plan plan = plan_saving({1, 1, 1}, {.save = {{.steps = 1}}});
+    PosixBackend real;
+    {
+      auto arena = Arena::create(arena_spec(plan, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
+      NodePersister persister(arena, [] { return std::make_unique<PosixBackend>(); }, dir.path(), {});
+      RestoreDecider decider(plan, arena, real, {dir.path()});
+      REQUIRE(decider.next_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, arena, {.steps = 2}, &persister, report).ok());
+      ignore(arena.remove(), "its step 2 is on disk");
+    }
+    REQUIRE(steps_on_disk(dir.path()) == std::vector<int64_t>{1, 2});
+    for (const int os_errno : {EMFILE, EACCES, EIO}) {
+      int64_t older = 0, refused = 0;
+      for (int64_t n = 0;; ++n) {
+        auto arena = Arena::create(arena_spec(plan, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
+        FaultBackend io(real, FaultPlan::fail_call(n, os_errno));
+        RestoreDecider decider(plan, arena, io, {dir.path()});
+        const Result<RestoreChoice> choice = decider.next_incarnation();
+        ignore(arena.remove(), "end of the case");
+        if (choice.ok() && choice.value().step == 1) {
+          ++older;
+          CAPTURE(n);
+          CAPTURE(os_errno);
+          CHECK_MESSAGE(os_errno == EIO, choice.value().warnings.at(0));
+        }
+        if (!choice.ok()) {
+          ++refused;
+          CHECK_MESSAGE(choice.error().os_errno == os_errno, choice.error().message);
+        }
+        if (!io.fired()) {
+          CHECK(choice.value().step == 2);
+          break;
+        }
+      }
+      CHECK((older > 0) == (os_errno == EIO));
+      CHECK(refused > 0);
+    }
   }
 
   TEST_CASE("saves that come faster than the disk: two banks are always left to training, and the newest state wins") {

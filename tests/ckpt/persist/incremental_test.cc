@@ -163,6 +163,24 @@ TEST_SUITE("ckpt/persist/incremental") {
     CHECK(list_checkpoints(disk, kDir).value().checkpoints.size() == 1);
   }
 
+  TEST_CASE("a step that others refer to is not replaced, unless those are damaged") {
+    MemoryBackend disk;
+    const TestState first = state_at(1, moments), second = state_at(2, moments);
+    const Result<SaveReport> a = save(disk, kDir, first);
+    REQUIRE(save(disk, kDir, second, on(a.value().manifest)).ok());
+    SaveOptions replacing = small_options();
+    replacing.replace_existing = true;
+    const Result<SaveReport> refused = save(disk, kDir, state_at(1, all), replacing);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kInvalidInput);
+    CHECK_MESSAGE(refused.error().message.find("step 2 refers to its files") != std::string::npos,
+                  refused.error().message);
+    CHECK(compare(disk, kDir / "step-00000001", first) == "");
+    CHECK(compare(disk, kDir / "step-00000002", second) == "");
+    disk.bytes_of(kDir / "step-00000002" / kManifestName)[200] ^= std::byte{1};
+    CHECK(save(disk, kDir, state_at(1, all), replacing).ok());
+  }
+
   TEST_CASE("a base that is gone or hurt makes the checkpoint damaged, by name") {
     MemoryBackend disk;
     const Result<SaveReport> a = save(disk, kDir, state_at(1, moments));

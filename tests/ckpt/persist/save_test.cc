@@ -13,6 +13,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/priority.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/store/posix_backend.h"
@@ -102,6 +103,28 @@ TEST_SUITE("ckpt/persist/save") {
     REQUIRE(save(*io, dir.path, second).ok());
     CHECK(compare(*io, dir.path / "step-00000012", second) == "");
     CHECK(io->list(dir.path).value().size() == 1);
+  }
+
+  TEST_CASE("a step that lies elsewhere, under a symbolic link, reads; replacing and removing leave what is there") {
+    const cairn::testing::TempDir dir("save-link");
+    PosixBackend io;
+    const TestState first = make_state(1, 1), other = make_state(1, 2);
+    const fs::path step = dir.path / "ck" / "step-00000001";
+    REQUIRE(save(io, dir.path / "ck", first).ok());
+    fs::rename(step, dir.path / "far");
+    fs::create_directory_symlink("../far", step);
+    REQUIRE(newest_complete(io, dir.path / "ck").value().step == 1);
+    CHECK(compare(io, step, first) == "");
+    SaveOptions replacing = small_options();
+    replacing.replace_existing = true;
+    REQUIRE(save(io, dir.path / "ck", other, replacing).ok());
+    CHECK(compare(io, step, other) == "");
+    CHECK(compare(io, dir.path / "far", first) == "");
+    fs::remove_all(step);
+    fs::create_directory_symlink("../far", step);
+    REQUIRE(remove_checkpoint(io, dir.path / "ck", 1, {"test", 1, 1, 1}).ok());
+    CHECK_FALSE(fs::exists(step));
+    CHECK(compare(io, dir.path / "far", first) == "");
   }
 
   TEST_CASE("a step that was there and is removed while it is saved again is saved") {

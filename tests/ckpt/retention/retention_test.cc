@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cmath>
 
 #include "ckpt/retention/catalog.h"
@@ -105,6 +107,43 @@ TEST_SUITE("ckpt/retention/catalog") {
     REQUIRE(save(disk, kDir, make_state(10, 77, 2, one_tensor())).ok());  // another one under the same name
     CHECK(complete() == std::vector<int64_t>{10, 20});
     CHECK(cache.decoded() == 4);
+  }
+
+  TEST_CASE("what could not be read is not called damaged: nothing goes for it, and no older one is taken") {
+    for (const int os_errno : {EIO, EMFILE, EACCES}) {
+      for (int64_t n = 0;; ++n) {
+        MemoryBackend disk;
+        for (const int64_t step : {10, 20, 30, 40}) add_step(disk, step);
+        FaultBackend reading(disk, FaultPlan::fail_call(n, os_errno));
+        const Result<CheckpointInfo> newest = newest_complete(reading, kDir);
+        CHECK((!newest.ok() || newest.value().step == 40));
+        if (!newest.ok()) CHECK(newest.error().os_errno == os_errno);
+        FaultBackend removing(disk, FaultPlan::fail_call(n, os_errno));
+        const RetentionPolicy policy = retention_policy(parse_keep("last(1), every(20)").value(), 40);
+        const Result<RetentionReport> done = apply_retention(removing, kDir, policy, kWriter);
+        const std::vector<int64_t> left = complete_steps(disk);
+        for (const int64_t step : {20, 40}) CHECK(std::count(left.begin(), left.end(), step) == 1);
+        if (!removing.fired()) {
+          CHECK(left == std::vector<int64_t>{20, 40});
+          break;
+        }
+      }
+    }
+  }
+
+  TEST_CASE("a checkpoint of a newer build is not called damaged") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20, 30}) add_step(disk, step);
+    for (const int64_t step : {10, 30}) {
+      std::vector<std::byte>& bytes = disk.bytes_of(kDir / step_dir_name(step) / "manifest.json");
+      const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      bytes[text.find("\"version\":1") + 10] = std::byte{'2'};
+    }
+    REQUIRE(apply_retention(disk, kDir, {.keep_last = 1}, kWriter).value().removed.empty());
+    CHECK(list_checkpoints(disk, kDir).value().checkpoints.size() == 3);
+    const Error error = newest_complete(disk, kDir).error();
+    CHECK(error.code == ErrorCode::kUnsupported);
+    CHECK_MESSAGE(error.message.find("step 30") != std::string::npos, error.message);
   }
 
   TEST_CASE("a directory under another step's name is not complete") {

@@ -2,6 +2,7 @@
 #include "ckpt/store/io_backend.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
@@ -88,6 +89,36 @@ TEST_SUITE("ckpt/store/backend") {
       CHECK(is_not_found(io.stat(dir / "a").error()));
       CHECK(make_dirs(io, dir / "z" / "x").error().code == ErrorCode::kInvalidInput);
     });
+  }
+
+  TEST_CASE("a symbolic link to a folder counts as one, and removing it leaves what it leads to") {
+    const cairn::testing::TempDir dir("store-links");
+    PosixBackend io;
+    REQUIRE(io.make_dir(dir.path / "far").ok());
+    REQUIRE(write_file(io, dir.path / "far" / "x", "one").ok());
+    REQUIRE(io.make_dir(dir.path / "near").ok());
+    fs::create_directory_symlink(dir.path / "far", dir.path / "near" / "step");
+    fs::create_symlink("nowhere", dir.path / "near" / "dangling");
+    const auto entries = io.list(dir.path / "near").value();
+    REQUIRE(entries.size() == 2);
+    CHECK_FALSE(entries[0].is_dir);
+    CHECK(entries[1].is_dir);
+    CHECK(io.stat(dir.path / "near" / "step").value().is_link);
+    CHECK_FALSE(io.stat(dir.path / "far").value().is_link);
+    REQUIRE(remove_tree(io, dir.path / "near" / "step").ok());
+    CHECK(fs::symlink_status(dir.path / "near" / "step").type() == fs::file_type::not_found);
+    fs::create_directory_symlink(dir.path / "far", dir.path / "near" / "again");
+    REQUIRE(remove_tree(io, dir.path / "near").ok());
+    CHECK(read_file(io, dir.path / "far" / "x", 10).value() == "one");
+  }
+
+  TEST_CASE("a FIFO in a file's place is refused, not waited for") {
+    const cairn::testing::TempDir dir("store-fifo");
+    PosixBackend io;
+    REQUIRE(::mkfifo((dir.path / "f").c_str(), 0600) == 0);
+    const Result<std::string> read = read_file(io, dir.path / "f", 10);
+    REQUIRE_FALSE(read.ok());
+    CHECK(read.error().message.find("is no regular file") != std::string::npos);
   }
 
   TEST_CASE("contents: any offset, length and memory alignment") {
