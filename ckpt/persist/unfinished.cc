@@ -207,6 +207,8 @@ Result<std::string> find_unfinished(IoBackend& io, const fs::path& dir, int64_t 
     best_files = notes.value().size();
     best = entry.name;
   }
+  // One may be what an exchange has replaced: the new name must be durable before the old data goes.
+  if (dead.size() > (best.empty() ? 0 : 1)) RT_TRY(io.sync_dir(dir));
   for (const std::string& name : dead) {
     if (name == best) continue;
     RT_TRY(remove_tree(io, dir / name));

@@ -12,6 +12,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/priority.h"
+#include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/fault_backend.h"
@@ -103,6 +104,29 @@ TEST_SUITE("ckpt/persist/save") {
     REQUIRE(save(*io, dir.path, second).ok());
     CHECK(compare(*io, dir.path / "step-00000012", second) == "");
     CHECK(io->list(dir.path).value().size() == 1);
+  }
+
+  TEST_CASE("a replacing save that is killed, cleared away by a resharding, then power loss: one of the two is whole") {
+    const TestState first = make_state(12, 1), second = make_state(12, 2);
+    SaveOptions replacing = small_options();
+    replacing.replace_existing = true;
+    for (int64_t n = 0;; ++n) {
+      MemoryBackend disk;
+      REQUIRE(save(disk, "/ck", first).ok());
+      FaultBackend killed(disk, FaultPlan::stop_at_call(n));
+      const Result<SaveReport> saved = save(killed, "/ck", second, replacing);
+      std::vector<std::string> cleaned;
+      REQUIRE(find_unfinished(
+                  disk, "/ck", 12, 1, [](const WriterId&) { return false; }, &cleaned)
+                  .ok());
+      for (const uint64_t seed : {0, 1, 2, 3}) {
+        const auto after = disk.clone();
+        after->power_cycle(seed);
+        const std::string old_one = compare(*after, "/ck/step-00000012", first);
+        CHECK((old_one.empty() || compare(*after, "/ck/step-00000012", second).empty()));
+      }
+      if (!killed.fired()) break;
+    }
   }
 
   TEST_CASE("a step that lies elsewhere, under a symbolic link, reads; replacing and removing leave what is there") {
