@@ -35,6 +35,7 @@ Result<std::unique_ptr<SharedMemoryHook>> SharedMemoryHook::make(const Plan& pla
   }
   std::unique_ptr<SharedMemoryHook> hook(new SharedMemoryHook(plan, rank, arena, clock, std::move(options)));
   RT_TRY(hook->check_layout());
+  hook->options_.longest_wait_s = std::min(hook->options_.longest_wait_s, plan.recipe.restart.deadline_s / 2);
   return hook;
 }
 
@@ -258,6 +259,7 @@ Status SharedMemoryHook::begin_update(int64_t bank, int64_t step) {
   if (bank < 0 || bank >= arena_.slots() || !attached_) {
     return Error{ErrorCode::kInternal, fmt::format("an update into bank {}", bank)};
   }
+  if (pager_ != nullptr) RT_TRY(pager_->status());  // the bank that it reads, and what it is written to
   SnapshotWriter(arena_, rank_).begin(bank, incarnation_, step);
   begun_bank_ = bank;
   pause_ns_ += clock_.now_ns() - begin_ns;

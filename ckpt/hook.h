@@ -55,7 +55,7 @@ struct SnapshotNotice {
 struct HookOptions {
   std::function<Status(const SnapshotNotice&)> notify;  // may be empty: the persister also looks by itself
   double finish_deadline_s = 1800;                      // for the last checkpoint to reach the disk
-  double longest_wait_s = kLongestWaitS;                // for a bank
+  double longest_wait_s = kLongestWaitS;                // for a bank; at most half of the recipe's restart.deadline
   /// To where copied state lies; empty: it is in host memory.
   std::function<std::unique_ptr<DeviceLink>()> make_link;
 };

@@ -415,13 +415,20 @@ static std::vector<StaleArena> clean_memory(const std::string& folder, std::stri
   std::vector<StaleArena> left;
   for (StaleArena& stale : stale_arenas(folder)) {
     const bool mine = stale.run_id == run_id;
-    if (mine ? begun : stale.unsaved_step == 0) {
+    if (mine ? begun : stale.unsaved_step == 0 && stale.unread.empty()) {
       if (remove_stale_arena(stale)) say(fmt::format("removed {} of a dead run", stale.name));
     } else if (!mine) {
       left.push_back(std::move(stale));
     }
   }
   return left;
+}
+
+/// -1: none is whole.
+static int64_t newest_step(const Arena& arena) {
+  const std::vector<SlotView> views = arena.views();
+  const auto newest = newest_whole(views);
+  return newest ? views[*newest].step : -1;
 }
 
 /// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
@@ -433,10 +440,10 @@ static void make_room(const ArenaSpec& least, std::vector<StaleArena>& dead, con
     const StaleArena stale = std::move(dead.front());
     dead.erase(dead.begin());
     if (!remove_stale_arena(stale)) continue;
-    say(
-        fmt::format("warning: removed {} of a dead run, {}, with its step {}, which no checkpoint has: this run has no "
-                    "room beside it",
-                    stale.name, stale.run_id, stale.unsaved_step));
+    const std::string held = stale.unread.empty() ? fmt::format("{}, with its step {}, which no checkpoint has",
+                                                                stale.run_id, stale.unsaved_step)
+                                                  : "which cannot be read (" + stale.unread + ")";
+    say(fmt::format("warning: removed {} of a dead run, {}: this run has no room beside it", stale.name, held));
   }
 }
 
@@ -482,17 +489,28 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   };
   const auto tell = [&](const std::vector<StaleArena>& dead) {
     for (const StaleArena& stale : dead) {
-      say(
-          fmt::format("{} of a dead run, {}, still holds step {}, which no checkpoint has: go on with that run, or "
-                      "remove the file to have its {:.2f} GiB",
-                      stale.name, stale.run_id, stale.unsaved_step, static_cast<double>(stale.bytes) / (1 << 30)));
+      const std::string held =
+          stale.unread.empty()
+              ? fmt::format("{}, still holds step {}, which no checkpoint has: go on with that run", stale.run_id,
+                            stale.unsaved_step)
+              : fmt::format("cannot be read ({}): go on with that run and the build that left it", stale.unread);
+      say(fmt::format("{} of a dead run, {}, or remove the file to have its {:.2f} GiB", stale.name, held,
+                      static_cast<double>(stale.bytes) / (1 << 30)));
     }
   };
   clean(false);
   std::optional<Arena> left;
   for (const std::string& folder : folders) {
-    if (left) break;
-    RT_TRY_SET(left, Arena::adopt(run.run_id, folder));
+    RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder));
+    if (found && left) {  // the run had an offload folder, and once none
+      const bool later = newest_step(*found) > newest_step(*left);
+      Arena& older = later ? *left : *found;
+      say(fmt::format("removed {}, which held step {} of this run: {} has step {}", older.name(), newest_step(older),
+                      (later ? *found : *left).name(), newest_step(later ? *found : *left)));
+      RT_TRY(older.remove());
+      if (!later) continue;
+    }
+    if (found) left = std::move(found);
   }
   if (left) {
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&

@@ -367,7 +367,9 @@ void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
     decision.position_bytes = static_cast<int64_t>(position.size());
     std::memcpy(decision.position, position.data(), position.size());
   }
-  control.persisted_step.store(0, std::memory_order_relaxed);
+  // What was just read from the run's own folder is there, so that nobody takes the memory for its only copy.
+  const bool own = choice.source == arena::Source::kDisk && choice.dir.parent_path() == request_.checkpoints_dir;
+  control.persisted_step.store(own ? choice.step : 0, std::memory_order_relaxed);
   control.failed_step.store(0, std::memory_order_relaxed);
   control.incarnation.store(incarnation, std::memory_order_release);
   decision.incarnation.store(incarnation, std::memory_order_release);

@@ -233,6 +233,9 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
   if (generation > 1 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
+  if (generation == 1 && choice.source == ckpt::arena::Source::kMemory && !args_.init.path.empty()) {
+    progress_.say("--init-from is for a new run; this one goes on from its memory (another --run begins anew)");
+  }
   json start{{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}};
   if (choice.read.wanted_bytes > 0) {
     start["needed_bytes"] = choice.read.wanted_bytes;

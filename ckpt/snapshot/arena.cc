@@ -23,6 +23,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
+#include "ckpt/snapshot/memory_room.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -95,20 +96,6 @@ uint64_t hash_static(const std::byte* base, int64_t static_bytes) {
   hash.update(zero);
   hash.update({base + kHashAt + 8, static_cast<size_t>(static_bytes - kHashAt - 8)});
   return hash.digest();
-}
-
-int64_t available_memory() {
-  std::ifstream in("/proc/meminfo");
-  std::string word;
-  int64_t kib = 0, sum = 0;
-  bool found = false;
-  while (in >> word) {
-    if ((word == "MemAvailable:" || word == "SwapFree:") && in >> kib) {
-      sum += kib << 10;
-      found = true;
-    }
-  }
-  return found ? sum : INT64_MAX;
 }
 
 // Whether memory of this file may come in huge pages once it has been advised to. A mounted tmpfs, as /dev/shm is, says
@@ -396,7 +383,8 @@ Status Arena::validate() const {
     return damaged("no magic number: never finished, or not a snapshot segment");
   }
   if (h.version != arena::kVersion) {
-    return damaged(fmt::format("version {}, this build reads {}", h.version, arena::kVersion));
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("version {}, this build reads {}: another build's", h.version, arena::kVersion)};
   }
   if (h.total_bytes != bytes_) return damaged(fmt::format("{} bytes long, its header says {}", bytes_, h.total_bytes));
   if (h.world < 1 || h.world > arena::kMaxWorld || h.slots < 1 || h.slots > arena::kMaxSlots ||
@@ -462,6 +450,14 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
     Fd fd = lock_segment(name);
     if (!fd) continue;
     Result<Arena> found = map(std::move(fd), name);
+    if (!found.ok() && found.error().code != ErrorCode::kCorrupt) {
+      return std::move(found)
+          .with(fmt::format(
+              "{} holds this run's state and cannot be read; go on with the build that left it, or remove the file to "
+              "give up what is in it",
+              name))
+          .error();
+    }
     if (!found.ok() || found.value().run_id() != run_id) continue;
     const std::vector<SlotView> views = found.value().views();
     const auto newest = newest_whole(views);
@@ -645,6 +641,8 @@ std::vector<std::string> Arena::news_until(int64_t last) const {
 }
 
 void Arena::invalidate_slot(int64_t slot) {
+  if (int64_t promised = control().reserved[slot].load(); promised > 0)  // nobody can keep that any more
+    control().reserved[slot].compare_exchange_strong(promised, 0);
   for (int64_t rank = 0; rank < world(); ++rank) slot_header(rank, slot).sequence.store(0, std::memory_order_release);
 }
 
@@ -673,6 +671,8 @@ std::vector<StaleArena> stale_arenas(const std::string& folder) {
       if (newest && views[*newest].step > found.value().control().persisted_step.load(std::memory_order_acquire)) {
         stale.unsaved_step = views[*newest].step;
       }
+    } else if (found.error().code != ErrorCode::kCorrupt) {
+      stale.unread = found.error().message;
     }
     out.push_back(std::move(stale));
   }

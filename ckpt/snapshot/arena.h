@@ -159,6 +159,7 @@ class Arena {
 /// A segment whose agent is gone.
 struct StaleArena {
   std::string name, run_id;  // run_id: empty where the segment cannot be read
+  std::string unread;        // why it cannot be read now, by this build; it may hold what no checkpoint has
   int64_t bytes = 0;
   int64_t unsaved_step = 0;  // its newest whole step, where that is not known to be on disk; 0: nothing to lose
 };

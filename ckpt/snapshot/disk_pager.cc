@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "ckpt/plan/save_plan.h"
 #include "runtime/core/check.h"
@@ -35,8 +36,10 @@ Pages pages_around(const std::byte* base, std::span<const std::byte> area, int64
 }  // namespace
 
 struct DiskPager::Ring {
+  static constexpr uint64_t kOther = 0, kEnd = 1, kWritten = 2;  // what a request is, in its user data
   io_uring ring;
   int64_t in_flight = 0;  // areas being released; their chain's last request tells its end
+  int failed = 0;
 
   explicit Ring(const io_uring& made) : ring(made) {}
   ~Ring() { io_uring_queue_exit(&ring); }
@@ -48,7 +51,8 @@ struct DiskPager::Ring {
   void reap(bool wait) {
     io_uring_cqe* cqe = nullptr;
     while ((wait ? io_uring_wait_cqe(&ring, &cqe) : io_uring_peek_cqe(&ring, &cqe)) == 0) {
-      if (io_uring_cqe_get_data64(cqe) == 1) --in_flight;
+      if (io_uring_cqe_get_data64(cqe) == kEnd) --in_flight;
+      if (io_uring_cqe_get_data64(cqe) == kWritten && cqe->res < 0 && failed == 0) failed = -cqe->res;
       io_uring_cqe_seen(&ring, cqe);
       wait = false;
     }
@@ -78,7 +82,7 @@ void DiskPager::fetch(std::span<const std::span<std::byte>> areas) {
       ring_->reserve(1);
       io_uring_sqe* const sqe = io_uring_get_sqe(&ring_->ring);
       io_uring_prep_madvise(sqe, from, static_cast<off_t>(bytes), MADV_WILLNEED);
-      io_uring_sqe_set_data64(sqe, 0);
+      io_uring_sqe_set_data64(sqe, Ring::kOther);
     }
   }
   if (ring_ != nullptr) {
@@ -93,8 +97,11 @@ void DiskPager::release(std::span<const std::span<std::byte>> areas, bool writte
     const Pages pages = pages_around(base_, area, kLargestFolio);
     const auto bytes = static_cast<off_t>(pages.bytes);
     if (ring_ == nullptr) {
-      if (written) ::sync_file_range(fd_, pages.offset, pages.bytes, kSyncAll);
       ::madvise(base_ + pages.offset, static_cast<size_t>(pages.bytes), MADV_DONTNEED);
+      if (written && ::sync_file_range(fd_, pages.offset, pages.bytes, kSyncAll) != 0) {
+        if (failed_ == 0) failed_ = errno;
+        continue;
+      }
       ::posix_fadvise(fd_, pages.offset, pages.bytes, POSIX_FADV_DONTNEED);
       continue;
     }
@@ -103,22 +110,28 @@ void DiskPager::release(std::span<const std::span<std::byte>> areas, bool writte
     // Unmapped first: the page table's dirty bits go to the pages, and write-back finds them.
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_->ring);
     io_uring_prep_madvise(sqe, base_ + pages.offset, bytes, MADV_DONTNEED);
-    io_uring_sqe_set_data64(sqe, 0);
+    io_uring_sqe_set_data64(sqe, Ring::kOther);
     sqe->flags |= IOSQE_IO_HARDLINK;
     if (written) {
       sqe = io_uring_get_sqe(&ring_->ring);
       io_uring_prep_sync_file_range(sqe, fd_, static_cast<unsigned>(pages.bytes), static_cast<uint64_t>(pages.offset),
                                     static_cast<int>(kSyncAll));
-      io_uring_sqe_set_data64(sqe, 0);
-      sqe->flags |= IOSQE_IO_HARDLINK;
+      io_uring_sqe_set_data64(sqe, Ring::kWritten);
+      sqe->flags |= IOSQE_IO_LINK;  // what was not written stays in the cache
     }
     sqe = io_uring_get_sqe(&ring_->ring);
     io_uring_prep_fadvise(sqe, fd_, static_cast<uint64_t>(pages.offset), bytes, POSIX_FADV_DONTNEED);
-    io_uring_sqe_set_data64(sqe, 1);
+    io_uring_sqe_set_data64(sqe, Ring::kEnd);
     ++ring_->in_flight;
     io_uring_submit(&ring_->ring);
   }
   if (ring_ != nullptr) ring_->reap(false);
+}
+
+Status DiskPager::status() const {
+  const int failed = ring_ != nullptr && ring_->failed != 0 ? ring_->failed : failed_;
+  if (failed == 0) return {};
+  return os_error(failed, "optimizer.offload: writing the optimizer's state back to its file");
 }
 
 void DiskPager::settle() {

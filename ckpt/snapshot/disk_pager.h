@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 
+#include "runtime/core/result.h"
 #include "runtime/tensor/pager.h"
 
 namespace cairn::ckpt {
@@ -28,6 +29,9 @@ class DiskPager final : public Pager {
 
   /// Waits until nothing is on its way.
   void settle();
+  /// kIo once a write-back has failed: the kernel drops such pages as if they were written, so the mapping may hold old
+  /// bytes from then on.
+  Status status() const;
   bool uses_ring() const { return ring_ != nullptr; }
 
  private:
@@ -35,6 +39,7 @@ class DiskPager final : public Pager {
   int fd_;
   std::byte* base_;
   int64_t limit_;
+  int failed_ = 0;  // errno of the first write-back that failed
   std::unique_ptr<Ring> ring_;
 };
 

@@ -60,6 +60,43 @@ class Memory(RunTest):
         self.assertRegex(output, f"warning: removed /dev/shm/{name} of a dead run, {self.run_id('dead')}, with its step")
         self.assertEqual(self.memory_left(self.folder), [])
 
+    def test_what_another_build_left_waits_for_that_build(self):
+        recipe = self.recipe(name="left", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
+        dead = self.start(recipe, "left")
+        self.until_step("left", 5, dead)
+        dead.kill_group()
+        (name,) = self.memory_left(self.folder)
+        with open(f"/dev/shm/{name}", "r+b") as file:
+            file.seek(8)
+            version = file.read(4)
+            file.seek(8)
+            file.write(bytes([version[0] + 1]) + version[1:])
+        output = self.train(self.recipe(name="other", tp=1, pp=1, dp=1, sp="false", steps=8, save=4), "other").output()
+        self.assertRegex(output, f"{name} of a dead run, cannot be read")
+        again = self.start(recipe, "left")
+        self.assertEqual(again.wait(), 2)
+        self.assertIn("go on with the build that left it", again.output())
+        with open(f"/dev/shm/{name}", "r+b") as file:
+            file.seek(8)
+            file.write(version)
+        self.train(recipe, "left", "--set", f"stop=T.steps({self.last_step('left') + 3})")
+        self.assertGreaterEqual(self.events("left", "start")[-1]["step"], 4)
+
+    def test_of_memory_and_an_offload_folder_the_later_step_counts(self):
+        recipe = self.recipe(name="both", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
+        disk = self.folder / "disk"
+        disk.mkdir()
+        offload = ["--set", f"optimizer.offload={disk}"]
+        for more, until in ((offload, 5), ([], 40)):
+            job = self.start(recipe, "both", *more)
+            self.until(lambda: self.last_step("both") >= until, f"step {until}", job)
+            job.kill_group()
+        job = self.start(recipe, "both", *offload)
+        self.until(lambda: len(self.events("both", "start")) > 2, "the third start", job)
+        job.kill_group()
+        self.assertGreaterEqual(self.events("both", "start")[-1]["step"], 39)  # the last told may not be whole yet
+        self.assertIn("which held step", job.output())
+
 
 if __name__ == "__main__":
     if not OWN_MEMORY:

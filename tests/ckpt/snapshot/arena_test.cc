@@ -270,6 +270,33 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(nowhere.error().message.find(folder) != std::string::npos);
   }
 
+  TEST_CASE("what another build left is neither taken for rubbish nor silently passed over") {
+    const std::string id = run_id("newer");
+    const int done = in_child([&] {
+      Result<Arena> made = Arena::create(small_spec(id, ArenaBacking::kNamed));
+      if (!made.ok()) return 1;
+      for (const int64_t rank : {0, 1}) {
+        if (!write_step(made.value(), rank, 0, 1, 5).ok()) return 2;
+      }
+      Fd fd(::open(made.value().name().c_str(), O_RDWR));
+      const uint32_t newer = arena::kVersion + 1;
+      return ::pwrite(fd.get(), &newer, sizeof(newer), offsetof(arena::StaticHeader, version)) == sizeof(newer) ? 0 : 3;
+    });
+    REQUIRE(done == 0);
+    const Result<std::optional<Arena>> taken = Arena::adopt(id);
+    REQUIRE_FALSE(taken.ok());
+    CHECK(taken.error().code == ErrorCode::kUnsupported);
+    CHECK_MESSAGE(taken.error().message.find("another build") != std::string::npos, taken.error().message);
+    int64_t found = 0;
+    for (const StaleArena& stale : stale_arenas()) {
+      if (taken.error().message.find(stale.name) == std::string::npos) continue;
+      ++found;
+      CHECK_FALSE(stale.unread.empty());
+      CHECK(remove_stale_arena(stale));
+    }
+    CHECK(found == 1);
+  }
+
   TEST_CASE("huge pages are claimed where the mount gives them, and nowhere else") {
     const cairn::testing::TempDir dir("arena-huge");
     std::string force;
@@ -431,7 +458,8 @@ TEST_SUITE("ckpt/snapshot/arena") {
     const auto look = [](const Fd& fd) {
       const Result<Arena> arena = Arena::attach_fd(fd.get());
       if (!arena.ok()) {
-        CHECK(arena.error().code == ErrorCode::kCorrupt);
+        CHECK((arena.error().code == ErrorCode::kCorrupt ||
+               arena.error().message.find("another build's") != std::string::npos));
         return false;
       }
       static_cast<void>(newest_verified(arena.value(), Check::kEveryByte));

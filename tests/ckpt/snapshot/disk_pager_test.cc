@@ -74,6 +74,27 @@ TEST_SUITE("ckpt/snapshot/disk_pager") {
     }
   }
 
+  TEST_CASE("a write-back that fails is told, and its bytes stay") {
+    for (const bool ring : {true, false}) {
+      CAPTURE(ring);
+      Mapping file;
+      int ends[2];
+      REQUIRE(::pipe(ends) == 0);
+      const Fd in(ends[0]), out(ends[1]);
+      DiskPager pager(out.get(), file.base, 4, ring);  // nothing can be written back through a pipe
+      std::memset(file.base, 7, kBytes);
+      const std::span<std::byte> area(file.base, kBytes);
+      pager.release(std::span(&area, 1), false);
+      pager.settle();
+      CHECK(pager.status().ok());
+      pager.release(std::span(&area, 1), true);
+      pager.settle();
+      REQUIRE_FALSE(pager.status().ok());
+      CHECK(pager.status().error().message.find("optimizer.offload") != std::string::npos);
+      CHECK(static_cast<int>(file.base[kBytes / 2]) == 7);
+    }
+  }
+
   TEST_CASE("pages that are written while their neighbours are released lose nothing") {
     Mapping file;
     DiskPager pager(file.fd.get(), file.base, 4);

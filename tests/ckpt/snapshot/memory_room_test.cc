@@ -1,0 +1,40 @@
+#include "ckpt/snapshot/memory_room.h"
+
+#include <doctest/doctest.h>
+
+#include <fstream>
+
+#include "tests/support/temp_dir.h"
+
+using namespace cairn::ckpt;
+namespace fs = std::filesystem;
+
+TEST_SUITE("ckpt/snapshot/memory_room") {
+  TEST_CASE("the least of what the machine and the control groups leave") {
+    const cairn::testing::TempDir dir("memory-room");
+    const auto write = [&](const fs::path& path, const char* text) {
+      fs::create_directories((dir.path / path).parent_path());
+      std::ofstream(dir.path / path) << text;
+    };
+    const auto room = [&] { return available_memory(dir.path / "proc", dir.path / "groups"); };
+    CHECK(room() == INT64_MAX);
+    write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    1000 kB\nSwapFree: 24 kB\n");
+    CHECK(room() == 1024 * 1024);
+    write("proc/self/cgroup", "4:memory:/\n1:cpu:/\n0::/job/step\n");
+    CHECK(room() == 1024 * 1024);
+    write("groups/job/step/memory.max", "max\n");
+    write("groups/job/step/memory.current", "5000\n");
+    CHECK(room() == 1024 * 1024);
+    write("groups/job/memory.max", "900000\n");
+    write("groups/job/memory.current", "500000\n");
+    CHECK(room() == 400'000);
+    write("groups/job/memory.stat", "anon 100\ninactive_file 30000\nactive_file 20000\n");
+    CHECK(room() == 450'000);
+    write("groups/memory/memory.limit_in_bytes", "300000\n");
+    write("groups/memory/memory.usage_in_bytes", "100000\n");
+    write("groups/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 7000\n");
+    CHECK(room() == 207'000);
+    write("groups/memory/memory.usage_in_bytes", "400000\n");
+    CHECK(room() == 0);
+  }
+}
