@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <set>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
@@ -51,12 +52,13 @@ class Counter {
   int64_t total_bytes_, done_bytes_ = 0;
 };
 
-/// Names of all files but the manifest, sorted.
+/// Names of all files but the manifest and the note, sorted.
 Result<std::vector<std::string>> files_of(IoBackend& io, const fs::path& dir) {
   RT_TRY_SET(const std::vector<DirEntry> entries, io.list(dir));
   std::vector<std::string> out;
   for (const DirEntry& entry : entries) {
-    if (!entry.is_dir && entry.name != kManifestName && valid_file_name(entry.name)) out.push_back(entry.name);
+    if (!entry.is_dir && entry.name != kManifestName && entry.name != kReferencesName && valid_file_name(entry.name))
+      out.push_back(entry.name);
   }
   return out;
 }
@@ -76,6 +78,31 @@ Status verify(IoBackend& io, const fs::path& dir, CopyPhase phase, const CopyOpt
   std::string text = fmt::format("{} is damaged", dir.string());
   for (const Damage& damage : report.damages) text += "\n  " + damage.message;
   return Error{ErrorCode::kCorrupt, std::move(text)};
+}
+
+bool has_file(const PlacedStep& step, std::string_view name) {
+  return std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) { return file.name == name; });
+}
+
+/// A small file of a step there.
+Result<std::string> read_placed(Place& place, int64_t step, std::string_view name, int64_t max_bytes) {
+  std::string text;
+  RT_TRY(place.read(Place::Of::kComplete, step, std::string(name), 0,
+                    [&](std::span<const std::byte> bytes) -> Status {
+                      text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+                      if (static_cast<int64_t>(text.size()) <= max_bytes) return {};
+                      return Error{ErrorCode::kCorrupt, fmt::format("{} of step {} in {} is longer than {} bytes", name,
+                                                                    step, place.describe(), max_bytes)};
+                    },
+                    {}));
+  return text;
+}
+
+/// The note of a checkpoint that needs these steps, as a save writes it.
+std::string note_of(const std::vector<int64_t>& needed) {
+  std::string text;
+  for (const int64_t step : needed) text += step_dir_name(step) + "\n";
+  return text;
 }
 
 Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name, int64_t bytes,
@@ -111,28 +138,34 @@ std::vector<int64_t> parse_needed_steps(std::string_view text) {
   return out;
 }
 
-Result<std::vector<int64_t>> needed_steps(Place& place, const PlacedStep& step) {
-  const bool any = std::any_of(step.files.begin(), step.files.end(),
-                               [](const PlacedFile& file) { return file.name == kReferencesName; });
-  if (!any) return std::vector<int64_t>();
-  std::string text;
-  RT_TRY(place.read(Place::Of::kComplete, step.step, std::string(kReferencesName), 0,
-                    [&](std::span<const std::byte> bytes) -> Status {
-                      text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-                      if (static_cast<int64_t>(text.size()) <= kMostNeededBytes) return {};
-                      return Error{ErrorCode::kCorrupt,
-                                   fmt::format("{} of step {} in {} is longer than {} bytes", kReferencesName,
-                                               step.step, place.describe(), kMostNeededBytes)};
-                    },
-                    {}));
-  return parse_needed_steps(text);
+std::vector<int64_t> needed_steps(const Manifest& manifest) {
+  std::set<int64_t> steps;
+  for (const FileEntry& file : manifest.files) {
+    if (file.step >= 0) steps.insert(file.step);
+  }
+  return {steps.begin(), steps.end()};
 }
 
 Result<std::vector<int64_t>> needed_steps(IoBackend& io, const fs::path& step_dir) {
-  const Result<std::string> text = read_file(io, step_dir / kReferencesName, kMostNeededBytes);
-  if (text.ok()) return parse_needed_steps(text.value());
-  if (is_not_found(text.error())) return std::vector<int64_t>();
-  return text.error();
+  RT_TRY_SET(const Manifest manifest, read_manifest(io, step_dir));
+  return needed_steps(manifest);
+}
+
+Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& step) {
+  if (!has_file(step, kReferencesName)) return std::vector<int64_t>();
+  RT_TRY_SET(const std::string text, read_placed(place, step.step, kReferencesName, kMostNeededBytes));
+  return parse_needed_steps(text);
+}
+
+Result<Manifest> placed_manifest(Place& place, int64_t step) {
+  RT_TRY_SET(const std::string json, read_placed(place, step, kManifestName, kMaxManifestBytes + 4096));
+  const Result<std::string> table = read_placed(place, step, kTableName, kMaxTableBytes);
+  const std::string dir = place_join(place.describe(), step_dir_name(step));
+  if (!table.ok() && is_not_found(table.error())) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: {} is not there", dir, kTableName)};
+  }
+  if (!table.ok()) return table.error();
+  return decode_manifest(json, table.value(), dir);
 }
 
 Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_dir) {
@@ -169,9 +202,14 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     RT_TRY_SET(report.was_there, same_checkpoint(place, *step, step_dir));
     if (report.was_there) return report;
   }
-  RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(io, step_dir));
+  const Result<Manifest> read = read_manifest(io, step_dir);
+  if (!read.ok()) {
+    RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));  // says what is damaged
+    return read.error();
+  }
+  const std::vector<int64_t> needed = needed_steps(read.value());
   for (const int64_t other : needed) {
-    if (other >= *step) continue;  // only earlier ones can be needed; a name that says otherwise is damage
+    if (other >= *step) continue;  // only earlier ones can be needed; a manifest that says otherwise is damage
     RT_TRY_SET(const CopyReport along,
                copy_checkpoint(place, io, step_dir.parent_path() / step_dir_name(other), options));
     report.sent_bytes += along.sent_bytes;
@@ -180,13 +218,18 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
   RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
   report.verify_seconds = since(begin);
 
-  RT_TRY_SET(const std::vector<std::string> names, files_of(io, step_dir));
+  RT_TRY_SET(std::vector<std::string> names, files_of(io, step_dir));
   std::vector<SourceFile> sources;
   for (const std::string& name : names) {
     RT_TRY_SET(SourceFile source, SourceFile::open(step_dir / name));
-    report.bytes += source.bytes();
     sources.push_back(std::move(source));
   }
+  if (!needed.empty()) {
+    RT_TRY_SET(SourceFile note, SourceFile::of_text(std::string(kReferencesName), note_of(needed)));
+    names.push_back(note.name());
+    sources.push_back(std::move(note));
+  }
+  for (const SourceFile& source : sources) report.bytes += source.bytes();
   RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
   report.bytes += manifest.bytes();
   report.files = static_cast<int64_t>(sources.size()) + 1;
@@ -296,11 +339,14 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     return Error{ErrorCode::kInvalidInput, fmt::format("step {} in {} is not complete", step.step, place.describe())};
   }
   RT_TRY(make_dirs(io, checkpoints_dir));
-  RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(place, step));
+  RT_TRY_SET(const Manifest manifest, placed_manifest(place, step.step));
+  const std::vector<int64_t> needed = needed_steps(manifest);
   if (!needed.empty()) {
     RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
     for (const PlacedStep& other : there) {
-      if (other.step >= step.step || std::find(needed.begin(), needed.end(), other.step) == needed.end()) continue;
+      if (other.step >= step.step || !other.complete ||
+          std::find(needed.begin(), needed.end(), other.step) == needed.end())
+        continue;
       RT_TRY_SET(const CopyReport along, fetch_checkpoint(place, io, other, checkpoints_dir, options));
       report.sent_bytes += along.sent_bytes;
       report.reused_bytes += along.reused_bytes;
@@ -358,10 +404,10 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   unthrottled.traffic.max_bytes_per_s = 0;
   Status whole = verify(io, work, CopyPhase::kVerifyFetched, unthrottled, true);
   if (whole.ok()) {
-    RT_TRY_SET(const Manifest manifest, read_manifest(io, work));
-    if (manifest.step != step.step) {
+    RT_TRY_SET(const Manifest fetched, read_manifest(io, work));
+    if (fetched.step != step.step) {
       whole = Error{ErrorCode::kCorrupt,
-                    fmt::format("step {} of {} says that it is step {}", step.step, place.describe(), manifest.step)};
+                    fmt::format("step {} of {} says that it is step {}", step.step, place.describe(), fetched.step)};
     }
   }
   if (!whole.ok()) {
@@ -371,6 +417,10 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     return std::move(whole).with(fmt::format("step {} as fetched from {}", step.step, place.describe())).error();
   }
   report.verify_seconds = since(verify_begin);
+  if (!needed.empty()) {  // what retention here looks at: as the manifest has it, whatever the place had
+    if (has_file(step, kReferencesName)) RT_TRY(io.remove_file(work / kReferencesName));
+    RT_TRY(write_file(io, work / kReferencesName, note_of(needed)));
+  }
   RT_TRY(io.sync_dir(work));
   if (replace) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
   RT_TRY(io.rename(work, report.dir));

@@ -16,20 +16,26 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/format/manifest.h"
 #include "ckpt/mirror/place.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
 namespace cairn::ckpt {
 
-/// In a checkpoint that holds only what has changed since earlier steps: their names, one a line. They are copied and
-/// brought along, and stay at a place as long as one there needs them.
-std::vector<int64_t> parse_needed_steps(std::string_view text);
-
-/// Which steps a placed one needs.
-Result<std::vector<int64_t>> needed_steps(Place& place, const PlacedStep& step);
-/// The same of a local one.
+/// The earlier steps whose files a checkpoint needs, ascending. They are copied and brought along, and stay at a place
+/// as long as one there needs them. It is the manifest that says so: the note beside it (kReferencesName) has no
+/// checksum, and may be lost.
+std::vector<int64_t> needed_steps(const Manifest& manifest);
 Result<std::vector<int64_t>> needed_steps(IoBackend& io, const std::filesystem::path& step_dir);
+
+/// Which steps a placed one says that it needs in its note, which every copy gets: for retention there, which then
+/// fetches no manifests.
+std::vector<int64_t> parse_needed_steps(std::string_view text);
+Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& step);
+
+/// The manifest of a complete step there. Errors: kCorrupt when it does not hold; those of Place::read.
+Result<Manifest> placed_manifest(Place& place, int64_t step);
 
 enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched };
 

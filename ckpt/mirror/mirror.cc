@@ -74,8 +74,9 @@ Result<bool> Mirror::link_step(int64_t step) {
 /// Where links are refused it is the checkpoint itself.
 Result<fs::path> Mirror::pin(int64_t step) {
   RT_TRY(make_dirs(io_, pin_dir_));
-  RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(io_, dir_ / step_dir_name(step)));
-  for (const int64_t other : needed) {
+  // A manifest that does not hold is for copy_checkpoint() to tell.
+  const Result<std::vector<int64_t>> needed = needed_steps(io_, dir_ / step_dir_name(step));
+  for (const int64_t other : needed.ok() ? needed.value() : std::vector<int64_t>()) {
     RT_TRY_SET(const bool linked, link_step(other));
     if (!linked) return dir_ / step_dir_name(step);
   }
@@ -120,7 +121,7 @@ Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied) {
   doomed.erase(copied);
   for (auto step = there.rbegin(); step != there.rend(); ++step) {  // newest first: what they need is older
     if (!step->complete || doomed.contains(step->step)) continue;
-    RT_TRY_SET(const std::vector<int64_t> needed, needed_steps(place_, *step));
+    RT_TRY_SET(const std::vector<int64_t> needed, announced_steps(place_, *step));
     for (const int64_t other : needed) doomed.erase(other);
   }
   return std::vector<int64_t>(doomed.rbegin(), doomed.rend());  // what needs others goes before them

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,6 +32,21 @@ Result<SourceFile> SourceFile::open(const std::filesystem::path& path) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: not a regular file", path.string())};
   }
   out.bytes_ = info.st_size;
+  return out;
+}
+
+Result<SourceFile> SourceFile::of_text(const std::string& name, std::string_view text) {
+  SourceFile out;
+  out.path_ = name;
+  out.fd_.reset(::memfd_create(name.c_str(), MFD_CLOEXEC));
+  if (!out.fd_) return os_error(errno, name);
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(out.fd_.get(), text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(errno, name);
+    done += static_cast<size_t>(n);
+  }
+  out.bytes_ = static_cast<int64_t>(text.size());
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
@@ -14,6 +15,8 @@ namespace cairn::ckpt {
 class SourceFile {
  public:
   static Result<SourceFile> open(const std::filesystem::path& path);
+  /// One that lies on no disk: these bytes, under this name.
+  static Result<SourceFile> of_text(const std::string& name, std::string_view text);
 
   const std::filesystem::path& path() const { return path_; }
   std::string name() const { return path_.filename().string(); }

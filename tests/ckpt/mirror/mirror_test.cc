@@ -53,6 +53,16 @@ void check_same(const fs::path& a, const fs::path& b) {
   }
 }
 
+/// An incremental save: its weights are those of `base`.
+Manifest save_on(IoBackend& io, const fs::path& dir, int64_t step, const Manifest& base) {
+  SaveOptions options = small_options();
+  options.base = &base;
+  const Result<SaveReport> saved = save(io, dir, cold_state(step), options);
+  REQUIRE(saved.ok());
+  REQUIRE(saved.value().referenced_bytes > 0);
+  return saved.value().manifest;
+}
+
 /// A process that has ended: its number and start time name a dead writer on this host.
 WriterId dead_writer() {
   WriterId writer = this_writer();
@@ -340,18 +350,31 @@ TEST_SUITE("ckpt/mirror/mirror") {
     PosixBackend io;
     const fs::path here = temp.path / "run", there = temp.path / "place";
     const auto place = directory(there);
-    for (const int64_t step : {10, 20, 30, 40, 50}) save(io, here, make_state(step, 1)).value();
-    put_bytes(here / step_dir_name(40) / "references", "step-00000010\nstep-00000020\n");
+    const Manifest ten = save(io, here, cold_state(10)).value().manifest;
+    const Manifest twenty = save(io, here, cold_state(20)).value().manifest;
+    save(io, here, cold_state(30)).value();
+    save_on(io, here, 40, ten);
+    save_on(io, here, 50, twenty);
+    CHECK(needed_steps(io, here / step_dir_name(40)).value() == Steps{10});
+    // It is the manifest that counts: the note has no checksum, and here it is gone.
+    const std::string note = bytes_of(here / step_dir_name(40) / kReferencesName);
+    CHECK(note == "step-00000010\n");
+    fs::remove(here / step_dir_name(40) / kReferencesName);
     CHECK(copy_checkpoint(*place, io, here / step_dir_name(40)).ok());
     Steps placed;
     for (const PlacedStep& step : place->list().value()) placed.push_back(step.step);
-    CHECK(placed == Steps{10, 20, 40});
+    CHECK(placed == Steps{10, 40});
+    CHECK(whole(there / step_dir_name(40)));
+    CHECK(bytes_of(there / step_dir_name(40) / kReferencesName) == note);
+    put_bytes(there / step_dir_name(40) / kReferencesName, "nonsense\n");
     const CopyReport fetched = fetch_checkpoint(*place, io, place->list().value().back(), temp.path / "back").value();
     CHECK(fetched.dir == temp.path / "back" / step_dir_name(40));
-    for (const int64_t step : {10, 20, 40}) CHECK(whole(temp.path / "back" / step_dir_name(step)));
+    for (const int64_t step : {10, 40}) CHECK(whole(temp.path / "back" / step_dir_name(step)));
+    CHECK(bytes_of(fetched.dir / kReferencesName) == note);
+    put_bytes(there / step_dir_name(40) / kReferencesName, note);
 
     // Held together while under way, and the needed ones are no victims of retention there.
-    put_bytes(here / step_dir_name(50) / "references", "step-00000020\nnonsense\n");
+    fs::remove(here / step_dir_name(50) / kReferencesName);
     CopyOptions options;
     bool seen = false, removed = false;
     options.progress = [&](CopyPhase, int64_t, int64_t) {
