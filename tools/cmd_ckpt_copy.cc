@@ -28,7 +28,7 @@ struct CopyArgs {
   ckpt::PlaceOptions place;
   double max_mb_per_s = 0;
   int64_t part_bytes = int64_t{16} << 20;
-  bool no_read_back = false;
+  bool no_read_back = false, overwrite = false;
 };
 
 /// One progress line a phase.
@@ -49,7 +49,8 @@ class CopyProgress {
 };
 
 ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
-  ckpt::CopyOptions options{.read_back = !args.no_read_back};
+  ckpt::CopyOptions options{.replace = args.overwrite ? ckpt::Replace::kAnyRun : ckpt::Replace::kSameRun,
+                            .read_back = !args.no_read_back};
   options.traffic.max_bytes_per_s = static_cast<int64_t>(args.max_mb_per_s * 1e6);
   options.progress = [&progress](ckpt::CopyPhase phase, int64_t done, int64_t total) {
     progress.show(phase, done, total);
@@ -64,6 +65,7 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
                             {"from", from},
                             {"to", to},
                             {"was_there", report.was_there},
+                            {"replaced", report.replaced},
                             {"files", report.files},
                             {"bytes", report.bytes},
                             {moved, report.sent_bytes},
@@ -81,6 +83,7 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
              format_bytes(report.bytes), report.files, from, telemetry::format_duration(report.seconds),
              telemetry::format_duration(report.verify_seconds));
   if (report.reused_bytes > 0) fmt::print("; {} were there from before", format_bytes(report.reused_bytes));
+  if (report.replaced) fmt::print("; another checkpoint of that step was there and is gone");
   fmt::print("\n");
   return 0;
 }
@@ -174,6 +177,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
+  command->add_flag("--overwrite", args->overwrite, "replace another run's checkpoint of that step");
   declare("fetch", "bring a checkpoint from such a place; every byte is verified", "PLACE",
           "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
           "run folder, or folder of steps", fetch);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -188,6 +189,51 @@ Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_di
   return at == here.size();
 }
 
+namespace {
+
+/// Steps there that refer to files of `step`, the newest first.
+Result<std::vector<int64_t>> dependents_of(Place& place, int64_t step) {
+  RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
+  std::vector<int64_t> out;
+  for (auto other = there.rbegin(); other != there.rend() && other->step > step; ++other) {
+    if (!has_file(*other, kManifestName)) continue;
+    const Result<Manifest> manifest = placed_manifest(place, other->step);
+    std::vector<int64_t> needed;
+    if (manifest.ok()) {
+      needed = needed_steps(manifest.value());
+    } else {
+      RT_TRY_SET(needed, announced_steps(place, *other));
+    }
+    if (std::find(needed.begin(), needed.end(), step) != needed.end()) out.push_back(other->step);
+  }
+  return out;
+}
+
+/// Another checkpoint of this step is there: whether it may go, and what goes with it.
+Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const std::string& run_id, Replace replace) {
+  const Result<Manifest> theirs = placed_manifest(place, step);
+  if (!theirs.ok()) {
+    const ErrorCode code = theirs.error().code;
+    if (code == ErrorCode::kCorrupt || code == ErrorCode::kIo) return std::vector<int64_t>();  // of use to nobody
+    return theirs.error();
+  }
+  if (replace == Replace::kSameRun && theirs.value().run.id != run_id) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("{} has a step {} of another run (id {}, this one is {}); choose another place, or replace it "
+                    "with --overwrite",
+                    place.describe(), step, theirs.value().run.id, run_id)};
+  }
+  RT_TRY_SET(std::vector<int64_t> dependents, dependents_of(place, step));
+  if (dependents.empty() || replace == Replace::kOwnLine) return dependents;
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("step {} in {}: kept, it is another one than here and step {} there refers to its files; "
+                           "choose another place, or remove what refers to it first",
+                           step, place.describe(), fmt::join(dependents, ", "))};
+}
+
+}  // namespace
+
 Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& step_dir, const CopyOptions& options) {
   const auto begin = SteadyClock::now();
   CopyReport report;
@@ -198,14 +244,20 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
   report.step = *step;
   RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
   for (const PlacedStep& placed : there) {
-    if (placed.step != *step || !placed.complete) continue;
-    RT_TRY_SET(report.was_there, same_checkpoint(place, *step, step_dir));
+    if (placed.step != *step || !has_file(placed, kManifestName)) continue;
+    RT_TRY_SET(const bool same, same_checkpoint(place, *step, step_dir));
+    report.was_there = same && placed.complete;
     if (report.was_there) return report;
+    report.replaced = !same;
   }
   const Result<Manifest> read = read_manifest(io, step_dir);
   if (!read.ok()) {
     RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));  // says what is damaged
     return read.error();
+  }
+  std::vector<int64_t> dependents;
+  if (report.replaced) {
+    RT_TRY_SET(dependents, make_way(place, *step, read.value().run.id, options.replace));
   }
   const std::vector<int64_t> needed = needed_steps(read.value());
   for (const int64_t other : needed) {
@@ -214,6 +266,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
                copy_checkpoint(place, io, step_dir.parent_path() / step_dir_name(other), options));
     report.sent_bytes += along.sent_bytes;
     report.reused_bytes += along.reused_bytes;
+    report.removed.insert(report.removed.end(), along.removed.begin(), along.removed.end());
   }
   RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
   report.verify_seconds = since(begin);
@@ -271,6 +324,10 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
       return std::move(checked).error();
     }
     report.verify_seconds += since(verify_begin);
+  }
+  for (const int64_t other : dependents) {  // not before the new one is there but for its name
+    RT_TRY(place.remove(other));
+    report.removed.push_back(other);
   }
   RT_TRY(place.commit(*step, manifest, send_traffic));
   report.sent_bytes += manifest.bytes();

@@ -39,7 +39,17 @@ Result<Manifest> placed_manifest(Place& place, int64_t step);
 
 enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched };
 
+/// What a copy may do to another checkpoint of the same step that is complete there. One that cannot be read is always
+/// replaced.
+enum class Replace {
+  kOwnLine,  // the mirror of a run: the run went on from an older step. What refers to the replaced one is of the old
+             // line too, and goes with it
+  kSameRun,  // only what the same run saved, and only what no other step there refers to
+  kAnyRun,   // only what no other step there refers to
+};
+
 struct CopyOptions {
+  Replace replace = Replace::kOwnLine;
   bool read_back = true;  // false: trust the place's own checksums (S3) or the fsync (directory)
   Traffic traffic;        // on_bytes is set here
   std::function<void(CopyPhase phase, int64_t done_bytes, int64_t total_bytes)> progress;
@@ -50,11 +60,14 @@ struct CopyReport {
   int64_t files = 0, bytes = 0;
   int64_t sent_bytes = 0, reused_bytes = 0;  // fetch: received, and kept from a killed one
   bool was_there = false;                    // complete and equal already: nothing was done
+  bool replaced = false;                     // another checkpoint of that step was there
+  std::vector<int64_t> removed;              // from the place: they referred to a replaced one (Replace::kOwnLine)
   double seconds = 0, verify_seconds = 0;
   std::filesystem::path dir;  // fetch
 };
 
-/// Errors: kCorrupt: the local checkpoint is damaged. kIo: a disk, or what was read back differs even at a second try.
+/// Errors: kInvalidInput: `replace` forbids it. kUnavailable also when steps there refer to what is to be replaced.
+/// kCorrupt: the local checkpoint is damaged. kIo: a disk, or what was read back differs even at a second try.
 /// kUnavailable, kTimeout, kNoSpace, kStopped. is_not_found() when the local checkpoint went away.
 Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const std::filesystem::path& step_dir,
                                    const CopyOptions& options = {});

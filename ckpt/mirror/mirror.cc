@@ -185,6 +185,7 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
     return std::move(copied).error();
   }
   MirrorReport report{.copy = std::move(copied).value()};
+  report.removed = report.copy.removed;
   RT_TRY(unpin());
   if (created.contains(*step)) same_.erase({*step, created[*step]});
   if (policy_.keep_last <= 0) return std::optional<MirrorReport>(std::move(report));

@@ -38,7 +38,7 @@ std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const M
 
 struct MirrorReport {
   CopyReport copy;
-  std::vector<int64_t> removed;       // from the place, by retention
+  std::vector<int64_t> removed;       // from the place: by retention, or with what they referred to
   std::vector<std::string> problems;  // of retention; tried again after the next copy
 };
 

@@ -1,6 +1,7 @@
 """ckpt push and fetch: a second directory, and a real object store (OpenStack Swift with its S3 interface), reached
 directly and through a proxy that fails on purpose."""
 
+import ctypes
 import os
 import pathlib
 import random
@@ -20,10 +21,16 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
 import object_store
 from program import ProgramTest, main
 
+COLD = os.path.join(os.path.dirname(__file__), "..", "golden", "checkpoint-v1-cold")  # step 13 refers to step 12
 GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden", "checkpoint-v1", "step-00000012")
 STEP = "step-00000012"
 PATIENCE_S = 120
 KILLS = int(os.environ.get("CAIRN_COPY_KILLS", "12"))  # of the kills at each request; 1000 for all of them
+
+
+XXHASH = ctypes.CDLL("libxxhash.so.0")
+XXHASH.XXH3_64bits.restype = ctypes.c_uint64
+XXHASH.XXH3_64bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
 
 def contents(folder):
@@ -39,6 +46,22 @@ class CopyTest(ProgramTest):
             os.chmod(os.path.join(self.step, name), 0o644)
         self.whole = contents(self.step)
         self.bytes = sum(map(len, self.whole.values()))
+
+    def cold(self, folder):
+        """A folder of steps 12 and 13 of the same run as self.step, other ones; 13 refers to 12."""
+        shutil.copytree(COLD, self.path(folder))
+        for path in pathlib.Path(self.path(folder)).glob("*/*"):
+            path.chmod(0o644)
+        return pathlib.Path(self.path(folder))
+
+    def change_manifest(self, step, **values):
+        """Other values in a manifest that holds."""
+        path = pathlib.Path(step) / "manifest.json"
+        head, body = path.read_bytes().split(b"\n", 1)
+        body = json.loads(body) | values
+        text = (json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False) + "\n").encode()
+        head = json.loads(head) | {"body_bytes": len(text), "body_xxh3_64": f"{XXHASH.XXH3_64bits(text, len(text)):016x}"}
+        path.write_bytes(json.dumps(head, separators=(",", ":")).encode() + b"\n" + text)
 
 
 class DirectoryTest(CopyTest):
@@ -56,6 +79,40 @@ class DirectoryTest(CopyTest):
         got = self.cairn_json("ckpt", "fetch", f"far/place/{STEP}/", "elsewhere")
         self.assertEqual(got["received_bytes"], self.bytes)
         self.assertEqual(os.listdir(self.path("elsewhere")), [STEP])
+
+    def test_another_checkpoint_of_that_step_is_not_replaced_unasked(self):
+        shutil.copytree(self.step, self.path(f"other/{STEP}"))
+        self.change_manifest(self.path(f"other/{STEP}"), run={"id": "run-2", "name": "other", "parents": []})
+        self.cairn("ckpt", "verify", "other")
+        theirs = contents(self.path(f"other/{STEP}"))
+        said = self.cairn("ckpt", "push", "run", "other", code=2).stderr
+        self.assertIn("a step 12 of another run (id run-2, this one is run-1)", said)
+        self.assertIn("--overwrite", said)
+        self.assertEqual(contents(self.path(f"other/{STEP}")), theirs)
+        self.assertTrue(self.cairn_json("ckpt", "push", "run", "other", "--overwrite")["replaced"])
+        self.assertEqual(contents(self.path(f"other/{STEP}")), self.whole)
+        # The same run went back and did that step anew: its own is replaced.
+        self.change_manifest(self.step, created_unix_ms=1700000000999)
+        self.assertIn("is gone", self.cairn("ckpt", "push", "run", "other").stdout)
+        # What cannot be read is of use to nobody.
+        self.write(f"other/{STEP}/manifest.json", theirs["manifest.json"][:-40])
+        self.cairn("ckpt", "push", "run", "other")
+        self.assertEqual(contents(self.path(f"other/{STEP}")), contents(self.step))
+        self.assertEqual(os.listdir(self.path("other")), [STEP])
+
+    def test_what_other_steps_there_refer_to_is_not_replaced(self):
+        place = self.cold("place")
+        before = {step: contents(place / step) for step in (STEP, "step-00000013")}
+        (place / "step-00000013" / "references").unlink()  # the manifest says it too
+        for options in ((), ("--overwrite",)):
+            said = self.cairn("ckpt", "push", "run", "place", *options, code=69).stderr
+            self.assertIn("step 13 there refers to its files", said)
+        self.cairn("ckpt", "verify", "place/step-00000013")
+        self.assertEqual(contents(place / STEP), before[STEP])
+        self.assertEqual(sorted(os.listdir(place)), [STEP, "step-00000013"])
+        shutil.rmtree(place / "step-00000013")
+        self.cairn("ckpt", "push", "run", "place")
+        self.assertEqual(contents(place / STEP), self.whole)
 
     def test_mistakes_are_told(self):
         self.assertIn("no complete step", self.cairn("ckpt", "fetch", "nowhere", "x", code=2).stderr)

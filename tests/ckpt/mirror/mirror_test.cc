@@ -393,6 +393,35 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(fs::is_empty(temp.path / "pins"));
   }
 
+  TEST_CASE("a run that went back replaces a step, and what referred to the old one goes with it") {
+    cairn::testing::TempDir temp("mirror-line");
+    PosixBackend io;
+    const fs::path there = temp.path / "place", anew = temp.path / "anew";
+    const auto place = directory(there);
+    const Manifest ten = save(io, there, cold_state(10)).value().manifest;
+    save_on(io, there, 40, ten);
+    save(io, there, cold_state(20)).value();
+    TestState other = cold_state(10);
+    other.skeleton.created_unix_ms += 1;
+    save(io, anew, other).value();
+    for (const Replace replace : {Replace::kSameRun, Replace::kAnyRun}) {
+      const Result<CopyReport> refused = copy_checkpoint(*place, io, anew / step_dir_name(10), {.replace = replace});
+      REQUIRE(!refused.ok());
+      CHECK(refused.error().code == ErrorCode::kUnavailable);
+      CHECK(refused.error().message.find("step 40 there refers") != std::string::npos);
+      CHECK(whole(there / step_dir_name(40)));
+    }
+    Mirror mirror(*place, io, anew, temp.path / "pins", {}, {});
+    const MirrorReport report = mirror.copy_next(false).value().value();
+    CHECK(report.copy.step == 10);
+    CHECK(report.copy.replaced);
+    CHECK(report.removed == Steps{40});
+    Steps placed;
+    for (const PlacedStep& step : place->list().value()) placed.push_back(step.step);
+    CHECK(placed == Steps{10, 20});
+    check_same(anew / step_dir_name(10), there / step_dir_name(10));
+  }
+
   TEST_CASE("a local checkpoint that is damaged is told once and passed over") {
     cairn::testing::TempDir temp("mirror-bad");
     PosixBackend io;
