@@ -1,5 +1,6 @@
 // cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -36,7 +37,8 @@ class CopyProgress {
  public:
   void show(ckpt::CopyPhase phase, int64_t done, int64_t total) {
     if (!line_ || phase != phase_) {
-      static constexpr const char* kVerbs[] = {"verified here", "sent", "read back", "fetched", "verified"};
+      static constexpr const char* kVerbs[] = {"verified here", "sent",           "read back",    "fetched",
+                                               "verified",      "compared there", "verified here"};
       line_.emplace(kVerbs[static_cast<size_t>(phase)]);
       phase_ = phase;
     }
@@ -50,6 +52,7 @@ class CopyProgress {
 
 ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
   ckpt::CopyOptions options{.replace = args.overwrite ? ckpt::Replace::kAnyRun : ckpt::Replace::kSameRun,
+                            .check_there = true,
                             .read_back = !args.no_read_back};
   options.traffic.max_bytes_per_s = static_cast<int64_t>(args.max_mb_per_s * 1e6);
   options.progress = [&progress](ckpt::CopyPhase phase, int64_t done, int64_t total) {
@@ -66,6 +69,7 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
                             {"to", to},
                             {"was_there", report.was_there},
                             {"replaced", report.replaced},
+                            {"repaired", report.repaired},
                             {"files", report.files},
                             {"bytes", report.bytes},
                             {moved, report.sent_bytes},
@@ -75,14 +79,18 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
                            .dump(2, ' ', false, json::error_handler_t::replace));
     return 0;
   }
+  const std::string repaired =
+      report.repaired.empty() ? ""
+                              : fmt::format("; damaged there, and repaired: step {}", fmt::join(report.repaired, ", "));
   if (report.was_there) {
-    fmt::print("{}: step {} is there already, with the same manifest\n", to, report.step);
+    fmt::print("{}: step {} is there already, and whole{}\n", to, report.step, repaired);
     return 0;
   }
   fmt::print("{}: step {}, {} in {} files from {}, {} in all, {} of it to verify", to, report.step,
              format_bytes(report.bytes), report.files, from, telemetry::format_duration(report.seconds),
              telemetry::format_duration(report.verify_seconds));
   if (report.reused_bytes > 0) fmt::print("; {} were there from before", format_bytes(report.reused_bytes));
+  fmt::print("{}", repaired);
   if (report.replaced) fmt::print("; another checkpoint of that step was there and is gone");
   fmt::print("\n");
   return 0;

@@ -16,6 +16,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/verify/verify.h"
 
@@ -83,6 +84,11 @@ Status verify(IoBackend& io, const fs::path& dir, CopyPhase phase, const CopyOpt
 
 bool has_file(const PlacedStep& step, std::string_view name) {
   return std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) { return file.name == name; });
+}
+
+/// Not a place that is away for now: the file is not there, or not what it was, or its disk does not give it.
+bool unreadable(const Error& error) {
+  return error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kIo || is_not_found(error);
 }
 
 /// A small file of a step there.
@@ -169,42 +175,69 @@ Result<Manifest> placed_manifest(Place& place, int64_t step) {
   return decode_manifest(json, table.value(), dir);
 }
 
-Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_dir) {
-  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
-  std::vector<std::byte> here(static_cast<size_t>(manifest.bytes()));
-  RT_TRY(manifest.read(0, here));
-  size_t at = 0;
+namespace {
+
+/// Whether the file there has the bytes of this one.
+Result<bool> same_file(Place& place, int64_t step, SourceFile& here, const Traffic& traffic) {
+  std::vector<std::byte> piece;
+  int64_t at = 0;
   bool same = true;
-  const Status read = place.read(Place::Of::kComplete, step, std::string(kManifestName), 0,
-                                 [&](std::span<const std::byte> there) -> Status {
-                                   same = same && there.size() <= here.size() - at &&
-                                          std::equal(there.begin(), there.end(), here.begin() + static_cast<long>(at));
-                                   if (!same) return Error{ErrorCode::kStopped, "enough"};
-                                   at += there.size();
-                                   return {};
-                                 },
-                                 {});
+  const Status read = place.read(
+      Place::Of::kComplete, step, here.name(), 0,
+      [&](std::span<const std::byte> there) -> Status {
+        same = static_cast<int64_t>(there.size()) <= here.bytes() - at;
+        if (same) {
+          piece.resize(there.size());
+          RT_TRY(here.read(at, piece));
+          same = std::equal(there.begin(), there.end(), piece.begin());
+        }
+        if (!same) return Error{ErrorCode::kStopped, "enough"};
+        at += static_cast<int64_t>(there.size());
+        return {};
+      },
+      traffic);
   if (!same) return false;
   if (!read.ok()) return read.error();
-  return at == here.size();
+  return at == here.bytes();
+}
+
+/// The same where a file that is not there, or that its disk does not give, is one that differs.
+Result<bool> whole_there(Place& place, int64_t step, SourceFile& here, const Traffic& traffic) {
+  const Result<bool> same = same_file(place, step, here, traffic);
+  if (!same.ok() && unreadable(same.error())) return false;
+  return same;
+}
+
+}  // namespace
+
+Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_dir) {
+  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
+  return same_file(place, step, manifest, {});
 }
 
 namespace {
 
+/// Whether `manifest` refers to files as `step` has them; what refers to others has lost them already.
+bool refers_to(const Manifest& manifest, const Manifest& step) {
+  return std::any_of(manifest.files.begin(), manifest.files.end(), [&](const FileEntry& file) {
+    const FileEntry own{.name = file.name, .size_bytes = file.size_bytes, .rest_hash = file.rest_hash};
+    return file.step == step.step && std::find(step.files.begin(), step.files.end(), own) != step.files.end();
+  });
+}
+
 /// Steps there that refer to files of `step`, the newest first.
-Result<std::vector<int64_t>> dependents_of(Place& place, int64_t step) {
+Result<std::vector<int64_t>> dependents_of(Place& place, const Manifest& step) {
   RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
   std::vector<int64_t> out;
-  for (auto other = there.rbegin(); other != there.rend() && other->step > step; ++other) {
+  for (auto other = there.rbegin(); other != there.rend() && other->step > step.step; ++other) {
     if (!has_file(*other, kManifestName)) continue;
     const Result<Manifest> manifest = placed_manifest(place, other->step);
-    std::vector<int64_t> needed;
-    if (manifest.ok()) {
-      needed = needed_steps(manifest.value());
-    } else {
-      RT_TRY_SET(needed, announced_steps(place, *other));
+    bool refers = manifest.ok() && refers_to(manifest.value(), step);
+    if (!manifest.ok()) {
+      RT_TRY_SET(const std::vector<int64_t> needed, announced_steps(place, *other));
+      refers = std::find(needed.begin(), needed.end(), step.step) != needed.end();
     }
-    if (std::find(needed.begin(), needed.end(), step) != needed.end()) out.push_back(other->step);
+    if (refers) out.push_back(other->step);
   }
   return out;
 }
@@ -213,8 +246,7 @@ Result<std::vector<int64_t>> dependents_of(Place& place, int64_t step) {
 Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const std::string& run_id, Replace replace) {
   const Result<Manifest> theirs = placed_manifest(place, step);
   if (!theirs.ok()) {
-    const ErrorCode code = theirs.error().code;
-    if (code == ErrorCode::kCorrupt || code == ErrorCode::kIo) return std::vector<int64_t>();  // of use to nobody
+    if (unreadable(theirs.error())) return std::vector<int64_t>();  // of use to nobody
     return theirs.error();
   }
   if (replace == Replace::kSameRun && theirs.value().run.id != run_id) {
@@ -224,7 +256,7 @@ Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const std::str
                     "with --overwrite",
                     place.describe(), step, theirs.value().run.id, run_id)};
   }
-  RT_TRY_SET(std::vector<int64_t> dependents, dependents_of(place, step));
+  RT_TRY_SET(std::vector<int64_t> dependents, dependents_of(place, theirs.value()));
   if (dependents.empty() || replace == Replace::kOwnLine) return dependents;
   return Error{ErrorCode::kUnavailable,
                fmt::format("step {} in {}: kept, it is another one than here and step {} there refers to its files; "
@@ -242,11 +274,13 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: expected a folder named step-NNNNNNNN", step_dir.string())};
   }
   report.step = *step;
+  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
   RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
+  bool same = false;
   for (const PlacedStep& placed : there) {
     if (placed.step != *step || !has_file(placed, kManifestName)) continue;
-    RT_TRY_SET(const bool same, same_checkpoint(place, *step, step_dir));
-    report.was_there = same && placed.complete;
+    RT_TRY_SET(same, whole_there(place, *step, manifest, {}));
+    report.was_there = same && placed.complete && !options.check_there;
     if (report.was_there) return report;
     report.replaced = !same;
   }
@@ -267,6 +301,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     report.sent_bytes += along.sent_bytes;
     report.reused_bytes += along.reused_bytes;
     report.removed.insert(report.removed.end(), along.removed.begin(), along.removed.end());
+    report.repaired.insert(report.repaired.end(), along.repaired.begin(), along.repaired.end());
   }
   RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
   report.verify_seconds = since(begin);
@@ -283,11 +318,28 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     sources.push_back(std::move(note));
   }
   for (const SourceFile& source : sources) report.bytes += source.bytes();
-  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
   report.bytes += manifest.bytes();
   report.files = static_cast<int64_t>(sources.size()) + 1;
 
+  std::vector<std::string> damaged;
+  if (same && options.check_there) {
+    Counter checking(options, CopyPhase::kCheckThere, report.bytes);
+    const Traffic traffic = checking.traffic();
+    for (SourceFile& source : sources) {
+      RT_TRY_SET(const bool whole, whole_there(place, *step, source, traffic));
+      if (!whole) damaged.push_back(source.name());
+    }
+    report.was_there = damaged.empty();
+    report.seconds = since(begin);
+    if (report.was_there) return report;
+    report.repaired.push_back(*step);
+  }
+
   RT_TRY(place.begin(*step));
+  for (const std::string& name : damaged) {  // a store may still give the checksum that it had
+    const Status gone = place.discard(*step, name);
+    if (!gone.ok() && !is_not_found(gone.error())) return gone.error();
+  }
   Counter sending(options, CopyPhase::kSend, report.bytes);
   const Traffic send_traffic = sending.traffic();
   std::vector<uint64_t> hashes;
@@ -385,6 +437,22 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
   return {};
 }
 
+/// Puts `work` in the place of a step's folder, which then goes.
+Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const fs::path& work) {
+  const fs::path dir = checkpoints_dir / step_dir_name(step);
+  fs::path old = work;
+  const Status exchanged = io.exchange(work, dir);
+  if (!exchanged.ok()) {  // network file systems cannot: for a moment there is neither
+    if (exchanged.error().code != ErrorCode::kUnsupported) return exchanged;
+    old = checkpoints_dir / work_dir_name(kTrashPrefix, step, this_writer());
+    RT_TRY(io.rename(dir, old));
+    RT_TRY(io.rename(work, dir));
+  }
+  RT_TRY(io.sync_dir(checkpoints_dir));
+  ignore(remove_tree(io, old), "the next start cleans it");
+  return {};
+}
+
 }  // namespace
 
 Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedStep& step,
@@ -407,18 +475,43 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
       RT_TRY_SET(const CopyReport along, fetch_checkpoint(place, io, other, checkpoints_dir, options));
       report.sent_bytes += along.sent_bytes;
       report.reused_bytes += along.reused_bytes;
+      report.repaired.insert(report.repaired.end(), along.repaired.begin(), along.repaired.end());
     }
   }
+  CopyOptions unthrottled = options;
+  unthrottled.traffic.max_bytes_per_s = 0;
   RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
-  bool replace = false;
+  bool exchange = false, remove = false;
   for (const CheckpointInfo& info : catalog.checkpoints) {
     if (info.step != step.step) continue;
-    replace = true;
-    if (!info.complete) continue;
-    RT_TRY_SET(report.was_there, same_checkpoint(place, step.step, info.dir));
-    if (report.was_there) return report;
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} is there and is another checkpoint; move it away first", info.dir.string())};
+    const Result<bool> same = same_checkpoint(place, step.step, info.dir);
+    if (!same.ok() && !unreadable(same.error())) return same.error();
+    if (same.ok() && same.value()) {
+      Status whole;
+      if (!info.complete) whole = Error{ErrorCode::kCorrupt, info.problem};
+      if (whole.ok() && options.check_there) {
+        whole = verify(io, info.dir, CopyPhase::kVerifyHere, unthrottled, true);
+      }
+      report.was_there = whole.ok();
+      if (report.was_there) return report;
+      if (whole.error().code != ErrorCode::kCorrupt) return whole.error();
+      report.repaired.push_back(step.step);
+      exchange = true;  // others may refer to it: there is no moment without it
+    } else if (info.complete) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{} is there and is another checkpoint; move it away first", info.dir.string())};
+    } else if (!read_manifest(io, info.dir).ok()) {
+      exchange = true;  // no telling what it was; who refers to it loses nothing
+    } else {
+      RT_TRY_SET(const std::set<int64_t> others, announced_references(io, checkpoints_dir));
+      if (others.contains(step.step)) {
+        return Error{ErrorCode::kUnavailable,
+                     fmt::format("{} is damaged, is another checkpoint than the one in {}, and others refer to its "
+                                 "files; move them away first, or fetch into another folder",
+                                 info.dir.string(), place.describe())};
+      }
+      remove = true;
+    }
   }
   const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, step.step, this_writer());
   bool taken = false;
@@ -457,8 +550,6 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     RT_TRY(fetch_file(place, step.step, file, work, traffic, report));
   }
   const auto verify_begin = SteadyClock::now();
-  CopyOptions unthrottled = options;
-  unthrottled.traffic.max_bytes_per_s = 0;
   Status whole = verify(io, work, CopyPhase::kVerifyFetched, unthrottled, true);
   if (whole.ok()) {
     RT_TRY_SET(const Manifest fetched, read_manifest(io, work));
@@ -479,9 +570,13 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     RT_TRY(write_file(io, work / kReferencesName, note_of(needed)));
   }
   RT_TRY(io.sync_dir(work));
-  if (replace) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
-  RT_TRY(io.rename(work, report.dir));
-  RT_TRY(io.sync_dir(checkpoints_dir));
+  if (remove) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
+  if (exchange) {
+    RT_TRY(exchange_for(io, checkpoints_dir, step.step, work));
+  } else {
+    RT_TRY(io.rename(work, report.dir));
+    RT_TRY(io.sync_dir(checkpoints_dir));
+  }
   report.seconds = since(begin);
   return report;
 }

@@ -37,7 +37,7 @@ Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& ste
 /// The manifest of a complete step there. Errors: kCorrupt when it does not hold; those of Place::read.
 Result<Manifest> placed_manifest(Place& place, int64_t step);
 
-enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched };
+enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched, kCheckThere, kVerifyHere };
 
 /// What a copy may do to another checkpoint of the same step that is complete there. One that cannot be read is always
 /// replaced.
@@ -50,8 +50,9 @@ enum class Replace {
 
 struct CopyOptions {
   Replace replace = Replace::kOwnLine;
-  bool read_back = true;  // false: trust the place's own checksums (S3) or the fsync (directory)
-  Traffic traffic;        // on_bytes is set here
+  bool check_there = false;  // before "it is there already" every byte there is looked at, and damage repaired
+  bool read_back = true;     // false: trust the place's own checksums (S3) or the fsync (directory)
+  Traffic traffic;           // on_bytes is set here
   std::function<void(CopyPhase phase, int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
@@ -60,6 +61,7 @@ struct CopyReport {
   int64_t files = 0, bytes = 0;
   int64_t sent_bytes = 0, reused_bytes = 0;  // fetch: received, and kept from a killed one
   bool was_there = false;                    // complete and equal already: nothing was done
+  std::vector<int64_t> repaired;             // were there with the same manifest, but damaged (check_there)
   bool replaced = false;                     // another checkpoint of that step was there
   std::vector<int64_t> removed;              // from the place: they referred to a replaced one (Replace::kOwnLine)
   double seconds = 0, verify_seconds = 0;
@@ -76,8 +78,8 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const std::files
 Result<bool> same_checkpoint(Place& place, int64_t step, const std::filesystem::path& step_dir);
 
 /// Brings a step to `checkpoints_dir`. A complete one of that number there is an error unless it is the same
-/// (was_there); what cannot be used there is replaced. Errors: kCorrupt when the copy is damaged, naming the places;
-/// nothing of it stays then.
+/// (was_there); one that is damaged is exchanged for the same, another that cannot be used is replaced. Errors:
+/// kCorrupt when the copy is damaged, naming the places; nothing of it stays then.
 Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedStep& step,
                                     const std::filesystem::path& checkpoints_dir, const CopyOptions& options = {});
 

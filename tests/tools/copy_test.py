@@ -114,6 +114,54 @@ class DirectoryTest(CopyTest):
         self.cairn("ckpt", "push", "run", "place")
         self.assertEqual(contents(place / STEP), self.whole)
 
+    def damage(self, file, at=20000):
+        with open(file, "r+b") as f:
+            f.seek(at)
+            byte = f.read(1)
+            f.seek(at)
+            f.write(bytes([byte[0] ^ 1]))
+
+    def test_damage_at_either_end_is_repaired_from_the_other(self):
+        place, here = self.cold("place"), self.cold("again/checkpoints")
+        shard, late = f"{STEP}/shard-00000-of-00002.h5", "step-00000013"
+        whole = {step: contents(place / step) for step in (STEP, late)}
+
+        def check(folder):
+            self.assertEqual({step: contents(folder / step) for step in (STEP, late)}, whole)
+            self.assertEqual(sorted(os.listdir(folder)), [STEP, late])
+
+        for name in ("again", f"again/checkpoints/{late}"):  # whole at both ends
+            self.assertIn("is there already", self.cairn("ckpt", "push", name, "place").stdout)
+            self.assertIn("is there already", self.cairn("ckpt", "fetch", "place", "again").stdout)
+        # Here: a step that another one needs is cut short, or has other bytes.
+        for hurt in (lambda file: os.truncate(file, 5000), lambda file: self.damage(file), os.unlink):
+            for what in (f"place/{STEP}", "place"):
+                hurt(here / shard)
+                self.assertIn("repaired: step 12", self.cairn("ckpt", "fetch", what, "again").stdout)
+                check(here)
+        self.damage(here / late / "manifest.json", 300)
+        self.cairn("ckpt", "fetch", "place", "again")
+        check(here)
+        # There.
+        for hurt in (lambda file: os.truncate(file, 5000), lambda file: self.damage(file), os.unlink):
+            hurt(place / shard)
+            self.assertEqual(self.cairn_json("ckpt", "push", "again", "place")["repaired"], [12])
+            check(place)
+        self.damage(place / late / "manifest.json", 300)
+        self.cairn("ckpt", "push", "again", "place")
+        check(place)
+        shutil.rmtree(place / STEP)
+        self.cairn("ckpt", "push", "again", "place")
+        check(place)
+        # Both: said, and nothing is made worse.
+        self.damage(here / shard)
+        self.damage(place / shard)
+        before = contents(place / STEP)
+        self.assertIn("shard-00000-of-00002.h5", self.cairn("ckpt", "push", "again", "place", code=65).stderr)
+        self.assertIn("shard-00000-of-00002.h5", self.cairn("ckpt", "fetch", f"place/{STEP}", "again", code=65).stderr)
+        self.assertEqual(contents(place / STEP), before)
+        self.assertEqual(sorted(os.listdir(here)), [STEP, late])
+
     def test_mistakes_are_told(self):
         self.assertIn("no complete step", self.cairn("ckpt", "fetch", "nowhere", "x", code=2).stderr)
         self.assertIn("no complete step 7", self.cairn("ckpt", "fetch", "nowhere/step-00000007", "x", code=2).stderr)
