@@ -1,10 +1,14 @@
 // cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,9 +17,12 @@
 #include "ckpt/format/names.h"
 #include "ckpt/mirror/copy.h"
 #include "ckpt/mirror/place.h"
+#include "ckpt/persist/read.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/run_copies.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -96,6 +103,53 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
   return 0;
 }
 
+/// A directory's path in full, as names that can be taken apart; an S3 place as it stands.
+std::string plain(const std::string& place) {
+  if (place.empty() || place.find("://") != std::string::npos) return place;
+  const fs::path path = fs::absolute(place).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).string();
+}
+
+/// The id of the run in whose folder these steps lie; empty outside any.
+std::string run_around(const fs::path& steps) {
+  if (steps.filename() != "checkpoints") return "";
+  const Result<std::string> text = read_text_file(steps.parent_path() / "run.json");
+  const json parsed = json::parse(text.ok() ? text.value() : "", nullptr, false);
+  return parsed.is_object() && parsed.contains("id") && parsed["id"].is_string() ? parsed["id"].get<std::string>() : "";
+}
+
+/// Held while something is put into a run folder's checkpoints, so that no training goes on from it, or applies its
+/// retention to it, half-way. Outside a run folder there is none.
+Result<Fd> lock_around(const fs::path& steps) {
+  if (steps.filename() != "checkpoints") return Fd();
+  const fs::path lock = steps.parent_path() / "run.lock";
+  Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
+  const Result<std::string> holder = read_text_file(lock);
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("{} is in use by another cairn (pid {}); stop it first, or choose another folder",
+                           lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
+}
+
+/// A run goes on from the newest step of its folder, and retention counts all of them: none of another run gets in.
+Status check_run(const std::string& where, const std::string& owner, int64_t step,
+                 const std::vector<std::string>& from) {
+  if (owner.empty() || std::find(from.begin(), from.end(), owner) != from.end()) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{} has the checkpoints of run {}, and step {} is of run {}: that run would go on with it, and "
+                  "its retention count it; choose another folder",
+                  where, owner, step, from.front())};
+}
+
+/// The run that a place says it belongs to.
+Result<std::string> owner_of(ckpt::Place& place) {
+  Result<std::string> owner = place_owner(place);
+  if (!owner.ok() && owner.error().code == ErrorCode::kCorrupt) return std::string();  // a run.json of something else
+  return owner;
+}
+
 /// PLACE or PLACE/step-NNNNNNNN.
 std::pair<std::string, std::optional<int64_t>> split_step(std::string place) {
   while (place.size() > 1 && place.back() == '/') place.pop_back();
@@ -106,21 +160,36 @@ std::pair<std::string, std::optional<int64_t>> split_step(std::string place) {
 }
 
 Result<int> push(CopyArgs args, bool as_json) {
-  RT_TRY_SET(const fs::path source, resolve_checkpoint(args.from));
-  args.place.path = args.to;
+  RT_TRY_SET(const fs::path resolved, resolve_checkpoint(args.from));
+  fs::path source = plain(resolved.string());  // "DIR/" and "DIR/." are that folder too, and so is a link to it
+  if (std::error_code failed; !ckpt::parse_step_dir_name(source.filename().string())) {
+    const fs::path real = fs::canonical(source, failed);
+    if (!failed) source = real;
+  }
+  args.place.path = plain(args.to);
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  RT_TRY_SET(const Fd lock, ckpt::is_s3_path(args.to) ? Result<Fd>(Fd()) : lock_around(args.place.path));
+  if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(*io, source); manifest.ok()) {
+    RT_TRY_SET(std::string owner, owner_of(*place));
+    if (owner.empty() && !ckpt::is_s3_path(args.to)) owner = run_around(args.place.path);
+    RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place->list());
+    if (!there.empty()) {
+      RT_TRY(check_run(place->describe(), owner, manifest.value().step,
+                       {manifest.value().run.id, run_around(source.parent_path())}));
+    }
+  }
   Result<ckpt::CopyReport> done = [&] {
     CopyProgress progress;
-    return ckpt::copy_checkpoint(*place, *io, fs::absolute(source).lexically_normal(), copy_options(args, progress));
+    return ckpt::copy_checkpoint(*place, *io, source, copy_options(args, progress));
   }();
   RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
   return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
 }
 
 Result<int> fetch(CopyArgs args, bool as_json) {
-  const auto [path, asked] = split_step(args.from);
+  const auto [path, asked] = split_step(plain(args.from));
   args.place.path = path;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place->list());
@@ -139,10 +208,22 @@ Result<int> fetch(CopyArgs args, bool as_json) {
                              there.empty() ? "nothing" : there)};
   }
   // A run folder keeps its steps below checkpoints/.
-  fs::path target = args.to;
+  fs::path target = plain(args.to);
   std::error_code failed;
   if (fs::is_directory(target / "checkpoints", failed)) target /= "checkpoints";
+  RT_TRY_SET(const Fd lock, lock_around(target));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(*io, target));
+  if (const std::string owner = run_around(target); !owner.empty() && !names.steps.empty()) {
+    // What a run has copied there comes back to it, also what it began with, and what is here can be repaired.
+    const Result<ckpt::Manifest> manifest = ckpt::placed_manifest(*place, found->step);
+    const Result<bool> same = ckpt::same_checkpoint(*place, found->step, target / ckpt::step_dir_name(found->step));
+    RT_TRY_SET(const std::string from, owner_of(*place));
+    if (manifest.ok() && !(same.ok() && same.value())) {
+      RT_TRY(check_run(target.string(), owner, found->step,
+                       {manifest.value().run.id, from, ckpt::is_s3_path(path) ? "" : run_around(path)}));
+    }
+  }
   Result<ckpt::CopyReport> done = [&] {
     CopyProgress progress;
     return ckpt::fetch_checkpoint(*place, *io, *found, target, copy_options(args, progress));
@@ -167,7 +248,15 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
         ->type_name("NAME");
     command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
         ->type_name("RATE")
-        ->check(CLI::PositiveNumber);
+        ->check(CLI::Validator(
+            [](const std::string& text) {
+              double rate = 0;
+              const bool number = CLI::detail::lexical_cast(text, rate) && std::isfinite(rate);
+              return number && rate >= 0.001 && rate <= 1e6
+                         ? std::string()
+                         : text + ": expected 0.001 to 1000000 (10^6 bytes a second)";
+            },
+            "FLOAT in [0.001 - 1e6]"));
     command
         ->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
         ->type_name("SECONDS")

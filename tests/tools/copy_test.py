@@ -2,6 +2,7 @@
 directly and through a proxy that fails on purpose."""
 
 import ctypes
+import fcntl
 import os
 import pathlib
 import random
@@ -54,9 +55,9 @@ class CopyTest(ProgramTest):
             path.chmod(0o644)
         return pathlib.Path(self.path(folder))
 
-    def change_manifest(self, step, **values):
+    def change_manifest(self, folder, /, **values):
         """Other values in a manifest that holds."""
-        path = pathlib.Path(step) / "manifest.json"
+        path = pathlib.Path(folder) / "manifest.json"
         head, body = path.read_bytes().split(b"\n", 1)
         body = json.loads(body) | values
         text = (json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False) + "\n").encode()
@@ -162,10 +163,75 @@ class DirectoryTest(CopyTest):
         self.assertEqual(contents(place / STEP), before)
         self.assertEqual(sorted(os.listdir(here)), [STEP, late])
 
+    def run_folder(self, name, run_id):
+        """As a training leaves it."""
+        self.write(f"{name}/run.json", json.dumps({"id": run_id, "name": name}))
+        self.write(f"{name}/run.lock", "1")
+        os.makedirs(self.path(f"{name}/checkpoints"), exist_ok=True)
+        return pathlib.Path(self.path(name))
+
+    def test_a_run_folder_in_use_is_left_alone(self):
+        self.cairn("ckpt", "push", "run", "place")
+        live = self.run_folder("live", "run-1")
+        with open(live / "run.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for command in (("fetch", "place", "live"), ("fetch", "place", "live/checkpoints/"),
+                            ("push", "run", "live/checkpoints"), ("push", "run", "live/checkpoints/.")):
+                self.assertIn("in use by another cairn", self.cairn("ckpt", *command, code=69).stderr)
+            self.assertEqual(os.listdir(live / "checkpoints"), [])
+            self.cairn("ckpt", "push", "run", "live/elsewhere")  # not among its checkpoints
+        self.cairn("ckpt", "fetch", "place", "live")
+        self.assertEqual(contents(live / "checkpoints" / STEP), self.whole)
+
+    def test_no_step_of_another_run_gets_among_a_runs_own(self):
+        self.cairn("ckpt", "push", "run", "place")
+        other = self.run_folder("other", "run-2")
+        late = "step-00000013"
+        shutil.copytree(self.step, other / "checkpoints" / late)
+        self.change_manifest(other / "checkpoints" / late, step=13,
+                             run={"id": "run-2", "name": "other", "parents": []})
+        for command in (("fetch", "place", "other"), ("push", "run", "other/checkpoints")):
+            said = self.cairn("ckpt", *command, code=2).stderr
+            self.assertIn("has the checkpoints of run run-2, and step 12 is of run run-1", said)
+            self.assertIn("choose another folder", said)
+        self.assertEqual(os.listdir(other / "checkpoints"), [late])
+        # What that run copied to a place of its own comes back, also what it began with.
+        shutil.copytree(self.path("place"), self.path("copies"))
+        self.write("copies/run.json", json.dumps({"id": "run-2", "name": "other"}))
+        self.cairn("ckpt", "fetch", "copies", "other")
+        self.cairn("ckpt", "push", f"other/checkpoints/{STEP}", "copies")
+        self.assertIn("has the checkpoints of run run-2", self.cairn("ckpt", "push", "run", "copies", code=2).stderr)
+        # And what is there is repaired from any place.
+        self.damage(other / "checkpoints" / STEP / "shard-00000-of-00002.h5")
+        self.assertIn("repaired: step 12", self.cairn("ckpt", "fetch", "place", "other").stdout)
+        # Into a folder that has nothing to mix with, anything goes.
+        new = self.run_folder("new", "run-3")
+        self.cairn("ckpt", "fetch", "place", "new")
+        self.assertEqual(os.listdir(new / "checkpoints"), [STEP])
+
+    def test_a_step_is_found_however_its_folder_is_written(self):
+        os.symlink(self.step, self.path("link"))
+        for i, name in enumerate((f"{self.step}/", f"{self.step}/.", f"run/../run/checkpoints//{STEP}///", "link", "link/")):
+            self.assertEqual(self.cairn_json("ckpt", "push", name, f"place-{i}/.")["step"], 12)
+            self.assertEqual(os.listdir(self.path(f"place-{i}")), [STEP])
+        for i, name in enumerate((f"place-0/{STEP}/", f"place-0/{STEP}/.", "place-0/.", f"./place-0//{STEP}//")):
+            self.cairn("ckpt", "fetch", name, f"back-{i}/")
+            self.assertEqual(contents(self.path(f"back-{i}/{STEP}")), self.whole)
+        done = subprocess.run([self.program, "ckpt", "fetch", STEP, "../back"], cwd=self.path("place-0"),
+                              capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = subprocess.run([self.program, "ckpt", "push", ".", "../../../there"], cwd=self.step,
+                              capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(contents(self.path(f"there/{STEP}")), self.whole)
+
     def test_mistakes_are_told(self):
         self.assertIn("no complete step", self.cairn("ckpt", "fetch", "nowhere", "x", code=2).stderr)
         self.assertIn("no complete step 7", self.cairn("ckpt", "fetch", "nowhere/step-00000007", "x", code=2).stderr)
         self.assertIn("expected a directory or s3://", self.cairn("ckpt", "push", "run", "gs://a/b", code=2).stderr)
+        for rate in ("nan", "inf", "-1", "0", "1e-9", "1e300", "fast"):
+            self.assertIn("expected 0.001 to 1000000", self.cairn("ckpt", "push", "run", "place", "--max-mb-per-s", rate,
+                                                                  code=2).stderr)
         self.write("file", "in the way")
         self.assertIn("file", self.cairn("ckpt", "push", "run", "file", code=2).stderr)
         with open(os.path.join(self.step, "shard-00001-of-00002.h5"), "r+b") as f:
