@@ -1,10 +1,12 @@
 #include "ckpt/mirror/mirror.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <span>
 
 #include "ckpt/format/names.h"
 #include "ckpt/retention/catalog.h"
@@ -25,15 +27,22 @@ std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const M
   return out;
 }
 
+std::vector<int64_t> of_this_line(const std::vector<int64_t>& placed, const std::vector<int64_t>& local) {
+  if (local.empty()) return placed;
+  return {placed.begin(), std::upper_bound(placed.begin(), placed.end(), local.back())};
+}
+
 std::optional<int64_t> next_due(const std::vector<int64_t>& local, const std::vector<int64_t>& placed,
                                 const MirrorPolicy& policy, bool last_one) {
+  const std::vector<int64_t> own = of_this_line(placed, local);
   for (auto step = local.rbegin(); step != local.rend(); ++step) {
-    if (std::binary_search(placed.begin(), placed.end(), *step)) continue;
-    const bool covered = policy.every_steps > 0 && std::any_of(placed.begin(), placed.end(), [&](int64_t there) {
+    if (std::binary_search(own.begin(), own.end(), *step)) continue;
+    if (last_one && step == local.rbegin()) return *step;
+    const bool covered = policy.every_steps > 0 && std::any_of(own.begin(), own.end(), [&](int64_t there) {
                            return there / policy.every_steps == *step / policy.every_steps;
                          });
-    if (covered && !(last_one && step == local.rbegin())) continue;
-    std::vector<int64_t> with = placed;
+    if (covered) continue;
+    std::vector<int64_t> with = own;
     with.insert(std::upper_bound(with.begin(), with.end(), *step), *step);
     const std::vector<int64_t> removed = steps_to_remove(with, policy);
     if (!std::binary_search(removed.begin(), removed.end(), *step)) return *step;
@@ -109,14 +118,15 @@ Result<std::optional<int64_t>> Mirror::pinned() {
   return newest;
 }
 
-/// What retention takes from the place now that `copied` is there; nothing that one of those that stay needs.
-Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied) {
+/// What retention takes from the place now that `copied` is there; nothing that one of those that stay needs. `local`:
+/// the steps here.
+Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied, const std::vector<int64_t>& local) {
   RT_TRY_SET(const std::vector<PlacedStep> there, place_.list());
   std::vector<int64_t> placed;
   for (const PlacedStep& step : there) {
     if (step.complete) placed.push_back(step.step);
   }
-  const std::vector<int64_t> removed = steps_to_remove(placed, policy_);
+  const std::vector<int64_t> removed = steps_to_remove(of_this_line(placed, local), policy_);
   std::set<int64_t> doomed(removed.begin(), removed.end());
   doomed.erase(copied);
   for (auto step = there.rbegin(); step != there.rend(); ++step) {  // newest first: what they need is older
@@ -160,6 +170,13 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
     if (!same_[key]) placed.erase(copy);  // an older line of the run had this step: to be replaced
   }
 
+  if (const size_t own = of_this_line(placed, local).size(); own < placed.size() && !older_line_told_) {
+    notices_.push_back(fmt::format(
+        "{} has step {}, from before this run went back; here the newest is {}. It stays there until the run "
+        "has passed it, and does not count as one of those that are kept",
+        place_.describe(), fmt::join(std::span(placed).subspan(own), ", "), local.back()));
+    older_line_told_ = true;
+  }
   if (held && std::binary_search(placed.begin(), placed.end(), *held)) {
     RT_TRY_SET(const bool same, same_checkpoint(place_, *held, pin_dir_ / step_dir_name(*held)));
     if (same) held.reset();  // killed between the commit and the end of the hold
@@ -189,7 +206,7 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
   RT_TRY(unpin());
   if (created.contains(*step)) same_.erase({*step, created[*step]});
   if (policy_.keep_last <= 0) return std::optional<MirrorReport>(std::move(report));
-  Result<std::vector<int64_t>> doomed = steps_to_retire(*step);
+  Result<std::vector<int64_t>> doomed = steps_to_retire(*step, local);
   if (!doomed.ok()) {
     report.problems.push_back(doomed.error().message);
     return std::optional<MirrorReport>(std::move(report));

@@ -29,9 +29,13 @@ struct MirrorPolicy {
 };
 
 /// The step to copy next: the newest that is due, is not there, and would stay there. `last_one`: the run is at its
-/// end, and its newest checkpoint goes in any case. Both lists ascending. Pure.
+/// end, and its newest checkpoint goes in any case. Only steps of_this_line() count. Both lists ascending. Pure.
 std::optional<int64_t> next_due(const std::vector<int64_t>& local, const std::vector<int64_t>& placed,
                                 const MirrorPolicy& policy, bool last_one);
+
+/// Of the steps there those up to the newest one here. Later ones are from before the run went back to an older step;
+/// what it saves now has lower numbers for a while, and they must not pass for its newest. Both ascending. Pure.
+std::vector<int64_t> of_this_line(const std::vector<int64_t>& placed, const std::vector<int64_t>& local);
 
 /// Which of the complete steps there (ascending) retention takes away. Pure.
 std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const MirrorPolicy& policy);
@@ -53,7 +57,7 @@ class Mirror {
 
   /// The step of the last copy_next, also when that failed; 0 before it chose one.
   int64_t step() const { return step_; }
-  /// What was found and cleaned at the place, once.
+  /// What was found at the place and cleaned there, each once.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
  private:
@@ -61,7 +65,7 @@ class Mirror {
   Result<bool> link_step(int64_t step);
   Status unpin();
   Result<std::optional<int64_t>> pinned();
-  Result<std::vector<int64_t>> steps_to_retire(int64_t copied);
+  Result<std::vector<int64_t>> steps_to_retire(int64_t copied, const std::vector<int64_t>& local);
 
   Place& place_;
   IoBackend& io_;
@@ -69,7 +73,7 @@ class Mirror {
   MirrorPolicy policy_;
   CopyOptions options_;
   int64_t step_ = 0;
-  bool tidied_ = false;
+  bool tidied_ = false, older_line_told_ = false;
   std::map<std::pair<int64_t, int64_t>, bool> same_;  // (step, created) -> is what the place has
   std::set<std::pair<int64_t, int64_t>> damaged_;     // (step, created), here
   std::vector<std::string> notices_;

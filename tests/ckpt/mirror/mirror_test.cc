@@ -143,6 +143,32 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(next_due({110, 120, 130}, {90, 130}, windows, true) == std::nullopt);
   }
 
+  TEST_CASE("a run that went back is copied on: what the place has from before does not count") {
+    CHECK(next_due({10, 20, 28}, {30}, {.keep_last = 1}, true) == 28);
+    CHECK(next_due({10, 20, 28}, {30}, {.keep_last = 1}, false) == 28);
+    CHECK(next_due({20, 25}, {20, 30, 40}, {.keep_last = 2}, false) == 25);
+    CHECK(next_due({110, 120}, {90, 130}, {.every_steps = 100}, false) == 120);
+    CHECK(next_due({20, 40}, {20, 30, 40}, {.keep_last = 1}, true) == std::nullopt);
+    cairn::testing::TempDir temp("mirror-back");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    const auto place = directory(there);
+    for (const int64_t step : {24, 30}) save(io, there, make_state(step, 1)).value();
+    save(io, here, make_state(28, 2)).value();
+    Mirror mirror(*place, io, here, temp.path / "pins", {.keep_last = 1}, {});
+    const MirrorReport report = mirror.copy_next(true).value().value();
+    CHECK(report.copy.step == 28);
+    CHECK(report.removed == Steps{24});
+    const std::vector<std::string> notices = mirror.take_notices();
+    REQUIRE(notices.size() == 1);
+    CHECK(notices[0].find("has step 30, from before this run went back; here the newest is 28") != std::string::npos);
+    CHECK(!mirror.copy_next(true).value());
+    CHECK(mirror.take_notices().empty());
+    save(io, here, make_state(32, 2)).value();  // past it
+    CHECK(mirror.copy_next(true).value()->removed == Steps{30, 28});
+    CHECK(mirror.take_notices().empty());
+  }
+
   TEST_CASE("a copy in a directory is a checkpoint like the first, and comes back as it was") {
     cairn::testing::TempDir temp("mirror-copy");
     PosixBackend io;
