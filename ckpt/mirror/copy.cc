@@ -335,54 +335,63 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     report.repaired.push_back(*step);
   }
 
-  RT_TRY(place.begin(*step));
-  for (const std::string& name : damaged) {  // a store may still give the checksum that it had
-    const Status gone = place.discard(*step, name);
-    if (!gone.ok() && !is_not_found(gone.error())) return gone.error();
-  }
-  Counter sending(options, CopyPhase::kSend, report.bytes);
-  const Traffic send_traffic = sending.traffic();
-  std::vector<uint64_t> hashes;
-  for (SourceFile& source : sources) {
-    RT_TRY_SET(const PutReport put, place.put(*step, source, send_traffic));
-    report.sent_bytes += put.sent_bytes;
-    report.reused_bytes += put.reused_bytes;
-    hashes.push_back(put.hash);
-  }
-  if (options.read_back) {
-    const auto verify_begin = SteadyClock::now();
-    Counter reading(options, CopyPhase::kReadBack, report.bytes);
-    const Traffic read_traffic = reading.traffic();
-    for (size_t i = 0; i < sources.size(); ++i) {
-      const auto check = [&]() -> Status {
-        RT_TRY_SET(const uint64_t hash, hash_there(place, *step, names[i], sources[i].bytes(), read_traffic));
-        if (hash == hashes[i]) return {};
-        return Error{ErrorCode::kIo,
-                     fmt::format("{} in {}: what was read back differs from what was sent (hash {}, sent {})", names[i],
-                                 place.describe(), hash_to_hex(hash), hash_to_hex(hashes[i]))};
-      };
-      Status checked = check();
-      if (checked.ok()) continue;
-      if (checked.error().code != ErrorCode::kIo) return std::move(checked).error();
-      // Damaged there: once more from the start, and then it is the place that is not to be trusted.
-      RT_TRY(place.discard(*step, names[i]));
-      RT_TRY_SET(const PutReport again, place.put(*step, sources[i], send_traffic));
-      report.sent_bytes += again.sent_bytes;
-      checked = check();
-      if (checked.ok()) continue;
-      if (checked.error().code == ErrorCode::kIo) {
-        ignore(place.discard(*step, names[i]), "the next try finds it again");
-      }
-      return std::move(checked).error();
+  const auto send_all = [&]() -> Status {
+    RT_TRY(place.begin(*step));
+    RT_TRY(place.reserve(*step, report.bytes));
+    for (const std::string& name : damaged) {  // a store may still give the checksum that it had
+      const Status gone = place.discard(*step, name);
+      if (!gone.ok() && !is_not_found(gone.error())) return gone.error();
     }
-    report.verify_seconds += since(verify_begin);
+    Counter sending(options, CopyPhase::kSend, report.bytes);
+    const Traffic send_traffic = sending.traffic();
+    std::vector<uint64_t> hashes;
+    for (SourceFile& source : sources) {
+      RT_TRY_SET(const PutReport put, place.put(*step, source, send_traffic));
+      report.sent_bytes += put.sent_bytes;
+      report.reused_bytes += put.reused_bytes;
+      hashes.push_back(put.hash);
+    }
+    if (options.read_back) {
+      const auto verify_begin = SteadyClock::now();
+      Counter reading(options, CopyPhase::kReadBack, report.bytes);
+      const Traffic read_traffic = reading.traffic();
+      for (size_t i = 0; i < sources.size(); ++i) {
+        const auto check = [&]() -> Status {
+          RT_TRY_SET(const uint64_t hash, hash_there(place, *step, names[i], sources[i].bytes(), read_traffic));
+          if (hash == hashes[i]) return {};
+          return Error{ErrorCode::kIo,
+                       fmt::format("{} in {}: what was read back differs from what was sent (hash {}, sent {})",
+                                   names[i], place.describe(), hash_to_hex(hash), hash_to_hex(hashes[i]))};
+        };
+        Status checked = check();
+        if (checked.ok()) continue;
+        if (checked.error().code != ErrorCode::kIo) return std::move(checked).error();
+        // Damaged there: once more from the start, and then it is the place that is not to be trusted.
+        RT_TRY(place.discard(*step, names[i]));
+        RT_TRY_SET(const PutReport again, place.put(*step, sources[i], send_traffic));
+        report.sent_bytes += again.sent_bytes;
+        checked = check();
+        if (checked.ok()) continue;
+        if (checked.error().code == ErrorCode::kIo) {
+          ignore(place.discard(*step, names[i]), "the next try finds it again");
+        }
+        return std::move(checked).error();
+      }
+      report.verify_seconds += since(verify_begin);
+    }
+    for (const int64_t other : dependents) {  // not before the new one is there but for its name
+      RT_TRY(place.remove(other));
+      report.removed.push_back(other);
+    }
+    RT_TRY(place.commit(*step, manifest, send_traffic));
+    report.sent_bytes += manifest.bytes();
+    return {};
+  };
+  if (const Status sent = send_all(); !sent.ok()) {
+    // What fills a place must not stay there.
+    if (sent.error().code == ErrorCode::kNoSpace) ignore(place.abandon(*step), "tidy() comes back to it");
+    return sent.error();
   }
-  for (const int64_t other : dependents) {  // not before the new one is there but for its name
-    RT_TRY(place.remove(other));
-    report.removed.push_back(other);
-  }
-  RT_TRY(place.commit(*step, manifest, send_traffic));
-  report.sent_bytes += manifest.bytes();
   report.seconds = since(begin);
   return report;
 }
@@ -451,6 +460,59 @@ Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step
   RT_TRY(io.sync_dir(checkpoints_dir));
   ignore(remove_tree(io, old), "the next start cleans it");
   return {};
+}
+
+/// All files of a placed step into `work`, verified and synced.
+Status bring(Place& place, IoBackend& io, const PlacedStep& step, const fs::path& work,
+             const std::vector<int64_t>& needed, const CopyOptions& options, CopyReport& report) {
+  // What a killed save or fetch left may hold other files; they are not of this step's copy.
+  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(work));
+  int64_t present_bytes = 0;
+  for (const DirEntry& entry : entries) {
+    const bool wanted = std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) {
+      return entry.name == file.name || entry.name == file.name + std::string(kPartSuffix);
+    });
+    if (entry.is_dir || !wanted) {
+      RT_TRY(entry.is_dir ? remove_tree(io, work / entry.name) : io.remove_file(work / entry.name));
+      continue;
+    }
+    RT_TRY_SET(const FileStat stat, io.stat(work / entry.name));
+    present_bytes += stat.size_bytes;
+  }
+  RT_TRY_SET(const int64_t free_bytes, io.free_bytes(work));
+  if (free_bytes < step.bytes - present_bytes) {
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("{}: {} bytes free, step {} of {} needs {}", work.parent_path().string(), free_bytes,
+                             step.step, place.describe(), step.bytes - present_bytes)};
+  }
+  Counter fetching(options, CopyPhase::kFetch, step.bytes);
+  const Traffic traffic = fetching.traffic();
+  for (const PlacedFile& file : step.files) {
+    if (!valid_file_name(file.name)) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("{}: a file named \"{}\"", place.describe(), file.name)};
+    }
+    RT_TRY(fetch_file(place, step.step, file, work, traffic, report));
+  }
+  const auto verify_begin = SteadyClock::now();
+  CopyOptions unthrottled = options;
+  unthrottled.traffic.max_bytes_per_s = 0;
+  Status whole = verify(io, work, CopyPhase::kVerifyFetched, unthrottled, true);
+  if (whole.ok()) {
+    RT_TRY_SET(const Manifest fetched, read_manifest(io, work));
+    if (fetched.step != step.step) {
+      whole = Error{ErrorCode::kCorrupt,
+                    fmt::format("step {} of {} says that it is step {}", step.step, place.describe(), fetched.step)};
+    }
+  }
+  if (!whole.ok()) {
+    return std::move(whole).with(fmt::format("step {} as fetched from {}", step.step, place.describe())).error();
+  }
+  report.verify_seconds = since(verify_begin);
+  if (!needed.empty()) {  // what retention here looks at: as the manifest has it, whatever the place had
+    if (has_file(step, kReferencesName)) RT_TRY(io.remove_file(work / kReferencesName));
+    RT_TRY(write_file(io, work / kReferencesName, note_of(needed)));
+  }
+  return io.sync_dir(work);
 }
 
 }  // namespace
@@ -522,60 +584,29 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     taken = true;
   }
   if (!taken) RT_TRY(io.make_dir(work));
-  // What a killed save or fetch left may hold other files; they are not of this step's copy.
-  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(work));
-  int64_t present_bytes = 0;
-  for (const DirEntry& entry : entries) {
-    const bool wanted = std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) {
-      return entry.name == file.name || entry.name == file.name + std::string(kPartSuffix);
-    });
-    if (entry.is_dir || !wanted) {
-      RT_TRY(entry.is_dir ? remove_tree(io, work / entry.name) : io.remove_file(work / entry.name));
-      continue;
-    }
-    RT_TRY_SET(const FileStat stat, io.stat(work / entry.name));
-    present_bytes += stat.size_bytes;
-  }
-  RT_TRY_SET(const int64_t free_bytes, io.free_bytes(checkpoints_dir));
-  if (free_bytes < step.bytes - present_bytes) {
-    return Error{ErrorCode::kNoSpace, fmt::format("{}: {} bytes free, step {} of {} needs {}", checkpoints_dir.string(),
-                                                  free_bytes, step.step, place.describe(), step.bytes - present_bytes)};
-  }
-  Counter fetching(options, CopyPhase::kFetch, step.bytes);
-  const Traffic traffic = fetching.traffic();
-  for (const PlacedFile& file : step.files) {
-    if (!valid_file_name(file.name)) {
-      return Error{ErrorCode::kInvalidInput, fmt::format("{}: a file named \"{}\"", place.describe(), file.name)};
-    }
-    RT_TRY(fetch_file(place, step.step, file, work, traffic, report));
-  }
-  const auto verify_begin = SteadyClock::now();
-  Status whole = verify(io, work, CopyPhase::kVerifyFetched, unthrottled, true);
-  if (whole.ok()) {
-    RT_TRY_SET(const Manifest fetched, read_manifest(io, work));
-    if (fetched.step != step.step) {
-      whole = Error{ErrorCode::kCorrupt,
-                    fmt::format("step {} of {} says that it is step {}", step.step, place.describe(), fetched.step)};
-    }
-  }
-  if (!whole.ok()) {
-    if (whole.error().code == ErrorCode::kCorrupt || whole.error().code == ErrorCode::kInvalidInput) {
-      ignore(remove_tree(io, work), "the next start cleans it");
-    }
-    return std::move(whole).with(fmt::format("step {} as fetched from {}", step.step, place.describe())).error();
-  }
-  report.verify_seconds = since(verify_begin);
-  if (!needed.empty()) {  // what retention here looks at: as the manifest has it, whatever the place had
-    if (has_file(step, kReferencesName)) RT_TRY(io.remove_file(work / kReferencesName));
-    RT_TRY(write_file(io, work / kReferencesName, note_of(needed)));
-  }
-  RT_TRY(io.sync_dir(work));
-  if (remove) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
-  if (exchange) {
-    RT_TRY(exchange_for(io, checkpoints_dir, step.step, work));
-  } else {
+  const auto place_it = [&]() -> Status {
+    if (remove) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
+    if (exchange) return exchange_for(io, checkpoints_dir, step.step, work);
     RT_TRY(io.rename(work, report.dir));
-    RT_TRY(io.sync_dir(checkpoints_dir));
+    return io.sync_dir(checkpoints_dir);
+  };
+  Status brought = bring(place, io, step, work, needed, options, report);
+  if (!brought.ok()) {
+    // What a place that went away has given is for the next try to go on from; else it would only take up room.
+    const ErrorCode code = brought.error().code;
+    if (code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout || code == ErrorCode::kStopped) {
+      return std::move(brought).error();
+    }
+  } else {
+    brought = place_it();
+  }
+  if (!brought.ok()) {
+    ignore(remove_tree(io, work), "the next start cleans it");
+    const int why = brought.error().os_errno;
+    if (why != ENOTEMPTY && why != EEXIST) return std::move(brought).error();
+    const Result<bool> same = same_checkpoint(place, step.step, report.dir);  // another fetch was faster
+    report.was_there = same.ok() && same.value();
+    if (!report.was_there) return std::move(brought).error();
   }
   report.seconds = since(begin);
   return report;

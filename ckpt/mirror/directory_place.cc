@@ -95,6 +95,27 @@ class DirectoryPlace final : public Place {
     return io_.make_dir(work_);
   }
 
+  Status reserve(int64_t step, int64_t bytes) override {
+    RT_CHECK(step == work_step_ && !work_.empty(), "reserve() without begin()");
+    RT_TRY_SET(const std::vector<DirEntry> entries, io_.list(work_));
+    for (const DirEntry& entry : entries) {  // taken up from a dead copy
+      RT_TRY_SET(const FileStat stat, io_.stat(work_ / entry.name));
+      bytes -= stat.size_bytes;
+    }
+    RT_TRY_SET(const int64_t free_bytes, io_.free_bytes(root_));
+    if (free_bytes >= bytes) return {};
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("{}: {} bytes free, step {} needs {}", root_.string(), free_bytes, step, bytes)};
+  }
+
+  Status abandon(int64_t step) override {
+    if (step != work_step_ || work_.empty()) return {};
+    RT_TRY(remove_tree(io_, work_));
+    work_.clear();
+    work_step_ = -1;
+    return {};
+  }
+
   Result<PutReport> put(int64_t step, SourceFile& source, const Traffic& traffic) override {
     RT_CHECK(step == work_step_ && !work_.empty(), "put() without begin()");
     const fs::path path = work_ / source.name();

@@ -64,6 +64,10 @@ class Place {
 
   /// Before the puts of a step. When the step is complete there, it is about to be replaced.
   virtual Status begin(int64_t step) = 0;
+  /// Whether the begun step's files, `bytes` in all, have room, where that can be asked. Errors: kNoSpace.
+  virtual Status reserve(int64_t /*step*/, int64_t /*bytes*/) { return {}; }
+  /// Throws away what the begun step has got, where it takes up room that others need.
+  virtual Status abandon(int64_t /*step*/) { return {}; }
   /// Copies one file of the begun step; durable when it returns. Sends what is not there yet.
   virtual Result<PutReport> put(int64_t step, SourceFile& source, const Traffic& traffic) = 0;
   /// Throws away a file of the begun step: it was found damaged.

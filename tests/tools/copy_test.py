@@ -225,6 +225,18 @@ class DirectoryTest(CopyTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(contents(self.path(f"there/{STEP}")), self.whole)
 
+    def test_a_place_that_is_full_is_told_and_nothing_stays_there(self):
+        os.mkdir(self.path("small"))
+        shell = ('mount -t tmpfs -o size=60k none small || exit 99; "$0" ckpt push run small; code=$?; ls -A small; '
+                 'exit $code')
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", shell, self.program], cwd=self.folder.name,
+                              capture_output=True, text=True, timeout=PATIENCE_S)
+        if done.returncode in (1, 99):
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, 74, done.stderr)
+        self.assertRegex(done.stderr, "small: [0-9]+ bytes free, step 12 needs [0-9]+")
+        self.assertEqual(done.stdout, "")  # the list of what is there
+
     def test_mistakes_are_told(self):
         self.assertIn("no complete step", self.cairn("ckpt", "fetch", "nowhere", "x", code=2).stderr)
         self.assertIn("no complete step 7", self.cairn("ckpt", "fetch", "nowhere/step-00000007", "x", code=2).stderr)
@@ -427,6 +439,19 @@ class StoreTest(CopyTest):
         said = self.s3("fetch", self.place, "back", code=65).stderr
         self.assertRegex(said, "shard-00001-of-00002.h5: .*chunk")
         self.assertEqual(os.listdir(self.path("back")), [])
+
+    def test_damage_at_rest_is_repaired_and_another_runs_copy_stays(self):
+        for options in ((), ("--no-read-back",)):
+            self.s3("push", "run", self.place)
+            self.store.put(f"{self.prefix}/{STEP}/shard-00001-of-00002.h5", b"x" * 41760)
+            self.assertEqual(self.s3_json("push", "run", self.place, *options)["repaired"], [12])
+            self.assertEqual(self.stored(), self.expected())
+        self.change_manifest(self.step, run={"id": "run-2", "name": "other", "parents": []})
+        self.assertIn("of another run", self.s3("push", "run", self.place, code=2).stderr)
+        self.assertEqual(self.stored(), self.expected())
+        self.assertTrue(self.s3_json("push", "run", self.place, "--overwrite")["replaced"])
+        self.whole = contents(self.step)
+        self.assertEqual(self.stored(), self.expected())
 
     def test_a_store_that_refuses_or_is_silent_ends_in_a_sentence(self):
         down = self.proxy(lambda *request: "refuse")

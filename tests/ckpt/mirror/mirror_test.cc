@@ -273,6 +273,39 @@ TEST_SUITE("ckpt/mirror/mirror") {
     }
   }
 
+  TEST_CASE("a fetch that another one overtakes ends well, and one that fails leaves nothing") {
+    cairn::testing::TempDir temp("mirror-race");
+    PosixBackend io;
+    const fs::path there = temp.path / "place", back = temp.path / "back";
+    save(io, there, make_state(12, 1)).value();
+    const auto place = directory(there);
+    PlacedStep step = place->list().value().at(0);
+    for (const bool same : {true, false}) {
+      CAPTURE(same);
+      fs::remove_all(back);
+      CopyOptions options;
+      bool overtaken = false;
+      options.progress = [&](CopyPhase phase, int64_t, int64_t) {
+        if (phase != CopyPhase::kVerifyFetched || overtaken) return;
+        overtaken = true;
+        if (same)
+          REQUIRE(fetch_checkpoint(*place, io, step, back).ok());
+        else
+          save(io, back, make_state(12, 2)).value();
+      };
+      const Result<CopyReport> fetched = fetch_checkpoint(*place, io, step, back, options);
+      CHECK(overtaken);
+      CHECK(fetched.ok() == same);
+      if (same && fetched.ok()) CHECK(fetched.value().was_there);
+      CHECK(whole(back / step_dir_name(12)));
+      CHECK(std::distance(fs::directory_iterator(back), fs::directory_iterator()) == 1);
+    }
+    fs::remove_all(back);
+    step.files.push_back({"gone.h5", 5});
+    CHECK(!fetch_checkpoint(*place, io, step, back).ok());
+    CHECK(fs::is_empty(back));
+  }
+
   TEST_CASE("a damaged checkpoint is not copied, a damaged copy is found by reading back and does not count") {
     cairn::testing::TempDir temp("mirror-damage");
     PosixBackend io;
