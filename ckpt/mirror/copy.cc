@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <set>
+#include <utility>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
@@ -217,6 +218,13 @@ Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_di
 
 namespace {
 
+/// Which folder a name means at this moment; an exchange gives it to another.
+Result<std::pair<dev_t, ino_t>> identity_of(const fs::path& dir) {
+  struct stat info {};
+  if (::stat(dir.c_str(), &info) != 0) return os_error(errno, dir.string());
+  return std::pair(info.st_dev, info.st_ino);
+}
+
 /// Whether `manifest` refers to files as `step` has them; what refers to others has lost them already.
 bool refers_to(const Manifest& manifest, const Manifest& step) {
   return std::any_of(manifest.files.begin(), manifest.files.end(), [&](const FileEntry& file) {
@@ -274,6 +282,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: expected a folder named step-NNNNNNNN", step_dir.string())};
   }
   report.step = *step;
+  RT_TRY_SET(const auto identity, identity_of(step_dir));
   RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
   RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
   bool same = false;
@@ -316,6 +325,12 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     RT_TRY_SET(SourceFile note, SourceFile::of_text(std::string(kReferencesName), note_of(needed)));
     names.push_back(note.name());
     sources.push_back(std::move(note));
+  }
+  // What was verified and what is sent must be one checkpoint; from here on the open files hold it.
+  RT_TRY_SET(const auto now, identity_of(step_dir));
+  if (now != identity) {
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{}: another checkpoint has taken its place meanwhile", step_dir.string())};
   }
   for (const SourceFile& source : sources) report.bytes += source.bytes();
   report.bytes += manifest.bytes();

@@ -18,6 +18,7 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
 
@@ -265,6 +266,7 @@ class DirectoryPlace final : public Place {
 
   Result<std::vector<std::string>> tidy(std::optional<int64_t> keep) override {
     RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, root_));
+    RT_TRY_SET(const std::set<int64_t> needed, announced_references(io_, root_));
     std::vector<std::string> said;
     for (const std::string& name : catalog.leftovers) {
       const std::optional<WorkDir> copy = parse_work_dir_name(kTmpPrefix, name);
@@ -274,6 +276,13 @@ class DirectoryPlace final : public Place {
         if (work->writer.pid != ::getpid()) {
           said.push_back(fmt::format("{}: left alone, its writer may be at work", (root_ / name).string()));
         }
+        continue;
+      }
+      const fs::path dir = root_ / step_dir_name(work->step);
+      if (std::error_code failed; !copy && needed.contains(work->step) && !fs::exists(dir, failed) && !failed) {
+        RT_TRY(io_.rename(root_ / name, dir));
+        RT_TRY(io_.sync_dir(root_));
+        said.push_back(fmt::format("put back {}, another checkpoint there refers to its files", dir.string()));
         continue;
       }
       RT_TRY(remove_tree(io_, root_ / name));

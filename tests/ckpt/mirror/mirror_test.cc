@@ -306,6 +306,44 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(fs::is_empty(back));
   }
 
+  TEST_CASE("a checkpoint that is replaced while it is copied never ends as a mixture") {
+    cairn::testing::TempDir temp("mirror-swap");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", other = temp.path / "other", there = temp.path / "place";
+    save(io, here, make_state(12, 1)).value();
+    save(io, other, make_state(12, 2)).value();
+    const auto place = directory(there);
+    CopyOptions options;
+    bool swapped = false;
+    options.progress = [&](CopyPhase phase, int64_t done, int64_t total) {
+      if (swapped || phase != CopyPhase::kVerifySource || done != total) return;
+      swapped = true;
+      REQUIRE(io.exchange(here / step_dir_name(12), other / step_dir_name(12)).ok());
+    };
+    const Result<CopyReport> copied = copy_checkpoint(*place, io, here / step_dir_name(12), options);
+    CHECK(swapped);
+    REQUIRE(!copied.ok());
+    CHECK(copied.error().code == ErrorCode::kUnavailable);
+    CHECK(place->list().value().empty());
+    CHECK(copy_checkpoint(*place, io, here / step_dir_name(12), options).ok());
+    CHECK(whole(there / step_dir_name(12)));
+  }
+
+  TEST_CASE("what a removal that died took from a step that others need is put back") {
+    cairn::testing::TempDir temp("mirror-trash");
+    PosixBackend io;
+    const fs::path there = temp.path / "place";
+    const auto place = directory(there);
+    const Manifest ten = save(io, there, cold_state(10)).value().manifest;
+    save(io, there, cold_state(20)).value();
+    save_on(io, there, 40, ten);
+    for (const int64_t step : {10, 20})
+      fs::rename(there / step_dir_name(step), there / work_dir_name(kTrashPrefix, step, dead_writer()));
+    CHECK(place->tidy(std::nullopt).value().size() == 2);
+    CHECK(whole(there / step_dir_name(40)));
+    CHECK(std::distance(fs::directory_iterator(there), fs::directory_iterator()) == 2);
+  }
+
   TEST_CASE("a damaged checkpoint is not copied, a damaged copy is found by reading back and does not count") {
     cairn::testing::TempDir temp("mirror-damage");
     PosixBackend io;
