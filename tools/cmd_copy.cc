@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -94,7 +95,7 @@ Result<int> copy(const CopierArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(place_options(to, run)));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend({.direct = recipe.checkpoint.direct_io});
   ckpt::CopyOptions options{.read_back = to.read_back};
-  options.traffic.max_bytes_per_s = static_cast<int64_t>(to.max_mb_per_s * 1e6);
+  options.traffic.max_bytes_per_s = static_cast<int64_t>(std::ceil(to.max_mb_per_s * 1e6));  // 0 means no limit
   ckpt::Mirror mirror(*place, *io, run / "checkpoints", run / "copying" / std::to_string(args.place),
                       {.every_steps = to.every_steps, .keep_last = to.keep_last, .keep_every = to.keep_every}, options);
 
