@@ -275,8 +275,8 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
   command->add_flag("--overwrite", args->overwrite, "replace another run's checkpoint of that step");
-  declare("fetch", "bring a checkpoint from such a place; every byte is verified", "PLACE",
-          "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
+  declare("fetch", "bring a checkpoint from such a place; every byte is verified, what is damaged here repaired",
+          "PLACE", "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
           "run folder, or folder of steps", fetch);
 }
 

@@ -470,7 +470,10 @@ Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step
     if (exchanged.error().code != ErrorCode::kUnsupported) return exchanged;
     old = checkpoints_dir / work_dir_name(kTrashPrefix, step, this_writer());
     RT_TRY(io.rename(dir, old));
-    RT_TRY(io.rename(work, dir));
+    if (Status moved = io.rename(work, dir); !moved.ok()) {
+      ignore(io.rename(old, dir), "the error of the first one is told");
+      return moved;
+    }
   }
   RT_TRY(io.sync_dir(checkpoints_dir));
   ignore(remove_tree(io, old), "the next start cleans it");
