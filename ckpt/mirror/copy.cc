@@ -87,10 +87,11 @@ bool has_file(const PlacedStep& step, std::string_view name) {
   return std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) { return file.name == name; });
 }
 
-/// Not a place that is away for now: the file is not there, or not what it was, or its disk does not give it.
-bool unreadable(const Error& error) {
-  return error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kIo || is_not_found(error);
-}
+/// The file is not there, or not what it was.
+bool broken(const Error& error) { return error.code == ErrorCode::kCorrupt || is_not_found(error); }
+
+/// Or its disk does not give it, which may be for now; not a place that is away.
+bool unreadable(const Error& error) { return error.code == ErrorCode::kIo || broken(error); }
 
 /// A small file of a step there.
 Result<std::string> read_placed(Place& place, int64_t step, std::string_view name, int64_t max_bytes) {
@@ -254,7 +255,7 @@ Result<std::vector<int64_t>> dependents_of(Place& place, const Manifest& step) {
 Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const std::string& run_id, Replace replace) {
   const Result<Manifest> theirs = placed_manifest(place, step);
   if (!theirs.ok()) {
-    if (unreadable(theirs.error())) return std::vector<int64_t>();  // of use to nobody
+    if (broken(theirs.error())) return std::vector<int64_t>();  // of use to nobody
     return theirs.error();
   }
   if (replace == Replace::kSameRun && theirs.value().run.id != run_id) {
@@ -580,7 +581,8 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     } else if (info.complete) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("{} is there and is another checkpoint; move it away first", info.dir.string())};
-    } else if (!read_manifest(io, info.dir).ok()) {
+    } else if (const Result<Manifest> here = read_manifest(io, info.dir); !here.ok()) {
+      if (!broken(here.error())) return here.error();
       exchange = true;  // no telling what it was; who refers to it loses nothing
     } else {
       RT_TRY_SET(const std::set<int64_t> others, announced_references(io, checkpoints_dir));

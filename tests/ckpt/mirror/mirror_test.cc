@@ -95,6 +95,7 @@ class LyingPlace final : public Place {
   }
   Status read(Of of, int64_t step, const std::string& name, int64_t offset, const ByteSink& sink,
               const Traffic& traffic) override {
+    if (no_manifest && of == Of::kComplete && name == kManifestName) return Error{ErrorCode::kIo, "the disk fails"};
     bool lie = lies_ > 0 && name != kManifestName;
     if (lie) --lies_;
     return inner_.read(
@@ -114,6 +115,7 @@ class LyingPlace final : public Place {
   Status write_note(const std::string& name, const std::string& text) override { return inner_.write_note(name, text); }
 
   int64_t puts = 0, discards = 0, commits = 0;
+  bool no_manifest = false;  // of complete steps
 
  private:
   Place& inner_;
@@ -357,6 +359,12 @@ TEST_SUITE("ckpt/mirror/mirror") {
       CHECK(place.discards == 1);
       CHECK(copied.sent_bytes > copied.bytes);
       CHECK(whole(there / step_dir_name(12)));
+    }
+    {
+      LyingPlace place(*inner, 0);  // what its disk does not give now may be whole, and another run's
+      place.no_manifest = true;
+      CHECK(copy_checkpoint(place, io, source, {.replace = Replace::kSameRun}).error().code == ErrorCode::kIo);
+      CHECK(place.puts == 0);
     }
     REQUIRE(inner->remove(12).ok());
     {
