@@ -465,6 +465,7 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_d
                                const ExportOptions& options, const RecipeDecoder& decode) {
   const auto start = std::chrono::steady_clock::now();
   RT_TRY(check_export_dtype(options.dtype));
+  RT_TRY(check_apart(checkpoint_dir, hf_dir));
   RT_TRY(check_hf_target(hf_dir, options.overwrite));
   RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source,
              CheckpointWeights::open(io, checkpoint_dir, decode, options.weights));

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -100,20 +101,22 @@ bool is_output_file(const std::string& name) {
   return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
 }
 
-/// Moves what `from` holds into `to`, which has files already; config.json leaves first and comes last.
+/// Moves what `from` holds into `to`, which has files already. The manifest of a folder that is a checkpoint too leaves
+/// first and comes last, config.json after and before it: cut off at any instant, no manifest is there without a config
+/// (check_hf_target would take that for a checkpoint and nothing else), and neither is there without the weights.
 Status replace_files(const fs::path& from, const fs::path& to) {
   RT_TRY_SET(std::vector<std::string> old_names, names_in(to));
   RT_TRY_SET(std::vector<std::string> new_names, names_in(from));
-  const auto config = [](const std::string& name) { return name == kConfigFile; };
-  std::stable_partition(old_names.begin(), old_names.end(), config);
-  std::stable_partition(new_names.begin(), new_names.end(), [&](const std::string& name) { return !config(name); });
+  const auto level = [](const std::string& name) { return name == ckpt::kManifestName ? 2 : name == kConfigFile; };
+  std::ranges::stable_sort(old_names, std::greater(), level);
+  std::ranges::stable_sort(new_names, std::less(), level);
   for (const std::string& name : old_names) {
     if (!is_output_file(name)) continue;
     if (::unlink((to / name).c_str()) != 0) return os_error(errno, (to / name).string());
-    if (config(name)) RT_TRY(sync_folder(to));
+    if (level(name) > 0) RT_TRY(sync_folder(to));
   }
   for (const std::string& name : new_names) {
-    if (config(name)) RT_TRY(sync_folder(to));
+    if (level(name) > 0) RT_TRY(sync_folder(to));
     if (::rename((from / name).c_str(), (to / name).c_str()) != 0) return os_error(errno, (to / name).string());
   }
   std::error_code ignored;
@@ -412,9 +415,31 @@ Status check_hf_target(const fs::path& target, bool overwrite) {
   if (exists && !fs::is_directory(target, error)) return invalid(target.string() + ": is there and is no folder");
   const bool empty = !exists || fs::is_empty(target, error);
   if (error) return os_error(error.value(), target.string());
-  if (empty || overwrite) return {};
+  if (empty) return {};
+  if (fs::exists(target / ckpt::kManifestName, error) && !fs::exists(target / kConfigFile, error)) {
+    return invalid(fmt::format("{}: is a checkpoint, which a Hugging Face folder does not replace; name another folder",
+                               target.string()));
+  }
+  if (overwrite) return {};
   return invalid(fmt::format("{}: is not empty; name another folder, or give --overwrite to replace the model in it",
                              target.string()));
+}
+
+Status check_apart(const fs::path& source, const fs::path& target) {
+  std::error_code error;
+  const fs::path from = fs::weakly_canonical(source, error), to = fs::weakly_canonical(target / "", error);
+  if (error) return os_error(error.value(), target.string());
+  const auto begins_with = [](const fs::path& path, const fs::path& start) {
+    return std::mismatch(path.begin(), path.end(), start.begin(), start.end()).second == start.end();
+  };
+  const fs::path plain = to.has_filename() ? to : to.parent_path();
+  if (from == plain || (fs::equivalent(source, target, error) && !error))
+    return invalid(fmt::format("{}: the source would be replaced; name another folder", source.string()));
+  if (begins_with(plain, from))
+    return invalid(fmt::format("{}: is inside the source, {}; name another folder", target.string(), source.string()));
+  if (begins_with(from, plain))
+    return invalid(fmt::format("{}: holds the source, {}; name another folder", target.string(), source.string()));
+  return {};
 }
 
 Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& output, const OpenTensors& open,

@@ -84,8 +84,11 @@ struct HfWriteReport {
 Result<HfWriteReport> write_hf_folder(const std::filesystem::path& target, const HfOutput& output,
                                       const OpenTensors& open, const HfWriteOptions& options);
 
-/// Whether the target can be written, so that nobody waits to hear it: the first of write_hf_folder's errors.
+/// Whether the target can be written, so that nobody waits to hear it: the first of write_hf_folder's errors. A folder
+/// that is a checkpoint and no Hugging Face folder is never replaced.
 Status check_hf_target(const std::filesystem::path& target, bool overwrite);
+/// Errors: kInvalidInput when the target is the checkpoint that is read, lies in it, or is a folder above it.
+Status check_apart(const std::filesystem::path& source, const std::filesystem::path& target);
 
 /// The split that an index has, when it names exactly these tensors and files of safe names.
 std::optional<Split> split_of_index(const std::vector<OutputTensor>& tensors, const std::string& index);

@@ -107,6 +107,15 @@ uint64_t key_of(const HfFolder& folder, const ckpt::Manifest& skeleton, std::spa
 Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, const fs::path& checkpoints_dir,
                                const ImportOptions& options, const RecipeEncoder& encode) {
   const auto start = std::chrono::steady_clock::now();
+  std::error_code ignored;
+  if (const fs::path step = checkpoints_dir / ckpt::step_dir_name(0); fs::equivalent(hf_dir, step, ignored)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: the source would be replaced; name another folder", hf_dir.string())};
+  }
+  if (fs::exists(checkpoints_dir / ckpt::kManifestName, ignored)) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a checkpoint; name a folder for step-00000000 to be in",
+                                                       checkpoints_dir.string())};
+  }
   RT_TRY_SET(const std::unique_ptr<HfFolder> folder, HfFolder::open(hf_dir, {.untie = options.untie}));
   const fs::path plain = (hf_dir / "").lexically_normal().parent_path();
   const std::string name = options.run_name.empty() ? plain.filename().string() : options.run_name;

@@ -171,6 +171,33 @@ class ConvertTest(ProgramTest):
             if name.endswith(".safetensors"):
                 self.assertEqual(out[name], source[name], name)
 
+    def test_no_conversion_takes_a_checkpoint_or_its_own_source_away(self):
+        self.cairn("convert", golden("hf-llama-tied-bias"), "run/checkpoints")
+        step = self.path("run/checkpoints/step-00000000")
+        os.symlink(step, self.path("link"))
+        self.cairn("export", step, "dual", "--hdf5")
+        shutil.copytree(self.path("dual"), self.path("steps/step-00000000"))
+        self.cairn("convert", golden("hf-gpt2-tied"), "other")
+        before = {name: contents(self.path(name)) for name in ("run", "dual", "steps", "other")}
+        for source, target, words in ((step, step, "the source would be replaced"),
+                                      (step, step + "/.", "the source would be replaced"),
+                                      (step, "link", "the source would be replaced"), (step, "run", "holds the source"),
+                                      (step, step + "/hf", "is inside the source"),
+                                      ("dual", "dual", "the source would be replaced"),
+                                      ("dual", step, "is a checkpoint"),
+                                      ("dual", "other/step-00000000", "is a checkpoint")):
+            done = self.cairn("export", source, target, "--overwrite", code=2)
+            self.assertIn(words, done.stderr)
+        self.assertIn("is a checkpoint", self.cairn("convert", golden("hf-gpt2-tied"), "other/step-00000000", "--to", "hf",
+                                                    "--overwrite", code=2).stderr)
+        self.assertIn("source would be replaced", self.cairn("import", "steps/step-00000000", "steps", "--overwrite",
+                                                             code=2).stderr)
+        self.assertIn("is a checkpoint", self.cairn("import", golden("hf-gpt2-tied"), step, code=2).stderr)
+        self.assertEqual(before, {name: contents(self.path(name)) for name in before})
+        # An exported folder that is a checkpoint too is replaced on request, and what is left is one kind only.
+        self.cairn("export", "run", "dual", "--overwrite")
+        self.assertNotIn("manifest.json", os.listdir(self.path("dual")))
+
     def test_memory_is_bounded(self):
         """More than the limit in weights passes through each direction."""
         if "SANITIZE" in os.environ.get("CAIRN_TEST_FLAGS", ""):
