@@ -69,9 +69,8 @@ Result<int> average(const AverageArgs& args, bool as_json) {
   RT_TRY_SET(const ckpt::Manifest last, ckpt::read_manifest(*io, dirs.back()));
 
   const fs::path target(args.target);
-  std::error_code failed;
   for (const fs::path& dir : dirs) {
-    if (!fs::equivalent(dir.parent_path(), target / "checkpoints", failed) || failed) continue;
+    if (!is_step_of(dir, target)) continue;
     return Error{ErrorCode::kInvalidInput, fmt::format("{} is the run that {} belongs to; give a folder of its own",
                                                        target.string(), dir.string())};
   }

@@ -133,8 +133,7 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
   RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world));
 
   const fs::path target(args.target);
-  std::error_code failed;
-  if (const fs::path parent = source.parent_path(); fs::equivalent(parent, target / "checkpoints", failed) && !failed) {
+  if (is_step_of(source, target)) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{} is the run that {} belongs to; give a folder of its own",
                                                        target.string(), source.string())};
   }

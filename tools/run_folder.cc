@@ -105,8 +105,30 @@ Result<bool> RunFolder::write_recipe(const dsl::LoadedRecipe& loaded) {
   return changed;
 }
 
+namespace {
+
+/// A step's folder by a path that ends in its own name: siblings that it refers to are looked for beside that name. A
+/// link of the step's name stays as it is, since its siblings may be links too.
+Result<fs::path> named_plainly(const fs::path& step) {
+  std::error_code failed;
+  const fs::path name = step.filename();
+  const bool plain = !name.empty() && name != "." && name != "..";
+  if (plain && (ckpt::parse_step_dir_name(name.string()) || !fs::is_symlink(step, failed))) return step;
+  fs::path out = fs::canonical(step, failed);
+  if (failed) return os_error(failed.value(), step.string());
+  return out;
+}
+
+}  // namespace
+
+bool is_step_of(const fs::path& step, const fs::path& run) {
+  std::error_code failed;
+  const fs::path real = fs::canonical(step, failed);
+  return !failed && fs::equivalent(real.parent_path(), run / "checkpoints", failed) && !failed;
+}
+
 Result<fs::path> resolve_checkpoint(const fs::path& path) {
-  if (fs::exists(path / ckpt::kManifestName)) return path;
+  if (fs::exists(path / ckpt::kManifestName)) return named_plainly(path);
   const fs::path folder = fs::is_directory(path / "checkpoints") ? path / "checkpoints" : path;
   if (!fs::is_directory(folder)) {
     return Error{

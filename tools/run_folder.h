@@ -48,4 +48,7 @@ Result<std::string> read_text_file(const std::filesystem::path& path);
 /// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).
 Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& path);
 
+/// Whether the step's folder lies in the run's checkpoints, by whatever paths the two are called.
+bool is_step_of(const std::filesystem::path& step, const std::filesystem::path& run);
+
 }  // namespace cairn::tools

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 
@@ -145,6 +146,21 @@ class CkptToolsTest(ProgramTest):
                             (["a", "--last", "9", "--to", "x"], "3 complete"),
                             (["a", "b", "--to", "a"], "belongs to"), (["a", "b", "--to", "m"], "is there already")):
             self.assertIn(words, self.cairn("ckpt", "average", *args, code=2).stderr)
+
+    def test_a_source_is_known_by_whatever_path_it_is_called(self):
+        before = os.stat(self.path(self.step("a", 6))).st_ino
+        os.symlink(self.step("a", 6), self.path("newest"))
+        for last in (self.step("a", 6) + "/", self.step("a", 6) + "/.", "newest", "newest/"):
+            for args in (["average", self.step("a", 4) + "/", last, "--to", "a"], ["reshard", last, "a", "--mesh", "tp=1"]):
+                self.assertIn("belongs to", self.cairn("ckpt", *args, "--overwrite", code=2).stderr)
+        inside = subprocess.run([self.program, "ckpt", "average", "step-00000004", ".", "--to", "..", "--overwrite"],
+                                cwd=self.path("a/checkpoints"), capture_output=True, text=True, timeout=60)
+        self.assertIn("belongs to", inside.stderr)
+        inside = subprocess.run([self.program, "ckpt", "average", "../step-00000004", ".", "--to", "../..", "--overwrite"],
+                                cwd=self.path(self.step("a", 6)), capture_output=True, text=True, timeout=60)
+        self.assertIn("belongs to", inside.stderr)
+        self.assertEqual(os.stat(self.path(self.step("a", 6))).st_ino, before)
+        self.assertEqual(self.cairn_json("ckpt", "verify", "a", "--all")["whole"], True)
 
     def test_prune_asks_first_and_spares_a_run_at_work(self):
         def steps():
