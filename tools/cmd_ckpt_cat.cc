@@ -28,7 +28,8 @@ struct CatArgs {
   std::string path, tensor, kind = "weight", slice, out;
 };
 
-/// A file that appears whole or not at all, or stdout.
+/// A file that appears whole or not at all (where a link leads to it, the link stays); or stdout; or what is there and
+/// is no file, a pipe or a device: that is written to, never replaced.
 class Sink {
  public:
   static Result<std::unique_ptr<Sink>> open(const std::string& path) {
@@ -37,8 +38,16 @@ class Sink {
       sink->file_ = stdout;
       return sink;
     }
+    std::error_code failed;
     sink->path_ = path;
-    sink->temporary_ = path + ".part";
+    if (fs::is_symlink(fs::symlink_status(path, failed))) {
+      const fs::path real = fs::canonical(path, failed);
+      sink->in_place_ = static_cast<bool>(failed);  // it leads to nothing yet, or to no name (/dev/stdout)
+      if (!failed) sink->path_ = real;
+    }
+    const fs::file_status there = fs::status(sink->path_, failed);
+    sink->in_place_ |= fs::exists(there) && !fs::is_regular_file(there);
+    sink->temporary_ = sink->in_place_ ? sink->path_ : sink->path_ + ".part";
     sink->file_ = std::fopen(sink->temporary_.c_str(), "wb");
     if (sink->file_ == nullptr) return os_error(errno, sink->temporary_);
     return sink;
@@ -46,7 +55,7 @@ class Sink {
   ~Sink() {
     if (path_.empty() || file_ == nullptr) return;
     std::fclose(file_);
-    std::remove(temporary_.c_str());
+    if (!in_place_) std::remove(temporary_.c_str());
   }
   Status write(std::span<const std::byte> bytes) {
     if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
@@ -56,13 +65,14 @@ class Sink {
   Status finish() {
     if (path_.empty()) return std::fflush(stdout) == 0 ? Status() : Status(os_error(errno, "stdout"));
     if (std::fclose(std::exchange(file_, nullptr)) != 0) return os_error(errno, temporary_);
-    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return os_error(errno, path_);
+    if (!in_place_ && std::rename(temporary_.c_str(), path_.c_str()) != 0) return os_error(errno, path_);
     return {};
   }
 
  private:
   Sink() = default;
   std::string path_, temporary_;
+  bool in_place_ = false;
   std::FILE* file_ = nullptr;
 };
 

@@ -162,6 +162,27 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.stat(self.path(self.step("a", 6))).st_ino, before)
         self.assertEqual(self.cairn_json("ckpt", "verify", "a", "--all")["whole"], True)
 
+    def test_cat_replaces_files_only(self):
+        name = "weight/layers.0.attn.q.weight"
+        expected = self.array("a", name)
+        os.mkfifo(self.path("pipe"))
+        reader = subprocess.Popen(["cat", self.path("pipe")], stdout=subprocess.PIPE)
+        try:
+            self.cairn("ckpt", "cat", "a", name, "--out", "pipe")
+            self.assertTrue(stat.S_ISFIFO(os.stat(self.path("pipe")).st_mode))
+            out, _ = reader.communicate(timeout=30)
+        finally:
+            reader.kill()
+            reader.wait()
+        numpy.testing.assert_array_equal(numpy.load(io.BytesIO(out)), expected)
+        self.write("there.npy", "old")
+        for link, to in (("link", "there.npy"), ("dangling", "new.npy")):
+            os.symlink(to, self.path(link))
+            self.cairn("ckpt", "cat", "a", name, "--out", link)
+            self.assertTrue(os.path.islink(self.path(link)))
+            numpy.testing.assert_array_equal(numpy.load(self.path(to)), expected)
+        self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
+
     def test_prune_asks_first_and_spares_a_run_at_work(self):
         def steps():
             return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
