@@ -62,11 +62,9 @@ Status refuse_unknown_switches(const Family& family, const json& config) {
 }
 
 Status check_sizes(const ModelConfig& m) {
-  const std::pair<std::string_view, int64_t> sizes[] = {
-      {"vocabulary", m.vocab},  {"width", m.width},       {"layers", m.layers}, {"heads", m.heads},
-      {"kv heads", m.kv_heads}, {"head_dim", m.head_dim}, {"ffn", m.ffn},       {"context", m.context}};
-  for (const auto& [name, size] : sizes) {
-    if (size < 1 || size > (int64_t{1} << 31)) return invalid(fmt::format("{} = {} is out of range", name, size));
+  for (const auto& [field, name, most] : kSizeBounds) {  // of those that were derived from others, too
+    if (m.*field < 1 || m.*field > most)
+      return invalid(fmt::format("{} = {} is out of range, 1 to {}", name, m.*field, most));
   }
   if (m.heads % m.kv_heads != 0) {
     return invalid(fmt::format("{} key/value heads do not divide {} heads", m.kv_heads, m.heads));

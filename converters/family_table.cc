@@ -65,22 +65,38 @@ void ConfigReader::wrong(std::string_view key, std::string_view expected, const 
 // --- sizes, numbers, switches
 // -------------------------------------------------------------------------------------------
 
+namespace {
+
+/// Refused here, not only when all is read (family.cc): a later key may go through the layers one by one.
+int64_t read_size(ConfigReader& in, std::string_view name, Size field, int64_t absent) {
+  const int64_t value = in.integer(name, absent);
+  const auto* const bound = std::ranges::find(kSizeBounds, field, &SizeBound::field);
+  RT_CHECK(bound != std::end(kSizeBounds), "{} has no bound", name);
+  if (in.find(name) == nullptr || (value >= 1 && value <= bound->most)) return value;
+  in.invalid(fmt::format("{} = {} is out of range, 1 to {}", name, value, bound->most));
+  return absent;
+}
+
+}  // namespace
+
 ConfigKey size(std::string_view name, Size field, int64_t absent) {
   return {{name},
-          [=](ConfigReader& in, ModelConfig& m) { m.*field = in.integer(name, absent); },
+          [=](ConfigReader& in, ModelConfig& m) { m.*field = read_size(in, name, field, absent); },
           [=](const ModelConfig& m, ordered_json& out) { out[std::string(name)] = m.*field; }};
 }
 
 ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_t absent) {
   ConfigKey out = size(name, field, absent);
   out.names.push_back(alias);
-  out.read = [=](ConfigReader& in, ModelConfig& m) { m.*field = in.integer(name, in.integer(alias, absent)); };
+  out.read = [=](ConfigReader& in, ModelConfig& m) {
+    m.*field = read_size(in, name, field, read_size(in, alias, field, absent));
+  };
   return out;
 }
 
 ConfigKey size(std::string_view name, Size field, int64_t (*absent)(const ModelConfig&)) {
   ConfigKey out = size(name, field, int64_t{0});
-  out.read = [=](ConfigReader& in, ModelConfig& m) { m.*field = in.integer(name, absent(m)); };
+  out.read = [=](ConfigReader& in, ModelConfig& m) { m.*field = read_size(in, name, field, absent(m)); };
   return out;
 }
 

@@ -49,6 +49,20 @@ struct ConfigKey {
 // --- keys: read in the order of the table, so a later one may count on what an earlier one has set ---------------
 
 using Size = int64_t ModelConfig::*;
+/// What a size may be: as the recipe's schema bounds it, since an imported model becomes a recipe (dsl/schema.cc).
+struct SizeBound {
+  Size field;
+  std::string_view name;
+  int64_t most;
+};
+inline constexpr SizeBound kSizeBounds[] = {{&ModelConfig::vocab, "vocabulary", 1'000'000'000},
+                                            {&ModelConfig::width, "width", 1 << 20},
+                                            {&ModelConfig::layers, "layers", 100'000},
+                                            {&ModelConfig::heads, "heads", 1 << 16},
+                                            {&ModelConfig::kv_heads, "kv heads", 1 << 16},
+                                            {&ModelConfig::head_dim, "head_dim", 1 << 16},
+                                            {&ModelConfig::ffn, "ffn", 1 << 22},
+                                            {&ModelConfig::context, "context", 1 << 24}};
 ConfigKey size(std::string_view name, Size field, int64_t absent);
 /// The same, under either of two names; the first is written.
 ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_t absent);

@@ -137,6 +137,14 @@ Status HfFolder::read_config() {
     weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(file)));
   }
   warnings_ = weights_->warnings();
+  // Each layer and each expert has tensors of its own. The tables of what is expected are as long as config.json says:
+  // with a number that no file supports they would take all memory before anything is compared.
+  const auto found = static_cast<int64_t>(weights_->tensors().size());
+  const int64_t experts = std::max<int64_t>(1, model_.moe.experts);
+  if (model_.layers > found || experts > found || model_.layers * experts > found) {
+    return invalid(fmt::format("{}: it says {} layers{}, and the weights beside it are {} tensors", path.string(),
+                               model_.layers, experts > 1 ? fmt::format(" of {} experts", experts) : "", found));
+  }
   return {};
 }
 

@@ -17,13 +17,17 @@ M base() {
   return m;
 }
 
+constexpr int64_t kMaxExperts = 1 << 16;  // as the recipe's schema has it
+
 ConfigKey experts() {
   return {{"num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"},
           [](ConfigReader& in, M& m) {
             m.moe.experts = in.integer("num_local_experts", 8);
             m.moe.top_k = in.integer("num_experts_per_tok", 2);
             m.moe.aux_loss = in.number("router_aux_loss_coef", 0.001);
-            if (m.moe.experts < 1 || m.moe.top_k < 1 || m.moe.top_k > m.moe.experts) {
+            if (m.moe.experts > kMaxExperts) {
+              in.invalid(fmt::format("num_local_experts = {} is out of range, 1 to {}", m.moe.experts, kMaxExperts));
+            } else if (m.moe.experts < 1 || m.moe.top_k < 1 || m.moe.top_k > m.moe.experts) {
               in.invalid(
                   fmt::format("num_experts_per_tok = {} of num_local_experts = {}: each token takes at least one "
                               "expert and at most all",

@@ -208,7 +208,13 @@ TEST_SUITE("converters/hf_folder") {
     CHECK(has(with("quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}),
               "quant_method \"gptq\" cannot be read here; known: fp8"));
     CHECK(has(with("hidden_size", 1e300), "hidden_size must be a whole number"));
-    CHECK(has(with("num_hidden_layers", -1), "out of range"));
+    for (const int64_t layers : {int64_t{-1}, int64_t{0}, int64_t{100001}, int64_t{1000000000}}) {
+      const std::string told = with("num_hidden_layers", layers);
+      CHECK(has(told, "config.json: num_hidden_layers = " + std::to_string(layers) + " is out of range, 1 to 100000"));
+    }
+    CHECK(has(with("num_hidden_layers", 100000), "config.json: it says 100000 layers, and the weights beside it are"));
+    CHECK(has(with("vocab_size", 2000000000), "vocab_size = 2000000000 is out of range"));
+    CHECK(has(with("hidden_size", 1 << 21), "hidden_size = 2097152 is out of range"));
     fs::remove(copy.dir / "model.safetensors");
     CHECK(has(copy.refusal(), "has no weights; expected model.safetensors"));
     spit(copy.dir / "pytorch_model.bin", "PK");
