@@ -56,6 +56,7 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
       return invalid(fmt::format("{}: weight {} is no positive number", source.dir.string(), source.weight));
     total_weight += source.weight;
   }
+  if (!std::isfinite(total_weight)) return invalid("the sum of the weights is too large for a double");
   // Half for windows, a quarter for reads on their way, an eighth for writes.
   const auto count = static_cast<int64_t>(sources.size());
   const int64_t window_bytes = options.memory_bytes / 2 / count;

@@ -162,6 +162,10 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.stat(self.path(self.step("a", 6))).st_ino, before)
         self.assertEqual(self.cairn_json("ckpt", "verify", "a", "--all")["whole"], True)
 
+    def test_weights_whose_sum_is_no_number_are_refused(self):
+        done = self.cairn("ckpt", "average", "a", "b", "--weights", "1e308,1e308", "--to", "x", code=2)
+        self.assertIn("sum of the weights", done.stderr)
+
     def test_cat_replaces_files_only(self):
         name = "weight/layers.0.attn.q.weight"
         expected = self.array("a", name)
