@@ -6,16 +6,24 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ckpt/format/manifest.h"
 #include "runtime/core/result.h"
 #include "runtime/telemetry/terminal.h"
+#include "tools/run_folder.h"
 
 namespace CLI {
 class App;
+}
+
+namespace cairn::ckpt {
+class IoBackend;
 }
 
 namespace cairn::tools {
@@ -50,8 +58,34 @@ const std::atomic<bool>& stop_on_signals();
 /// --memory: errors for what no machine has.
 Result<int64_t> memory_option(uint64_t bytes);
 
-/// Whether a run folder can take a checkpoint with this recipe: it has no recipe, the same one, or `overwrite`.
-Status check_target_recipe(const std::filesystem::path& run, const std::string& canonical_json, bool overwrite);
+/// A run folder that gets a step which no training wrote (average, reshard). The recipe is durable before the step is,
+/// so that no step is there which `resume` has no recipe for. Unless keep() is called, the recipe is put back and a
+/// folder that was made here goes again, when no work to go on with lies in it.
+class TargetRun {
+ public:
+  /// Errors: kInvalidInput when it is no folder, or without `overwrite` a run with another recipe, with this step, or
+  /// with a newer one, which `resume` would take; those of RunFolder::open.
+  static Result<std::unique_ptr<TargetRun>> open(const std::filesystem::path& run, const dsl::LoadedRecipe& recipe,
+                                                 const std::string& name, int64_t step, bool overwrite);
+  ~TargetRun();
+  TargetRun(const TargetRun&) = delete;
+
+  RunFolder& folder() { return *folder_; }
+  void keep() { kept_ = true; }
+  /// Removes what dead saves have left, and gives their names; that of `but_step` stays: its save goes on with it.
+  Result<std::vector<std::string>> clean(ckpt::IoBackend& io, std::optional<int64_t> but_step);
+  /// "cairn resume RUN" takes this step, not the new one; empty when it takes the new one.
+  std::optional<int64_t> newer() const { return newer_; }
+
+ private:
+  TargetRun() = default;
+  std::filesystem::path run_, made_from_;  // the topmost folder that was not there; empty: all were
+  std::filesystem::path new_step_;         // empty: one is to be replaced
+  std::optional<RunFolder> folder_;
+  std::optional<std::string> recipe_before_;
+  std::optional<int64_t> newer_;
+  bool was_run_ = false, kept_ = false;
+};
 
 /// What differs between two resolved recipes (or other JSON objects): path -> values as text, empty where it is not
 /// there. Texts that are no JSON objects are compared whole, under the path "".

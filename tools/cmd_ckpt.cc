@@ -9,6 +9,11 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "ckpt/format/names.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/store/posix_backend.h"
+#include "dsl/dsl.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run_folder.h"
@@ -84,15 +89,95 @@ Result<int64_t> memory_option(uint64_t bytes) {
   return static_cast<int64_t>(bytes);
 }
 
-Status check_target_recipe(const fs::path& run, const std::string& canonical_json, bool overwrite) {
+namespace {
+
+Status check_target_recipe(const fs::path& run, const std::string& canonical_json, const ckpt::Names& names) {
   std::error_code failed;
-  if (overwrite || !fs::exists(run / "recipe.resolved.json", failed)) return {};
+  if (!fs::exists(run / "recipe.resolved.json", failed)) return {};
+  // What a command that was killed has left: nothing was trained there, and no step came of it.
+  if (names.steps.empty() && !fs::exists(run / "world", failed)) return {};
   RT_TRY_SET(const std::string there, read_text_file(run / "recipe.resolved.json"));
   if (there == canonical_json) return {};
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{} is a run with another recipe (`cairn diff` tells how it differs); give a new folder, or "
                            "--overwrite",
                            run.string())};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const dsl::LoadedRecipe& recipe,
+                                                   const std::string& name, int64_t step, bool overwrite) {
+  const auto refuse = [&](std::string_view why) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", run.string(), why)};
+  };
+  if (run.empty()) return Error{ErrorCode::kInvalidInput, "the new run's folder has no name"};
+  std::error_code failed;
+  if (fs::exists(run, failed) && !fs::is_directory(run, failed)) return refuse("is a file, expected a folder");
+  std::unique_ptr<TargetRun> out(new TargetRun);
+  out->run_ = run;
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
+  for (auto newest = names.steps.rbegin(); newest != names.steps.rend() && *newest > step && !out->newer_; ++newest) {
+    if (ckpt::look_at_checkpoint(io, run / "checkpoints", *newest).complete) out->newer_ = *newest;
+  }
+  const bool there = std::ranges::find(names.steps, step) != names.steps.end();
+  if (!there) out->new_step_ = run / "checkpoints" / ckpt::step_dir_name(step);
+  if (!overwrite) {
+    RT_TRY(check_target_recipe(run, recipe.canonical_json, names));
+    if (there)
+      return refuse(fmt::format("step {} is there already; give a new folder, or --overwrite to replace it", step));
+    if (out->newer_) {
+      return refuse(
+          fmt::format("has step {}, which is newer than step {}: `cairn resume` would go on from that one; "
+                      "give a new folder, or --overwrite to have both",
+                      *out->newer_, step));
+    }
+  }
+  out->was_run_ = fs::exists(run / "run.json", failed);
+  for (fs::path at = run.has_filename() ? run : run.parent_path(); !at.empty() && !fs::exists(at, failed);
+       at = at.parent_path())
+    out->made_from_ = at;
+  if (fs::exists(run / "recipe.resolved.json", failed)) {
+    RT_TRY_SET(out->recipe_before_, read_text_file(run / "recipe.resolved.json"));
+  }
+  RT_TRY_SET(out->folder_, RunFolder::open(run, name));  // nobody trains in it meanwhile
+  RT_TRY(out->folder_->write_recipe(recipe));
+  return out;
+}
+
+TargetRun::~TargetRun() {
+  if (kept_ || !folder_) return;
+  std::error_code ignored;
+  // A failure after the commit: the step is there, and goes with its recipe.
+  if (!new_step_.empty() && fs::exists(new_step_, ignored)) return;
+  if (recipe_before_) {
+    ignore(write_text_file(folder_->recipe(), *recipe_before_), "the failure itself is told");
+  } else {
+    fs::remove(folder_->recipe(), ignored);
+  }
+  if (was_run_) return;
+  // fs::remove takes a folder only when it is empty.
+  for (const char* below : {"recipe", "logs", "tensorboard", "checkpoints"}) fs::remove(run_ / below, ignored);
+  if (fs::exists(run_ / "checkpoints", ignored)) return;  // work that the same command goes on with
+  for (const char* file : {"run.json", "run.lock"}) fs::remove(run_ / file, ignored);
+  if (made_from_.empty()) return;
+  for (fs::path at = run_.has_filename() ? run_ : run_.parent_path(); fs::remove(at, ignored) && at != made_from_;)
+    at = at.parent_path();
+}
+
+Result<std::vector<std::string>> TargetRun::clean(ckpt::IoBackend& io, std::optional<int64_t> but_step) {
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, folder_->checkpoints()));
+  std::vector<ckpt::WriterId> stay;
+  for (const std::string& name : names.leftovers) {
+    const auto work = ckpt::parse_work_dir_name(ckpt::kTmpPrefix, name);
+    if (work && work->step == but_step) stay.push_back(work->writer);
+  }
+  RT_TRY_SET(ckpt::CleanReport cleaned,
+             ckpt::clean_leftovers(io, folder_->checkpoints(), [&](const ckpt::WriterId& writer) {
+               return std::ranges::find(stay, writer) != stay.end() || ckpt::may_be_alive(writer);
+             }));
+  return std::move(cleaned.removed);
 }
 
 namespace {

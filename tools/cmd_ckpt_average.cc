@@ -74,9 +74,12 @@ Result<int> average(const AverageArgs& args, bool as_json) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{} is the run that {} belongs to; give a folder of its own",
                                                        target.string(), dir.string())};
   }
-  RT_TRY(check_target_recipe(target, last.recipe, args.overwrite));
+  dsl::LoadedRecipe recipe;
+  recipe.canonical_json = last.recipe;
   const std::string name = last.run.name.empty() ? "average" : last.run.name;
-  RT_TRY_SET(RunFolder folder, RunFolder::open(target, name));  // nobody trains in it meanwhile
+  RT_TRY_SET(const std::unique_ptr<TargetRun> run, TargetRun::open(target, recipe, name, last.step, args.overwrite));
+  RunFolder& folder = run->folder();
+  RT_TRY_SET(const std::vector<std::string> cleaned, run->clean(*io, std::nullopt));
 
   ckpt::AverageOptions options;
   options.moments = args.moments == "last" ? ckpt::Moments::kLast : ckpt::Moments::kDrop;
@@ -92,13 +95,15 @@ Result<int> average(const AverageArgs& args, bool as_json) {
     return ckpt::average_checkpoints(*io, sources, folder.checkpoints(), options);
   }();
   RT_TRY_SET(const ckpt::AverageReport report, std::move(done));
-  dsl::LoadedRecipe recipe;
-  recipe.canonical_json = last.recipe;
-  RT_TRY(folder.write_recipe(recipe));
+  run->keep();
 
   const bool moments = options.moments == ckpt::Moments::kLast;
   const std::string moments_text =
-      moments
+      moments && run->newer()
+          ? fmt::format(
+                "Moments and position are those of {}; but `cairn resume {}` goes on from step {}, which is newer.",
+                dirs.back().string(), target.string(), *run->newer())
+      : moments
           ? fmt::format("Moments and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
                         dirs.back().string(), target.string())
           : std::string(
@@ -118,9 +123,11 @@ Result<int> average(const AverageArgs& args, bool as_json) {
                 {"moments", args.moments},
                 {"payload_bytes", ckpt::payload_bytes(report.manifest)},
                 {"seconds", report.seconds},
+                {"cleaned", cleaned},
                 {"notes", {moments_text}}});
     return 0;
   }
+  for (const std::string& one : cleaned) fmt::print("removed {}, left by a save that died\n", one);
   fmt::print("{}: {}; {} weights, {} in {} files, {}\n{}\n", report.dir.string(), report.manifest.origin,
              report.averaged_tensors, format_bytes(ckpt::payload_bytes(report.manifest)), report.manifest.files.size(),
              telemetry::format_duration(report.seconds), moments_text);

@@ -137,12 +137,12 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{} is the run that {} belongs to; give a folder of its own",
                                                        target.string(), source.string())};
   }
-  RT_TRY(check_target_recipe(target, loaded.canonical_json, args.overwrite));
-  RT_TRY_SET(RunFolder folder, RunFolder::open(target, loaded.recipe.name));  // nobody trains in it meanwhile
-  // What a resharding that was killed has left there takes as much space as this one needs.
-  RT_TRY_SET(const ckpt::CleanReport cleaned, ckpt::clean_leftovers(*io, folder.checkpoints()));
-  for (const std::string& name : cleaned.removed)
-    notes.push_back(fmt::format("removed {}, left by a save that died", name));
+  RT_TRY_SET(const std::unique_ptr<TargetRun> run,
+             TargetRun::open(target, loaded, loaded.recipe.name, manifest.step, args.overwrite));
+  RunFolder& folder = run->folder();
+  // What one that was killed has left there takes as much space as this one needs.
+  RT_TRY_SET(const std::vector<std::string> cleaned, run->clean(*io, manifest.step));
+  for (const std::string& name : cleaned) notes.push_back(fmt::format("removed {}, left by a save that died", name));
 
   ckpt::ReshardOptions options;
   options.memory_bytes = memory;
@@ -162,7 +162,11 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
                                     options);
   }();
   RT_TRY_SET(const ckpt::ReshardReport report, std::move(done));
-  RT_TRY(folder.write_recipe(loaded));
+  run->keep();
+  if (run->newer()) {
+    notes.push_back(
+        fmt::format("`cairn resume {}` goes on from step {}, which is newer", target.string(), *run->newer()));
+  }
 
   const double gb_per_s =
       report.seconds > 0 ? static_cast<double>(report.payload_bytes - report.taken_bytes) / report.seconds / 1e9 : 0;
@@ -204,7 +208,7 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
         "goes to; more --memory makes the stretches longer\n",
         format_bytes(report.read_bytes), format_bytes(written));
   }
-  fmt::print("go on with: cairn resume {}\n", target.string());
+  if (!run->newer()) fmt::print("go on with: cairn resume {}\n", target.string());
   return 0;
 }
 

@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -161,6 +162,60 @@ class CkptToolsTest(ProgramTest):
         self.assertIn("belongs to", inside.stderr)
         self.assertEqual(os.stat(self.path(self.step("a", 6))).st_ino, before)
         self.assertEqual(self.cairn_json("ckpt", "verify", "a", "--all")["whole"], True)
+
+    def test_a_target_has_its_recipe_before_its_step(self):
+        os.makedirs(self.path("d/recipe.resolved.json.tmp"))  # it cannot be written
+        reshard = ["ckpt", "reshard", "a", "d", "--mesh", "tp=1"]
+        for args in (reshard, ["ckpt", "average", "a", "b", "--to", "d"]):
+            self.cairn(*args, code=2)
+            self.assertFalse(os.path.exists(self.path(self.step("d", 6))))
+        os.rmdir(self.path("d/recipe.resolved.json.tmp"))
+        # What a kill before the commit leaves: the recipe, and no step. Another mesh will do as well.
+        self.write("d/recipe.resolved.json", "{}")
+        self.cairn(*reshard)
+        self.assertIn("1 rank", self.cairn("resume", "d", "--dry-run").stdout)
+        for args in (reshard, ["ckpt", "average", "d", self.step("a", 6), "--to", "b"]):
+            self.assertIn("--overwrite", self.cairn(*args, code=2).stderr)
+        self.cairn(*reshard, "--overwrite")
+        # A failure puts the recipe back.
+        with open(self.path("d/recipe.resolved.json"), encoding="utf-8") as f:
+            before = f.read()
+        self.cairn("ckpt", "reshard", "a", "d", "--mesh", "tp=2", "--overwrite", "--memory", "1MiB", code=2)
+        with open(self.path("d/recipe.resolved.json"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), before)
+
+    def test_a_newer_step_in_the_target_is_told(self):
+        older = ["ckpt", "reshard", self.step("a", 2), "c", "--mesh", "pp=2,dp=2", "--zero", "1"]
+        self.cairn(*older)
+        shutil.rmtree(self.path(self.step("c", 2)))
+        shutil.copytree(self.path(self.step("b", 6)), self.path(self.step("c", 6)))
+        self.assertIn("has step 6, which is newer", self.cairn(*older, code=2).stderr)
+        self.assertFalse(os.path.exists(self.path(self.step("c", 2))))
+        told = self.cairn(*older, "--overwrite").stdout
+        self.assertIn("goes on from step 6", told)
+        self.assertNotIn("go on with", told)
+
+    def test_a_refusal_leaves_no_run_behind(self):
+        before = sorted(os.listdir(self.folder.name))
+        self.cairn("ckpt", "reshard", "a", "x/y/z", "--mesh", "tp=1", "--memory", "1MiB", code=2)
+        self.cairn("ckpt", "average", "a", "b", "--to", "x", "--memory", "0", code=2)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+        self.write("file", "")
+        for target, words in (("file", "expected a folder"), ("", "no name")):
+            self.assertIn(words, self.cairn("ckpt", "average", "a", "b", "--to", target, code=2).stderr)
+            self.assertIn(words, self.cairn("ckpt", "reshard", "a", target, "--mesh", "tp=1", code=2).stderr)
+
+    def test_what_a_dead_one_left_goes_and_what_can_be_gone_on_with_is_tried(self):
+        host = re.sub("[^A-Za-z0-9]", "-", os.uname().nodename[:64])
+        names = [f".tmp-step-{step:08d}.{host}.{2 ** 22 + step}.1.0" for step in (5, 6)]
+        for args in (["average", "a", "b", "--to", "d"], ["reshard", "a", "e", "--mesh", "tp=1"]):
+            for name in names:
+                os.makedirs(self.path(f"{'d' if 'd' in args else 'e'}/checkpoints/{name}"))
+            done = self.cairn_json("ckpt", *args)
+            # A reshard looks into that of its own step before it removes it.
+            self.assertEqual(done["cleaned"], names if "d" in args else names[1:])
+        self.assertEqual(os.listdir(self.path("d/checkpoints")), ["step-00000006"])
+        self.assertEqual(os.listdir(self.path("e/checkpoints")), ["step-00000006"])
 
     def test_weights_whose_sum_is_no_number_are_refused(self):
         done = self.cairn("ckpt", "average", "a", "b", "--weights", "1e308,1e308", "--to", "x", code=2)
