@@ -32,7 +32,7 @@ Status write_text_file(const fs::path& path, const std::string& text) {
   }
   if (::fsync(fd.get()) != 0) return os_error(errno, temporary.string());
   if (::rename(temporary.c_str(), path.c_str()) != 0) return os_error(errno, path.string());
-  return {};
+  return ckpt::PosixBackend().sync_dir(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
 Result<std::string> read_text_file(const fs::path& path) {
@@ -48,11 +48,9 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
   RunFolder out;
   out.path_ = path;
   out.name_ = name;
-  std::error_code failed;
-  for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
-    fs::create_directories(path / below, failed);
-    if (failed) return os_error(failed.value(), fmt::format("run folder {}", (path / below).string()));
-  }
+  ckpt::PosixBackend io;
+  for (const char* below : {"", "logs", "tensorboard", "checkpoints"})
+    RT_TRY(ckpt::make_dirs(io, path / below).with("run folder"));  // durable: a step must not vanish with its folder
   const fs::path lock = path / "run.lock";
   out.lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!out.lock_) return os_error(errno, lock.string());
@@ -97,8 +95,8 @@ Result<bool> RunFolder::write_recipe(const dsl::LoadedRecipe& loaded) {
   }
   RT_TRY(write_text_file(recipe(), loaded.canonical_json));
   const fs::path sources = path_ / "recipe";
-  std::error_code failed;
-  fs::create_directories(sources, failed);
+  ckpt::PosixBackend io;
+  RT_TRY(ckpt::make_dirs(io, sources));
   for (const auto& [file, text] : loaded.sources) {
     RT_TRY(write_text_file(sources / fs::path(file).filename(), text));
   }

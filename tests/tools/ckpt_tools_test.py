@@ -217,6 +217,23 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.listdir(self.path("d/checkpoints")), ["step-00000006"])
         self.assertEqual(os.listdir(self.path("e/checkpoints")), ["step-00000006"])
 
+    def test_every_folder_of_a_new_run_is_made_durable(self):
+        strace = shutil.which("strace")
+        if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no strace")
+        subprocess.run([strace, "-f", "-y", "-e", "trace=fsync", "-o", self.path("calls"), self.program, "ckpt", "reshard",
+                        "a", "new/er/run", "--mesh", "tp=1"], cwd=self.folder.name, capture_output=True, check=True,
+                       timeout=60)
+        with open(self.path("calls"), encoding="utf-8") as f:
+            synced = re.findall(r"fsync\(\d+<([^>]*)>", f.read())
+        at = os.path.realpath(self.folder.name)
+        for folder in ("", "/new", "/new/er", "/new/er/run", "/new/er/run/checkpoints"):
+            self.assertIn(at + folder, synced)
+        # After the renames of the run's own files, too, and before the step is renamed into its place.
+        run = at + "/new/er/run"
+        recipe = synced.index(run + "/recipe.resolved.json.tmp")
+        self.assertIn(run, synced[recipe:synced.index(run + "/checkpoints", recipe)])
+
     def test_weights_whose_sum_is_no_number_are_refused(self):
         done = self.cairn("ckpt", "average", "a", "b", "--weights", "1e308,1e308", "--to", "x", code=2)
         self.assertIn("sum of the weights", done.stderr)
