@@ -27,10 +27,11 @@ void print_json(const json& value) { fmt::print("{}\n", value.dump(2, ' ', false
 
 /// RUN/checkpoints, or the folder itself.
 Result<fs::path> checkpoints_dir_of(const std::string& path) {
-  std::error_code failed;
   const fs::path below = fs::path(path) / "checkpoints";
-  if (fs::is_directory(below, failed)) return below;
-  if (fs::is_directory(path, failed)) return fs::path(path);
+  RT_TRY_SET(const fs::file_type type, type_of(path));
+  RT_TRY_SET(const fs::file_type type_below, type_of(below));
+  if (type_below == fs::file_type::directory) return below;
+  if (type == fs::file_type::directory) return fs::path(path);
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{}: no such folder; expected a run folder or a folder of step-NNNNNNNN", path)};
 }
@@ -113,7 +114,9 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
   };
   if (run.empty()) return Error{ErrorCode::kInvalidInput, "the new run's folder has no name"};
   std::error_code failed;
-  if (fs::exists(run, failed) && !fs::is_directory(run, failed)) return refuse("is a file, expected a folder");
+  RT_TRY_SET(const fs::file_type type, type_of(run));
+  if (type != fs::file_type::not_found && type != fs::file_type::directory)
+    return refuse("is a file, expected a folder");
   std::unique_ptr<TargetRun> out(new TargetRun);
   out->run_ = run;
   ckpt::PosixBackend io;

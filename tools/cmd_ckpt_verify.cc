@@ -14,6 +14,7 @@
 #include "ckpt/verify/verify.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/run_folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -24,11 +25,12 @@ using nlohmann::json;
 /// What to check: a step folder, or the newest committed step. Not the newest complete one: whoever asks whether a
 /// run's checkpoint is whole wants to hear that its newest is not.
 Result<fs::path> step_to_verify(const std::string& path) {
-  std::error_code failed;
   fs::path asked = fs::path(path).lexically_normal();
   if (!asked.has_filename()) asked = asked.parent_path();  // "step-00000010/"
-  if (fs::exists(asked / ckpt::kManifestName, failed)) return asked;
-  if (ckpt::parse_step_dir_name(asked.filename().string()) && fs::is_directory(asked, failed)) return asked;
+  RT_TRY_SET(const fs::file_type type, type_of(asked));
+  RT_TRY_SET(const fs::file_type manifest, type_of(asked / ckpt::kManifestName));
+  if (manifest != fs::file_type::not_found) return asked;
+  if (ckpt::parse_step_dir_name(asked.filename().string()) && type == fs::file_type::directory) return asked;
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
   ckpt::PosixBackend io;
   RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));

@@ -68,7 +68,8 @@ Result<MeshConfig> parse_mesh(const std::string& text) {
 Result<Kind> kind_of(const Options& options) {
   std::error_code error;
   const fs::path from(options.from);
-  if (!fs::exists(from, error)) return invalid(fmt::format("{}: there is no such folder", options.from));
+  RT_TRY_SET(const fs::file_type type, type_of(from));
+  if (type == fs::file_type::not_found) return invalid(fmt::format("{}: there is no such folder", options.from));
   const bool folder = fs::exists(from / convert::kConfigFile, error);
   const bool checkpoint = fs::exists(from / ckpt::kManifestName, error);
   if (folder && checkpoint) return options.target_kind == "cairn" ? Kind::kFolder : Kind::kCheckpoint;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -167,6 +168,10 @@ int main(int argc, char** argv) {
   cairn::init_logging("cairn");
   try {
     return cairn::tools::run(argc, argv);
+  } catch (const std::filesystem::filesystem_error& error) {  // what the system refused is no mistake of ours
+    const cairn::Error told = cairn::os_error(error.code().value(), error.path1().string());
+    std::fprintf(stderr, "cairn: %s\n", told.message.c_str());
+    return told.exit_code();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cairn: internal error: %s\n", error.what());
   } catch (...) {

@@ -125,10 +125,20 @@ bool is_step_of(const fs::path& step, const fs::path& run) {
   return !failed && fs::equivalent(real.parent_path(), run / "checkpoints", failed) && !failed;
 }
 
+Result<fs::file_type> type_of(const fs::path& path) {
+  std::error_code failed;
+  const fs::file_type type = fs::status(path, failed).type();
+  if (type == fs::file_type::none) return os_error(failed.value(), path.string());
+  return type;
+}
+
 Result<fs::path> resolve_checkpoint(const fs::path& path) {
-  if (fs::exists(path / ckpt::kManifestName)) return named_plainly(path);
-  const fs::path folder = fs::is_directory(path / "checkpoints") ? path / "checkpoints" : path;
-  if (!fs::is_directory(folder)) {
+  RT_TRY_SET(const fs::file_type type, type_of(path));
+  RT_TRY_SET(const fs::file_type manifest, type_of(path / ckpt::kManifestName));
+  if (manifest != fs::file_type::not_found) return named_plainly(path);
+  RT_TRY_SET(const fs::file_type below, type_of(path / "checkpoints"));
+  const fs::path folder = below == fs::file_type::directory ? path / "checkpoints" : path;
+  if (below != fs::file_type::directory && type != fs::file_type::directory) {
     return Error{
         ErrorCode::kInvalidInput,
         fmt::format("{}: no such folder; expected a run folder or a checkpoint (step-NNNNNNNN)", path.string())};

@@ -45,6 +45,10 @@ class RunFolder {
 Status write_text_file(const std::filesystem::path& path, const std::string& text);
 Result<std::string> read_text_file(const std::filesystem::path& path);
 
+/// What lies there; a path that is not there is not_found. Errors: the system's, where it cannot tell: a folder that may
+/// not be entered, links in a circle, a name that is too long.
+Result<std::filesystem::file_type> type_of(const std::filesystem::path& path);
+
 /// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).
 Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& path);
 

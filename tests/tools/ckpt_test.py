@@ -83,6 +83,25 @@ class CkptTest(ProgramTest):
         os.makedirs(self.path("run/checkpoints/step-00000020"))
         self.assertIn("manifest.json", self.cairn("ckpt", "verify", "run", code=65).stdout)
 
+    def test_a_path_that_the_system_refuses_is_told_with_its_reason(self):
+        os.symlink("loop", self.path("loop"))
+        refused = {"loop": "Too many levels", "loop/run": "Too many levels", "x" * 300: "name too long"}
+        if os.getuid() != 0:
+            os.makedirs(self.path("locked/run"))
+            os.chmod(self.path("locked"), 0)
+            self.addCleanup(os.chmod, self.path("locked"), 0o700)
+            refused["locked/run"] = "Permission denied"
+        for path, words in refused.items():
+            for command in (["ckpt", "inspect", path], ["ckpt", "cat", path, "t", "--out", "o"], ["ckpt", "ls", path],
+                            ["ckpt", "verify", path], ["ckpt", "verify", path, "--all"], ["ckpt", "diff", path, "run"],
+                            ["ckpt", "reshard", path, "o", "--mesh", "tp=1"], ["ckpt", "push", path, self.path("o")],
+                            ["ckpt", "prune", path, "--keep", "last(1)"], ["export", path, "o"], ["convert", path, "o"],
+                            ["resume", path, "--dry-run"]):
+                done = self.cairn(*command, code=2 if words == "Permission denied" else 74)
+                self.assertIn(words, done.stderr)
+                self.assertIn(path, done.stderr)
+                self.assertNotIn("internal", done.stderr)
+
     def test_reshard_refuses_in_words_and_writes_nothing(self):
         for mesh, words in (("tp=2,tp=2", "twice"), ("tp", "no axis=size"), ("xp=2", "no axis"), ("tp=0", "no size"),
                             ("tp=2,", "comma"), ("dp=99999999999999999999", "no size"), ("", "no axis=size")):
