@@ -728,6 +728,10 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
                              run.string())};
   }
   RT_TRY_SET(RunFolder folder, RunFolder::open(run, loaded.recipe.name));
+  if (!folder.copied_from().empty()) {
+    fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
+               folder.copied_from());
+  }
   RT_TRY_SET(const bool changed, folder.write_recipe(loaded));
   RT_TRY(write_text_file(run / "world", std::to_string(world)));
   if (changed) fmt::print("the recipe differs from the one this run had; it goes on with the new one\n");

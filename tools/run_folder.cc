@@ -44,6 +44,25 @@ Result<std::string> read_text_file(const fs::path& path) {
   return text.str();
 }
 
+namespace {
+
+struct Identity {
+  std::string id, folder;  // folder: where it was written; empty: by an older build
+};
+
+Result<Identity> read_identity(const fs::path& run) {
+  RT_TRY_SET(const std::string text, read_text_file(run / "run.json"));
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) {
+    return Error{ErrorCode::kCorrupt, (run / "run.json").string() + ": expected {\"id\": ..., \"name\": ...}"};
+  }
+  Identity out{.id = json["id"].get<std::string>(), .folder = {}};
+  if (json.contains("folder") && json["folder"].is_string()) out.folder = json["folder"].get<std::string>();
+  return out;
+}
+
+}  // namespace
+
 Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
   RunFolder out;
   out.path_ = path;
@@ -64,25 +83,35 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
     return os_error(errno, lock.string());
   }
 
-  const fs::path identity = path / "run.json";
-  if (fs::exists(identity)) {
-    RT_TRY_SET(const std::string text, read_text_file(identity));
-    const auto json = nlohmann::json::parse(text, nullptr, false);
-    if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) {
-      return Error{ErrorCode::kCorrupt, identity.string() + ": expected {\"id\": ..., \"name\": ...}"};
+  const std::string here = fs::canonical(path).string();
+  std::string written_at;
+  if (fs::exists(path / "run.json")) {
+    RT_TRY_SET(const Identity identity, read_identity(path));
+    out.id_ = identity.id;
+    written_at = identity.folder;
+    if (!written_at.empty() && written_at != here) {
+      // Moved, or a copy: then the other one is still there, and its memory and its second place are not this one's.
+      std::error_code failed;
+      const Result<Identity> other = read_identity(written_at);
+      if (other.ok() && other.value().id == out.id_ && !fs::equivalent(written_at, here, failed)) {
+        out.copied_from_ = written_at;
+        out.id_.clear();
+      }
     }
-    out.id_ = json["id"].get<std::string>();
-  } else {
+  }
+  if (out.id_.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     out.id_ =
         fmt::format("{}-{:016x}", name, mix64(mix64(static_cast<uint64_t>(now)) ^ static_cast<uint64_t>(::getpid())));
-    RT_TRY(write_text_file(identity, nlohmann::json{{"id", out.id_}, {"name", name}}.dump(2) + "\n"));
   }
+  if (written_at != here || !out.copied_from_.empty()) RT_TRY(out.take_id(out.id_));
   return out;
 }
 
 Status RunFolder::take_id(const std::string& id) {
-  RT_TRY(write_text_file(path_ / "run.json", nlohmann::json{{"id", id}, {"name", name_}}.dump(2) + "\n"));
+  const nlohmann::json identity{{"id", id}, {"name", name_}, {"folder", fs::canonical(path_).string()}};
+  RT_TRY(write_text_file(path_ / "run.json",
+                         identity.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"));
   id_ = id;
   return {};
 }

@@ -1,7 +1,8 @@
 #pragma once
 // The folder of one run:
-//   recipe.resolved.json  recipe/ (the sources)  run.json (id, name)  world (ranks of the last start)  metrics.jsonl
-//   events.jsonl  tensorboard/ logs/rank-N.log       checkpoints/step-NNNNNNNN/       run.lock (held by the agent)
+//   recipe.resolved.json  recipe/ (the sources)  run.json (id, name, folder)  world (ranks of the last start)
+//   metrics.jsonl events.jsonl  tensorboard/ logs/rank-N.log       checkpoints/step-NNNNNNNN/       run.lock (held by
+//   the agent)
 
 #include <cstdint>
 #include <filesystem>
@@ -24,6 +25,9 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
   const std::string& id() const { return id_; }
+  /// The folder that this one was copied from since, and that is still there: this one has an id of its own from now
+  /// on. Else empty.
+  const std::string& copied_from() const { return copied_from_; }
   /// The run that this folder goes on with is that of a lost one: its id is taken over.
   Status take_id(const std::string& id);
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
@@ -37,7 +41,7 @@ class RunFolder {
 
  private:
   std::filesystem::path path_;
-  std::string id_, name_;
+  std::string id_, name_, copied_from_;
   Fd lock_;
 };
 
@@ -45,8 +49,8 @@ class RunFolder {
 Status write_text_file(const std::filesystem::path& path, const std::string& text);
 Result<std::string> read_text_file(const std::filesystem::path& path);
 
-/// What lies there; a path that is not there is not_found. Errors: the system's, where it cannot tell: a folder that may
-/// not be entered, links in a circle, a name that is too long.
+/// What lies there; a path that is not there is not_found. Errors: the system's, where it cannot tell: a folder that
+/// may not be entered, links in a circle, a name that is too long.
 Result<std::filesystem::file_type> type_of(const std::filesystem::path& path);
 
 /// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).

@@ -1,6 +1,7 @@
 """A run that was killed and went on is the run that was never killed, bit for bit: losses, weights, moments, sampler."""
 
 import os
+import shutil
 import signal
 
 from harness import RunTest, main
@@ -28,6 +29,29 @@ class Identity(RunTest):
                 self.train(recipe, cut)
                 self.assert_same_training(cut, whole, STEPS)
                 self.assertEqual(self.memory_left(self.folder), [])
+
+    def test_a_copied_folder_is_a_run_of_its_own_and_a_moved_one_is_not(self):
+        recipe = self.recipe(name="first", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
+        more = ["--set", "checkpoint.save={T.every{steps=4}}"]
+        job = self.start(recipe, "first", *more)
+        self.until(lambda: self.checkpoints("first"), "a checkpoint", job)
+        job.kill_group()
+        step, last, held = self.last_step("first"), self.checkpoints("first")[-1], self.run_id("first")
+        shutil.copytree(self.folder / "first", self.folder / "copy")
+
+        self.train(recipe, "copy", "--set", f"stop=T.steps({step + 2})")
+        start = self.events("copy", "start")[-1]
+        self.assertIn("checkpoints", start["from"])
+        self.assertLessEqual(start["step"], max(last, self.checkpoints("copy")[0]))
+        self.assertNotEqual(self.run_id("copy"), held)
+
+        os.rename(self.folder / "first", self.folder / "moved")
+        job = self.start(recipe, "moved", *more)
+        self.until(lambda: len(self.events("moved", "start")) > 1, "the second start", job)
+        job.kill_group()
+        self.assertIn("in shared memory", self.events("moved", "start")[-1]["from"])
+        self.assertEqual(self.run_id("moved"), held)
+        self.assertNotIn("a copy of", job.output())
 
     def test_killed_ranks_are_recovered_from_shared_memory(self):
         recipe = self.recipe(steps=STEPS, save=1000)  # nothing on disk to fall back to
