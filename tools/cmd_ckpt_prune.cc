@@ -137,7 +137,12 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     }
     return int64_t{0};
   };
-  for (const ckpt::Fate& fate : fates) (fate.stays ? kept_bytes : freed_bytes) += size_of(fate.step);
+  const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
+  const bool did_remove = args.yes && by_rules && !args.archive;
+  for (const ckpt::Fate& fate : fates) {
+    const bool stays = fate.stays || (did_remove && !gone.contains(fate.step));
+    (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
+  }
   const bool failed = !removed.problems.empty();
   if (as_json) {
     json list = json::array();
@@ -164,7 +169,6 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     return failed ? 74 : 0;
   }
   const Palette color = palette_for(STDOUT_FILENO);
-  const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
   for (const Archived& one : archived) {
     const std::string name = ckpt::step_dir_name(one.step);
     if (!one.left_alone.empty()) {

@@ -217,6 +217,22 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.listdir(self.path("d/checkpoints")), ["step-00000006"])
         self.assertEqual(os.listdir(self.path("e/checkpoints")), ["step-00000006"])
 
+    def test_prune_counts_what_is_gone_only(self):
+        strace = shutil.which("strace")
+        if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no strace")
+        calls = "rename,renameat,renameat2"
+        done = subprocess.run([strace, "-f", "-o", "/dev/null", "-e", f"trace={calls}", "-e",
+                               f"inject={calls}:error=EIO:when=1", self.program, "ckpt", "prune", "a", "--keep",
+                               "last(1)", "--yes", "--json"], cwd=self.folder.name, capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, 74, done.stdout + done.stderr)
+        told = json.loads(done.stdout)
+        size = {c["step"]: c["size_bytes"] for c in told["checkpoints"]}
+        self.assertEqual(len(told["removed"]), 1)
+        self.assertEqual(told["freed_bytes"], size[told["removed"][0]])
+        self.assertEqual(told["freed_bytes"] + told["kept_bytes"], sum(size.values()))
+
     def test_every_folder_of_a_new_run_is_made_durable(self):
         strace = shutil.which("strace")
         if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
