@@ -68,8 +68,15 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
     int64_t largest = 0;
     {
       RT_TRY_SET(const Manifest manifest, read_manifest(own, sources[i].dir));
-      RT_TRY(check_chunks_fit(manifest, std::max(window_bytes, options.memory_bytes / 8), &largest)
-                 .with(sources[i].dir.string()));
+      const Status fits = check_chunks_fit(manifest, std::max(window_bytes, options.memory_bytes / 8), &largest);
+      if (!fits.ok()) {
+        for (const ShardEntry& shard : manifest.shards)
+          largest = std::max(largest, std::min(shard.chunk_bytes, shard.bytes));
+        return invalid(fmt::format(
+            "{}: has chunks of {} bytes, which are read whole: an average of {} needs {} bytes of "
+            "memory, {} are given",
+            sources[i].dir.string(), largest, count, std::min<int64_t>(2 * count, 8) * largest, options.memory_bytes));
+      }
     }
     RT_TRY_SET(CheckpointReader reader,
                CheckpointReader::open(own, sources[i].dir,

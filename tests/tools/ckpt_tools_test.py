@@ -217,6 +217,13 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.listdir(self.path("d/checkpoints")), ["step-00000006"])
         self.assertEqual(os.listdir(self.path("e/checkpoints")), ["step-00000006"])
 
+    def test_too_little_memory_for_an_average_says_how_much_is_needed(self):
+        average = ["ckpt", "average", "a", "b", "--to", "d", "--memory"]
+        told = self.cairn(*average, "0", code=2).stderr
+        needed = re.search(r"an average of 2 needs (\d+) bytes", told)
+        self.assertTrue(needed, told)
+        self.cairn(*average, needed[1])
+
     def test_prune_counts_what_is_gone_only(self):
         strace = shutil.which("strace")
         if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
