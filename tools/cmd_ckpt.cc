@@ -237,9 +237,9 @@ json changes_json(const Changes& changes) {
 void print_changes(const Changes& changes) {
   const Palette color = palette_for(STDOUT_FILENO);
   for (const auto& [path, pair] : changes) {
-    fmt::print("{}{}{}: {}{}{} -> {}{}{}\n", color.bold, path, color.reset, color.red,
-               pair.first.empty() ? "(none)" : pair.first, color.reset, color.green,
-               pair.second.empty() ? "(none)" : pair.second, color.reset);
+    fmt::print("{}{}{}: {}{}{} -> {}{}{}\n", color.bold, printable(path), color.reset, color.red,
+               pair.first.empty() ? "(none)" : printable(pair.first), color.reset, color.green,
+               pair.second.empty() ? "(none)" : printable(pair.second), color.reset);
   }
 }
 

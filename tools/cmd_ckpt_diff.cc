@@ -125,7 +125,7 @@ Result<int> diff(const DiffArgs& args, bool as_json) {
   const Palette color = palette_for(STDOUT_FILENO);
   for (const auto& [word, dir, manifest] : {std::tuple("left ", left_dir, &a), std::tuple("right", right_dir, &b)}) {
     fmt::print("{}{}{}  {}: step {}, {}\n", color.bold, word, color.reset, dir.string(), manifest->step,
-               mesh_text(manifest->mesh));
+               printable(mesh_text(manifest->mesh)));
   }
   if (!recipe.empty()) fmt::print("\n{}recipe{}\n", color.bold, color.reset);
   print_changes(recipe);
@@ -156,7 +156,7 @@ Result<int> diff(const DiffArgs& args, bool as_json) {
         if (tensor.nans > 0) text += fmt::format(", {} of them NaN on a side", tensor.nans);
       }
     }
-    fmt::print("{}\n", text);
+    fmt::print("{}\n", printable(text));
   }
   fmt::print("{}{} tensors equal bit for bit, {} differ{}{}{}\n",
              tensors_equal && recipe.empty() && state.empty() ? "" : "\n", count(What::kEqual), count(What::kDiffers),

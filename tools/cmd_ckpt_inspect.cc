@@ -173,9 +173,9 @@ struct Line {
 
 void lines_of(const Seen& seen, const Node& node, const std::string& name, int64_t depth, std::vector<Line>* out) {
   const Node* at = &node;
-  std::string words = name;
+  std::string words = printable(name);
   while (at->tensors.empty() && at->below.size() == 1) {
-    words += "." + at->below[0].first;
+    words += "." + printable(at->below[0].first);
     at = at->below[0].second.get();
   }
   const std::string indent(static_cast<size_t>(depth) * 2, ' ');
@@ -189,11 +189,11 @@ void lines_of(const Seen& seen, const Node& node, const std::string& name, int64
     for (const int64_t t : at->tensors) {
       const ckpt::TensorEntry& tensor = seen.manifest.tensors[static_cast<size_t>(t)];
       bytes += seen.tensors[static_cast<size_t>(t)].bytes;
-      line.kinds += (line.kinds.empty() ? "" : " ") + tensor.kind;
+      line.kinds += (line.kinds.empty() ? "" : " ") + printable(tensor.kind);
       if (tensor.dtype != first.dtype) line.kinds += fmt::format(" ({})", dtype_name(tensor.dtype));
       if (tensor.shape != first.shape) line.kinds += fmt::format(" {}", to_string(tensor.shape));
       if (const auto stats = seen.stats.find(t); stats != seen.stats.end())
-        line.more.push_back(fmt::format("{}  {:<10}  {}", indent, tensor.kind, stats_text(stats->second)));
+        line.more.push_back(fmt::format("{}  {:<10}  {}", indent, printable(tensor.kind), stats_text(stats->second)));
     }
     line.bytes = format_bytes(bytes);
     out->push_back(std::move(line));
@@ -230,7 +230,7 @@ void print_text(const Seen& seen, const InspectArgs& args) {
   const ckpt::Manifest& manifest = seen.manifest;
   const Palette color = palette_for(STDOUT_FILENO);
   const auto row = [&](const char* word, const std::string& text) {
-    fmt::print("{}{:<12}{}{}\n", color.bold, word, color.reset, text);
+    fmt::print("{}{:<12}{}{}\n", color.bold, word, color.reset, printable(text));
   };
   row("checkpoint", seen.dir.string());
   row("step", fmt::format("{}, after {} samples = {} tokens", manifest.step, manifest.samples, manifest.tokens));
@@ -261,8 +261,9 @@ void print_text(const Seen& seen, const InspectArgs& args) {
   row("state", manifest.state);
   if (args.recipe) {
     const json recipe = json::parse(manifest.recipe, nullptr, false);
-    fmt::print("\n{}\n",
-               recipe.is_discarded() ? manifest.recipe : recipe.dump(2, ' ', false, json::error_handler_t::replace));
+    const std::string text =
+        recipe.is_discarded() ? manifest.recipe : recipe.dump(2, ' ', false, json::error_handler_t::replace);
+    fmt::print("\n{}\n", printable(text, true));
   }
   if (args.tensors) {
     print_tree(seen);

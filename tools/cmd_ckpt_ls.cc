@@ -112,17 +112,17 @@ Result<int> list(const std::string& path, bool as_json) {
     if (info.complete) {
       fmt::print("{}complete{}{}{}{}\n", color.green, color.reset, info.step == newest ? ", the newest" : "",
                  more != told.end() && more->second.weights_only ? ", weights alone" : "",
-                 more != told.end() && !more->second.origin.empty() ? ", " + more->second.origin : "");
+                 more != told.end() && !more->second.origin.empty() ? ", " + printable(more->second.origin) : "");
     } else {
-      fmt::print("{}{}{}: {}\n", color.red, info.unread ? "not read" : "damaged", color.reset, info.problem);
+      fmt::print("{}{}{}: {}\n", color.red, info.unread ? "not read" : "damaged", color.reset, printable(info.problem));
     }
   }
   if (catalog.checkpoints.size() > 1) fmt::print("{} in all\n", format_bytes(bytes));
   for (const Leftover& leftover : leftovers) {
-    fmt::print("left over: {} ({})\n", leftover.name,
+    fmt::print("left over: {} ({})\n", printable(leftover.name),
                leftover.alive ? "its writer may be at work" : "its writer is gone; the run's next start removes it");
   }
-  for (const std::string& name : catalog.unknown) fmt::print("not ours:  {}\n", name);
+  for (const std::string& name : catalog.unknown) fmt::print("not ours:  {}\n", printable(name));
   return 0;
 }
 

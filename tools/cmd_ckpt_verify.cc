@@ -69,14 +69,14 @@ void tell(const fs::path& dir, const ckpt::VerifyReport& report, int64_t max_dam
   const double gb_per_s = report.seconds > 0 ? static_cast<double>(report.bytes) / report.seconds / 1e9 : 0;
   std::map<std::string, int64_t> chunks_of;  // damaged, by tensor
   for (const ckpt::Damage& damage : report.damages) {
-    fmt::print("{}\n", damage.message);
+    fmt::print("{}\n", printable(damage.message));
     if (!damage.tensor.empty()) ++chunks_of[damage.kind + " " + damage.tensor];
   }
   if (static_cast<int64_t>(report.damages.size()) >= max_damages)
     fmt::print("the search ended after {} places\n", report.damages.size());
   if (report.damages.size() > 1) {
     for (const auto& [tensor, count] : chunks_of)
-      fmt::print("damaged tensor: {} ({} {})\n", tensor, count, count == 1 ? "place" : "places");
+      fmt::print("damaged tensor: {} ({} {})\n", printable(tensor), count, count == 1 ? "place" : "places");
   }
   fmt::print("{}: {}{}{}; {} files, {} shards, {} chunks, {} in {} ({:.2f} GB/s)\n", dir.string(),
              report.whole() ? color.green : color.red,

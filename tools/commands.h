@@ -75,6 +75,10 @@ std::string format_bytes(int64_t bytes);
 /// "3.15M", "472B", "1.2T", "950": three significant digits, decimal.
 std::string format_count(double count);
 
+/// A text that somebody else has written, for a terminal: control characters as \x1b, so that they do nothing there.
+/// UTF-8 stays; with `lines`, so do line breaks.
+std::string printable(std::string_view text, bool lines = false);
+
 /// Escape sequences for a stream; all empty unless it is a terminal, NO_COLOR is unset or empty, and TERM is not dumb.
 struct Palette {
   const char *bold = "", *dim = "", *red = "", *green = "", *reset = "";

@@ -127,6 +127,22 @@ std::string format_count(double count) {
   return text + kUnits[unit];
 }
 
+std::string printable(std::string_view text, bool lines) {
+  std::string out;
+  for (size_t k = 0; k < text.size(); ++k) {
+    const auto c = static_cast<unsigned char>(text[k]);
+    const auto next = static_cast<unsigned char>(k + 1 < text.size() ? text[k + 1] : 0);
+    const bool c1 = c == 0xc2 && next >= 0x80 && next < 0xa0;  // U+0080 to U+009F, of which U+009B begins a sequence
+    if (c1) ++k;
+    if (c1 || c == 0x7f || (c < 0x20 && !(lines && c == '\n'))) {
+      out += fmt::format("\\x{:02x}", c1 ? next : c);
+    } else {
+      out += text[k];
+    }
+  }
+  return out;
+}
+
 bool is_terminal(int fd) { return isatty(fd) == 1; }
 
 Palette palette_for(int fd) {

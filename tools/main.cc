@@ -113,7 +113,7 @@ int finish(const Result<int>& result, const Session& session, const std::string&
   } else {
     const Error& error = result.error();
     code = error.exit_code();
-    fmt::print(stderr, "{}: {}\n", path, error.message);
+    fmt::print(stderr, "{}: {}\n", path, printable(error.message, true));
     if (session.json) {
       const nlohmann::json told = {
           {"code", error_code_name(error.code)}, {"message", error.message}, {"exit_code", code}};

@@ -83,6 +83,29 @@ class CkptTest(ProgramTest):
         os.makedirs(self.path("run/checkpoints/step-00000020"))
         self.assertIn("manifest.json", self.cairn("ckpt", "verify", "run", code=65).stdout)
 
+    def test_what_a_manifest_says_does_nothing_to_a_terminal(self):
+        try:
+            import xxhash
+        except ImportError:
+            self.skipTest("no xxhash")
+        path = os.path.join(self.step, "manifest.json")
+        with open(path, encoding="utf-8") as f:
+            manifest = json.loads(f.read().split("\n", 1)[1])
+        evil = "\x1b]0;owned\x07\x9b2J\ré"
+        manifest["origin"] = manifest["run"]["name"] = manifest["writer"]["host"] = evil
+        body = (json.dumps(manifest, separators=(",", ":"), sort_keys=True, ensure_ascii=False) + "\n").encode()
+        head = {"format": "cairn-checkpoint", "version": 1, "body_bytes": len(body),
+                "body_xxh3_64": f"{xxhash.xxh3_64_intdigest(body):016x}"}
+        with open(path, "wb") as f:
+            f.write((json.dumps(head, separators=(",", ":")) + "\n").encode() + body)
+        os.makedirs(self.path("run/checkpoints/no\x1b[2Jstep"))
+        self.assertEqual(self.cairn_json("ckpt", "inspect", "run")["origin"], evil)
+        for command in (["inspect", "run", "--tensors"], ["ls", "run"], ["inspect", "\x1b[2J"]):
+            done = self.cairn("ckpt", *command, code=2 if command[-1] == "\x1b[2J" else 0)
+            told = done.stdout + done.stderr
+            self.assertIn("\\x1b", told)
+            self.assertFalse(set(told) & set("\x1b\x07\x9b\r"), told)
+
     def test_a_path_that_the_system_refuses_is_told_with_its_reason(self):
         os.symlink("loop", self.path("loop"))
         refused = {"loop": "Too many levels", "loop/run": "Too many levels", "x" * 300: "name too long"}
