@@ -157,7 +157,8 @@ void add_ckpt_average(CLI::App& ckpt, Session& session) {
   command->add_option("--memory", args->memory_bytes, "what it may take (default 256MiB)")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
-  command->add_flag("--overwrite", args->overwrite, "replace the step or the recipe of a run that is there");
+  command->add_flag("--overwrite", args->overwrite,
+                    "replace the step or the recipe of a run that is there, or write a step below its newest");
   add_json_flag(*command, session);
   command->footer(
       "Any layouts; the result has the layout, the step and the recipe of the last SRC. Sums are in double precision.\n"

@@ -231,7 +231,8 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command->add_option("--compress", args->compress, "zstd: smaller files for cold storage (default: off)")
       ->type_name("off|zstd")
       ->check(CLI::IsMember({"off", "zstd"}));
-  command->add_flag("--overwrite", args->overwrite, "replace the step or the recipe of a run that is there");
+  command->add_flag("--overwrite", args->overwrite,
+                    "replace the step or the recipe of a run that is there, or write a step below its newest");
   add_json_flag(*command, session);
   command->footer(
       "Reads and writes overlap, each chunk is verified on the way, nothing temporary is written. Killed or stopped, "
