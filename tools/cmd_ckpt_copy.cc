@@ -118,20 +118,6 @@ std::string run_around(const fs::path& steps) {
   return parsed.is_object() && parsed.contains("id") && parsed["id"].is_string() ? parsed["id"].get<std::string>() : "";
 }
 
-/// Held while something is put into a run folder's checkpoints, so that no training goes on from it, or applies its
-/// retention to it, half-way. Outside a run folder there is none.
-Result<Fd> lock_around(const fs::path& steps) {
-  if (steps.filename() != "checkpoints") return Fd();
-  const fs::path lock = steps.parent_path() / "run.lock";
-  Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
-  const Result<std::string> holder = read_text_file(lock);
-  return Error{ErrorCode::kUnavailable,
-               fmt::format("{} is in use by another cairn (pid {}); stop it first, or choose another folder",
-                           lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
-}
-
 /// A run goes on from the newest step of its folder, and retention counts all of them: none of another run gets in.
 Status check_run(const std::string& where, const std::string& owner, int64_t step,
                  const std::vector<std::string>& from) {
@@ -170,7 +156,7 @@ Result<int> push(CopyArgs args, bool as_json) {
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  RT_TRY_SET(const Fd lock, ckpt::is_s3_path(args.to) ? Result<Fd>(Fd()) : lock_around(args.place.path));
+  RT_TRY_SET(const Fd lock, ckpt::is_s3_path(args.to) ? Result<Fd>(Fd()) : lock_run_of(args.place.path));
   if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(*io, source); manifest.ok()) {
     RT_TRY_SET(std::string owner, owner_of(*place));
     if (owner.empty() && !ckpt::is_s3_path(args.to)) owner = run_around(args.place.path);
@@ -211,7 +197,7 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   fs::path target = plain(args.to);
   std::error_code failed;
   if (fs::is_directory(target / "checkpoints", failed)) target /= "checkpoints";
-  RT_TRY_SET(const Fd lock, lock_around(target));
+  RT_TRY_SET(const Fd lock, lock_run_of(target));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const ckpt::Names names, ckpt::list_names(*io, target));
   if (const std::string owner = run_around(target); !owner.empty() && !names.steps.empty()) {

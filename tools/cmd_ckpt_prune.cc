@@ -70,19 +70,6 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
   return out;
 }
 
-/// The lock of the run that these checkpoints belong to, so that nothing is removed under a training. A folder of
-/// checkpoints outside any run has none.
-Result<Fd> lock_run_of(const fs::path& checkpoints) {
-  const fs::path lock = (fs::absolute(checkpoints).lexically_normal() / "").parent_path().parent_path() / "run.lock";
-  Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd) return errno == ENOENT ? Result<Fd>(Fd()) : Result<Fd>(os_error(errno, lock.string()));
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
-  const Result<std::string> holder = read_text_file(lock);
-  return Error{ErrorCode::kUnavailable,
-               fmt::format("{} is in use by another cairn (pid {}), which has its own retention; stop it first",
-                           lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
-}
-
 Result<int> prune(const PruneArgs& args, bool as_json) {
   if (args.archive && args.keep.empty() && args.steps.empty()) {
     return Error{ErrorCode::kInvalidInput,

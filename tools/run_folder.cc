@@ -108,6 +108,21 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
   return out;
 }
 
+Result<Fd> lock_run_of(const fs::path& checkpoints) {
+  const fs::path dir = (fs::absolute(checkpoints).lexically_normal() / "").parent_path();
+  if (dir.filename() != "checkpoints") return Fd();
+  const fs::path lock = dir.parent_path() / "run.lock";
+  Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
+  const Result<std::string> holder = read_text_file(lock);
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("{} is in use by another cairn (pid {}), which has its own retention; stop it first, or choose "
+                  "another folder",
+                  lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
+}
+
 Status RunFolder::take_id(const std::string& id) {
   const nlohmann::json identity{{"id", id}, {"name", name_}, {"folder", fs::canonical(path_).string()}};
   RT_TRY(write_text_file(path_ / "run.json",

@@ -45,6 +45,11 @@ class RunFolder {
   Fd lock_;
 };
 
+/// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
+/// the folder, or applies its retention to it, meanwhile. A folder of another name, or outside any run, has none.
+/// Errors: kUnavailable when another process holds it, naming its pid.
+Result<Fd> lock_run_of(const std::filesystem::path& checkpoints);
+
 /// Text into a file that appears whole or not at all.
 Status write_text_file(const std::filesystem::path& path, const std::string& text);
 Result<std::string> read_text_file(const std::filesystem::path& path);
