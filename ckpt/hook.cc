@@ -35,7 +35,6 @@ Result<std::unique_ptr<SharedMemoryHook>> SharedMemoryHook::make(const Plan& pla
   }
   std::unique_ptr<SharedMemoryHook> hook(new SharedMemoryHook(plan, rank, arena, clock, std::move(options)));
   RT_TRY(hook->check_layout());
-  hook->options_.longest_wait_s = std::min(hook->options_.longest_wait_s, plan.recipe.restart.deadline_s / 2);
   return hook;
 }
 
@@ -197,13 +196,17 @@ std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTenso
   return parts_of(first);
 }
 
+double SharedMemoryHook::longest_wait_s() const {
+  return std::min(options_.longest_wait_s, plan_.recipe.restart.deadline_s / 2);
+}
+
 Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
   RT_CHECK(rank_ == 0, "next_bank() on rank {}", rank_);
   pause_ns_ = 0;
   if (copies()) return 0;
   if (current != published_bank_) return current;
   const int64_t begin_ns = clock_.now_ns();
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(longest_wait_s());
   for (bool waited = false;; waited = true) {
     const std::vector<SlotView> views = arena_.views();
     const std::optional<int64_t> slot = choose_slot(views, current);
@@ -213,7 +216,7 @@ Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
       spdlog::warn(
           "no bank was free for {} s: the disk is slower than the saves; until it has caught up, a killed rank "
           "goes back to the step that is being saved",
-          options_.longest_wait_s);
+          longest_wait_s());
       ++stats_.in_place;
       published_bank_ = -1;
       return current;
@@ -229,7 +232,7 @@ Status SharedMemoryHook::agent_lives() const {
 }
 
 Result<std::optional<int64_t>> SharedMemoryHook::slot_for_copy(bool must) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options_.longest_wait_s);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(longest_wait_s());
   const int64_t last = published_bank_;
   for (;;) {
     const std::vector<SlotView> views = arena_.views();
@@ -240,7 +243,7 @@ Result<std::optional<int64_t>> SharedMemoryHook::slot_for_copy(bool must) {
     if (!must && (late || last < 0 || views[last].whole)) return std::optional<int64_t>();
     if (late && last >= 0 && !views[last].reserved) {
       spdlog::warn("no bank was free for {} s: until the step before is on disk, a killed rank goes back to that",
-                   options_.longest_wait_s);
+                   longest_wait_s());
       return std::optional(last);
     }
     RT_TRY(agent_lives());

@@ -101,6 +101,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   Status check_layout() const;
   void start_clock();
   bool save_is_due(int64_t step) const;
+  double longest_wait_s() const;  // the other ranks wait for this one no longer than restart.deadline
   bool may_reserve() const;
   bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
   /// Copied state: what is saved of `state`, in the order in which an update overwrites it.

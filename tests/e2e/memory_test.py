@@ -1,8 +1,11 @@
 """How much shared memory there is decides how many banks of the state a run has; too little is told before it starts."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 from harness import OWN_MEMORY, RunTest, main, resize_shared_memory
 
@@ -59,6 +62,25 @@ class Memory(RunTest):
         output = self.train(short, "one", *wide).output()
         self.assertRegex(output, f"warning: removed /dev/shm/{name} of a dead run, {self.run_id('dead')}, with its step")
         self.assertEqual(self.memory_left(self.folder), [])
+
+    def test_ranks_do_not_wait_for_a_disk_longer_than_for_each_other(self):
+        recipe = self.recipe(name="slow", tp=1, pp=1, dp=2, sp="false", steps=100000, save=1)
+        more = ["--set", 'restart.deadline="3s"', "--set", "model.width=256"]
+        plan = json.loads(subprocess.run([self.program, "plan", recipe, "--world", "2", *more, "--json"], check=True,
+                                         capture_output=True, text=True).stdout)
+        resize_shared_memory(plan["shared_memory"]["bytes"] - plan["checkpoint"]["bytes"] // 2)
+        job = self.start(recipe, "slow", *more)
+        self.until_step("slow", 5, job)
+        self.assertIn("only two banks", job.output())
+        os.kill(job.pid, signal.SIGSTOP)  # the agent stands for the disk that it writes to
+        time.sleep(6)
+        os.kill(job.pid, signal.SIGCONT)
+        step = self.last_step("slow")
+        self.until(lambda: self.last_step("slow") > step + 5, "further steps", job)
+        job.kill_group()
+        self.assertEqual(self.events("slow", "failure"), [])
+        log = (self.folder / "slow" / "logs" / "rank-0.log").read_text()
+        self.assertIn("no bank was free for 1.5 s", log)
 
     def test_what_another_build_left_waits_for_that_build(self):
         recipe = self.recipe(name="left", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
