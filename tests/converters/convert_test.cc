@@ -189,7 +189,7 @@ TEST_SUITE("converters/convert") {
     const auto refused = rewritten(temp / "in", temp / "out", {.dtype = DType::kF16});
     REQUIRE(!refused.ok());
     CHECK(has(refused.error().message, "transformer.h.1.ln_1.weight holds 70000, f16 ends at 65504"));
-    CHECK(contents(temp.path()) == [&] {
+    CHECK(contents(temp.path) == [&] {
       std::map<std::string, std::string> expected;
       for (const auto& [name, bytes] : contents(temp / "in")) expected["in/" + name] = bytes;
       return expected;

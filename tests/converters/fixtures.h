@@ -3,7 +3,6 @@
 // from any source of weights.
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,6 +28,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_check.h"
 #include "runtime/tensor/buffer.h"
+#include "tests/support/temp_dir.h"
 
 namespace cairn::convert::testing {
 
@@ -81,25 +81,7 @@ inline size_t tensor_index(const HfFolder& folder, std::string_view name) {
   return static_cast<size_t>(found - folder.tensors().begin());
 }
 
-/// A folder of its own, removed at the end.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (fs::temp_directory_path() / "cairn-convert-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using cairn::testing::TempDir;
 
 inline std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

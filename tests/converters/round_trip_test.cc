@@ -179,7 +179,7 @@ TEST_SUITE("converters/round_trip") {
     auto opened = HfFolder::open(temp / "out");
     REQUIRE(opened.ok());
     CHECK(opened.value()->dtype() == DType::kBf16);
-    CHECK(names_in(temp.path()) == std::vector<std::string>{"out", "run"});  // nothing temporary is left
+    CHECK(names_in(temp.path) == std::vector<std::string>{"out", "run"});  // nothing temporary is left
   }
 
   TEST_CASE("an export that fails leaves the target as it was and nothing beside it") {
@@ -195,7 +195,7 @@ TEST_SUITE("converters/round_trip") {
     REQUIRE(!failed.ok());
     CHECK(failed.error().code == ErrorCode::kCorrupt);
     CHECK(failed.error().message.find("layers.0.attn_norm.bias") != std::string::npos);
-    CHECK(names_in(temp.path()) == std::vector<std::string>{"run"});
+    CHECK(names_in(temp.path) == std::vector<std::string>{"run"});
   }
 
   TEST_CASE("a layout that does not fit the model is refused before anything is written") {

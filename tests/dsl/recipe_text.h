@@ -2,28 +2,20 @@
 // Recipes written in the test itself: a folder of files that lives as long as the object, and is the working directory.
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "dsl/dsl.h"
+#include "tests/support/temp_dir.h"
 
 namespace cairn::dsl {
 
 class RecipeFolder {
  public:
-  RecipeFolder() : before_(std::filesystem::current_path()) {
-    std::string name = (std::filesystem::temp_directory_path() / "cairn-dsl-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    folder_ = name;
-    std::filesystem::current_path(folder_);
-  }
-  ~RecipeFolder() {
-    std::filesystem::current_path(before_);
-    std::filesystem::remove_all(folder_);
-  }
+  RecipeFolder() : before_(std::filesystem::current_path()) { std::filesystem::current_path(folder_.path); }
+  ~RecipeFolder() { std::filesystem::current_path(before_); }
   RecipeFolder(const RecipeFolder&) = delete;
   RecipeFolder& operator=(const RecipeFolder&) = delete;
 
@@ -34,7 +26,8 @@ class RecipeFolder {
   }
 
  private:
-  std::filesystem::path before_, folder_;
+  std::filesystem::path before_;
+  testing::TempDir folder_{"recipe"};
 };
 
 inline const std::string kBase = R"(local T = require "cairn"

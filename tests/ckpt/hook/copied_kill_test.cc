@@ -109,7 +109,7 @@ Ended train(const Plan& plan, int64_t kills, std::mt19937& random, std::vector<i
           .value());
   REQUIRE_MESSAGE(made.ok(), (made.ok() ? "" : made.error().message));
   Arena& arena = made.value();
-  RestoreDecider decider(plan, arena, io, RestoreRequest{dir.path()});
+  RestoreDecider decider(plan, arena, io, RestoreRequest{dir.path});
   int64_t killed = 0, life_us = 25'000;
   for (bool done = false; !done;) {
     int64_t completed = kSteps;

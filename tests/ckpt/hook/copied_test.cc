@@ -180,7 +180,7 @@ TEST_SUITE("ckpt/hook/copied") {
   TEST_CASE("a start from memory copies nothing: the first update reads the snapshot where it lies") {
     const Plan plan = plan_for(copied(short_recipe(true, true)), 2);
     const TempDir dir;
-    Agent agent(plan, fresh_run_id(), dir.path());
+    Agent agent(plan, fresh_run_id(), dir.path);
     Told told;
     REQUIRE(agent.begin().ok());
     REQUIRE_FALSE(live_once(plan, agent, {Moment::kForward, 4, 0}, &told));
@@ -237,7 +237,7 @@ TEST_SUITE("ckpt/hook/copied") {
       CHECK(spec.weight_bytes.empty());
       CHECK(spec.slots == 3);
       const TempDir dir;
-      Agent agent(plan, fresh_run_id(), dir.path());
+      Agent agent(plan, fresh_run_id(), dir.path);
       REQUIRE(agent.begin().ok());
       Told told;
       CHECK(live_once(plan, agent, {}, &told));

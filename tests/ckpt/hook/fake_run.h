@@ -3,7 +3,6 @@
 // kind, tensor and element, so that any rank of any layout can tell whether what it restored is right.
 
 #include <doctest/doctest.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,21 +24,11 @@
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
 #include "tests/ckpt/plan/layouts.h"
+#include "tests/support/temp_dir.h"
 
 namespace cairn::ckpt::testing {
 
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "cairn-hook-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using cairn::testing::TempDir;
 
 inline std::string fresh_run_id() {
   static int count = 0;

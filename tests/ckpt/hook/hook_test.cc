@@ -58,7 +58,7 @@ TEST_SUITE("ckpt/hook") {
     for (const bool torn : {false, true}) {
       const TempDir dir;
       const Plan plan = plan_saving({2, 2, 2}, {.save = {{.steps = 6}}, .snapshot_steps = 2});
-      Agent agent(plan, fresh_run_id(), dir.path());
+      Agent agent(plan, fresh_run_id(), dir.path);
       CHECK(agent.begin().value().source == arena::Source::kFresh);
       const LifeReport first = agent.run({.steps = 20, .die_at = 8, .snapshots_at_death = 5, .torn = torn});
       CHECK_FALSE(first.restored.has_value());
@@ -78,7 +78,7 @@ TEST_SUITE("ckpt/hook") {
       const LifeReport third = agent.run({.steps = 20});
       CHECK(third.last_step == 20);
       for (const Status& status : third.finished) CHECK(status.ok());
-      const std::vector<int64_t> steps = steps_on_disk(dir.path());
+      const std::vector<int64_t> steps = steps_on_disk(dir.path);
       CHECK(std::count(steps.begin(), steps.end(), 6) == 1);
       CHECK(std::count(steps.begin(), steps.end(), 20) == 1);
       CHECK(third.stats.last_ms > 0);
@@ -89,7 +89,7 @@ TEST_SUITE("ckpt/hook") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 2}, {.save = {{.steps = 3}}, .snapshot_steps = 1});
     for (const int64_t slots : {2, 3, 4}) {
-      Agent agent(plan, fresh_run_id(), dir.path() / std::to_string(slots), {}, 0, slots);
+      Agent agent(plan, fresh_run_id(), dir.path / std::to_string(slots), {}, 0, slots);
       CHECK(agent.begin().value().source == arena::Source::kFresh);
       int64_t step = 0, ready = 0;
       for (int64_t life = 0; life < 12; ++life) {
@@ -113,7 +113,7 @@ TEST_SUITE("ckpt/hook") {
   TEST_CASE("a kill before the weights of the last step are there: the step is kept, the weights are made again") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 2}, {.snapshot_steps = 1});
-    Agent agent(plan, fresh_run_id(), dir.path());
+    Agent agent(plan, fresh_run_id(), dir.path);
     REQUIRE(agent.begin().ok());
     agent.run({.steps = 20, .die_at = 5, .snapshots_at_death = 4, .weights_late = true});
     RestoreChoice choice = agent.begin().value();
@@ -129,7 +129,7 @@ TEST_SUITE("ckpt/hook") {
   TEST_CASE("killed while weights are made again, ranks make them once more: no mark of before is believed") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 2}, {.snapshot_steps = 1});
-    Agent agent(plan, fresh_run_id(), dir.path());
+    Agent agent(plan, fresh_run_id(), dir.path);
     REQUIRE(agent.begin().ok());
     agent.run({.steps = 20, .die_at = 5, .snapshots_at_death = 4});
     agent.arena->control().distrusted = 1;  // all marks say that the weights are those of step 5, and may be wrong
@@ -145,7 +145,7 @@ TEST_SUITE("ckpt/hook") {
   TEST_CASE("a rank that died of a wild write: every byte is checked, and the step before it is taken") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 1}, {.snapshot_steps = 1});
-    Agent agent(plan, fresh_run_id(), dir.path());
+    Agent agent(plan, fresh_run_id(), dir.path);
     REQUIRE(agent.begin().ok());
     agent.run({.steps = 20, .die_at = 5, .snapshots_at_death = 2});
     const auto newest = newest_whole(agent.arena->views());
@@ -170,13 +170,13 @@ TEST_SUITE("ckpt/hook") {
     const Plan plan = plan_saving({2, 1, 2}, {.save = {{.steps = 4}}, .snapshot_steps = 1});
     const std::string run_id = fresh_run_id();
     {
-      Agent agent(plan, run_id, dir.path());
+      Agent agent(plan, run_id, dir.path);
       REQUIRE(agent.begin().ok());
       agent.run({.steps = 20, .die_at = 6, .snapshots_at_death = 4});
       REQUIRE(agent.persister->flush().ok());  // step 6 was promised to nobody and is written all the same
-      CHECK(steps_on_disk(dir.path()) == std::vector<int64_t>{4, 6});
+      CHECK(steps_on_disk(dir.path) == std::vector<int64_t>{4, 6});
     }
-    Agent agent(plan, run_id, dir.path());
+    Agent agent(plan, run_id, dir.path);
     const RestoreChoice choice = agent.begin().value();
     CHECK(choice.source == arena::Source::kDisk);
     CHECK(choice.step == 6);
@@ -189,8 +189,8 @@ TEST_SUITE("ckpt/hook") {
     const TempDir dir;
     for (const Layout& layout : {Layout{2, 2, 1}, Layout{1, 1, 3}, Layout{4, 1, 1}, Layout{1, 4, 1}, Layout{1, 1, 1}}) {
       const Plan plan = plan_saving(layout, {.save = {{.steps = 2}}});
-      Agent agent(plan, fresh_run_id(), dir.path());
-      const std::vector<int64_t> steps = steps_on_disk(dir.path());
+      Agent agent(plan, fresh_run_id(), dir.path);
+      const std::vector<int64_t> steps = steps_on_disk(dir.path);
       const int64_t from = steps.empty() ? 0 : steps.back();
       CHECK(agent.begin().value().step == from);
       const LifeReport report = agent.run({.steps = from + 3});
@@ -203,17 +203,17 @@ TEST_SUITE("ckpt/hook") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 1}, {.save = {{.steps = 2}}});
     {
-      Agent agent(plan, fresh_run_id(), dir.path());
+      Agent agent(plan, fresh_run_id(), dir.path);
       REQUIRE(agent.begin().ok());
       for (int64_t steps : {2, 4, 6}) {
         agent.run({.steps = steps});
         REQUIRE(agent.begin().ok());
       }
     }
-    REQUIRE(steps_on_disk(dir.path()) == std::vector<int64_t>{2, 4, 6});
-    flip_byte(dir.path() / "step-00000006");
+    REQUIRE(steps_on_disk(dir.path) == std::vector<int64_t>{2, 4, 6});
+    flip_byte(dir.path / "step-00000006");
     {
-      Agent agent(plan, fresh_run_id(), dir.path());
+      Agent agent(plan, fresh_run_id(), dir.path);
       const RestoreChoice choice = agent.begin().value();
       CHECK(choice.step == 4);
       REQUIRE(choice.warnings.size() == 1);
@@ -221,7 +221,7 @@ TEST_SUITE("ckpt/hook") {
       CHECK(choice.warnings[0].find("chunk") != std::string::npos);
       // A rank that reads for itself meets the same damage.
       FakeState state(plan, 0);
-      const auto read = load_from_disk(plan, agent.io, dir.path() / "step-00000006", state.tensors());
+      const auto read = load_from_disk(plan, agent.io, dir.path / "step-00000006", state.tensors());
       REQUIRE_FALSE(read.ok());
       CHECK(read.error().code == ErrorCode::kCorrupt);
       CHECK(read.error().message.find("chunk") != std::string::npos);
@@ -229,9 +229,9 @@ TEST_SUITE("ckpt/hook") {
       REQUIRE(live(plan, *agent.arena, {.steps = 4}, nullptr, report).ok());
       CHECK(report.restored->step == 4);
     }
-    flip_byte(dir.path() / "step-00000004");
-    std::filesystem::resize_file(dir.path() / "step-00000002" / "manifest.json", 100);
-    Agent agent(plan, fresh_run_id(), dir.path());
+    flip_byte(dir.path / "step-00000004");
+    std::filesystem::resize_file(dir.path / "step-00000002" / "manifest.json", 100);
+    Agent agent(plan, fresh_run_id(), dir.path);
     const auto choice = agent.begin();
     REQUIRE_FALSE(choice.ok());
     CHECK(choice.error().code == ErrorCode::kCorrupt);
@@ -246,18 +246,18 @@ TEST_SUITE("ckpt/hook") {
       const TempDir dir;
       {
         const Plan plan = plan_saving({from[0], from[1], from[2]}, {});
-        Agent agent(plan, fresh_run_id(), dir.path());
+        Agent agent(plan, fresh_run_id(), dir.path);
         REQUIRE(agent.begin().ok());
         agent.run({.steps = 3});
       }
       for (const auto& to : layouts) {
         const Plan plan = plan_saving({to[0], to[1], to[2]}, {.snapshot_steps = 1});
         const std::string run_id = fresh_run_id();
-        Agent agent(plan, run_id, dir.path());
-        const Result<SlotLoad> loaded = load_slot(plan, *agent.arena, 1, 7, agent.io, dir.path() / "step-00000003");
+        Agent agent(plan, run_id, dir.path);
+        const Result<SlotLoad> loaded = load_slot(plan, *agent.arena, 1, 7, agent.io, dir.path / "step-00000003");
         REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
         CHECK(loaded.value().position.step == 3);
-        const int64_t payload = payload_bytes(read_manifest(agent.io, dir.path() / "step-00000003").value());
+        const int64_t payload = payload_bytes(read_manifest(agent.io, dir.path / "step-00000003").value());
         CHECK(loaded.value().stats.wanted_bytes == payload);
         CHECK(static_cast<double>(loaded.value().stats.read_bytes) <= 1.02 * static_cast<double>(payload));
         const auto snapshot = read_common(*agent.arena, 1, Check::kEveryByte);
@@ -276,12 +276,12 @@ TEST_SUITE("ckpt/hook") {
     const TempDir dir;
     const Plan tied = plan_saving({1, 1, 1}, {});
     {
-      Agent agent(tied, fresh_run_id(), dir.path());
+      Agent agent(tied, fresh_run_id(), dir.path);
       REQUIRE(agent.begin().ok());
       agent.run({.steps = 1});
     }
     const Plan untied = plan_saving({1, 1, 1}, {}, false);
-    Agent agent(untied, fresh_run_id(), dir.path());
+    Agent agent(untied, fresh_run_id(), dir.path);
     const auto choice = agent.begin();
     REQUIRE_FALSE(choice.ok());
     CHECK(choice.error().code == ErrorCode::kInvalidInput);
@@ -292,11 +292,11 @@ TEST_SUITE("ckpt/hook") {
     const TempDir old_run, new_run;
     const Plan plan = plan_saving({2, 1, 1}, {.snapshot_steps = 2});
     {
-      Agent agent(plan, fresh_run_id(), old_run.path());
+      Agent agent(plan, fresh_run_id(), old_run.path);
       REQUIRE(agent.begin().ok());
       agent.run({.steps = 5});
     }
-    Agent agent(plan, fresh_run_id(), new_run.path(), old_run.path() / "step-00000005");
+    Agent agent(plan, fresh_run_id(), new_run.path, old_run.path / "step-00000005");
     CHECK(agent.begin().value().step == 5);
     agent.run({.steps = 20, .die_at = 6});
     const RestoreChoice again = agent.begin().value();
@@ -315,10 +315,10 @@ TEST_SUITE("ckpt/hook") {
     PosixBackend real;
     std::vector<PersistEvent> events;
     const auto life = [&](const FaultPlan& faults, int64_t steps) {
-      NodePersister persister(arena, [&] { return std::make_unique<FaultBackend>(real, faults); }, dir.path(),
+      NodePersister persister(arena, [&] { return std::make_unique<FaultBackend>(real, faults); }, dir.path,
                               {.on_event = [&](const PersistEvent& event) { events.push_back(event); }});
       PosixBackend io;
-      RestoreDecider decider(plan, arena, io, {dir.path()});
+      RestoreDecider decider(plan, arena, io, {dir.path});
       REQUIRE(decider.next_incarnation().ok());
       LifeReport report;
       REQUIRE(live(plan, arena, {.steps = steps}, &persister, report).ok());
@@ -332,12 +332,12 @@ TEST_SUITE("ckpt/hook") {
     CHECK(failed.finished[1].error().message.find("the checkpoint of step 2 could not be written") == 0);
     REQUIRE(events.size() == 1);
     CHECK_FALSE(events[0].status.ok());
-    CHECK(steps_on_disk(dir.path()).empty());
+    CHECK(steps_on_disk(dir.path).empty());
     const LifeReport later = life({}, 4);  // restored from memory, where step 2 still is
     REQUIRE(later.restored.has_value());
     CHECK(later.restored->step == 2);
     CHECK(later.finished[0].ok());
-    CHECK(steps_on_disk(dir.path()) == std::vector<int64_t>{4});
+    CHECK(steps_on_disk(dir.path) == std::vector<int64_t>{4});
     ignore(arena.remove(), "end of the test");
   }
 
@@ -347,20 +347,20 @@ TEST_SUITE("ckpt/hook") {
     PosixBackend real;
     {
       auto arena = Arena::create(arena_spec(plan, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
-      NodePersister persister(arena, [] { return std::make_unique<PosixBackend>(); }, dir.path(), {});
-      RestoreDecider decider(plan, arena, real, {dir.path()});
+      NodePersister persister(arena, [] { return std::make_unique<PosixBackend>(); }, dir.path, {});
+      RestoreDecider decider(plan, arena, real, {dir.path});
       REQUIRE(decider.next_incarnation().ok());
       LifeReport report;
       REQUIRE(live(plan, arena, {.steps = 2}, &persister, report).ok());
       ignore(arena.remove(), "its step 2 is on disk");
     }
-    REQUIRE(steps_on_disk(dir.path()) == std::vector<int64_t>{1, 2});
+    REQUIRE(steps_on_disk(dir.path) == std::vector<int64_t>{1, 2});
     for (const int os_errno : {EMFILE, EACCES, EIO}) {
       int64_t older = 0, refused = 0;
       for (int64_t n = 0;; ++n) {
         auto arena = Arena::create(arena_spec(plan, {.run_id = fresh_run_id(), .recipe_json = "{}"}).value()).value();
         FaultBackend io(real, FaultPlan::fail_call(n, os_errno));
-        RestoreDecider decider(plan, arena, io, {dir.path()});
+        RestoreDecider decider(plan, arena, io, {dir.path});
         const Result<RestoreChoice> choice = decider.next_incarnation();
         ignore(arena.remove(), "end of the case");
         if (choice.ok() && choice.value().step == 1) {
@@ -392,7 +392,7 @@ TEST_SUITE("ckpt/hook") {
       const TempDir dir;
       PosixBackend io;
       const SystemClock clock;
-      RestoreDecider decider(plan, arena, io, {dir.path()});
+      RestoreDecider decider(plan, arena, io, {dir.path});
       REQUIRE(decider.next_incarnation().ok());
       auto hook = SharedMemoryHook::make(plan, 0, arena, clock).value();  // no persister: promises stay
       const auto memory = FakeState::memory_of(*hook, plan, 0).value();
@@ -433,7 +433,7 @@ TEST_SUITE("ckpt/hook") {
     const TempDir dir;
     PosixBackend io;
     const SystemClock clock;
-    RestoreDecider decider(plan, arena, io, {dir.path()});
+    RestoreDecider decider(plan, arena, io, {dir.path});
     REQUIRE(decider.next_incarnation().ok());
     auto hook = SharedMemoryHook::make(plan, 0, arena, clock).value();
     const auto memory = FakeState::memory_of(*hook, plan, 0).value();
@@ -479,7 +479,7 @@ TEST_SUITE("ckpt/hook") {
     } clock;
     const TempDir dir;
     PosixBackend io;
-    RestoreDecider decider(plan, arena, io, {dir.path()});
+    RestoreDecider decider(plan, arena, io, {dir.path});
     int64_t saves = 0;
     for (int64_t life = 0; life < 4; ++life) {  // each of 60 seconds
       REQUIRE(decider.next_incarnation().ok());

@@ -124,21 +124,21 @@ TEST_SUITE("ckpt/hook/in_flight") {
   TEST_CASE("a save does not wait for the one before, and the newest complete one is where a run goes on") {
     const TempDir dir;
     {
-      TwoSaves run(dir.path());
+      TwoSaves run(dir.path);
       const LifeReport report = run.live_two_steps();
       CHECK(report.finished[0].ok());
       CHECK(run.told() == std::vector<int64_t>{2});  // step 1 is still on its way
-      CHECK(complete_steps(dir.path()) == std::vector<int64_t>{2});
+      CHECK(complete_steps(dir.path) == std::vector<int64_t>{2});
       CHECK(run.arena->control().persisted_step == 2);
       run.gate.let_pass();
       CHECK(run.persister->flush().ok());
       CHECK(run.told() == std::vector<int64_t>{2, 1});
       CHECK(run.arena->control().persisted_step == 2);  // an older one that ends later changes nothing
-      CHECK(complete_steps(dir.path()) == std::vector<int64_t>{1, 2});
+      CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 2});
     }
     const Plan plan = saving_each_step(1);
     std::vector<std::string> notices;
-    auto node = CheckpointNode::open(plan, {.checkpoints_dir = dir.path(), .run = run_text(fresh_run_id())}, &notices);
+    auto node = CheckpointNode::open(plan, {.checkpoints_dir = dir.path, .run = run_text(fresh_run_id())}, &notices);
     REQUIRE(node.ok());
     CHECK(node.value()->newest_persisted_step() == 2);
     CHECK(node.value()->begin_incarnation().value().step == 2);
@@ -146,20 +146,20 @@ TEST_SUITE("ckpt/hook/in_flight") {
 
   TEST_CASE("what ends late is judged by the rules of retention from the newest, and may go at once") {
     const TempDir dir;
-    TwoSaves run(dir.path(), 0, 1);
+    TwoSaves run(dir.path, 0, 1);
     run.live_two_steps();
     run.gate.let_pass();
     CHECK(run.persister->flush().ok());
     CHECK(run.told() == std::vector<int64_t>{2, 1});
     CHECK(run.events[1].removed == std::vector<int64_t>{1});
-    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{2});
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{2});
   }
 
   TEST_CASE("killed with one save done and the one before it not: the done one counts, the other is cleared away") {
     const TempDir dir;
     const pid_t child = fork();
     if (child == 0) {
-      TwoSaves run(dir.path());
+      TwoSaves run(dir.path);
       run.live_two_steps();
       ignore(run.arena->remove(), "the machine is gone too");
       kill(getpid(), SIGKILL);
@@ -169,28 +169,28 @@ TEST_SUITE("ckpt/hook/in_flight") {
     REQUIRE(WIFSIGNALED(status));
     REQUIRE(WTERMSIG(status) == SIGKILL);
     PosixBackend io;
-    CHECK(list_checkpoints(io, dir.path()).value().leftovers.size() == 1);
+    CHECK(list_checkpoints(io, dir.path).value().leftovers.size() == 1);
     const Plan plan = saving_each_step(2);
     std::vector<std::string> notices;
-    auto node = CheckpointNode::open(plan, {.checkpoints_dir = dir.path(), .run = run_text(fresh_run_id())}, &notices);
+    auto node = CheckpointNode::open(plan, {.checkpoints_dir = dir.path, .run = run_text(fresh_run_id())}, &notices);
     REQUIRE(node.ok());
     CHECK(node.value()->begin_incarnation().value().step == 2);
-    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{2});
-    CHECK(list_checkpoints(io, dir.path()).value().leftovers.empty());
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{2});
+    CHECK(list_checkpoints(io, dir.path).value().leftovers.empty());
   }
 
   TEST_CASE("the newest save fails while an older one succeeds: the ranks and whoever flushes are told of the newest") {
     const TempDir dir;
-    TwoSaves run(dir.path(), 2);
+    TwoSaves run(dir.path, 2);
     const LifeReport report = run.live_two_steps();
     REQUIRE_FALSE(report.finished[0].ok());
     CHECK(report.finished[0].error().message.find("the checkpoint of step 2 could not be written") == 0);
     run.gate.let_pass();
     CHECK_FALSE(run.persister->flush().ok());  // tried again, in vain
-    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{1});
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{1});
     run.gate.failing_step = 0;
     CHECK(run.persister->flush().ok());
-    CHECK(complete_steps(dir.path()) == std::vector<int64_t>{1, 2});
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 2});
   }
 
   TEST_CASE("each save in flight costs one bank and its headers") {

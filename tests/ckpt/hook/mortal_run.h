@@ -165,7 +165,7 @@ inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* 
 inline Told train(const Plan& plan, std::span<const Death> deaths,
                   std::vector<std::pair<int64_t, bool>>* from = nullptr, const MakeLink& make_link = {}) {
   const TempDir dir;
-  Agent agent(plan, fresh_run_id(), dir.path());
+  Agent agent(plan, fresh_run_id(), dir.path);
   Told told;
   for (size_t life = 0; life <= deaths.size(); ++life) {
     const RestoreChoice choice = agent.begin().value();

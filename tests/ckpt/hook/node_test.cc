@@ -61,7 +61,7 @@ TEST_SUITE("ckpt/node") {
   TEST_CASE("an agent killed with everything loses nothing: the next one goes on from its memory") {
     const TempDir dir;
     const Plan plan = saving({2, 1, 2}, {.snapshot_steps = 1});
-    const NodeOptions options = options_for(fresh_run_id(), dir.path());
+    const NodeOptions options = options_for(fresh_run_id(), dir.path);
     run_and_kill(plan, options, {.steps = 20, .die_at = 7, .snapshots_at_death = 4});
     std::vector<std::string> notices;
     auto opened = CheckpointNode::open(plan, options, &notices);
@@ -83,11 +83,11 @@ TEST_SUITE("ckpt/node") {
   TEST_CASE("memory of another layout is written to disk first, and the new layout starts from there") {
     const TempDir dir;
     const std::string run_id = fresh_run_id();
-    run_and_kill(saving({2, 2, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path()),
+    run_and_kill(saving({2, 2, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path),
                  {.steps = 20, .die_at = 5, .snapshots_at_death = 4});
     const Plan plan = saving({1, 1, 3}, {.snapshot_steps = 1});
     std::vector<std::string> notices, told;
-    NodeOptions options = options_for(run_id, dir.path());
+    NodeOptions options = options_for(run_id, dir.path);
     options.before_save = [&](int64_t step, std::span<const std::string> news) {
       CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(step)));
       told.insert(told.end(), news.begin(), news.end());
@@ -116,11 +116,11 @@ TEST_SUITE("ckpt/node") {
   TEST_CASE("memory that cannot be written to disk is kept, and the error says where it is") {
     const TempDir dir;
     const std::string run_id = fresh_run_id();
-    run_and_kill(saving({2, 1, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path()),
+    run_and_kill(saving({2, 1, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path),
                  {.steps = 20, .die_at = 3, .snapshots_at_death = 2});
     Plan plan = saving({1, 1, 2}, {});
     plan.recipe.checkpoint.space = SpaceCheck::kWarn;  // or it would end before it looks at the memory
-    NodeOptions blocked = options_for(run_id, dir.path());
+    NodeOptions blocked = options_for(run_id, dir.path);
     std::filesystem::remove_all(blocked.checkpoints_dir);
     std::filesystem::create_symlink("/proc/self/fdinfo", blocked.checkpoints_dir);  // a folder nobody can write to
     std::vector<std::string> notices;
@@ -147,12 +147,12 @@ TEST_SUITE("ckpt/node") {
     const Plan plan = saving({1, 1, 1}, {});
     std::vector<std::string> notices;
     {
-      auto node = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path()), &notices).value();
+      auto node = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices).value();
       REQUIRE(node->begin_incarnation().ok());
       LifeReport report;
       REQUIRE(live(plan, node->arena(), {.steps = 2}, nullptr, report).ok());
     }
-    NodeOptions options = options_for(fresh_run_id(), dir.path());
+    NodeOptions options = options_for(fresh_run_id(), dir.path);
     options.resume = false;
     const auto refused = CheckpointNode::open(plan, options, &notices);
     REQUIRE_FALSE(refused.ok());
@@ -164,7 +164,7 @@ TEST_SUITE("ckpt/node") {
   TEST_CASE("a fresh start is refused while memory holds steps of the run, and they stay there") {
     const TempDir dir;
     const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
-    NodeOptions options = options_for(fresh_run_id(), dir.path());
+    NodeOptions options = options_for(fresh_run_id(), dir.path);
     run_and_kill(plan, options, {.steps = 20, .die_at = 3, .snapshots_at_death = 2});
     options.resume = false;
     std::vector<std::string> notices;
@@ -174,7 +174,7 @@ TEST_SUITE("ckpt/node") {
           }) == 0);
     const TempDir elsewhere;  // another run begins and ends meanwhile
     CHECK(in_child([&] {
-            return CheckpointNode::open(plan, options_for(fresh_run_id(), elsewhere.path()), &notices).ok() ? 0 : 1;
+            return CheckpointNode::open(plan, options_for(fresh_run_id(), elsewhere.path), &notices).ok() ? 0 : 1;
           }) == 0);
     options.resume = true;
     const auto opened = CheckpointNode::open(plan, options, &notices);

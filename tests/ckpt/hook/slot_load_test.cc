@@ -60,8 +60,7 @@ TEST_SUITE("ckpt/hook/slot_load") {
     int64_t by_ranks = 0, by_agent = 0;
     const std::vector<Layout> layouts = {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}, {1, 1, 3}, {2, 1, 2}};
     for (const Layout& from : layouts) {
-      const std::filesystem::path step =
-          saved_run(plan_of(from, true), dir.path() / plan_of(from, true).mesh.describe());
+      const std::filesystem::path step = saved_run(plan_of(from, true), dir.path / plan_of(from, true).mesh.describe());
       for (const Layout& to : layouts) {
         for (const Case& wanted : cases()) {
           CAPTURE(wanted.what);
@@ -103,13 +102,13 @@ TEST_SUITE("ckpt/hook/slot_load") {
 
   TEST_CASE("a run that begins with weights alone finds them in memory, and again when its ranks die at once") {
     const TempDir old_run, new_run;
-    const std::filesystem::path from = saved_run(plan_of({4, 1, 1}, true), old_run.path());
+    const std::filesystem::path from = saved_run(plan_of({4, 1, 1}, true), old_run.path);
     Plan plan = plan_of({2, 1, 2}, true);
     plan.recipe.checkpoint.snapshot_steps = 1;
     plan.recipe.init = {.path = from.string(), .weights_only = true};
     Arena arena = arena_of(plan);
     PosixBackend io;
-    RestoreDecider decider(plan, arena, io, {new_run.path(), from});
+    RestoreDecider decider(plan, arena, io, {new_run.path, from});
     const RestoreChoice choice = decider.next_incarnation().value();
     CHECK(choice.source == arena::Source::kDisk);
     CHECK(choice.step == 0);

@@ -219,8 +219,8 @@ TEST_SUITE("ckpt/snapshot/arena") {
   }
 
   TEST_CASE("a segment in a folder on a disk: shared, taken over and removed there, and never after another start") {
-    const std::string folder = std::string(CAIRN_BINARY_DIR) + fmt::format("/arena-{}", getpid()), id = run_id("disk");
-    REQUIRE(::mkdir(folder.c_str(), 0700) == 0);
+    const cairn::testing::TempDir dir("arena");
+    const std::string folder = dir.path, id = run_id("disk");
     const auto spec_of = [&](const std::string& run) {
       ArenaSpec spec = small_spec(run, ArenaBacking::kNamed);
       spec.folder = folder;

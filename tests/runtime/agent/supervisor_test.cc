@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "runtime/agent/event_pipe.h"
+#include "tests/support/temp_dir.h"
 
 namespace fs = std::filesystem;
 using namespace cairn;
@@ -232,16 +233,6 @@ int64_t count_open_fds() {
   return n;
 }
 
-struct TempDir {
-  fs::path path;
-  TempDir() {
-    std::string name = (fs::temp_directory_path() / "cairn-agent-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~TempDir() { fs::remove_all(path); }
-};
-
 std::string contents(const fs::path& path) {
   std::ostringstream out;
   out << std::ifstream(path).rdbuf();
@@ -391,10 +382,10 @@ TEST_SUITE("runtime/agent/supervisor") {
   }
 
   TEST_CASE("output goes to the log and its end into the message") {
-    const TempDir dir;
+    const testing::TempDir dir;
     Recorder client;
     client.roles = {"log and fail"};
-    client.log_path = (dir.path / "rank-0.log").string();
+    client.log_path = (dir / "rank-0.log").string();
     std::ofstream(client.log_path) << "of an earlier run\n";
     SupervisorOptions options;
     options.restart.max_restarts = 0;

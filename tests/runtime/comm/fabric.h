@@ -24,6 +24,7 @@
 #include "runtime/comm/hybrid_engine.h"
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/thread_world.h"
+#include "tests/support/temp_dir.h"
 
 namespace cairn::comm::testing {
 
@@ -146,31 +147,13 @@ inline std::vector<std::string> run_shm(const WorldSpec& spec, const Body& body)
   return results;
 }
 
-/// A directory of its own below the system's for temporary files, removed at the end.
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cairn-comm-XXXXXX").string();
-    if (!::mkdtemp(pattern.data())) std::abort();
-    path_ = pattern;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using cairn::testing::TempDir;
 
 inline GlooConfig loopback_config(const WorldSpec& spec, const TempDir& dir, int64_t rank) {
   return {.rank = rank,
           .world_size = spec.size,
           .interface_address = "127.0.0.1",
-          .rendezvous_dir = dir.path(),
+          .rendezvous_dir = dir.path,
           .run_id = "run",
           .options = {.deadline_ms = spec.deadline_ms}};
 }

@@ -421,7 +421,7 @@ TEST_SUITE("runtime/comm/failure") {
     const auto address = make_gloo_engine({.rank = 0,
                                            .world_size = 1,
                                            .interface_address = "192.0.2.1",  // RFC 5737: nobody's
-                                           .rendezvous_dir = dir.path(),
+                                           .rendezvous_dir = dir.path,
                                            .run_id = "a"});
     REQUIRE_FALSE(address.ok());
     CHECK(address.error().code == ErrorCode::kInvalidInput);

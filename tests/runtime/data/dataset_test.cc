@@ -13,7 +13,7 @@ namespace {
 
 // Two token files whose tokens are their own positions (+ 30000 in the second), so that a sample tells where it is
 // from.
-DataConfig write_two_sources(const ScratchDir& dir) {
+DataConfig write_two_sources(const TempDir& dir) {
   DataConfig config;
   for (int source = 0; source < 2; ++source) {
     std::vector<uint16_t> tokens(source == 0 ? 1000u : 600u);
@@ -35,7 +35,7 @@ DataConfig write_two_sources(const ScratchDir& dir) {
 
 TEST_SUITE("runtime/data/dataset") {
   TEST_CASE("micro-batches hold the tokens of their samples, targets one further") {
-    const ScratchDir dir;
+    const TempDir dir;
     const DataConfig config = write_two_sources(dir);
     auto opened = open_dataset(config, 65000);
     REQUIRE(opened.ok());
@@ -65,7 +65,7 @@ TEST_SUITE("runtime/data/dataset") {
   }
 
   TEST_CASE("a sequence length of one token is a sample too") {
-    const ScratchDir dir;
+    const TempDir dir;
     const DataConfig config = write_two_sources(dir);
     const Dataset dataset = open_dataset(config, 0).value();
     const std::vector<SampleRef> samples = {{0, 0, 0, 7}};
@@ -76,7 +76,7 @@ TEST_SUITE("runtime/data/dataset") {
   }
 
   TEST_CASE("validation batches are fixed, disjoint, and lie in the validation part") {
-    const ScratchDir dir;
+    const TempDir dir;
     const DataConfig config = write_two_sources(dir);
     const Dataset dataset = open_dataset(config, 0).value();
     const auto set = ValidationSet::make(dataset, 8, 3, 100).value();
@@ -104,7 +104,7 @@ TEST_SUITE("runtime/data/dataset") {
   }
 
   TEST_CASE("a validation file of its own, and mistakes in the list of sources") {
-    const ScratchDir dir;
+    const TempDir dir;
     DataConfig config = write_two_sources(dir);
     config.sources[0].split.clear();
     config.sources[0].valid_path = config.sources[1].path;
@@ -129,7 +129,7 @@ TEST_SUITE("runtime/data/dataset") {
   }
 
   TEST_CASE("the recipe's seed is used unless the data has its own") {
-    const ScratchDir dir;
+    const TempDir dir;
     DataConfig config = write_two_sources(dir);
     const Dataset dataset = open_dataset(config, 0).value();
     CHECK(sampler_spec(dataset, config, 5, 16).seed == 5);

@@ -1,7 +1,5 @@
 #pragma once
-// A temporary folder and a few file functions for the data tests.
-
-#include <unistd.h>
+// A few file functions for the data tests.
 
 #include <cstdint>
 #include <cstdlib>
@@ -12,28 +10,18 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/support/temp_dir.h"
+
 namespace cairn::data {
 
-class ScratchDir {
- public:
-  ScratchDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cairn-data-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ScratchDir(const ScratchDir&) = delete;
-  ScratchDir& operator=(const ScratchDir&) = delete;
-  ~ScratchDir() { std::filesystem::remove_all(path_); }
-  std::string operator/(std::string_view name) const { return (path_ / name).string(); }
-  std::vector<std::string> names() const {
-    std::vector<std::string> result;
-    for (const auto& entry : std::filesystem::directory_iterator(path_))
-      result.push_back(entry.path().filename().string());
-    return result;
-  }
+using testing::TempDir;
 
- private:
-  std::filesystem::path path_;
-};
+inline std::vector<std::string> names_in(const TempDir& dir) {
+  std::vector<std::string> result;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path))
+    result.push_back(entry.path().filename().string());
+  return result;
+}
 
 inline void write_file(const std::string& path, std::string_view bytes) {
   std::filesystem::remove(path);  // ext4 flushes a file that is cut and written anew; a new one it does not

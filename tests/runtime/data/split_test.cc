@@ -28,7 +28,7 @@ TEST_SUITE("runtime/data/split") {
   }
 
   TEST_CASE("several documents are cut between them, one by tokens") {
-    const ScratchDir dir;
+    const TempDir dir;
     auto writer = MegatronWriter::create(dir / "set", DType::kI32, {}).value();
     for (int32_t document = 0; document < 10; ++document) {
       const std::vector<int32_t> tokens(static_cast<size_t>(document + 1), document);

@@ -41,7 +41,7 @@ std::vector<std::string> texts_of(const std::string& prefix) {
   return texts;
 }
 
-std::vector<std::string> tokenize_text(const ScratchDir& dir, std::string_view text, DocumentSeparator separator) {
+std::vector<std::string> tokenize_text(const TempDir& dir, std::string_view text, DocumentSeparator separator) {
   write_file(dir / "in.txt", text);
   TokenizeArgs args;
   args.inputs = {dir / "in.txt"};
@@ -89,7 +89,7 @@ TEST_SUITE("runtime/data/tokenize") {
   }
 
   TEST_CASE("what is no model is refused") {
-    const ScratchDir dir;
+    const TempDir dir;
     CHECK(!make_tokenizer({}).ok());
     CHECK(says(make_tokenizer({TokenizerConfig::Kind::kSentencePiece, dir / "none"}).error().message,
                {"none", "No such"}));
@@ -117,7 +117,7 @@ TEST_SUITE("runtime/data/tokenize") {
   }
 
   TEST_CASE("documents are whole files, lines, or set apart by blank lines") {
-    const ScratchDir dir;
+    const TempDir dir;
     using Texts = std::vector<std::string>;
     CHECK(tokenize_text(dir, "a\n\nb\n", DocumentSeparator::kWholeFile) == Texts{"a\n\nb\n"});
     CHECK(tokenize_text(dir, "one\n\ntwo\r\n three\rx\nlast", DocumentSeparator::kLine) ==
@@ -129,7 +129,7 @@ TEST_SUITE("runtime/data/tokenize") {
 
   TEST_CASE("where a document is cut does not depend on where the reader's blocks end") {
     // Against a naive splitter, on texts longer than the 1 MiB blocks.
-    const ScratchDir dir;
+    const TempDir dir;
     std::mt19937 random(5);
     std::string text;
     while (text.size() < (9u << 17)) {
@@ -171,7 +171,7 @@ TEST_SUITE("runtime/data/tokenize") {
   }
 
   TEST_CASE("long documents are encoded in pieces at line ends, and lose nothing") {
-    const ScratchDir dir;
+    const TempDir dir;
     std::string text;
     for (int i = 0; text.size() < (1u << 20) + 123456; ++i)
       text += i % 1000 == 0 ? "the fox \xc3\xa9 over\n" : "the cairn stands on the hill \xe2\x82\xac ";
@@ -204,7 +204,7 @@ TEST_SUITE("runtime/data/tokenize") {
   }
 
   TEST_CASE("several files, end-of-document ids, progress and the report") {
-    const ScratchDir dir;
+    const TempDir dir;
     write_file(dir / "a.txt", "the fox\nthe dog\n\n");
     write_file(dir / "b.txt", "");
     write_file(dir / "c.txt", "the hill");
@@ -246,11 +246,11 @@ TEST_SUITE("runtime/data/tokenize") {
     REQUIRE(!stopped.ok());
     CHECK(stopped.error().code == ErrorCode::kStopped);
     CHECK(read_file(dir / "out.idx") == before);
-    CHECK(dir.names().size() == 5);  // no temporary files
+    CHECK(names_in(dir).size() == 5);  // no temporary files
   }
 
   TEST_CASE("bad input is named with file and byte, and writes nothing") {
-    const ScratchDir dir;
+    const TempDir dir;
     TokenizeArgs args;
     args.inputs = {dir / "in.txt"};
     args.output_prefix = dir / "out";
@@ -284,11 +284,11 @@ TEST_SUITE("runtime/data/tokenize") {
     CHECK(says(message(), {"no/such/folder/out.bin.tmp", "No such file"}));
     args.output_prefix = dir / "x/";
     CHECK(says(message(), {"expected a path whose last part is a name"}));
-    CHECK(dir.names().size() == 1);
+    CHECK(names_in(dir).size() == 1);
   }
 
   TEST_CASE("a writer killed at any moment leaves the old pair, no pair, or the new pair") {
-    const ScratchDir dir;
+    const TempDir dir;
     const auto write_pair = [&dir](int32_t token, size_t documents) {
       auto writer = MegatronWriter::create(dir / "set", DType::kI32, {true});
       if (!writer.ok()) return false;
@@ -322,11 +322,11 @@ TEST_SUITE("runtime/data/tokenize") {
       REQUIRE(write_pair(1, 500));  // the killed writer's temporary files are taken over
     }
     MESSAGE("old " << old_pairs << ", new " << new_pairs << ", none " << no_pairs);
-    CHECK(dir.names().size() == 2);
+    CHECK(names_in(dir).size() == 2);
   }
 
   TEST_CASE("two writers of one set are kept apart, and misuse is refused") {
-    const ScratchDir dir;
+    const TempDir dir;
     auto first = MegatronWriter::create(dir / "set", DType::kU16, {});
     REQUIRE(first.ok());
     auto second = MegatronWriter::create(dir / "set", DType::kU16, {});

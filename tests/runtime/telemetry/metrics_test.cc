@@ -9,13 +9,14 @@
 #include <thread>
 
 #include "runtime/telemetry/terminal.h"
+#include "tests/support/temp_dir.h"
 
 using namespace cairn::telemetry;
 
 TEST_SUITE("runtime/telemetry/metrics") {
   TEST_CASE("a resumed run goes on in the same file, and the later line of a step counts") {
-    const auto path = std::filesystem::temp_directory_path() / fmt::format("cairn-metrics-{}.jsonl", ::getpid());
-    std::filesystem::remove(path);
+    const cairn::testing::TempDir dir("metrics");
+    const auto path = dir / "metrics.jsonl";
     {
       const auto writer = MetricsWriter::open(path, "a").value();
       CHECK(writer->resumed(0).ok());
@@ -34,12 +35,11 @@ TEST_SUITE("runtime/telemetry/metrics") {
     CHECK(steps[3].step == 4);
     CHECK(steps[3].valid_loss == 2.5);
     CHECK(steps[3].source_loss[0].second == 1.5);
-    std::filesystem::remove(path);
   }
 
   TEST_CASE("a step that nobody has told is told from its news, and one that somebody is about to tell is waited for") {
-    const auto path = std::filesystem::temp_directory_path() / fmt::format("cairn-metrics-{}.jsonl", ::getpid());
-    std::filesystem::remove(path);
+    const cairn::testing::TempDir dir("metrics");
+    const auto path = dir / "metrics.jsonl";
     const auto news = [](int64_t step) {  // a report of step 4 was too long to be kept
       std::vector<std::string> out;
       for (int64_t s = 1; s <= step; ++s) out.push_back(s == 4 ? "" : to_json({.step = s, .loss = -1}).dump());
@@ -72,7 +72,6 @@ TEST_SUITE("runtime/telemetry/metrics") {
     CHECK(writer->resumed(2).ok());  // back
     CHECK(writer->complete(3, news(3)).ok());
     CHECK(losses() == Losses{{1, 1}, {2, -1}, {3, -1}});
-    std::filesystem::remove(path);
   }
 
   TEST_CASE("a number that is not finite is null, and wrong records name their field") {

@@ -1,5 +1,6 @@
 // Vectors: made with protoc from TensorBoard's own .proto files.
 #include "runtime/telemetry/tensorboard.h"
+#include "tests/support/temp_dir.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -35,17 +36,15 @@ TEST_SUITE("runtime/telemetry/tensorboard") {
   }
 
   TEST_CASE("each start writes a file of its own, also within one second") {
-    const auto dir = std::filesystem::temp_directory_path() / fmt::format("cairn-tb-{}", ::getpid());
-    std::filesystem::create_directories(dir);
-    auto first = TensorBoardWriter::open(dir, 1.0, 1), second = TensorBoardWriter::open(dir, 1.0, 5);
+    const cairn::testing::TempDir dir("tensorboard");
+    auto first = TensorBoardWriter::open(dir.path, 1.0, 1), second = TensorBoardWriter::open(dir.path, 1.0, 5);
     REQUIRE(first.ok());
     REQUIRE(second.ok());
     CHECK(first.value().write({.step = 1, .loss = 2}).ok());
     int files = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(dir))
+    for (const auto& entry : std::filesystem::directory_iterator(dir.path))
       files += entry.path().string().find("tfevents") != std::string::npos;
     CHECK(files == 2);
-    std::filesystem::remove_all(dir);
     CHECK_FALSE(TensorBoardWriter::open(dir / "none", 1.0, 1).ok());
   }
 }

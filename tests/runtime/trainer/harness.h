@@ -2,7 +2,6 @@
 // Trains tiny models with ranks as threads and records what happened: losses, final state as whole logical tensors.
 
 #include <omp.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -21,14 +20,14 @@
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
 #include "runtime/trainer/trainer.h"
+#include "tests/support/temp_dir.h"
 
 namespace cairn::test {
 
 /// A uint16 token file of `count` tokens below `vocab` with some structure to learn, made once per process and size.
 inline std::string token_file(int64_t count, int64_t vocab, const std::string& tag = "a") {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("cairn-tokens-" + tag + "-" + std::to_string(count) + "-" +
-                                                std::to_string(vocab) + "-" + std::to_string(::getpid()));
+  static const testing::TempDir dir("tokens");
+  const auto path = dir / (tag + "-" + std::to_string(count) + "-" + std::to_string(vocab));
   if (!std::filesystem::exists(path)) {
     std::vector<uint16_t> tokens(count);
     const uint64_t key = stream_key(11, tag);

@@ -322,17 +322,16 @@ TEST_SUITE("runtime/trainer/parity") {
     recipe.stop = {Span::Unit::kSteps, 5};
     const auto shared_memory = train_on_threads(recipe, 4);
     REQUIRE_MESSAGE(shared_memory.ok(), shared_memory.error().message);
-    const auto meeting = std::filesystem::temp_directory_path() / fmt::format("cairn-gloo-{}", ::getpid());
+    const cairn::testing::TempDir meeting("gloo");
     const auto tcp = train_on_threads(recipe, 4, nullptr, 0, [&](int64_t rank) {
       return comm::make_gloo_engine({.rank = rank,
                                      .world_size = 4,
                                      .interface_address = "127.0.0.1",
-                                     .rendezvous_dir = meeting.string(),
+                                     .rendezvous_dir = meeting.path,
                                      .run_id = "parity"});
     });
     REQUIRE_MESSAGE(tcp.ok(), tcp.error().message);
     CHECK(tcp.value().losses == shared_memory.value().losses);  // every engine sums in rank order
-    std::filesystem::remove_all(meeting);
   }
 
   TEST_CASE("what the plan says is what a rank allocates") {
