@@ -100,11 +100,17 @@ Result<Fd> PosixBackend::create_fd(const fs::path& path, int64_t size_bytes) {
 Result<Fd> PosixBackend::open_fd(const fs::path& path) {
   Fd fd(retry_on_signal(
       [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));  // or a FIFO waits for a writer
+  if (!fd && errno == EWOULDBLOCK)  // a file server's lease, which regular files alone have: it is given back
+    fd.reset(retry_on_signal([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!fd) return failed("open", path.string());
   struct stat st {};
   if (::fstat(fd.get(), &st) != 0) return failed("stat", path.string());
   if (!S_ISREG(st.st_mode))
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: is no regular file", path.string()), EISDIR};
+  // For the open alone. Until Linux 6.4 io_uring gives EAGAIN, for ever, for such a file on a device that cannot tell
+  // beforehand whether it would wait (dm-crypt, thin volumes, ...); a file server may give it for what lies on tape.
+  const int flags = ::fcntl(fd.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) return failed("open", path.string());
   return fd;
 }
 

@@ -2,7 +2,12 @@
 #include "ckpt/store/io_backend.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -119,6 +124,52 @@ TEST_SUITE("ckpt/store/backend") {
     const Result<std::string> read = read_file(io, dir.path / "f", 10);
     REQUIRE_FALSE(read.ok());
     CHECK(read.error().message.find("is no regular file") != std::string::npos);
+  }
+
+  TEST_CASE("files are read as blocking ones, and one that a file server has a lease on is waited for") {
+    on_each([](IoBackend& io, const fs::path& dir) {
+      REQUIRE(write_file(io, dir / "f", "one").ok());
+      if (!fs::exists(dir / "f")) return;  // in memory
+      const auto file = io.open(dir / "f");
+      REQUIRE(file.ok());
+      int found = 0;
+      for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+        std::error_code gone;
+        if (fs::read_symlink(entry.path(), gone) != dir / "f") continue;
+        ++found;
+        CHECK((::fcntl(std::stoi(entry.path().filename()), F_GETFL) & O_NONBLOCK) == 0);
+      }
+      CHECK(found > 0);
+    });
+
+    const cairn::testing::TempDir dir("store-lease");
+    PosixBackend io;
+    REQUIRE(write_file(io, dir / "f", "one").ok());
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    const pid_t server = ::fork();
+    if (server == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      static int held;
+      held = ::open((dir / "f").c_str(), O_RDWR);
+      struct sigaction action {};
+      action.sa_handler = [](int) { ::fcntl(held, F_SETLEASE, F_UNLCK); };
+      ::sigaction(SIGIO, &action, nullptr);
+      const char leased = ::fcntl(held, F_SETLEASE, F_WRLCK) == 0 ? 'y' : 'n';  // some file systems have none
+      if (::write(ready[1], &leased, 1) != 1) ::_exit(1);
+      for (;;) ::pause();
+    }
+    char leased = 0;
+    REQUIRE(::read(ready[0], &leased, 1) == 1);
+    if (leased == 'y') {
+      CHECK(read_file(io, dir / "f", 10).ok());
+    } else {
+      MESSAGE("skipped: no leases here");
+    }
+    ::kill(server, SIGKILL);
+    ::waitpid(server, nullptr, 0);
+    ::close(ready[0]);
+    ::close(ready[1]);
   }
 
   TEST_CASE("contents: any offset, length and memory alignment") {
