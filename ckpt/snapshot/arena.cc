@@ -147,6 +147,15 @@ bool is_on_disk(int fd) {
   return fstatfs(fd, &info) == 0 && info.f_type != kTmpfs;
 }
 
+/// Whether nobody has written to it since the machine started; of another build's file nothing else can be known.
+bool is_from_before_start(int fd) {
+  struct stat info {};
+  timespec now{}, up{};
+  if (fstat(fd, &info) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0 || clock_gettime(CLOCK_BOOTTIME, &up) != 0)
+    return false;
+  return info.st_mtim.tv_sec < now.tv_sec - up.tv_sec - 60;
+}
+
 std::optional<int64_t> parse_number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -207,10 +216,11 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed
     }
     if (on_disk) {
       in_memory = 0;
+      freed = 0;  // files
       for (const RankEntry& rank : geometry.ranks) in_memory += rank.weight_bytes;
     }
   }
-  if (const int64_t memory = available_memory() + freed; memory < in_memory) {
+  if (const int64_t memory = available_memory(freed); memory < in_memory) {
     return Error{ErrorCode::kNoSpace,
                  fmt::format("snapshots need {} of memory, {} are available: {} are missing", gib(in_memory),
                              gib(memory), gib(in_memory - memory)),
@@ -383,6 +393,9 @@ Status Arena::validate() const {
     return damaged("no magic number: never finished, or not a snapshot segment");
   }
   if (h.version != arena::kVersion) {
+    if (is_on_disk(fd_.get()) && is_from_before_start(fd_.get())) {
+      return damaged("it is from before this machine's last start");
+    }
     return Error{ErrorCode::kUnsupported,
                  fmt::format("version {}, this build reads {}: another build's", h.version, arena::kVersion)};
   }

@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Of one group; INT64_MAX without a limit.
-int64_t left_in_group(const fs::path& group) {
+int64_t left_in_group(const fs::path& group, int64_t freed) {
   int64_t limit = 0, used = 0;
   const bool v2 = static_cast<bool>(std::ifstream(group / "memory.max") >> limit) &&
                   static_cast<bool>(std::ifstream(group / "memory.current") >> used);
@@ -24,13 +24,14 @@ int64_t left_in_group(const fs::path& group) {
   std::string word;
   for (int64_t bytes = 0; stat >> word >> bytes;) {
     if (word == prefix + "inactive_file" || word == prefix + "active_file") used -= bytes;
+    if (word == prefix + "shmem") used -= std::min(freed, bytes);
   }
   return std::max<int64_t>(0, limit - used);
 }
 
 }  // namespace
 
-int64_t available_memory(const fs::path& proc, const fs::path& groups) {
+int64_t available_memory(int64_t freed, const fs::path& proc, const fs::path& groups) {
   std::string word;
   int64_t kib = 0, sum = 0;
   bool found = false;
@@ -40,7 +41,7 @@ int64_t available_memory(const fs::path& proc, const fs::path& groups) {
       found = true;
     }
   }
-  int64_t least = found ? sum : INT64_MAX;
+  int64_t least = found ? sum + freed : INT64_MAX;
   std::ifstream lines(proc / "self" / "cgroup");
   for (std::string line; std::getline(lines, line);) {  // "0::/a/b" (v2) or "4:memory:/a/b"
     const size_t name = line.find(':') + 1, path = line.find(':', name) + 1;
@@ -50,7 +51,7 @@ int64_t available_memory(const fs::path& proc, const fs::path& groups) {
     // A limit counts for all groups below. In a container the path may begin above what is mounted here.
     const fs::path top = groups / controller;
     for (fs::path group = fs::path(line.substr(path)).relative_path();; group = group.parent_path()) {
-      least = std::min(least, left_in_group(top / group));
+      least = std::min(least, left_in_group(top / group, freed));
       if (group.empty()) break;
     }
   }

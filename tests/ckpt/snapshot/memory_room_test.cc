@@ -16,7 +16,9 @@ TEST_SUITE("ckpt/snapshot/memory_room") {
       fs::create_directories((dir.path / path).parent_path());
       std::ofstream(dir.path / path) << text;
     };
-    const auto room = [&] { return available_memory(dir.path / "proc", dir.path / "groups"); };
+    const auto room = [&](int64_t freed = 0) {
+      return available_memory(freed, dir.path / "proc", dir.path / "groups");
+    };
     CHECK(room() == INT64_MAX);
     write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    1000 kB\nSwapFree: 24 kB\n");
     CHECK(room() == 1024 * 1024);
@@ -30,10 +32,17 @@ TEST_SUITE("ckpt/snapshot/memory_room") {
     CHECK(room() == 400'000);
     write("groups/job/memory.stat", "anon 100\ninactive_file 30000\nactive_file 20000\n");
     CHECK(room() == 450'000);
+    CHECK(room(200'000) == 450'000);  // shared memory that counts in another group frees nothing in this one
+    write("groups/job/memory.stat", "anon 100\ninactive_file 30000\nactive_file 20000\nshmem 60000\n");
+    CHECK(room() == 450'000);
+    CHECK(room(50'000) == 500'000);
+    CHECK(room(200'000) == 510'000);
     write("groups/memory/memory.limit_in_bytes", "300000\n");
     write("groups/memory/memory.usage_in_bytes", "100000\n");
     write("groups/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 7000\n");
     CHECK(room() == 207'000);
+    write("groups/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 7000\nshmem 9000\ntotal_shmem 2000\n");
+    CHECK(room(5'000) == 209'000);
     write("groups/memory/memory.usage_in_bytes", "400000\n");
     CHECK(room() == 0);
   }
