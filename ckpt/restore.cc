@@ -169,11 +169,27 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   return Error(loaded.error()).with("restoring");
 }
 
+/// Whether the disk itself does not have it any more. Through the page cache that is EIO; a direct read gives the block
+/// layer's own word (a bad sector, a target's error, a checksum below), a file system its own for what does not hold.
+static bool disk_fails(int os_errno) {
+  switch (os_errno) {
+    case EIO:
+    case ENODATA:
+    case EREMOTEIO:
+    case EILSEQ:
+    case EUCLEAN:
+    case EBADMSG:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// Whether an older checkpoint may be taken instead: this one is damaged, or its disk is failing. A limit of the
 /// system, a missing right or an old build say nothing about it.
 static bool may_pass_over(const Error& error) {
   return error.code == ErrorCode::kCorrupt ||
-         (error.code == ErrorCode::kIo && (error.os_errno == 0 || error.os_errno == EIO));
+         (error.code == ErrorCode::kIo && (error.os_errno == 0 || disk_fails(error.os_errno)));
 }
 
 static Error not_now(Error error, const std::filesystem::path& dir) {
@@ -200,7 +216,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
       warnings.push_back(refused->second);
       continue;
     }
-    if (info.unread && info.os_errno != EIO) {
+    if (info.unread && !disk_fails(info.os_errno)) {
       return not_now({info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported, info.problem, info.os_errno},
                      info.dir);
     }
@@ -272,10 +288,15 @@ Result<RestoreChoice> RestoreDecider::choose() {
   }
   if (disk_is_newer) {
     disk = newest_on_disk(disk_warnings);
+    // What cannot be read now is no reason to go on from older memory either.
+    if (memory && !disk.ok() && (disk.error().code == ErrorCode::kIo || disk.error().code == ErrorCode::kUnsupported)) {
+      return std::move(disk).error();
+    }
     if (memory && disk.ok() && disk.value() && disk.value()->step > memory->step) {
       // Memory is given up for it: be sure, however large it is.
       const Result<VerifyReport> checked =
           verify_checkpoint(io_, disk.value()->dir, {.max_damages = 1, .structure = false});
+      if (!checked.ok() && !may_pass_over(checked.error())) return not_now(checked.error(), disk.value()->dir);
       if (!checked.ok() || !checked.value().whole()) disk.value().reset();
     }
   }
