@@ -251,12 +251,34 @@ Result<std::vector<int64_t>> dependents_of(Place& place, const Manifest& step) {
   return out;
 }
 
+/// Whether `manifest` needs files of `step`'s number that are not as `step` has them.
+bool loses_by(const Manifest& manifest, const Manifest& step) {
+  return std::any_of(manifest.files.begin(), manifest.files.end(), [&](const FileEntry& file) {
+    const FileEntry own{.name = file.name, .size_bytes = file.size_bytes, .rest_hash = file.rest_hash};
+    return file.step == step.step && std::find(step.files.begin(), step.files.end(), own) == step.files.end();
+  });
+}
+
 /// Another checkpoint of this step is there: whether it may go, and what goes with it.
-Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const std::string& run_id, Replace replace) {
+Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const Manifest& ours, Replace replace) {
+  const std::string& run_id = ours.run.id;
   const Result<Manifest> theirs = placed_manifest(place, step);
-  if (!theirs.ok()) {
-    if (broken(theirs.error())) return std::vector<int64_t>();  // of use to nobody
-    return theirs.error();
+  if (!theirs.ok() && !broken(theirs.error())) return theirs.error();
+  if (!theirs.ok()) {  // its own manifest is of use to nobody, but its files may be what later steps there need
+    std::vector<int64_t> needing;
+    RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
+    for (auto other = there.rbegin(); other != there.rend() && other->step > step; ++other) {
+      if (!other->complete) continue;
+      const Result<Manifest> manifest = placed_manifest(place, other->step);
+      if (!manifest.ok() && !broken(manifest.error())) return manifest.error();
+      if (manifest.ok() && loses_by(manifest.value(), ours)) needing.push_back(other->step);
+    }
+    if (needing.empty() || replace == Replace::kOwnLine) return needing;
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("step {} in {}: kept, its manifest is damaged but step {} there refers to its files, which "
+                    "are others than here; choose another place, or remove what refers to it first",
+                    step, place.describe(), fmt::join(needing, ", "))};
   }
   if (replace == Replace::kSameRun && theirs.value().run.id != run_id) {
     return Error{
@@ -301,7 +323,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
   }
   std::vector<int64_t> dependents;
   if (report.replaced) {
-    RT_TRY_SET(dependents, make_way(place, *step, read.value().run.id, options.replace));
+    RT_TRY_SET(dependents, make_way(place, *step, read.value(), options.replace));
   }
   const std::vector<int64_t> needed = needed_steps(read.value());
   for (const int64_t other : needed) {
@@ -462,8 +484,9 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
   return {};
 }
 
-/// Puts `work` in the place of a step's folder, which then goes.
-Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const fs::path& work) {
+/// Puts `work` in the place of a step's folder, which then goes. `in_place`: it is there, also when that fails.
+Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const fs::path& work,
+                    bool* in_place) {
   const fs::path dir = checkpoints_dir / step_dir_name(step);
   fs::path old = work;
   const Status exchanged = io.exchange(work, dir);
@@ -476,6 +499,7 @@ Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step
       return moved;
     }
   }
+  *in_place = true;  // what it has replaced stays until the new name is durable
   RT_TRY(io.sync_dir(checkpoints_dir));
   ignore(remove_tree(io, old), "the next start cleans it");
   return {};
@@ -583,7 +607,17 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
                    fmt::format("{} is there and is another checkpoint; move it away first", info.dir.string())};
     } else if (const Result<Manifest> here = read_manifest(io, info.dir); !here.ok()) {
       if (!broken(here.error())) return here.error();
-      exchange = true;  // no telling what it was; who refers to it loses nothing
+      for (const CheckpointInfo& other : catalog.checkpoints) {  // its files may be whole, and what later ones need
+        if (!other.complete || other.step <= step.step) continue;
+        const Result<Manifest> needing = read_manifest(io, other.dir);
+        if (!needing.ok() && !broken(needing.error())) return needing.error();
+        if (!needing.ok() || !loses_by(needing.value(), manifest)) continue;
+        return Error{ErrorCode::kUnavailable,
+                     fmt::format("{} is damaged, and step {} refers to its files, which are others than those in {}; "
+                                 "move both away first, or fetch into another folder",
+                                 info.dir.string(), other.step, place.describe())};
+      }
+      exchange = true;
     } else {
       RT_TRY_SET(const std::set<int64_t> others, announced_references(io, checkpoints_dir));
       if (others.contains(step.step)) {
@@ -604,9 +638,10 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
     taken = true;
   }
   if (!taken) RT_TRY(io.make_dir(work));
+  bool in_place = false;
   const auto place_it = [&]() -> Status {
     if (remove) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
-    if (exchange) return exchange_for(io, checkpoints_dir, step.step, work);
+    if (exchange) return exchange_for(io, checkpoints_dir, step.step, work, &in_place);
     RT_TRY(io.rename(work, report.dir));
     return io.sync_dir(checkpoints_dir);
   };
@@ -620,6 +655,7 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   } else {
     brought = place_it();
   }
+  if (!brought.ok() && in_place) return std::move(brought).error();
   if (!brought.ok()) {
     ignore(remove_tree(io, work), "the next start cleans it");
     const int why = brought.error().os_errno;

@@ -214,7 +214,10 @@ class DirectoryPlace final : public Place {
       if (!exchanged.ok()) {  // network file systems cannot: for a moment there is neither
         const fs::path trash = root_ / work_dir_name(kTrashPrefix, step, this_writer());
         RT_TRY(io_.rename(dir, trash));
-        RT_TRY(io_.rename(work_, dir));
+        if (Status moved = io_.rename(work_, dir); !moved.ok()) {
+          ignore(io_.rename(trash, dir), "the error of the first one is told");
+          return moved;
+        }
         work_ = trash;
       }
       RT_TRY(io_.sync_dir(root_));

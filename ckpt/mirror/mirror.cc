@@ -165,7 +165,13 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
       const Result<bool> same = same_checkpoint(place_, info.step, info.dir);
       if (!same.ok() && is_not_found(same.error())) continue;  // removed here or there just now
       if (!same.ok()) return same.error();
-      same_[key] = same.value();
+      bool ours = same.value();
+      if (!ours) {  // or the same save in another form (ckpt prune --archive), which others there may refer to
+        const Result<Manifest> theirs = placed_manifest(place_, info.step);
+        if (!theirs.ok() && theirs.error().code != ErrorCode::kCorrupt) return theirs.error();
+        ours = theirs.ok() && theirs.value().created_unix_ms == info.created_unix_ms;
+      }
+      same_[key] = ours;
     }
     if (!same_[key]) placed.erase(copy);  // an older line of the run had this step: to be replaced
   }
