@@ -149,6 +149,7 @@ void NodePersister::Impl::prepare(Writer& writer) {
 
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
+  save.replace_referred = true;
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();

@@ -787,7 +787,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   if (existing.ok() && !options.replace_existing)
     return invalid(fmt::format("{}: step {} is there already; remove it first, or save with replacing allowed",
                                report.dir.string(), report.manifest.step));
-  if (existing.ok()) {
+  if (existing.ok() && !options.replace_referred) {
     RT_TRY_SET(const std::vector<int64_t> others, steps_that_need(io, checkpoints_dir, report.manifest.step));
     if (!others.empty())
       return invalid(fmt::format(

@@ -55,10 +55,13 @@ struct WriteStep {
 };
 
 struct SaveOptions {
-  int64_t chunk_bytes = int64_t{4} << 20;     // of a request and of a checksum (less: checksum_bytes.h); of 4096
-  int64_t fill_bytes = int64_t{64} << 20;     // memory for payload on its way; at least two chunks when filled
-  int64_t max_bytes_per_s = 0;                // payload throttle; 0: as fast as it goes
-  bool replace_existing = true;               // false: a committed step of this number is an error
+  int64_t chunk_bytes = int64_t{4} << 20;  // of a request and of a checksum (less: checksum_bytes.h); of 4096
+  int64_t fill_bytes = int64_t{64} << 20;  // memory for payload on its way; at least two chunks when filled
+  int64_t max_bytes_per_s = 0;             // payload throttle; 0: as fast as it goes
+  bool replace_existing = true;            // false: a committed step of this number is an error
+  /// Also where other steps of the folder refer to the replaced one: a run that comes by its number again has left
+  /// them behind, mostly because they could not be used, and needs its own saves more.
+  bool replace_referred = false;
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
   bool huge_pages = false;    // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
