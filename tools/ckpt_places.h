@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckpt/format/manifest.h"
+#include "dsl/dsl.h"
 #include "runtime/core/result.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/run_folder.h"
@@ -71,7 +72,8 @@ class TargetRun {
   TargetRun(const TargetRun&) = delete;
 
   RunFolder& folder() { return *folder_; }
-  void keep() { kept_ = true; }
+  /// The step is there. Errors: its recipe, where it replaces another one, could not be written.
+  Status keep();
   /// Removes what dead saves have left, and gives their names; that of `but_step` stays: its save goes on with it.
   Result<std::vector<std::string>> clean(ckpt::IoBackend& io, std::optional<int64_t> but_step);
   /// "cairn resume RUN" takes this step, not the new one; empty when it takes the new one.
@@ -83,6 +85,7 @@ class TargetRun {
   std::filesystem::path new_step_;         // empty: one is to be replaced
   std::optional<RunFolder> folder_;
   std::optional<std::string> recipe_before_;
+  std::optional<dsl::LoadedRecipe> recipe_after_;  // replaces that of checkpoints that are there: not before the step
   std::optional<int64_t> newer_;
   bool was_run_ = false, kept_ = false;
 };

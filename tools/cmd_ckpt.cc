@@ -145,8 +145,21 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
     RT_TRY_SET(out->recipe_before_, read_text_file(run / "recipe.resolved.json"));
   }
   RT_TRY_SET(out->folder_, RunFolder::open(run, name));  // nobody trains in it meanwhile
-  RT_TRY(out->folder_->write_recipe(recipe));
+  RT_TRY(out->folder_->settle());
+  // Without it no step is to be resumed; but one that other steps there are resumed with stays until the new step is
+  // there, or a kill would leave them with a stranger's.
+  if (out->recipe_before_ && *out->recipe_before_ != recipe.canonical_json && !names.steps.empty()) {
+    out->recipe_after_ = recipe;
+  } else {
+    RT_TRY(out->folder_->write_recipe(recipe));
+  }
   return out;
+}
+
+Status TargetRun::keep() {
+  kept_ = true;
+  if (recipe_after_) RT_TRY(folder_->write_recipe(*recipe_after_));
+  return {};
 }
 
 TargetRun::~TargetRun() {

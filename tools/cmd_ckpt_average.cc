@@ -95,7 +95,7 @@ Result<int> average(const AverageArgs& args, bool as_json) {
     return ckpt::average_checkpoints(*io, sources, folder.checkpoints(), options);
   }();
   RT_TRY_SET(const ckpt::AverageReport report, std::move(done));
-  run->keep();
+  RT_TRY(run->keep());
 
   const bool moments = options.moments == ckpt::Moments::kLast;
   const std::string moments_text =

@@ -44,6 +44,11 @@ class Sink {
       const fs::path real = fs::canonical(path, failed);
       sink->in_place_ = static_cast<bool>(failed);  // it leads to nothing yet, or to no name (/dev/stdout)
       if (!failed) sink->path_ = real;
+      if (failed && !fs::exists(fs::status(path, failed))) {  // a file is to be made where it leads to
+        const fs::path to = fs::read_symlink(path, failed);
+        if (!failed) sink->path_ = (fs::path(path).parent_path() / to).string();
+        sink->in_place_ = static_cast<bool>(failed) || fs::is_symlink(fs::symlink_status(sink->path_, failed));
+      }
     }
     const fs::file_status there = fs::status(sink->path_, failed);
     sink->in_place_ |= fs::exists(there) && !fs::is_regular_file(there);
@@ -143,7 +148,7 @@ void add_ckpt_cat(CLI::App& ckpt, Session& session) {
   command->add_option("--out", args->out, "the file; default: stdout")->type_name("FILE");
   add_json_flag(*command, session);
   command->footer(
-      "Examples:\n  cairn ckpt cat runs/gpt2 embed.weight --out embed.npy\n"
+      "Examples:\n  cairn ckpt cat runs/gpt2 embed.tokens --out embed.npy\n"
       "  cairn ckpt cat runs/gpt2 exp_avg/layers.0.attn.q.weight --slice '0:8,:' > q.npy");
   command->callback([args, &session] { session.action = [args, &session] { return cat(*args, session.json); }; });
 }

@@ -111,7 +111,9 @@ std::string plain(const std::string& place) {
 }
 
 /// The id of the run in whose folder these steps lie; empty outside any.
-std::string run_around(const fs::path& steps) {
+std::string run_around(fs::path steps) {
+  std::error_code unknown;
+  if (steps.filename() != "checkpoints") steps = fs::canonical(steps, unknown);
   if (steps.filename() != "checkpoints") return "";
   const Result<std::string> text = read_text_file(steps.parent_path() / "run.json");
   const json parsed = json::parse(text.ok() ? text.value() : "", nullptr, false);
@@ -170,6 +172,13 @@ Result<int> push(CopyArgs args, bool as_json) {
     CopyProgress progress;
     return ckpt::copy_checkpoint(*place, *io, source, copy_options(args, progress));
   }();
+  if (std::error_code unknown; !done.ok() && !fs::exists(source, unknown) && !unknown) {
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("{}: was removed meanwhile, as the retention of a run at work does; push the newest again, or "
+                    "a step that the run keeps for longer",
+                    source.string())};
+  }
   RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
   return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
 }

@@ -162,7 +162,7 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
                                     options);
   }();
   RT_TRY_SET(const ckpt::ReshardReport report, std::move(done));
-  run->keep();
+  RT_TRY(run->keep());
   if (run->newer()) {
     notes.push_back(
         fmt::format("`cairn resume {}` goes on from step {}, which is newer", target.string(), *run->newer()));

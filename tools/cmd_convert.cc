@@ -112,6 +112,7 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   import.replace = options.overwrite;
   import.run_name = options.name;
   import.cancel = &stop_on_signals();
+  RT_TRY_SET(const Fd lock, lock_run_of(options.to));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   const auto encode = [](const Recipe& recipe) {
     const std::string text = dsl::encode_recipe(recipe);

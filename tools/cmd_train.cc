@@ -16,7 +16,10 @@
 #include <optional>
 #include <thread>
 
+#include "ckpt/format/names.h"
 #include "ckpt/node.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/supervisor.h"
 #include "runtime/agent/wait_report.h"
@@ -727,6 +730,18 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
                              "or leave --fresh out to go on from them",
                              run.string())};
   }
+  {  // `ckpt fetch` into a folder that was not there, or a copy by hand: not to be begun anew beside
+    ckpt::PosixBackend io;
+    RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
+    RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
+    if (below.steps.empty() && !here.steps.empty()) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to go on from them, "
+                      "or choose another run folder",
+                      run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
+    }
+  }
   RT_TRY_SET(RunFolder folder, RunFolder::open(run, loaded.recipe.name));
   if (!folder.copied_from().empty()) {
     fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
@@ -739,6 +754,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
 
   TrainAgent agent(plan, folder, args, std::move(kills));
   RT_TRY(agent.prepare_copies());  // may take long, and a signal just ends it: the next start goes on
+  RT_TRY(folder.settle());
   const SystemClock clock;
   const RestartConfig& restart = loaded.recipe.restart;
   // Blocks the stop signals before the persist thread starts.
@@ -782,6 +798,16 @@ Result<int> resume(const TrainArgs& args) {
   const int64_t before = wanted_world(mesh);
   // A mesh without dp takes what remains of the world; the run folder knows how many ranks that last were.
   const Result<std::string> stored = read_text_file(fs::path(args.run) / "world");
+  if (!stored.ok()) {  // every training writes `world` before it starts; reshard and average do not
+    ckpt::PosixBackend io;
+    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, fs::path(args.run) / "checkpoints"));
+    if (names.steps.empty()) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}: nothing was trained there and it has no checkpoint; a `cairn ckpt reshard` or "
+                               "`average` into it was cut off: give that command again",
+                               args.run)};
+    }
+  }
   const int64_t last = mesh.dp == 0 && stored.ok() ? std::atoll(stored.value().c_str()) : before;
   const int64_t world = args.nproc > 0 ? args.nproc : std::max(before, last);
   if (world != before) mesh.dp = 0;

@@ -74,6 +74,7 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
   out.lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!out.lock_) return os_error(errno, lock.string());
   if (::flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
     const Result<std::string> holder = read_text_file(lock);
     return Error{ErrorCode::kUnavailable, fmt::format("{} is in use by another cairn (pid {}); one run folder, one run",
                                                       path.string(), holder.ok() ? holder.value() : "unknown")};
@@ -104,17 +105,31 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
     out.id_ =
         fmt::format("{}-{:016x}", name, mix64(mix64(static_cast<uint64_t>(now)) ^ static_cast<uint64_t>(::getpid())));
   }
-  if (written_at != here || !out.copied_from_.empty()) RT_TRY(out.take_id(out.id_));
+  if (written_at != here && out.copied_from_.empty()) RT_TRY(out.take_id(out.id_));
   return out;
 }
 
+Status RunFolder::settle() { return copied_from_.empty() ? Status() : take_id(id_); }
+
 Result<Fd> lock_run_of(const fs::path& checkpoints) {
-  const fs::path dir = (fs::absolute(checkpoints).lexically_normal() / "").parent_path();
-  if (dir.filename() != "checkpoints") return Fd();
+  std::error_code unknown;
+  fs::path dir = (fs::absolute(checkpoints).lexically_normal() / "").parent_path();
+  if (dir.filename() != "checkpoints") {  // or by a link that leads to one
+    dir = fs::canonical(dir, unknown);
+    if (unknown || dir.filename() != "checkpoints") return Fd();
+  }
   const fs::path lock = dir.parent_path() / "run.lock";
   Fd fd(::open(lock.c_str(), O_RDWR | O_CLOEXEC));
+  const bool mine = static_cast<bool>(fd);
+  if (!fd && errno == EACCES) fd.reset(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));  // another user's run
   if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
+    const std::string pid = std::to_string(::getpid());  // or the next one is told of who held it before
+    if (mine && (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) < 0))
+      return os_error(errno, lock.string());
+    return fd;
+  }
+  if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
   const Result<std::string> holder = read_text_file(lock);
   return Error{
       ErrorCode::kUnavailable,
@@ -165,8 +180,13 @@ Result<fs::path> named_plainly(const fs::path& step) {
 
 bool is_step_of(const fs::path& step, const fs::path& run) {
   std::error_code failed;
-  const fs::path real = fs::canonical(step, failed);
-  return !failed && fs::equivalent(real.parent_path(), run / "checkpoints", failed) && !failed;
+  const fs::path real = fs::canonical(step, failed), own = run / "checkpoints";
+  if (failed) return false;
+  if (fs::equivalent(real.parent_path(), own, failed) && !failed) return true;
+  // A link among the run's steps that leads elsewhere is the run's all the same.
+  const fs::path named = (fs::absolute(step).lexically_normal() / "").parent_path();
+  return (fs::equivalent(named.parent_path(), own, failed) && !failed) ||
+         (fs::equivalent(real, own / real.filename(), failed) && !failed);
 }
 
 Result<fs::file_type> type_of(const fs::path& path) {

@@ -28,6 +28,8 @@ class RunFolder {
   /// The folder that this one was copied from since, and that is still there: this one has an id of its own from now
   /// on. Else empty.
   const std::string& copied_from() const { return copied_from_; }
+  /// A copy's new id is written down, once nothing refuses it any more: the original may go, and this be that run.
+  Status settle();
   /// The run that this folder goes on with is that of a lost one: its id is taken over.
   Status take_id(const std::string& id);
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
