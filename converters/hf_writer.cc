@@ -427,7 +427,8 @@ Status check_hf_target(const fs::path& target, bool overwrite) {
 
 Status check_apart(const fs::path& source, const fs::path& target) {
   std::error_code error;
-  const fs::path from = fs::weakly_canonical(source, error), to = fs::weakly_canonical(target / "", error);
+  const fs::path from = fs::weakly_canonical(fs::absolute(source), error),
+                 to = fs::weakly_canonical(fs::absolute(target / ""), error);
   if (error) return os_error(error.value(), target.string());
   const auto begins_with = [](const fs::path& path, const fs::path& start) {
     return std::mismatch(path.begin(), path.end(), start.begin(), start.end()).second == start.end();
@@ -452,6 +453,7 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
   const fs::path work = target.parent_path() / fmt::format(".{}.converting", target.filename().string());
   HfWriteReport report;
   RT_TRY_SET(const Fd lock, lock_work(work));
+  bool replacing = false;
   const auto publish = [&]() -> Status {
     RT_TRY(FolderWriter(output, open, options, work).weights(report));
     for (const auto& [name, text] : output.texts) {
@@ -462,13 +464,22 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
     RT_TRY(write_text(work / kConfigFile, output.texts.at(std::string(kConfigFile))));
     RT_TRY(sync_folder(work));
     const bool empty = !fs::exists(target, error) || fs::is_empty(target, error);
-    if (!empty) return replace_files(work, target);
+    if (!empty) {
+      replacing = true;
+      return replace_files(work, target);
+    }
     // A folder takes the name of an empty one, or of none, in one step.
     if (::rename(work.c_str(), target.c_str()) != 0) return os_error(errno, target.string());
     return sync_folder(target.parent_path());
   };
   Status done = publish();
   if (!done.ok()) {
+    if (replacing) {  // the old model may be gone in part, so the new one is not to be thrown away too
+      return std::move(done)
+          .with(fmt::format("{} is replaced in part, the new model is in {}; the same command goes on", target.string(),
+                            work.string()))
+          .error();
+    }
     if (done.error().code != ErrorCode::kStopped) fs::remove_all(work, error);
     return std::move(done).error();
   }
