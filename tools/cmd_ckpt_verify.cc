@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "ckpt/format/names.h"
@@ -106,6 +107,7 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
   }
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   bool whole = true;
+  std::optional<Error> refused;  // nothing is known of that one; the others are looked at
   json all = json::array();
   for (const fs::path& dir : dirs) {
     ckpt::VerifyOptions options;
@@ -115,6 +117,12 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
       options.progress = [&](int64_t done, int64_t total) { progress.show(done, total); };
       return ckpt::verify_checkpoint(*io, dir, options);
     }();
+    if (!checked.ok() && dirs.size() > 1 && ckpt::is_refused(checked.error())) {
+      all.push_back({{"dir", dir.string()}, {"whole", nullptr}, {"problem", checked.error().message}});
+      if (!as_json) fmt::print("{}: not read: {}\n", dir.string(), printable(checked.error().message));
+      if (!refused) refused = checked.error();
+      continue;
+    }
     RT_TRY_SET(const ckpt::VerifyReport report, std::move(checked));
     whole = whole && report.whole();
     if (as_json) {
@@ -124,7 +132,9 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
     }
   }
   if (as_json && dirs.size() == 1 && !args.all) print_json(all[0]);
-  if (as_json && (dirs.size() != 1 || args.all)) print_json({{"whole", whole}, {"checkpoints", std::move(all)}});
+  if (as_json && (dirs.size() != 1 || args.all))
+    print_json({{"whole", whole && !refused}, {"checkpoints", std::move(all)}});
+  if (whole && refused) return *refused;
   return whole ? 0 : kDamaged;
 }
 
@@ -141,7 +151,8 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   command->add_flag("--no-structure", args->no_structure, "checksums alone; do not open the files with libhdf5");
   add_json_flag(*command, session);
   command->footer(
-      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint.\n"
+      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint,\n"
+      "74 one could not be read (a right or a limit of the system), and no other is damaged.\n"
       "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
       "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });

@@ -27,6 +27,10 @@ void IoBackend::register_memory(std::span<std::byte>) {}
 void IoBackend::forget_memory(std::span<std::byte>) {}
 
 bool is_not_found(const Error& error) { return error.os_errno == ENOENT; }
+bool is_refused(const Error& error) {
+  return error.os_errno == EACCES || error.os_errno == EPERM || error.os_errno == EMFILE || error.os_errno == ENFILE ||
+         error.os_errno == ENOMEM;
+}
 
 Status make_dirs(IoBackend& io, const fs::path& path) {
   if (path.empty()) return {};

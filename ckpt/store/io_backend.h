@@ -99,6 +99,8 @@ class IoBackend {
 };
 
 bool is_not_found(const Error& error);  // ENOENT
+/// A missing right or a limit of the system, which says nothing about what was asked for.
+bool is_refused(const Error& error);  // EACCES, EPERM, EMFILE, ENFILE, ENOMEM
 
 /// Makes `path` and its missing parents, and syncs the directories that got a new name.
 Status make_dirs(IoBackend& io, const std::filesystem::path& path);

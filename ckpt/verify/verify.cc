@@ -141,8 +141,8 @@ class Verifier {
     }
   }
 
-  /// All files. The damage is in the report afterwards, in the order of the files.
-  void run() {
+  /// All files. The damage is in the report afterwards, in the order of the files. Errors: the system refuses one.
+  Status run() {
     for (size_t f = 0; f < files_.size() && !enough(); ++f) start_file(f);
     while (!reading_.empty() && !enough()) finish_oldest();
     std::unique_lock lock(mutex_);
@@ -154,6 +154,7 @@ class Verifier {
       if (static_cast<int64_t>(report_.damages.size()) < options_.max_damages)
         report_.damages.push_back(std::move(found.damage));
     }
+    return refused_ ? Status(*std::move(refused_)) : Status();
   }
 
  private:
@@ -174,6 +175,7 @@ class Verifier {
   using Job = std::function<void()>;
 
   bool enough() {
+    if (refused_) return true;
     const std::lock_guard lock(mutex_);
     return static_cast<int64_t>(found_.size() + report_.damages.size()) >= options_.max_damages;
   }
@@ -191,6 +193,10 @@ class Verifier {
     const FileEntry& entry = manifest_.files[index];
     FileState& state = files_[index];
     Result<std::unique_ptr<IoFile>> file = io_.open(checkpoint_file_path(dir_, entry.step, entry.name));
+    if (!file.ok() && is_refused(file.error())) {
+      refused_ = file.error();
+      return;
+    }
     if (!file.ok()) return add(index, {entry.name, -1, -1, 0, 0, file.error().message});
     const Result<int64_t> size = file.value()->size();
     if (!size.ok()) return add(index, {entry.name, -1, -1, 0, 0, size.error().message});
@@ -482,6 +488,7 @@ class Verifier {
   std::atomic<int64_t> kept_bytes_{0};
   std::vector<FileState> files_;
   std::deque<std::unique_ptr<Read>> reading_;
+  std::optional<Error> refused_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_, idle_;
@@ -506,6 +513,7 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
   };
   const Result<Manifest> manifest = read_manifest(io, dir);
   if (!manifest.ok()) {
+    if (is_refused(manifest.error())) return manifest.error();
     const bool of_table = manifest.error().message.find((dir / kTableName).string()) != std::string::npos;
     report.damages.push_back(
         {std::string(of_table ? kTableName : kManifestName), -1, -1, 0, 0, manifest.error().message});
@@ -516,7 +524,7 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
   if (const auto step = parse_step_dir_name(dir.filename().string()); step && *step != manifest.value().step)
     report.damages.push_back({std::string(kManifestName), -1, -1, 0, 0,
                               fmt::format("{}: the manifest is of step {}", dir.string(), manifest.value().step)});
-  Verifier(io, dir, manifest.value(), options, report).run();
+  RT_TRY(Verifier(io, dir, manifest.value(), options, report).run());
   return finish();
 }
 

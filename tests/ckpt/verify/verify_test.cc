@@ -102,6 +102,31 @@ TEST_SUITE("ckpt/verify/verify") {
     CHECK(verify_checkpoint(disk, kStep, {.max_damages = 3}).value().damages.size() == 3);
   }
 
+  TEST_CASE("what the system refuses to open is an error, not damage") {
+    MemoryBackend disk;
+    const Manifest m = save(disk, "/ck", make_state(12, 1)).value().manifest;
+    const int64_t files = std::ssize(m.files) + 2;  // and the manifest and its table
+    for (int64_t call = 0; call <= files; ++call) {
+      for (const int os_errno : {EACCES, EMFILE, EIO}) {
+        CAPTURE(call);
+        CAPTURE(os_errno);
+        FaultPlan plan = FaultPlan::fail_call(call, os_errno);
+        plan.only = IoOp::kOpen;
+        FaultBackend failing(disk, plan);
+        const Result<VerifyReport> report = verify_checkpoint(failing, kStep);
+        REQUIRE(failing.fired() == (call < files));
+        if (call == files) {
+          CHECK(report.value().whole());
+        } else if (os_errno == EIO) {
+          CHECK(report.value().damages.size() == 1);
+        } else {
+          REQUIRE_FALSE(report.ok());
+          CHECK(report.error().os_errno == os_errno);
+        }
+      }
+    }
+  }
+
   TEST_CASE("a file cut at any length, a longer one, and a missing one are found") {
     MemoryBackend disk;
     const TestState state = make_state(12, 1);
