@@ -5,7 +5,10 @@ import io
 import json
 import os
 import re
+import resource
+import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -13,6 +16,8 @@ import tempfile
 import numpy
 
 from program import ProgramTest, main
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 RECIPE = """local T = require "cairn"
 return T.recipe { name = "small", seed = 7, stop = T.steps(%d),
@@ -60,6 +65,22 @@ class CkptToolsTest(ProgramTest):
     def tensors_of(self, path):
         seen = self.cairn_json("ckpt", "inspect", path, "--tensors")
         return [(t["kind"], t["name"], t["shape"]) for t in seen["tensors"]]
+
+    def text(self, name):
+        with open(self.path(name), encoding="utf-8") as f:
+            return f.read()
+
+    def names_below(self, folder):
+        return sorted(os.path.join(root, name) for root, folders, files in os.walk(self.path(folder))
+                      for name in folders + files)
+
+    def killed_at_its_shards(self, *args):
+        """The system kills the program on its way: a file larger than the limit, as only those of tensors are."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        self.cairn(*args, code=-signal.SIGXFSZ, preexec_fn=limit)
 
     def test_cat_gives_what_numpy_would_slice(self):
         whole = {}
@@ -183,6 +204,36 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "reshard", "a", "d", "--mesh", "tp=2", "--overwrite", "--memory", "1MiB", code=2)
         with open(self.path("d/recipe.resolved.json"), encoding="utf-8") as f:
             self.assertEqual(f.read(), before)
+
+    def test_what_a_killed_one_left_is_not_trained_from_scratch(self):
+        for name in ("t.bin", "t.idx"):  # nothing else is missing
+            shutil.copy(os.path.join(self.made.name, name), self.folder.name)
+        for run, command in (("d", ["reshard", "a", "d", "--mesh", "tp=1"]),
+                             ("e", ["average", "a", "--last", "2", "--to", "e"])):
+            self.killed_at_its_shards("ckpt", *command)
+            left = self.names_below(run)
+            self.assertIn(self.path(f"{run}/recipe.resolved.json"), left)
+            self.assertEqual([name[:18] for name in os.listdir(self.path(f"{run}/checkpoints"))], [".tmp-step-00000006"])
+            said = self.cairn("resume", run, code=2).stderr
+            self.assertIn("nothing was trained there and it has no checkpoint", said)
+            self.assertIn("give that command again", said)
+            self.assertEqual(self.names_below(run), left)
+            self.cairn("ckpt", *command)
+            self.assertEqual(os.listdir(self.path(f"{run}/checkpoints")), ["step-00000006"])
+
+    def test_a_killed_one_leaves_the_recipe_of_the_steps_that_are_there(self):
+        before = self.text("b/recipe.resolved.json")
+        for command, ranks in ((["reshard", "a", "b", "--mesh", "tp=1"], "1 rank"),
+                               (["average", self.step("a", 2), self.step("a", 6), "--to", "b", "--moments", "last"],
+                                "2 ranks")):
+            self.killed_at_its_shards("ckpt", *command, "--overwrite")
+            self.assertEqual(self.text("b/recipe.resolved.json"), before)
+            self.assertIn("4 ranks", self.cairn("resume", "b", "--dry-run").stdout)
+            self.cairn("ckpt", *command, "--overwrite")
+            self.assertNotEqual(self.text("b/recipe.resolved.json"), before)
+            self.assertIn(ranks, self.cairn("resume", "b", "--dry-run").stdout)
+            shutil.rmtree(self.path("b"))
+            shutil.copytree(os.path.join(self.made.name, "b"), self.path("b"))
 
     def test_a_newer_step_in_the_target_is_told(self):
         older = ["ckpt", "reshard", self.step("a", 2), "c", "--mesh", "pp=2,dp=2", "--zero", "1"]
