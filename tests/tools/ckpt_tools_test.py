@@ -184,6 +184,22 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.stat(self.path(self.step("a", 6))).st_ino, before)
         self.assertEqual(self.cairn_json("ckpt", "verify", "a", "--all")["whole"], True)
 
+    def test_a_runs_steps_that_are_links_are_its_own(self):
+        recipe = self.text("a/recipe.resolved.json")
+        os.rename(self.path("a/checkpoints"), self.path("archive"))
+        os.mkdir(self.path("a/checkpoints"))
+        for name in os.listdir(self.path("archive")):
+            os.symlink(self.path(f"archive/{name}"), self.path(f"a/checkpoints/{name}"))
+        average = ["average", "a", "--last", "2", "--to", "a"]
+        for args in (average, ["reshard", "a", "a", "--mesh", "tp=1"],
+                     ["reshard", "archive/step-00000006", "a", "--mesh", "tp=1"]):
+            self.assertIn("belongs to", self.cairn("ckpt", *args, "--overwrite", code=2).stderr)
+        self.assertIn("belongs to", self.cairn("ckpt", *average, code=2).stderr)
+        for name in os.listdir(self.path("archive")):
+            self.assertTrue(os.path.islink(self.path(f"a/checkpoints/{name}")))
+        self.assertEqual(self.text("a/recipe.resolved.json"), recipe)
+        self.assertTrue(self.cairn_json("ckpt", "verify", "a", "--all")["whole"])
+
     def test_a_target_has_its_recipe_before_its_step(self):
         os.makedirs(self.path("d/recipe.resolved.json.tmp"))  # it cannot be written
         reshard = ["ckpt", "reshard", "a", "d", "--mesh", "tp=1"]
