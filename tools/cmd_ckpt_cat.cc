@@ -45,9 +45,13 @@ class Sink {
       sink->in_place_ = static_cast<bool>(failed);  // it leads to nothing yet, or to no name (/dev/stdout)
       if (!failed) sink->path_ = real;
       if (failed && !fs::exists(fs::status(path, failed))) {  // a file is to be made where it leads to
-        const fs::path to = fs::read_symlink(path, failed);
-        if (!failed) sink->path_ = (fs::path(path).parent_path() / to).string();
-        sink->in_place_ = static_cast<bool>(failed) || fs::is_symlink(fs::symlink_status(sink->path_, failed));
+        const auto is_link = [&] { return fs::is_symlink(fs::symlink_status(sink->path_, failed)); };
+        for (int links = 0; links < 40 && is_link(); ++links) {  // as many as Linux follows
+          const fs::path to = fs::read_symlink(sink->path_, failed);
+          if (failed) break;
+          sink->path_ = (fs::path(sink->path_).parent_path() / to).string();
+        }
+        sink->in_place_ = is_link();
       }
     }
     const fs::file_status there = fs::status(sink->path_, failed);
