@@ -349,6 +349,33 @@ class CkptToolsTest(ProgramTest):
             numpy.testing.assert_array_equal(numpy.load(self.path(to)), expected)
         self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
 
+    def damaged_tensor(self, step):
+        """Of a step in whose first file a byte is changed for it: kind/name."""
+        name = sorted(n for n in os.listdir(self.path(step)) if n.endswith(".h5"))[0]
+        path = self.path(f"{step}/{name}")
+        with open(path, "r+b") as f:
+            f.seek(os.path.getsize(path) // 2)
+            byte = f.read(1)
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte[0] ^ 1]))
+        (damage,) = self.cairn_json("ckpt", "verify", step, code=65)["damages"]
+        return f"{damage['kind']}/{damage['tensor']}"
+
+    def test_cat_leaves_nothing_where_a_link_leads_when_it_fails(self):
+        damaged = self.damaged_tensor(self.step("a", 6))
+        os.mkdir(self.path("far"))
+        for link, to in (("link", "new.npy"), ("other", "far/new.npy"), ("far/up", "../up.npy"), ("second", "link")):
+            os.symlink(to, self.path(link))
+        before = self.names_below("")
+        for link in ("link", "other", "far/up", "second"):
+            self.cairn("ckpt", "cat", "a", damaged, "--out", link, code=65)
+            self.assertEqual(self.names_below(""), before)
+        for link, to in (("other", "far/new.npy"), ("far/up", "up.npy"), ("second", "new.npy")):
+            self.cairn("ckpt", "cat", "b", damaged, "--out", link)
+            self.assertTrue(os.path.islink(self.path(link)))
+            self.assertFalse(os.path.islink(self.path(to)))
+            numpy.testing.assert_array_equal(numpy.load(self.path(to)), self.array("b", damaged))
+
     def test_prune_asks_first_and_spares_a_run_at_work(self):
         def steps():
             return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
@@ -399,20 +426,14 @@ class CkptToolsTest(ProgramTest):
         self.assertIn(f"{losses[-1]:.5g}", self.cairn("ckpt", "ls", "a").stdout)
         several = self.cairn_json("ckpt", "verify", "a", "b", "--all")
         self.assertEqual((several["whole"], len(several["checkpoints"])), (True, 4))
-        name = sorted(n for n in os.listdir(self.path(self.step("a", 4))) if n.endswith(".h5"))[0]
-        path = self.path(self.step("a", 4) + "/" + name)
-        with open(path, "r+b") as f:
-            f.seek(os.path.getsize(path) // 2)
-            byte = f.read(1)
-            f.seek(-1, os.SEEK_CUR)
-            f.write(bytes([byte[0] ^ 1]))
+        tensor = self.damaged_tensor(self.step("a", 4))
         several = self.cairn_json("ckpt", "verify", "a", "--all", code=65)
         bad = [c for c in several["checkpoints"] if not c["whole"]]
         self.assertEqual(len(bad), 1)
         (damage,) = bad[0]["damages"]
         self.assertIn(damage["tensor"], damage["message"])
         # What reads a tensor checks it: nobody gets the damaged bytes.
-        done = self.cairn("ckpt", "cat", self.step("a", 4), f"{damage['kind']}/{damage['tensor']}", "--out", "x", code=65)
+        done = self.cairn("ckpt", "cat", self.step("a", 4), tensor, "--out", "x", code=65)
         self.assertIn("checksum", done.stderr)
         self.assertFalse(os.path.exists(self.path("x")))
         self.assertEqual(self.cairn("ckpt", "diff", self.step("a", 4), "b", code=65).stdout, "")
