@@ -438,6 +438,25 @@ class CkptToolsTest(ProgramTest):
         self.assertFalse(os.path.exists(self.path("x")))
         self.assertEqual(self.cairn("ckpt", "diff", self.step("a", 4), "b", code=65).stdout, "")
 
+    def test_the_examples_of_cat_name_tensors_that_a_gpt_has(self):
+        texts = {"cairn ckpt cat --help": self.cairn("ckpt", "cat", "--help").stdout}
+        for name in ("README.md", "docs/operations.md"):
+            with open(os.path.join(ROOT, name), encoding="utf-8") as f:
+                texts[name] = f.read()
+        for where, text in texts.items():
+            examples = re.findall(r"cairn (ckpt cat runs/[^`\n]+)", text)
+            self.assertTrue(examples, where)
+            for example in examples:
+                with self.subTest(where=where, example=example):
+                    words = shlex.split(example, comments=True)
+                    words[2] = "a"
+                    if ">" in words:
+                        words[words.index(">")] = "--out"
+                    elif "--out" not in words:
+                        words += ["--out", "out.npy"]
+                    self.cairn(*words)
+                    self.assertGreater(numpy.load(self.path(words[words.index("--out") + 1])).size, 0)
+
     def test_help_shows_examples(self):
         for name in ("ls", "inspect", "verify", "diff", "cat", "average", "prune", "reshard"):
             self.assertIn(f"cairn ckpt {name} ", self.cairn("ckpt", name, "--help").stdout)
