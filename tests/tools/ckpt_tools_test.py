@@ -221,9 +221,27 @@ class CkptToolsTest(ProgramTest):
         with open(self.path("d/recipe.resolved.json"), encoding="utf-8") as f:
             self.assertEqual(f.read(), before)
 
-    def test_what_a_killed_one_left_is_not_trained_from_scratch(self):
-        for name in ("t.bin", "t.idx"):  # nothing else is missing
+    def bring_data(self, *more):
+        """What a training needs besides its run folder."""
+        for name in ("t.bin", "t.idx", *more):
             shutil.copy(os.path.join(self.made.name, name), self.folder.name)
+
+    def test_fetched_steps_are_not_begun_anew_beside(self):
+        self.bring_data("r.lua")
+        self.cairn("ckpt", "push", "a", "place")
+        self.cairn("ckpt", "fetch", "place", "c")  # as after the loss of the whole folder: no checkpoints/ to fetch into
+        fetched = self.names_below("c")
+        train = ["train", "r.lua", "--run", "c", "--nproc", "2"]
+        said = self.cairn(*train, code=2).stderr
+        self.assertIn("c holds step-00000006, and a run keeps its checkpoints in c/checkpoints: move them there", said)
+        self.assertEqual(self.names_below("c"), fetched)
+        os.mkdir(self.path("c/checkpoints"))
+        os.rename(self.path("c/step-00000006"), self.path(self.step("c", 6)))
+        self.assertIn("step 7/7", self.cairn(*train, "--set", "stop=T.steps(7)").stdout)
+        self.assertEqual(sorted(os.listdir(self.path("c/checkpoints"))), ["step-00000006", "step-00000007"])
+
+    def test_what_a_killed_one_left_is_not_trained_from_scratch(self):
+        self.bring_data()
         for run, command in (("d", ["reshard", "a", "d", "--mesh", "tp=1"]),
                              ("e", ["average", "a", "--last", "2", "--to", "e"])):
             self.killed_at_its_shards("ckpt", *command)
