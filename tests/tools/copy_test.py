@@ -183,6 +183,26 @@ class DirectoryTest(CopyTest):
         self.cairn("ckpt", "fetch", "place", "live")
         self.assertEqual(contents(live / "checkpoints" / STEP), self.whole)
 
+    def test_by_a_link_a_runs_checkpoints_are_the_runs_too(self):
+        self.cairn("ckpt", "push", "run", "place")
+        live = self.run_folder("live", "run-2")
+        late = live / "checkpoints" / "step-00000013"
+        shutil.copytree(self.step, late)
+        self.change_manifest(late, step=13, run={"id": "run-2", "name": "live", "parents": []})
+        os.symlink("live/checkpoints", self.path("link"))
+        os.symlink("link", self.path("further"))
+        commands = [command for link in ("link", "link/", "further")
+                    for command in (("fetch", "place", link), ("push", "run", link))]
+        with open(live / "run.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for command in (*commands, ("prune", "link", "--keep", "last(1)", "--yes"),
+                            ("prune", "further", "--leftovers", "--yes")):
+                self.assertIn("in use by another cairn", self.cairn("ckpt", *command, code=69).stderr)
+        for command in commands:
+            self.assertIn("has the checkpoints of run run-2, and step 12 is of run run-1",
+                          self.cairn("ckpt", *command, code=2).stderr)
+        self.assertEqual(os.listdir(live / "checkpoints"), [late.name])
+
     def test_no_step_of_another_run_gets_among_a_runs_own(self):
         self.cairn("ckpt", "push", "run", "place")
         other = self.run_folder("other", "run-2")
