@@ -203,6 +203,29 @@ class DirectoryTest(CopyTest):
                           self.cairn("ckpt", *command, code=2).stderr)
         self.assertEqual(os.listdir(live / "checkpoints"), [late.name])
 
+    def test_who_holds_a_runs_lock_is_told(self):
+        self.cairn("ckpt", "push", "run", "place")
+        live = self.run_folder("live", "run-1")
+        fetch = subprocess.Popen([self.program, "ckpt", "fetch", "place", "live", "--max-mb-per-s", "0.01"],
+                                 cwd=self.folder.name, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + PATIENCE_S
+            while not os.listdir(live / "checkpoints") and fetch.poll() is None:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.002)
+            said = self.cairn("ckpt", "push", "run", "live/checkpoints", code=69).stderr
+            self.assertIn(f"in use by another cairn (pid {fetch.pid})", said)
+        finally:
+            fetch.kill()
+            fetch.wait()
+        self.cairn("ckpt", "fetch", "place", "live")
+        for command in (("fetch", "place", "live"), ("push", "run", "live/checkpoints"),
+                        ("prune", "live", "--leftovers", "--yes")):
+            done = subprocess.Popen([self.program, "ckpt", *command], cwd=self.folder.name, stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.DEVNULL)
+            self.assertEqual(done.wait(PATIENCE_S), 0)
+            self.assertEqual((live / "run.lock").read_text(), str(done.pid))
+
     def test_no_step_of_another_run_gets_among_a_runs_own(self):
         self.cairn("ckpt", "push", "run", "place")
         other = self.run_folder("other", "run-2")
