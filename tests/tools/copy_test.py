@@ -1,6 +1,7 @@
 """ckpt push and fetch: a second directory, and a real object store (OpenStack Swift with its S3 interface), reached
 directly and through a proxy that fails on purpose."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -225,6 +226,29 @@ class DirectoryTest(CopyTest):
                                     stdout=subprocess.DEVNULL)
             self.assertEqual(done.wait(PATIENCE_S), 0)
             self.assertEqual((live / "run.lock").read_text(), str(done.pid))
+
+    def has_open(self, process, path):
+        for file in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samefile(file, path):
+                    return True
+        return False
+
+    def test_a_step_that_goes_while_it_is_pushed_is_told(self):
+        lock = self.run_folder("live", "run-1") / "run.lock"
+        push = subprocess.Popen([self.program, "ckpt", "push", "run", "live/checkpoints", "--max-mb-per-s", "0.02"],
+                                cwd=self.folder.name, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE)
+        self.addCleanup(push.kill)
+        end = time.monotonic() + PATIENCE_S
+        while not self.has_open(push, lock):
+            self.assertLess(time.monotonic(), end)  # until it has found the step; reading it takes seconds
+        os.rename(self.step, self.path("run/checkpoints/.trash"))  # as retention does it
+        shutil.rmtree(self.path("run/checkpoints/.trash"))
+        _, said = push.communicate(timeout=PATIENCE_S)
+        self.assertEqual(push.returncode, 69, said)
+        self.assertIn(f"{STEP}: was removed meanwhile", said)
+        self.assertEqual(list(lock.parent.glob("checkpoints/step-*")), [])
 
     def test_no_step_of_another_run_gets_among_a_runs_own(self):
         self.cairn("ckpt", "push", "run", "place")
