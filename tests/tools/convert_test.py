@@ -1,5 +1,6 @@
 """cairn convert: both ways, folder to folder, --check, and what a kill leaves."""
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -197,6 +198,17 @@ class ConvertTest(ProgramTest):
         # An exported folder that is a checkpoint too is replaced on request, and what is left is one kind only.
         self.cairn("export", "run", "dual", "--overwrite")
         self.assertNotIn("manifest.json", os.listdir(self.path("dual")))
+
+    def test_a_place_inside_the_source_is_refused_however_both_are_written(self):
+        self.cairn("convert", golden("hf-gpt2-tied"), "run/checkpoints")
+        step = self.path("run/checkpoints/step-00000000")
+        before = contents(step)
+        for source, target in ((".", "hf"), (".", "./hf"), (step, "hf"), (".", step + "/hf"), ("../step-00000000", "hf/")):
+            done = subprocess.run([self.program, "export", source, target], cwd=step, capture_output=True, text=True,
+                                  timeout=60)
+            self.assertEqual(done.returncode, 2, (source, target, done.stdout))
+            self.assertIn("is inside the source", done.stderr)
+            self.assertEqual(contents(step), before)
 
     def test_memory_is_bounded(self):
         """More than the limit in weights passes through each direction."""
