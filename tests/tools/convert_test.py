@@ -210,6 +210,19 @@ class ConvertTest(ProgramTest):
             self.assertIn("is inside the source", done.stderr)
             self.assertEqual(contents(step), before)
 
+    def test_an_import_respects_a_runs_lock(self):
+        checkpoints = self.path("run/checkpoints")
+        os.makedirs(checkpoints)
+        os.symlink("run/checkpoints", self.path("link"))
+        with open(self.write("run/run.lock", "1"), encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for target in ("run/checkpoints", "link"):
+                said = self.cairn("import", golden("hf-gpt2-tied"), target, code=69).stderr
+                self.assertIn("in use by another cairn", said)
+            self.assertEqual(os.listdir(checkpoints), [])
+        self.cairn("import", golden("hf-gpt2-tied"), "run/checkpoints")
+        self.assertEqual(os.listdir(checkpoints), ["step-00000000"])
+
     def test_memory_is_bounded(self):
         """More than the limit in weights passes through each direction."""
         if "SANITIZE" in os.environ.get("CAIRN_TEST_FLAGS", ""):
