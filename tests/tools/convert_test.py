@@ -223,6 +223,25 @@ class ConvertTest(ProgramTest):
         self.cairn("import", golden("hf-gpt2-tied"), "run/checkpoints")
         self.assertEqual(os.listdir(checkpoints), ["step-00000000"])
 
+    def test_an_export_that_fails_while_it_replaces_keeps_the_new_model(self):
+        self.cairn("import", golden("hf-gpt2-tied"), "run")
+        self.cairn("export", "run", "whole", "--dtype", "bf16")
+        self.cairn("export", "run", "hf")
+        os.mkdir(self.path("hf/model-notes.safetensors"))  # of the old model by its name, and no file to be removed
+        again = ["export", "run", "hf", "--overwrite", "--dtype", "bf16"]
+        said = self.cairn(*again, code=2).stderr
+        work = os.path.realpath(self.path(".hf.converting"))
+        self.assertIn(f"is replaced in part, the new model is in {work}", said)
+        self.assertIn("the same command goes on", said)
+        whole, kept = contents(self.path("whole")), contents(self.path("hf")) | contents(work)
+        self.assertEqual(kept["model.safetensors"], whole["model.safetensors"])
+        os.rmdir(self.path("hf/model-notes.safetensors"))
+        self.cairn(*again)
+        out = contents(self.path("hf"))
+        out.pop("README.md"), whole.pop("README.md")
+        self.assertEqual(out, whole)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["hf", "run", "whole"])
+
     def test_memory_is_bounded(self):
         """More than the limit in weights passes through each direction."""
         if "SANITIZE" in os.environ.get("CAIRN_TEST_FLAGS", ""):
