@@ -130,6 +130,30 @@ class Copies(RunTest):
         job = self.train(last, "run", code=2)
         self.assertIn("holds checkpoints of another run", job.output())
 
+    def test_a_copied_folder_is_the_run_when_the_original_goes_before_it_started(self):
+        far = self.folder / "far"
+        recipe = self.copies(f'"{far}"', dp=1, steps=6, save=2)
+        for disk in ("small", "large"):
+            (self.folder / disk).mkdir()
+        self.train(recipe, "small/run")
+        held = self.run_id("small/run")
+        shutil.copytree(self.folder / "small/run", self.folder / "large/run")
+        more = ["--set", "stop=T.steps(8)"]
+        for _ in range(2):  # as long as the original is there the second place is the original's
+            job = self.train(recipe, "large/run", *more, code=2)
+            self.assertIn("holds checkpoints of another run", job.output())
+            self.assertEqual(self.run_id("large/run"), held)
+        shutil.rmtree(self.folder / "small")
+        self.train(recipe, "large/run", *more)
+        self.assertEqual(self.events("large/run", "start")[-1]["step"], 6)
+        self.assertEqual(self.run_id("large/run"), held)
+        self.assertEqual(self.placed(far / "run")[-1], 8)
+        self.assert_copy(far / "run" / "step-00000008", "large/run", 8)
+        # One that nothing refuses has an id of its own from its first start on.
+        shutil.copytree(self.folder / "large/run", self.folder / "large/other")
+        self.train(recipe, "large/other", *more)
+        self.assertNotEqual(self.run_id("large/other"), held)
+
     def test_an_object_store_as_a_second_place(self):
         try:
             store = object_store.Store(self.folder / "store")
