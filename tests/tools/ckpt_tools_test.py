@@ -309,10 +309,24 @@ class CkptToolsTest(ProgramTest):
         self.assertTrue(needed, told)
         self.cairn(*average, needed[1])
 
-    def test_prune_counts_what_is_gone_only(self):
+    def strace(self):
         strace = shutil.which("strace")
         if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
             self.skipTest("no strace")
+        return strace
+
+    def test_a_lock_that_the_system_refuses_is_no_run_at_work(self):
+        for command in (["prune", "a", "--keep", "last(1)", "--yes"], ["reshard", "a", "d", "--mesh", "tp=1"]):
+            done = subprocess.run([self.strace(), "-f", "-o", "/dev/null", "-e", "trace=flock", "-e",
+                                   "inject=flock:error=ENOLCK:when=1", self.program, "ckpt", *command],
+                                  cwd=self.folder.name, capture_output=True, text=True, timeout=60)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, "flock .*run.lock: No locks available")
+            self.assertNotIn("in use", done.stderr)
+        self.assertEqual(len(os.listdir(self.path("a/checkpoints"))), 3)
+
+    def test_prune_counts_what_is_gone_only(self):
+        strace = self.strace()
         calls = "rename,renameat,renameat2"
         done = subprocess.run([strace, "-f", "-o", "/dev/null", "-e", f"trace={calls}", "-e",
                                f"inject={calls}:error=EIO:when=1", self.program, "ckpt", "prune", "a", "--keep",
@@ -326,9 +340,7 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(told["freed_bytes"] + told["kept_bytes"], sum(size.values()))
 
     def test_every_folder_of_a_new_run_is_made_durable(self):
-        strace = shutil.which("strace")
-        if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
-            self.skipTest("no strace")
+        strace = self.strace()
         subprocess.run([strace, "-f", "-y", "-e", "trace=fsync", "-o", self.path("calls"), self.program, "ckpt", "reshard",
                         "a", "new/er/run", "--mesh", "tp=1"], cwd=self.folder.name, capture_output=True, check=True,
                        timeout=60)
