@@ -104,6 +104,27 @@ class Memory(RunTest):
         self.train(recipe, "left", "--set", f"stop=T.steps({self.last_step('left') + 3})")
         self.assertGreaterEqual(self.events("left", "start")[-1]["step"], 4)
 
+    def test_older_memory_does_not_stand_in_for_a_newest_checkpoint_that_cannot_be_read(self):
+        recipe = self.recipe(name="back", tp=1, pp=1, dp=1, sp="false", steps=200, save=100)
+        dead = self.start(recipe, "back")
+        self.until_step("back", 3, dead)
+        dead.kill_group()
+        (name,) = self.memory_left(self.folder)
+        os.rename(f"/dev/shm/{name}", "/dev/shm/elsewhere")  # as if the folder went on at another host
+        self.train(recipe, "back")
+        os.rename("/dev/shm/elsewhere", f"/dev/shm/{name}")
+        saved = {step: self.manifest("back", step)["created_unix_ms"] for step in self.checkpoints("back")}
+        path = self.checkpoint("back", 200) / "manifest.json"
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b'"version":1', b'"version":2', 1))  # a newer build's
+        job = self.train(recipe, "back", code=2)
+        self.assertIn("cannot be read, which is no reason to go on from an older one", job.output())
+        path.write_bytes(whole)
+        for step, time_ms in saved.items():
+            self.assertEqual(self.manifest("back", step)["created_unix_ms"], time_ms)
+        self.train(recipe, "back")
+        self.assertEqual(self.events("back", "start")[-1]["step"], 200)
+
     def test_of_memory_and_an_offload_folder_the_later_step_counts(self):
         recipe = self.recipe(name="both", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
         disk = self.folder / "disk"
