@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/store/fault_backend.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
@@ -44,6 +47,12 @@ std::string bytes_of(const fs::path& path) {
 
 void put_bytes(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void flip_middle(const fs::path& path) {
+  std::string bytes = bytes_of(path);
+  bytes[bytes.size() / 2] ^= 1;
+  put_bytes(path, bytes);
 }
 
 void check_same(const fs::path& a, const fs::path& b) {
@@ -308,6 +317,66 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(fs::is_empty(back));
   }
 
+  TEST_CASE("a repair keeps what it has replaced until the new name is durable") {
+    cairn::testing::TempDir temp("mirror-sync");
+    PosixBackend disk;
+    const fs::path there = temp.path / "place", back = temp.path / "back", here = back / step_dir_name(12);
+    save(disk, there, make_state(12, 1)).value();
+    const auto place = directory(there);
+    const PlacedStep step = place->list().value().at(0);
+    int64_t exchanged = 0;
+    bool fired = true;
+    for (int64_t n = 0; fired; ++n) {
+      CAPTURE(n);
+      fs::remove_all(back);
+      REQUIRE(fetch_checkpoint(*place, disk, step, back).ok());
+      flip_middle(here / "shard-00000-of-00002.h5");
+      FaultPlan plan = FaultPlan::fail_call(n, EIO);
+      plan.only = IoOp::kSyncDir;
+      FaultBackend io(disk, plan);
+      const Result<CopyReport> fetched = fetch_checkpoint(*place, io, step, back, {.check_there = true});
+      fired = io.fired();
+      CHECK(fetched.ok() == !fired);
+      if (!fired || !whole(here)) continue;
+      ++exchanged;
+      CHECK(std::distance(fs::directory_iterator(back), fs::directory_iterator()) == 2);
+    }
+    CHECK(exchanged == 1);
+  }
+
+  TEST_CASE("a place that cannot exchange keeps the old copy when the new one cannot take its name") {
+    cairn::testing::TempDir temp("mirror-rename");
+    PosixBackend io;
+    const fs::path there = temp.path / "place";
+    save(io, there, make_state(12, 1)).value();
+    save(io, temp.path / "run", make_state(12, 2)).value();
+    const pid_t pid = ::fork();
+    if (pid == 0) {  // 1: committed, 2: not, 64: this process may not mount
+      if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) ::_exit(64);
+      const auto place = directory(there);
+      bool fixed = false;
+      CopyOptions options;
+      options.progress = [&](CopyPhase phase, int64_t, int64_t) {
+        if (phase != CopyPhase::kReadBack || fixed) return;
+        for (const auto& entry : fs::directory_iterator(there)) {  // a mount point has its name for good
+          if (!entry.path().filename().string().starts_with(kTmpPrefix)) continue;
+          fixed = ::mount(entry.path().c_str(), entry.path().c_str(), nullptr, MS_BIND, nullptr) == 0;
+        }
+        if (!fixed) ::_exit(64);
+      };
+      ::_exit(copy_checkpoint(*place, io, temp.path / "run" / step_dir_name(12), options).ok() ? 1 : 2);
+    }
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    REQUIRE(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 64) {
+      MESSAGE("skipped: this process may not mount");
+      return;
+    }
+    CHECK(WEXITSTATUS(status) == 2);
+    CHECK(whole(there / step_dir_name(12)));
+  }
+
   TEST_CASE("a checkpoint that is replaced while it is copied never ends as a mixture") {
     cairn::testing::TempDir temp("mirror-swap");
     PosixBackend io;
@@ -525,6 +594,62 @@ TEST_SUITE("ckpt/mirror/mirror") {
     for (const PlacedStep& step : place->list().value()) placed.push_back(step.step);
     CHECK(placed == Steps{10, 20});
     check_same(anew / step_dir_name(10), there / step_dir_name(10));
+  }
+
+  TEST_CASE("a step whose manifest alone is damaged stays while whole ones need files that only it has") {
+    cairn::testing::TempDir temp("mirror-needed");
+    PosixBackend io;
+    const fs::path there = temp.path / "there", other = temp.path / "other";
+    const Manifest twelve = save(io, there, cold_state(12)).value().manifest;
+    fs::copy(there, temp.path / "same", fs::copy_options::recursive);
+    save_on(io, there, 13, twelve);
+    save(io, other, make_state(12, 2)).value();
+    flip_middle(there / step_dir_name(12) / kManifestName);
+    const std::string damaged = bytes_of(there / step_dir_name(12) / kManifestName);
+    REQUIRE(whole(there / step_dir_name(13)));
+    const auto place = directory(there);
+    const auto push = [&](const fs::path& from, Replace replace) {
+      return copy_checkpoint(*place, io, from / step_dir_name(12), {.replace = replace});
+    };
+    const auto fetch = [&](const fs::path& from) {
+      const auto source = directory(from);
+      return fetch_checkpoint(*source, io, source->list().value().at(0), there);
+    };
+    for (const Result<CopyReport>& refused :
+         {push(other, Replace::kSameRun), push(other, Replace::kAnyRun), fetch(other)}) {
+      REQUIRE(!refused.ok());
+      CHECK(refused.error().code == ErrorCode::kUnavailable);
+      CHECK(refused.error().message.find("step 13 ") != std::string::npos);
+    }
+    CHECK(bytes_of(there / step_dir_name(12) / kManifestName) == damaged);
+    CHECK(whole(there / step_dir_name(13)));
+    // What has the very files repairs it.
+    for (const bool by_fetch : {false, true}) {
+      put_bytes(there / step_dir_name(12) / kManifestName, damaged);
+      CHECK((by_fetch ? fetch(temp.path / "same") : push(temp.path / "same", Replace::kSameRun)).ok());
+      for (const int64_t step : {12, 13}) CHECK(whole(there / step_dir_name(step)));
+    }
+  }
+
+  TEST_CASE("a step that was archived here is the same save: its copy stays, with all that refers to it") {
+    cairn::testing::TempDir temp("mirror-archived");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    const auto place = directory(there);
+    const Manifest ten = save(io, here, cold_state(10)).value().manifest;
+    save_on(io, here, 40, ten);
+    for (const int64_t step : {10, 40}) REQUIRE(copy_checkpoint(*place, io, here / step_dir_name(step)).ok());
+    for (const int64_t step : {40, 10}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
+    SaveOptions archived = small_options();
+    archived.codec = Codec::kShuffleZstd;
+    save(io, here, cold_state(10), archived).value();
+    save(io, here, cold_state(50)).value();
+    Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
+    const MirrorReport report = mirror.copy_next(true).value().value();
+    CHECK(report.copy.step == 50);
+    CHECK(report.removed.empty());
+    CHECK(!mirror.copy_next(true).value());
+    for (const int64_t step : {10, 40, 50}) CHECK(whole(there / step_dir_name(step)));
   }
 
   TEST_CASE("a local checkpoint that is damaged is told once and passed over") {
