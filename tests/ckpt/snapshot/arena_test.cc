@@ -297,6 +297,40 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(found == 1);
   }
 
+  TEST_CASE("on a disk another build's segment waits for that build, unless the machine was started since") {
+    const cairn::testing::TempDir dir("arena-newer");
+    ArenaSpec spec = small_spec(run_id("old"), ArenaBacking::kNamed);
+    spec.folder = dir.path;
+    // 0: left, 1: something failed, 2: the folder lies in memory.
+    const int done = in_child([&] {
+      const Result<Arena> made = Arena::create(spec);
+      if (!made.ok()) return 1;
+      if (!made.value().on_disk()) return 2;
+      const uint32_t newer = arena::kVersion + 1;
+      const auto at = offsetof(arena::StaticHeader, version);
+      return ::pwrite(made.value().fd(), &newer, sizeof(newer), at) == sizeof(newer) ? 0 : 1;
+    });
+    if (done == 2) {
+      MESSAGE("skipped: the build tree lies in memory");
+      return;
+    }
+    REQUIRE(done == 0);
+    const Result<std::optional<Arena>> refused = Arena::adopt(spec.run_id, spec.folder);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kUnsupported);
+    REQUIRE(stale_arenas(spec.folder).size() == 1);
+    const std::string name = stale_arenas(spec.folder)[0].name;
+    const timespec long_ago[2] = {{1'000'000'000, 0}, {1'000'000'000, 0}};
+    REQUIRE(::utimensat(AT_FDCWD, name.c_str(), long_ago, 0) == 0);
+    const Result<std::optional<Arena>> passed = Arena::adopt(spec.run_id, spec.folder);
+    REQUIRE_MESSAGE(passed.ok(), passed.error().message);
+    CHECK_FALSE(passed.value().has_value());
+    const Result<Arena> old = Arena::attach(name);
+    REQUIRE_FALSE(old.ok());
+    CHECK(old.error().code == ErrorCode::kCorrupt);
+    CHECK(old.error().message.find("before this machine's last start") != std::string::npos);
+  }
+
   TEST_CASE("huge pages are claimed where the mount gives them, and nowhere else") {
     const cairn::testing::TempDir dir("arena-huge");
     std::string force;
