@@ -143,6 +143,32 @@ class Damage(RunTest):
                     self.assertEqual(self.events(run, "start")[-1]["step"], whole)
                     self.assert_same_training(run, "dense-whole", STEPS)
 
+    def test_behind_a_damaged_step_that_others_refer_to_its_number_is_saved_anew(self):
+        recipe = self.recipe(name="still", steps=14, **{**SMALL, "pp": 1, "save": 2})
+        # A weight that is not zero does not feel a step of 1e-30.
+        recipe.write_text(recipe.read_text().replace("to = 1e-3", "to = 1e-31")
+                          .replace("weight_decay = 0.1", "weight_decay = 0.0").replace("peak_lr = 1e-2", "peak_lr = 1e-30"))
+        more = ["--set", "checkpoint.incremental=true"]
+        for until in (8, 14):  # a new agent's first save refers to nothing
+            self.train(recipe, "run", *more, "--set", f"stop=T.steps({until})")
+        files = self.manifest("run", 14)["files"]
+        self.assertEqual({f.get("step") for f in files}, {None, 10})
+        refers = [shard for shard in self.shards("run", 14) if files[shard["file"]].get("step") == 10]
+        shard = max(refers, key=lambda s: s["bytes"])
+        with open(self.checkpoint("run", 10) / files[shard["file"]]["name"], "r+b") as f:
+            f.seek(shard["offset"])
+            byte = f.read(1)
+            f.seek(shard["offset"])
+            f.write(bytes([byte[0] ^ 16]))
+        shutil.copytree(self.folder / "run", self.folder / "stop")
+        (self.folder / "stop" / "run.json").unlink()  # a run of its own
+        for run, how in (("run", []), ("stop", ["--set", "checkpoint.on_failure=stop"])):
+            self.train(recipe, run, *more, *how)
+            self.assertEqual(self.events(run, "start")[-1]["step"], 8)
+            self.assertEqual(self.events(run, "save_failed"), [])
+            for step in (10, 14):
+                self.cairn("ckpt", "verify", self.checkpoint(run, step))
+
     def listing(self, run):
         folder = self.folder / run / "checkpoints"
         return sorted((str(p.relative_to(folder)), p.stat().st_size) for p in folder.rglob("*") if p.is_file())
