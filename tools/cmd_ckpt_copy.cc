@@ -59,7 +59,7 @@ class CopyProgress {
 
 ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
   ckpt::CopyOptions options{.replace = args.overwrite ? ckpt::Replace::kAnyRun : ckpt::Replace::kSameRun,
-                            .check_there = !args.no_read_back,
+                            .check_there = true,
                             .read_back = !args.no_read_back};
   options.traffic.max_bytes_per_s = static_cast<int64_t>(args.max_mb_per_s * 1e6);
   options.progress = [&progress](ckpt::CopyPhase phase, int64_t done, int64_t total) {
@@ -69,7 +69,7 @@ ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
 }
 
 int tell(const ckpt::CopyReport& report, const std::string& from, const std::string& to, const char* moved,
-         bool checked, bool as_json) {
+         bool as_json) {
   if (as_json) {
     fmt::print("{}\n", json{{"step", report.step},
                             {"from", from},
@@ -90,7 +90,7 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
       report.repaired.empty() ? ""
                               : fmt::format("; damaged there, and repaired: step {}", fmt::join(report.repaired, ", "));
   if (report.was_there) {
-    fmt::print("{}: step {} is there already{}{}\n", to, report.step, checked ? ", and whole" : "", repaired);
+    fmt::print("{}: step {} is there already, and whole{}\n", to, report.step, repaired);
     return 0;
   }
   fmt::print("{}: step {}, {} in {} files from {}, {} in all, {} of it to verify", to, report.step,
@@ -180,7 +180,7 @@ Result<int> push(CopyArgs args, bool as_json) {
                     source.string())};
   }
   RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
-  return tell(report, source.string(), place->describe(), "sent_bytes", !args.no_read_back, as_json);
+  return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
 }
 
 Result<int> fetch(CopyArgs args, bool as_json) {
@@ -224,7 +224,7 @@ Result<int> fetch(CopyArgs args, bool as_json) {
     return ckpt::fetch_checkpoint(*place, *io, *found, target, copy_options(args, progress));
   }();
   RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
-  return tell(report, place->describe(), report.dir.string(), "received_bytes", true, as_json);
+  return tell(report, place->describe(), report.dir.string(), "received_bytes", as_json);
 }
 
 }  // namespace
@@ -268,8 +268,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
   command->add_option("--part-size", args->part_bytes, "of large files on S3, as 16MiB (default)")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
-  command->add_flag("--no-read-back", args->no_read_back,
-                    "trust the place's checksums, also for what is there already, instead of reading all back");
+  command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
   command->add_flag("--overwrite", args->overwrite, "replace another run's checkpoint of that step");
   declare("fetch", "bring a checkpoint from such a place; every byte is verified, what is damaged here repaired",
           "PLACE", "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
