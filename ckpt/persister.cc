@@ -109,6 +109,9 @@ struct NodePersister::Impl {
   Arena& arena;
   std::filesystem::path dir;
   PersistOptions options;
+  /// Of the dead agent whose memory this may be: until this one has decided where the run goes on, nobody knows whether
+  /// what is on disk is of a line that was left, or newer than the memory.
+  const uint64_t adopted = arena.control().incarnation.load(std::memory_order_acquire);
   std::vector<std::unique_ptr<Writer>> writers;
 
   std::mutex after_save;                         // one at a time: retention, reports
@@ -149,7 +152,7 @@ void NodePersister::Impl::prepare(Writer& writer) {
 
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
-  save.replace_referred = true;
+  save.replace_referred = arena.control().incarnation.load(std::memory_order_acquire) != adopted;
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();

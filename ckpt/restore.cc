@@ -204,10 +204,11 @@ static Error not_now(Error error, const std::filesystem::path& dir) {
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
-Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings) {
+Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings, int64_t above) {
   RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
   bool any = false;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
+    if (*step <= above) break;
     const CheckpointInfo info = look_at_checkpoint(io_, request_.checkpoints_dir, *step);
     const auto old = before_.find(info.step);
     if (old != before_.end() && old->second == info.created_unix_ms) continue;
@@ -287,7 +288,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
   }
   if (disk_is_newer) {
-    disk = newest_on_disk(disk_warnings);
+    disk = newest_on_disk(disk_warnings, memory ? memory->step : -1);
     // What cannot be read now is no reason to go on from older memory either.
     if (memory && !disk.ok() && (disk.error().code == ErrorCode::kIo || disk.error().code == ErrorCode::kUnsupported)) {
       return std::move(disk).error();

@@ -68,7 +68,8 @@ class RestoreDecider {
 
  private:
   Result<RestoreChoice> choose();
-  Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings);
+  /// Of the steps above this one.
+  Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
   Result<bool> fill_slot(RestoreChoice& choice);
   void publish(const RestoreChoice& choice, bool in_memory);
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +126,62 @@ class Memory(RunTest):
             self.assertEqual(self.manifest("back", step)["created_unix_ms"], time_ms)
         self.train(recipe, "back")
         self.assertEqual(self.events("back", "start")[-1]["step"], 200)
+
+    def test_what_cannot_be_read_below_the_memory_does_not_matter(self):
+        recipe = self.recipe(name="back", tp=1, pp=1, dp=1, sp="false", steps=200, save=2, keep=100)
+        dead = self.start(recipe, "back")
+        self.until(lambda: self.checkpoints("back"), "a checkpoint", dead)
+        self.until_step("back", self.checkpoints("back")[0] + 3, dead)
+        dead.kill_group()
+        (name,) = self.memory_left(self.folder)
+        os.rename(f"/dev/shm/{name}", "/dev/shm/elsewhere")
+        saved = self.checkpoints("back")
+        self.train(recipe, "back")
+        os.rename("/dev/shm/elsewhere", f"/dev/shm/{name}")
+        for step in self.checkpoints("back"):
+            if step not in (*saved, 200):
+                shutil.rmtree(self.checkpoint("back", step))
+        path = self.checkpoint("back", 200) / "manifest.json"
+        os.truncate(path, path.stat().st_size // 2)
+        path = self.checkpoint("back", saved[0]) / "manifest.json"
+        path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2', 1))
+        self.train(recipe, "back")
+        start = self.events("back", "start")[-1]
+        self.assertIn("shared memory", start["from"])
+        self.assertGreater(start["step"], saved[0])
+
+    def test_memory_of_another_layout_is_not_written_over_what_newer_steps_refer_to(self):
+        def recipe(dp):
+            out = self.recipe(name="still", tp=1, pp=1, dp=dp, sp="false", steps=400, save=1000, keep=100)
+            # A weight that is not zero does not feel a step of 1e-30.
+            out.write_text(out.read_text().replace("to = 1e-3", "to = 1e-31").replace("weight_decay = 0.1", "weight_decay = 0.0")
+                           .replace("peak_lr = 1e-2", "peak_lr = 1e-30"))
+            return out
+
+        dead = self.start(recipe(1), "run")
+        self.until_step("run", 20, dead)
+        dead.kill_group()
+        (name,) = self.memory_left(self.folder)
+        shutil.copy(f"/dev/shm/{name}", self.folder / "shm")
+        shutil.copytree(self.folder / "run", self.folder / "before")
+        two = recipe(2)
+        # What the memory holds is seen when it is written down.
+        found = re.search(r"wrote step (\d+) from the snapshot memory", self.train(two, "run", "--set", "stop=T.steps(50)").output())
+        step = int(found[1])
+        # The folder goes on at another host, by other saves.
+        shutil.rmtree(self.folder / "run")
+        os.rename(self.folder / "before", self.folder / "run")
+        more = ["--set", "checkpoint.incremental=true", "--set", f"checkpoint.save={{T.every{{steps={step}}}}}"]
+        self.train(two, "run", *more, "--set", f"stop=T.steps({3 * step})")
+        self.assertIn(step, {f.get("step") for f in self.manifest("run", 3 * step)["files"]})
+        shutil.copy(self.folder / "shm", f"/dev/shm/{name}")
+        path = self.checkpoint("run", 3 * step) / "manifest.json"
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b'"version":1', b'"version":2', 1))  # so that it is not seen that it is newer
+        job = self.train(two, "run", *more, "--set", f"stop=T.steps({3 * step + 1})", code=2)
+        path.write_bytes(whole)
+        self.assertIn("refers to its files", job.output())
+        self.cairn("ckpt", "verify", "run", "--all")
 
     def test_of_memory_and_an_offload_folder_the_later_step_counts(self):
         recipe = self.recipe(name="both", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
