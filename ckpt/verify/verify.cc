@@ -154,7 +154,7 @@ class Verifier {
       if (static_cast<int64_t>(report_.damages.size()) < options_.max_damages)
         report_.damages.push_back(std::move(found.damage));
     }
-    return refused_ ? Status(*std::move(refused_)) : Status();
+    return refused_ && report_.damages.empty() ? Status(*std::move(refused_)) : Status();
   }
 
  private:
@@ -175,7 +175,6 @@ class Verifier {
   using Job = std::function<void()>;
 
   bool enough() {
-    if (refused_) return true;
     const std::lock_guard lock(mutex_);
     return static_cast<int64_t>(found_.size() + report_.damages.size()) >= options_.max_damages;
   }
@@ -194,7 +193,7 @@ class Verifier {
     FileState& state = files_[index];
     Result<std::unique_ptr<IoFile>> file = io_.open(checkpoint_file_path(dir_, entry.step, entry.name));
     if (!file.ok() && is_refused(file.error())) {
-      refused_ = file.error();
+      refused_ = Error{ErrorCode::kIo, file.error().message, file.error().os_errno};
       return;
     }
     if (!file.ok()) return add(index, {entry.name, -1, -1, 0, 0, file.error().message});
@@ -513,7 +512,7 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
   };
   const Result<Manifest> manifest = read_manifest(io, dir);
   if (!manifest.ok()) {
-    if (is_refused(manifest.error())) return manifest.error();
+    if (is_refused(manifest.error())) return Error{ErrorCode::kIo, manifest.error().message, manifest.error().os_errno};
     const bool of_table = manifest.error().message.find((dir / kTableName).string()) != std::string::npos;
     report.damages.push_back(
         {std::string(of_table ? kTableName : kManifestName), -1, -1, 0, 0, manifest.error().message});

@@ -631,6 +631,28 @@ TEST_SUITE("ckpt/mirror/mirror") {
     }
   }
 
+  TEST_CASE("a held step that may not be read does not stand before all that come after it") {
+    struct Refusing : PosixBackend {
+      Result<std::unique_ptr<IoFile>> open(const fs::path& path) override {
+        if (path.string().find("step-00000012/shard-00000") != std::string::npos)
+          return Error{ErrorCode::kIo, path.string() + ": open: Permission denied", EACCES};
+        return PosixBackend::open(path);
+      }
+    } io;
+    cairn::testing::TempDir temp("mirror-refused");
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    const auto place = directory(there);
+    save(io, here, make_state(12, 1)).value();
+    Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
+    const auto refused = mirror.copy_next(false);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().os_errno == EACCES);
+    save(io, here, make_state(13, 2)).value();
+    REQUIRE(mirror.copy_next(false).ok());
+    CHECK(whole(there / step_dir_name(13)));
+    CHECK_FALSE(mirror.copy_next(false).ok());  // and it is still told
+  }
+
   TEST_CASE("a step that was archived here is the same save: its copy stays, with all that refers to it") {
     cairn::testing::TempDir temp("mirror-archived");
     PosixBackend io;

@@ -121,10 +121,17 @@ TEST_SUITE("ckpt/verify/verify") {
           CHECK(report.value().damages.size() == 1);
         } else {
           REQUIRE_FALSE(report.ok());
+          CHECK(report.error().code == ErrorCode::kIo);
           CHECK(report.error().os_errno == os_errno);
         }
       }
     }
+    // Damage that is known is told in any case.
+    disk.bytes_of(kStep / m.files[1].name)[static_cast<size_t>(m.files[1].size_bytes / 2)] ^= std::byte{1};
+    FaultPlan plan = FaultPlan::fail_call(2, EACCES);
+    plan.only = IoOp::kOpen;
+    FaultBackend failing(disk, plan);
+    CHECK(verify_checkpoint(failing, kStep).value().damages.at(0).file == m.files[1].name);
   }
 
   TEST_CASE("a file cut at any length, a longer one, and a missing one are found") {
