@@ -166,7 +166,11 @@ TargetRun::~TargetRun() {
   if (kept_ || !folder_) return;
   std::error_code ignored;
   // A failure after the commit: the step is there, and goes with its recipe.
-  if (!new_step_.empty() && fs::exists(new_step_, ignored)) return;
+  if (!new_step_.empty() && fs::exists(new_step_, ignored)) {
+    if (recipe_after_)
+      ignore(write_text_file(folder_->recipe(), recipe_after_->canonical_json), "the failure itself is told");
+    return;
+  }
   if (recipe_before_) {
     ignore(write_text_file(folder_->recipe(), *recipe_before_), "the failure itself is told");
   } else {

@@ -730,7 +730,8 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
                              "or leave --fresh out to go on from them",
                              run.string())};
   }
-  {  // `ckpt fetch` into a folder that was not there, or a copy by hand: not to be begun anew beside
+  // `ckpt fetch` into a folder that was not there, or a copy by hand: not to be begun anew beside.
+  if (recipe.init.path.empty() && !fs::exists(run / "world")) {
     ckpt::PosixBackend io;
     RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
     RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
@@ -747,8 +748,8 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
     fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
                folder.copied_from());
   }
+  RT_TRY(write_text_file(run / "world", std::to_string(world)));  // first: a recipe without it is no training's
   RT_TRY_SET(const bool changed, folder.write_recipe(loaded));
-  RT_TRY(write_text_file(run / "world", std::to_string(world)));
   if (changed) fmt::print("the recipe differs from the one this run had; it goes on with the new one\n");
   std::fflush(stdout);
 

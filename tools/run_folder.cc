@@ -125,8 +125,9 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
   if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
     const std::string pid = std::to_string(::getpid());  // or the next one is told of who held it before
-    if (mine && (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) < 0))
-      return os_error(errno, lock.string());
+    // Only to be told: a full disk, which `prune` is for, is no reason to refuse.
+    if (mine && ::pwrite(fd.get(), pid.data(), pid.size(), 0) > 0)
+      static_cast<void>(!::ftruncate(fd.get(), static_cast<off_t>(pid.size())));
     return fd;
   }
   if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());

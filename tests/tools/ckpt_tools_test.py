@@ -235,6 +235,10 @@ class CkptToolsTest(ProgramTest):
         said = self.cairn(*train, code=2).stderr
         self.assertIn("c holds step-00000006, and a run keeps its checkpoints in c/checkpoints: move them there", said)
         self.assertEqual(self.names_below("c"), fetched)
+        self.cairn("train", "r.lua", "--run", "c", "--nproc", "2", "--init-from", "c/step-00000006", "--init-weights-only",
+                   "--set", "stop=T.steps(1)")  # begun from it by name: somebody knows where it lies
+        shutil.rmtree(self.path("c/checkpoints"))
+        os.remove(self.path("c/world"))
         os.mkdir(self.path("c/checkpoints"))
         os.rename(self.path("c/step-00000006"), self.path(self.step("c", 6)))
         self.assertIn("step 7/7", self.cairn(*train, "--set", "stop=T.steps(7)").stdout)

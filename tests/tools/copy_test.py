@@ -226,6 +226,9 @@ class DirectoryTest(CopyTest):
                                     stdout=subprocess.DEVNULL)
             self.assertEqual(done.wait(PATIENCE_S), 0)
             self.assertEqual((live / "run.lock").read_text(), str(done.pid))
+        (live / "run.lock").unlink()
+        (live / "run.lock").symlink_to("/dev/full")  # a full disk, which prune is for
+        self.cairn("ckpt", "prune", "live", "--leftovers", "--yes")
 
     def has_open(self, process, path):
         for file in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
