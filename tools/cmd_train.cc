@@ -170,6 +170,7 @@ class TrainAgent final : public agent::SupervisorClient {
   struct LongWait {
     int64_t rank = 0, operation = 0;  // who has waited longest, and in which of its operations
     bool beside = false;              // of the thread beside its own
+    bool over = false;                // only its stacks are still being read
     agent::WaitReport report;
     fs::path path;
   };
@@ -338,7 +339,7 @@ void TrainAgent::watch_waits() {
     take_stacks(0);
     write_report();
   }
-  if (!world_ || world_->aborted() || probe_) return;
+  if (!world_ || world_->aborted()) return;
   const auto limit_ms = static_cast<int64_t>(500 * plan_.recipe.restart.deadline_s);
   const std::vector<comm::RankView> views = world_->ranks();
   const comm::OperationView* longest = nullptr;
@@ -357,9 +358,13 @@ void TrainAgent::watch_waits() {
   }
   if (wait_) {  // the same wait, or over?
     const comm::OperationView& before = view_at(static_cast<size_t>(wait_->rank), wait_->beside);
-    if (before.inside && before.operations == wait_->operation) return;
-    progress_.say(fmt::format("rank {} goes on", wait_->rank));
-    record({{"event", "wait_over"}, {"rank", wait_->rank}});
+    if (!wait_->over) {
+      if (before.inside && before.operations == wait_->operation) return;
+      progress_.say(fmt::format("rank {} goes on", wait_->rank));
+      record({{"event", "wait_over"}, {"rank", wait_->rank}});
+      wait_->over = true;  // whoever hangs from now on is another
+    }
+    if (probe_) return;  // its stacks are still being read
     wait_.reset();
   }
   if (longest == nullptr) return;
@@ -430,7 +435,8 @@ void TrainAgent::tell_wait() {
 }
 
 std::optional<std::pair<int64_t, std::string>> TrainAgent::suspect() {
-  if (!wait_ || wait_->report.finding.culprits.empty() || wait_->report.finding.deadlock) return std::nullopt;
+  if (!wait_ || wait_->over) return std::nullopt;
+  if (wait_->report.finding.culprits.empty() || wait_->report.finding.deadlock) return std::nullopt;
   const agent::RankState& rank = wait_->report.ranks[static_cast<size_t>(wait_->report.finding.culprits.front())];
   return std::pair(rank.rank, fmt::format("keeps the others waiting: it {}; {}", wait_->report.finding.reason,
                                           rank.view.description));
@@ -439,6 +445,11 @@ std::optional<std::pair<int64_t, std::string>> TrainAgent::suspect() {
 /// Nobody has been killed yet: the last chance to see where everybody is.
 void TrainAgent::on_failing(const agent::Failure& failure) {
   if (!world_) return;
+  if (wait_ && wait_->over) {
+    take_stacks(0);
+    write_report();
+    wait_.reset();
+  }
   if (!wait_) {
     wait_ = LongWait{.rank = std::max<int64_t>(0, failure.rank)};
     wait_->report.ranks = rank_states();

@@ -109,7 +109,7 @@ class Failure(RunTest):
             before = len(self.events("run", "failure"))
             at = self.last_step("run")
             begin = time.monotonic()
-            os.kill(job.children()[rank], signal.SIGSTOP)
+            os.kill(self.until(lambda: job.children().get(rank), f"rank {rank}", job), signal.SIGSTOP)
             failure = self.until(lambda: self.events("run", "failure")[before:], "the deadline", job)[0]
             took = time.monotonic() - begin
             self.assertRegex(failure["message"], f"^rank {rank} .* is stopped")

@@ -1,5 +1,6 @@
 """Ranks that keep others waiting: found, named first, with the stacks of all, before anybody gives up."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -94,6 +95,27 @@ class Wait(RunTest):
         self.assertIn("stacks of all ranks:", job.output())
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
+
+    def test_a_wait_that_is_over_while_its_stacks_are_read_is_not_blamed_for_the_next(self):
+        recipe = self.recipe(name="long", steps=1000000, save=1000000, tp=1, pp=1, dp=4, sp="false")
+        job = self.start(recipe, self.run_name, "--set", f"restart.deadline={DEADLINE_S}")
+        late = self.until(lambda: job.children().get(2), "rank 2", job)
+        os.kill(late, signal.SIGSTOP)
+
+        def reader():
+            for pid in pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split():
+                with contextlib.suppress(OSError):
+                    if b"_stacks" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return int(pid)
+            return None
+
+        os.kill(self.until(reader, "the stacks to be read", job), signal.SIGSTOP)  # slow: the agent has patience
+        os.kill(late, signal.SIGCONT)
+        self.until_step(self.run_name, 3, job)
+        os.kill(job.children()[0], signal.SIGSTOP)
+        failure = self.until(lambda: self.events(self.run_name, "failure"), "the deadline", job)[0]
+        self.assertRegex(failure["message"], "^rank 0 .*stopped")
+        job.kill_group()
 
     def test_of_a_killed_rank_the_report_says_where_all_were(self):
         job = self.long_run(tp=2, pp=1, dp=2)
