@@ -226,11 +226,12 @@ Result<std::pair<dev_t, ino_t>> identity_of(const fs::path& dir) {
   return std::pair(info.st_dev, info.st_ino);
 }
 
-/// Whether `manifest` refers to files as `step` has them; what refers to others has lost them already.
-bool refers_to(const Manifest& manifest, const Manifest& step) {
+/// Whether `manifest` refers to files of `step`'s number that are as `step` has them, or to some that are not.
+bool refers_to(const Manifest& manifest, const Manifest& step, bool as_it_has_them) {
   return std::any_of(manifest.files.begin(), manifest.files.end(), [&](const FileEntry& file) {
     const FileEntry own{.name = file.name, .size_bytes = file.size_bytes, .rest_hash = file.rest_hash};
-    return file.step == step.step && std::find(step.files.begin(), step.files.end(), own) != step.files.end();
+    const bool has = std::find(step.files.begin(), step.files.end(), own) != step.files.end();
+    return file.step == step.step && has == as_it_has_them;
   });
 }
 
@@ -241,7 +242,7 @@ Result<std::vector<int64_t>> dependents_of(Place& place, const Manifest& step) {
   for (auto other = there.rbegin(); other != there.rend() && other->step > step.step; ++other) {
     if (!has_file(*other, kManifestName)) continue;
     const Result<Manifest> manifest = placed_manifest(place, other->step);
-    bool refers = manifest.ok() && refers_to(manifest.value(), step);
+    bool refers = manifest.ok() && refers_to(manifest.value(), step, true);  // others have lost them already
     if (!manifest.ok()) {
       RT_TRY_SET(const std::vector<int64_t> needed, announced_steps(place, *other));
       refers = std::find(needed.begin(), needed.end(), step.step) != needed.end();
@@ -249,14 +250,6 @@ Result<std::vector<int64_t>> dependents_of(Place& place, const Manifest& step) {
     if (refers) out.push_back(other->step);
   }
   return out;
-}
-
-/// Whether `manifest` needs files of `step`'s number that are not as `step` has them.
-bool loses_by(const Manifest& manifest, const Manifest& step) {
-  return std::any_of(manifest.files.begin(), manifest.files.end(), [&](const FileEntry& file) {
-    const FileEntry own{.name = file.name, .size_bytes = file.size_bytes, .rest_hash = file.rest_hash};
-    return file.step == step.step && std::find(step.files.begin(), step.files.end(), own) == step.files.end();
-  });
 }
 
 /// Another checkpoint of this step is there: whether it may go, and what goes with it.
@@ -271,7 +264,7 @@ Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const Manifest
       if (!other->complete) continue;
       const Result<Manifest> manifest = placed_manifest(place, other->step);
       if (!manifest.ok() && !broken(manifest.error())) return manifest.error();
-      if (manifest.ok() && loses_by(manifest.value(), ours)) needing.push_back(other->step);
+      if (manifest.ok() && refers_to(manifest.value(), ours, false)) needing.push_back(other->step);
     }
     if (needing.empty() || replace == Replace::kOwnLine) return needing;
     return Error{
@@ -611,7 +604,7 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
         if (!other.complete || other.step <= step.step) continue;
         const Result<Manifest> needing = read_manifest(io, other.dir);
         if (!needing.ok() && !broken(needing.error())) return needing.error();
-        if (!needing.ok() || !loses_by(needing.value(), manifest)) continue;
+        if (!needing.ok() || !refers_to(needing.value(), manifest, false)) continue;
         return Error{ErrorCode::kUnavailable,
                      fmt::format("{} is damaged, and step {} refers to its files, which are others than those in {}; "
                                  "move both away first, or fetch into another folder",
