@@ -4,7 +4,7 @@
   bench/ckpt_speed.py --scratch FOLDER_ON_THE_DISK [--rounds 7] [--megabytes 2048] [--files 4] [--small 20000]
                       [--python PYTHON_WITH_TORCH] [--arms save,load,small]
 
-Arms of a round; of ours and fio's either comes first in turn. Each save is under a new step number and ends with every fsync and
+Arms of a round; of ours and fio's each comes first in turn. Each save is under a new step number and ends with every fsync and
 the rename. Memory that payload passes through is kept from save to save and from load to load, as in a run, and as fio's has been
 touched before its clock starts; `cold load` is the first of a process:
   save, fio write   hashes on the way, HDF5 structure known from the save before (as in a run)
@@ -143,18 +143,25 @@ with Scratch(args.scratch) as scratch:
         small.ask("save"), small.ask("remove")
     for number in range(args.rounds):
 
-        def against_fio(name, child, word, kind, megabytes, column):
-            sides = [lambda: rate(name, child.ask(word))]
+        def in_turn(child, words, kind, megabytes, column):
+            """Each arm is first, second and so on in as many rounds as the others: place in the round counts on a disk."""
+
+            def ours(name, word):
+                if kind == "write":
+                    child.ask("remove")  # as fio does: beside at most one older file, in blocks just freed
+                rate(name, child.ask(word))
+
+            sides = [lambda name=name, word=word: ours(name, word) for name, word in words.items()]
             if has_fio:
                 sides.append(lambda: fio(scratch.path, kind, megabytes, column))
-            for side in sides if number % 2 == 0 else sides[::-1]:
+            first = number % len(sides)
+            for side in sides[first:] + sides[:first]:
                 side()
 
-        against_fio("save", large, "save", "write", args.megabytes, "fio write")
-        if "persist" in arms:
-            rate("persist", large.ask("persist"))
+        in_turn(large, {name: name for name in ("save", "persist") if name == "save" or name in arms}, "write",
+                args.megabytes, "fio write")
         if "load" in arms:
-            against_fio("load", large, "load", "read", args.megabytes, "fio read")
+            in_turn(large, {"load": "load"}, "read", args.megabytes, "fio read")
         if "unverified" in arms:
             rate("unverified", large.ask("unverified"))
         if torch:
@@ -169,8 +176,8 @@ with Scratch(args.scratch) as scratch:
         answer = large.ask("remove")
         note("removal, s/GB", answer["seconds"] / large.hello["bytes"] * 1e9)
         if small:
-            against_fio("small", small, "save", "write", small_megabytes, "fio write, small")
-            against_fio("small load", small, "load", "read", small_megabytes, "fio read, small")
+            in_turn(small, {"small": "save"}, "write", small_megabytes, "fio write, small")
+            in_turn(small, {"small load": "load"}, "read", small_megabytes, "fio read, small")
             small.ask("remove")
         if "pair" in arms:
             answer = large.ask("pair")
