@@ -248,6 +248,12 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
   return Error{ErrorCode::kCorrupt, std::move(text)};
 }
 
+bool RestoreDecider::pass_over(const std::filesystem::path& dir, std::string_view why) {
+  const std::string name = dir.string();
+  if (why.starts_with(name + "/")) why.remove_prefix(name.size() + 1);  // said once
+  return refused_.emplace(name, fmt::format("{}: {}", name, why)).second;
+}
+
 Result<RestoreChoice> RestoreDecider::choose() {
   RestoreChoice choice;
   const auto from = [&]() -> Result<RestoreChoice> {
@@ -287,21 +293,23 @@ Result<RestoreChoice> RestoreDecider::choose() {
     RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
     disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
   }
-  if (disk_is_newer) {
+  while (disk_is_newer) {
+    disk_warnings.clear();
     disk = newest_on_disk(disk_warnings, memory ? memory->step : -1);
     // What cannot be read now is no reason to go on from older memory either.
     if (memory && !disk.ok() && (disk.error().code == ErrorCode::kIo || disk.error().code == ErrorCode::kUnsupported)) {
       return std::move(disk).error();
     }
-    if (memory && disk.ok() && disk.value() && disk.value()->step > memory->step) {
-      // Memory is given up for it: be sure, however large it is.
-      const Result<VerifyReport> checked =
-          verify_checkpoint(io_, disk.value()->dir, {.max_damages = 1, .structure = false});
-      if (!checked.ok() && !may_pass_over(checked.error())) return not_now(checked.error(), disk.value()->dir);
-      if (!checked.ok() || !checked.value().whole()) disk.value().reset();
-    }
+    if (!memory || !disk.ok() || !disk.value()) break;
+    // Memory is given up for it: be sure, however large it is.
+    const Result<VerifyReport> checked =
+        verify_checkpoint(io_, disk.value()->dir, {.max_damages = 1, .structure = false});
+    if (!checked.ok() && !may_pass_over(checked.error())) return not_now(checked.error(), disk.value()->dir);
+    if (checked.ok() && checked.value().whole()) break;
+    pass_over(disk.value()->dir, checked.ok() ? checked.value().damages[0].message : checked.error().message);
   }
-  if (memory && (!disk.ok() || !disk.value() || disk.value()->step <= memory->step)) {
+  choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());
+  if (memory && (!disk.ok() || !disk.value())) {
     choice.source = arena::Source::kMemory;
     choice.step = memory->step;
     choice.slot = memory->slot;
@@ -311,7 +319,6 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.metrics.push_back(position.metrics);
     return choice;
   }
-  choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());
   if (!disk.ok()) return std::move(disk).error();
   if (disk.value()) {
     choice.source = arena::Source::kDisk;
@@ -344,10 +351,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     const bool named = request_.from && choice.dir == *request_.from;
     if (named) return Error(error);
     if (!may_pass_over(error)) return not_now(error, choice.dir);
-    const std::string dir = choice.dir.string();
-    std::string_view what = error.message;
-    if (what.starts_with(dir + "/")) what.remove_prefix(dir.size() + 1);  // said once
-    if (!refused_.emplace(dir, fmt::format("{}: {}", dir, what)).second) return Error(error);
+    if (!pass_over(choice.dir, error.message)) return Error(error);
   }
   first_ = false;
   control.distrusted.store(0, std::memory_order_release);

@@ -21,6 +21,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/foreign.h"
@@ -70,6 +71,8 @@ class RestoreDecider {
   Result<RestoreChoice> choose();
   /// Of the steps above this one.
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
+  /// From now on. False: it was already.
+  bool pass_over(const std::filesystem::path& dir, std::string_view why);
   Result<bool> fill_slot(RestoreChoice& choice);
   void publish(const RestoreChoice& choice, bool in_memory);
 

@@ -240,6 +240,45 @@ TEST_SUITE("ckpt/hook") {
     }
   }
 
+  TEST_CASE("memory older than the disk stands in for no checkpoint that is whole, and what is passed over is named") {
+    const TempDir dir, elsewhere;
+    const Plan plan = plan_saving({2, 1, 1}, {.save = {{.steps = 2}}, .snapshot_steps = 1});
+    {  // on another machine
+      Agent agent(plan, fresh_run_id(), dir.path);
+      REQUIRE(agent.begin().ok());
+      for (int64_t steps : {2, 4, 6, 8}) {
+        agent.run({.steps = steps});
+        REQUIRE(agent.begin().ok());
+      }
+    }
+    const auto warned_of = [](const RestoreChoice& choice, const char* step) {
+      return std::count_if(choice.warnings.begin(), choice.warnings.end(), [&](const std::string& warning) {
+        return warning.find(step) != std::string::npos && warning.find("chunk") != std::string::npos;
+      });
+    };
+    const auto start = [&]() {
+      Agent agent(plan, fresh_run_id(), elsewhere.path);
+      REQUIRE(agent.begin().ok());
+      agent.run({.steps = 20, .die_at = 3, .snapshots_at_death = 2});
+      agent.persister->ranks_gone();
+      RestoreDecider decider(plan, *agent.arena, agent.io, {dir.path});
+      std::filesystem::remove_all(elsewhere.path);
+      return decider.next_incarnation().value();
+    };
+    flip_byte(dir.path / "step-00000008");
+    RestoreChoice choice = start();
+    CHECK(choice.source == arena::Source::kDisk);
+    CHECK(choice.step == 6);
+    CHECK(warned_of(choice, "step-00000008") == 1);
+    flip_byte(dir.path / "step-00000006");
+    std::filesystem::remove_all(dir.path / "step-00000004");
+    choice = start();
+    CHECK(choice.source == arena::Source::kMemory);
+    CHECK(choice.step == 3);
+    CHECK(warned_of(choice, "step-00000008") == 1);
+    CHECK(warned_of(choice, "step-00000006") == 1);
+  }
+
   TEST_CASE("the agent reads each byte once for all ranks, from any layout into any layout's memory") {
     const std::vector<std::vector<int64_t>> layouts = {{1, 1, 1}, {2, 1, 2}, {1, 2, 2}, {2, 2, 1}};
     for (const auto& from : layouts) {
