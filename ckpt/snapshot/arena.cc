@@ -229,13 +229,29 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed
   return {};
 }
 
-/// The descriptor of a stale segment with its lock held; empty when somebody still holds it or it is not ours.
-Fd lock_segment(const std::string& path) {
+Fd open_segment(const std::string& path) {
   Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   struct stat info {};
   if (!fd || fstat(fd.get(), &info) != 0 || info.st_uid != getuid() || !S_ISREG(info.st_mode)) return Fd();
-  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return Fd();
   return fd;
+}
+
+/// The descriptor of a stale segment with its lock held; empty when somebody still holds it or it is not ours. Who only
+/// asks for that (is_held) has it for an instant, or for as long as it gets no core: that is waited for.
+Fd lock_segment(const std::string& path, std::chrono::milliseconds patience) {
+  Fd fd = open_segment(path);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (fd && flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > deadline) return Fd();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return fd;
+}
+
+/// Whether an agent has it, whose process may be in another pid namespace and not to be seen from here.
+bool is_held(const std::string& path) {
+  const Fd fd = open_segment(path);
+  return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 }  // namespace
@@ -460,7 +476,7 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
   std::optional<Arena> best;
   std::tuple<bool, uint64_t, int64_t> best_worth;
   for (const std::string& name : stale_paths(folder, hash_bytes(run_id))) {
-    Fd fd = lock_segment(name);
+    Fd fd = lock_segment(name, std::chrono::seconds(2));
     if (!fd) continue;
     Result<Arena> found = map(std::move(fd), name);
     if (!found.ok() && found.error().code != ErrorCode::kCorrupt) {
@@ -675,7 +691,7 @@ std::vector<StaleArena> stale_arenas(const std::string& folder) {
   for (const std::string& name : stale_paths(folder, std::nullopt)) {
     StaleArena stale{.name = name};
     struct stat info {};
-    if (::stat(name.c_str(), &info) != 0 || info.st_uid != getuid()) continue;
+    if (::stat(name.c_str(), &info) != 0 || info.st_uid != getuid() || is_held(name)) continue;
     stale.bytes = info.st_blocks * 512;
     if (const Result<Arena> found = Arena::attach(name); found.ok()) {
       stale.run_id = found.value().run_id();
@@ -693,7 +709,7 @@ std::vector<StaleArena> stale_arenas(const std::string& folder) {
 }
 
 bool remove_stale_arena(const StaleArena& stale) {
-  const Fd fd = lock_segment(stale.name);
+  const Fd fd = lock_segment(stale.name, std::chrono::milliseconds(100));
   return fd && ::unlink(stale.name.c_str()) == 0;
 }
 

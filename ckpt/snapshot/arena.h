@@ -164,8 +164,8 @@ struct StaleArena {
   int64_t unsaved_step = 0;  // its newest whole step, where that is not known to be on disk; 0: nothing to lose
 };
 
-/// Those of this user in a folder, the longest dead agent's (by its start) first. Holds no lock: another agent may be
-/// taking one over.
+/// Those of this user in a folder, the longest dead agent's (by its start) first; none whose lock an agent holds. Keeps
+/// no lock itself: another agent may be taking one over.
 std::vector<StaleArena> stale_arenas(const std::string& folder = kSharedMemory);
 
 /// False when somebody else holds it or has taken it over.

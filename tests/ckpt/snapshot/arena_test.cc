@@ -218,6 +218,27 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(taken.value()->remove().ok());
   }
 
+  TEST_CASE("a segment whose agent lives where its process cannot be seen is nobody's to list, take over or remove") {
+    const std::string id = run_id("elsewhere");
+    Result<Arena> live = Arena::create(small_spec(id, ArenaBacking::kNamed));
+    REQUIRE(live.ok());
+    for (const int64_t rank : {0, 1}) REQUIRE(write_step(live.value(), rank, 0, 1, 5).ok());
+    // As an agent in another pid namespace, a container with the same /dev/shm: no process here has its number.
+    const std::string name = live.value().name(), seen = name.substr(0, name.rfind('-')) + "-1";
+    REQUIRE(::rename(name.c_str(), seen.c_str()) == 0);
+    const auto listed = [&] {
+      const std::vector<StaleArena> stale = stale_arenas();
+      return std::any_of(stale.begin(), stale.end(), [&](const StaleArena& one) { return one.run_id == id; });
+    };
+    CHECK_FALSE(listed());
+    CHECK_FALSE(remove_stale_arena({.name = seen}));
+    const auto taken = Arena::adopt(id);
+    CHECK((taken.ok() && !taken.value().has_value()));
+    live = Arena::create(small_spec(id, ArenaBacking::kMemfd));  // it dies
+    CHECK(listed());
+    CHECK(remove_stale_arena({.name = seen}));
+  }
+
   TEST_CASE("a segment in a folder on a disk: shared, taken over and removed there, and never after another start") {
     const cairn::testing::TempDir dir("arena");
     const std::string folder = dir.path, id = run_id("disk");
