@@ -47,6 +47,7 @@ Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::p
   }
   SaveOptions save;
   save.codec = Codec::kShuffleZstd;
+  save.must_exchange = true;
   Manifest skeleton = source;
   skeleton.files.clear();
   skeleton.shards.clear();

@@ -9,9 +9,9 @@
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
 //   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
-//   5. rename to step-N, or exchange with an existing step-N.
+//   5. rename to step-N, or exchange with an existing step-N; where the file system cannot, that is moved away first.
 //   6. fsync the parent: until here a crash may bring the old name back.
-//   7. Remove what the exchange has left under the temporary name.
+//   7. Remove what was replaced.
 //
 // The disk is never left waiting: requests of all files share one queue, and up to kOpenFiles files go through 2d
 // together when all of theirs are done, the manifest being made meanwhile. Payload is copied into buffers of kRunBytes
@@ -704,6 +704,14 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   return io.sync_dir(dir);
 }
 
+/// Where two names cannot be exchanged, as on network file systems. For a moment there is neither.
+Status put_in_place(IoBackend& io, const fs::path& work, const fs::path& dir, const fs::path& old) {
+  RT_TRY(io.rename(dir, old));
+  Status moved = io.rename(work, dir);
+  if (!moved.ok()) ignore(io.rename(old, dir), "the error of the first one is told");
+  return moved;
+}
+
 }  // namespace
 
 WriterId this_writer() {
@@ -854,7 +862,12 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     }
   }
   report.replaced = existing.ok();
+  fs::path old = work;  // what is replaced
   Status published = report.replaced ? io.exchange(work, report.dir) : io.rename(work, report.dir);
+  if (!published.ok() && published.error().code == ErrorCode::kUnsupported && !options.must_exchange) {
+    old = checkpoints_dir / work_dir_name(kTrashPrefix, report.manifest.step, writer);
+    published = put_in_place(io, work, report.dir, old);
+  }
   if (!published.ok() && report.replaced && published.error().os_errno == ENOENT) {
     report.replaced = false;  // meanwhile removed, by the retention of another save in flight
     published = io.rename(work, report.dir);
@@ -868,7 +881,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   report.seconds = seconds_since(start);
   if (report.replaced) {
     const auto remove_start = Clock::now();
-    if (Status removed = remove_tree(io, work); !removed.ok()) report.leftover = work.filename().string();
+    if (Status removed = remove_tree(io, old); !removed.ok()) report.leftover = old.filename().string();
     report.remove_seconds = seconds_since(remove_start);
   }
   return report;

@@ -62,6 +62,8 @@ struct SaveOptions {
   /// Also where other steps of the folder refer to the replaced one: a run that comes by its number again has left
   /// them behind, mostly because they could not be used, and needs its own saves more.
   bool replace_referred = false;
+  /// Refuses (kUnsupported) to replace a step where two names cannot be exchanged: its bytes are nowhere else.
+  bool must_exchange = false;
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
   bool huge_pages = false;    // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
@@ -113,10 +115,11 @@ WriterId this_writer();
 /// has changed, what was written so far is removed (or left under a name that begins with kTmpPrefix, and the error
 /// says so). One exception: when only the last step (sync of `checkpoints_dir`) fails, the new checkpoint is whole and
 /// visible but may be gone after a power loss; the error says that. A committed step of the same number is replaced by
-/// an atomic exchange of the two names, or refused (replace_existing = false): at no moment is there neither. An error
-/// of `fill` ends the save like one of the disk. Errors: kInvalidInput (skeleton or parts do not fit together),
-/// kNoSpace (noticed before writing where the file system tells), kIo, kStopped (cancel), kCorrupt (word sums).
-/// Threads: HDF5 calls are serialised inside; the backend is used by this thread only.
+/// an atomic exchange of the two names, or refused (replace_existing = false): at no moment is there neither, but on
+/// file systems that cannot exchange (must_exchange). An error of `fill` ends the save like one of the disk. Errors:
+/// kInvalidInput (skeleton or parts do not fit together), kNoSpace (noticed before writing where the file system
+/// tells), kIo, kStopped (cancel), kCorrupt (word sums). Threads: HDF5 calls are serialised inside; the backend is used
+/// by this thread only.
 Result<SaveReport> save_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, Manifest skeleton,
                                    std::span<const WriterPart> parts, const SaveOptions& options = {});
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
+
 #include "runtime/core/random.h"
 
 namespace cairn::ckpt {
@@ -146,7 +148,10 @@ Status FaultBackend::rename(const fs::path& from, const fs::path& to) {
 }
 
 Status FaultBackend::exchange(const fs::path& a, const fs::path& b) {
-  if (auto instead = intercept(IoOp::kExchange, "exchange")) return *instead;
+  if (auto instead = intercept(IoOp::kExchange, "exchange")) {
+    if (instead->ok() || instead->error().os_errno != EINVAL) return *instead;
+    return Error{ErrorCode::kUnsupported, instead->error().message, EINVAL};  // a file system that cannot
+  }
   return inner_.exchange(a, b);
 }
 

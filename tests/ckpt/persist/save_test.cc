@@ -106,6 +106,35 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK(io->list(dir.path).value().size() == 1);
   }
 
+  TEST_CASE("where a file system cannot exchange two names, a run's save replaces a step all the same") {
+    const TestState first = make_state(12, 1), second = make_state(12, 2);
+    MemoryBackend disk;
+    REQUIRE(save(disk, "/ck", first).ok());
+    FaultBackend io(
+        disk, {.action = FaultPlan::Action::kFail, .from_then_on = true, .os_errno = EINVAL, .only = IoOp::kExchange});
+    SaveOptions options = small_options();
+    options.must_exchange = true;  // as archiving does, whose source is the step itself
+    const Result<SaveReport> refused = save(io, "/ck", second, options);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kUnsupported);
+    CHECK(compare(disk, "/ck/step-00000012", first) == "");
+    CHECK(list_checkpoints(disk, "/ck").value().leftovers.empty());
+    options.must_exchange = false;
+    for (int64_t n = 0;; ++n) {  // the second rename fails: what was there stays
+      const std::unique_ptr<MemoryBackend> copy = disk.clone();
+      FaultBackend plain(
+          *copy,
+          {.action = FaultPlan::Action::kFail, .from_then_on = true, .os_errno = EINVAL, .only = IoOp::kExchange});
+      FaultBackend once(plain, {.action = FaultPlan::Action::kFail, .call = n, .only = IoOp::kRename});
+      const Result<SaveReport> saved = save(once, "/ck", second, options);
+      CHECK(saved.ok() != once.fired());
+      CHECK(compare(*copy, "/ck/step-00000012", saved.ok() ? second : first) == "");
+      CHECK(list_checkpoints(*copy, "/ck").value().leftovers.empty());
+      if (saved.ok()) CHECK(saved.value().replaced);
+      if (!once.fired()) break;
+    }
+  }
+
   TEST_CASE("a replacing save that is killed, cleared away by a resharding, then power loss: one of the two is whole") {
     const TestState first = make_state(12, 1), second = make_state(12, 2);
     SaveOptions replacing = small_options();
