@@ -716,6 +716,7 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
 /// Runs a resolved recipe to its end in `run`.
 Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args) {
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
+  ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
   Recipe recipe = loaded.recipe;
   RT_TRY_SET(recipe.init, effective_init(loaded.recipe.init, args.init, run));
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));

@@ -333,7 +333,9 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
     return error;
   };
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return give_up(os_error(errno, "flock of snapshot memory"));
-  if (ftruncate(fd.get(), geometry.total_bytes) != 0) return give_up(os_error(errno, "ftruncate of snapshot memory"));
+  if (ftruncate(fd.get(), geometry.total_bytes) != 0) {
+    return give_up(os_error(errno, fmt::format("{} of snapshot memory in {}", gib(geometry.total_bytes), name)));
+  }
   void* base = mmap(nullptr, geometry.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return give_up(os_error(errno, "mmap of snapshot memory"));
 

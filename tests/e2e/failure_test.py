@@ -1,6 +1,7 @@
 """What can go wrong while training: a full disk, data that vanish, ranks that hang. Never a hang, always a culprit."""
 
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -64,6 +65,17 @@ class Failure(RunTest):
         self.assertIn("saved step 30 from shared memory", last.output())
         self.assertEqual(self.checkpoints("run"), [30])
         self.assertEqual(self.memory_left(self.folder), [])
+
+    def test_a_limit_of_file_sizes_is_told_by_the_file_that_met_it(self):
+        recipe = self.recipe(name="short", steps=9, tp=1, pp=1, dp=1, zero=0, sp="false", save=1000)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))  # as `ulimit -f`; memory is a file, too
+        job = self.train(recipe, "run", code=74)
+        self.assertRegex(job.output(), "snapshot memory .*/dev/shm/cairn-.*: File too large")
+        self.assertEqual(self.memory_left(self.folder), [])
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.train(recipe, "run")
 
     def test_data_that_vanish_end_the_run_with_their_name(self):
         recipe = self.recipe(name="long", steps=100000, save=100000)
