@@ -112,6 +112,7 @@ struct NodePersister::Impl {
   /// Of the dead agent whose memory this may be: until this one has decided where the run goes on, nobody knows whether
   /// what is on disk is of a line that was left, or newer than the memory.
   const uint64_t adopted = arena.control().incarnation.load(std::memory_order_acquire);
+  bool decided() const { return arena.control().incarnation.load(std::memory_order_acquire) != adopted; }
   std::vector<std::unique_ptr<Writer>> writers;
 
   std::mutex after_save;                         // one at a time: retention, reports
@@ -152,7 +153,7 @@ void NodePersister::Impl::prepare(Writer& writer) {
 
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
-  save.replace_referred = arena.control().incarnation.load(std::memory_order_acquire) != adopted;
+  save.replace_referred = decided();
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();
@@ -283,7 +284,8 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
 void NodePersister::Impl::write_newest(Writer& writer) {
   const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
   if (!newest || newest->step == 0) return;
-  if (arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
+  // What a dead agent had written is looked at like anything else that lies there.
+  if (decided() && arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
   const Result<CheckpointInfo> on_disk = newest_complete(*writer.io, dir);
   if (on_disk.ok() && on_disk.value().step >= newest->step) {
     // Its files have the right sizes; only its bytes are a reason to give up what memory holds.

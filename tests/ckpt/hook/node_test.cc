@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 #include <functional>
 
 #include "ckpt/format/names.h"
+#include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 #include "tests/ckpt/hook/fake_run.h"
 
@@ -111,6 +113,33 @@ TEST_SUITE("ckpt/node") {
     CHECK(flushed->status.ok());
     CHECK(told == std::vector<std::string>{news(6), news(7), news(8)});
     CHECK_FALSE(opened.value()->flush().has_value());
+  }
+
+  TEST_CASE("memory of another layout is written again where what the dead agent had written does not hold any more") {
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    const NodeOptions options = options_for(run_id, dir.path);
+    run_and_kill(saving({2, 1, 1}, {.save = {{.steps = 3}}, .snapshot_steps = 1}), options, {.steps = 6});
+    PosixBackend io;
+    const auto newest = newest_complete(io, options.checkpoints_dir).value();
+    REQUIRE(newest.step == 6);
+    {
+      const Manifest manifest = read_manifest(io, newest.dir).value();
+      const ShardEntry& shard = manifest.shards.back();
+      std::fstream file(newest.dir / manifest.files[shard.file].name, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(shard.offset);
+      const char byte = static_cast<char>(file.get() ^ 0x10);
+      file.seekp(shard.offset);
+      file.put(byte);
+    }
+    const Plan plan = saving({1, 1, 1}, {});
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options, &notices);
+    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    const auto choice = opened.value()->begin_incarnation();
+    REQUIRE_MESSAGE(choice.ok(), (choice.ok() ? "" : choice.error().message));
+    CHECK(choice.value().step == 6);
+    CHECK(choice.value().warnings.empty());
   }
 
   TEST_CASE("memory that cannot be written to disk is kept, and the error says where it is") {
