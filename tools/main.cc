@@ -2,6 +2,7 @@
 //   0 done   2 refused: recipe, flag or plan   others: docs/operations.md, "Exit codes"
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -34,6 +35,14 @@ void open_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd) _exit(70);
   }
+}
+
+/// A checkpoint has a file a rank, and who reads it has them open, twice: more than the 1024 that shells begin with.
+void raise_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 std::vector<std::string> subcommand_names(const CLI::App& app) {
@@ -165,6 +174,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   cairn::tools::open_standard_streams();
+  cairn::tools::raise_file_limit();
   cairn::init_logging("cairn");
   try {
     return cairn::tools::run(argc, argv);

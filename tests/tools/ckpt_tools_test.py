@@ -329,6 +329,23 @@ class CkptToolsTest(ProgramTest):
             self.assertNotIn("in use", done.stderr)
         self.assertEqual(len(os.listdir(self.path("a/checkpoints"))), 3)
 
+    def test_a_checkpoint_of_more_files_than_a_shell_lets_be_open_is_read_like_any_other(self):
+        for name in ("t.bin", "t.idx"):
+            shutil.copy(os.path.join(self.made.name, name), self.path(name))
+        with open(self.path("wide.lua"), "w", encoding="utf-8") as f:
+            f.write((RECIPE % 2).replace("samples = 4, micro = 2", "samples = 64, micro = 1"))
+        self.cairn("train", "wide.lua", "--run", "wide", "--nproc", "2")
+        self.cairn("ckpt", "reshard", "wide", "many", "--mesh", "dp=64", "--zero", "1")
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+        self.assertGreater(len(os.listdir(self.path(self.step("many", 2)))), 60)
+        self.cairn("ckpt", "diff", "wide", "many", preexec_fn=limit)
+        self.cairn("ckpt", "push", "many", "place", preexec_fn=limit)
+        self.cairn("ckpt", "reshard", "many", "back", "--mesh", "tp=2", preexec_fn=limit)
+        self.assertIn(" 0 differ", self.cairn("ckpt", "diff", "wide", "back").stdout)
+
     def test_prune_counts_what_is_gone_only(self):
         strace = self.strace()
         calls = "rename,renameat,renameat2"
