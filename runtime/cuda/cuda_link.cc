@@ -82,6 +82,14 @@ class CudaLink final : public DeviceLink {
     return checked(cudaEventSynchronize(events_[static_cast<size_t>(arrived_++ % kDepth)]), "copying to the host");
   }
 
+  Result<bool> has_arrived() override {
+    RT_CHECK(arrived_ < begun_, "no piece is on its way");
+    const cudaError_t state = cudaEventQuery(events_[static_cast<size_t>(arrived_ % kDepth)]);
+    if (state == cudaErrorNotReady) return false;
+    RT_TRY(checked(state, "copying to the host"));
+    return true;
+  }
+
   Status store(std::span<const std::byte> host, std::byte* device) override {
     RT_TRY(select());
     return checked(cudaMemcpyAsync(device, host.data(), host.size(), cudaMemcpyHostToDevice, copies_),
