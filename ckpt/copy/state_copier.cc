@@ -158,24 +158,38 @@ void StateCopier::fail(const Error& error) {
 }
 
 void StateCopier::copy_all() {
-  std::deque<size_t> coming;
-  const auto retire = [&]() -> Status {
-    const size_t part = coming.front();
+  std::deque<size_t> coming, there;  // on their way; on the host, without sums
+  const auto arrive = [&]() -> Status {
     RT_TRY(link_->arrive());
-    let_overwrite(part);
+    let_overwrite(coming.front());
+    there.push_back(coming.front());
     coming.pop_front();
-    note(part, word_sums(slot_ + parts_[part].offset, parts_[part].bytes / 4));
     return {};
   };
   const auto attempt = [&]() -> Status {
-    for (size_t part = 0; part < parts_.size() && !stopping_ && !failing_; ++part) {
-      if (!take(part)) continue;
-      RT_TRY_SET(const bool there, fetch(part));
-      if (!there) coming.push_back(part);
-      while (std::ssize(coming) >= link_->depth()) RT_TRY(retire());
+    for (size_t part = 0;;) {
+      // Before a sum is taken, which is slower than a device copies: neither it nor the update waits for sums.
+      while (!coming.empty()) {
+        RT_TRY_SET(const bool is_there, link_->has_arrived());
+        if (!is_there) break;
+        RT_TRY(arrive());
+      }
+      for (; std::ssize(coming) < link_->depth() && part < parts_.size() && !stopping_ && !failing_; ++part) {
+        if (!take(part)) continue;
+        RT_TRY_SET(const bool is_there, fetch(part));
+        if (!is_there) coming.push_back(part);
+      }
+      if (stopping_) there.clear();  // nobody wants their sums
+      if (!there.empty()) {
+        const size_t summed = there.front();
+        there.pop_front();
+        note(summed, word_sums(slot_ + parts_[summed].offset, parts_[summed].bytes / 4));
+      } else if (!coming.empty()) {
+        RT_TRY(arrive());
+      } else {
+        return {};
+      }
     }
-    while (!coming.empty()) RT_TRY(retire());
-    return {};
   };
   if (const Status copied = attempt(); !copied.ok()) fail(copied.error());
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/core/check.h"
+#include "runtime/core/log.h"
 
 namespace cairn {
 namespace {
@@ -16,6 +17,7 @@ constexpr int64_t kDepth = 8;  // pieces on their way: a copy engine is never id
 
 Status checked(cudaError_t error, const char* what, ErrorCode code = ErrorCode::kInternal) {
   if (error == cudaSuccess) return {};
+  cudaGetLastError();  // told here: the trainer's next look at its thread's last error is for its own
   return Error{error == cudaErrorMemoryAllocation ? ErrorCode::kNoSpace : code,
                fmt::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error))};
 }
@@ -33,14 +35,14 @@ class CudaLink final : public DeviceLink {
       if (event != nullptr) cudaEventDestroy(event);
     }
     for (void* const host : pinned_) cudaHostUnregister(host);
+    cudaGetLastError();
   }
 
   Status open() {
     RT_TRY(checked(cudaSetDevice(device_), "cudaSetDevice", ErrorCode::kUnavailable));
-    int least = 0, greatest = 0;
-    RT_TRY(checked(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange"));
-    // Training's own copies and kernels go first.
-    RT_TRY(checked(cudaStreamCreateWithPriority(&copies_, cudaStreamNonBlocking, least), "cudaStreamCreate"));
+    // Non-blocking: what training puts into the default stream does not wait for copies. Priorities mean nothing to
+    // copies; those of training come in between because only a few pieces are on their way.
+    RT_TRY(checked(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "cudaStreamCreate"));
     for (cudaEvent_t& event : events_) {
       // Who waits for a piece sleeps: its core belongs to training.
       RT_TRY(
@@ -53,8 +55,14 @@ class CudaLink final : public DeviceLink {
     RT_TRY(select());
     if (host.empty()) return {};
     // Memory of another process is pinned in this one's page table: the arena needs to know nothing of it.
-    RT_TRY(checked(cudaHostRegister(host.data(), host.size(), cudaHostRegisterPortable), "cudaHostRegister"));
-    pinned_.push_back(host.data());
+    const Status pinned =
+        checked(cudaHostRegister(host.data(), host.size(), cudaHostRegisterPortable), "cudaHostRegister");
+    if (pinned.ok()) {
+      pinned_.push_back(host.data());
+    } else {  // the runtime copies through memory of its own then, and returns when a piece is there
+      spdlog::warn("{} MiB of snapshot memory cannot be pinned, copies to it are slow: {}", host.size() >> 20,
+                   pinned.error().message);
+    }
     return {};
   }
 
@@ -82,6 +90,14 @@ class CudaLink final : public DeviceLink {
     return checked(cudaEventSynchronize(events_[static_cast<size_t>(arrived_++ % kDepth)]), "copying to the host");
   }
 
+  Result<bool> has_arrived() override {
+    RT_CHECK(arrived_ < begun_, "no piece is on its way");
+    const cudaError_t state = cudaEventQuery(events_[static_cast<size_t>(arrived_ % kDepth)]);
+    if (state == cudaErrorNotReady) return false;
+    RT_TRY(checked(state, "copying to the host"));
+    return true;
+  }
+
   Status store(std::span<const std::byte> host, std::byte* device) override {
     RT_TRY(select());
     return checked(cudaMemcpyAsync(device, host.data(), host.size(), cudaMemcpyHostToDevice, copies_),
@@ -105,7 +121,7 @@ class CudaLink final : public DeviceLink {
 
 int cuda_devices() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  return checked(cudaGetDeviceCount(&count), "looking for devices").ok() ? count : 0;
 }
 
 Result<std::unique_ptr<DeviceLink>> make_cuda_link(int device, void* work) {

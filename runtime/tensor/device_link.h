@@ -37,6 +37,9 @@ class DeviceLink {
   /// Waits for the oldest piece that is on its way: it is on the host, and the device may overwrite it.
   virtual Status arrive() = 0;
 
+  /// Whether arrive() would return at once; false where nobody knows. A piece is on its way.
+  virtual Result<bool> has_arrived() { return false; }
+
   /// Brings a piece to the device; settle() waits until all such pieces are there.
   virtual Status store(std::span<const std::byte> host, std::byte* device) = 0;
   virtual Status settle() = 0;

@@ -30,7 +30,7 @@ std::vector<uint32_t> noise(int64_t words, uint64_t seed = 1) {
 std::span<std::byte> bytes_of(std::vector<uint32_t>& words) { return std::as_writable_bytes(std::span(words)); }
 
 /// What a device would do: pieces come after a while, in order, and what is read is what is there when they come.
-class SlowLink final : public DeviceLink {
+class SlowLink : public DeviceLink {
  public:
   explicit SlowLink(std::chrono::microseconds delay, int64_t depth = 4, int64_t fail_at = -1)
       : delay_(delay), depth_(depth), fail_at_(fail_at) {}
@@ -198,6 +198,31 @@ TEST_SUITE("ckpt/copy") {
     REQUIRE(copier.start(state.slot.data(), [&](std::span<const uint64_t>) { return Status(); }).ok());
     REQUIRE(copier.finish().ok());
     CHECK(seen.most() == 3);
+  }
+
+  TEST_CASE("an update waits for what is copied, not for its sums, and neither does the device") {
+    // A device that is faster than sums: what is ordered is there.
+    struct FastLink final : SlowLink {
+      FastLink() : SlowLink(std::chrono::microseconds(0), 8) {}
+      Result<std::optional<uint64_t>> fetch(std::span<const std::byte>, std::byte*) override {
+        return std::optional<uint64_t>();
+      }
+      Result<bool> has_arrived() override { return true; }
+      Status arrive() override { return {}; }
+    };
+    constexpr int64_t kBytes = 256 * kMiB;
+    std::vector<std::byte> slot(kBytes);
+    StateCopier copier(std::make_unique<FastLink>(), 0);
+    copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{slot.data(), 0, kBytes, 0}}}), 1);
+    std::atomic<bool> done = false;
+    const auto begin = std::chrono::steady_clock::now();
+    REQUIRE(copier.start(slot.data(), tells(done)).ok());
+    const std::span<std::byte> last = std::span(slot).last(4);
+    copier.wait({&last, 1});
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    REQUIRE(copier.finish().ok());
+    CHECK(done);
+    CHECK(waited * 2 < std::chrono::steady_clock::now() - begin);  // an eighth, if nobody else is at work
   }
 
   TEST_CASE("a copy that fails lets everybody go on, and every later call says why") {

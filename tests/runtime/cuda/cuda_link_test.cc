@@ -1,11 +1,13 @@
 // The link to a CUDA device, alone and under the copier. Where there is no device these say so and check what can be
-// checked without; runtime/cuda/double runs them against a double of the runtime.
+// checked without; runtime/cuda/double runs them against a double of the runtime. The last device is taken: what
+// forgets to make it the current one works with the first.
 #include "runtime/cuda/cuda_link.h"
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -18,8 +20,13 @@ using namespace cairn::ckpt;
 
 namespace {
 
+int device_number() { return cuda_devices() - 1; }
+
 bool no_device() {
-  if (cuda_devices() > 0) return false;
+  if (cuda_devices() > 0) {
+    REQUIRE(cudaSetDevice(device_number()) == cudaSuccess);
+    return false;
+  }
   MESSAGE("skipped: this machine has no CUDA device");
   return true;
 }
@@ -33,6 +40,11 @@ struct Slot {
   }
   ~Slot() { munmap(base, static_cast<size_t>(bytes)); }
   std::span<std::byte> all() const { return {base, static_cast<size_t>(bytes)}; }
+  bool is_pinned() const {
+    cudaPointerAttributes seen{};
+    REQUIRE(cudaPointerGetAttributes(&seen, base + bytes - 1) == cudaSuccess);
+    return seen.type == cudaMemoryTypeHost;
+  }
   std::byte* base = nullptr;
   int64_t bytes;
 };
@@ -47,23 +59,50 @@ struct DeviceMemory {
   std::byte* data = nullptr;
 };
 
-std::vector<std::byte> noise(int64_t bytes) {
+/// What a trainer puts its work into.
+struct Stream {
+  Stream() { REQUIRE(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking) == cudaSuccess); }
+  ~Stream() { cudaStreamDestroy(handle); }
+  cudaStream_t handle = nullptr;
+};
+
+std::vector<std::byte> noise(int64_t bytes, uint64_t seed = 0) {
   std::vector<std::byte> out(static_cast<size_t>(bytes));
   for (size_t i = 0; i + 8 <= out.size(); i += 8) {
-    const uint64_t word = mix64(i);
+    const uint64_t word = mix64(seed + i);
     std::memcpy(&out[i], &word, 8);
   }
   return out;
+}
+
+std::unique_ptr<DeviceLink> link_to_device(void* work = nullptr) {
+  auto link = make_cuda_link(device_number(), work);
+  REQUIRE_MESSAGE(link.ok(), (link.ok() ? "" : link.error().message));
+  return std::move(link).value();
+}
+
+std::vector<CopyPart> parts_of_one(std::byte* from, int64_t offset, int64_t bytes) {
+  return parts_of(std::vector<std::vector<CopyArray>>{{{from, offset, bytes, 0}}});
+}
+
+StateCopier::Done tells(std::atomic<uint64_t>& sums) {
+  return [&sums](std::span<const uint64_t> told) {
+    sums = told[0];
+    return Status();
+  };
 }
 
 }  // namespace
 
 TEST_SUITE("runtime/cuda") {
   TEST_CASE("a device that is not there is refused in words") {
-    const auto link = make_cuda_link(4096);
-    REQUIRE_FALSE(link.ok());
-    CHECK(link.error().code == ErrorCode::kUnavailable);
-    MESSAGE(link.error().message);
+    for (const int number : {-1, 4096}) {
+      const auto link = make_cuda_link(number);
+      REQUIRE_FALSE(link.ok());
+      CHECK(link.error().code == ErrorCode::kUnavailable);
+      MESSAGE(link.error().message);
+      if (cuda_devices() > 0) CHECK(cudaGetLastError() == cudaSuccess);
+    }
   }
 
   TEST_CASE("state goes to the device and comes back bit for bit, with its sums") {
@@ -74,34 +113,38 @@ TEST_SUITE("runtime/cuda") {
     Slot slot(kBytes + 4096), from(kBytes);
     std::vector<std::byte> there(kBytes);
     std::memcpy(from.base, state.data(), state.size());
-    auto link = make_cuda_link(0);
-    REQUIRE_MESSAGE(link.ok(), (link.ok() ? "" : link.error().message));
-    REQUIRE(link.value()->use_host(slot.all()).ok());
-    REQUIRE(link.value()->store(from.all(), device.data).ok());
-    REQUIRE(link.value()->settle().ok());
-    // On a stream that waits for no other, and at once.
-    REQUIRE(cudaMemcpy(there.data(), device.data, kBytes, cudaMemcpyDeviceToHost) == cudaSuccess);
-    CHECK(std::memcmp(there.data(), state.data(), state.size()) == 0);
-    StateCopier copier(std::move(link).value(), 0);
-    copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{device.data, 64, kBytes, 0}}}), 1);
-    for (int round = 0; round < 3; ++round) {
-      std::memset(slot.base, 0, static_cast<size_t>(slot.bytes));
-      uint64_t told = 0;
-      REQUIRE(copier
-                  .start(slot.base,
-                         [&](std::span<const uint64_t> sums) {
-                           told = sums[0];
-                           return Status();
-                         })
-                  .ok());
-      std::span<std::byte> area(device.data, static_cast<size_t>(kBytes));
-      copier.wait({&area, 1});
-      REQUIRE(cudaMemset(device.data, 0, 4096) == cudaSuccess);  // read already
-      REQUIRE(copier.finish().ok());
-      CHECK(std::memcmp(slot.base + 64, state.data(), state.size()) == 0);
-      CHECK(told == word_sums(state.data(), kBytes / 4));
-      REQUIRE(cudaMemcpy(device.data, state.data(), 4096, cudaMemcpyHostToDevice) == cudaSuccess);
+    auto link = link_to_device();
+    REQUIRE(link->use_host(slot.all()).ok());
+    CHECK(slot.is_pinned());
+    for (const bool pinned : {false, true}) {  // what other ranks save is in memory that this one has not pinned
+      if (pinned) REQUIRE(link->use_host(from.all()).ok());
+      CHECK(from.is_pinned() == pinned);
+      REQUIRE(cudaMemset(device.data, 0, kBytes) == cudaSuccess);
+      REQUIRE(link->store(from.all(), device.data).ok());
+      REQUIRE(link->settle().ok());
+      // On a stream that waits for no other, and at once.
+      REQUIRE(cudaMemcpy(there.data(), device.data, kBytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+      CHECK(std::memcmp(there.data(), state.data(), state.size()) == 0);
     }
+    {
+      StateCopier copier(std::move(link), 0);
+      copier.cover(parts_of_one(device.data, 64, kBytes), 1);
+      for (int round = 0; round < 3; ++round) {
+        std::memset(slot.base, 0, static_cast<size_t>(slot.bytes));
+        std::atomic<uint64_t> told = 0;
+        REQUIRE(copier.start(slot.base, tells(told)).ok());
+        std::span<std::byte> area(device.data, static_cast<size_t>(kBytes));
+        copier.wait({&area, 1});
+        REQUIRE(cudaMemset(device.data, 0, kBytes) == cudaSuccess);  // read already
+        REQUIRE(copier.finish().ok());
+        CHECK(std::memcmp(slot.base + 64, state.data(), state.size()) == 0);
+        CHECK(slot.base[kBytes + 64] == std::byte{0});
+        CHECK(told == word_sums(state.data(), kBytes / 4));
+        REQUIRE(cudaMemcpy(device.data, state.data(), kBytes, cudaMemcpyHostToDevice) == cudaSuccess);
+      }
+    }
+    CHECK_FALSE(slot.is_pinned());
+    CHECK_FALSE(from.is_pinned());
   }
 
   TEST_CASE("a copy follows the work that was ordered before it") {
@@ -109,22 +152,118 @@ TEST_SUITE("runtime/cuda") {
     constexpr int64_t kBytes = int64_t{64} << 20;
     DeviceMemory device(kBytes);
     Slot slot(kBytes);
-    cudaStream_t work = nullptr;
-    REQUIRE(cudaStreamCreateWithFlags(&work, cudaStreamNonBlocking) == cudaSuccess);
-    auto link = make_cuda_link(0, work);
-    REQUIRE(link.ok());
-    REQUIRE(link.value()->use_host(slot.all()).ok());
-    StateCopier copier(std::move(link).value(), 0);
-    copier.cover(parts_of(std::vector<std::vector<CopyArray>>{{{device.data, 0, kBytes, 0}}}), 1);
-    for (int value = 1; value < 20; ++value) {
-      for (int again = 0; again < 16; ++again) cudaMemsetAsync(device.data, 0xee, kBytes, work);
-      REQUIRE(cudaMemsetAsync(device.data, value, kBytes, work) == cudaSuccess);
-      REQUIRE(copier.start(slot.base, [](std::span<const uint64_t>) { return Status(); }).ok());
+    for (const bool own : {true, false}) {  // a stream of the trainer's, or the default one
+      CAPTURE(own);
+      const Stream stream;
+      const cudaStream_t work = own ? stream.handle : nullptr;
+      auto link = link_to_device(work);
+      REQUIRE(link->use_host(slot.all()).ok());
+      StateCopier copier(std::move(link), 0);
+      copier.cover(parts_of_one(device.data, 0, kBytes), 1);
+      for (int value = 1; value < 10; ++value) {
+        for (int again = 0; again < 16; ++again) cudaMemsetAsync(device.data, 0xee, kBytes, work);
+        REQUIRE(cudaMemsetAsync(device.data, value, kBytes, work) == cudaSuccess);
+        REQUIRE(cudaSetDevice(0) == cudaSuccess);  // the current device is the link's own business
+        std::atomic<uint64_t> sums = 0;
+        REQUIRE(copier.start(slot.base, tells(sums)).ok());
+        REQUIRE(copier.finish().ok());
+        REQUIRE(cudaSetDevice(device_number()) == cudaSuccess);
+        CHECK(slot.base[0] == static_cast<std::byte>(value));
+        CHECK(std::memcmp(slot.base, slot.base + 1, kBytes - 1) == 0);
+      }
+    }
+  }
+
+  TEST_CASE("an update overwrites block by block behind a copy, and the copy is of before it") {
+    if (no_device()) return;
+    constexpr int64_t kBytes = (int64_t{24} << 20) + 4, kBlock = int64_t{3} << 19;
+    const std::vector<std::byte> states[] = {noise(kBytes, 1), noise(kBytes, 2)};
+    DeviceMemory device(kBytes), next[] = {DeviceMemory(kBytes), DeviceMemory(kBytes)};
+    for (int k : {0, 1}) {
+      REQUIRE(cudaMemcpy(next[k].data, states[k].data(), kBytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    }
+    REQUIRE(cudaMemcpy(device.data, next[0].data, kBytes, cudaMemcpyDeviceToDevice) == cudaSuccess);
+    Slot slot(kBytes);
+    const Stream work;
+    auto link = link_to_device(work.handle);
+    REQUIRE(link->use_host(slot.all()).ok());
+    StateCopier copier(std::move(link), 0);
+    copier.cover(parts_of_one(device.data, 0, kBytes), 1);
+    for (int step = 0; step < 8; ++step) {
+      std::atomic<uint64_t> sums = 0;
+      REQUIRE(copier.start(slot.base, tells(sums)).ok());
+      for (int64_t at = 0; at < kBytes; at += kBlock) {
+        const std::span<std::byte> area(device.data + at, static_cast<size_t>(std::min(kBlock, kBytes - at)));
+        copier.wait({&area, 1});
+        REQUIRE(cudaMemcpyAsync(area.data(), next[(step + 1) % 2].data + at, area.size(), cudaMemcpyDeviceToDevice,
+                                work.handle) == cudaSuccess);
+      }
       REQUIRE(copier.finish().ok());
-      CHECK(slot.base[0] == static_cast<std::byte>(value));
-      CHECK(slot.base[kBytes - 1] == static_cast<std::byte>(value));
+      const std::vector<std::byte>& before = states[step % 2];
+      CHECK(std::memcmp(slot.base, before.data(), before.size()) == 0);
+      CHECK(sums == word_sums(before.data(), kBytes / 4));
+    }
+  }
+
+  TEST_CASE("what goes into the default stream does not wait for a copy") {
+    if (no_device()) return;
+    constexpr int64_t kBytes = int64_t{64} << 20;
+    DeviceMemory device(kBytes), other(4096);
+    Slot slot(kBytes);
+    const auto link = link_to_device();
+    REQUIRE(link->use_host(slot.all()).ok());
+    for (int64_t piece = 0; piece < link->depth(); ++piece) {
+      REQUIRE(link->fetch({device.data, kBytes}, slot.base).ok());
+    }
+    REQUIRE(cudaMemset(other.data, 1, 4096) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess);
+    int64_t there = 0;
+    for (; there < link->depth() && link->has_arrived().value(); ++there) REQUIRE(link->arrive().ok());
+    CHECK(there < link->depth());
+    for (; there < link->depth(); ++there) REQUIRE(link->arrive().ok());
+  }
+
+  TEST_CASE("memory that cannot be pinned is copied to all the same, and stays whose it is") {
+    if (no_device()) return;
+    constexpr int64_t kBytes = int64_t{20} << 20;
+    const std::vector<std::byte> state = noise(kBytes);
+    DeviceMemory device(kBytes);
+    REQUIRE(cudaMemcpy(device.data, state.data(), kBytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    Slot slot(kBytes);
+    REQUIRE(cudaHostRegister(slot.base, kBytes, cudaHostRegisterDefault) == cudaSuccess);  // somebody else has
+    {
+      auto link = link_to_device();
+      REQUIRE(link->use_host(slot.all()).ok());
+      CHECK(cudaGetLastError() == cudaSuccess);  // the trainer's next look finds nothing
+      StateCopier copier(std::move(link), 0);
+      copier.cover(parts_of_one(device.data, 0, kBytes), 1);
+      std::atomic<uint64_t> sums = 0;
+      REQUIRE(copier.start(slot.base, tells(sums)).ok());
+      REQUIRE(copier.finish().ok());
+      CHECK(std::memcmp(slot.base, state.data(), state.size()) == 0);
+      CHECK(sums == word_sums(state.data(), kBytes / 4));
+    }
+    CHECK(slot.is_pinned());
+    REQUIRE(cudaHostUnregister(slot.base) == cudaSuccess);
+  }
+
+  TEST_CASE("a link that goes while its copy is under way waits for what is on its way") {
+    if (no_device()) return;
+    constexpr int64_t kBytes = int64_t{64} << 20;
+    DeviceMemory device(kBytes);
+    REQUIRE(cudaMemset(device.data, 7, kBytes) == cudaSuccess);
+    for (int round = 0; round < 3; ++round) {
+      Slot slot(kBytes);
+      {
+        auto link = link_to_device();
+        REQUIRE(link->use_host(slot.all()).ok());
+        for (int64_t piece = 0; piece < link->depth(); ++piece) {
+          const std::span<const std::byte> from(device.data + (piece << 20), 1 << 20);
+          REQUIRE(link->fetch(from, slot.base + (piece << 20)).ok());
+        }
+      }
+      std::memset(slot.base, 0, kBytes);
       CHECK(std::memcmp(slot.base, slot.base + 1, kBytes - 1) == 0);
     }
-    cudaStreamDestroy(work);
   }
 }

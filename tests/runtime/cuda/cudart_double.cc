@@ -1,49 +1,72 @@
-// A double of the part of the CUDA runtime that the link uses, for machines without a device: "device" memory is the
-// host's, each stream but the default one is a thread that does its work late, and an event is done when its stream
-// comes to it. So what the link forgets to wait for has not happened yet. Written from the runtime's documentation; it
-// proves the order of calls, and nothing about a device or a driver.
-#include <cuda_runtime_api.h>
-#include <doctest/doctest.h>
+// A double of the part of the CUDA runtime that the link and its tests use, for machines without a device: "device"
+// memory is the host's, each stream but the default one is a thread that does its work late, a copy in two halves, and
+// an event is done when its stream comes to it. So what the link forgets to wait for has not happened yet, and what a
+// copy on its way is to bring is not there: its target is spoilt when it is ordered. There are two devices, each
+// thread's current one is the first until it says otherwise. Written from the runtime's documentation; it proves the
+// order of calls, and nothing about a device or a driver.
+#include "tests/runtime/cuda/cudart_double.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
 #include <thread>
-#include <vector>
+#include <utility>
 
-struct CUevent_st {
+namespace {
+
+constexpr int kDevices = 2;
+constexpr auto kSpoilt = 0xa5;
+
+/// What an event was last recorded after: done when a stream comes to it.
+struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
-  int64_t recorded = 0, done = 0;
+  bool done = false;
 
-  int64_t record() {
+  void finish() {
     const std::lock_guard lock(mutex);
-    return ++recorded;
-  }
-  int64_t last() {
-    const std::lock_guard lock(mutex);
-    return recorded;
-  }
-  void finish(int64_t record) {
-    const std::lock_guard lock(mutex);
-    done = std::max(done, record);
+    done = true;
     changed.notify_all();
   }
-  void wait(int64_t record) {
+  void wait() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return done >= record; });
+    changed.wait(lock, [&] { return done; });
+  }
+  bool is_done() {
+    const std::lock_guard lock(mutex);
+    return done;
+  }
+};
+
+}  // namespace
+
+struct CUevent_st {
+  int device;
+  std::mutex mutex;
+  std::shared_ptr<Mark> mark;  // null: never recorded
+
+  std::shared_ptr<Mark> last() {
+    const std::lock_guard lock(mutex);
+    return mark;
   }
 };
 
 struct CUstream_st {
-  explicit CUstream_st(bool late = true) : thread([this, late] { run(late); }) {}
+  CUstream_st(int device, bool blocking, bool late)
+      : device(device), blocking(blocking), thread([this, late] { run(late); }) {}
   ~CUstream_st() {
     add({});
     thread.join();
@@ -53,12 +76,14 @@ struct CUstream_st {
     queue.push_back(std::move(work));
     changed.notify_all();
   }
-  void drain() {
-    CUevent_st event;
-    const int64_t record = event.record();
-    add([&] { event.finish(record); });
-    event.wait(record);
+  std::shared_ptr<Mark> mark() {
+    auto made = std::make_shared<Mark>();
+    add([made] { made->finish(); });
+    return made;
   }
+
+  const int device;
+  const bool blocking;  // in step with the default stream
 
  private:
   void run(bool late) {
@@ -82,139 +107,413 @@ struct CUstream_st {
 
 namespace {
 
-std::mutex mutex;                           // of what follows
-std::map<const std::byte*, size_t> device;  // allocations
-std::map<const std::byte*, size_t> pinned;  // registered host memory
+struct Area {
+  const std::byte* begin;
+  size_t bytes;
+  int device = 0;
+  bool holds(const void* at, size_t size) const { return at >= begin && size <= bytes && at <= begin + (bytes - size); }
+  bool meets(const void* at, size_t size) const {
+    return at < begin + bytes && begin < static_cast<const std::byte*>(at) + size;
+  }
+};
+
+std::mutex mutex;                               // of what follows
+std::list<Area> device_memory, pinned, coming;  // coming: host memory of copies on their way
 std::set<cudaStream_t> streams;
 std::set<cudaEvent_t> events;
+std::set<int> used;
+std::vector<std::string> wrong;
+int64_t pageable = 0;
+struct {
+  int64_t calls = -1;
+  cudaError_t error = cudaSuccess;
+  bool from_then_on = false, done = false;
+} refusal;
 
-bool within(const std::map<const std::byte*, size_t>& areas, const void* at, size_t bytes) {
+thread_local int current = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+bool holds(const std::list<Area>& areas, const void* at, size_t bytes, int device = -1) {
   const std::lock_guard lock(mutex);
-  const auto* begin = static_cast<const std::byte*>(at);
-  auto it = areas.upper_bound(begin);
-  return it != areas.begin() && begin + bytes <= (--it)->first + it->second;
+  return std::any_of(areas.begin(), areas.end(),
+                     [&](const Area& area) { return area.holds(at, bytes) && (device < 0 || device == area.device); });
+}
+bool meets(const std::list<Area>& areas, const void* at, size_t bytes) {
+  const std::lock_guard lock(mutex);
+  return std::any_of(areas.begin(), areas.end(), [&](const Area& area) { return area.meets(at, bytes); });
+}
+void misuse(std::string what) {
+  const std::lock_guard lock(mutex);
+  wrong.push_back(std::move(what));
+}
+
+cudaError_t refused() {
+  const std::lock_guard lock(mutex);
+  if (refusal.calls < 0) return cudaSuccess;
+  if (refusal.calls > 0) {
+    --refusal.calls;
+    return cudaSuccess;
+  }
+  if (refusal.done && !refusal.from_then_on) return cudaSuccess;
+  refusal.done = true;
+  return refusal.error;
+}
+
+cudaError_t tell(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+/// Of a call that needs no context.
+template <typename Body>
+cudaError_t plain(const Body& body) {
+  const cudaError_t error = refused();
+  return tell(error != cudaSuccess ? error : body());
+}
+template <typename Body>
+cudaError_t call(const Body& body) {
+  return plain([&] {
+    {
+      const std::lock_guard lock(mutex);
+      used.insert(current);
+    }
+    return body();
+  });
+}
+/// What it does it does all the same.
+template <typename Body>
+cudaError_t giving_back(const Body& body) {
+  const cudaError_t error = refused(), done = body();
+  return tell(done != cudaSuccess ? done : error);
 }
 
 template <typename T>
-cudaError_t create(std::set<T*>& live, T*& made) {
-  made = new T;
+T* keep(std::set<T*>& live, T* made) {
   const std::lock_guard lock(mutex);
   live.insert(made);
-  return cudaSuccess;
+  return made;
 }
 
-template <typename T>
-cudaError_t destroy(std::set<T*>& live, T* handle) {
-  {
+CUstream_st& default_of(int device) {
+  static CUstream_st defaults[kDevices] = {{0, true, /*late=*/false}, {1, true, /*late=*/false}};
+  return defaults[device];
+}
+
+/// As the legacy default stream has it: it follows all blocking ones, and they follow it.
+CUstream_st& in_step(cudaStream_t handle) {
+  CUstream_st& stream = handle == nullptr ? default_of(current) : *handle;
+  if (!stream.blocking) return stream;
+  std::vector<std::shared_ptr<Mark>> before;
+  if (handle != nullptr) {
+    before.push_back(default_of(stream.device).mark());
+  } else {
     const std::lock_guard lock(mutex);
-    if (live.erase(handle) == 0) return cudaErrorInvalidResourceHandle;
+    for (CUstream_st* const other : streams) {
+      if (other->blocking && other->device == current) before.push_back(other->mark());
+    }
   }
-  delete handle;
-  return cudaSuccess;
+  stream.add([before] {
+    for (const auto& mark : before) mark->wait();
+  });
+  return stream;
 }
 
-CUstream_st& queue_of(cudaStream_t stream) {
-  static CUstream_st default_stream(/*late=*/false);
-  return stream == nullptr ? default_stream : *stream;
+void drain(cudaStream_t stream) { in_step(stream).mark()->wait(); }
+
+/// The host's side of it is `host`.
+void copy_late(CUstream_st& stream, void* to, const void* from, size_t bytes, const void* host) {
+  auto area = [&] {
+    const std::lock_guard lock(mutex);
+    return coming.insert(coming.end(), {static_cast<const std::byte*>(host), bytes});
+  }();
+  stream.add([=] {
+    std::memcpy(to, from, bytes / 2);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::memcpy(static_cast<std::byte*>(to) + bytes / 2, static_cast<const std::byte*>(from) + bytes / 2,
+                bytes - bytes / 2);
+    const std::lock_guard lock(mutex);
+    coming.erase(area);
+  });
+}
+
+bool is_mapped(const void* at, size_t bytes) {
+  constexpr size_t kPage = 4096;
+  std::vector<unsigned char> pages((bytes + kPage - 1) / kPage);
+  return mincore(const_cast<void*>(at), bytes, pages.data()) == 0;
 }
 
 }  // namespace
 
+namespace cairn::cudart_double {
+
+void refuse_call(int64_t calls, cudaError_t error, bool from_then_on) {
+  const std::lock_guard lock(mutex);
+  refusal = {calls, error, from_then_on, false};
+}
+
+bool refuse_no_more() {
+  const std::lock_guard lock(mutex);
+  refusal.calls = -1;
+  return refusal.done;
+}
+
+std::vector<std::string> misuses() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(wrong, {});
+}
+
+std::vector<std::string> left() {
+  const std::lock_guard lock(mutex);
+  std::vector<std::string> out;
+  const auto tell = [&](size_t count, const char* what) {
+    if (count > 0) out.push_back(fmt::format("{} {}", count, what));
+  };
+  tell(device_memory.size(), "allocations");
+  tell(pinned.size(), "pinned areas");
+  tell(coming.size(), "copies on their way");
+  tell(streams.size(), "streams");
+  tell(events.size(), "events");
+  return out;
+}
+
+std::vector<int> devices_used() {
+  const std::lock_guard lock(mutex);
+  return {used.begin(), used.end()};
+}
+
+int64_t pageable_copies() {
+  const std::lock_guard lock(mutex);
+  return pageable;
+}
+
+}  // namespace cairn::cudart_double
+
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  return plain([&] {
+    *count = kDevices;
+    return cudaSuccess;
+  });
 }
-cudaError_t cudaSetDevice(int number) { return number == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int number) {
+  return plain([&] {
+    if (number < 0 || number >= kDevices) return cudaErrorInvalidDevice;
+    current = number;
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int number) {
+  return plain([&] {
+    if (number < 0 || number >= kDevices) return cudaErrorInvalidDevice;
+    *properties = {};
+    std::strcpy(properties->name, "a double of the CUDA runtime");
+    return cudaSuccess;
+  });
+}
 const char* cudaGetErrorString(cudaError_t) { return "refused by the double"; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorOfDouble"; }
+cudaError_t cudaGetLastError() {
+  const std::lock_guard lock(mutex);
+  if (refusal.calls == 0 && refusal.done && refusal.from_then_on) return refusal.error;
+  return std::exchange(last_error, cudaSuccess);
+}
 
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = 0;
-  *greatest = -5;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int priority) {
-  if (priority > 0 || priority < -5) return cudaErrorInvalidValue;
-  return create(streams, *stream);
-}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
-  return cudaStreamCreateWithPriority(stream, flags, 0);
+  return call([&] {
+    *stream = keep(streams, new CUstream_st(current, flags != cudaStreamNonBlocking, /*late=*/true));
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  queue_of(stream).drain();
-  return cudaSuccess;
+  return giving_back([&] {
+    drain(stream);
+    return cudaSuccess;
+  });
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return destroy(streams, stream); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return giving_back([&] {
+    {
+      const std::lock_guard lock(mutex);
+      if (streams.erase(stream) == 0) return cudaErrorInvalidResourceHandle;
+    }
+    std::thread([stream] { delete stream; }).detach();  // returns at once: what is in it is still done
+    return cudaSuccess;
+  });
+}
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) { return create(events, *event); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return destroy(events, event); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
+  return call([&] {
+    if ((flags & cudaEventBlockingSync) == 0) misuse("an event that is waited for at full load");
+    *event = keep(events, new CUevent_st{current, {}, {}});
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return giving_back([&] {
+    const std::lock_guard lock(mutex);
+    if (events.erase(event) == 0) return cudaErrorInvalidResourceHandle;
+    delete event;
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  queue_of(stream).add([event, record = event->record()] { event->finish(record); });
-  return cudaSuccess;
+  return call([&] {
+    CUstream_st& queue = in_step(stream);
+    if (event->device != queue.device) return cudaErrorInvalidResourceHandle;
+    const std::lock_guard lock(event->mutex);
+    event->mark = queue.mark();
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return call([&] {
+    const auto mark = event->last();
+    return mark == nullptr || mark->is_done() ? cudaSuccess : cudaErrorNotReady;
+  });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  event->wait(event->last());
-  return cudaSuccess;
+  return call([&] {
+    if (const auto mark = event->last(); mark != nullptr) mark->wait();
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
-  queue_of(stream).add([event, record = event->last()] { event->wait(record); });
-  return cudaSuccess;
+  return call([&] {
+    if (const auto mark = event->last(); mark != nullptr) in_step(stream).add([mark] { mark->wait(); });
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaHostRegister(void* host, size_t bytes, unsigned int) {
-  const std::lock_guard lock(mutex);
-  return pinned.emplace(static_cast<std::byte*>(host), bytes).second ? cudaSuccess
-                                                                     : cudaErrorHostMemoryAlreadyRegistered;
+  return call([&] {
+    if (bytes == 0 || !is_mapped(host, bytes)) return cudaErrorInvalidValue;
+    if (meets(pinned, host, bytes)) return cudaErrorHostMemoryAlreadyRegistered;
+    const std::lock_guard lock(mutex);
+    pinned.push_back({static_cast<std::byte*>(host), bytes});
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaHostUnregister(void* host) {
-  const std::lock_guard lock(mutex);
-  return pinned.erase(static_cast<std::byte*>(host)) == 1 ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+  return giving_back([&] {
+    Area area{};
+    {
+      const std::lock_guard lock(mutex);
+      const auto found = std::find_if(pinned.begin(), pinned.end(), [&](const Area& p) { return p.begin == host; });
+      if (found == pinned.end()) return cudaErrorHostMemoryNotRegistered;
+      area = *found;
+      pinned.erase(found);
+    }
+    if (meets(coming, area.begin, area.bytes)) misuse("memory unpinned while a copy is on its way to it");
+    if (!is_mapped(area.begin, area.bytes)) misuse("memory unmapped before it was unpinned");
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaHostAlloc(void** host, size_t bytes, unsigned int) {
+  return call([&] {
+    *host = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*host == MAP_FAILED) return cudaErrorMemoryAllocation;
+    const std::lock_guard lock(mutex);
+    pinned.push_back({static_cast<std::byte*>(*host), bytes});
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaFreeHost(void* host) {
+  return giving_back([&] {
+    const std::lock_guard lock(mutex);
+    const auto found = std::find_if(pinned.begin(), pinned.end(), [&](const Area& p) { return p.begin == host; });
+    if (found == pinned.end()) return cudaErrorInvalidValue;
+    munmap(host, found->bytes);
+    pinned.erase(found);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* at) {
+  return call([&] {
+    *attributes = {};
+    attributes->type = holds(device_memory, at, 1) ? cudaMemoryTypeDevice
+                       : holds(pinned, at, 1)      ? cudaMemoryTypeHost
+                                                   : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  auto* made = new std::byte[bytes];
-  *memory = made;
-  const std::lock_guard lock(mutex);
-  device.emplace(made, bytes);
-  return cudaSuccess;
+  return call([&] {
+    auto* made = new std::byte[bytes];
+    *memory = made;
+    const std::lock_guard lock(mutex);
+    device_memory.push_back({made, bytes, current});
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaFree(void* memory) {
-  const auto* begin = static_cast<const std::byte*>(memory);
-  {
-    const std::lock_guard lock(mutex);
-    if (device.erase(begin) == 0) return cudaErrorInvalidValue;
-  }
-  delete[] begin;
-  return cudaSuccess;
+  return giving_back([&] {
+    std::vector<std::shared_ptr<Mark>> before;
+    {
+      const std::lock_guard lock(mutex);
+      const auto found = std::find_if(device_memory.begin(), device_memory.end(),
+                                      [&](const Area& area) { return area.begin == memory; });
+      if (found == device_memory.end()) return cudaErrorInvalidValue;
+      for (CUstream_st* const stream : streams) {
+        if (stream->device == found->device) before.push_back(stream->mark());
+      }
+      before.push_back(default_of(found->device).mark());
+      device_memory.erase(found);
+    }
+    for (const auto& mark : before) mark->wait();
+    delete[] static_cast<std::byte*>(memory);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (kind == cudaMemcpyDeviceToHost) {
-    if (!within(device, from, bytes)) return cudaErrorInvalidValue;
-    queue_of(stream).add([=] { std::memcpy(to, from, bytes); });
-    if (!within(pinned, to, bytes)) queue_of(stream).drain();  // pageable memory: it is there when the call returns
+  return call([&] {
+    if (bytes == 0) return cudaSuccess;
+    CUstream_st& queue = in_step(stream);
+    const bool from_device = kind != cudaMemcpyHostToDevice, to_device = kind != cudaMemcpyDeviceToHost;
+    if (from_device && !holds(device_memory, from, bytes, queue.device)) return cudaErrorInvalidValue;
+    if (to_device && !holds(device_memory, to, bytes, queue.device)) return cudaErrorInvalidValue;
+    if (from_device && to_device) {
+      queue.add([=] { std::memcpy(to, from, bytes); });
+      return cudaSuccess;
+    }
+    const void* const host = to_device ? from : to;
+    if (!is_mapped(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(host) & ~uintptr_t{4095}), 1))
+      return cudaErrorInvalidValue;
+    if (holds(pinned, host, bytes)) {
+      if (!to_device) std::memset(to, kSpoilt, bytes);
+      copy_late(queue, to, from, bytes, host);
+      return cudaSuccess;
+    }
+    if (meets(pinned, host, bytes)) return cudaErrorInvalidValue;  // pinned in part
+    {
+      const std::lock_guard lock(mutex);
+      ++pageable;
+    }
+    if (to_device) {  // pageable memory: read before the call returns
+      const auto* begin = static_cast<const std::byte*>(from);
+      queue.add([to, staged = std::vector<std::byte>(begin, begin + bytes)] {
+        std::memcpy(to, staged.data(), staged.size());
+      });
+    } else {  // there when the call returns
+      queue.add([=] { std::memcpy(to, from, bytes); });
+      queue.mark()->wait();
+    }
     return cudaSuccess;
-  }
-  if (kind != cudaMemcpyHostToDevice || !within(device, to, bytes)) return cudaErrorInvalidValue;
-  if (within(pinned, from, bytes)) {
-    queue_of(stream).add([=] { std::memcpy(to, from, bytes); });
-  } else {  // pageable memory: read before the call returns
-    const auto* begin = static_cast<const std::byte*>(from);
-    queue_of(stream).add(
-        [to, staged = std::vector<std::byte>(begin, begin + bytes)] { std::memcpy(to, staged.data(), staged.size()); });
-  }
-  return cudaSuccess;
+  });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const cudaError_t begun = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
   return begun == cudaSuccess ? cudaStreamSynchronize(nullptr) : begun;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  if (!within(device, to, bytes)) return cudaErrorInvalidValue;
-  queue_of(stream).add([=] { std::memset(to, value, bytes); });
-  return cudaSuccess;
+  return call([&] {
+    CUstream_st& queue = in_step(stream);
+    if (!holds(device_memory, to, bytes, queue.device)) return cudaErrorInvalidValue;
+    queue.add([=] { std::memset(to, value, bytes); });
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   const cudaError_t begun = cudaMemsetAsync(to, value, bytes, nullptr);
@@ -222,13 +521,3 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 }
 
 }  // extern "C"
-
-TEST_SUITE("runtime/cuda") {
-  TEST_CASE("the links of all tests before have given back what they took") {
-    const std::lock_guard lock(mutex);
-    CHECK(device.empty());
-    CHECK(pinned.empty());
-    CHECK(streams.empty());
-    CHECK(events.empty());
-  }
-}

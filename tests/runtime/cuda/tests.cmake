@@ -1,11 +1,14 @@
 if(CAIRN_CUDA)
-  cairn_tests(runtime/cuda LINK runtime/core runtime/tensor ckpt/copy)
-  target_link_libraries(runtime_cuda_tests PRIVATE CUDA::cudart)
+  cairn_tests(runtime/cuda LABELS unit gpu LINK runtime/core runtime/tensor ckpt/copy ckpt/snapshot)
+  target_link_libraries(runtime_cuda_tests PRIVATE CUDA::cudart_static)
 
   # The same tests without a device: the program's own functions go before the library's.
-  add_executable(runtime_cuda_double_tests runtime/cuda/cuda_link_test.cc runtime/cuda/cudart_double.cc)
-  target_link_libraries(runtime_cuda_double_tests PRIVATE cairn_doctest_main cairn_runtime_cuda cairn_ckpt_copy
-                        CUDA::cudart)
+  add_library(cairn_cudart_double STATIC runtime/cuda/cudart_double.cc)
+  target_link_libraries(cairn_cudart_double PUBLIC cairn_runtime_core CUDA::cudart_static)
+  file(GLOB link_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/cuda/*_test.cc)
+  add_executable(runtime_cuda_double_tests ${link_tests} runtime/cuda/on_double.cc)
+  target_link_libraries(runtime_cuda_double_tests PRIVATE cairn_doctest_main cairn_cudart_double cairn_runtime_cuda
+                        cairn_ckpt_copy cairn_ckpt_snapshot)
   add_test(NAME runtime/cuda/double COMMAND runtime_cuda_double_tests --no-version)
   set_tests_properties(runtime/cuda/double PROPERTIES LABELS unit TIMEOUT 300
                        FAIL_REGULAR_EXPRESSION "skipped: |test cases: +0 \\|")
