@@ -1,6 +1,7 @@
 #include "ckpt/persister.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,10 +14,12 @@
 #include <utility>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/format/names.h"
 #include "ckpt/persist/layout.h"
 #include "ckpt/persist/priority.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
@@ -128,6 +131,7 @@ struct NodePersister::Impl {
 
   void prepare(Writer& writer);
   SaveOptions save_options(Writer& writer);
+  Status check_not_needed(IoBackend& io, int64_t step) const;
   Result<SaveReport> persist(Writer& writer, const CommonSnapshot& snapshot);
   void write(Writer& writer, int64_t slot, int64_t step);
   bool write_promised(Writer& writer);
@@ -160,6 +164,21 @@ SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   return save;
 }
 
+/// That no step refers to the save of `step` that the memory's would replace. Save_checkpoint refuses it too, but does
+/// not know what else a person can do.
+Status NodePersister::Impl::check_not_needed(IoBackend& io, int64_t step) const {
+  const std::filesystem::path there = dir / step_dir_name(step);
+  if (const Result<FileStat> stat = io.stat(there); !stat.ok()) return {};
+  RT_TRY_SET(const std::vector<int64_t> others, steps_that_need(io, dir, step));
+  if (others.empty()) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("step {} was not saved: {} is another save of it, and step {} refers to its files. To go on "
+                  "from what is on disk, remove {}, which gives up the step in memory; to go on from that one, "
+                  "move these steps out of {} first, all of them",
+                  step, there.string(), fmt::join(others, ", "), arena.name(), dir.string())};
+}
+
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnapshot& snapshot) {
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
@@ -174,6 +193,7 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
   SaveOptions save = save_options(writer);
+  if (!save.replace_referred) RT_TRY(check_not_needed(*writer.io, position.step));
   std::shared_ptr<const Manifest> base;
   if (options.incremental) {
     const std::lock_guard lock(mutex);

@@ -82,13 +82,12 @@ class TargetRun {
 
  private:
   TargetRun() = default;
-  std::filesystem::path run_, made_from_;  // the topmost folder that was not there; empty: all were
-  std::filesystem::path new_step_;         // empty: one is to be replaced
+  std::filesystem::path run_, new_step_;  // new_step_: empty: one is to be replaced
   std::optional<RunFolder> folder_;
   std::optional<std::string> recipe_before_;
   std::optional<dsl::LoadedRecipe> recipe_after_;  // replaces that of checkpoints that are there: not before the step
   std::optional<int64_t> newer_;
-  bool was_run_ = false, kept_ = false;
+  bool kept_ = false;
 };
 
 /// What differs between two resolved recipes (or other JSON objects): path -> values as text, empty where it is not

@@ -97,7 +97,7 @@ Status check_target_recipe(const fs::path& run, const std::string& canonical_jso
   if (!fs::exists(run / "recipe.resolved.json", failed)) return {};
   // What a command that was killed has left: nothing was trained there, and no step came of it.
   if (names.steps.empty() && !fs::exists(run / "world", failed)) return {};
-  RT_TRY_SET(const std::string there, read_text_file(run / "recipe.resolved.json"));
+  RT_TRY_SET(const std::string there, recipe_of_run(run));
   if (there == canonical_json) return {};
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{} is a run with another recipe (`cairn diff` tells how it differs); give a new folder, or "
@@ -137,19 +137,16 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
                       *out->newer_, step));
     }
   }
-  out->was_run_ = fs::exists(run / "run.json", failed);
-  for (fs::path at = run.has_filename() ? run : run.parent_path(); !at.empty() && !fs::exists(at, failed);
-       at = at.parent_path())
-    out->made_from_ = at;
+  RT_TRY_SET(out->folder_, RunFolder::open(run, name));  // nobody trains in it meanwhile
   if (fs::exists(run / "recipe.resolved.json", failed)) {
     RT_TRY_SET(out->recipe_before_, read_text_file(run / "recipe.resolved.json"));
   }
-  RT_TRY_SET(out->folder_, RunFolder::open(run, name));  // nobody trains in it meanwhile
   RT_TRY(out->folder_->settle());
   // Without it no step is to be resumed; but one that other steps there are resumed with stays until the new step is
   // there, or a kill would leave them with a stranger's.
   if (out->recipe_before_ && *out->recipe_before_ != recipe.canonical_json && !names.steps.empty()) {
     out->recipe_after_ = recipe;
+    RT_TRY(out->folder_->announce_recipe(step, recipe.canonical_json));
   } else {
     RT_TRY(out->folder_->write_recipe(recipe));
   }
@@ -158,32 +155,27 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
 
 Status TargetRun::keep() {
   kept_ = true;
-  if (recipe_after_) RT_TRY(folder_->write_recipe(*recipe_after_));
-  return {};
+  if (!recipe_after_) return {};
+  RT_TRY(folder_->write_recipe(*recipe_after_));
+  return folder_->settle_recipe();
 }
 
 TargetRun::~TargetRun() {
   if (kept_ || !folder_) return;
   std::error_code ignored;
   // A failure after the commit: the step is there, and goes with its recipe.
-  if (!new_step_.empty() && fs::exists(new_step_, ignored)) {
-    if (recipe_after_)
-      ignore(write_text_file(folder_->recipe(), recipe_after_->canonical_json), "the failure itself is told");
+  if (recipe_after_) {
+    ignore(folder_->settle_recipe(), "the failure itself is told");
     return;
   }
+  if (!new_step_.empty() && fs::exists(new_step_, ignored)) return;
   if (recipe_before_) {
     ignore(write_text_file(folder_->recipe(), *recipe_before_), "the failure itself is told");
   } else {
     fs::remove(folder_->recipe(), ignored);
+    fs::remove(run_ / "recipe", ignored);  // when it is empty
   }
-  if (was_run_) return;
-  // fs::remove takes a folder only when it is empty.
-  for (const char* below : {"recipe", "logs", "tensorboard", "checkpoints"}) fs::remove(run_ / below, ignored);
-  if (fs::exists(run_ / "checkpoints", ignored)) return;  // work that the same command goes on with
-  for (const char* file : {"run.json", "run.lock"}) fs::remove(run_ / file, ignored);
-  if (made_from_.empty()) return;
-  for (fs::path at = run_.has_filename() ? run_ : run_.parent_path(); fs::remove(at, ignored) && at != made_from_;)
-    at = at.parent_path();
+  folder_->remove_made();
 }
 
 Result<std::vector<std::string>> TargetRun::clean(ckpt::IoBackend& io, std::optional<int64_t> but_step) {

@@ -117,7 +117,8 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
       options.progress = [&](int64_t done, int64_t total) { progress.show(done, total); };
       return ckpt::verify_checkpoint(*io, dir, options);
     }();
-    if (!checked.ok() && dirs.size() > 1 && ckpt::is_refused(checked.error())) {
+    if (!checked.ok() && dirs.size() > 1 &&
+        (ckpt::is_refused(checked.error()) || checked.error().code == ErrorCode::kUnsupported)) {
       all.push_back({{"dir", dir.string()}, {"whole", nullptr}, {"problem", checked.error().message}});
       if (!as_json) fmt::print("{}: not read: {}\n", dir.string(), printable(checked.error().message));
       if (!refused) refused = checked.error();
@@ -151,8 +152,9 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   command->add_flag("--no-structure", args->no_structure, "checksums alone; do not open the files with libhdf5");
   add_json_flag(*command, session);
   command->footer(
-      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint,\n"
-      "74 one could not be read (a right or a limit of the system), and no other is damaged.\n"
+      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint "
+      "or\n"
+      "a newer build's, 74 one could not be read (a right or a limit of the system); of several 65 comes first.\n"
       "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
       "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });

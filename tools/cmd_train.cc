@@ -801,7 +801,7 @@ Result<int> train(TrainArgs args, bool json_errors) {
 Result<int> resume(const TrainArgs& args) {
   RT_TRY_SET(dsl::LoadedRecipe loaded, [&]() -> Result<dsl::LoadedRecipe> {
     dsl::LoadedRecipe out;
-    RT_TRY_SET(out.canonical_json, read_text_file(fs::path(args.run) / "recipe.resolved.json"));
+    RT_TRY_SET(out.canonical_json, recipe_of_run(args.run));
     Result<Recipe> decoded = dsl::decode_recipe(out.canonical_json);
     if (!decoded.ok()) return std::move(decoded).error().with(args.run + "/recipe.resolved.json");
     out.recipe = std::move(decoded).value();

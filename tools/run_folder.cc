@@ -8,9 +8,11 @@
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "ckpt/format/names.h"
+#include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
@@ -61,52 +63,121 @@ Result<Identity> read_identity(const fs::path& run) {
   return out;
 }
 
+/// {"step", "before" (created_unix_ms of the save of that step that was there, or -1), "recipe"}.
+constexpr const char* kNextRecipe = "recipe.next.json";
+
+Result<ckpt::Manifest> manifest_of(const fs::path& run, int64_t step) {
+  ckpt::PosixBackend io;
+  return ckpt::read_manifest(io, run / "checkpoints" / ckpt::step_dir_name(step));
+}
+
+/// The announced recipe, when its step has come.
+std::optional<std::string> announced_recipe(const fs::path& run) {
+  const Result<std::string> text = read_text_file(run / kNextRecipe);
+  const auto next = nlohmann::json::parse(text.ok() ? text.value() : "", nullptr, false);
+  if (!next.is_object() || !next.contains("step") || !next["step"].is_number_integer() || !next.contains("before") ||
+      !next["before"].is_number_integer() || !next.contains("recipe") || !next["recipe"].is_string()) {
+    return std::nullopt;
+  }
+  const Result<ckpt::Manifest> step = manifest_of(run, next["step"].get<int64_t>());
+  if (!step.ok() || step.value().created_unix_ms == next["before"].get<int64_t>() ||
+      step.value().recipe != next["recipe"].get<std::string>()) {
+    return std::nullopt;
+  }
+  return step.value().recipe;
+}
+
 }  // namespace
+
+Result<std::string> recipe_of_run(const fs::path& run) {
+  if (std::optional<std::string> announced = announced_recipe(run)) return *std::move(announced);
+  return read_text_file(run / "recipe.resolved.json");
+}
 
 Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
   RunFolder out;
   out.path_ = path;
   out.name_ = name;
+  if (Status taken = out.take(); !taken.ok()) {
+    if (taken.error().code != ErrorCode::kUnavailable) out.remove_made();  // else another one is at work in it
+    return std::move(taken).error();
+  }
+  return out;
+}
+
+Status RunFolder::take() {
+  std::error_code unknown;
   ckpt::PosixBackend io;
-  for (const char* below : {"", "logs", "tensorboard", "checkpoints"})
-    RT_TRY(ckpt::make_dirs(io, path / below).with("run folder"));  // durable: a step must not vanish with its folder
-  const fs::path lock = path / "run.lock";
-  out.lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!out.lock_) return os_error(errno, lock.string());
-  if (::flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+  for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
+    const size_t before = made_.size();
+    for (fs::path at = path_ / below; !at.empty() && !fs::exists(at, unknown); at = at.parent_path()) {
+      if (at.has_filename()) made_.insert(made_.begin() + static_cast<std::ptrdiff_t>(before), at);
+    }
+    RT_TRY(ckpt::make_dirs(io, path_ / below).with("run folder"));  // durable: a step must not vanish with its folder
+  }
+  const fs::path lock = path_ / "run.lock";
+  const bool had_lock = fs::exists(lock, unknown), had_identity = fs::exists(path_ / "run.json", unknown);
+  lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock_) return os_error(errno, lock.string());
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
     const Result<std::string> holder = read_text_file(lock);
     return Error{ErrorCode::kUnavailable, fmt::format("{} is in use by another cairn (pid {}); one run folder, one run",
-                                                      path.string(), holder.ok() ? holder.value() : "unknown")};
+                                                      path_.string(), holder.ok() ? holder.value() : "unknown")};
   }
+  if (!had_lock) made_.push_back(lock);
+  if (!had_identity) made_.push_back(path_ / "run.json");
   const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(out.lock_.get(), 0) != 0 || ::pwrite(out.lock_.get(), pid.data(), pid.size(), 0) < 0) {
+  if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), pid.data(), pid.size(), 0) < 0) {
     return os_error(errno, lock.string());
   }
 
-  const std::string here = fs::canonical(path).string();
+  const std::string here = fs::canonical(path_).string();
   std::string written_at;
-  if (fs::exists(path / "run.json")) {
-    RT_TRY_SET(const Identity identity, read_identity(path));
-    out.id_ = identity.id;
+  if (fs::exists(path_ / "run.json")) {
+    RT_TRY_SET(const Identity identity, read_identity(path_));
+    id_ = identity.id;
     written_at = identity.folder;
     if (!written_at.empty() && written_at != here) {
       // Moved, or a copy: then the other one is still there, and its memory and its second place are not this one's.
       std::error_code failed;
       const Result<Identity> other = read_identity(written_at);
-      if (other.ok() && other.value().id == out.id_ && !fs::equivalent(written_at, here, failed)) {
-        out.copied_from_ = written_at;
-        out.id_.clear();
+      if (other.ok() && other.value().id == id_ && !fs::equivalent(written_at, here, failed)) {
+        copied_from_ = written_at;
+        id_.clear();
       }
     }
   }
-  if (out.id_.empty()) {
+  if (id_.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-    out.id_ =
-        fmt::format("{}-{:016x}", name, mix64(mix64(static_cast<uint64_t>(now)) ^ static_cast<uint64_t>(::getpid())));
+    id_ =
+        fmt::format("{}-{:016x}", name_, mix64(mix64(static_cast<uint64_t>(now)) ^ static_cast<uint64_t>(::getpid())));
   }
-  if (written_at != here && out.copied_from_.empty()) RT_TRY(out.take_id(out.id_));
-  return out;
+  if (written_at != here && copied_from_.empty()) RT_TRY(take_id(id_));
+  return settle_recipe();
+}
+
+void RunFolder::remove_made() const {
+  std::error_code ignored;
+  for (auto one = made_.rbegin(); one != made_.rend(); ++one) {
+    const bool needed = one->filename() == "run.lock" || one->filename() == "run.json";
+    if (needed && fs::exists(checkpoints(), ignored) && !fs::is_empty(checkpoints(), ignored)) continue;
+    fs::remove(*one, ignored);  // a folder only when it is empty
+  }
+}
+
+Status RunFolder::announce_recipe(int64_t step, const std::string& canonical_json) {
+  const Result<ckpt::Manifest> before = manifest_of(path_, step);
+  const nlohmann::json next{
+      {"step", step}, {"before", before.ok() ? before.value().created_unix_ms : -1}, {"recipe", canonical_json}};
+  return write_text_file(path_ / kNextRecipe, next.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+Status RunFolder::settle_recipe() {
+  if (const std::optional<std::string> came = announced_recipe(path_)) RT_TRY(write_text_file(recipe(), *came));
+  std::error_code failed;
+  if (fs::remove(path_ / kNextRecipe, failed); failed) return os_error(failed.value(), (path_ / kNextRecipe).string());
+  return {};
 }
 
 Status RunFolder::settle() { return copied_from_.empty() ? Status() : take_id(id_); }

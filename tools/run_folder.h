@@ -40,12 +40,27 @@ class RunFolder {
 
   /// recipe.resolved.json and the texts it was made from. True when it replaced a different recipe.
   Result<bool> write_recipe(const dsl::LoadedRecipe& loaded);
+  /// A recipe that comes with a new save of `step`, durable before that: whoever is killed between the two has the next
+  /// one who opens the folder put it in its place.
+  Status announce_recipe(int64_t step, const std::string& canonical_json);
+  /// An announced recipe whose step has come takes its place, another one is forgotten.
+  Status settle_recipe();
+
+  /// Removes what open() has made, as far as nothing was put into it.
+  void remove_made() const;
 
  private:
+  Status take();
+
   std::filesystem::path path_;
   std::string id_, name_, copied_from_;
   Fd lock_;
+  std::vector<std::filesystem::path> made_;  // in that order
 };
+
+/// The recipe that the run goes on with: recipe.resolved.json, or the one that came with a step whose writer was killed
+/// right behind its commit.
+Result<std::string> recipe_of_run(const std::filesystem::path& run);
 
 /// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
 /// the folder, or applies its retention to it, meanwhile. A folder of another name, or outside any run, has none.

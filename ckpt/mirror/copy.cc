@@ -259,16 +259,19 @@ Result<std::vector<int64_t>> make_way(Place& place, int64_t step, const Manifest
   if (!theirs.ok() && !broken(theirs.error())) return theirs.error();
   if (!theirs.ok()) {  // its own manifest is of use to nobody, but its files may be what later steps there need
     std::vector<int64_t> needing;
+    bool all_older = true;  // than ours: of the line that the run has left. Ours may be the same save, archived since
     RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
     for (auto other = there.rbegin(); other != there.rend() && other->step > step; ++other) {
       if (!other->complete) continue;
       const Result<Manifest> manifest = placed_manifest(place, other->step);
       if (!manifest.ok() && !broken(manifest.error())) return manifest.error();
-      if (manifest.ok() && refers_to(manifest.value(), ours, false)) needing.push_back(other->step);
+      if (!manifest.ok() || !refers_to(manifest.value(), ours, false)) continue;
+      needing.push_back(other->step);
+      all_older = all_older && manifest.value().created_unix_ms < ours.created_unix_ms;
     }
-    if (needing.empty() || replace == Replace::kOwnLine) return needing;
+    if (needing.empty() || (replace == Replace::kOwnLine && all_older)) return needing;
     return Error{
-        ErrorCode::kUnavailable,
+        replace == Replace::kOwnLine ? ErrorCode::kCorrupt : ErrorCode::kUnavailable,
         fmt::format("step {} in {}: kept, its manifest is damaged but step {} there refers to its files, which "
                     "are others than here; choose another place, or remove what refers to it first",
                     step, place.describe(), fmt::join(needing, ", "))};

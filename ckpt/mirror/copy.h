@@ -69,8 +69,9 @@ struct CopyReport {
 };
 
 /// Errors: kInvalidInput: `replace` forbids it. kUnavailable also when steps there refer to what is to be replaced.
-/// kCorrupt: the local checkpoint is damaged. kIo: a disk, or what was read back differs even at a second try.
-/// kUnavailable, kTimeout, kNoSpace, kStopped. is_not_found() when the local checkpoint went away.
+/// kCorrupt: the local checkpoint is damaged, or (kOwnLine) the one there is and cannot be repaired from this one. kIo:
+/// a disk, or what was read back differs even at a second try. kUnavailable, kTimeout, kNoSpace, kStopped.
+/// is_not_found() when the local checkpoint went away.
 Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const std::filesystem::path& step_dir,
                                    const CopyOptions& options = {});
 

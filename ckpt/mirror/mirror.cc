@@ -204,7 +204,7 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
     if (copied.error().code == ErrorCode::kCorrupt) {
       damaged_.emplace(*step, created[*step]);
       ignore(unpin(), "the next start finds it");
-    } else if (is_refused(copied.error())) {
+    } else if (is_refused(copied.error()) || copied.error().code == ErrorCode::kUnsupported) {
       ignore(unpin(), "the next start finds it");  // or it would stand before all that come after it
     }
     return std::move(copied).error();

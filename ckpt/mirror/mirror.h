@@ -52,7 +52,8 @@ class Mirror {
          MirrorPolicy policy, CopyOptions options);
 
   /// Copies one checkpoint, if one is due, and applies retention there. nullopt: nothing to do.
-  /// Errors: those of copy_checkpoint. After kCorrupt (damaged here) that checkpoint is not tried again.
+  /// Errors: those of copy_checkpoint. After kCorrupt (damaged here, or there for good) that checkpoint is not tried
+  /// again.
   Result<std::optional<MirrorReport>> copy_next(bool last_one);
 
   /// The step of the last copy_next, also when that failed; 0 before it chose one.

@@ -513,6 +513,7 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
   const Result<Manifest> manifest = read_manifest(io, dir);
   if (!manifest.ok()) {
     if (is_refused(manifest.error())) return Error{ErrorCode::kIo, manifest.error().message, manifest.error().os_errno};
+    if (manifest.error().code == ErrorCode::kUnsupported) return manifest.error();
     const bool of_table = manifest.error().message.find((dir / kTableName).string()) != std::string::npos;
     report.damages.push_back(
         {std::string(of_table ? kTableName : kManifestName), -1, -1, 0, 0, manifest.error().message});

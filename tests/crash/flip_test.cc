@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const fs::path kStep = "/ck/step-00000012";
+constexpr int64_t kVersionAt = 39;  // in the manifest: docs/format.md
 
 int64_t number_from_environment(const char* name, int64_t otherwise) {
   const char* const text = std::getenv(name);
@@ -81,7 +82,13 @@ TEST_SUITE("crash/flip") {
       CAPTURE(offset);
       CAPTURE(round);
       // libhdf5 is given the files whose checksum holds: a slow way to look at those that were not touched.
-      const VerifyReport report = verify_checkpoint(disk, kStep, {.structure = round % 64 == 0}).value();
+      const Result<VerifyReport> checked = verify_checkpoint(disk, kStep, {.structure = round % 64 == 0});
+      if (range.file == "manifest.json" && offset == kVersionAt && !checked.ok()) {
+        REQUIRE(checked.error().code == ErrorCode::kUnsupported);  // a higher number is a newer build's
+        victim ^= mask;
+        continue;
+      }
+      const VerifyReport& report = checked.value();
       REQUIRE(report.damages.size() == 1);
       const Damage& damage = report.damages[0];
       REQUIRE(damage.file == range.file);

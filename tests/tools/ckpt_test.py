@@ -83,6 +83,32 @@ class CkptTest(ProgramTest):
         os.makedirs(self.path("run/checkpoints/step-00000020"))
         self.assertIn("manifest.json", self.cairn("ckpt", "verify", "run", code=65).stdout)
 
+    def test_a_newer_builds_checkpoint_is_refused_and_not_called_damaged(self):
+        manifest = os.path.join(self.step, "manifest.json")
+        older = self.path("run/checkpoints/step-00000011")
+        shutil.copytree(self.step, older)  # by its name it is damaged: it says that it is step 12
+        with open(manifest, "r+b") as f:
+            f.seek(39)
+            f.write(b"2")
+        words = "format version 2, this build reads 1 to 1; read it with a newer build"
+        for command in (["verify", "run"], ["verify", self.step], ["inspect", self.step], ["push", self.step, "place"],
+                        ["diff", self.step, older], ["cat", self.step, "x", "--out", "y"]):
+            done = self.cairn("ckpt", *command, code=2)
+            self.assertIn(words, done.stderr)
+            self.assertNotIn("damaged", done.stdout + done.stderr)
+        self.assertIn("not read: ", self.cairn("ckpt", "ls", "run").stdout)
+        self.cairn("ckpt", "prune", "run", "--keep", "last(1)", "--yes")
+        self.assertTrue(os.path.exists(manifest))
+        # Others are looked at as well, and damage comes first.
+        several = self.cairn_json("ckpt", "verify", "run", "--all", code=65)
+        self.assertEqual([c["whole"] for c in several["checkpoints"]], [False, None])
+        self.assertIn(words, several["checkpoints"][1]["problem"])
+        shutil.rmtree(older)
+        shutil.copytree(GOLDEN, self.path("run2/checkpoints/step-00000012"))
+        done = self.cairn("ckpt", "verify", "run", "run2", code=2)
+        self.assertIn("not read: ", done.stdout)
+        self.assertIn("run2/checkpoints/step-00000012: whole", done.stdout)
+
     def test_what_a_manifest_says_does_nothing_to_a_terminal(self):
         try:
             import xxhash

@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 
 import numpy
 
@@ -26,6 +27,12 @@ return T.recipe { name = "small", seed = 7, stop = T.steps(%d),
   batch = { samples = 4, micro = 2 }, optimizer = T.adamw { peak_lr = 1e-3 },
   mesh = { tp = 2 } }
 """
+
+
+def no_room():
+    """Nothing is written to a file, as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 class CkptToolsTest(ProgramTest):
@@ -273,6 +280,30 @@ class CkptToolsTest(ProgramTest):
             shutil.rmtree(self.path("b"))
             shutil.copytree(os.path.join(self.made.name, "b"), self.path("b"))
 
+    def test_one_that_is_killed_behind_its_commit_leaves_the_recipe_of_its_step(self):
+        waits = self.path("b/recipe.resolved.json.tmp")  # for whoever reads what is written there
+        for command, ranks in ((["reshard", "a", "b", "--mesh", "tp=1"], "1 rank"),
+                               (["average", self.step("a", 2), self.step("a", 6), "--to", "b", "--moments", "last"],
+                                "2 ranks")):
+            os.mkfifo(waits)
+            before = os.stat(self.path(self.step("b", 6))).st_ino
+            killed = subprocess.Popen([self.program, "ckpt", *command, "--overwrite"], cwd=self.folder.name,
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            end = time.monotonic() + 60
+            while os.stat(self.path(self.step("b", 6))).st_ino == before:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.01)
+            killed.kill()
+            killed.wait()
+            os.remove(waits)
+            self.assertIn(ranks, self.cairn("resume", "b", "--dry-run").stdout)
+            self.cairn("ckpt", "average", "b", "a", "--to", "b", "--memory", "0", code=2)  # opens nothing
+            self.cairn("ckpt", "average", "a", self.step("a", 4), "--to", "b", "--overwrite", "--memory", "0", code=2)
+            self.assertIn(ranks, self.cairn("resume", "b", "--dry-run").stdout)
+            self.assertNotIn(self.path("b/recipe.next.json"), self.names_below("b"))
+            shutil.rmtree(self.path("b"))
+            shutil.copytree(os.path.join(self.made.name, "b"), self.path("b"))
+
     def test_a_newer_step_in_the_target_is_told(self):
         older = ["ckpt", "reshard", self.step("a", 2), "c", "--mesh", "pp=2,dp=2", "--zero", "1"]
         self.cairn(*older)
@@ -289,6 +320,12 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "reshard", "a", "x/y/z", "--mesh", "tp=1", "--memory", "1MiB", code=2)
         self.cairn("ckpt", "average", "a", "b", "--to", "x", "--memory", "0", code=2)
         self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+        for args in (["reshard", "a", "x/y/z", "--mesh", "tp=1"], ["average", "a", "b", "--to", "x"]):
+            self.cairn("ckpt", *args, code=74, preexec_fn=no_room)  # not even for the lock
+            self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+        os.mkdir(self.path("mine"))
+        self.cairn("ckpt", "reshard", "a", "mine", "--mesh", "tp=1", code=74, preexec_fn=no_room)
+        self.assertEqual(os.listdir(self.path("mine")), [])
         self.write("file", "")
         for target, words in (("file", "expected a folder"), ("", "no name")):
             self.assertIn(words, self.cairn("ckpt", "average", "a", "b", "--to", target, code=2).stderr)

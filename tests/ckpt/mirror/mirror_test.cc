@@ -674,6 +674,55 @@ TEST_SUITE("ckpt/mirror/mirror") {
     for (const int64_t step : {10, 40, 50}) CHECK(whole(there / step_dir_name(step)));
   }
 
+  TEST_CASE("a step that was archived here does not replace a damaged one that others there need") {
+    cairn::testing::TempDir temp("mirror-archived-bad");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    const auto place = directory(there);
+    const Manifest ten = save(io, here, cold_state(10)).value().manifest;
+    save_on(io, here, 40, ten);
+    for (const int64_t step : {10, 40}) REQUIRE(copy_checkpoint(*place, io, here / step_dir_name(step)).ok());
+    for (const int64_t step : {40, 10}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
+    SaveOptions archived = small_options();
+    archived.codec = Codec::kShuffleZstd;
+    save(io, here, cold_state(10), archived).value();
+    save(io, here, cold_state(50)).value();
+    flip_middle(there / step_dir_name(10) / kManifestName);
+    Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
+    CHECK(mirror.copy_next(true).value()->copy.step == 50);
+    const auto kept = mirror.copy_next(true);
+    REQUIRE_FALSE(kept.ok());
+    CHECK(kept.error().message.find("step 40 there refers to its files") != std::string::npos);
+    CHECK(!mirror.copy_next(true).value());  // told once, and in nobody's way
+    for (const int64_t step : {40, 50}) CHECK(whole(there / step_dir_name(step)));
+    // A save of that step after step 40 is of another line, which the run goes on with.
+    TestState anew = make_state(10, 2);
+    anew.skeleton.created_unix_ms += 1000;
+    SaveOptions replacing = small_options();
+    replacing.replace_existing = true;
+    save(io, here, anew, replacing).value();
+    const MirrorReport report = mirror.copy_next(true).value().value();
+    CHECK(report.copy.step == 10);
+    CHECK(report.removed == Steps{40});
+    for (const int64_t step : {10, 50}) CHECK(whole(there / step_dir_name(step)));
+  }
+
+  TEST_CASE("a held step of a newer build does not stand before all that come after it") {
+    cairn::testing::TempDir temp("mirror-newer");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", pins = temp.path / "pins";
+    const auto place = directory(temp.path / "place");
+    save(io, pins, make_state(12, 1)).value();  // as a killed one held it
+    const fs::path manifest = pins / step_dir_name(12) / kManifestName;
+    std::string text = bytes_of(manifest);
+    text[text.find("\"version\":1") + 10] = '2';
+    put_bytes(manifest, text);
+    save(io, here, make_state(13, 2)).value();
+    Mirror mirror(*place, io, here, pins, {}, {});
+    CHECK(mirror.copy_next(false).error().code == ErrorCode::kUnsupported);
+    CHECK(mirror.copy_next(false).value()->copy.step == 13);
+  }
+
   TEST_CASE("a local checkpoint that is damaged is told once and passed over") {
     cairn::testing::TempDir temp("mirror-bad");
     PosixBackend io;

@@ -21,6 +21,7 @@ extern "C" const char* __lsan_default_suppressions() { return "leak:libhdf5_seri
 namespace {
 
 const fs::path kStep = "/ck/step-00000012";
+constexpr int64_t kVersionAt = 39;  // in the manifest: docs/format.md
 
 // The shard that holds a byte of a file; -1: none.
 int64_t shard_at(const Manifest& m, const std::string& file, int64_t offset) {
@@ -63,7 +64,13 @@ TEST_SUITE("ckpt/verify/verify") {
       bytes[static_cast<size_t>(bit / 8)] ^= static_cast<std::byte>(1u << (bit % 8));
       CAPTURE(name);
       CAPTURE(bit);
-      const VerifyReport report = verify_checkpoint(disk, kStep).value();
+      const Result<VerifyReport> checked = verify_checkpoint(disk, kStep);
+      if (name == "manifest.json" && bit / 8 == kVersionAt && !checked.ok()) {
+        REQUIRE(checked.error().code == ErrorCode::kUnsupported);  // a higher number is a newer build's
+        bytes[static_cast<size_t>(bit / 8)] = before;
+        continue;
+      }
+      const VerifyReport& report = checked.value();
       REQUIRE(report.damages.size() == 1);
       const Damage& damage = report.damages[0];
       REQUIRE(damage.file == name);
@@ -89,6 +96,20 @@ TEST_SUITE("ckpt/verify/verify") {
     CHECK(manifest > 500);
     CHECK(loads_refused > 50);
     CHECK(verify_checkpoint(disk, kStep).value().whole());
+  }
+
+  TEST_CASE("a version that this build does not know is refused, not damage") {
+    MemoryBackend disk;
+    save(disk, "/ck", make_state(12, 1)).value();
+    std::vector<std::byte>& manifest = disk.bytes_of(kStep / "manifest.json");
+    manifest[kVersionAt] = std::byte{'2'};
+    const Result<VerifyReport> report = verify_checkpoint(disk, kStep);
+    REQUIRE_FALSE(report.ok());
+    CHECK(report.error().code == ErrorCode::kUnsupported);
+    CHECK(report.error().message.find("format version 2, this build reads 1 to 1; read it with a newer build") !=
+          std::string::npos);
+    manifest[kVersionAt] = std::byte{'0'};  // which there never was
+    CHECK(verify_checkpoint(disk, kStep).value().damages.size() == 1);
   }
 
   TEST_CASE("several damages are all listed, up to a limit") {
