@@ -321,6 +321,8 @@ void NodePersister::Impl::loop(Writer& writer) {
     if (more) continue;
     if (flushing && busy == 0) {  // else whoever is busy comes here when done
       flushing = false;
+      last_step = -1;  // an older promise that failed was told; it counts where it is the newest, which is tried again
+      last_status = {};
       lock.unlock();
       try {
         write_newest(writer);
