@@ -238,6 +238,9 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
     if (persisted.load(std::memory_order_acquire) < step) persisted.store(step, std::memory_order_release);
     retain(writer, event);
   } else {
+    // Whatever has scribbled over it: the next life looks at every byte before it goes on from memory.
+    if (event.status.error().code == ErrorCode::kCorrupt)
+      arena.control().distrusted.store(1, std::memory_order_release);
     failed(step, event.status.error());
   }
   {

@@ -211,6 +211,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
     REQUIRE(run.told() == std::vector<int64_t>{2});
     CHECK(run.events[0].status.error().message.find("has changed in memory") != std::string::npos);
     CHECK(complete_steps(dir.path) == std::vector<int64_t>{1});
+    CHECK(run.arena->control().distrusted == 1);  // else the next life begins with it
   }
 
   TEST_CASE("each save in flight costs one bank and its headers") {
