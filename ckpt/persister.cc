@@ -161,6 +161,12 @@ SaveOptions NodePersister::Impl::save_options(Writer& writer) {
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnapshot& snapshot) {
+  if (const Result<FileStat> there = writer.io->stat(dir); !there.ok() && is_not_found(there.error())) {
+    return Error{ErrorCode::kIo,
+                 fmt::format("step {} was not saved: {}: the folder is gone; move or mount it where it was",
+                             snapshot.step, dir.string()),
+                 ENOENT};
+  }
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
@@ -349,6 +355,8 @@ NodePersister::NodePersister(Arena& arena, const MakeIo& make_io, std::filesyste
   const int64_t threads = std::clamp<int64_t>(impl_->options.in_flight, 1, std::max<int64_t>(1, arena.slots() - 2));
   for (int64_t k = 0; k < threads; ++k)
     impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io(), impl_->options.buffers));
+  // Made here and never again: what is saved where a folder has been moved away, or a disk unmounted, nobody finds.
+  ignore(make_dirs(*impl_->writers.front()->io, impl_->dir), "the saves will tell");
   for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers)
     writer->thread = std::thread([impl = impl_.get(), mine = writer.get()] { impl->loop(*mine); });
 }

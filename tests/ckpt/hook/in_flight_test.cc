@@ -214,6 +214,26 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(run.arena->control().distrusted == 1);  // else the next life begins with it
   }
 
+  TEST_CASE("where the folder is gone, moved or no longer mounted, nothing is saved in its place") {
+    const TempDir dir;
+    const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "moved";
+    REQUIRE(std::filesystem::create_directories(there));
+    TwoSaves run(there, 2);
+    run.live_two_steps();
+    run.gate.let_pass();
+    REQUIRE_FALSE(run.persister->flush().ok());
+    run.gate.failing_step = 0;
+    std::filesystem::rename(dir.path / "run", away);
+    const Status flushed = run.persister->flush();
+    REQUIRE_FALSE(flushed.ok());
+    CHECK(flushed.error().code == ErrorCode::kIo);
+    CHECK(flushed.error().message.find("the folder is gone") != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(dir.path / "run"));
+    std::filesystem::rename(away, dir.path / "run");
+    CHECK(run.persister->flush().ok());
+    CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
+  }
+
   TEST_CASE("each save in flight costs one bank and its headers") {
     const auto page_up = [](int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; };
     for (int64_t in_flight = 1; in_flight <= 6; ++in_flight) {
