@@ -181,6 +181,12 @@ Status NodePersister::Impl::check_not_needed(IoBackend& io, int64_t step) const 
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnapshot& snapshot) {
+  if (const Result<FileStat> there = writer.io->stat(dir); !there.ok() && is_not_found(there.error())) {
+    return Error{ErrorCode::kIo,
+                 fmt::format("step {} was not saved: {}: the folder is gone; move or mount it where it was",
+                             snapshot.step, dir.string()),
+                 ENOENT};
+  }
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
@@ -259,6 +265,9 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
     if (persisted.load(std::memory_order_acquire) < step) persisted.store(step, std::memory_order_release);
     retain(writer, event);
   } else {
+    // Whatever has scribbled over it: the next life looks at every byte before it goes on from memory.
+    if (event.status.error().code == ErrorCode::kCorrupt)
+      arena.control().distrusted.store(1, std::memory_order_release);
     failed(step, event.status.error());
   }
   {
@@ -343,6 +352,8 @@ void NodePersister::Impl::loop(Writer& writer) {
     if (more) continue;
     if (flushing && busy == 0) {  // else whoever is busy comes here when done
       flushing = false;
+      last_step = -1;  // an older promise that failed was told; it counts where it is the newest, which is tried again
+      last_status = {};
       lock.unlock();
       try {
         write_newest(writer);
@@ -366,6 +377,8 @@ NodePersister::NodePersister(Arena& arena, const MakeIo& make_io, std::filesyste
   const int64_t threads = std::clamp<int64_t>(impl_->options.in_flight, 1, std::max<int64_t>(1, arena.slots() - 2));
   for (int64_t k = 0; k < threads; ++k)
     impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io(), impl_->options.buffers));
+  // Made here and never again: what is saved where a folder has been moved away, or a disk unmounted, nobody finds.
+  ignore(make_dirs(*impl_->writers.front()->io, impl_->dir), "the saves will tell");
   for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers)
     writer->thread = std::thread([impl = impl_.get(), mine = writer.get()] { impl->loop(*mine); });
 }

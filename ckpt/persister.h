@@ -72,7 +72,7 @@ class NodePersister {
   void ranks_gone();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
-  /// whole snapshot, so that nothing is lost. Returns the error of the newest step's write.
+  /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write.
   Status flush();
 
  private:

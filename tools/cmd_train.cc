@@ -402,7 +402,7 @@ void TrainAgent::take_stacks(int64_t limit_ms) {
 void TrainAgent::write_report() {
   agent::WaitReport& report = wait_->report;
   std::error_code problem;
-  fs::create_directories(folder_.path() / "reports", problem);
+  fs::create_directory(folder_.path() / "reports", problem);  // not the run's folder anew, which may have been moved
   if (wait_->path.empty()) {
     int64_t step = 0;
     for (const agent::RankState& rank : report.ranks) step = std::max(step, rank.view.step);

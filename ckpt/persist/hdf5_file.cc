@@ -11,7 +11,16 @@
 namespace cairn::ckpt {
 namespace {
 
-using Lock = std::lock_guard<std::recursive_mutex>;
+/// Holds hdf5_mutex(). libhdf5 also leaves errors of calls that succeed on the calling thread's stack, as for a filter
+/// that it does not have. What a thread ends with there is never given back: the library, closing at exit, would go
+/// round in circles and say so on stderr.
+struct Lock {
+  std::lock_guard<std::recursive_mutex> held{hdf5_mutex()};
+  Lock() = default;
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() { H5Eclear2(H5E_DEFAULT); }
+};
 
 // All identifiers close with H5Idec_ref, whatever they name. The holder has hdf5_mutex().
 struct H5Traits {
@@ -129,7 +138,7 @@ struct Hdf5Writer::Impl {
   std::set<std::string> groups;
 
   ~Impl() {
-    const Lock lock(hdf5_mutex());
+    const Lock lock;
     close();
   }
   herr_t close() {
@@ -156,7 +165,7 @@ std::unique_ptr<Hdf5Image> Hdf5Writer::take_image() {
 }
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(int64_t step, int64_t shard_count, int64_t user_block_bytes) {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   quiet();
   auto impl = std::make_unique<Impl>();
   // A dataset with its attributes and groups takes 1 to 2 KiB; whole blocks keep metadata together and few in number.
@@ -200,7 +209,7 @@ Status Hdf5Writer::Impl::make_dataset(const TensorEntry& tensor, const Box& box,
 }
 
 Result<int64_t> Hdf5Writer::place(const TensorEntry& tensor, const Box& box) {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   RT_TRY(impl_->make_dataset(tensor, box, impl_->dataset_props.get()));
   const haddr_t offset = H5Dget_offset(impl_->datasets.back().get());
   if (offset == HADDR_UNDEF) return hdf5_failed(fmt::format("offset of {}", dataset_path(tensor, box)));
@@ -208,7 +217,7 @@ Result<int64_t> Hdf5Writer::place(const TensorEntry& tensor, const Box& box) {
 }
 
 Status Hdf5Writer::place_coded(const TensorEntry& tensor, const Box& box, std::span<const int64_t> chunk) {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   const std::vector<hsize_t> dims(chunk.begin(), chunk.end());
   const H5Id props(H5Pcreate(H5P_DATASET_CREATE));
   // The filter is asked for by number: writing needs no plugin, for the chunks come to HDF5 as they are stored.
@@ -222,7 +231,7 @@ Status Hdf5Writer::place_coded(const TensorEntry& tensor, const Box& box, std::s
 
 Result<int64_t> Hdf5Writer::place_chunk(int64_t index, std::span<const int64_t> corner,
                                         std::span<const std::byte> stored, uint32_t filter_mask) {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   const std::vector<hsize_t> at(corner.begin(), corner.end());
   Hdf5Image& image = *impl_->image;
   image.divert_payload = true;
@@ -237,7 +246,7 @@ Result<int64_t> Hdf5Writer::place_chunk(int64_t index, std::span<const int64_t> 
 Hdf5Image& Hdf5Writer::image() { return *impl_->image; }
 
 Result<std::vector<int64_t>> Hdf5Writer::header_addresses() {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   std::vector<int64_t> out;
   const auto add = [&](hid_t object) {
     H5O_info_t info{};
@@ -253,7 +262,7 @@ Result<std::vector<int64_t>> Hdf5Writer::header_addresses() {
 }
 
 Status Hdf5Writer::set_hashes(int64_t index, int64_t chunk_bytes, std::span<const uint64_t> hashes) {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   const hid_t dataset = impl_->datasets[static_cast<size_t>(index)].get();
   RT_TRY(write_int(dataset, "chunk_bytes", chunk_bytes));
   RT_TRY(write_array(dataset, "chunk_xxh3_64", H5T_STD_U64LE, H5T_NATIVE_UINT64, hashes.data(), hashes.size()));
@@ -263,7 +272,7 @@ Status Hdf5Writer::set_hashes(int64_t index, int64_t chunk_bytes, std::span<cons
 }
 
 Status Hdf5Writer::finish() {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   if (impl_->close() < 0) return hdf5_failed("close");
   if (impl_->image->error) return *impl_->image->error;
   return {};
@@ -277,7 +286,7 @@ bool Hdf5Dataset::fits(const ShardEntry& shard) const {
 }
 
 Result<std::vector<Hdf5Dataset>> find_datasets(IoFile& file, std::span<const std::string> paths) {
-  const Lock lock(hdf5_mutex());
+  const Lock lock;
   quiet();
   RT_TRY_SET(const int64_t size, file.size());
   Hdf5Image image(file, size);

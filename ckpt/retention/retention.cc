@@ -20,12 +20,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Field 22 of /proc/PID/stat, in clock ticks since boot; nothing when the process is gone or not ours to see.
+// Field 22 of /proc/PID/stat, in clock ticks since boot; nothing when the process is gone or not ours to see. -1: dead,
+// only not yet waited for, as it stays where process 1 of a container is no init.
 std::optional<int64_t> start_time(int64_t pid) {
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
   const std::string text((std::istreambuf_iterator<char>(stat)), {});
   size_t at = text.rfind(')');
   if (at == std::string::npos) return std::nullopt;
+  if (text.compare(at, 3, ") Z") == 0 || text.compare(at, 3, ") X") == 0) return -1;
   ++at;
   for (int field = 2; field < 22 && at != std::string::npos; ++field)
     at = text.find_first_not_of(' ', text.find(' ', at));

@@ -53,6 +53,19 @@ class Identity(RunTest):
         self.assertEqual(self.run_id("moved"), held)
         self.assertNotIn("a copy of", job.output())
 
+    def test_a_folder_that_is_moved_while_it_trains_loses_nothing(self):
+        recipe = self.recipe(name="still", tp=1, pp=1, dp=2, sp="false", steps=STEPS * 10, save=4)
+        self.train(recipe, "still")
+        job = self.start(recipe, "run")
+        self.until_step("run", 5, job)
+        os.rename(self.folder / "run", self.folder / "moved")
+        self.finish(job, 74)
+        self.assertIn("the folder is gone; move or mount it where it was", job.output())
+        self.assertFalse((self.folder / "run").exists())
+        self.train(recipe, "moved")
+        self.assertIn("in shared memory", self.events("moved", "start")[-1]["from"])
+        self.assert_same_training("moved", "still", STEPS * 10)
+
     def test_killed_ranks_are_recovered_from_shared_memory(self):
         recipe = self.recipe(steps=STEPS, save=1000)  # nothing on disk to fall back to
         self.train(recipe, "whole")

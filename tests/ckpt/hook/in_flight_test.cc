@@ -193,6 +193,47 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 2});
   }
 
+  TEST_CASE("a promised step that has changed in memory is told, and whoever flushes gets on with the one before") {
+    const TempDir dir;
+    TwoSaves run(dir.path, 2);
+    run.live_two_steps();
+    run.gate.let_pass();
+    REQUIRE_FALSE(run.persister->flush().ok());  // step 2 is in memory alone
+    const std::vector<SlotView> views = run.arena->views();
+    const auto newest = newest_whole(views);
+    REQUIRE(newest.has_value());
+    REQUIRE(views[*newest].step == 2);
+    run.arena->payload(0, *newest)[100] ^= std::byte{1};
+    run.gate.failing_step = 0;
+    run.arena->control().reserved[*newest] = 2;  // as an agent leaves it that dies before the save
+    run.events.clear();
+    CHECK(run.persister->flush().ok());
+    REQUIRE(run.told() == std::vector<int64_t>{2});
+    CHECK(run.events[0].status.error().message.find("has changed in memory") != std::string::npos);
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{1});
+    CHECK(run.arena->control().distrusted == 1);  // else the next life begins with it
+  }
+
+  TEST_CASE("where the folder is gone, moved or no longer mounted, nothing is saved in its place") {
+    const TempDir dir;
+    const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "moved";
+    REQUIRE(std::filesystem::create_directories(there));
+    TwoSaves run(there, 2);
+    run.live_two_steps();
+    run.gate.let_pass();
+    REQUIRE_FALSE(run.persister->flush().ok());
+    run.gate.failing_step = 0;
+    std::filesystem::rename(dir.path / "run", away);
+    const Status flushed = run.persister->flush();
+    REQUIRE_FALSE(flushed.ok());
+    CHECK(flushed.error().code == ErrorCode::kIo);
+    CHECK(flushed.error().message.find("the folder is gone") != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(dir.path / "run"));
+    std::filesystem::rename(away, dir.path / "run");
+    CHECK(run.persister->flush().ok());
+    CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
+  }
+
   TEST_CASE("each save in flight costs one bank and its headers") {
     const auto page_up = [](int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; };
     for (int64_t in_flight = 1; in_flight <= 6; ++in_flight) {

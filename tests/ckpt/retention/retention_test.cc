@@ -432,4 +432,23 @@ TEST_SUITE("ckpt/retention/retention") {
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, reused)).ok());
     CHECK(complete_steps(disk) == std::vector<int64_t>{10});
   }
+
+  TEST_CASE("a writer that is dead and not yet waited for is gone") {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const int64_t start = this_writer().start;
+      ::_exit(::write(ends[1], &start, sizeof(start)) == sizeof(start) ? 0 : 1);
+    }
+    WriterId writer = this_writer();
+    writer.pid = child;
+    REQUIRE(::read(ends[0], &writer.start, sizeof(writer.start)) == sizeof(writer.start));
+    siginfo_t info{};
+    REQUIRE(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
+    CHECK_FALSE(may_be_alive(writer));
+    ::waitpid(child, nullptr, 0);
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
 }
