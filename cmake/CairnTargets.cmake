@@ -37,7 +37,17 @@ function(_cairn_target_name folder out)
   set(${out} cairn_${name} PARENT_SCOPE)
 endfunction()
 
+# With CAIRN_DEVICE_ONLY: what the link to a device, its tests and its bench need.
+set(CAIRN_DEVICE_FOLDERS runtime/core runtime/config runtime/tensor runtime/cuda runtime/mesh runtime/plan
+                         ckpt/format ckpt/plan ckpt/snapshot ckpt/copy)
+macro(_cairn_return_if_left_out folder)
+  if(CAIRN_DEVICE_ONLY AND NOT ${folder} IN_LIST CAIRN_DEVICE_FOLDERS)
+    return()
+  endif()
+endmacro()
+
 function(cairn_library folder)
+  _cairn_return_if_left_out(${folder})
   cmake_parse_arguments(ARG "" "" "DEPS;LINK;OPTIONS" ${ARGN})
   _cairn_target_name(${folder} target)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.cc)
@@ -59,6 +69,7 @@ function(cairn_library folder)
 endfunction()
 
 function(cairn_program name folder)
+  _cairn_return_if_left_out(${folder})
   cmake_parse_arguments(ARG "" "" "DEPS;LINK" ${ARGN})
   set_property(GLOBAL APPEND PROPERTY CAIRN_FOLDERS ${folder})
   set_property(GLOBAL PROPERTY CAIRN_DEPS_${folder} "${ARG_DEPS}")
@@ -75,6 +86,7 @@ function(cairn_program name folder)
 endfunction()
 
 function(cairn_members folder)
+  _cairn_return_if_left_out(${folder})
   cmake_parse_arguments(ARG "" "OF;LIST;MACRO" "DEPS" ${ARGN})
   _cairn_target_name(${ARG_OF} target)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.cc)

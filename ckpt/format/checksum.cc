@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
-// libxxhash carries AVX2 and AVX-512 versions behind this header; without it the compiler's baseline is used.
-#if defined(__x86_64__)
+// libxxhash carries AVX2 and AVX-512 versions behind this header, its static library does not; without it the
+// compiler's baseline is used.
+#if defined(__x86_64__) && !defined(CAIRN_STATIC_XXHASH)
 #include <xxh_x86dispatch.h>
 #else
 #include <xxhash.h>

@@ -1,5 +1,5 @@
 if(CAIRN_CUDA)
-  cairn_tests(runtime/cuda LABELS unit gpu LINK runtime/core runtime/tensor ckpt/copy ckpt/snapshot)
+  cairn_tests(runtime/cuda LABELS "unit;gpu" LINK runtime/core runtime/tensor ckpt/copy ckpt/snapshot)
   target_link_libraries(runtime_cuda_tests PRIVATE CUDA::cudart_static)
 
   # The same tests without a device: the program's own functions go before the library's.
@@ -12,4 +12,10 @@ if(CAIRN_CUDA)
   add_test(NAME runtime/cuda/double COMMAND runtime_cuda_double_tests --no-version)
   set_tests_properties(runtime/cuda/double PROPERTIES LABELS unit TIMEOUT 300
                        FAIL_REGULAR_EXPRESSION "skipped: |test cases: +0 \\|")
+
+  # bench/: in full where there is a device.
+  add_test(NAME bench/device_bench COMMAND device_bench)
+  set_tests_properties(bench/device_bench PROPERTIES LABELS "bench;gpu" TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL ON)
+  add_test(NAME bench/device_bench_double COMMAND device_bench_double --tiny)
+  set_tests_properties(bench/device_bench_double PROPERTIES LABELS bench TIMEOUT 120)
 endif()
