@@ -275,8 +275,10 @@ void RunCopies::tell(Child& child, const json& event) {
     if (event.value("failures", 0) > 0) text += fmt::format(", after {} failed tries", event.value("failures", 0));
     callbacks_.say(text);
   } else {
-    callbacks_.say(fmt::format("warning: step {} is not copied to {} yet: {}; it is tried again",
-                               event.value("step", int64_t{0}), child.place, event.value("message", "")));
+    const int64_t step = event.value("step", int64_t{0});  // 0: the place could not be asked which are there
+    callbacks_.say(fmt::format("warning: {} not copied to {} yet: {}; it is tried again",
+                               step > 0 ? fmt::format("step {} is", step) : "checkpoints are", child.place,
+                               event.value("message", "")));
   }
 }
 

@@ -113,6 +113,7 @@ class Copies(RunTest):
         self.finish(job, 0)
         reached = self.last_step("run")
         self.assertEqual(len(self.events("run", "copy_failed")), 1, job.output())
+        self.assertIn(f"warning: checkpoints are not copied to {far}/run yet: ", job.output())
         self.assertIn("it is tried again", job.output())
         self.assertIn("not everything is copied", job.output())
         self.assertEqual(len(self.events("run", "copy_given_up")), 1)
