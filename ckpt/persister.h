@@ -38,7 +38,7 @@ struct PersistEvent {
   double seconds = 0;                 // from the start of the write to the committed name
   double snapshot_ms = 0;             // training stood still for it on the slowest rank
   std::vector<int64_t> removed;       // by retention
-  std::vector<std::string> problems;  // of retention: logged, tried again next time
+  std::vector<std::string> problems;  // of retention, which tries again after the next save
 };
 
 /// Before a step is written to disk: TrainPosition::metrics of the latest steps up to that one, in order, which only

@@ -183,6 +183,7 @@ class TrainAgent final : public agent::SupervisorClient {
   std::vector<telemetry::TraceSpan> saves_;  // for the trace
   Status last_persist_;
   int64_t failed_step_ = -1;  // of the last save that failed
+  size_t problems_ = 0;       // of retention after the last save
   Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
   bool concluded_ = false;
 };
@@ -598,6 +599,10 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
     return;
   }
   last_persist_ = {};
+  if (event.problems.size() > problems_) {  // each save meets the old ones again
+    for (const std::string& problem : event.problems) progress_.say("warning: retention: " + problem);
+  }
+  problems_ = event.problems.size();
   newest_checkpoint_ = event.dir;
   record({{"event", "saved"},
           {"step", event.step},

@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "ckpt/mirror/copy.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/agent/child_process.h"
 #include "runtime/agent/event_pipe.h"
@@ -202,6 +204,7 @@ void RunCopies::start() {
   started_ = true;
   for (json& event : early_) callbacks_.record(std::move(event));
   early_.clear();
+  release_holds();
   for (size_t i = 0; i < places_.size(); ++i) {
     auto child = std::make_unique<Child>();
     child->index = i;
@@ -209,6 +212,21 @@ void RunCopies::start() {
     child->finish_s = places_[i].finish_s;
     launch(*child);
     children_.push_back(std::move(child));
+  }
+}
+
+/// What was under way to places that the recipe no longer has would lie there, and fill the disk, for ever.
+void RunCopies::release_holds() {
+  ckpt::PosixBackend io;
+  const fs::path holds = folder_.path() / "copying";
+  const Result<std::vector<ckpt::DirEntry>> entries = io.list(holds);
+  for (size_t k = 0; entries.ok() && k < entries.value().size(); ++k) {
+    const std::string& name = entries.value()[k].name;
+    size_t place = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), place);
+    if (error != std::errc() || end != name.data() + name.size() || place < places_.size()) continue;
+    if (Status removed = ckpt::remove_tree(io, holds / name); !removed.ok())
+      callbacks_.say("warning: " + removed.error().message);
   }
 }
 
@@ -257,8 +275,10 @@ void RunCopies::tell(Child& child, const json& event) {
     if (event.value("failures", 0) > 0) text += fmt::format(", after {} failed tries", event.value("failures", 0));
     callbacks_.say(text);
   } else {
-    callbacks_.say(fmt::format("warning: step {} is not copied to {} yet: {}; it is tried again",
-                               event.value("step", int64_t{0}), child.place, event.value("message", "")));
+    const int64_t step = event.value("step", int64_t{0});  // 0: the place could not be asked which are there
+    callbacks_.say(fmt::format("warning: {} not copied to {} yet: {}; it is tried again",
+                               step > 0 ? fmt::format("step {} is", step) : "checkpoints are", child.place,
+                               event.value("message", "")));
   }
 }
 

@@ -57,6 +57,7 @@ class RunCopies {
 
  private:
   struct Child;
+  void release_holds();
   void launch(Child& child);
   void take_events(Child& child);
   void tell(Child& child, const nlohmann::json& event);

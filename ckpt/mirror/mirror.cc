@@ -104,7 +104,8 @@ Status Mirror::unpin() {
   return {};
 }
 
-/// What a killed one held: the newest, with the earlier ones that it needs.
+/// What a killed one held: the newest, with the earlier ones that it needs. One without its manifest, which goes first,
+/// was being let go.
 Result<std::optional<int64_t>> Mirror::pinned() {
   Result<std::vector<DirEntry>> entries = io_.list(pin_dir_);
   if (!entries.ok()) {
@@ -113,7 +114,11 @@ Result<std::optional<int64_t>> Mirror::pinned() {
   }
   std::optional<int64_t> newest;
   for (const DirEntry& entry : entries.value()) {
-    if (const auto step = parse_step_dir_name(entry.name)) newest = std::max(newest.value_or(*step), *step);
+    const std::optional<int64_t> step = parse_step_dir_name(entry.name);
+    if (!step || *step < newest.value_or(0)) continue;
+    const Result<FileStat> manifest = io_.stat(pin_dir_ / entry.name / kManifestName);
+    if (!manifest.ok() && is_not_found(manifest.error())) continue;
+    newest = step;
   }
   return newest;
 }

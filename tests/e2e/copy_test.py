@@ -113,6 +113,7 @@ class Copies(RunTest):
         self.finish(job, 0)
         reached = self.last_step("run")
         self.assertEqual(len(self.events("run", "copy_failed")), 1, job.output())
+        self.assertIn(f"warning: checkpoints are not copied to {far}/run yet: ", job.output())
         self.assertIn("it is tried again", job.output())
         self.assertIn("not everything is copied", job.output())
         self.assertEqual(len(self.events("run", "copy_given_up")), 1)
@@ -129,6 +130,15 @@ class Copies(RunTest):
         shutil.copytree(self.checkpoint("other/run", reached), self.checkpoint("run", reached))
         job = self.train(last, "run", code=2)
         self.assertIn("holds checkpoints of another run", job.output())
+
+    def test_what_was_under_way_to_a_place_that_is_no_longer_wanted_is_let_go(self):
+        job = self.start(self.copies(f'"{self.folder / "far"}", max_mb_per_s = 0.01', steps=100000, save=20), "run")
+        held = self.folder / "run" / "copying" / "0"
+        self.until(lambda: list(held.glob("step-*")), "a checkpoint that is held", job)
+        job.kill_group()
+        self.assertTrue(list(held.glob("step-*/*.h5")))
+        self.train(self.recipe(steps=self.last_step("run") + 5, tp=1, pp=1, dp=2, sp="false"), "run")
+        self.assertFalse(held.exists())
 
     def test_a_copied_folder_is_the_run_when_the_original_goes_before_it_started(self):
         far = self.folder / "far"

@@ -46,6 +46,25 @@ class Failure(RunTest):
         self.assertEqual(self.checkpoints("run")[-1], self.last_step("run"))
         self.assertEqual([p.name for p in folder.iterdir() if not p.name.startswith("step-")], [])
 
+    def test_a_checkpoint_that_cannot_be_removed_is_told_once(self):
+        recipe = self.recipe(name="long", steps=100000, tp=1, pp=1, dp=1, zero=0, sp="false", save=20, keep=1)
+        job = self.start(recipe, "run")
+        first = self.until(lambda: self.checkpoints("run"), "the first save", job)[0]
+        stays = self.checkpoint("run", first)
+        done = subprocess.run(["mount", "--bind", stays, stays], capture_output=True)  # its name is taken for good
+        if done.returncode != 0:
+            job.kill_group()
+            self.skipTest(f"mount is refused: {done.stderr.decode().strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", stays], check=True)
+        at = len(self.events("run", "saved"))
+        self.until(lambda: len(self.events("run", "saved")) >= at + 4, "four saves more", job)
+        job.signal(signal.SIGTERM)
+        self.finish(job, 0)
+        self.assertIn(first, self.checkpoints("run"))
+        told = [line for line in job.output().splitlines() if "Device or resource busy" in line]
+        self.assertEqual(len(told), 1, job.output())
+        self.assertIn(f"warning: retention: step {first}: ", told[0])
+
     def test_a_disk_full_at_the_end_keeps_the_state_in_memory(self):
         recipe = self.recipe(name="short", steps=30, tp=1, pp=1, dp=2, sp="false", save=1000)
         folder = self.folder / "run" / "checkpoints"

@@ -631,6 +631,30 @@ TEST_SUITE("ckpt/mirror/mirror") {
     }
   }
 
+  TEST_CASE("a hold that a kill cut off while it was let go holds nothing, and the next step is copied") {
+    for (const bool placed : {true, false}) {
+      cairn::testing::TempDir temp("mirror-let-go");
+      PosixBackend io;
+      const fs::path here = temp.path / "run", there = temp.path / "place", pins = temp.path / "pins";
+      const auto place = directory(there);
+      save(io, here, make_state(12, 1)).value();
+      if (placed) REQUIRE(Mirror(*place, io, here, pins, {}, {}).copy_next(false).ok());
+      const std::vector<DirEntry> files = io.list(here / step_dir_name(12)).value();
+      for (size_t removed = 1; removed <= files.size(); ++removed) {  // as remove_tree() goes on
+        fs::create_directories(pins / step_dir_name(12));
+        for (size_t k = removed; k < files.size(); ++k)
+          fs::create_hard_link(here / step_dir_name(12) / files[k].name, pins / step_dir_name(12) / files[k].name);
+        const auto step = static_cast<int64_t>(12 + removed);
+        save(io, here, make_state(step, 2)).value();
+        Mirror mirror(*place, io, here, pins, {}, {});
+        const auto copied = mirror.copy_next(false);
+        REQUIRE_MESSAGE(copied.ok(), (copied.ok() ? "" : copied.error().message));
+        CHECK(copied.value()->copy.step == step);
+        CHECK(fs::is_empty(pins));
+      }
+    }
+  }
+
   TEST_CASE("a held step that may not be read does not stand before all that come after it") {
     struct Refusing : PosixBackend {
       Result<std::unique_ptr<IoFile>> open(const fs::path& path) override {
