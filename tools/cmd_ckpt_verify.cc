@@ -117,6 +117,15 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
       options.progress = [&](int64_t done, int64_t total) { progress.show(done, total); };
       return ckpt::verify_checkpoint(*io, dir, options);
     }();
+    if (!checked.ok() || !checked.value().whole()) {
+      if (std::error_code unknown; !fs::exists(dir, unknown) && !unknown) {
+        const Error gone = removed_meanwhile(dir);
+        if (!args.all) return gone;
+        all.push_back({{"dir", dir.string()}, {"whole", nullptr}, {"problem", gone.message}});
+        if (!as_json) fmt::print("{}: removed meanwhile\n", dir.string());
+        continue;
+      }
+    }
     if (!checked.ok() && dirs.size() > 1 && ckpt::is_refused(checked.error())) {
       all.push_back({{"dir", dir.string()}, {"whole", nullptr}, {"problem", checked.error().message}});
       if (!as_json) fmt::print("{}: not read: {}\n", dir.string(), printable(checked.error().message));
@@ -152,7 +161,8 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   add_json_flag(*command, session);
   command->footer(
       "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint,\n"
-      "74 one could not be read (a right or a limit of the system), and no other is damaged.\n"
+      "74 one could not be read (a right or a limit of the system), and no other is damaged, 69 the step was removed\n"
+      "meanwhile by a run at work (--all says so and goes on).\n"
       "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
       "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });
