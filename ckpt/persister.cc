@@ -152,6 +152,7 @@ void NodePersister::Impl::prepare(Writer& writer) {
 
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
+  save.make_folder = false;
   save.replace_referred = arena.control().incarnation.load(std::memory_order_acquire) != adopted;
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
@@ -161,12 +162,6 @@ SaveOptions NodePersister::Impl::save_options(Writer& writer) {
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnapshot& snapshot) {
-  if (const Result<FileStat> there = writer.io->stat(dir); !there.ok() && is_not_found(there.error())) {
-    return Error{ErrorCode::kIo,
-                 fmt::format("step {} was not saved: {}: the folder is gone; move or mount it where it was",
-                             snapshot.step, dir.string()),
-                 ENOENT};
-  }
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
