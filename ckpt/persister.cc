@@ -158,6 +158,7 @@ void NodePersister::Impl::prepare(Writer& writer) {
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
   save.replace_referred = decided();
+  save.make_folder = false;
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();
@@ -181,12 +182,6 @@ Status NodePersister::Impl::check_not_needed(IoBackend& io, int64_t step) const 
 
 /// Writes one whole slot. Returns what save_checkpoint reports.
 Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnapshot& snapshot) {
-  if (const Result<FileStat> there = writer.io->stat(dir); !there.ok() && is_not_found(there.error())) {
-    return Error{ErrorCode::kIo,
-                 fmt::format("step {} was not saved: {}: the folder is gone; move or mount it where it was",
-                             snapshot.step, dir.string()),
-                 ENOENT};
-  }
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);

@@ -56,10 +56,9 @@ Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBacke
   return out;
 }
 
-Result<int> average(const AverageArgs& args, bool as_json) {
+Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& args, bool as_json) {
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  RT_TRY_SET(const std::vector<fs::path> dirs, source_dirs(args, *io));
   if (!args.weights.empty() && args.weights.size() != dirs.size()) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("--weights has {} numbers for {} checkpoints", args.weights.size(), dirs.size())};
@@ -132,6 +131,12 @@ Result<int> average(const AverageArgs& args, bool as_json) {
              report.averaged_tensors, format_bytes(ckpt::payload_bytes(report.manifest)), report.manifest.files.size(),
              telemetry::format_duration(report.seconds), moments_text);
   return 0;
+}
+
+Result<int> average(const AverageArgs& args, bool as_json) {
+  const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
+  RT_TRY_SET(const std::vector<fs::path> dirs, source_dirs(args, *io));
+  return unless_removed(dirs, average_of(dirs, args, as_json));
 }
 
 }  // namespace

@@ -85,6 +85,8 @@ class Sink {
   std::FILE* file_ = nullptr;
 };
 
+Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json);
+
 Result<int> cat(const CatArgs& args, bool as_json) {
   const bool to_stdout = args.out.empty() || args.out == "-";
   if (to_stdout && as_json)
@@ -92,6 +94,10 @@ Result<int> cat(const CatArgs& args, bool as_json) {
   if (to_stdout && is_terminal(STDOUT_FILENO))
     return Error{ErrorCode::kInvalidInput, "a tensor is no text for a terminal: give --out FILE, or redirect stdout"};
   RT_TRY_SET(const fs::path dir, resolve_checkpoint(args.path));
+  return unless_removed({dir}, cat_of(dir, args, as_json));
+}
+
+Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json) {
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(ckpt::CheckpointReader reader, ckpt::CheckpointReader::open(*io, dir));
   const ckpt::Manifest& manifest = reader.manifest();

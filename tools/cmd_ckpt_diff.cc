@@ -77,10 +77,8 @@ json diff_json(const ckpt::TensorDiff& diff, const ckpt::Manifest& a, const ckpt
   return out;
 }
 
-Result<int> diff(const DiffArgs& args, bool as_json) {
+Result<int> diff_of(const fs::path& left_dir, const fs::path& right_dir, const DiffArgs& args, bool as_json) {
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
-  RT_TRY_SET(const fs::path left_dir, resolve_checkpoint(args.left));
-  RT_TRY_SET(const fs::path right_dir, resolve_checkpoint(args.right));
   const std::unique_ptr<ckpt::IoBackend> left_io = ckpt::make_best_backend(), right_io = ckpt::make_best_backend();
   const ckpt::ReadOptions reading{.window_bytes = std::max<int64_t>(memory / 8, 8 << 20)};
   RT_TRY_SET(ckpt::CheckpointReader left, ckpt::CheckpointReader::open(*left_io, left_dir, reading));
@@ -164,6 +162,12 @@ Result<int> diff(const DiffArgs& args, bool as_json) {
              count(What::kOnlyLeft) > 0 ? fmt::format(", {} only left", count(What::kOnlyLeft)) : "",
              count(What::kOnlyRight) > 0 ? fmt::format(", {} only right", count(What::kOnlyRight)) : "");
   return code;
+}
+
+Result<int> diff(const DiffArgs& args, bool as_json) {
+  RT_TRY_SET(const fs::path left, resolve_checkpoint(args.left));
+  RT_TRY_SET(const fs::path right, resolve_checkpoint(args.right));
+  return unless_removed({left, right}, diff_of(left, right, args, as_json));
 }
 
 }  // namespace

@@ -272,10 +272,9 @@ void print_text(const Seen& seen, const InspectArgs& args) {
   }
 }
 
-Result<int> inspect(const InspectArgs& given, bool as_json) {
+Result<int> inspect_of(const fs::path& dir, const InspectArgs& given, bool as_json) {
   InspectArgs args = given;
   args.tensors = args.tensors || args.stats || !args.only.empty();
-  RT_TRY_SET(const fs::path dir, resolve_checkpoint(args.path));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   std::optional<ckpt::CheckpointReader> reader;
   std::optional<ckpt::Manifest> alone;  // to be looked at also when a file is missing
@@ -310,6 +309,11 @@ Result<int> inspect(const InspectArgs& given, bool as_json) {
     print_text(seen, args);
   }
   return 0;
+}
+
+Result<int> inspect(const InspectArgs& args, bool as_json) {
+  RT_TRY_SET(const fs::path dir, resolve_checkpoint(args.path));
+  return unless_removed({dir}, inspect_of(dir, args, as_json));
 }
 
 }  // namespace

@@ -105,10 +105,9 @@ Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, std::vector<s
   return recipe;
 }
 
-Result<int> reshard(const ReshardArgs& args, bool as_json) {
+Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_json) {
   RT_TRY_SET(const MeshConfig mesh, parse_mesh(args.mesh));
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
-  RT_TRY_SET(const fs::path source, resolve_checkpoint(args.source));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const ckpt::Manifest manifest, ckpt::read_manifest(*io, source));
   Result<Recipe> stored = dsl::decode_recipe(manifest.recipe);
@@ -210,6 +209,11 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
   }
   if (!run->newer()) fmt::print("go on with: cairn resume {}\n", target.string());
   return 0;
+}
+
+Result<int> reshard(const ReshardArgs& args, bool as_json) {
+  RT_TRY_SET(const fs::path source, resolve_checkpoint(args.source));
+  return unless_removed({source}, reshard_of(source, args, as_json));
 }
 
 }  // namespace

@@ -154,7 +154,9 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   command->footer(
       "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint "
       "or\n"
-      "a newer build's, 74 one could not be read (a right or a limit of the system); of several 65 comes first.\n"
+      "a newer build's, 74 one could not be read (a right or a limit of the system), 69 the step was removed meanwhile by "
+      "a\n"
+      "run at work (--all says so and goes on); of several 65 comes first.\n"
       "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
       "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });

@@ -175,7 +175,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
     to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
     if (kind == Kind::kFolder) return convert::rewrite_hf(from, options.to, {.to = to, .untie = options.untie});
     const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-    return convert::export_hf(*io, from, options.to, to, dsl::decode_recipe);
+    return unless_removed({from}, convert::export_hf(*io, from, options.to, to, dsl::decode_recipe));
   }();
   RT_TRY_SET(const convert::ExportReport report, std::move(done));
   tell_warnings(options, report.warnings);

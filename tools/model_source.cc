@@ -133,8 +133,9 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
     source = std::move(folder);
   } else {
     RT_TRY_SET(out.from, resolve_checkpoint(path));
-    RT_TRY_SET(std::unique_ptr<convert::CheckpointWeights> weights,
-               convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of));
+    RT_TRY_SET(
+        std::unique_ptr<convert::CheckpointWeights> weights,
+        unless_removed({out.from}, convert::CheckpointWeights::open(io, out.from, dsl::decode_recipe, weights_of)));
     out.recipe = weights->recipe();
     names = weights->files();
     file = [kept = weights.get()](std::string_view name) { return kept->file(name); };
@@ -170,7 +171,7 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
                                out.from.string(), out.tokenizer->vocab(), out.recipe.model.vocab));
   }
   RT_TRY_SET(out.session, inference::Session::make(out.recipe));
-  RT_TRY(fill(*source, *out.session));
+  RT_TRY(unless_removed({out.from}, fill(*source, *out.session)));
   return out;
 }
 

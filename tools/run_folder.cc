@@ -250,6 +250,14 @@ Result<fs::path> named_plainly(const fs::path& step) {
 
 }  // namespace
 
+Error removed_meanwhile(const fs::path& step) {
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("{}: was removed meanwhile, as the retention of a run at work does; take the newest again, or "
+                  "a step that the run keeps for longer",
+                  step.string())};
+}
+
 bool is_step_of(const fs::path& step, const fs::path& run) {
   std::error_code failed;
   const fs::path real = fs::canonical(step, failed), own = run / "checkpoints";

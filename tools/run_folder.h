@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "runtime/core/result.h"
@@ -77,6 +78,20 @@ Result<std::filesystem::file_type> type_of(const std::filesystem::path& path);
 
 /// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).
 Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& path);
+
+/// That a checkpoint which was there is gone, as the retention of a run at work removes them. kUnavailable.
+Error removed_meanwhile(const std::filesystem::path& step);
+
+/// What came of `work` on checkpoints that were found before: that one of them was removed meanwhile, where it failed
+/// for that. Any error may be its sign: no such file, a manifest that ends early, fewer files than it says.
+template <typename Outcome>
+Outcome unless_removed(const std::vector<std::filesystem::path>& steps, Outcome done) {
+  if (done.ok()) return done;
+  for (const std::filesystem::path& step : steps) {
+    if (std::error_code unknown; !std::filesystem::exists(step, unknown) && !unknown) return removed_meanwhile(step);
+  }
+  return done;
+}
 
 /// Whether the step's folder lies in the run's checkpoints, by whatever paths the two are called.
 bool is_step_of(const std::filesystem::path& step, const std::filesystem::path& run);

@@ -64,6 +64,7 @@ class DirectoryPlace final : public Place {
   std::string describe() const override { return root_.string(); }
 
   Result<std::vector<PlacedStep>> list() override {
+    if (std::error_code unknown; fs::exists(root_, unknown)) seen_ = true;
     RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, root_));
     std::vector<PlacedStep> out;
     for (const CheckpointInfo& info : catalog.checkpoints) {
@@ -80,8 +81,13 @@ class DirectoryPlace final : public Place {
   }
 
   Status begin(int64_t step) override {
-    RT_TRY(make_dirs(io_, root_));
     std::error_code failed;
+    if (seen_ && !fs::exists(root_, failed) && !failed) {
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("{}: the folder is gone; move or mount it where it was", root_.string())};
+    }
+    RT_TRY(make_dirs(io_, root_));
+    seen_ = true;
     if (!work_.empty() && work_step_ == step && fs::is_directory(work_, failed)) return {};
     work_ = root_ / work_dir_name(kTmpPrefix, step, this_writer());
     work_step_ = step;
@@ -313,7 +319,8 @@ class DirectoryPlace final : public Place {
  private:
   fs::path root_;
   PosixBackend io_;
-  fs::path work_;  // of the begun step
+  bool seen_ = false;  // made once: a copy below the mount point of a disk that comes back would be found by nobody
+  fs::path work_;      // of the begun step
   int64_t work_step_ = -1;
   std::set<std::string> put_;
 };

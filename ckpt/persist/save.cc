@@ -788,7 +788,14 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   if (!unchanged.shards.empty()) parts = unchanged.rest;
   RT_TRY(plan_shards(report.manifest, parts, options, unchanged));
   report.referenced_bytes = unchanged.bytes;
-  RT_TRY(make_dirs(io, checkpoints_dir));
+  if (options.make_folder) {
+    RT_TRY(make_dirs(io, checkpoints_dir));
+  } else if (const Result<FileStat> there = io.stat(checkpoints_dir); !there.ok() && is_not_found(there.error())) {
+    return Error{ErrorCode::kIo,
+                 fmt::format("step {} was not saved: {}: the folder is gone; move or mount it where it was",
+                             report.manifest.step, checkpoints_dir.string()),
+                 ENOENT};
+  }
 
   Result<FileStat> existing = io.stat(report.dir);
   if (!existing.ok() && !is_not_found(existing.error())) return std::move(existing).error();

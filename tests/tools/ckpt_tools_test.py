@@ -526,6 +526,24 @@ class CkptToolsTest(ProgramTest):
         self.assertFalse(os.path.exists(self.path("x")))
         self.assertEqual(self.cairn("ckpt", "diff", self.step("a", 4), "b", code=65).stdout, "")
 
+    def test_a_step_that_goes_while_it_is_verified_is_not_damaged(self):
+        gone = self.path(self.step("a", 4))
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)  # stands still at it, having found all that it was asked for
+        verify = subprocess.Popen([self.program, "ckpt", "verify", *[self.step("b", 6)] * 300, self.step("a", 4)],
+                                  cwd=self.folder.name, text=True, stdin=subprocess.DEVNULL, stdout=writer,
+                                  stderr=subprocess.PIPE)
+        self.addCleanup(verify.kill)
+        os.close(writer)
+        with open(reader, "rb") as said:
+            said.read(1)
+            os.rename(gone, gone + ".trash")  # as retention does it
+            shutil.rmtree(gone + ".trash")
+            said.read()
+        _, refused = verify.communicate(timeout=300)
+        self.assertEqual(verify.returncode, 69, refused)
+        self.assertIn("step-00000004: was removed meanwhile", refused)
+
     def test_the_examples_of_cat_name_tensors_that_a_gpt_has(self):
         texts = {"cairn ckpt cat --help": self.cairn("ckpt", "cat", "--help").stdout}
         for name in ("README.md", "docs/operations.md"):

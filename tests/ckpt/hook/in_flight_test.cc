@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
+#include <functional>
+#include <utility>
 
 #include "ckpt/format/names.h"
 #include "ckpt/node.h"
@@ -25,6 +27,7 @@ struct Gate {
   std::condition_variable changed;
   bool open = false;
   int64_t held_step = 1, failing_step = 0;
+  std::function<void()> after_stat;  // of the folder, once
 
   Status pass(const std::filesystem::path& to) {
     if (to.filename() == step_dir_name(failing_step)) return os_error(EIO, "rename, as the test wants it");
@@ -44,6 +47,11 @@ struct Gate {
 class GatedBackend final : public PosixBackend {
  public:
   explicit GatedBackend(Gate& gate) : gate_(gate) {}
+  Result<FileStat> stat(const std::filesystem::path& path) override {
+    Result<FileStat> out = PosixBackend::stat(path);
+    if (path.filename() == "checkpoints" && gate_.after_stat) std::exchange(gate_.after_stat, nullptr)();
+    return out;
+  }
   Status rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
     RT_TRY(gate_.pass(to));
     return PosixBackend::rename(from, to);
@@ -228,6 +236,10 @@ TEST_SUITE("ckpt/hook/in_flight") {
     REQUIRE_FALSE(flushed.ok());
     CHECK(flushed.error().code == ErrorCode::kIo);
     CHECK(flushed.error().message.find("the folder is gone") != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(dir.path / "run"));
+    std::filesystem::rename(away, dir.path / "run");
+    run.gate.after_stat = [&] { std::filesystem::rename(dir.path / "run", away); };  // in the middle of a save
+    CHECK_FALSE(run.persister->flush().ok());
     CHECK_FALSE(std::filesystem::exists(dir.path / "run"));
     std::filesystem::rename(away, dir.path / "run");
     CHECK(run.persister->flush().ok());

@@ -747,6 +747,25 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(mirror.copy_next(false).value()->copy.step == 13);
   }
 
+  TEST_CASE("where a place is gone, no longer mounted, nothing is copied in its stead") {
+    cairn::testing::TempDir temp("mirror-gone");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place", away = temp.path / "elsewhere";
+    const auto place = directory(there);
+    Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
+    save(io, here, make_state(10, 1)).value();
+    CHECK(mirror.copy_next(false).value()->copy.step == 10);
+    fs::rename(there, away);
+    save(io, here, make_state(20, 1)).value();
+    const Result<std::optional<MirrorReport>> refused = mirror.copy_next(false);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("the folder is gone") != std::string::npos);
+    CHECK_FALSE(fs::exists(there));
+    fs::rename(away, there);
+    CHECK(mirror.copy_next(false).value()->copy.step == 20);
+    CHECK(whole(there / step_dir_name(20)));
+  }
+
   TEST_CASE("a local checkpoint that is damaged is told once and passed over") {
     cairn::testing::TempDir temp("mirror-bad");
     PosixBackend io;
