@@ -490,6 +490,26 @@ class CkptToolsTest(ProgramTest):
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
 
+    def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
+        prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
+        shutil.copytree(self.path("a"), self.path("whole"))
+        for hurt, words in ((lambda: os.truncate(self.path(self.step("a", 2) + "/manifest.json"), 100), "cut short"),
+                            (lambda: self.damaged_tensor(self.step("a", 2)), "checksum")):
+            hurt()
+            before = self.names_below(self.step("a", 2))
+            told = self.cairn_json(*prune, "--yes", code=65)["archived"]
+            self.assertEqual([one["step"] for one in told], [2, 4])
+            self.assertIn("it is damaged: ", told[0]["left_alone"])
+            self.assertIn(words, told[0]["left_alone"])
+            self.assertEqual(told[1]["left_alone"], "")
+            self.assertLess(told[1]["bytes_after"], told[1]["bytes_before"])
+            self.assertEqual(self.names_below(self.step("a", 2)), before)
+            said = self.cairn(*prune, "--yes", code=65).stdout
+            self.assertRegex(said, "step-00000002 .*left alone: it is damaged: ")
+            self.assertRegex(said, "step-00000004 .*left alone: it is compressed already")
+            shutil.rmtree(self.path("a"))
+            shutil.copytree(self.path("whole"), self.path("a"))
+
     def test_ls_shows_the_loss_and_verify_takes_several(self):
         listed = self.cairn_json("ckpt", "ls", "a")["checkpoints"]
         losses = [c["metrics"]["loss"] for c in listed]
