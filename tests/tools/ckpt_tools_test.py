@@ -321,15 +321,20 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "average", "a", "b", "--to", "x", "--memory", "0", code=2)
         self.assertEqual(sorted(os.listdir(self.folder.name)), before)
         for args in (["reshard", "a", "x/y/z", "--mesh", "tp=1"], ["average", "a", "b", "--to", "x"]):
-            self.cairn("ckpt", *args, code=74, preexec_fn=no_room)  # not even for the lock
-            self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+            for bytes_ in (0, 20, 200):  # not even for the lock; the run's id; the recipe
+                self.cairn("ckpt", *args, code=74, preexec_fn=room(bytes_))
+                self.assertEqual(sorted(os.listdir(self.folder.name)), before)
         os.mkdir(self.path("mine"))
-        self.cairn("ckpt", "reshard", "a", "mine", "--mesh", "tp=1", code=74, preexec_fn=no_room)
+        self.cairn("ckpt", "reshard", "a", "mine", "--mesh", "tp=1", code=74, preexec_fn=room(0))
         self.assertEqual(os.listdir(self.path("mine")), [])
         self.write("file", "")
-        for target, words in (("file", "expected a folder"), ("", "no name")):
+        shutil.copytree(self.path("b"), self.path("c"))
+        for target, words in (("file", "expected a folder"), ("", "no name"), ("c/checkpoints", "give a run's folder"),
+                              (self.step("c", 6) + "/", "give a run's folder"),
+                              (self.step("c", 8), "give a run's folder")):
             self.assertIn(words, self.cairn("ckpt", "average", "a", "b", "--to", target, code=2).stderr)
             self.assertIn(words, self.cairn("ckpt", "reshard", "a", target, "--mesh", "tp=1", code=2).stderr)
+        self.assertEqual([name.replace("/c/", "/b/") for name in self.names_below("c")], self.names_below("b"))
 
     def test_what_a_dead_one_left_goes_and_what_can_be_gone_on_with_is_tried(self):
         host = re.sub("[^A-Za-z0-9]", "-", os.uname().nodename[:64])
