@@ -84,7 +84,8 @@ class ConvertTest(ProgramTest):
                             ((hf, "x", "--to", "hf", "--mesh", "tp=2"), "--mesh belongs to a conversion into a checkpoint"),
                             ((hf, "x", "--to", "hf", "--hdf5"), "--hdf5 is for a checkpoint's weights"),
                             ((hf,), "where to?"), ((hf, "x", "--check"), "--check writes nothing"),
-                            (("nowhere", "x"), "there is no such folder"), ((hf, "x", "--mesh", "tp=0"), "tp=0")]:
+                            (("nowhere", "x"), "there is no such folder"), ((hf, "x", "--mesh", "tp=0"), "tp=0"),
+                            ((hf, "x", "--mesh", "dp=65537"), "N at most 65536")]:
             done = self.cairn("convert", *words, code=2)
             self.assertIn(part, done.stderr)
         self.assertEqual(os.listdir(self.folder.name), [])
