@@ -29,10 +29,13 @@ return T.recipe { name = "small", seed = 7, stop = T.steps(%d),
 """
 
 
-def no_room():
-    """Nothing is written to a file, as on a full disk."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+def room(bytes_):
+    """Files of at most so many bytes, as on a full disk."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+
+    return limit
 
 
 class CkptToolsTest(ProgramTest):
