@@ -94,7 +94,12 @@ Result<int> average(const AverageArgs& args, bool as_json) {
     options.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };
     return ckpt::average_checkpoints(*io, sources, folder.checkpoints(), options);
   }();
-  RT_TRY_SET(const ckpt::AverageReport report, std::move(done));
+  if (!done.ok()) {
+    Error error = std::move(done).error();
+    for (const fs::path& dir : dirs) error = or_removed(std::move(error), dir);
+    return error;
+  }
+  const ckpt::AverageReport& report = done.value();
   RT_TRY(run->keep());
 
   const bool moments = options.moments == ckpt::Moments::kLast;

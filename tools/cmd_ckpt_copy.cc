@@ -182,13 +182,7 @@ Result<int> push(CopyArgs args, bool as_json) {
     CopyProgress progress;
     return ckpt::copy_checkpoint(*place, *io, source, copy_options(args, progress));
   }();
-  if (std::error_code unknown; !done.ok() && !fs::exists(source, unknown) && !unknown) {
-    return Error{
-        ErrorCode::kUnavailable,
-        fmt::format("{}: was removed meanwhile, as the retention of a run at work does; push the newest again, or "
-                    "a step that the run keeps for longer",
-                    source.string())};
-  }
+  if (!done.ok()) return or_removed(std::move(done).error(), source);
   RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
   return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
 }

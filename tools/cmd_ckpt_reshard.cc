@@ -161,7 +161,8 @@ Result<int> reshard(const ReshardArgs& args, bool as_json) {
                                      .recipe_hash = loaded.hash_hex},
                                     options);
   }();
-  RT_TRY_SET(const ckpt::ReshardReport report, std::move(done));
+  if (!done.ok()) return or_removed(std::move(done).error(), source);
+  const ckpt::ReshardReport& report = done.value();
   RT_TRY(run->keep());
   if (run->newer()) {
     notes.push_back(

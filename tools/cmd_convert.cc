@@ -181,7 +181,8 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
     const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
     return convert::export_hf(*io, from, options.to, to, dsl::decode_recipe);
   }();
-  RT_TRY_SET(const convert::ExportReport report, std::move(done));
+  if (!done.ok()) return or_removed(std::move(done).error(), from);
+  const convert::ExportReport& report = done.value();
   tell_warnings(options, report.warnings);
   if (as_json) {
     print_json({{kind == Kind::kFolder ? "source" : "checkpoint", from.string()},

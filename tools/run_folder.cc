@@ -1,6 +1,7 @@
 #include "tools/run_folder.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -271,6 +272,16 @@ Result<fs::file_type> type_of(const fs::path& path) {
   const fs::file_type type = fs::status(path, failed).type();
   if (type == fs::file_type::none) return os_error(failed.value(), path.string());
   return type;
+}
+
+Error or_removed(Error error, const fs::path& step) {
+  std::error_code unknown;
+  if (fs::exists(step, unknown) || unknown) return error;
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("{}: was removed meanwhile, as the retention of a run at work does; take the newest again, or "
+                  "a step that the run keeps for longer",
+                  step.string())};
 }
 
 Result<fs::path> resolve_checkpoint(const fs::path& path) {

@@ -78,6 +78,9 @@ Result<std::filesystem::file_type> type_of(const std::filesystem::path& path);
 /// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).
 Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& path);
 
+/// `error`, or kUnavailable where the step that was being read has gone meanwhile.
+Error or_removed(Error error, const std::filesystem::path& step);
+
 /// Whether the step's folder lies in the run's checkpoints, by whatever paths the two are called.
 bool is_step_of(const std::filesystem::path& step, const std::filesystem::path& run);
 

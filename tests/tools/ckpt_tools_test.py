@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import termios
 import time
 
 import numpy
@@ -536,6 +537,30 @@ class CkptToolsTest(ProgramTest):
         self.assertIn("checksum", done.stderr)
         self.assertFalse(os.path.exists(self.path("x")))
         self.assertEqual(self.cairn("ckpt", "diff", self.step("a", 4), "b", code=65).stdout, "")
+
+    def test_what_retention_removes_meanwhile_is_not_damaged(self):
+        for name in os.listdir(self.path(self.step("a", 2))):
+            if name.endswith(".h5"):
+                with open(self.path(f"{self.step('a', 2)}/{name}"), "r+b") as f:
+                    f.write(bytes(os.path.getsize(f.name)))
+        read, write = os.pipe()
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        verify = subprocess.Popen([self.program, "ckpt", "verify", "a", "--all"], cwd=self.folder.name, stdout=write,
+                                  stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        os.close(write)
+        self.addCleanup(verify.kill)
+        end, waiting = time.monotonic() + 60, bytearray(4)
+        while int.from_bytes(waiting, "little") < 4096:  # it has much to say of step 2, and nobody listens
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+            fcntl.ioctl(read, termios.FIONREAD, waiting)
+        shutil.rmtree(self.path(self.step("a", 4)))
+        with open(read, encoding="utf-8") as out:
+            said = out.read()
+        self.assertEqual((verify.wait(60), verify.stderr.read()), (65, ""))  # for step 2
+        verify.stderr.close()
+        self.assertIn(f"{self.step('a', 4)}: was removed meanwhile", said)
+        self.assertIn(f"{self.step('a', 6)}: whole", said)
 
     def test_the_examples_of_cat_name_tensors_that_a_gpt_has(self):
         texts = {"cairn ckpt cat --help": self.cairn("ckpt", "cat", "--help").stdout}
