@@ -359,6 +359,16 @@ class CkptToolsTest(ProgramTest):
         self.assertTrue(needed, told)
         self.cairn(*average, needed[1])
 
+    def test_an_average_of_the_last_ones_does_not_pass_over_one_that_cannot_be_read(self):
+        manifest = self.path(self.step("a", 4) + "/manifest.json")
+        with open(manifest, "r+b") as f:
+            f.seek(39)
+            f.write(b"2")
+        said = self.cairn("ckpt", "average", "a", "--last", "2", "--to", "m", code=2).stderr
+        self.assertIn("step 4 would be one of them and cannot be read", said)
+        self.assertIn("read it with a newer build", said)
+        self.cairn("ckpt", "average", self.step("a", 2), self.step("a", 6), "--to", "m")
+
     def strace(self):
         strace = shutil.which("strace")
         if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
