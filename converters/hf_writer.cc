@@ -379,6 +379,45 @@ class FolderWriter {
   Status first_error_;
 };
 
+/// Where the links of the path lead.
+fs::path plain_target(const fs::path& target) {
+  std::error_code error;
+  const fs::path named = (fs::absolute(target, error) / "").lexically_normal().parent_path();
+  const fs::path real = fs::weakly_canonical(named, error);
+  return error ? named : real;
+}
+
+std::string work_name(const fs::path& plain) { return fmt::format(".{}.converting", plain.filename().string()); }
+
+/// The folder in which the work is done: beside the target, or in it where nothing gets in from there: it is a mount
+/// point, or the folder around it is not ours to write to.
+Result<fs::path> work_folder(const fs::path& target) {
+  const std::string name = work_name(target);
+  const fs::path beside = target.parent_path() / name, inside = target / name;
+  std::error_code error;
+  if (!fs::is_directory(target, error)) return beside;
+  const std::string probe = fmt::format("{}.{}", name, ::getpid());
+  const fs::path from = target.parent_path() / probe, to = target / probe;
+  if (::mkdir(from.c_str(), 0755) != 0) {
+    if (errno == EACCES || errno == EPERM || errno == EROFS) return inside;
+    return os_error(errno, from.string());
+  }
+  const bool moved = ::rename(from.c_str(), to.c_str()) == 0;
+  const int why = errno;
+  ::rmdir((moved ? to : from).c_str());
+  if (moved) return beside;
+  return why == EXDEV ? Result<fs::path>(inside) : os_error(why, target.string());
+}
+
+/// But for what an earlier attempt has left of its work.
+bool is_empty_target(const fs::path& target, std::error_code& error) {
+  const std::string name = work_name(target);
+  for (fs::directory_iterator it(target, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().filename().string() != name) return false;
+  }
+  return true;
+}
+
 /// The folder in which the work is done, locked.
 Result<Fd> lock_work(const fs::path& work) {
   if (::mkdir(work.c_str(), 0755) != 0 && errno != EEXIST) return os_error(errno, work.string());
@@ -412,8 +451,11 @@ std::optional<Split> split_of_index(const std::vector<OutputTensor>& tensors, co
 Status check_hf_target(const fs::path& target, bool overwrite) {
   std::error_code error;
   const bool exists = fs::exists(target, error);
+  if (!exists && fs::is_symlink((target / "").lexically_normal().parent_path(), error))
+    return invalid(target.string() + ": is a link to nothing; make the folder that it names, or name another one");
   if (exists && !fs::is_directory(target, error)) return invalid(target.string() + ": is there and is no folder");
-  const bool empty = !exists || fs::is_empty(target, error);
+  error.clear();
+  const bool empty = !exists || is_empty_target(plain_target(target), error);
   if (error) return os_error(error.value(), target.string());
   if (empty) return {};
   if (fs::exists(target / ckpt::kManifestName, error) && !fs::exists(target / kConfigFile, error)) {
@@ -446,11 +488,11 @@ Status check_apart(const fs::path& source, const fs::path& target) {
 Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& output, const OpenTensors& open,
                                       const HfWriteOptions& options) {
   std::error_code error;
-  const fs::path target = (fs::absolute(hf_dir, error) / "").lexically_normal().parent_path();
-  RT_TRY(check_hf_target(target, options.overwrite));
+  RT_TRY(check_hf_target(hf_dir, options.overwrite));
+  const fs::path target = plain_target(hf_dir);
   fs::create_directories(target.parent_path(), error);
   if (error) return os_error(error.value(), target.parent_path().string());
-  const fs::path work = target.parent_path() / fmt::format(".{}.converting", target.filename().string());
+  RT_TRY_SET(const fs::path work, work_folder(target));
   HfWriteReport report;
   RT_TRY_SET(const Fd lock, lock_work(work));
   bool replacing = false;
@@ -463,9 +505,9 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
     }
     RT_TRY(write_text(work / kConfigFile, output.texts.at(std::string(kConfigFile))));
     RT_TRY(sync_folder(work));
-    const bool empty = !fs::exists(target, error) || fs::is_empty(target, error);
+    const bool empty = !fs::exists(target, error) || fs::is_empty(target, error);  // of work, too
     if (!empty) {
-      replacing = true;
+      replacing = !is_empty_target(target, error);
       return replace_files(work, target);
     }
     // A folder takes the name of an empty one, or of none, in one step.

@@ -120,6 +120,10 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
   std::unique_ptr<TargetRun> out(new TargetRun);
   out->run_ = run;
   ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names own, ckpt::list_names(io, run));
+  const fs::path plain = (run / "").lexically_normal().parent_path();
+  if (!own.steps.empty() || ckpt::parse_step_dir_name(plain.filename().string()))
+    return refuse("is a folder of checkpoints or one of them; give a run's folder");
   RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
   for (auto newest = names.steps.rbegin(); newest != names.steps.rend() && *newest > step && !out->newer_; ++newest) {
     if (ckpt::look_at_checkpoint(io, run / "checkpoints", *newest).complete) out->newer_ = *newest;

@@ -53,6 +53,16 @@ Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBacke
                  fmt::format("--last {}: {} has {} complete checkpoints", args.last, dir.string(), out.size())};
   }
   out.erase(out.begin(), out.end() - args.last);
+  bool among = false;  // by step, ascending
+  for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+    among = among || info.dir == out.front();
+    if (!among || !info.unread) continue;
+    return Error{info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported,
+                 fmt::format("--last {}: step {} would be one of them and cannot be read; name the steps to do without "
+                             "it: {}",
+                             args.last, info.step, info.problem),
+                 info.os_errno};
+  }
   return out;
 }
 

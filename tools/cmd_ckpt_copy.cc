@@ -147,6 +147,15 @@ std::pair<std::string, std::optional<int64_t>> split_step(std::string place) {
   return step ? std::pair(place.substr(0, slash), step) : std::pair(place, std::optional<int64_t>());
 }
 
+/// A folder of steps, into which one goes. In a step's own folder nobody would find it, and it would go with that step.
+Status check_folder_of_steps(const std::string& place, const char* what) {
+  const auto [above, step] = split_step(place);
+  if (!place.empty() && !step) return {};
+  if (place.empty()) return Error{ErrorCode::kInvalidInput, fmt::format("{} has no name", what)};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{}: is the name of one step; give the folder of steps, {}", place, above)};
+}
+
 Result<int> push(CopyArgs args, bool as_json) {
   RT_TRY_SET(const fs::path resolved, resolve_checkpoint(args.from));
   fs::path source = plain(resolved.string());  // "DIR/" and "DIR/." are that folder too, and so is a link to it
@@ -155,6 +164,7 @@ Result<int> push(CopyArgs args, bool as_json) {
     if (!failed) source = real;
   }
   args.place.path = plain(args.to);
+  RT_TRY(check_folder_of_steps(args.place.path, "the place"));
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
@@ -177,6 +187,7 @@ Result<int> push(CopyArgs args, bool as_json) {
 }
 
 Result<int> fetch(CopyArgs args, bool as_json) {
+  RT_TRY(check_folder_of_steps(plain(args.to), "the folder to bring it to"));
   const auto [path, asked] = split_step(plain(args.from));
   args.place.path = path;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));

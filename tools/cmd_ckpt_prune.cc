@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -41,29 +43,43 @@ struct PruneArgs {
 struct Archived {
   int64_t step = 0, bytes_before = 0, bytes_after = 0;
   std::string left_alone;  // why; else empty
+  bool damaged = false;
 };
 
-/// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs.
+/// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs. So
+/// is a damaged one, and the others are compressed all the same.
 Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
                                           const std::vector<int64_t>& steps, bool really) {
   std::set<int64_t> shared;
+  std::map<int64_t, std::string> damaged;
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     shared.insert(info.references.begin(), info.references.end());
     if (!info.references.empty()) shared.insert(info.step);
+    if (!info.complete) damaged[info.step] = info.problem;
   }
   std::vector<Archived> out;
   for (const int64_t step : steps) {
     Archived one{.step = step};
     if (shared.contains(step)) {
       one.left_alone = "it shares files with other steps";
+    } else if (const auto problem = damaged.find(step); problem != damaged.end()) {
+      one.damaged = true;
+      one.left_alone = "it is damaged: " + problem->second;
     } else if (really) {
-      ByteProgress progress(fmt::format("of {} compressed", ckpt::step_dir_name(step)));
-      RT_TRY_SET(
-          const ckpt::ArchiveReport report,
-          ckpt::archive_checkpoint(io, dir, step, [&](int64_t done, int64_t total) { progress.show(done, total); }));
-      if (report.was_archived) one.left_alone = "it is compressed already";
-      one.bytes_before = report.bytes_before;
-      one.bytes_after = report.bytes_after;
+      const Result<ckpt::ArchiveReport> report = [&] {
+        ByteProgress progress(fmt::format("of {} compressed", ckpt::step_dir_name(step)));
+        return ckpt::archive_checkpoint(io, dir, step,
+                                        [&](int64_t done, int64_t total) { progress.show(done, total); });
+      }();
+      one.damaged = !report.ok() && report.error().code == ErrorCode::kCorrupt;
+      if (!report.ok() && !one.damaged) return report.error();
+      if (report.ok()) {
+        if (report.value().was_archived) one.left_alone = "it is compressed already";
+        one.bytes_before = report.value().bytes_before;
+        one.bytes_after = report.value().bytes_after;
+      } else {
+        one.left_alone = "it is damaged: " + report.error().message;
+      }
     }
     out.push_back(std::move(one));
   }
@@ -130,7 +146,8 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     const bool stays = fate.stays || (did_remove && !gone.contains(fate.step));
     (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
   }
-  const bool failed = !removed.problems.empty();
+  const bool damaged = args.yes && std::ranges::any_of(archived, &Archived::damaged);
+  const int code = !removed.problems.empty() ? 74 : damaged ? 65 : 0;
   if (as_json) {
     json list = json::array();
     for (const ckpt::Fate& fate : fates) {
@@ -153,13 +170,13 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     if (args.leftovers) out["leftovers"] = {{"removed", cleaned.removed}, {"left", cleaned.left}};
     if (args.leftovers && !args.yes) out["leftovers"] = catalog.leftovers;
     print_json(out);
-    return failed ? 74 : 0;
+    return code;
   }
   const Palette color = palette_for(STDOUT_FILENO);
   for (const Archived& one : archived) {
     const std::string name = ckpt::step_dir_name(one.step);
     if (!one.left_alone.empty()) {
-      fmt::print("{:<16}{:>12}   left alone: {}\n", name, format_bytes(size_of(one.step)), one.left_alone);
+      fmt::print("{:<16}{:>12}   left alone: {}\n", name, format_bytes(size_of(one.step)), printable(one.left_alone));
     } else if (args.yes) {
       fmt::print("{:<16}{:>12}   compressed to {}\n", name, format_bytes(one.bytes_before),
                  format_bytes(one.bytes_after));
@@ -184,7 +201,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
                format_bytes(kept_bytes), args.yes ? "" : "; nothing was removed: --yes does it");
   }
-  return failed ? 74 : 0;
+  return code;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // cairn ckpt verify PATH...: every byte against its checksum.
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ckpt/format/names.h"
@@ -45,6 +47,13 @@ struct VerifyArgs {
   std::vector<std::string> paths;
   bool all = false, no_structure = false;
 };
+
+/// Which folder has the name at this moment: a step may go while it is read, or another save take its place.
+std::optional<std::pair<dev_t, ino_t>> identity_of(const fs::path& dir) {
+  struct stat info {};
+  if (::stat(dir.c_str(), &info) != 0) return std::nullopt;
+  return std::pair(info.st_dev, info.st_ino);
+}
 
 json to_json(const fs::path& dir, const ckpt::VerifyReport& report) {
   json damages = json::array();
@@ -112,11 +121,26 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
   for (const fs::path& dir : dirs) {
     ckpt::VerifyOptions options;
     options.structure = !args.no_structure;
-    Result<ckpt::VerifyReport> checked = [&] {
+    const auto check = [&] {
       ByteProgress progress("verified");
       options.progress = [&](int64_t done, int64_t total) { progress.show(done, total); };
       return ckpt::verify_checkpoint(*io, dir, options);
-    }();
+    };
+    auto before = identity_of(dir);
+    Result<ckpt::VerifyReport> checked = check();
+    for (auto now = identity_of(dir); now && now != before && !(checked.ok() && checked.value().whole());
+         now = identity_of(dir)) {
+      before = now;
+      checked = check();
+    }
+    if (!(checked.ok() && checked.value().whole()) && is_gone(dir)) {
+      Error removed = removed_meanwhile(dir);
+      if (dirs.size() == 1) return removed;
+      all.push_back({{"dir", dir.string()}, {"whole", nullptr}, {"problem", removed.message}});
+      if (!as_json) fmt::print("{}: was removed meanwhile, as the retention of a run at work does\n", dir.string());
+      if (!args.all && !refused) refused = std::move(removed);  // it was asked for by name
+      continue;
+    }
     if (!checked.ok() && dirs.size() > 1 &&
         (ckpt::is_refused(checked.error()) || checked.error().code == ErrorCode::kUnsupported)) {
       all.push_back({{"dir", dir.string()}, {"whole", nullptr}, {"problem", checked.error().message}});
@@ -152,11 +176,9 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   command->add_flag("--no-structure", args->no_structure, "checksums alone; do not open the files with libhdf5");
   add_json_flag(*command, session);
   command->footer(
-      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint "
-      "or\n"
-      "a newer build's, 74 one could not be read (a right or a limit of the system), 69 the step was removed meanwhile by "
-      "a\n"
-      "run at work (--all says so and goes on); of several 65 comes first.\n"
+      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint,\n"
+      "or a newer build's, 74 one could not be read (a right or a limit of the system), 69 a step was removed\n"
+      "meanwhile by a run at work (--all says so and goes on); of several 65 comes first.\n"
       "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
       "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });

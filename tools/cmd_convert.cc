@@ -42,6 +42,8 @@ struct Options {
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
+constexpr int64_t kMaxExtent = 65536;  // of an axis, as in recipes: nothing reads a checkpoint of another
+
 /// "tp=2,pp=2,dp=1".
 Result<MeshConfig> parse_mesh(const std::string& text) {
   MeshConfig out{.tp = 1, .pp = 1, .dp = 1};
@@ -55,9 +57,11 @@ Result<MeshConfig> parse_mesh(const std::string& text) {
     int64_t value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (axis == nullptr || error != std::errc() || end != digits.data() + digits.size() || value < 1 ||
-        value > 1'000'000 || !seen.insert(key).second) {
+        value > kMaxExtent || !seen.insert(key).second) {
       return invalid(fmt::format(
-          "--mesh {}: \"{}\" is not understood; expected tp=N, pp=N, dp=N, each once, such as tp=2,pp=2", text, part));
+          "--mesh {}: \"{}\" is not understood; expected tp=N, pp=N, dp=N, each once and N at most {}, such as "
+          "tp=2,pp=2",
+          text, part, kMaxExtent));
     }
     *axis = value;
   }

@@ -1,6 +1,7 @@
 #include "tools/run_folder.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -26,14 +27,19 @@ Status write_text_file(const fs::path& path, const std::string& text) {
   const fs::path temporary = path.string() + ".tmp";
   const Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!fd) return os_error(errno, temporary.string());
+  const auto failed = [&](const fs::path& what) {
+    const Error error = os_error(errno, what.string());
+    ::unlink(temporary.c_str());
+    return error;
+  };
   for (size_t done = 0; done < text.size();) {
     const ssize_t n = ::write(fd.get(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(errno, temporary.string());
+    if (n < 0) return failed(temporary);
     done += static_cast<size_t>(n);
   }
-  if (::fsync(fd.get()) != 0) return os_error(errno, temporary.string());
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return os_error(errno, path.string());
+  if (::fsync(fd.get()) != 0) return failed(temporary);
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return failed(path);
   return ckpt::PosixBackend().sync_dir(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
@@ -249,6 +255,11 @@ Result<fs::path> named_plainly(const fs::path& step) {
 }
 
 }  // namespace
+
+bool is_gone(const fs::path& step) {
+  std::error_code unknown;
+  return !fs::exists(step, unknown) && !unknown;
+}
 
 Error removed_meanwhile(const fs::path& step) {
   return Error{

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "runtime/core/result.h"
@@ -79,6 +78,9 @@ Result<std::filesystem::file_type> type_of(const std::filesystem::path& path);
 /// The checkpoint a person means: a step folder, a checkpoints folder, or a run folder (then its newest complete one).
 Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& path);
 
+/// Whether nothing has this name. False where that cannot be known.
+bool is_gone(const std::filesystem::path& step);
+
 /// That a checkpoint which was there is gone, as the retention of a run at work removes them. kUnavailable.
 Error removed_meanwhile(const std::filesystem::path& step);
 
@@ -88,7 +90,7 @@ template <typename Outcome>
 Outcome unless_removed(const std::vector<std::filesystem::path>& steps, Outcome done) {
   if (done.ok()) return done;
   for (const std::filesystem::path& step : steps) {
-    if (std::error_code unknown; !std::filesystem::exists(step, unknown) && !unknown) return removed_meanwhile(step);
+    if (is_gone(step)) return removed_meanwhile(step);
   }
   return done;
 }

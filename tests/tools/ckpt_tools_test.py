@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import termios
 import time
 
 import numpy
@@ -29,10 +30,13 @@ return T.recipe { name = "small", seed = 7, stop = T.steps(%d),
 """
 
 
-def no_room():
-    """Nothing is written to a file, as on a full disk."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+def room(bytes_):
+    """Files of at most so many bytes, as on a full disk."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+
+    return limit
 
 
 class CkptToolsTest(ProgramTest):
@@ -321,15 +325,20 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "average", "a", "b", "--to", "x", "--memory", "0", code=2)
         self.assertEqual(sorted(os.listdir(self.folder.name)), before)
         for args in (["reshard", "a", "x/y/z", "--mesh", "tp=1"], ["average", "a", "b", "--to", "x"]):
-            self.cairn("ckpt", *args, code=74, preexec_fn=no_room)  # not even for the lock
-            self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+            for bytes_ in (0, 20, 200):  # not even for the lock; the run's id; the recipe
+                self.cairn("ckpt", *args, code=74, preexec_fn=room(bytes_))
+                self.assertEqual(sorted(os.listdir(self.folder.name)), before)
         os.mkdir(self.path("mine"))
-        self.cairn("ckpt", "reshard", "a", "mine", "--mesh", "tp=1", code=74, preexec_fn=no_room)
+        self.cairn("ckpt", "reshard", "a", "mine", "--mesh", "tp=1", code=74, preexec_fn=room(0))
         self.assertEqual(os.listdir(self.path("mine")), [])
         self.write("file", "")
-        for target, words in (("file", "expected a folder"), ("", "no name")):
+        shutil.copytree(self.path("b"), self.path("c"))
+        for target, words in (("file", "expected a folder"), ("", "no name"), ("c/checkpoints", "give a run's folder"),
+                              (self.step("c", 6) + "/", "give a run's folder"),
+                              (self.step("c", 8), "give a run's folder")):
             self.assertIn(words, self.cairn("ckpt", "average", "a", "b", "--to", target, code=2).stderr)
             self.assertIn(words, self.cairn("ckpt", "reshard", "a", target, "--mesh", "tp=1", code=2).stderr)
+        self.assertEqual([name.replace("/c/", "/b/") for name in self.names_below("c")], self.names_below("b"))
 
     def test_what_a_dead_one_left_goes_and_what_can_be_gone_on_with_is_tried(self):
         host = re.sub("[^A-Za-z0-9]", "-", os.uname().nodename[:64])
@@ -349,6 +358,16 @@ class CkptToolsTest(ProgramTest):
         needed = re.search(r"an average of 2 needs (\d+) bytes", told)
         self.assertTrue(needed, told)
         self.cairn(*average, needed[1])
+
+    def test_an_average_of_the_last_ones_does_not_pass_over_one_that_cannot_be_read(self):
+        manifest = self.path(self.step("a", 4) + "/manifest.json")
+        with open(manifest, "r+b") as f:
+            f.seek(39)
+            f.write(b"2")
+        said = self.cairn("ckpt", "average", "a", "--last", "2", "--to", "m", code=2).stderr
+        self.assertIn("step 4 would be one of them and cannot be read", said)
+        self.assertIn("read it with a newer build", said)
+        self.cairn("ckpt", "average", self.step("a", 2), self.step("a", 6), "--to", "m")
 
     def strace(self):
         strace = shutil.which("strace")
@@ -507,6 +526,26 @@ class CkptToolsTest(ProgramTest):
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
 
+    def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
+        prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
+        shutil.copytree(self.path("a"), self.path("whole"))
+        for hurt, words in ((lambda: os.truncate(self.path(self.step("a", 2) + "/manifest.json"), 100), "cut short"),
+                            (lambda: self.damaged_tensor(self.step("a", 2)), "checksum")):
+            hurt()
+            before = self.names_below(self.step("a", 2))
+            told = self.cairn_json(*prune, "--yes", code=65)["archived"]
+            self.assertEqual([one["step"] for one in told], [2, 4])
+            self.assertIn("it is damaged: ", told[0]["left_alone"])
+            self.assertIn(words, told[0]["left_alone"])
+            self.assertEqual(told[1]["left_alone"], "")
+            self.assertLess(told[1]["bytes_after"], told[1]["bytes_before"])
+            self.assertEqual(self.names_below(self.step("a", 2)), before)
+            said = self.cairn(*prune, "--yes", code=65).stdout
+            self.assertRegex(said, "step-00000002 .*left alone: it is damaged: ")
+            self.assertRegex(said, "step-00000004 .*left alone: it is compressed already")
+            shutil.rmtree(self.path("a"))
+            shutil.copytree(self.path("whole"), self.path("a"))
+
     def test_ls_shows_the_loss_and_verify_takes_several(self):
         listed = self.cairn_json("ckpt", "ls", "a")["checkpoints"]
         losses = [c["metrics"]["loss"] for c in listed]
@@ -543,6 +582,30 @@ class CkptToolsTest(ProgramTest):
         _, refused = verify.communicate(timeout=300)
         self.assertEqual(verify.returncode, 69, refused)
         self.assertIn("step-00000004: was removed meanwhile", refused)
+
+    def test_what_retention_removes_meanwhile_is_not_damaged(self):
+        for name in os.listdir(self.path(self.step("a", 2))):
+            if name.endswith(".h5"):
+                with open(self.path(f"{self.step('a', 2)}/{name}"), "r+b") as f:
+                    f.write(bytes(os.path.getsize(f.name)))
+        read, write = os.pipe()
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        verify = subprocess.Popen([self.program, "ckpt", "verify", "a", "--all"], cwd=self.folder.name, stdout=write,
+                                  stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        os.close(write)
+        self.addCleanup(verify.kill)
+        end, waiting = time.monotonic() + 60, bytearray(4)
+        while int.from_bytes(waiting, "little") < 4096:  # it has much to say of step 2, and nobody listens
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+            fcntl.ioctl(read, termios.FIONREAD, waiting)
+        shutil.rmtree(self.path(self.step("a", 4)))
+        with open(read, encoding="utf-8") as out:
+            said = out.read()
+        self.assertEqual((verify.wait(60), verify.stderr.read()), (65, ""))  # for step 2
+        verify.stderr.close()
+        self.assertIn(f"{self.step('a', 4)}: was removed meanwhile", said)
+        self.assertIn(f"{self.step('a', 6)}: whole", said)
 
     def test_the_examples_of_cat_name_tensors_that_a_gpt_has(self):
         texts = {"cairn ckpt cat --help": self.cairn("ckpt", "cat", "--help").stdout}

@@ -84,7 +84,8 @@ class ConvertTest(ProgramTest):
                             ((hf, "x", "--to", "hf", "--mesh", "tp=2"), "--mesh belongs to a conversion into a checkpoint"),
                             ((hf, "x", "--to", "hf", "--hdf5"), "--hdf5 is for a checkpoint's weights"),
                             ((hf,), "where to?"), ((hf, "x", "--check"), "--check writes nothing"),
-                            (("nowhere", "x"), "there is no such folder"), ((hf, "x", "--mesh", "tp=0"), "tp=0")]:
+                            (("nowhere", "x"), "there is no such folder"), ((hf, "x", "--mesh", "tp=0"), "tp=0"),
+                            ((hf, "x", "--mesh", "dp=65537"), "N at most 65536")]:
             done = self.cairn("convert", *words, code=2)
             self.assertIn(part, done.stderr)
         self.assertEqual(os.listdir(self.folder.name), [])
@@ -241,6 +242,33 @@ class ConvertTest(ProgramTest):
         out.pop("README.md"), whole.pop("README.md")
         self.assertEqual(out, whole)
         self.assertEqual(sorted(os.listdir(self.folder.name)), ["hf", "run", "whole"])
+
+    def test_an_export_into_a_mounted_folder_or_through_a_link_replaces_the_old_model(self):
+        self.cairn("import", golden("hf-gpt2-tied"), "run")
+        self.cairn("export", "run", "old")
+        self.cairn("export", "run", "whole", "--dtype", "bf16")
+        script = """set -e
+          mkdir volume; mount -t tmpfs -o size=8m tmpfs volume
+          mkdir volume/empty volume/old; cp old/* volume/old; ln -s volume/old link; ln -s volume/empty new
+          "$1" export run link --overwrite --dtype bf16; cp -r link/. out-link
+          "$1" export run new --dtype bf16; cp -r new/. out-new
+          rm -r volume/*
+          "$1" export run volume --dtype bf16; cp -r volume/. out-volume
+          rm volume/*; cp old/* volume
+          "$1" export run volume --overwrite --dtype bf16; cp -r volume/. out-again"""
+        unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+        if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+            self.skipTest("no mount namespaces")
+        done = subprocess.run([*unshare, "sh", "-c", script, "sh", self.program], cwd=self.folder.name,
+                              capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for name in ("out-link", "out-new", "out-volume", "out-again"):
+            out, whole = contents(self.path(name)), contents(self.path("whole"))
+            out.pop("README.md"), whole.pop("README.md")
+            self.assertEqual(out, whole, name)
+            self.assertEqual(sorted(os.listdir(self.path(name))), sorted(os.listdir(self.path("whole"))))
+        os.symlink("nowhere", self.path("dangling"))
+        self.assertIn("is a link to nothing", self.cairn("export", "run", "dangling", code=2).stderr)
 
     def test_memory_is_bounded(self):
         """More than the limit in weights passes through each direction."""

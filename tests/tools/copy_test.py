@@ -164,6 +164,18 @@ class DirectoryTest(CopyTest):
         self.assertEqual(contents(place / STEP), before)
         self.assertEqual(sorted(os.listdir(here)), [STEP, late])
 
+    def test_a_step_is_not_put_into_another_ones_folder(self):
+        self.cairn("ckpt", "push", "run", "place")
+        before = contents(self.step)
+        for command in (("push", "run", f"place/{STEP}"), ("push", "run", f"new/{STEP}/"),
+                        ("fetch", "place", self.step), ("fetch", f"place/{STEP}", f"run/checkpoints/{STEP}/"),
+                        ("fetch", "place", f"new/{STEP}"), ("push", "run", f"s3://bucket/prefix/{STEP}")):
+            said = self.cairn("ckpt", *command, code=2).stderr
+            self.assertIn("is the name of one step; give the folder of steps", said)
+        self.assertIn("has no name", self.cairn("ckpt", "fetch", "place", "", code=2).stderr)
+        self.assertEqual(contents(self.step), before)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["place", "run"])
+
     def run_folder(self, name, run_id):
         """As a training leaves it."""
         self.write(f"{name}/run.json", json.dumps({"id": run_id, "name": name}))
