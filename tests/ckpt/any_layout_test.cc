@@ -21,6 +21,7 @@
 #include "runtime/core/random.h"
 #include "runtime/trainer/initial.h"
 #include "tests/ckpt/plan/layouts.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -84,7 +85,7 @@ Plan plan_of(const Options& o) {
             .sequence_parallel = o.sequence_parallel,
             .stages = o.stages};
   Result<Plan> plan = make_plan(r, o.tp * o.cp * o.pp * o.dp);
-  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
+  REQUIRE_OK(plan);
   return std::move(plan).value();
 }
 
@@ -198,7 +199,7 @@ Manifest save(IoBackend& io, const Plan& plan, bool weights_alone = false) {
     if (!part.shards.empty()) parts.push_back(std::move(part));
   }
   Result<SaveReport> saved = save_checkpoint(io, kDir, std::move(skeleton), parts);
-  REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+  REQUIRE_OK(saved);
   return saved.value().manifest;
 }
 
@@ -251,7 +252,7 @@ TEST_SUITE("ckpt/any_layout") {
             const Result<TrainPosition> loaded =
                 load_from_disk(plans[to], disk, kDir / step_dir_name(kStep), state.tensors);
             INFO(layouts[from].text(), " -> ", layouts[to].text(), ", rank ", rank);
-            REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+            REQUIRE_OK(loaded);
             REQUIRE(same_position(loaded.value(), position()));
             REQUIRE(state.memory == state.expected);
             compared += static_cast<int64_t>(state.memory.size());
@@ -294,7 +295,7 @@ TEST_SUITE("ckpt/any_layout") {
           std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
           const Result<TrainPosition> loaded =
               load_from_disk(plans[to], disk, kDir / step_dir_name(kStep), state.tensors);
-          REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+          REQUIRE_OK(loaded);
           REQUIRE(state.memory == state.expected);
         }
       }
@@ -330,7 +331,7 @@ TEST_SUITE("ckpt/any_layout") {
           RankState state = rank_state(plan, rank);
           std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
           const Result<TrainPosition> loaded = load_from_disk(plan, disk, kDir / step_dir_name(kStep), state.tensors);
-          REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+          REQUIRE_OK(loaded);
           REQUIRE(state.memory == state.expected);
         }
         ++pairs;
@@ -395,7 +396,7 @@ TEST_SUITE("ckpt/any_layout") {
         RankState state = rank_state(to, rank);
         std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
         const Result<TrainPosition> loaded = load_from_disk(to, io, dir, state.tensors, how);
-        REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+        REQUIRE_OK(loaded);
         if (how.weights_only) {
           CHECK(same_position(loaded.value(), TrainPosition{.seed = 99}));
         } else {

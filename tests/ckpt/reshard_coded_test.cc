@@ -16,6 +16,7 @@
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -84,7 +85,7 @@ TEST_SUITE("ckpt/reshard_coded") {
     REQUIRE(save_state(start, from).ok());
     const auto undisturbed = start.clone();
     const Result<ReshardReport> whole = reshard(*undisturbed, to, coded());
-    REQUIRE_MESSAGE(whole.ok(), (whole.ok() ? "" : whole.error().message));
+    REQUIRE_OK(whole);
     int64_t coded_shards = 0, raw_shards = 0;
     for (const ShardEntry& shard : whole.value().manifest.shards)
       ++(shard.codec == Codec::kRaw ? raw_shards : coded_shards);
@@ -100,7 +101,7 @@ TEST_SUITE("ckpt/reshard_coded") {
       fired = io.fired();
       if (n % 4 == 2) disk->power_cycle(static_cast<uint64_t>(n));  // else the machine lives
       const Result<ReshardReport> again = reshard(*disk, to, coded());
-      REQUIRE_MESSAGE(again.ok(), (again.ok() ? "" : again.error().message));
+      REQUIRE_OK(again);
       REQUIRE(again.value().manifest.shards == whole.value().manifest.shards);  // offsets, sizes, hashes, as stored
       REQUIRE(again.value().manifest.files == whole.value().manifest.files);
       REQUIRE(verify_checkpoint(*disk, kTarget / step_dir_name(kStep)).value().whole());

@@ -19,6 +19,7 @@
 #include "ckpt/verify/verify.h"
 #include "runtime/core/random.h"
 #include "tests/ckpt/plan/layouts.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -170,7 +171,7 @@ struct LargeState {
       parts.push_back(std::move(part));
     }
     const Result<SaveReport> saved = save_checkpoint(io, folder, skeleton, parts);
-    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    REQUIRE_OK(saved);
     dir = saved.value().dir;
     payload_bytes = saved.value().payload_bytes;
   }
@@ -207,11 +208,11 @@ TEST_SUITE("ckpt/reshard") {
         MemoryBackend disk;
         const Plan source = plan_for(from, OptimizerKind::kAdafactor), target = plan_for(to, OptimizerKind::kAdafactor);
         const auto saved = save_state(disk, kSource, source, kStateKindCount);
-        REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+        REQUIRE_OK(saved);
         CHECK(payload_bytes(saved.value().manifest) == source.checkpoint_bytes);
         CHECK(source.checkpoint_bytes < source.parameters * 6);
         const auto done = reshard(disk, target);
-        REQUIRE_MESSAGE(done.ok(), done.error().message);
+        REQUIRE_OK(done);
         CHECK(compare(disk, done.value().dir, target, kStateKindCount) == "");
         const auto refused = reshard(disk, plan_for(to, OptimizerKind::kAdamW));
         REQUIRE(!refused.ok());
@@ -234,7 +235,7 @@ TEST_SUITE("ckpt/reshard") {
           CAPTURE(to.mesh.describe());
           const auto disk = start.clone();
           const Result<ReshardReport> report = reshard(*disk, to);
-          REQUIRE_MESSAGE(report.ok(), report.error().message);
+          REQUIRE_OK(report);
           REQUIRE(compare(*disk, report.value().dir, to) == "");
           const Manifest& m = report.value().manifest;
           REQUIRE((m.step == kStep && m.samples == 7 * 24 && m.tokens == 7 * 24 * 8));
@@ -248,7 +249,7 @@ TEST_SUITE("ckpt/reshard") {
 
           const Result<ReshardReport> back =
               reshard_checkpoint(*disk, report.value().dir, "/back/checkpoints", from, new_run());
-          REQUIRE_MESSAGE(back.ok(), back.error().message);
+          REQUIRE_OK(back);
           REQUIRE(back.value().manifest.shards == saved.value().manifest.shards);  // offsets, sizes, hashes
           REQUIRE(back.value().manifest.files == saved.value().manifest.files);
         }
@@ -261,7 +262,7 @@ TEST_SUITE("ckpt/reshard") {
     MemoryBackend disk;
     REQUIRE(save_state(disk, kSource, from, 1).ok());
     const Result<ReshardReport> report = reshard(disk, to);
-    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    REQUIRE_OK(report);
     CHECK(compare(disk, report.value().dir, to, 1) == "");
     CHECK(report.value().manifest.tensors.size() == to.tensors.size() + 1);
     Result<CheckpointReader> reader = CheckpointReader::open(disk, report.value().dir);
@@ -350,7 +351,7 @@ TEST_SUITE("ckpt/reshard") {
           if (killed) after->power_cycle(seed);
           REQUIRE(compare(*after, step_dir(kSource), from) == "");
           const Result<CheckpointInfo> found = newest_complete(*after, kTarget);
-          REQUIRE_MESSAGE(found.ok(), found.error().message);
+          REQUIRE_OK(found);
           if (compare(*after, found.value().dir, to).empty()) {
             ++got_new;
           } else {
@@ -393,7 +394,7 @@ TEST_SUITE("ckpt/reshard") {
           const auto after = disk->clone();
           if (seed >= 0) after->power_cycle(static_cast<uint64_t>(seed));
           const Result<ReshardReport> again = reshard(*after, to, options);
-          REQUIRE_MESSAGE(again.ok(), again.error().message);
+          REQUIRE_OK(again);
           REQUIRE(compare(*after, step_dir(kTarget), to) == "");
           REQUIRE(verify_checkpoint(*after, step_dir(kTarget)).value().whole());
           const Catalog catalog = list_checkpoints(*after, kTarget).value();
@@ -476,7 +477,7 @@ TEST_SUITE("ckpt/reshard") {
       const std::unique_ptr<IoBackend> source_io = make_best_backend();
       const Result<ReshardReport> report = reshard_checkpoint(
           *io, source.dir, folder / name, to, new_run(), {.memory_bytes = memory_bytes, .source_io = source_io.get()});
-      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      REQUIRE_OK(report);
       if (memory_bytes < source.payload_bytes) CHECK(report.value().windows > 3);
       return status_kib("VmHWM:") - before;
     };
@@ -512,7 +513,7 @@ TEST_SUITE("ckpt/reshard") {
                                                                .progress = progress,
                                                                .source_io = source_io.get(),
                                                                .commit_bytes = commit_bytes});
-      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      REQUIRE_OK(report);
       CHECK(before == source.payload_bytes);
       CHECK(LargeState::wrong_in(*io, temp.path / name / step_dir_name(kStep)) == 0);
       return static_cast<double>(report.value().read_bytes) / static_cast<double>(source.payload_bytes);

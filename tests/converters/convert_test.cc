@@ -11,6 +11,7 @@
 #include "converters/elements.h"
 #include "converters/rewrite.h"
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -111,7 +112,7 @@ fs::path imported(const TempDir& temp, const std::string& fixture) {
   ImportOptions options;
   options.mesh = {.tp = 1, .pp = 1, .dp = 1};
   auto report = import_hf(io, golden(fixture), temp / "run", options, encode);
-  REQUIRE_MESSAGE(report.ok(), report.error().message);
+  REQUIRE_OK(report);
   return report.value().dir;
 }
 
@@ -123,14 +124,14 @@ TEST_SUITE("converters/convert") {
       CAPTURE(name);
       TempDir temp;
       const auto report = rewritten(golden(name), temp / "out");
-      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      REQUIRE_OK(report);
       for (const auto& [file, bytes] : contents(golden(name))) {
         if (file == "config.json" || file == "reference.safetensors" || file == "README.md") continue;
         CAPTURE(file);
         CHECK(slurp(temp / "out" / file) == bytes);
       }
       const auto again = HfFolder::open(temp / "out");
-      REQUIRE_MESSAGE(again.ok(), again.error().message);
+      REQUIRE_OK(again);
       CHECK(logit_difference(again.value()->model(), weights_of(*again.value()), reference_of(name)) <= kLogitGate);
       CHECK(has(slurp(temp / "out" / "README.md"), "converted from the folder `" + name + "`"));
     }
@@ -153,7 +154,7 @@ TEST_SUITE("converters/convert") {
     spit(temp / "in" / "evil.py", "raise SystemExit");
     spit(temp / "in" / "README.md", "the model's own card");
     const auto report = rewritten(temp / "in", temp / "out", {.dtype = DType::kBf16, .max_shard_bytes = 9000});
-    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    REQUIRE_OK(report);
     CHECK(report.value().shards > 2);
     const auto written = nlohmann::json::parse(slurp(temp / "out" / "config.json"));
     CHECK(written["torch_dtype"] == "bfloat16");
@@ -280,7 +281,7 @@ TEST_SUITE("converters/convert") {
       config["quantization_config"] = scheme.config;
       spit(dir / "config.json", config.dump());
       const auto folder = HfFolder::open(dir);
-      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      REQUIRE_OK(folder);
       int64_t checked = 0;
       for (size_t k = 0; k < folder.value()->tensors().size(); ++k) {
         const auto wanted = expected.find(folder.value()->stored()[k].name);
@@ -300,7 +301,7 @@ TEST_SUITE("converters/convert") {
       // And as a folder of its own: no scales, no quantization_config.
       fs::remove_all(temp / "out");
       const auto report = rewritten(dir, temp / "out", {.dtype = DType::kF32});
-      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      REQUIRE_OK(report);
       CHECK(!nlohmann::json::parse(slurp(temp / "out" / "config.json")).contains("quantization_config"));
       CHECK(weights_of(*HfFolder::open(temp / "out").value()) == weights_of(*folder.value()));
     }
@@ -352,7 +353,7 @@ TEST_SUITE("converters/convert") {
       stop = false;
       options.progress = {};
       const auto report = rewritten(source, temp / "out", options);
-      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      REQUIRE_OK(report);
       CHECK((report.value().taken_files > 0) == !damaged);
       CHECK(!fs::exists(work));
       auto expected = contents(temp / "whole"), found = contents(temp / "out");
@@ -370,7 +371,7 @@ TEST_SUITE("converters/convert") {
     REQUIRE(!rewritten(golden("hf-llama-gqa-sharded"), temp / "out", options).ok());
     const auto report =
         rewritten(golden("hf-llama-gqa-sharded"), temp / "out", {.dtype = DType::kBf16, .max_shard_bytes = 20000});
-    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    REQUIRE_OK(report);
     CHECK(report.value().taken_files == 0);
     CHECK(HfFolder::open(temp / "out").value()->dtype() == DType::kBf16);
     for (const auto& [name, bytes] : contents(temp / "out")) CHECK(!has(name, ".done"));
@@ -442,11 +443,11 @@ TEST_SUITE("converters/convert") {
       stop = false;
       options.progress = {};
       const auto report = import_hf(io, golden(name), temp / "many", options, encode);
-      REQUIRE_MESSAGE(report.ok(), report.error().message);
+      REQUIRE_OK(report);
       const auto one = CheckpointWeights::open(io, temp / "one" / "step-00000000", decode);
       const auto many = CheckpointWeights::open(io, report.value().dir, decode);
       REQUIRE(one.ok());
-      REQUIRE_MESSAGE(many.ok(), many.error().message);
+      REQUIRE_OK(many);
       CHECK(weights_of(*one.value()) == weights_of(*many.value()));
       CHECK(many.value()->manifest().files.size() > one.value()->manifest().files.size());
       CHECK(one.value()->files() == many.value()->files());

@@ -10,6 +10,7 @@
 #include "converters/dist_metadata.h"
 #include "converters/model_compare.h"
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -53,9 +54,9 @@ TEST_SUITE("converters/dist") {
       ImportOptions options;
       options.mesh = {.tp = 2, .pp = 2, .dp = 1};
       const auto imported = import_hf(io, golden(saved), temp / "run", options, encode);
-      REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+      REQUIRE_OK(imported);
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
-      REQUIRE_MESSAGE(exported.ok(), exported.error().message);
+      REQUIRE_OK(exported);
       CHECK(exported.value().model_type == type);
       CHECK(weights_of(*opened_folder(temp / "out")) == weights_of(*opened_folder(golden(saved))));
     }
@@ -80,7 +81,7 @@ TEST_SUITE("converters/dist") {
 
   TEST_CASE("what the metadata says: chunks of tensors, whichever rank held them") {
     const auto read = read_dist_metadata(slurp(kStacked));
-    REQUIRE_MESSAGE(read.ok(), read.error().message);
+    REQUIRE_OK(read);
     const auto named = [&](std::string_view name) -> const DistTensor& {
       const auto found = std::ranges::find(read.value(), name, &DistTensor::name);
       REQUIRE(found != read.value().end());
@@ -94,7 +95,7 @@ TEST_SUITE("converters/dist") {
     CHECK(std::ranges::none_of(read.value(), [](const DistTensor& t) { return t.name.starts_with("rng_state"); }));
     // A dict of dicts: the model's part under its own names.
     const auto plain = read_dist_metadata(slurp(golden("dist-hf") / ".metadata"));
-    REQUIRE_MESSAGE(plain.ok(), plain.error().message);
+    REQUIRE_OK(plain);
     CHECK(std::ranges::all_of(plain.value(), [](const DistTensor& t) { return t.name.starts_with("model."); }));
   }
 

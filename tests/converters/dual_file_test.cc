@@ -8,6 +8,7 @@
 #include "ckpt/persist/hdf5_file.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -40,7 +41,7 @@ TEST_SUITE("converters/dual_file") {
           RT_TRY(sink(bytes.data(), static_cast<int64_t>(cut)));
           return sink(bytes.data() + cut, static_cast<int64_t>(bytes.size() - cut));
         });
-    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    REQUIRE_OK(report);
     CHECK(static_cast<int64_t>(fs::file_size(path)) == report.value().file_bytes);
     CHECK_FALSE(fs::exists(path.string() + ".tmp"));
 
@@ -64,7 +65,7 @@ TEST_SUITE("converters/dual_file") {
           ckpt::dataset_path({tensor.dataset.empty() ? tensor.name : tensor.dataset, "weight", tensor.dtype, {}},
                              Box::whole(tensor.shape));
       const auto place = ckpt::find_datasets(*h5, std::span(&dataset, 1));
-      REQUIRE_MESSAGE(place.ok(), place.error().message);
+      REQUIRE_OK(place);
       CHECK(place.value()[0].offset == file.header().data_offset + found->begin);
       CHECK(place.value()[0].bytes == static_cast<int64_t>(wanted.size()));
     }
@@ -80,7 +81,7 @@ TEST_SUITE("converters/dual_file") {
           const std::vector<std::byte> bytes = contents_of(tensors[k]);
           return sink(bytes.data(), static_cast<int64_t>(bytes.size()));
         });
-    REQUIRE_MESSAGE(report.ok(), report.error().message);
+    REQUIRE_OK(report);
     CHECK(SafetensorsFile::open(dir.path / "m").value().header().tensors.size() == 700);
   }
 

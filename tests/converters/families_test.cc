@@ -9,6 +9,7 @@
 
 #include "converters/model_compare.h"
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -31,7 +32,8 @@ std::map<std::string, std::vector<float>> stored_floats(const HfFolder& folder) 
 
 std::unique_ptr<HfFolder> opened(const std::string& name) {
   auto folder = HfFolder::open(golden(name));
-  REQUIRE_MESSAGE(folder.ok(), name, ": ", folder.error().message);
+  INFO(name);
+  REQUIRE_OK(folder);
   return std::move(folder).value();
 }
 
@@ -236,8 +238,8 @@ TEST_SUITE("converters/families") {
         all["model_type"] = family.model_type;
         const auto from_all = model_from_config(all);
         const auto from_none = model_from_config({{"model_type", family.model_type}});
-        REQUIRE_MESSAGE(from_all.ok(), from_all.error().message);
-        REQUIRE_MESSAGE(from_none.ok(), from_none.error().message);
+        REQUIRE_OK(from_all);
+        REQUIRE_OK(from_none);
         const std::vector<std::string> different = differing_fields(from_none.value(), from_all.value());
         CHECK_MESSAGE(different.empty(), fmt::format("{}", fmt::join(different, ", ")));
       }
@@ -251,11 +253,11 @@ TEST_SUITE("converters/families") {
       const nlohmann::json source = json_in(golden(name) / "config.json");
       if (folder->family().architecture.empty()) continue;  // goes out as another family
       const auto family = family_for(folder->model(), std::string(source["model_type"]));
-      REQUIRE_MESSAGE(family.ok(), family.error().message);
+      REQUIRE_OK(family);
       CHECK(family.value().model_type == source["model_type"]);
       const nlohmann::json written = config_from_model(family.value(), folder->model(), DType::kBf16, source);
       const auto again = model_from_config(written);
-      REQUIRE_MESSAGE(again.ok(), again.error().message);
+      REQUIRE_OK(again);
       CHECK(differing_fields(again.value(), folder->model()).empty());
       for (const auto& [key, value] : written.items()) {
         if (!source.contains(key) || key.ends_with("_token_id")) continue;  // export adds the token ids
@@ -324,8 +326,8 @@ TEST_SUITE("converters/families") {
     const auto old_form = model(R"("rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", )" + inner + "}");
     const auto older = model(R"("rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + inner + "}");
     const auto new_form = model(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", )" + inner + "}");
-    REQUIRE_MESSAGE(old_form.ok(), old_form.error().message);
-    REQUIRE_MESSAGE(new_form.ok(), new_form.error().message);
+    REQUIRE_OK(old_form);
+    REQUIRE_OK(new_form);
     REQUIRE(older.ok());
     CHECK(old_form.value().rope.scaling == RopeScaling::kLlama3);
     CHECK(old_form.value().rope.original_context == 8192);
@@ -347,7 +349,7 @@ TEST_SUITE("converters/families") {
       nlohmann::json config = sizes;
       config["model_type"] = type;
       const auto model = model_from_config(config);
-      REQUIRE_MESSAGE(model.ok(), model.error().message);
+      REQUIRE_OK(model);
       const auto mappings = tensor_map(find_family(type).value(), model.value());
       const auto tensors = model_tensors(model.value());
       std::vector<int64_t> out;
@@ -430,13 +432,13 @@ TEST_SUITE("converters/families") {
       const bool even = opened(name)->model().kv_heads % 2 == 0;  // else tp 2 cannot cut the key/value heads
       options.mesh = {.tp = even ? 2 : 1, .pp = 2, .dp = 1};
       const auto imported = import_hf(io, golden(name), temp / "run", options, encode);
-      REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+      REQUIRE_OK(imported);
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
-      REQUIRE_MESSAGE(exported.ok(), exported.error().message);
+      REQUIRE_OK(exported);
       CHECK(exported.value().warnings.empty());
       if (opened(name)->family().architecture.empty()) {  // goes out as another family: the same model
         const auto other = HfFolder::open(temp / "out");
-        REQUIRE_MESSAGE(other.ok(), other.error().message);
+        REQUIRE_OK(other);
         CHECK(weights_of(*other.value()) == weights_of(*opened(name)));
         CHECK(differing_fields(other.value()->model(), opened(name)->model()).empty());
         continue;

@@ -28,6 +28,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/model_check.h"
 #include "runtime/tensor/buffer.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 namespace cairn::convert::testing {
@@ -59,7 +60,7 @@ inline fs::path golden(const std::string& name) { return fs::path(CAIRN_SOURCE_D
 
 inline std::unique_ptr<HfFolder> opened_folder(const fs::path& dir) {
   auto folder = HfFolder::open(dir);
-  REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+  REQUIRE_OK(folder);
   return std::move(folder).value();
 }
 
@@ -182,7 +183,7 @@ inline Recipe test_recipe(ModelConfig model, Precision precision = Precision::kF
 inline std::unique_ptr<inference::Session> session_of(const ModelConfig& model, const Weights& weights,
                                                       Precision precision = Precision::kF32) {
   auto made = inference::Session::make(test_recipe(model, precision));
-  REQUIRE_MESSAGE(made.ok(), made.error().message);
+  REQUIRE_OK(made);
   std::unique_ptr<inference::Session> session = std::move(made).value();
   for (const trainer::StateTensor& run : session->weights()) {
     copy_box_out(weights[run.tensor].data(), session->plan().tensors[run.tensor].shape, run.box,
@@ -246,7 +247,7 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
   Recipe recipe = test_recipe(model);
   recipe.model.context = static_cast<int64_t>(tokens.size()) - 1;
   auto made = make_plan(recipe, 1);
-  REQUIRE_MESSAGE(made.ok(), made.error().message);
+  REQUIRE_OK(made);
   const Plan plan = std::move(made).value();
   const RankPlan rank = plan.rank(0);
   std::vector<float> flat(rank.flat_elems), gradients(rank.flat_elems);
@@ -261,7 +262,7 @@ inline Weights gradients_of(ModelConfig model, const Weights& weights, const std
   REQUIRE(tp.ok());
   auto stage = nn::StageModel::make(plan, rank, 0, *tp.value(), flat.data(), gradients.data(),
                                     activations.value().as<std::byte>());
-  REQUIRE_MESSAGE(stage.ok(), stage.error().message);
+  REQUIRE_OK(stage);
   const int32_t* const targets = tokens.data() + 1;
   REQUIRE(stage.value()->forward(0, tokens.data(), targets, nullptr, nullptr).ok());
   const float scale = 1.0f / static_cast<float>(recipe.model.context);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -93,7 +94,7 @@ TEST_SUITE("converters/hf_folder") {
       tensors = bare;
     });
     const auto folder = copy.open();
-    REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+    REQUIRE_OK(folder);
     CHECK(logit_difference(folder.value()->model(), weights_of(*folder.value()), reference) <= kLogitGate);
     copy.edit_tensors([](auto& tensors) { tensors["h.0.crossattention.biases"] = {"U8", {1}, "x"}; });
     CHECK(has(copy.refusal(), "h.0.crossattention.biases: unexpected"));
@@ -108,7 +109,7 @@ TEST_SUITE("converters/hf_folder") {
         tensors.erase(embedding);
       });
       const auto folder = copy.open();
-      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      REQUIRE_OK(folder);
       CHECK(logit_difference(folder.value()->model(), weights_of(*folder.value()), reference_of("hf-gpt2-tied")) <=
             kLogitGate);
     }
@@ -127,7 +128,7 @@ TEST_SUITE("converters/hf_folder") {
       });
       CHECK(has(copy.refusal(), "transformer.wte.weight and lm_head.weight differ (first at element 100 of 4716)"));
       const auto folder = copy.open({.untie = true});
-      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      REQUIRE_OK(folder);
       CHECK(!folder.value()->model().tied_embeddings);
       CHECK(folder.value()->warnings().size() == 1);
     }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -36,7 +37,7 @@ TEST_SUITE("converters/logits") {
     for (const std::string& name : fixture_names()) {
       CAPTURE(name);
       auto folder = HfFolder::open(golden(name));
-      REQUIRE_MESSAGE(folder.ok(), folder.error().message);
+      REQUIRE_OK(folder);
       CHECK(folder.value()->warnings().empty());
       const double difference =
           logit_difference(folder.value()->model(), weights_of(*folder.value()), reference_of(name));

@@ -8,6 +8,7 @@
 #include "converters/model_compare.h"
 #include "converters/sharded_files.h"
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -153,9 +154,9 @@ TEST_SUITE("converters/ranks") {
       ImportOptions options;
       options.mesh = {.tp = 2, .pp = 3, .dp = 1};
       const auto imported = import_hf(io, golden(ranks), temp / "run", options, encode);
-      REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+      REQUIRE_OK(imported);
       const auto exported = export_hf(io, imported.value().dir, temp / "out", {}, decode);
-      REQUIRE_MESSAGE(exported.ok(), exported.error().message);
+      REQUIRE_OK(exported);
       CHECK(exported.value().model_type == type);
       CHECK(weights_of(*opened_folder(temp / "out")) == weights_of(*opened_folder(golden(ranks))));
     }
@@ -166,7 +167,7 @@ TEST_SUITE("converters/ranks") {
       ImportOptions options;
       options.mesh = {.tp = 2, .pp = 2, .dp = 1};
       const auto imported = import_hf(io, golden(ranks), temp / "run", options, encode);
-      REQUIRE_MESSAGE(imported.ok(), imported.error().message);
+      REQUIRE_OK(imported);
       auto again = CheckpointWeights::open(io, imported.value().dir, decode);
       REQUIRE(again.ok());
       CHECK(weights_of(*again.value()) == weights_of(*opened_folder(golden(ranks))));

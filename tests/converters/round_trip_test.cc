@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/converters/fixtures.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -19,7 +20,7 @@ fs::path imported(const TempDir& temp, const std::string& fixture, Layout layout
   ImportOptions options;
   options.mesh = {.tp = layout.tp, .pp = layout.pp, .dp = layout.dp};
   auto report = import_hf(io, golden(fixture), temp / name, options, encode);
-  REQUIRE_MESSAGE(report.ok(), report.error().message);
+  REQUIRE_OK(report);
   return report.value().dir;
 }
 
@@ -65,7 +66,7 @@ TEST_SUITE("converters/round_trip") {
         CAPTURE(layout.dp);
         TempDir temp;
         auto report = exported(imported(temp, name, layout), temp / "out");
-        REQUIRE_MESSAGE(report.ok(), report.error().message);
+        REQUIRE_OK(report);
         CHECK(report.value().warnings.empty());
         std::vector<std::string> expected = names_in(golden(name));
         std::erase(expected, "reference.safetensors");
@@ -87,7 +88,7 @@ TEST_SUITE("converters/round_trip") {
       TempDir temp;
       REQUIRE(exported(imported(temp, name, {2, 3, 1}), temp / "out").ok());
       auto again = HfFolder::open(temp / "out");
-      REQUIRE_MESSAGE(again.ok(), again.error().message);
+      REQUIRE_OK(again);
       CHECK(logit_difference(again.value()->model(), weights_of(*again.value()), reference_of(name)) <= kLogitGate);
       const auto before = nlohmann::json::parse(slurp(golden(name) / "config.json"));
       const auto after = nlohmann::json::parse(slurp(temp / "out" / "config.json"));
@@ -146,7 +147,7 @@ TEST_SUITE("converters/round_trip") {
     CHECK(tensors_in(temp / "one") == tensors_in(golden("hf-llama-gqa-sharded")));
     auto source = HfFolder::open(golden("hf-llama-gqa-sharded"));
     auto rounded = HfFolder::open(temp / "bf16");
-    REQUIRE_MESSAGE(rounded.ok(), rounded.error().message);
+    REQUIRE_OK(rounded);
     CHECK(rounded.value()->dtype() == DType::kBf16);
     const Weights exact = weights_of(*source.value()), half = weights_of(*rounded.value());
     for (size_t k = 0; k < exact.size(); ++k) {

@@ -9,6 +9,7 @@
 
 #include "tests/converters/fixtures.h"
 #include "tests/converters/torch_archive.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::convert;
@@ -64,7 +65,7 @@ void write_bin(const SafetensorsFile& from, const fs::path& path, const std::fun
 TEST_SUITE("converters/torch_bin") {
   TEST_CASE("a file that torch wrote has the tensors of its safetensors twin") {
     const auto bin = TorchBinFile::open(golden("torch-bin") / "mixed.bin");
-    REQUIRE_MESSAGE(bin.ok(), bin.error().message);
+    REQUIRE_OK(bin);
     const auto twin = SafetensorsFile::open(golden("torch-bin") / "mixed.safetensors");
     REQUIRE(twin.ok());
     CHECK(bin.value()->verify().ok());
@@ -91,7 +92,7 @@ TEST_SUITE("converters/torch_bin") {
     fs::copy(source / "config.json", temp / "one");
     write_bin(weights.value(), temp / "one" / "pytorch_model.bin", [](const std::string&) { return true; });
     const auto one = HfFolder::open(temp / "one");
-    REQUIRE_MESSAGE(one.ok(), one.error().message);
+    REQUIRE_OK(one);
     CHECK(weights_of(*one.value()) == expected);
 
     fs::create_directory(temp / "two");
@@ -104,7 +105,7 @@ TEST_SUITE("converters/torch_bin") {
     for (const std::string file : {"pytorch_model_00001-of-00002.bin", "pytorch_model_00002-of-00002.bin"})
       write_bin(weights.value(), temp / "two" / file, [&](const std::string& name) { return map[name] == file; });
     const auto two = HfFolder::open(temp / "two");
-    REQUIRE_MESSAGE(two.ok(), two.error().message);
+    REQUIRE_OK(two);
     CHECK(weights_of(*two.value()) == expected);
   }
 
@@ -115,7 +116,7 @@ TEST_SUITE("converters/torch_bin") {
     TempDir temp;
     spit(temp / "m.bin", archive(view, floats(storage)));
     const auto file = TorchBinFile::open(temp / "m.bin");
-    REQUIRE_MESSAGE(file.ok(), file.error().message);
+    REQUIRE_OK(file);
     const SafeTensor& tensor = file.value()->tensors()[0];
     const std::string all = bytes_of(*file.value(), tensor);
     CHECK(all == floats({1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14}));

@@ -10,6 +10,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -86,10 +87,10 @@ TEST_SUITE("ckpt/format/manifest") {
   TEST_CASE("a manifest goes to bytes and back, and its bytes are canonical") {
     const Manifest m = small();
     const Result<std::string> bytes = encode_manifest(m);
-    REQUIRE_MESSAGE(bytes.ok(), bytes.error().message);
+    REQUIRE_OK(bytes);
     CHECK(bytes.value().starts_with(R"({"format":"cairn-checkpoint","version":1,"body_bytes":)"));
     const Result<Manifest> back = decode_manifest(bytes.value());
-    REQUIRE_MESSAGE(back.ok(), back.error().message);
+    REQUIRE_OK(back);
     CHECK(back.value() == m);
     CHECK(encode_manifest(back.value()).value() == bytes.value());
     CHECK(describe_shard(m, m.shards[1]) == "weight w [0:4, 3:6]");

@@ -7,6 +7,7 @@
 
 #include "ckpt/snapshot/snapshot.h"
 #include "tests/ckpt/hook/mortal_run.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -107,7 +108,7 @@ Ended train(const Plan& plan, int64_t kills, std::mt19937& random, std::vector<i
   auto made = Arena::create(
       arena_spec(plan, {.run_name = "fake", .run_id = fresh_run_id(), .recipe_json = "{}", .recipe_hash = "r"})
           .value());
-  REQUIRE_MESSAGE(made.ok(), (made.ok() ? "" : made.error().message));
+  REQUIRE_OK(made);
   Arena& arena = made.value();
   RestoreDecider decider(plan, arena, io, RestoreRequest{dir.path});
   int64_t killed = 0, life_us = 25'000;

@@ -8,6 +8,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/trainer/state.h"
 #include "tests/ckpt/hook/mortal_run.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -66,7 +67,7 @@ std::vector<Variant> variants() {
 
 Plan plan_for(const Recipe& recipe, int64_t world) {
   const auto planned = make_plan(recipe, world);
-  REQUIRE_MESSAGE(planned.ok(), (planned.ok() ? "" : planned.error().message));
+  REQUIRE_OK(planned);
   return planned.value();
 }
 

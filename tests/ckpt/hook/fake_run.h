@@ -24,6 +24,7 @@
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
 #include "tests/ckpt/plan/layouts.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 namespace cairn::ckpt::testing {
@@ -284,7 +285,7 @@ struct Agent {
       return Arena::create(spec);
     };
     auto opened = open();
-    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    REQUIRE_OK(opened);
     arena = std::make_unique<Arena>(std::move(opened).value());
     persister = std::make_unique<NodePersister>(
         *arena, [] { return std::make_unique<PosixBackend>(); }, dir,
@@ -306,7 +307,7 @@ struct Agent {
   LifeReport run(const Life& life) {
     LifeReport out;
     const Status lived = live(plan, *arena, life, persister.get(), out);
-    REQUIRE_MESSAGE(lived.ok(), (lived.ok() ? "" : lived.error().message));
+    REQUIRE_OK(lived);
     return out;
   }
 

@@ -16,6 +16,7 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/hook/fake_run.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -294,7 +295,7 @@ TEST_SUITE("ckpt/hook") {
         const std::string run_id = fresh_run_id();
         Agent agent(plan, run_id, dir.path);
         const Result<SlotLoad> loaded = load_slot(plan, *agent.arena, 1, 7, agent.io, dir.path / "step-00000003");
-        REQUIRE_MESSAGE(loaded.ok(), loaded.error().message);
+        REQUIRE_OK(loaded);
         CHECK(loaded.value().position.step == 3);
         const int64_t payload = payload_bytes(read_manifest(agent.io, dir.path / "step-00000003").value());
         CHECK(loaded.value().stats.wanted_bytes == payload);
@@ -563,13 +564,13 @@ TEST_SUITE("ckpt/hook") {
         }
         NodePersister persister(arena, [&] { return std::move(memory); }, "/run", {.low_priority = false});
         const Status flushed = persister.flush();
-        REQUIRE_MESSAGE(flushed.ok(), (flushed.ok() ? "" : flushed.error().message));
+        REQUIRE_OK(flushed);
         for (const Layout& target : all) {
           const Plan to = plan_of(target, tied);
           for (int64_t rank = 0; rank < to.mesh.world(); ++rank) {
             FakeState disk_state(to, rank), memory_state(to, rank);
             const auto position = load_from_disk(to, disk, "/run/step-00000007", disk_state.tensors());
-            REQUIRE_MESSAGE(position.ok(), (position.ok() ? "" : position.error().message));
+            REQUIRE_OK(position);
             REQUIRE(position.value().sampler == position_at(7).sampler);
             REQUIRE(disk_state.wrong_elements(7) == 0);
             REQUIRE(load_from_memory(to, arena, 0, memory_state.tensors()).ok());

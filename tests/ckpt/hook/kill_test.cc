@@ -2,6 +2,7 @@
 // of weights after such a kill: what goes on from there is the run that nobody touched, bit for bit.
 
 #include "tests/ckpt/hook/mortal_run.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -11,7 +12,7 @@ namespace {
 
 void check_killed(const Recipe& recipe, int64_t world) {
   const auto planned = make_plan(recipe, world);
-  REQUIRE_MESSAGE(planned.ok(), (planned.ok() ? "" : planned.error().message));
+  REQUIRE_OK(planned);
   const Plan& plan = planned.value();
   const Told untouched = train(plan, {});
   REQUIRE(untouched.steps.size() == 7);
@@ -37,7 +38,7 @@ void check_killed(const Recipe& recipe, int64_t world) {
 /// State that replicas keep of each other: after a kill it is read where it is saved, by the first update of a life.
 void check_copies(const Recipe& recipe, int64_t world, int64_t skipped = 0) {
   const auto planned = make_plan(recipe, world);
-  REQUIRE_MESSAGE(planned.ok(), (planned.ok() ? "" : planned.error().message));
+  REQUIRE_OK(planned);
   const Plan& plan = planned.value();
   int64_t copied = 0;
   for (int64_t rank = 0; rank < world; ++rank) copied += plan.rank(rank).private_bytes();
@@ -45,7 +46,7 @@ void check_copies(const Recipe& recipe, int64_t world, int64_t skipped = 0) {
 
   const Told untouched = train(plan, {});
   const auto alone = test::train_on_threads(recipe, world);  // there each rank fills its own copies
-  REQUIRE_MESSAGE(alone.ok(), (alone.ok() ? "" : alone.error().message));
+  REQUIRE_OK(alone);
   REQUIRE(untouched.steps.size() == alone.value().losses.size());
   for (const auto& [step, told] : untouched.steps) CHECK(told.first == alone.value().losses[step - 1]);
   CHECK(alone.value().position.loss_scale.skipped == skipped);

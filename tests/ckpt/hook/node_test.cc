@@ -12,6 +12,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 #include "tests/ckpt/hook/fake_run.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -67,7 +68,7 @@ TEST_SUITE("ckpt/node") {
     run_and_kill(plan, options, {.steps = 20, .die_at = 7, .snapshots_at_death = 4});
     std::vector<std::string> notices;
     auto opened = CheckpointNode::open(plan, options, &notices);
-    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    REQUIRE_OK(opened);
     CheckpointNode& node = *opened.value();
     const RestoreChoice choice = node.begin_incarnation().value();
     CHECK(choice.source == arena::Source::kMemory);
@@ -95,7 +96,7 @@ TEST_SUITE("ckpt/node") {
       told.insert(told.end(), news.begin(), news.end());
     };
     auto opened = CheckpointNode::open(plan, options, &notices);
-    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    REQUIRE_OK(opened);
     // What the dead agent may not have told is told before the memory that holds it goes.
     const auto news = [](int64_t step) { return position_at(step).metrics; };
     CHECK(told == std::vector<std::string>{news(1), news(2), news(3), news(4), news(5)});
@@ -135,9 +136,9 @@ TEST_SUITE("ckpt/node") {
     const Plan plan = saving({1, 1, 1}, {});
     std::vector<std::string> notices;
     auto opened = CheckpointNode::open(plan, options, &notices);
-    REQUIRE_MESSAGE(opened.ok(), (opened.ok() ? "" : opened.error().message));
+    REQUIRE_OK(opened);
     const auto choice = opened.value()->begin_incarnation();
-    REQUIRE_MESSAGE(choice.ok(), (choice.ok() ? "" : choice.error().message));
+    REQUIRE_OK(choice);
     CHECK(choice.value().step == 6);
     CHECK(choice.value().warnings.empty());
   }

@@ -8,6 +8,7 @@
 #include "ckpt/restore_slot.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "tests/ckpt/hook/fake_run.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -68,7 +69,7 @@ TEST_SUITE("ckpt/hook/slot_load") {
           CAPTURE(plan.mesh.describe());
           Arena arena = arena_of(plan);
           const Result<SlotLoad> loaded = load_slot(plan, arena, 1, 7, io, step, wanted.how);
-          REQUIRE_MESSAGE(loaded.ok(), (loaded.ok() ? "" : loaded.error().message));
+          REQUIRE_OK(loaded);
           const ReadStats& stats = loaded.value().stats;
           // Tensors of some kilobytes are read together with what lies between them, and the report says how much.
           CHECK(static_cast<double>(stats.read_bytes - stats.gap_bytes) <=

@@ -17,6 +17,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -278,7 +279,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
         CHECK(fs::is_empty(back));  // the next try begins anew
         CHECK(fetch_checkpoint(*place, io, step, back).ok());
       } else {
-        CHECK_MESSAGE(fetched.ok(), (fetched.ok() ? "" : fetched.error().message));
+        CHECK_OK(fetched);
       }
       CHECK(whole(back / step_dir_name(12)));
     }
@@ -648,7 +649,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
         save(io, here, make_state(step, 2)).value();
         Mirror mirror(*place, io, here, pins, {}, {});
         const auto copied = mirror.copy_next(false);
-        REQUIRE_MESSAGE(copied.ok(), (copied.ok() ? "" : copied.error().message));
+        REQUIRE_OK(copied);
         CHECK(copied.value()->copy.step == step);
         CHECK(fs::is_empty(pins));
       }

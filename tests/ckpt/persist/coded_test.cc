@@ -16,6 +16,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -133,7 +134,7 @@ TEST_SUITE("ckpt/persist/coded") {
       SaveOptions options = coded_options(threads);
       options.fill_bytes = threads * (1 << 20);
       Result<SaveReport> saved = save(disk, dir, state, options);
-      REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+      REQUIRE_OK(saved);
       CHECK(saved.value().file_bytes < raw.value().file_bytes * 9 / 10);
       CHECK(saved.value().payload_bytes == raw.value().payload_bytes);
       CHECK(compare(disk, saved.value().dir, state, {.window_bytes = 1 << 20, .codec_threads = threads}) == "");

@@ -7,6 +7,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -18,7 +19,7 @@ TEST_SUITE("ckpt/persist/golden") {
     PosixBackend io;
     const fs::path dir = fs::path(CAIRN_SOURCE_DIR) / "tests/golden/checkpoint-v1";
     const Result<CheckpointInfo> found = newest_complete(io, dir);
-    REQUIRE_MESSAGE(found.ok(), found.error().message);
+    REQUIRE_OK(found);
     CHECK(found.value().step == 12);
     const VerifyReport report = verify_checkpoint(io, found.value().dir).value();
     for (const Damage& damage : report.damages) MESSAGE(damage.message);

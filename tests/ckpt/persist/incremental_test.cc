@@ -12,6 +12,7 @@
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -87,7 +88,7 @@ TEST_SUITE("ckpt/persist/incremental") {
       REQUIRE(a.ok());
       CHECK(a.value().referenced_bytes == 0);
       const Result<SaveReport> b = save(disk, kDir, second, on(a.value().manifest, options));
-      REQUIRE_MESSAGE(b.ok(), b.error().message);
+      REQUIRE_OK(b);
       const Result<SaveReport> c = save(disk, kDir, third, on(b.value().manifest, options));
       REQUIRE(c.ok());
       for (const auto* saved : {&b, &c}) {
@@ -217,7 +218,7 @@ TEST_SUITE("ckpt/persist/incremental") {
       Meanwhile io(*disk, call, [&] { ignore(remove_checkpoint(*disk, kDir, 1, kWriter), "refused or not"); });
       const Result<SaveReport> b = save(io, kDir, second, on(a.value().manifest));
       happened = io.happened();
-      REQUIRE_MESSAGE(b.ok(), b.error().message);
+      REQUIRE_OK(b);
       CHECK(compare(*disk, b.value().dir, second) == "");
       (b.value().referenced_bytes > 0 ? refers : full) += 1;
       CHECK(disk->list(kDir).value().size() == (b.value().referenced_bytes > 0 || !happened ? 2 : 1));

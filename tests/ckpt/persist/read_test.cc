@@ -11,6 +11,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -31,7 +32,7 @@ std::vector<TensorSpec> specs() {
 // Reads random ranges of random shards and compares each with the file's own bytes.
 void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& options, uint64_t seed) {
   Result<CheckpointReader> opened = CheckpointReader::open(io, dir, options);
-  REQUIRE_MESSAGE(opened.ok(), opened.error().message);
+  REQUIRE_OK(opened);
   CheckpointReader& reader = opened.value();
   const Manifest& m = reader.manifest();
   std::vector<std::string> files;
@@ -52,7 +53,7 @@ void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& optio
   }
   for (size_t i = 0; i < ranges.size(); ++i) ranges[i].dst = buffers[i].data();
   const Status read = reader.read_ranges(ranges);
-  REQUIRE_MESSAGE(read.ok(), read.error().message);
+  REQUIRE_OK(read);
   for (size_t i = 0; i < ranges.size(); ++i) {
     const std::string& file = files[static_cast<size_t>(ranges[i].file)];
     REQUIRE(std::memcmp(buffers[i].data(), file.data() + ranges[i].offset, static_cast<size_t>(ranges[i].bytes)) == 0);
@@ -182,7 +183,7 @@ TEST_SUITE("ckpt/persist/read") {
       for (int64_t part = 0; part < parts; ++part) {
         const Box columns{{0, 65'536 * part / parts}, {24, 65'536 * (part + 1) / parts}};
         const auto got = read_columns(0, columns);
-        REQUIRE_MESSAGE(got.ok(), got.error().message);
+        REQUIRE_OK(got);
         CHECK((got.value().first == expected(0, columns)));
         CHECK(got.value().second.read_bytes == got.value().second.wanted_bytes);
         const Box middle{{0, 64 * part / parts, 0}, {3, 64 * (part + 1) / parts, 2048}};

@@ -21,6 +21,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -56,7 +57,7 @@ TEST_SUITE("ckpt/persist/save") {
       options.chunk_bytes = chunk_bytes;
       MemoryBackend memory;
       const Result<SaveReport> saved = save(memory, "/ck", state, options);
-      REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+      REQUIRE_OK(saved);
       CHECK(saved.value().dir == fs::path("/ck/step-00000012"));
       CHECK(compare(memory, "/ck/step-00000012", state) == "");
       const auto expected = files_of(memory, "/ck/step-00000012");
@@ -93,7 +94,7 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK(refused.error().message.find("step 12 is there already") != std::string::npos);
     CHECK(compare(disk, "/ck/step-00000012", first) == "");
     const Result<SaveReport> replaced = save(disk, "/ck", second);
-    REQUIRE_MESSAGE(replaced.ok(), replaced.error().message);
+    REQUIRE_OK(replaced);
     CHECK(replaced.value().replaced);
     CHECK(compare(disk, "/ck/step-00000012", second) == "");
     CHECK(list_checkpoints(disk, "/ck").value().leftovers.empty());
@@ -193,7 +194,7 @@ TEST_SUITE("ckpt/persist/save") {
     options.max_bytes_per_s = 200'000;  // 40 kB and more take 0.2 s
     const Result<SaveReport> saved = save(*io, dir.path, second, options);
     retention.join();
-    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    REQUIRE_OK(saved);
     CHECK_FALSE(saved.value().replaced);
     CHECK(compare(*io, dir.path / "step-00000012", second) == "");
     CHECK(io->list(dir.path).value().size() == 1);
@@ -238,7 +239,7 @@ TEST_SUITE("ckpt/persist/save") {
     TestState state = make_state(12, 1);
     state.parts.push_back({"shard-00009-of-00010.h5", {}});
     const Result<SaveReport> saved = save(disk, "/ck", state);
-    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    REQUIRE_OK(saved);
     CHECK(compare(disk, "/ck/step-00000012", state) == "");
     CHECK(verify_checkpoint(disk, "/ck/step-00000012").value().whole());
     state = make_state(13, 1, 0, {});
@@ -338,7 +339,7 @@ TEST_SUITE("ckpt/persist/save") {
     REQUIRE(saved);
     REQUIRE(first.ok());
     CHECK(first.value().step == 20);
-    REQUIRE_MESSAGE(older_saved.ok(), older_saved.error().message);
+    REQUIRE_OK(older_saved);
     CHECK(newest_complete(*io, dir.path).value().step == 20);
     CHECK(compare(*io, dir.path / "step-00000020", newer) == "");
     CHECK(compare(*io, dir.path / "step-00000010", make_state(10, 1)) == "");
@@ -370,7 +371,7 @@ TEST_SUITE("ckpt/persist/save") {
     for (int i = 0; i < 600; ++i) specs.push_back({"t" + std::to_string(i), "weight", DType::kBf16, {i + 1, 3}, 1});
     const TestState state = make_state(12, 1, 1, specs);
     const Result<SaveReport> saved = save(disk, "/ck", state);
-    REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+    REQUIRE_OK(saved);
     CHECK(compare(disk, "/ck/step-00000012", state) == "");
     const VerifyReport report = verify_checkpoint(disk, "/ck/step-00000012").value();
     for (const Damage& damage : report.damages) MESSAGE(damage.message);

@@ -5,6 +5,7 @@
 #include "ckpt/store/memory_backend.h"
 #include "runtime/core/word_sums.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -38,7 +39,7 @@ TEST_SUITE("ckpt/persist/sums") {
         options.chunk_bytes = chunk;
         options.huge_pages = in_place;
         const Result<SaveReport> summed = save(with, "/run", state, options);
-        REQUIRE_MESSAGE(summed.ok(), (summed.ok() ? "" : summed.error().message));
+        REQUIRE_OK(summed);
         CHECK(compare(with, summed.value().dir, state) == "");
         for (WriterPart& part : state.parts) {
           for (ShardData& shard : part.shards) shard.word_sums.reset();

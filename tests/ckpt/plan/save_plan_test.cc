@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "tests/ckpt/plan/layouts.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -37,7 +38,7 @@ TEST_SUITE("ckpt/plan/save_plan") {
     RunText run{.run_name = "synthetic", .run_id = "run-1", .recipe_json = "{\"a\":1}", .recipe_hash = "abc"};
     Manifest manifest = slot_manifest(plan, slot_layouts(plan), run, 4096);
     const Status valid = validate_manifest(manifest);
-    CHECK_MESSAGE(valid.ok(), (valid.ok() ? "" : valid.error().message));
+    CHECK_OK(valid);
     CHECK(manifest.mesh.world == 8);
     CHECK(manifest.tensors[StateIndex(plan).at(2, 1)].kind == "exp_avg_sq");
     CHECK(manifest.tensors[StateIndex(plan).at(2, 1)].name == plan.tensors[1].name);

@@ -13,6 +13,7 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -167,7 +168,7 @@ TEST_SUITE("ckpt/retention/policy") {
     const auto stay = [&](const char* rules, int64_t run_steps = 300) {
       const RetentionPolicy policy = retention_policy(parse_keep(rules).value(), run_steps);
       const Result<std::vector<Fate>> fates = plan_retention(all, policy);
-      REQUIRE_MESSAGE(fates.ok(), fates.error().message);
+      REQUIRE_OK(fates);
       std::vector<int64_t> out;
       for (const Fate& fate : fates.value()) {
         if (fate.stays) out.push_back(fate.step);

@@ -23,6 +23,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -126,7 +127,7 @@ void rehash(std::vector<std::byte>& bytes) {
 TEST_SUITE("ckpt/snapshot/arena") {
   TEST_CASE("what one process writes, another one reads, by name and by descriptor") {
     Result<Arena> made = Arena::create(small_spec(run_id("share"), ArenaBacking::kNamed));
-    REQUIRE_MESSAGE(made.ok(), made.error().message);
+    REQUIRE_OK(made);
     Arena& arena = made.value();
     CHECK(arena.bytes() == Arena::total_bytes(small_spec(run_id("share"))));
     CHECK(exists(arena.name()));
@@ -181,7 +182,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
             return taken.ok() && !taken.value().has_value() ? 0 : 1;
           }) == 0);
     Result<std::optional<Arena>> taken = Arena::adopt(dead_run);
-    REQUIRE_MESSAGE(taken.ok(), taken.error().message);
+    REQUIRE_OK(taken);
     REQUIRE(taken.value().has_value());
     const auto found = newest_verified(*taken.value(), Check::kEveryByte);
     REQUIRE(found.has_value());
@@ -263,7 +264,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK_FALSE(Arena::adopt(id).value().has_value());  // not in shared memory
     {
       Result<std::optional<Arena>> taken = Arena::adopt(id, folder);
-      REQUIRE_MESSAGE(taken.ok(), taken.error().message);
+      REQUIRE_OK(taken);
       REQUIRE(taken.value().has_value());
       const auto found = newest_verified(*taken.value(), Check::kEveryByte);
       REQUIRE(found.has_value());
@@ -344,7 +345,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
     const timespec long_ago[2] = {{1'000'000'000, 0}, {1'000'000'000, 0}};
     REQUIRE(::utimensat(AT_FDCWD, name.c_str(), long_ago, 0) == 0);
     const Result<std::optional<Arena>> passed = Arena::adopt(spec.run_id, spec.folder);
-    REQUIRE_MESSAGE(passed.ok(), passed.error().message);
+    REQUIRE_OK(passed);
     CHECK_FALSE(passed.value().has_value());
     const Result<Arena> old = Arena::attach(name);
     REQUIRE_FALSE(old.ok());

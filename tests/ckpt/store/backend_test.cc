@@ -19,6 +19,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -177,7 +178,7 @@ TEST_SUITE("ckpt/store/backend") {
       std::vector<std::byte> model(900'000);
       const auto source = noise(model.size() + 8192, 3);
       auto made = io.create(dir / "f", static_cast<int64_t>(model.size()));
-      REQUIRE_MESSAGE(made.ok(), made.error().message);
+      REQUIRE_OK(made);
       IoFile& file = *made.value();
       CHECK(file.size().value() == 900'000);
       uint64_t seed = 1;

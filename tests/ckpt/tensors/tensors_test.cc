@@ -16,6 +16,7 @@
 #include "ckpt/tensors/numbers.h"
 #include "ckpt/tensors/stats.h"
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -60,7 +61,7 @@ std::filesystem::path save(MemoryBackend& io, const std::vector<Tensor>& tensors
     }
   }
   const Result<SaveReport> saved = save_checkpoint(io, "/ck", skeleton, std::span(&part, 1), {.chunk_bytes = 4096});
-  REQUIRE_MESSAGE(saved.ok(), saved.error().message);
+  REQUIRE_OK(saved);
   return saved.value().dir;
 }
 

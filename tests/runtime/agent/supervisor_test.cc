@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "runtime/agent/event_pipe.h"
+#include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
 namespace fs = std::filesystem;
@@ -220,7 +221,7 @@ Result<Outcome> run_supervisor(Recorder& client, SupervisorOptions options = {})
 
 Outcome run_all(Recorder& client, SupervisorOptions options = {}) {
   Result<Outcome> outcome = run_supervisor(client, std::move(options));
-  REQUIRE_MESSAGE(outcome.ok(), (outcome.ok() ? "" : outcome.error().message));
+  REQUIRE_OK(outcome);
   // Nothing of ours is left, dead or alive.
   CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
   CHECK(errno == ECHILD);

@@ -21,6 +21,7 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/cuda/cuda_link.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -121,7 +122,7 @@ TEST_SUITE("runtime/cuda") {
         if (arena.mark(0, slot).phase == SlotPhase::kWhole) {
           ++whole;
           const Result<RankSnapshot> seen = read_slot(arena, 0, slot, Check::kEveryByte);
-          REQUIRE_MESSAGE(seen.ok(), (seen.ok() ? "" : seen.error().message));
+          REQUIRE_OK(seen);
           for (const auto& shard : arena.shards(0)) {
             const auto bytes = arena.payload(0, slot).subspan(shard.offset, shard.bytes);
             CHECK(all_are(bytes, value_of(seen.value().step)));

@@ -14,6 +14,7 @@
 #include "ckpt/copy/state_copier.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -77,7 +78,7 @@ std::vector<std::byte> noise(int64_t bytes, uint64_t seed = 0) {
 
 std::unique_ptr<DeviceLink> link_to_device(void* work = nullptr) {
   auto link = make_cuda_link(device_number(), work);
-  REQUIRE_MESSAGE(link.ok(), (link.ok() ? "" : link.error().message));
+  REQUIRE_OK(link);
   return std::move(link).value();
 }
 

@@ -10,6 +10,7 @@
 #include "runtime/inference/session.h"
 #include "runtime/kernels/few_rows.h"
 #include "runtime/trainer/initial.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::inference;
@@ -46,7 +47,7 @@ Recipe recipe_of(bool llama, Precision precision = Precision::kF32, int64_t cont
 
 std::unique_ptr<Session> session_of(const Recipe& recipe) {
   Result<std::unique_ptr<Session>> made = Session::make(recipe);
-  REQUIRE_MESSAGE(made.ok(), made.error().message);
+  REQUIRE_OK(made);
   std::unique_ptr<Session> out = std::move(made).value();
   for (const trainer::StateTensor& run : out->weights()) {
     trainer::initial_weights(out->plan(), run.tensor, run.box, reinterpret_cast<float*>(run.data));
@@ -63,7 +64,7 @@ std::vector<int32_t> random_tokens(size_t count, int seed, int32_t vocab = 61) {
 }
 
 std::vector<float> copy(const Result<std::span<const float>>& logits) {
-  REQUIRE_MESSAGE(logits.ok(), logits.error().message);
+  REQUIRE_OK(logits);
   return {logits.value().begin(), logits.value().end()};
 }
 
@@ -84,7 +85,7 @@ std::vector<std::vector<int32_t>> generated(Session& session, const std::vector<
     out[k].push_back(token);
     return true;
   });
-  REQUIRE_MESSAGE(done.ok(), done.error().message);
+  REQUIRE_OK(done);
   return out;
 }
 

@@ -17,6 +17,7 @@
 #include "runtime/nn/stage_model.h"
 #include "runtime/plan/activations.h"
 #include "tests/runtime/nn/reference.h"
+#include "tests/support/ok.h"
 
 namespace cairn::nn::testing {
 
@@ -241,7 +242,7 @@ inline std::vector<Variant> option_variants() {
 /// For tp x pp ranks: dp is 1.
 inline Plan plan_of(const Recipe& recipe) {
   auto plan = make_plan(recipe, recipe.mesh.tp * recipe.mesh.pp);
-  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
+  REQUIRE_OK(plan);
   return std::move(plan).value();
 }
 
@@ -348,7 +349,7 @@ class Rank {
     auto made = StageModel::make(plan, rank_, 0, tp, weights_.data(), trains ? grads_.data() : nullptr,
                                  {memory_.get() + kGuardBytes, static_cast<size_t>(bytes_)},
                                  listen ? listen(rank_, grads_.data()) : nullptr);
-    REQUIRE_MESSAGE(made.ok(), made.error().message);
+    REQUIRE_OK(made);
     model_ = std::move(made).value();
   }
 

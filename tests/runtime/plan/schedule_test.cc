@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/core/random.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 
@@ -90,7 +91,7 @@ bool ends(const ScheduleShape& shape, const BoundaryBuffers& buffers, bool forwa
 /// In units of one forward of a stage; both halves of a backward take as long.
 double duration(const ScheduleShape& shape) {
   const auto timed = simulate_schedule(shape, PassTimes{});
-  REQUIRE_MESSAGE(timed.ok(), timed.error().message);
+  REQUIRE_OK(timed);
   double end = 0;
   for (const auto& rank : timed.value()) end = std::max(end, rank.back().end);
   return end;
@@ -337,7 +338,7 @@ TEST_SUITE("runtime/plan/schedule") {
           const auto step = [&](int64_t micro_batches) {
             shape.micro_batches = micro_batches;
             const auto timed = simulate_schedule(shape, stages);
-            REQUIRE_MESSAGE(timed.ok(), timed.error().message);
+            REQUIRE_OK(timed);
             double end = 0;
             for (const auto& rank : timed.value()) end = std::max(end, rank.back().end);
             return end;

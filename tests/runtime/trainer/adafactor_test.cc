@@ -11,6 +11,7 @@
 #include "runtime/trainer/state.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -301,7 +302,7 @@ TEST_SUITE("runtime/trainer/adafactor") {
       CAPTURE(layout.text());
       const Recipe cut = with(recipe, layout);
       const auto got = train_on_threads(cut, layout.world());
-      REQUIRE_MESSAGE(got.ok(), got.error().message);
+      REQUIRE_OK(got);
       for (size_t k = 0; k < 20; ++k) CHECK(got.value().losses[k] == doctest::Approx(serial.losses[k]).epsilon(3e-5));
       const Plan plan = make_plan(cut, layout.world()).value();
       for (int64_t r = 0; r < layout.world(); ++r) {
@@ -357,7 +358,7 @@ TEST_SUITE("runtime/trainer/adafactor") {
       CAPTURE(layout.text());
       const Recipe cut = with(experts, layout);
       const auto got = train_on_threads(cut, layout.world());
-      REQUIRE_MESSAGE(got.ok(), got.error().message);
+      REQUIRE_OK(got);
       for (size_t k = 0; k < 6; ++k) CHECK(got.value().losses[k] == doctest::Approx(serial.losses[k]).epsilon(3e-5));
       Recipe one = cut;
       one.stop.value = 1;

@@ -9,6 +9,7 @@
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -51,7 +52,7 @@ Recipe short_recipe(bool llama, int64_t steps) {
 
 void trains_as(const Recipe& cut, int64_t world, const Trained& serial) {
   const auto got = train_on_threads(cut, world);
-  REQUIRE_MESSAGE(got.ok(), got.error().message);
+  REQUIRE_OK(got);
   REQUIRE(got.value().losses.size() == serial.losses.size());
   for (size_t k = 0; k < serial.losses.size(); ++k) {
     CHECK(got.value().losses[k] == doctest::Approx(serial.losses[k]).epsilon(1e-5));
@@ -90,7 +91,7 @@ TEST_SUITE("runtime/trainer/context") {
       for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
       if (llama) recipe.model.kv_heads = 4;
       const auto serial = train_on_threads(recipe, 1);
-      REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+      REQUIRE_OK(serial);
       for (const Layout& layout : layouts) {
         CAPTURE(llama);
         CAPTURE(layout.text());
@@ -130,7 +131,7 @@ TEST_SUITE("runtime/trainer/context") {
       Recipe recipe = short_recipe(variant.llama, 4);
       variant.change(recipe);
       const auto serial = train_on_threads(recipe, 1);
-      REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+      REQUIRE_OK(serial);
       std::vector<Layout> layouts = {{}, {.tp = 2, .zero = 1, .sequence_parallel = true}};
       if (recipe.model.moe.experts > 0) layouts.push_back({.dp = 2, .ep = 2, .zero = 2});
       for (const Layout& layout : layouts) {

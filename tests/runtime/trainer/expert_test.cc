@@ -8,6 +8,7 @@
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -109,13 +110,13 @@ TEST_SUITE("runtime/trainer/expert") {
   TEST_CASE("losses and weights of every way to divide the experts are one rank's, in the planned memory") {
     const Recipe recipe = expert_recipe(6);
     const auto serial = train_on_threads(recipe, 1);
-    REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+    REQUIRE_OK(serial);
     CHECK(serial.value().losses.back() < serial.value().losses.front() - 0.05);
     for (const Layout& layout : kLayouts) {
       CAPTURE(layout.text());
       const Recipe cut = with(recipe, layout);
       const auto got = train_on_threads(cut, layout.world());
-      REQUIRE_MESSAGE(got.ok(), got.error().message);
+      REQUIRE_OK(got);
       REQUIRE(got.value().losses.size() == 6);
       for (size_t k = 0; k < 6; ++k) {
         CHECK(got.value().losses[k] == doctest::Approx(serial.value().losses[k]).epsilon(1e-5));
@@ -135,7 +136,7 @@ TEST_SUITE("runtime/trainer/expert") {
       recipe.batch.samples = 12;
       recipe.model.residual_dropout = 0.1;
       const auto serial = train_on_threads(recipe, 1);
-      REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+      REQUIRE_OK(serial);
       for (const Layout& layout : std::vector<Layout>{{.dp = 2, .ep = 1, .zero = 1},
                                                       {.dp = 2, .ep = 2, .zero = 1},
                                                       {.dp = 2, .ep = 2, .zero = 3},
@@ -148,7 +149,7 @@ TEST_SUITE("runtime/trainer/expert") {
         CAPTURE(layout.text());
         const Recipe cut = with(recipe, layout);
         const auto got = train_on_threads(cut, layout.world());
-        REQUIRE_MESSAGE(got.ok(), got.error().message);
+        REQUIRE_OK(got);
         same(got.value(), serial.value());
         check_allocated(make_plan(cut, layout.world()).value(), got.value());
       }
@@ -166,7 +167,7 @@ TEST_SUITE("runtime/trainer/expert") {
       const Layout& layout = turns[done / 2];
       CAPTURE(layout.text());
       auto next = train_on_threads(with(recipe, layout), layout.world(), done == 0 ? nullptr : &now, done + 2);
-      REQUIRE_MESSAGE(next.ok(), next.error().message);
+      REQUIRE_OK(next);
       now = std::move(next).value();
     }
     CHECK(now.losses == std::vector<double>(whole.losses.end() - 2, whole.losses.end()));

@@ -14,6 +14,7 @@
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -111,11 +112,11 @@ TEST_SUITE("runtime/trainer/matrix") {
       std::map<OptimizerKind, Trained> serial;
       for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdafactor}) {
         auto trained = train_on_threads(with(base, {.optimizer = kind}), 1);
-        REQUIRE_MESSAGE(trained.ok(), trained.error().message);
+        REQUIRE_OK(trained);
         serial[kind] = std::move(trained).value();
       }
       const auto in_order = train_on_threads(with(base, {.deterministic = Deterministic::kLayout}), 1);
-      REQUIRE_MESSAGE(in_order.ok(), in_order.error().message);
+      REQUIRE_OK(in_order);
 
       std::vector<Layout> layouts;
       for (const Layout& layout : all_layouts(experts)) {
@@ -132,7 +133,7 @@ TEST_SUITE("runtime/trainer/matrix") {
         CAPTURE(layout.text());
         const Recipe cut = with(base, layout);
         const auto got = train_on_threads(cut, layout.world());
-        REQUIRE_MESSAGE(got.ok(), got.error().message);
+        REQUIRE_OK(got);
         REQUIRE(got.value().losses.size() == kSteps);
         for (size_t step = 0; step < kSteps; ++step) {
           CHECK(got.value().losses[step] == doctest::Approx(serial[layout.optimizer].losses[step]).epsilon(1e-5));

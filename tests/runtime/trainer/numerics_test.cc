@@ -10,6 +10,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -42,7 +43,7 @@ TEST_SUITE("runtime/trainer/numerics") {
       recipe.precision = Precision::kF16;
       for (const int64_t world : {1, 8}) {
         const auto rounded = train_on_threads(world == 1 ? recipe : cut(recipe, 2, 2, 1, true), world);
-        REQUIRE_MESSAGE(rounded.ok(), rounded.error().message);
+        REQUIRE_OK(rounded);
         for (size_t k = 0; k < 20; ++k) {  // 11 bits of mantissa: an eighth of what bf16 is allowed
           CHECK(rounded.value().losses[k] == doctest::Approx(exact.losses[k]).epsilon(2e-3));
         }

@@ -6,6 +6,7 @@
 
 #include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -31,7 +32,7 @@ Recipe with(Recipe recipe, const Layout& l) {
 void check_all_layouts(Recipe base) {
   base.stop = {Span::Unit::kSteps, 8};
   const auto serial = train_on_threads(base, 1);
-  REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+  REQUIRE_OK(serial);
   for (const Layout& layout : kLayouts) {
     const int64_t world = layout.tp * layout.pp * layout.dp;
     CAPTURE(layout.tp);
@@ -39,7 +40,7 @@ void check_all_layouts(Recipe base) {
     CAPTURE(layout.dp);
     const Recipe recipe = with(base, layout);
     const auto parallel = train_on_threads(recipe, world);
-    REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+    REQUIRE_OK(parallel);
     for (size_t k = 0; k < 8; ++k) {
       CHECK(std::abs(parallel.value().losses[k] / serial.value().losses[k] - 1) < 1e-5);
       CHECK(std::abs(parallel.value().norms[k] / serial.value().norms[k] - 1) < 1e-4);
@@ -65,7 +66,7 @@ void check_all_layouts(Recipe base) {
     const auto resumed = train_on_threads(base, 1, &parallel.value());
     const auto straight = train_on_threads(base, 1, &serial.value());
     base.stop = {Span::Unit::kSteps, 8};
-    REQUIRE_MESSAGE(resumed.ok(), resumed.error().message);
+    REQUIRE_OK(resumed);
     CHECK(std::abs(resumed.value().losses.back() / straight.value().losses.back() - 1) < 1e-5);
   }
 }

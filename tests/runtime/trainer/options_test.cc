@@ -8,6 +8,7 @@
 #include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -97,7 +98,7 @@ TEST_SUITE("runtime/trainer/options") {
       // The loss that balances experts is of a micro-batch: all layouts here cut the batch into the same ones.
       base.batch = {.samples = 8, .micro = 2};
       const auto serial = train_on_threads(base, 1);
-      REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+      REQUIRE_OK(serial);
       CHECK(serial.value().losses.back() < serial.value().losses.front());
       for (const Layout& layout : kLayouts) {
         CAPTURE(layout.tp);
@@ -106,7 +107,7 @@ TEST_SUITE("runtime/trainer/options") {
         const Recipe recipe = with(base, layout);
         const Plan plan = make_plan(recipe, layout.world()).value();
         const auto trained = train_on_threads(recipe, layout.world());
-        REQUIRE_MESSAGE(trained.ok(), trained.error().message);
+        REQUIRE_OK(trained);
         check_allocated(plan, trained.value());
         for (size_t k = 0; k < serial.value().losses.size(); ++k) {
           const double wanted = serial.value().losses[k];
@@ -115,7 +116,7 @@ TEST_SUITE("runtime/trainer/options") {
         Recipe longer = recipe;
         longer.stop.value += 1;
         const auto more = train_on_threads(longer, layout.world());
-        REQUIRE_MESSAGE(more.ok(), more.error().message);
+        REQUIRE_OK(more);
         for (int64_t rank = 0; rank < layout.world(); ++rank) {
           const auto after = tp_volume(more.value().traffic[rank]), before = tp_volume(trained.value().traffic[rank]);
           const auto planned = tp_volume(step_traffic(plan, plan.rank(rank)));

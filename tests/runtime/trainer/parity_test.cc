@@ -8,6 +8,7 @@
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -76,7 +77,7 @@ TEST_SUITE("runtime/trainer/parity") {
       for (const bool tied : {true, false}) {
         const Recipe base = tiny_recipe(llama, tied);
         const auto serial = train_on_threads(base, 1);
-        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        REQUIRE_OK(serial);
         REQUIRE(serial.value().losses.size() == 20);
         CHECK(serial.value().losses.back() < serial.value().losses.front() - 0.3);
         int index = 0;
@@ -87,7 +88,7 @@ TEST_SUITE("runtime/trainer/parity") {
           CAPTURE(tied);
           CAPTURE(spelled(layout));
           const auto parallel = train_on_threads(with(base, layout), layout.tp * layout.pp * layout.dp);
-          REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+          REQUIRE_OK(parallel);
           REQUIRE(parallel.value().losses.size() == 20);
           double worst = 0;
           for (size_t k = 0; k < 20; ++k) {
@@ -115,7 +116,7 @@ TEST_SUITE("runtime/trainer/parity") {
     other.mesh.sequence_parallel = true;
     other.batch.micro = 4;
     const auto parallel = train_on_threads(other, 8);
-    REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+    REQUIRE_OK(parallel);
     for (size_t k = 0; k < 20; ++k) {
       CHECK(std::abs(parallel.value().losses[k] - serial.losses[k]) / serial.losses[k] < kLossTolerance);
     }
@@ -136,7 +137,7 @@ TEST_SUITE("runtime/trainer/parity") {
         other.mesh.virtual_stages = virtual_stages;
         other.mesh.stages = stages;
         const auto parallel = train_on_threads(other, pp);
-        REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+        REQUIRE_OK(parallel);
         for (size_t k = 0; k < 20; ++k) {
           CHECK(std::abs(parallel.value().losses[k] - serial.losses[k]) / serial.losses[k] < kLossTolerance);
         }
@@ -196,7 +197,7 @@ TEST_SUITE("runtime/trainer/parity") {
             CAPTURE(mode.layers);
             CAPTURE(mode.distribute);
             const auto trained = train_on_threads(recipe, world);
-            REQUIRE_MESSAGE(trained.ok(), trained.error().message);
+            REQUIRE_OK(trained);
             CHECK(trained.value().losses == plain.losses);
             CHECK(trained.value().norms == plain.norms);
             for (const auto& [key, values] : plain.state) {
@@ -217,7 +218,7 @@ TEST_SUITE("runtime/trainer/parity") {
     Recipe other = base;
     const auto follows = [&](int64_t world) {
       const auto parallel = train_on_threads(other, world);
-      REQUIRE_MESSAGE(parallel.ok(), parallel.error().message);
+      REQUIRE_OK(parallel);
       for (size_t k = 0; k < 20; ++k) {
         CHECK(std::abs(parallel.value().losses[k] - serial.losses[k]) / serial.losses[k] < kLossTolerance);
       }
@@ -298,7 +299,7 @@ TEST_SUITE("runtime/trainer/parity") {
     for (size_t i = 0; i < std::size(from); ++i) {
       const auto half = train_on_threads(with(base, from[i]), from[i].world(), nullptr, 10).value();
       const auto rest = train_on_threads(with(base, to[i]), to[i].world(), &half);
-      REQUIRE_MESSAGE(rest.ok(), rest.error().message);
+      REQUIRE_OK(rest);
       for (size_t k = 0; k < 10; ++k) {
         CHECK(std::abs(rest.value().losses[k] - whole.losses[k + 10]) / whole.losses[k + 10] < kLossTolerance);
       }
@@ -310,7 +311,7 @@ TEST_SUITE("runtime/trainer/parity") {
     const auto exact = train_on_threads(recipe, 1).value();
     recipe.precision = Precision::kBf16;
     const auto rounded = train_on_threads(with(recipe, {2, 2, 2, kF, 1, true}), 8);
-    REQUIRE_MESSAGE(rounded.ok(), rounded.error().message);
+    REQUIRE_OK(rounded);
     for (size_t k = 0; k < 20; ++k) {
       // 8 bits of mantissa in activations and weights; 20 small steps. Measured below 5e-3.
       CHECK(rounded.value().losses[k] == doctest::Approx(exact.losses[k]).epsilon(1e-2));
@@ -321,7 +322,7 @@ TEST_SUITE("runtime/trainer/parity") {
     Recipe recipe = with(tiny_recipe(false, true), {2, 2, 1, kF, 1, true});
     recipe.stop = {Span::Unit::kSteps, 5};
     const auto shared_memory = train_on_threads(recipe, 4);
-    REQUIRE_MESSAGE(shared_memory.ok(), shared_memory.error().message);
+    REQUIRE_OK(shared_memory);
     const cairn::testing::TempDir meeting("gloo");
     const auto tcp = train_on_threads(recipe, 4, nullptr, 0, [&](int64_t rank) {
       return comm::make_gloo_engine({.rank = rank,
@@ -330,7 +331,7 @@ TEST_SUITE("runtime/trainer/parity") {
                                      .rendezvous_dir = meeting.path,
                                      .run_id = "parity"});
     });
-    REQUIRE_MESSAGE(tcp.ok(), tcp.error().message);
+    REQUIRE_OK(tcp);
     CHECK(tcp.value().losses == shared_memory.value().losses);  // every engine sums in rank order
   }
 

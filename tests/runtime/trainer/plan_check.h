@@ -8,6 +8,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
 #include "tests/runtime/trainer/harness.h"
+#include "tests/support/ok.h"
 
 namespace cairn::test {
 
@@ -54,12 +55,12 @@ inline std::string told(const GroupTraffic& g) {
 inline void check_step_traffic(Recipe recipe, int64_t world) {
   recipe.batch.samples = 8;
   const Result<Plan> plan = make_plan(recipe, world);
-  REQUIRE_MESSAGE(plan.ok(), plan.error().message);
+  REQUIRE_OK(plan);
   const auto one_step = train_on_threads(recipe, world);
   recipe.stop.value = 2;
   const auto two_steps = train_on_threads(recipe, world);
-  REQUIRE_MESSAGE(one_step.ok(), one_step.error().message);
-  REQUIRE_MESSAGE(two_steps.ok(), two_steps.error().message);
+  REQUIRE_OK(one_step);
+  REQUIRE_OK(two_steps);
   std::map<std::vector<int64_t>, int64_t> owed;  // by ep group: bytes planned and not counted
   for (int64_t rank = 0; rank < world; ++rank) {
     std::vector<GroupTraffic> planned = step_traffic(plan.value(), plan.value().rank(rank));

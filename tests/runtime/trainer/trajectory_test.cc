@@ -7,6 +7,7 @@
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -236,7 +237,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
       for (const bool llama : {false, true}) {
         const Recipe recipe = base(llama, !llama, precision);
         const auto serial = train_on_threads(recipe, 1);
-        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        REQUIRE_OK(serial);
         int index = 0;
         for (const Layout& layout : kLayouts) {
           // All of them for GPT-2 in float and Llama in bf16; every third for the others.
@@ -245,7 +246,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
           CAPTURE(static_cast<int>(precision));
           CAPTURE(spelled(layout));
           const auto got = train_on_threads(with(recipe, layout), layout.pp * layout.dp);
-          REQUIRE_MESSAGE(got.ok(), got.error().message);
+          REQUIRE_OK(got);
           same(got.value(), serial.value());
         }
       }
@@ -266,7 +267,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
       const Layout& layout = turns[done / 10 % turns.size()];
       CAPTURE(spelled(layout));
       auto next = train_on_threads(with(recipe, layout), layout.pp * layout.dp, done == 0 ? nullptr : &now, done + 10);
-      REQUIRE_MESSAGE(next.ok(), next.error().message);
+      REQUIRE_OK(next);
       now = std::move(next).value();
       losses.insert(losses.end(), now.losses.begin(), now.losses.end());
     }
@@ -318,7 +319,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
         CAPTURE(kind);
         CAPTURE(static_cast<int>(precision));
         const auto serial = train_on_threads(recipe, 1);
-        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        REQUIRE_OK(serial);
         const int64_t parts = sum_parts(recipe.model);
         REQUIRE(parts == (kind == "gpt" ? 8 : 4));
         const bool thorough = (kind == "gpt" || kind == "llama") && precision != Precision::kF16;
@@ -331,7 +332,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
           CAPTURE(static_cast<int>(l.recompute.mode));
           CAPTURE(spelled(l.rest));
           const auto got = train_on_threads(cut(recipe, l), l.world());
-          REQUIRE_MESSAGE(got.ok(), got.error().message);
+          REQUIRE_OK(got);
           same(got.value(), serial.value());
           CHECK(got.value().valid == serial.value().valid);
         }
@@ -385,14 +386,14 @@ TEST_SUITE("runtime/trainer/trajectory") {
         const int64_t parts = token_parts(recipe, recipe.model.context);
         REQUIRE(parts == (thorough ? 4 : 2));
         const auto serial = train_on_threads(recipe, 1);
-        REQUIRE_MESSAGE(serial.ok(), serial.error().message);
+        REQUIRE_OK(serial);
         int index = 0;
         for (const CpLayout& l : kCpLayouts) {
           // All of them for GPT-2 in float and Llama in bf16; every second that they can have for the others.
           if (l.cp > parts || (!thorough && index++ % 2 != 0)) continue;
           CAPTURE(spelled(l));
           const auto got = train_on_threads(cut(recipe, l), l.world());
-          REQUIRE_MESSAGE(got.ok(), got.error().message);
+          REQUIRE_OK(got);
           same(got.value(), serial.value());
           CHECK(got.value().valid == serial.value().valid);
         }
@@ -412,7 +413,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     const auto check = [](const Recipe& r, const CpLayout& l, const Trained& wanted) {
       CAPTURE(spelled(l));
       const auto got = train_on_threads(cut(r, l), l.world());
-      REQUIRE_MESSAGE(got.ok(), got.error().message);
+      REQUIRE_OK(got);
       same(got.value(), wanted);
       CHECK(got.value().valid == wanted.valid);
     };

@@ -5,6 +5,7 @@
 
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::test;
@@ -143,10 +144,10 @@ TEST_SUITE("runtime/trainer/zero") {
         Recipe recipe = with(short_recipe(layout.dp == 4, layout.pp == 2, 8), layout);
         recipe.precision = precision;
         const auto beside = train_on_threads(recipe, layout.world());
-        REQUIRE_MESSAGE(beside.ok(), beside.error().message);
+        REQUIRE_OK(beside);
         recipe.optimizer.overlap = false;
         const auto after = train_on_threads(recipe, layout.world());
-        REQUIRE_MESSAGE(after.ok(), after.error().message);
+        REQUIRE_OK(after);
         CHECK(beside.value().losses == after.value().losses);
         CHECK(beside.value().norms == after.value().norms);
         CHECK(same_bits(beside.value().state, after.value().state));
@@ -160,10 +161,10 @@ TEST_SUITE("runtime/trainer/zero") {
       recipe.eval = {.every_steps = 2, .steps = 2};
       for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
       const auto held = train_on_threads(with(recipe, {.dp = 2, .zero = 2}), 2);
-      REQUIRE_MESSAGE(held.ok(), held.error().message);
+      REQUIRE_OK(held);
       for (const Layout& layout : {Layout{.dp = 2, .zero = 3}, Layout{.dp = 2, .zero = 3, .keep = true}}) {
         const auto gathered = train_on_threads(with(recipe, layout), 2);
-        REQUIRE_MESSAGE(gathered.ok(), gathered.error().message);
+        REQUIRE_OK(gathered);
         CHECK(gathered.value().losses == held.value().losses);
         CHECK(gathered.value().valid == held.value().valid);
         CHECK(same_bits(gathered.value().state, held.value().state));
@@ -176,13 +177,13 @@ TEST_SUITE("runtime/trainer/zero") {
     Recipe recipe = short_recipe(false, false, 6);
     recipe.optimizer.clip = 0;  // the norm is a sum over shards
     const auto two = train_on_threads(with(recipe, {.dp = 2, .zero = 2}), 2);
-    REQUIRE_MESSAGE(two.ok(), two.error().message);
+    REQUIRE_OK(two);
     for (const Layout& layout :
          {Layout{.dp = 4, .zero = 2}, Layout{.dp = 8, .zero = 3}, Layout{.pp = 2, .dp = 2, .zero = 3},
           Layout{.pp = 2, .dp = 4, .zero = 2, .virtual_stages = 2}}) {
       CAPTURE(layout.text());
       const auto other = train_on_threads(with(recipe, layout, 5000), layout.world());
-      REQUIRE_MESSAGE(other.ok(), other.error().message);
+      REQUIRE_OK(other);
       CHECK(same_bits(other.value().state, two.value().state));
     }
   }
