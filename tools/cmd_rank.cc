@@ -25,11 +25,11 @@ namespace cairn::tools {
 namespace {
 
 struct RankArgs {
-  std::string recipe, arena, init;
+  std::string recipe, init;
   std::string trace, trace_dir;  // "5..8", and where the file goes
   int64_t rank = 0, world = 0;
   uint64_t incarnation = 0;
-  int comm_fd = -1;
+  int arena_fd = -1, comm_fd = -1;
 };
 
 /// Since exec, by the kernel's clock: to 10 ms (field 22 of /proc/self/stat counts ticks).
@@ -53,7 +53,7 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
     RT_TRY_SET(window, telemetry::parse_trace_window(args.trace));
     traced = comm::make_traced_engine(*engine);
   }
-  RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach(args.arena));
+  RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach_fd(args.arena_fd));
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
   ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, [&](int64_t step) {
     ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
@@ -106,7 +106,7 @@ void add_rank(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("_rank", "one rank process; started by `cairn train`")->group("");
   const auto args = std::make_shared<RankArgs>();
   command->add_option("--recipe", args->recipe)->required();
-  command->add_option("--arena", args->arena)->required();
+  command->add_option("--arena-fd", args->arena_fd)->required();
   command->add_option("--rank", args->rank)->required();
   command->add_option("--world", args->world)->required();
   command->add_option("--incarnation", args->incarnation)->required();

@@ -105,6 +105,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_stop_requested(int signal) override;
   void on_tick() override {
     take_persist_events();
+    watch_memory();
     watch_waits();
     copies_.poll();
   }
@@ -132,6 +133,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_traced(const std::string& path);
   void finish_trace();
   std::vector<agent::RankState> rank_states() const;
+  void watch_memory();
   void watch_waits();
   void probe_stacks();
   void take_stacks(int64_t limit_ms);
@@ -154,6 +156,8 @@ class TrainAgent final : public agent::SupervisorClient {
   std::unique_ptr<telemetry::MetricsWriter> metrics_;  // used by threads of node_
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<comm::ShmWorld> world_;
+  Fd memory_;  // of the arena, for ranks
+  bool told_nameless_ = false;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
   Fd events_;  // events.jsonl
 
@@ -264,18 +268,19 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   }
 
   RT_TRY_SET(world_, comm::ShmWorld::create(trainer::world_config(plan_)));
+  RT_TRY_SET(memory_, node_->arena().descriptor());
 
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const std::string threads = std::to_string(args_.threads > 0 ? args_.threads : std::max<int64_t>(1, cores / world));
   std::vector<agent::ChildSpec> specs;
   for (int64_t rank = 0; rank < world; ++rank) {
-    specs.push_back({.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena",
-                              node_->arena().name(), "--rank", std::to_string(rank), "--world", std::to_string(world),
-                              "--incarnation", std::to_string(choice.incarnation), "--comm-fd",
+    specs.push_back({.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena-fd",
+                              std::to_string(memory_.get()), "--rank", std::to_string(rank), "--world",
+                              std::to_string(world), "--incarnation", std::to_string(choice.incarnation), "--comm-fd",
                               std::to_string(world_->fd()), "--init", init_to_json(plan_.recipe.init)},
                      // Passive: a thread that waits must not take the core of a rank that works.
                      .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
-                     .inherit_fds = {world_->fd()},
+                     .inherit_fds = {world_->fd(), memory_.get()},
                      .log_path = folder_.log_of(rank).string()});
     if (!args_.trace.empty()) {
       for (const std::string& word :
@@ -331,6 +336,15 @@ std::vector<agent::RankState> TrainAgent::rank_states() const {
     out.push_back({static_cast<int64_t>(out.size()), view, state});
   }
   return out;
+}
+
+void TrainAgent::watch_memory() {
+  if (told_nameless_ || !node_->arena().is_nameless()) return;
+  told_nameless_ = true;
+  progress_.say(
+      fmt::format("warning: {} was removed, by hand or by systemd as its user logged out (RemoveIPC): training goes "
+                  "on, but after a kill of this process the run goes on from its last checkpoint on disk",
+                  node_->arena().name()));
 }
 
 /// A rank in a wait for half of its deadline: who keeps it waiting is found out, and all stacks are read,

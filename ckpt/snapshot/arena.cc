@@ -542,6 +542,17 @@ Status Arena::remove() {
   return {};
 }
 
+Result<Fd> Arena::descriptor() const {
+  Fd out(::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_RDWR | O_CLOEXEC));
+  if (!out) return os_error(errno, fmt::format("a descriptor of snapshot memory {}", name_));
+  return out;
+}
+
+bool Arena::is_nameless() const {
+  struct stat info {};
+  return !name_.empty() && fstat(fd_.get(), &info) == 0 && info.st_nlink == 0;
+}
+
 std::string_view Arena::directory() const {
   return {reinterpret_cast<const char*>(base_ + header().directory_offset),
           static_cast<size_t>(header().directory_bytes)};

@@ -96,6 +96,10 @@ class Arena {
 
   const std::string& name() const { return name_; }  // "/dev/shm/cairn-..." ; empty for memfd
   int fd() const { return fd_.get(); }
+  /// Owner: a descriptor for ranks to inherit, which has no part in the lock. It needs no name: that may be gone.
+  Result<Fd> descriptor() const;
+  /// Whether somebody else removed the name. Nobody finds the memory then once this process has ended.
+  bool is_nameless() const;
   std::byte* base() const { return base_; }
   bool huge_pages() const { return huge_pages_; }
   bool on_disk() const { return on_disk_; }  // in a file system that is not memory

@@ -100,6 +100,19 @@ class Identity(RunTest):
         self.assertIn("shared memory", self.events("crash", "start")[-1]["from"])
         self.assert_same_training("crash", "whole", STEPS)
 
+    def test_ranks_are_recovered_also_from_memory_whose_name_is_gone(self):
+        recipe = self.recipe(tp=1, pp=1, dp=2, sp="false", steps=STEPS * 10, save=10000)
+        self.train(recipe, "whole")
+        job = self.start(recipe, "cut")
+        self.until_step("cut", 3, job)
+        for name in self.memory_left(self.folder):  # as systemd does when its user logs out
+            os.unlink(f"/dev/shm/{name}")
+        self.until(lambda: "was removed, by hand or by systemd" in job.output(), "the warning", job)
+        os.kill(job.children()[1], signal.SIGKILL)
+        self.finish(job)
+        self.assertIn("shared memory", self.events("cut", "start")[1]["from"])
+        self.assert_same_training("cut", "whole", STEPS * 10)
+
     def test_ranks_die_with_their_agent_and_the_next_start_saves_what_memory_holds(self):
         recipe = self.recipe(steps=STEPS, save=1000)
         self.train(recipe, "whole")
