@@ -63,19 +63,39 @@ Result<std::string> place_owner(ckpt::Place& place) {
   return parsed["id"].get<std::string>();
 }
 
-Status claim_place(ckpt::Place& place, const std::string& run_id, const std::string& run_name) {
+fs::path claim_of(const fs::path& run, int64_t index) { return run / "copying" / fmt::format("{}.place", index); }
+
+namespace {
+
+/// That a folder which says nothing of an owner, and has no steps, was not this run's: a mount point looks like that.
+Status check_not_gone(const ckpt::Place& place, const fs::path& claim) {
+  if (ckpt::is_s3_path(place.describe())) return {};  // a store that is not there does not answer
+  const Result<std::string> claimed = read_text_file(claim);
+  if (!claimed.ok() || claimed.value() != place.describe() + "\n") return {};
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("{}: nothing is there any more of what was copied there; mount it, or move it back where it "
+                           "was (or remove {} to begin there anew)",
+                           place.describe(), claim.string())};
+}
+
+}  // namespace
+
+Status claim_place(ckpt::Place& place, const fs::path& claim, const std::string& run_id, const std::string& run_name) {
   RT_TRY_SET(const std::string owner, place_owner(place));
-  if (owner == run_id) return {};
-  if (!owner.empty()) {
+  if (owner != run_id) {
     RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place.list());
-    if (!steps.empty()) {
+    if (owner.empty() && steps.empty()) RT_TRY(check_not_gone(place, claim));
+    if (!owner.empty() && !steps.empty()) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("{} holds checkpoints of another run (id {}, this one is {}); choose another place, or "
                                "another name for the run folder",
                                place.describe(), owner, run_id)};
     }
+    RT_TRY(place.write_note(kOwnerNote, json{{"id", run_id}, {"name", run_name}}.dump(2) + "\n"));
   }
-  return place.write_note(kOwnerNote, json{{"id", run_id}, {"name", run_name}}.dump(2) + "\n");
+  ckpt::PosixBackend io;
+  RT_TRY(ckpt::make_dirs(io, claim.parent_path()));
+  return write_text_file(claim, place.describe() + "\n");
 }
 
 struct RunCopies::Child {
@@ -136,11 +156,13 @@ Status RunCopies::prepare(bool fresh) {
     ckpt::PlacedStep step;
   };
   std::vector<Found> found;
-  for (const CopyTo& to : places_) {
+  for (int64_t index = 0; index < std::ssize(places_); ++index) {
+    const CopyTo& to = places_[static_cast<size_t>(index)];
     RT_TRY_SET(std::shared_ptr<ckpt::Place> place, ckpt::open_place(place_options(to, folder_.path())));
     const auto look = [&]() -> Result<std::pair<std::string, std::vector<ckpt::PlacedStep>>> {
       RT_TRY_SET(std::string owner, place_owner(*place));
       RT_TRY_SET(std::vector<ckpt::PlacedStep> steps, place->list());
+      if (owner.empty() && steps.empty()) RT_TRY(check_not_gone(*place, claim_of(folder_.path(), index)));
       return std::pair(std::move(owner), std::move(steps));
     };
     Result<std::pair<std::string, std::vector<ckpt::PlacedStep>>> looked = look();

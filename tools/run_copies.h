@@ -27,8 +27,12 @@ ckpt::PlaceOptions place_options(const CopyTo& to, const std::filesystem::path& 
 
 /// Which run a place belongs to; "" when it says nothing yet.
 Result<std::string> place_owner(ckpt::Place& place);
-/// Makes a place this run's. Errors: kInvalidInput when it is another's.
-Status claim_place(ckpt::Place& place, const std::string& run_id, const std::string& run_name);
+/// The file in which a run keeps that it has made its Nth place, from 0, its own.
+std::filesystem::path claim_of(const std::filesystem::path& run, int64_t index);
+/// Makes a place this run's and notes that in `claim`. Errors: kInvalidInput when it is another's; kUnavailable when it
+/// is a folder, was this run's and nothing is there any more: it is not mounted, or was moved.
+Status claim_place(ckpt::Place& place, const std::filesystem::path& claim, const std::string& run_id,
+                   const std::string& run_name);
 
 class RunCopies {
  public:

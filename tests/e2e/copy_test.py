@@ -118,6 +118,7 @@ class Copies(RunTest):
         self.assertIn("not everything is copied", job.output())
         self.assertEqual(len(self.events("run", "copy_given_up")), 1)
         far.unlink()
+        os.unlink(self.folder / "run" / "copying" / "0.place")  # wanted anew
         last = self.copies(f'"{far}"', steps=reached, save=20)
         job = self.train(last, "run")  # nothing to train, but to copy
         self.assertEqual(self.placed(far / "run")[-1], reached)
@@ -139,6 +140,24 @@ class Copies(RunTest):
         self.assertTrue(list(held.glob("step-*/*.h5")))
         self.train(self.recipe(steps=self.last_step("run") + 5, tp=1, pp=1, dp=2, sp="false"), "run")
         self.assertFalse(held.exists())
+
+    def test_a_place_that_is_gone_as_a_run_goes_on_is_not_made_anew(self):
+        far = self.folder / "far"
+        recipe = self.copies(f'"{far}", finish = 3', steps=10, save=5)
+        self.train(recipe, "run")
+        self.assertEqual(self.placed(far / "run"), [5, 10])
+        os.rename(far, self.folder / "unmounted")
+        far.mkdir()  # its mount point
+        job = self.train(recipe, "run", "--set", "stop=T.steps(20)")
+        self.assertIn("nothing is there any more of what was copied there; mount it", job.output())
+        self.assertEqual(list(far.iterdir()), [])
+        shutil.rmtree(self.folder / "run" / "checkpoints")
+        self.assertIn("it is not known whether", self.train(recipe, "run", code=69).output())
+        far.rmdir()
+        os.rename(self.folder / "unmounted", far)
+        job = self.train(recipe, "run", "--set", "stop=T.steps(20)")
+        self.assertIn("no checkpoint here; bringing step 10", job.output())
+        self.assertEqual(self.placed(far / "run"), [5, 10, 15, 20])
 
     def test_a_copied_folder_is_the_run_when_the_original_goes_before_it_started(self):
         far = self.folder / "far"
