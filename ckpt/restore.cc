@@ -213,7 +213,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     const auto old = before_.find(info.step);
     if (old != before_.end() && old->second == info.created_unix_ms) continue;
     any = true;
-    if (const auto refused = refused_.find(info.dir.string()); refused != refused_.end()) {
+    if (const auto refused = refused_.find({info.step, info.created_unix_ms}); refused != refused_.end()) {
       warnings.push_back(refused->second);
       continue;
     }
@@ -233,8 +233,8 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     };
     const Status checked = check();
     if (checked.ok()) {
-      return std::optional<RestoreChoice>(
-          RestoreChoice{.source = arena::Source::kDisk, .step = info.step, .dir = info.dir});
+      return std::optional<RestoreChoice>(RestoreChoice{
+          .source = arena::Source::kDisk, .step = info.step, .dir = info.dir, .created_unix_ms = info.created_unix_ms});
     }
     if (checked.error().code == ErrorCode::kInvalidInput)
       return Error(checked.error());  // another model: ask the person
@@ -248,10 +248,10 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
   return Error{ErrorCode::kCorrupt, std::move(text)};
 }
 
-bool RestoreDecider::pass_over(const std::filesystem::path& dir, std::string_view why) {
-  const std::string name = dir.string();
+bool RestoreDecider::pass_over(const RestoreChoice& choice, std::string_view why) {
+  const std::string name = choice.dir.string();
   if (why.starts_with(name + "/")) why.remove_prefix(name.size() + 1);  // said once
-  return refused_.emplace(name, fmt::format("{}: {}", name, why)).second;
+  return refused_.emplace(std::pair(choice.step, choice.created_unix_ms), fmt::format("{}: {}", name, why)).second;
 }
 
 Result<RestoreChoice> RestoreDecider::choose() {
@@ -287,8 +287,8 @@ Result<RestoreChoice> RestoreDecider::choose() {
   std::vector<std::string> disk_warnings;
   Result<std::optional<RestoreChoice>> disk = std::optional<RestoreChoice>();
   bool disk_is_newer = true;
-  if (memory && !first_) {
-    disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is in memory
+  if (memory && !first_ && damaged.empty()) {
+    disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is whole in memory
   } else if (memory) {
     RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
     disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
@@ -306,7 +306,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
         verify_checkpoint(io_, disk.value()->dir, {.max_damages = 1, .structure = false});
     if (!checked.ok() && !may_pass_over(checked.error())) return not_now(checked.error(), disk.value()->dir);
     if (checked.ok() && checked.value().whole()) break;
-    pass_over(disk.value()->dir, checked.ok() ? checked.value().damages[0].message : checked.error().message);
+    pass_over(*disk.value(), checked.ok() ? checked.value().damages[0].message : checked.error().message);
   }
   choice.warnings.insert(choice.warnings.end(), disk_warnings.begin(), disk_warnings.end());
   if (memory && (!disk.ok() || !disk.value())) {
@@ -324,6 +324,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.source = arena::Source::kDisk;
     choice.step = disk.value()->step;
     choice.dir = disk.value()->dir;
+    choice.created_unix_ms = disk.value()->created_unix_ms;
     return choice;
   }
   if (request_.from) return from();
@@ -351,7 +352,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     const bool named = request_.from && choice.dir == *request_.from;
     if (named) return Error(error);
     if (!may_pass_over(error)) return not_now(error, choice.dir);
-    if (!pass_over(choice.dir, error.message)) return Error(error);
+    if (!pass_over(choice, error.message)) return Error(error);
   }
   first_ = false;
   control.distrusted.store(0, std::memory_order_release);

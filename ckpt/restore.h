@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ckpt/foreign.h"
@@ -42,6 +43,7 @@ struct RestoreChoice {
   int64_t slot = 0;                   // kMemory
   bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
+  int64_t created_unix_ms = 0;        // kDisk, of the run's own folder
   std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
   std::optional<LoadMatch> match;     // kDisk, from what a person named: what is taken of it
   bool foreign = false;               // kDisk: it is no checkpoint, and ranks read it themselves
@@ -71,8 +73,8 @@ class RestoreDecider {
   Result<RestoreChoice> choose();
   /// Of the steps above this one.
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
-  /// From now on. False: it was already.
-  bool pass_over(const std::filesystem::path& dir, std::string_view why);
+  /// From now on, until another save has its place. False: it was already.
+  bool pass_over(const RestoreChoice& choice, std::string_view why);
   Result<bool> fill_slot(RestoreChoice& choice);
   void publish(const RestoreChoice& choice, bool in_memory);
 
@@ -80,8 +82,8 @@ class RestoreDecider {
   Arena& arena_;
   IoBackend& io_;
   RestoreRequest request_;
-  std::map<std::string, std::string> refused_;  // directory -> why
-  std::map<int64_t, int64_t> before_;           // step -> time of creation, of what a person's `from` overruled
+  std::map<std::pair<int64_t, int64_t>, std::string> refused_;  // step, time of creation -> why
+  std::map<int64_t, int64_t> before_;  // step -> time of creation, of what a person's `from` overruled
   bool first_ = true;
 };
 

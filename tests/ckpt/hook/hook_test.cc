@@ -166,6 +166,39 @@ TEST_SUITE("ckpt/hook") {
     CHECK(report.restored.value().step == 4);
   }
 
+  TEST_CASE("a save that only memory has lost is taken from disk, also where that step was passed over before") {
+    const TempDir dir;
+    const Plan plan = plan_saving({2, 1, 1}, {.save = {{.steps = 4}}, .snapshot_steps = 0});
+    {
+      Agent agent(plan, fresh_run_id(), dir.path);
+      REQUIRE(agent.begin().ok());
+      agent.run({.steps = 4});
+      REQUIRE(agent.begin().ok());
+      agent.run({.steps = 8});
+    }
+    flip_byte(dir.path / "step-00000008");
+    Agent agent(plan, fresh_run_id(), dir.path);
+    REQUIRE(agent.begin().value().step == 4);
+    agent.run({.steps = 20, .die_at = 9, .snapshots_at_death = 2});
+    REQUIRE(agent.persister->flush().ok());
+    const auto scribble = [&](int64_t slot) {
+      agent.arena->payload(1, slot)[agent.arena->shards(1).back().offset + 3] ^= std::byte{4};
+      agent.arena->control().distrusted = 1;
+    };
+    scribble(*newest_whole(agent.arena->views()));  // step 8; the bank before has step 4
+    RestoreChoice choice = agent.begin().value();
+    CHECK(choice.source == arena::Source::kDisk);
+    CHECK(choice.step == 8);
+    const std::vector<SlotView> views = agent.arena->views();
+    for (int64_t slot = 0; slot < agent.arena->slots(); ++slot) {
+      if (views[slot].whole) scribble(slot);
+    }
+    choice = agent.begin().value();
+    CHECK(choice.source == arena::Source::kDisk);
+    CHECK(choice.step == 8);
+    CHECK(agent.run({.steps = 9}).restored.value().step == 8);
+  }
+
   TEST_CASE("a new agent takes over the memory of a dead one, or its disk when the memory is gone") {
     const TempDir dir;
     const Plan plan = plan_saving({2, 1, 2}, {.save = {{.steps = 4}}, .snapshot_steps = 1});
