@@ -207,7 +207,7 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
   Result<CopyReport> copied = copy_checkpoint(place_, io_, source, options_);
   if (!copied.ok()) {
     if (copied.error().code == ErrorCode::kCorrupt) {
-      damaged_.emplace(*step, created[*step]);
+      if (!held) damaged_.emplace(*step, created[*step]);  // here there may be another save of it since
       ignore(unpin(), "the next start finds it");
     } else if (is_refused(copied.error()) || copied.error().code == ErrorCode::kUnsupported) {
       ignore(unpin(), "the next start finds it");  // or it would stand before all that come after it

@@ -783,6 +783,22 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(!mirror.copy_next(false).value());
   }
 
+  TEST_CASE("a held step that is damaged does not keep the save that has taken its place here from being copied") {
+    cairn::testing::TempDir temp("mirror-held-bad");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", pins = temp.path / "pins", there = temp.path / "place";
+    const auto place = directory(there);
+    save(io, pins, make_state(12, 1)).value();  // as a killed one held it
+    flip_middle(pins / step_dir_name(12) / "shard-00000-of-00002.h5");
+    save(io, here, make_state(12, 2)).value();
+    Mirror mirror(*place, io, here, pins, {}, {});
+    CHECK(mirror.copy_next(false).error().code == ErrorCode::kCorrupt);
+    const Result<std::optional<MirrorReport>> copied = mirror.copy_next(false);
+    REQUIRE(copied.value().has_value());
+    CHECK(copied.value()->copy.step == 12);
+    CHECK(whole(there / step_dir_name(12)));
+  }
+
   TEST_CASE("places that make no sense are refused with what is accepted") {
     for (const char* path :
          {"", "ftp://host/x", "s3://", "s3://ab", "s3://bucket//x", "s3://bucket/a b", "s3://UPPER!/x", "s3:///x"}) {
