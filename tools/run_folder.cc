@@ -116,7 +116,9 @@ Status RunFolder::take() {
   ckpt::PosixBackend io;
   for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
     const size_t before = made_.size();
-    for (fs::path at = path_ / below; !at.empty() && !fs::exists(at, unknown); at = at.parent_path()) {
+    // A link whose disk is away is there.
+    for (fs::path at = path_ / below; !at.empty() && !fs::exists(fs::symlink_status(at, unknown));
+         at = at.parent_path()) {
       if (at.has_filename()) made_.insert(made_.begin() + static_cast<std::ptrdiff_t>(before), at);
     }
     RT_TRY(ckpt::make_dirs(io, path_ / below).with("run folder"));  // durable: a step must not vanish with its folder

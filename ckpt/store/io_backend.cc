@@ -42,8 +42,11 @@ Status make_dirs(IoBackend& io, const fs::path& path) {
   if (!is_not_found(there.error())) return std::move(there).error();
   RT_TRY(make_dirs(io, path.parent_path()));
   if (Status made = io.make_dir(path); !made.ok()) {
-    if (made.error().os_errno == EEXIST) return {};  // someone else was faster
-    return made;
+    if (made.error().os_errno != EEXIST) return made;
+    there = io.stat(path);
+    if (there.ok() && there.value().is_dir) return {};  // someone else was faster
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: is a link to nothing; mount or make what it names", path.string())};
   }
   return path.has_parent_path() ? io.sync_dir(path.parent_path()) : io.sync_dir(".");
 }

@@ -340,6 +340,18 @@ class CkptToolsTest(ProgramTest):
             self.assertIn(words, self.cairn("ckpt", "reshard", "a", target, "--mesh", "tp=1", code=2).stderr)
         self.assertEqual([name.replace("/c/", "/b/") for name in self.names_below("c")], self.names_below("b"))
 
+    def test_where_a_link_leads_to_nothing_no_run_begins_and_the_link_stays(self):
+        os.mkdir(self.path("mine"))
+        os.symlink("away", self.path("disk"))  # that is not mounted
+        os.symlink("../away", self.path("mine/checkpoints"))
+        for name in ("t.bin", "t.idx", "r.lua"):
+            shutil.copy(os.path.join(self.made.name, name), self.path(name))
+        for run in ("disk", "mine"):
+            for args in (["ckpt", "reshard", "a", run, "--mesh", "tp=1"], ["train", "r.lua", "--run", run]):
+                self.assertIn("is a link to nothing", self.cairn(*args, code=2).stderr)
+        self.assertTrue(os.path.islink(self.path("disk")))
+        self.assertEqual(os.listdir(self.path("mine")), ["checkpoints"])
+
     def test_what_a_dead_one_left_goes_and_what_can_be_gone_on_with_is_tried(self):
         host = re.sub("[^A-Za-z0-9]", "-", os.uname().nodename[:64])
         names = [f".tmp-step-{step:08d}.{host}.{2 ** 22 + step}.1.0" for step in (5, 6)]

@@ -105,6 +105,13 @@ TEST_SUITE("ckpt/store/backend") {
     REQUIRE(io.make_dir(dir.path / "near").ok());
     fs::create_directory_symlink(dir.path / "far", dir.path / "near" / "step");
     fs::create_symlink("nowhere", dir.path / "near" / "dangling");
+    CHECK(make_dirs(io, dir.path / "near" / "step" / "new").ok());
+    for (const char* below : {"", "below"}) {  // a disk that is away is no folder
+      const Status made = make_dirs(io, dir.path / "near" / "dangling" / below);
+      REQUIRE_FALSE(made.ok());
+      CHECK(made.error().message.find("is a link to nothing") != std::string::npos);
+    }
+    REQUIRE(io.remove_dir(dir.path / "far" / "new").ok());
     const auto entries = io.list(dir.path / "near").value();
     REQUIRE(entries.size() == 2);
     CHECK_FALSE(entries[0].is_dir);
