@@ -141,10 +141,11 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
                       *out->newer_, step));
     }
   }
-  RT_TRY_SET(out->folder_, RunFolder::open(run, name));  // nobody trains in it meanwhile
+  RT_TRY_SET(RunFolder folder, RunFolder::open(run, name));  // nobody trains in it meanwhile
   if (fs::exists(run / "recipe.resolved.json", failed)) {
     RT_TRY_SET(out->recipe_before_, read_text_file(run / "recipe.resolved.json"));
   }
+  out->folder_ = std::move(folder);  // what is undone from here on puts that recipe back
   RT_TRY(out->folder_->settle());
   // Without it no step is to be resumed; but one that other steps there are resumed with stays until the new step is
   // there, or a kill would leave them with a stranger's.

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
@@ -46,10 +45,11 @@ Status write_text_file(const fs::path& path, const std::string& text) {
 Result<std::string> read_text_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return os_error(errno != 0 ? errno : ENOENT, path.string());
-  std::ostringstream text;
-  text << in.rdbuf();
+  std::string text;
+  char piece[65536];
+  while (in.read(piece, sizeof piece), in.gcount() > 0) text.append(piece, static_cast<size_t>(in.gcount()));
   if (in.bad()) return Error{ErrorCode::kIo, path.string() + ": cannot be read"};
-  return text.str();
+  return text;
 }
 
 namespace {

@@ -9,6 +9,7 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -351,6 +352,17 @@ class CkptToolsTest(ProgramTest):
                 self.assertIn("is a link to nothing", self.cairn(*args, code=2).stderr)
         self.assertTrue(os.path.islink(self.path("disk")))
         self.assertEqual(os.listdir(self.path("mine")), ["checkpoints"])
+
+    def test_a_recipe_that_cannot_be_read_stays(self):
+        recipe = self.path("b/recipe.resolved.json")
+        os.remove(recipe)
+        with socket.socket(socket.AF_UNIX) as unread:
+            unread.bind(recipe)
+        self.cairn("ckpt", "reshard", "a", "b", "--mesh", "tp=1", "--overwrite", code=74)
+        self.assertTrue(os.path.exists(recipe))
+        os.remove(recipe)
+        os.symlink("/proc/self/mem", recipe)
+        self.assertIn("recipe.resolved.json: cannot be read", self.cairn("resume", "b", "--dry-run", code=74).stderr)
 
     def test_what_a_dead_one_left_goes_and_what_can_be_gone_on_with_is_tried(self):
         host = re.sub("[^A-Za-z0-9]", "-", os.uname().nodename[:64])
