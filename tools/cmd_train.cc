@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <fstream>
@@ -236,6 +237,10 @@ void TrainAgent::record(json event) {
 
 Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
   const int64_t world = plan_.mesh.world();
+  if (is_gone(folder_.path())) {
+    return Error{ErrorCode::kIo,
+                 fmt::format("{}: the folder is gone; move or mount it where it was", folder_.path().string()), ENOENT};
+  }
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
   std::string from = "a fresh start";

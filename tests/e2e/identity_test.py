@@ -66,6 +66,19 @@ class Identity(RunTest):
         self.assertIn("in shared memory", self.events("moved", "start")[-1]["from"])
         self.assert_same_training("moved", "still", STEPS * 10)
 
+    def test_a_rank_that_is_killed_after_its_folder_was_moved_leaves_nothing_in_its_place(self):
+        recipe = self.recipe(name="long", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
+        job = self.start(recipe, "run", "--trace", "steps=90000..90001", "--set", "log.tensorboard=false")
+        self.until_step("run", 3, job)
+        os.rename(self.folder / "run", self.folder / "moved")
+        os.kill(job.children()[1], signal.SIGKILL)
+        self.finish(job, 74)
+        self.assertIn("run: the folder is gone; move or mount it where it was", job.output())
+        self.assertFalse((self.folder / "run").exists())
+        reached = self.last_step("moved")
+        self.train(recipe, "moved", "--set", f"stop=T.steps({reached + 9})")
+        self.assertGreaterEqual(self.events("moved", "start")[-1]["step"], reached - 1)
+
     def test_killed_ranks_are_recovered_from_shared_memory(self):
         recipe = self.recipe(steps=STEPS, save=1000)  # nothing on disk to fall back to
         self.train(recipe, "whole")
