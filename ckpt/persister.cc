@@ -296,7 +296,10 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     return false;
   }
   try {
-    write(writer, slot, step);
+    // A dead agent may have kept it: what others need is not written again beneath them. If it is the newest in memory,
+    // flush() looks at it.
+    const Status free = views[slot].incarnation <= adopted ? check_not_needed(*writer.io, step) : Status();
+    if (free.ok() || free.error().code != ErrorCode::kInvalidInput) write(writer, slot, step);
   } catch (...) {
     control.reserved[slot].store(step, std::memory_order_release);  // promised still
     throw;

@@ -11,7 +11,9 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/node.h"
+#include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/hook/fake_run.h"
 
@@ -220,6 +222,47 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(run.events[0].status.error().message.find("has changed in memory") != std::string::npos);
     CHECK(complete_steps(dir.path) == std::vector<int64_t>{1});
     CHECK(run.arena->control().distrusted == 1);  // else the next life begins with it
+  }
+
+  TEST_CASE("a dead agent's promise that it had kept does not replace the step that newer ones refer to") {
+    for (const bool decided : {false, true}) {
+      const TempDir dir;
+      const Plan plan = saving_each_step(2);
+      PosixBackend io;
+      std::vector<PersistEvent> events;
+      const auto make_io = [] { return std::make_unique<PosixBackend>(); };
+      const PersistOptions options{
+          .incremental = true, .in_flight = 2, .on_event = [&](const PersistEvent& event) { events.push_back(event); }};
+      Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+      {
+        NodePersister persister(arena, make_io, dir.path, options);
+        arena.control().incarnation = 1;
+        for (const int64_t step : {1, 2, 3}) {  // which differ in little
+          for (int64_t rank = 0; rank < arena.world(); ++rank) {
+            std::vector<std::vector<std::byte>> state;
+            for (const arena::ShardExtent& shard : arena.shards(rank)) {
+              const auto differs = std::ssize(state) < step - 1;
+              state.emplace_back(shard.bytes, static_cast<std::byte>(differs ? std::ssize(state) + 1 : 0));
+            }
+            const std::vector<std::span<const std::byte>> boxes(state.begin(), state.end());
+            REQUIRE(
+                SnapshotWriter(arena, rank).write(step - 1, 1, step, encode_position(position_at(step)), boxes).ok());
+          }
+          arena.control().reserved[step - 1] = step;
+          REQUIRE(persister.flush().ok());
+        }
+      }
+      REQUIRE(look_at_checkpoint(io, dir.path, 3).references == std::vector<int64_t>{1, 2});
+      events.clear();
+      NodePersister persister(arena, make_io, dir.path, options);
+      if (decided) arena.control().incarnation = 2;
+      arena.control().reserved[1] = 2;  // as who is killed behind the save, before he has taken it back
+      CHECK(persister.flush().ok());
+      CHECK(events.empty());
+      CHECK(arena.control().reserved[1] == 0);
+      CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 2, 3});
+      ignore(arena.remove(), "end of the test");
+    }
   }
 
   TEST_CASE("where the folder is gone, moved or no longer mounted, nothing is saved in its place") {
