@@ -134,6 +134,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_traced(const std::string& path);
   void finish_trace();
   std::vector<agent::RankState> rank_states() const;
+  Status check_nothing_saved() const;
   void watch_memory();
   void watch_waits();
   void probe_stacks();
@@ -235,6 +236,24 @@ void TrainAgent::record(json event) {
   if (::write(events_.get(), line.data(), line.size()) < 0) spdlog::warn("events.jsonl: {}", std::strerror(errno));
 }
 
+/// Of a run that has no checkpoint: one that had some is not begun anew where their disk is not mounted.
+Status TrainAgent::check_nothing_saved() const {
+  std::ifstream events(folder_.path() / "events.jsonl", std::ios::binary);
+  int64_t saved = 0;
+  for (std::string line; std::getline(events, line);) {
+    if (line.find(R"("saved")") == std::string::npos) continue;
+    const json event = json::parse(line, nullptr, false);
+    if (event.is_object() && event.value("event", json()) == "saved")
+      saved = event.value("step", json(0)).get<int64_t>();
+  }
+  if (saved == 0) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
+                  "(--fresh begins anew)",
+                  folder_.checkpoints().string(), saved)};
+}
+
 Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
   const int64_t world = plan_.mesh.world();
   if (is_gone(folder_.path())) {
@@ -243,11 +262,13 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   }
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
+  const bool anew = choice.source == ckpt::arena::Source::kFresh || choice.match;
+  if (generation == 0 && anew && !args_.fresh) RT_TRY(check_nothing_saved());
   std::string from = "a fresh start";
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
-  if (generation > 1 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
-  if (generation == 1 && choice.source == ckpt::arena::Source::kMemory && !args_.init.path.empty()) {
+  if (generation > 0 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
+  if (generation == 0 && choice.source == ckpt::arena::Source::kMemory && !args_.init.path.empty()) {
     progress_.say("--init-from is for a new run; this one goes on from its memory (another --run begins anew)");
   }
   json start{{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}};

@@ -53,6 +53,23 @@ class Identity(RunTest):
         self.assertEqual(self.run_id("moved"), held)
         self.assertNotIn("a copy of", job.output())
 
+    def test_a_run_whose_checkpoints_are_away_is_not_begun_anew(self):
+        recipe = self.recipe(name="away", tp=1, pp=1, dp=2, sp="false", steps=10, save=5)
+        self.train(recipe, "run")
+        there, away = self.folder / "run" / "checkpoints", self.folder / "away"
+        os.rename(there, away)
+        there.mkdir()  # its mount point
+        more = ["--set", "stop=T.steps(20)"]
+        job = self.train(recipe, "run", *more, code=2)
+        self.assertIn("step 10 was saved there, and no checkpoint is there any more", job.output())
+        there.rmdir()
+        os.rename(away, there)
+        self.train(recipe, "run", *more)
+        self.assertEqual(self.events("run", "start")[-1]["step"], 10)
+        shutil.rmtree(there)
+        self.train(recipe, "run", *more, "--fresh")
+        self.assertEqual(self.events("run", "start")[-1]["step"], 0)
+
     def test_a_folder_that_is_moved_while_it_trains_loses_nothing(self):
         recipe = self.recipe(name="still", tp=1, pp=1, dp=2, sp="false", steps=STEPS * 10, save=4)
         self.train(recipe, "still")
