@@ -143,8 +143,12 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
   const bool did_remove = args.yes && by_rules && !args.archive;
   for (const ckpt::Fate& fate : fates) {
-    const bool stays = fate.stays || (did_remove && !gone.contains(fate.step));
+    const bool stays = fate.stays || args.archive || (did_remove && !gone.contains(fate.step));
     (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
+  }
+  for (const Archived& one : archived) {
+    kept_bytes -= one.bytes_before - one.bytes_after;
+    freed_bytes += one.bytes_before - one.bytes_after;
   }
   const bool damaged = args.yes && std::ranges::any_of(archived, &Archived::damaged);
   const int code = !removed.problems.empty() ? 74 : damaged ? 65 : 0;

@@ -513,7 +513,12 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual([(a["step"], a["bytes_after"]) for a in plan["archived"]], [(2, 0)])
         self.assertIn("would be compressed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--archive").stdout)
         self.assertIn("say what stays", self.cairn("ckpt", "prune", "a", "--archive", "--leftovers", code=2).stderr)
-        done = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
+        held = sum(c["size_bytes"] for c in plan["checkpoints"])
+        self.assertEqual((plan["freed_bytes"], plan["kept_bytes"]), (0, held))  # not known before it is done
+        told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")
+        done = told["archived"]
+        self.assertEqual(told["freed_bytes"], sum(a["bytes_before"] - a["bytes_after"] for a in done))
+        self.assertEqual(told["kept_bytes"], held - told["freed_bytes"])
         self.assertEqual([a["step"] for a in done], [2, 4])
         for archived in done:
             self.assertLess(archived["bytes_after"], archived["bytes_before"])
