@@ -104,12 +104,15 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   }
   RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
   std::vector<ckpt::Fate> fates;
-  ckpt::RetentionPolicy policy{.keep_steps = args.steps, .run_steps = args.run_steps};
+  ckpt::RetentionPolicy policy;
   const bool by_rules = !args.keep.empty() || !args.steps.empty();
   if (by_rules) {
+    std::vector<Keep> rules;
     if (!args.keep.empty()) {
-      RT_TRY_SET(policy.rules, ckpt::parse_keep(args.keep));
+      RT_TRY_SET(rules, ckpt::parse_keep(args.keep));
     }
+    policy = ckpt::retention_policy(rules, args.run_steps);
+    policy.keep_steps = args.steps;
     for (const int64_t step : args.steps) {
       const bool there = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
                                      [&](const ckpt::CheckpointInfo& info) { return info.step == step; });

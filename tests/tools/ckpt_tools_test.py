@@ -507,6 +507,12 @@ class CkptToolsTest(ProgramTest):
                             (["--keep", "fractions(4)"], "number of steps")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
 
+    def test_prune_counts_the_last_ones_as_a_run_does(self):
+        os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
+        for keep, stays in (("last(2)", [2, 4, 6]), ("last(1), every(2)", [2, 6])):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", keep)["checkpoints"]
+            self.assertEqual([c["step"] for c in told if c["stays"]], stays)
+
     def test_prune_archives_in_place(self):
         before = {step: self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight") for step in (2, 4)}
         plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "4", "--archive")
