@@ -172,8 +172,8 @@ std::vector<size_t> kept_by(const Keep& rule, std::span<const CheckpointInfo* co
       break;
     }
     case Kind::kWithin: {
-      int64_t newest = complete[0]->created_unix_ms;
-      for (const CheckpointInfo* info : complete) newest = std::max(newest, info->created_unix_ms);
+      // Of the highest step: of all, one saved before a clock was set back would make those behind it old.
+      const int64_t newest = complete.back()->created_unix_ms;
       for (size_t k = 0; k < complete.size(); ++k) {
         if (static_cast<double>(newest - complete[k]->created_unix_ms) <= rule.seconds * 1000) out.push_back(k);
       }
