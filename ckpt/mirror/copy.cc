@@ -321,6 +321,8 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
   if (!report.replaced.empty()) {
     RT_TRY_SET(dependents, make_way(place, *step, read.value(), options.replace));
   }
+  RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
+  report.verify_seconds = since(begin);
   const std::vector<int64_t> needed = needed_steps(read.value());
   for (const int64_t other : needed) {
     if (other >= *step) continue;  // only earlier ones can be needed; a manifest that says otherwise is damage
@@ -332,9 +334,6 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     report.repaired.insert(report.repaired.end(), along.repaired.begin(), along.repaired.end());
     report.replaced.insert(report.replaced.end(), along.replaced.begin(), along.replaced.end());
   }
-  RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
-  report.verify_seconds = since(begin);
-
   RT_TRY_SET(std::vector<std::string> names, files_of(io, step_dir));
   std::vector<SourceFile> sources;
   for (const std::string& name : names) {

@@ -619,6 +619,25 @@ TEST_SUITE("ckpt/mirror/mirror") {
     for (const int64_t step : {10, 40}) check_same(anew / step_dir_name(step), there / step_dir_name(step));
   }
 
+  TEST_CASE("a damaged step replaces nothing, nor does what it needs") {
+    cairn::testing::TempDir temp("mirror-damaged-late");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    save(io, there, cold_state(10)).value();
+    TestState other = cold_state(10);
+    other.skeleton.created_unix_ms += 1;
+    const Manifest forty = save_on(io, here, 40, save(io, here, other).value().manifest);
+    flip_middle(here / step_dir_name(40) / forty.files[0].name);
+    const std::string before = bytes_of(there / step_dir_name(10) / kManifestName);
+    for (const Replace replace : {Replace::kOwnLine, Replace::kSameRun, Replace::kAnyRun}) {
+      const auto place = directory(there);
+      const Result<CopyReport> refused = copy_checkpoint(*place, io, here / step_dir_name(40), {.replace = replace});
+      REQUIRE(!refused.ok());
+      CHECK(refused.error().code == ErrorCode::kCorrupt);
+      CHECK(bytes_of(there / step_dir_name(10) / kManifestName) == before);
+    }
+  }
+
   TEST_CASE("a step whose manifest alone is damaged stays while whole ones need files that only it has") {
     cairn::testing::TempDir temp("mirror-needed");
     PosixBackend io;
