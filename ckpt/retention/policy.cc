@@ -111,8 +111,8 @@ bool makes_sense(const Keep& rule, int64_t run_steps) {
   return false;
 }
 
-/// The period of `number` in a rhythm of `size`, in whole periods from 0.
-int64_t period(double number, double size) { return static_cast<int64_t>(std::floor(number / size)); }
+/// The period of a time in a rhythm of `size`, both in seconds, in whole periods from 0. Manifests have milliseconds.
+int64_t period(double number, double size) { return static_cast<int64_t>(std::floor(number / std::max(size, 1e-3))); }
 
 /// Marks to each of which the first checkpoint at or behind it belongs.
 std::vector<int64_t> marks_of(const Keep& rule, int64_t run_steps) {

@@ -181,6 +181,7 @@ TEST_SUITE("ckpt/retention/policy") {
     CHECK(stay("every(75)") == Steps{80, 150, 230, 300});  // the first at or behind each multiple
     CHECK(stay("every(1h)") == Steps{10, 60, 120, 180, 240, 300});
     CHECK(stay("every(1d)") == Steps{10, 300});
+    CHECK(stay("every(1e-300s)").size() == all.size());
     CHECK(stay("at(1, 95, 120, 9999)") == Steps{10, 100, 120, 300});
     CHECK(stay("best(loss, 1)") == Steps{70, 300});
     CHECK(stay("best(loss, 3)") == Steps{70, 290, 300});
