@@ -19,6 +19,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/policy.h"
+#include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/unique_handle.h"
@@ -50,7 +51,7 @@ struct Archived {
 /// is a damaged one, and the others are compressed all the same.
 Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
                                           const std::vector<int64_t>& steps, bool really) {
-  std::set<int64_t> shared;
+  RT_TRY_SET(std::set<int64_t> shared, ckpt::announced_references(io, dir));  // also by what cannot be read
   std::map<int64_t, std::string> damaged;
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     shared.insert(info.references.begin(), info.references.end());

@@ -537,6 +537,18 @@ class CkptToolsTest(ProgramTest):
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
 
+    def test_what_a_step_of_a_newer_build_refers_to_is_not_archived(self):
+        late = self.step("a", 4)
+        with open(self.path(f"{late}/manifest.json"), "r+b") as f:
+            text = f.read()
+            f.seek(0)
+            f.write(text.replace(b'"version":1', b'"version":2', 1))
+        self.write(f"{late}/references", "step-00000002\n")
+        for yes in ([], ["--yes"]):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", *yes)
+            self.assertEqual([(a["step"], a["left_alone"]) for a in told["archived"]],
+                             [(2, "it shares files with other steps")])
+
     def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
         prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
         shutil.copytree(self.path("a"), self.path("whole"))
