@@ -133,6 +133,10 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     RT_TRY_SET(archived, archive_all(io, dir, catalog, steps, args.yes));
   } else if (args.yes && by_rules) {
     RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
+    for (ckpt::Fate& fate : fates) {
+      if (std::ranges::find(removed.needed, fate.step) != removed.needed.end())
+        fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
+    }
   }
   if (args.yes && args.leftovers) {
     RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir));

@@ -537,7 +537,7 @@ class CkptToolsTest(ProgramTest):
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
 
-    def test_what_a_step_of_a_newer_build_refers_to_is_not_archived(self):
+    def test_what_a_step_of_a_newer_build_refers_to_stays_as_it_is(self):
         late = self.step("a", 4)
         with open(self.path(f"{late}/manifest.json"), "r+b") as f:
             text = f.read()
@@ -548,6 +548,10 @@ class CkptToolsTest(ProgramTest):
             told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", *yes)
             self.assertEqual([(a["step"], a["left_alone"]) for a in told["archived"]],
                              [(2, "it shares files with other steps")])
+        told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--yes")
+        self.assertEqual([(c["step"], c["stays"]) for c in told["checkpoints"]], [(2, True), (4, True), (6, True)])
+        self.assertRegex(self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes").stdout,
+                         "step-00000002 .* stays: another checkpoint or a save at work refers to it")
 
     def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
         prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
