@@ -75,7 +75,8 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
                             {"from", from},
                             {"to", to},
                             {"was_there", report.was_there},
-                            {"replaced", report.replaced},
+                            {"replaced", !report.replaced.empty()},
+                            {"replaced_steps", report.replaced},
                             {"repaired", report.repaired},
                             {"files", report.files},
                             {"bytes", report.bytes},
@@ -86,20 +87,20 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
                            .dump(2, ' ', false, json::error_handler_t::replace));
     return 0;
   }
-  const std::string repaired =
-      report.repaired.empty() ? ""
-                              : fmt::format("; damaged there, and repaired: step {}", fmt::join(report.repaired, ", "));
+  std::string also;
+  if (!report.repaired.empty())
+    also += fmt::format("; damaged there, and repaired: step {}", fmt::join(report.repaired, ", "));
+  if (!report.replaced.empty())
+    also += fmt::format("; another checkpoint was there and is gone: step {}", fmt::join(report.replaced, ", "));
   if (report.was_there) {
-    fmt::print("{}: step {} is there already, and whole{}\n", to, report.step, repaired);
+    fmt::print("{}: step {} is there already, and whole{}\n", to, report.step, also);
     return 0;
   }
   fmt::print("{}: step {}, {} in {} files from {}, {} in all, {} of it to verify", to, report.step,
              format_bytes(report.bytes), report.files, from, telemetry::format_duration(report.seconds),
              telemetry::format_duration(report.verify_seconds));
   if (report.reused_bytes > 0) fmt::print("; {} were there from before", format_bytes(report.reused_bytes));
-  fmt::print("{}", repaired);
-  if (report.replaced) fmt::print("; another checkpoint of that step was there and is gone");
-  fmt::print("\n");
+  fmt::print("{}\n", also);
   return 0;
 }
 

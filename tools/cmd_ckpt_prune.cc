@@ -19,6 +19,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/policy.h"
+#include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/unique_handle.h"
@@ -50,7 +51,7 @@ struct Archived {
 /// is a damaged one, and the others are compressed all the same.
 Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
                                           const std::vector<int64_t>& steps, bool really) {
-  std::set<int64_t> shared;
+  RT_TRY_SET(std::set<int64_t> shared, ckpt::announced_references(io, dir));  // also by what cannot be read
   std::map<int64_t, std::string> damaged;
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     shared.insert(info.references.begin(), info.references.end());
@@ -104,12 +105,15 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   }
   RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
   std::vector<ckpt::Fate> fates;
-  ckpt::RetentionPolicy policy{.keep_steps = args.steps, .run_steps = args.run_steps};
+  ckpt::RetentionPolicy policy;
   const bool by_rules = !args.keep.empty() || !args.steps.empty();
   if (by_rules) {
+    std::vector<Keep> rules;
     if (!args.keep.empty()) {
-      RT_TRY_SET(policy.rules, ckpt::parse_keep(args.keep));
+      RT_TRY_SET(rules, ckpt::parse_keep(args.keep));
     }
+    policy = ckpt::retention_policy(rules, args.run_steps);
+    policy.keep_steps = args.steps;
     for (const int64_t step : args.steps) {
       const bool there = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
                                      [&](const ckpt::CheckpointInfo& info) { return info.step == step; });
@@ -129,6 +133,10 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     RT_TRY_SET(archived, archive_all(io, dir, catalog, steps, args.yes));
   } else if (args.yes && by_rules) {
     RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
+    for (ckpt::Fate& fate : fates) {
+      if (std::ranges::find(removed.needed, fate.step) != removed.needed.end())
+        fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
+    }
   }
   if (args.yes && args.leftovers) {
     RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir));
@@ -143,8 +151,12 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
   const bool did_remove = args.yes && by_rules && !args.archive;
   for (const ckpt::Fate& fate : fates) {
-    const bool stays = fate.stays || (did_remove && !gone.contains(fate.step));
+    const bool stays = fate.stays || args.archive || (did_remove && !gone.contains(fate.step));
     (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
+  }
+  for (const Archived& one : archived) {
+    kept_bytes -= one.bytes_before - one.bytes_after;
+    freed_bytes += one.bytes_before - one.bytes_after;
   }
   const bool damaged = args.yes && std::ranges::any_of(archived, &Archived::damaged);
   const int code = !removed.problems.empty() ? 74 : damaged ? 65 : 0;

@@ -310,7 +310,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     RT_TRY_SET(same, whole_there(place, *step, manifest, {}));
     report.was_there = same && placed.complete && !options.check_there;
     if (report.was_there) return report;
-    report.replaced = !same;
+    if (!same) report.replaced.push_back(*step);
   }
   const Result<Manifest> read = read_manifest(io, step_dir);
   if (!read.ok()) {
@@ -318,9 +318,11 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     return read.error();
   }
   std::vector<int64_t> dependents;
-  if (report.replaced) {
+  if (!report.replaced.empty()) {
     RT_TRY_SET(dependents, make_way(place, *step, read.value(), options.replace));
   }
+  RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
+  report.verify_seconds = since(begin);
   const std::vector<int64_t> needed = needed_steps(read.value());
   for (const int64_t other : needed) {
     if (other >= *step) continue;  // only earlier ones can be needed; a manifest that says otherwise is damage
@@ -330,10 +332,8 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     report.reused_bytes += along.reused_bytes;
     report.removed.insert(report.removed.end(), along.removed.begin(), along.removed.end());
     report.repaired.insert(report.repaired.end(), along.repaired.begin(), along.repaired.end());
+    report.replaced.insert(report.replaced.end(), along.replaced.begin(), along.replaced.end());
   }
-  RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
-  report.verify_seconds = since(begin);
-
   RT_TRY_SET(std::vector<std::string> names, files_of(io, step_dir));
   std::vector<SourceFile> sources;
   for (const std::string& name : names) {
@@ -414,6 +414,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
       report.verify_seconds += since(verify_begin);
     }
     for (const int64_t other : dependents) {  // not before the new one is there but for its name
+      if (std::ranges::find(report.removed, other) != report.removed.end()) continue;  // with what this one needs
       RT_TRY(place.remove(other));
       report.removed.push_back(other);
     }

@@ -62,7 +62,7 @@ struct CopyReport {
   int64_t sent_bytes = 0, reused_bytes = 0;  // fetch: received, and kept from a killed one
   bool was_there = false;                    // complete and equal already: nothing was done
   std::vector<int64_t> repaired;             // were there with the same manifest, but damaged (check_there)
-  bool replaced = false;                     // another checkpoint of that step was there
+  std::vector<int64_t> replaced;             // other checkpoints of these steps were there
   std::vector<int64_t> removed;              // from the place: they referred to a replaced one (Replace::kOwnLine)
   double seconds = 0, verify_seconds = 0;
   std::filesystem::path dir;  // fetch

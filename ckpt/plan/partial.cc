@@ -157,7 +157,8 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
     const auto mine = in_model.find(entry.name);
     if (mine != in_model.end()) {
       const TensorMatch& match = out.tensors[mine->second];
-      if (is_moment_kind(entry.kind) ? match.moments : match.weight) continue;
+      const auto kind = std::find(kStateKinds.begin(), kStateKinds.end(), entry.kind) - kStateKinds.begin();
+      if (entry.kind == kWeightKind ? match.weight : match.moments && kinds.has(static_cast<StateKind>(kind))) continue;
     } else {
       const bool asked_for = how.only.empty() || any_matches(how.only, entry.name);
       if (asked_for && !any_matches(how.allow_extra, entry.name) && !(how.weights_only && entry.kind != kWeightKind)) {

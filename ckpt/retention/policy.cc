@@ -111,8 +111,8 @@ bool makes_sense(const Keep& rule, int64_t run_steps) {
   return false;
 }
 
-/// The period of `number` in a rhythm of `size`, in whole periods from 0.
-int64_t period(double number, double size) { return static_cast<int64_t>(std::floor(number / size)); }
+/// The period of a time in a rhythm of `size`, both in seconds, in whole periods from 0. Manifests have milliseconds.
+int64_t period(double number, double size) { return static_cast<int64_t>(std::floor(number / std::max(size, 1e-3))); }
 
 /// Marks to each of which the first checkpoint at or behind it belongs.
 std::vector<int64_t> marks_of(const Keep& rule, int64_t run_steps) {
@@ -172,8 +172,8 @@ std::vector<size_t> kept_by(const Keep& rule, std::span<const CheckpointInfo* co
       break;
     }
     case Kind::kWithin: {
-      int64_t newest = complete[0]->created_unix_ms;
-      for (const CheckpointInfo* info : complete) newest = std::max(newest, info->created_unix_ms);
+      // Of the highest step: of all, one saved before a clock was set back would make those behind it old.
+      const int64_t newest = complete.back()->created_unix_ms;
       for (size_t k = 0; k < complete.size(); ++k) {
         if (static_cast<double>(newest - complete[k]->created_unix_ms) <= rule.seconds * 1000) out.push_back(k);
       }

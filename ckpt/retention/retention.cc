@@ -85,14 +85,18 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
   // The names of those that stay must be durable before the first of the others goes.
   RT_TRY(io.sync_dir(checkpoints_dir));
   WriterId id = writer;
+  std::reverse(doomed.begin(), doomed.end());  // what needs others goes before them
   for (const int64_t step : doomed) {
     Status removed = remove_checkpoint(io, checkpoints_dir, step, id);
     if (removed.ok()) {
       report.removed.push_back(step);
-    } else if (removed.error().code != ErrorCode::kUnavailable) {  // that one is needed; it goes later
+    } else if (removed.error().code == ErrorCode::kUnavailable) {
+      report.needed.push_back(step);
+    } else {
       report.problems.push_back(fmt::format("step {}: {}", step, removed.error().message));
     }
   }
+  std::reverse(report.removed.begin(), report.removed.end());
   return report;
 }
 

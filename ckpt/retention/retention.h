@@ -16,7 +16,8 @@
 namespace cairn::ckpt {
 
 struct RetentionReport {
-  std::vector<int64_t> removed;       // steps
+  std::vector<int64_t> removed;       // steps, ascending
+  std::vector<int64_t> needed;        // that no rule keeps, but others or a save at work refer to; they go later
   std::vector<std::string> problems;  // what could not be removed and why; it is tried again next time
 };
 

@@ -6,8 +6,6 @@
 #include <charconv>
 #include <optional>
 
-#include "ckpt/tensors/numbers.h"
-
 namespace cairn::ckpt {
 
 namespace {
@@ -126,7 +124,6 @@ Status write_npy(CheckpointReader& reader, int64_t tensor, const Slice& slice, c
   const std::string header = npy_header(dtype, slice.shape);
   RT_TRY(sink(std::as_bytes(std::span(header))));
   std::vector<std::byte> bytes, wide;
-  std::vector<double> values;
   for (int64_t at = 0; at < items[0].bytes;) {
     const int64_t elems = std::min(kPieceElems, (items[0].bytes - at) / items[0].elem_bytes);
     bytes.resize(static_cast<size_t>(elems * items[0].elem_bytes));
@@ -136,10 +133,8 @@ Status write_npy(CheckpointReader& reader, int64_t tensor, const Slice& slice, c
       RT_TRY(sink(bytes));
       continue;
     }
-    values.resize(static_cast<size_t>(elems));
-    wide.resize(static_cast<size_t>(elems * dtype_size_bytes(written)));
-    to_doubles(dtype, bytes, values);
-    from_doubles(written, values, wide);
+    wide.assign(2 * bytes.size(), std::byte{0});  // the upper halves; arithmetic would change some NaNs
+    for (size_t i = 0; i < bytes.size(); ++i) wide[i / 2 * 4 + 2 + i % 2] = bytes[i];
     RT_TRY(sink(wide));
   }
   return {};

@@ -531,13 +531,24 @@ class CkptToolsTest(ProgramTest):
                             (["--keep", "fractions(4)"], "number of steps")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
 
+    def test_prune_counts_the_last_ones_as_a_run_does(self):
+        os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
+        for keep, stays in (("last(2)", [2, 4, 6]), ("last(1), every(2)", [2, 6])):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", keep)["checkpoints"]
+            self.assertEqual([c["step"] for c in told if c["stays"]], stays)
+
     def test_prune_archives_in_place(self):
         before = {step: self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight") for step in (2, 4)}
         plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "4", "--archive")
         self.assertEqual([(a["step"], a["bytes_after"]) for a in plan["archived"]], [(2, 0)])
         self.assertIn("would be compressed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--archive").stdout)
         self.assertIn("say what stays", self.cairn("ckpt", "prune", "a", "--archive", "--leftovers", code=2).stderr)
-        done = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
+        held = sum(c["size_bytes"] for c in plan["checkpoints"])
+        self.assertEqual((plan["freed_bytes"], plan["kept_bytes"]), (0, held))  # not known before it is done
+        told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")
+        done = told["archived"]
+        self.assertEqual(told["freed_bytes"], sum(a["bytes_before"] - a["bytes_after"] for a in done))
+        self.assertEqual(told["kept_bytes"], held - told["freed_bytes"])
         self.assertEqual([a["step"] for a in done], [2, 4])
         for archived in done:
             self.assertLess(archived["bytes_after"], archived["bytes_before"])
@@ -549,6 +560,22 @@ class CkptToolsTest(ProgramTest):
                 self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight"), array)
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
+
+    def test_what_a_step_of_a_newer_build_refers_to_stays_as_it_is(self):
+        late = self.step("a", 4)
+        with open(self.path(f"{late}/manifest.json"), "r+b") as f:
+            text = f.read()
+            f.seek(0)
+            f.write(text.replace(b'"version":1', b'"version":2', 1))
+        self.write(f"{late}/references", "step-00000002\n")
+        for yes in ([], ["--yes"]):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", *yes)
+            self.assertEqual([(a["step"], a["left_alone"]) for a in told["archived"]],
+                             [(2, "it shares files with other steps")])
+        told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--yes")
+        self.assertEqual([(c["step"], c["stays"]) for c in told["checkpoints"]], [(2, True), (4, True), (6, True)])
+        self.assertRegex(self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes").stdout,
+                         "step-00000002 .* stays: another checkpoint or a save at work refers to it")
 
     def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
         prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]

@@ -116,6 +116,21 @@ class DirectoryTest(CopyTest):
         self.cairn("ckpt", "push", "run", "place")
         self.assertEqual(contents(place / STEP), self.whole)
 
+    def test_a_needed_step_that_is_replaced_is_told(self):
+        here, late = self.cold("again/checkpoints"), "step-00000013"
+        for form in ("text", "json"):
+            place = self.cold(form)
+            shutil.rmtree(place / late)
+            self.change_manifest(place / STEP, created_unix_ms=1700000000999)
+            if form == "text":
+                self.assertIn("another checkpoint was there and is gone: step 12\n",
+                              self.cairn("ckpt", "push", "again", form).stdout)
+            else:
+                told = self.cairn_json("ckpt", "push", "again", form)
+                self.assertEqual((told["replaced"], told["replaced_steps"]), (True, [12]))
+            self.assertEqual(contents(place / STEP), contents(here / STEP))
+            self.assertEqual(self.cairn_json("ckpt", "push", "again", form)["replaced_steps"], [])
+
     def damage(self, file, at=20000):
         with open(file, "r+b") as f:
             f.seek(at)

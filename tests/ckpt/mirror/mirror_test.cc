@@ -589,12 +589,54 @@ TEST_SUITE("ckpt/mirror/mirror") {
     Mirror mirror(*place, io, anew, temp.path / "pins", {}, {});
     const MirrorReport report = mirror.copy_next(false).value().value();
     CHECK(report.copy.step == 10);
-    CHECK(report.copy.replaced);
+    CHECK(report.copy.replaced == Steps{10});
     CHECK(report.removed == Steps{40});
     Steps placed;
     for (const PlacedStep& step : place->list().value()) placed.push_back(step.step);
     CHECK(placed == Steps{10, 20});
     check_same(anew / step_dir_name(10), there / step_dir_name(10));
+  }
+
+  TEST_CASE("what refers to both a replaced step and the one that this needs goes once") {
+    cairn::testing::TempDir temp("mirror-both");
+    PosixBackend io;
+    const fs::path there = temp.path / "place", anew = temp.path / "anew";
+    const auto place = directory(there);
+    const Manifest forty = save_on(io, there, 40, save(io, there, cold_state(10)).value().manifest);
+    TestState same_moments = cold_state(40);
+    same_moments.skeleton.step = 50;
+    SaveOptions options = small_options();
+    options.base = &forty;
+    REQUIRE(save(io, there, same_moments, options).ok());
+    REQUIRE(needed_steps(io, there / step_dir_name(50)).value() == Steps{10, 40});
+    TestState other = cold_state(10), later = cold_state(40);
+    for (TestState* state : {&other, &later}) state->skeleton.created_unix_ms += 1;
+    const Manifest ten = save(io, anew, other).value().manifest;
+    options.base = &ten;
+    REQUIRE(save(io, anew, later, options).value().referenced_bytes > 0);
+    const Result<CopyReport> copied = copy_checkpoint(*place, io, anew / step_dir_name(40));
+    REQUIRE_MESSAGE(copied.ok(), copied.error().message);
+    CHECK(copied.value().removed == Steps{50, 40});
+    for (const int64_t step : {10, 40}) check_same(anew / step_dir_name(step), there / step_dir_name(step));
+  }
+
+  TEST_CASE("a damaged step replaces nothing, nor does what it needs") {
+    cairn::testing::TempDir temp("mirror-damaged-late");
+    PosixBackend io;
+    const fs::path here = temp.path / "run", there = temp.path / "place";
+    save(io, there, cold_state(10)).value();
+    TestState other = cold_state(10);
+    other.skeleton.created_unix_ms += 1;
+    const Manifest forty = save_on(io, here, 40, save(io, here, other).value().manifest);
+    flip_middle(here / step_dir_name(40) / forty.files[0].name);
+    const std::string before = bytes_of(there / step_dir_name(10) / kManifestName);
+    for (const Replace replace : {Replace::kOwnLine, Replace::kSameRun, Replace::kAnyRun}) {
+      const auto place = directory(there);
+      const Result<CopyReport> refused = copy_checkpoint(*place, io, here / step_dir_name(40), {.replace = replace});
+      REQUIRE(!refused.ok());
+      CHECK(refused.error().code == ErrorCode::kCorrupt);
+      CHECK(bytes_of(there / step_dir_name(10) / kManifestName) == before);
+    }
   }
 
   TEST_CASE("a step whose manifest alone is damaged stays while whole ones need files that only it has") {

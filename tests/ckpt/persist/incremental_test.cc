@@ -157,10 +157,19 @@ TEST_SUITE("ckpt/persist/incremental") {
     CHECK(kept.value().removed.empty());
     CHECK(kept.value().problems.empty());
     CHECK(compare(disk, kDir / "step-00000002", second) == "");
-    // A full one later frees both, the one that refers first.
+    CHECK(kept.value().needed.empty());  // the rules themselves keep it
+    // What is announced and nothing more is known of keeps it too, and is told.
     REQUIRE(save(disk, kDir, state_at(3, all)).ok());
-    REQUIRE(remove_checkpoint(disk, kDir, 2, kWriter).ok());
-    REQUIRE(remove_checkpoint(disk, kDir, 1, kWriter).ok());
+    std::vector<std::byte>& manifest = disk.bytes_of(kDir / "step-00000002" / kManifestName);
+    const std::vector<std::byte> whole = manifest;
+    const std::string_view text(reinterpret_cast<const char*>(manifest.data()), manifest.size());
+    manifest[text.find("\"version\":1") + 10] = std::byte{'2'};
+    const RetentionReport newer = apply_retention(disk, kDir, {.keep_last = 1}, kWriter).value();
+    CHECK(newer.removed.empty());
+    CHECK(newer.needed == std::vector<int64_t>{1});
+    // The full one frees both at once, the one that refers first.
+    disk.bytes_of(kDir / "step-00000002" / kManifestName) = whole;
+    CHECK(apply_retention(disk, kDir, {.keep_last = 1}, kWriter).value().removed == std::vector<int64_t>{1, 2});
     CHECK(list_checkpoints(disk, kDir).value().checkpoints.size() == 1);
   }
 

@@ -143,6 +143,17 @@ TEST_SUITE("ckpt/plan/partial") {
             "3 of 4 tensors taken from the checkpoint, weights alone: moments start at zero, the run begins at step 0",
             "  anew: head.weight [8, 4] (`except`)", "  left in the checkpoint: weight head.weight f32 [8, 4]"});
     CHECK(lines(full, {.only = {"layers.*"}}).size() == 1 + 2 + 6);
+    StateKinds averaged = kKinds;
+    averaged.add(StateKind::kEma);
+    Manifest with_averages = full;
+    with_averages.tensors = state_tensors(kModel, averaged);
+    const auto left = [&](const StateKinds& kinds, const InitConfig& how) {
+      return match_tensors(with_averages, kModel, kinds, how).value().left.size();
+    };
+    CHECK(left(kKinds, {}) == 4);  // this run keeps none
+    CHECK(lines(with_averages, {}).at(1) == "  left in the checkpoint: ema embed.tokens f32 [8, 4]");
+    CHECK(left(averaged, {}) == 0);
+    CHECK(left(averaged, {.weights_only = true}) == 12);  // they begin at the weights
     const std::vector<TensorSpec> many = [] {
       std::vector<std::pair<std::string, Shape>> tensors;
       for (int64_t k = 0; k < 100; ++k) tensors.push_back({"t." + std::to_string(k), {2}});

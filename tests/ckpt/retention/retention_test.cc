@@ -182,6 +182,7 @@ TEST_SUITE("ckpt/retention/policy") {
     CHECK(stay("every(75)") == Steps{80, 150, 230, 300});  // the first at or behind each multiple
     CHECK(stay("every(1h)") == Steps{10, 60, 120, 180, 240, 300});
     CHECK(stay("every(1d)") == Steps{10, 300});
+    CHECK(stay("every(1e-300s)").size() == all.size());
     CHECK(stay("at(1, 95, 120, 9999)") == Steps{10, 100, 120, 300});
     CHECK(stay("best(loss, 1)") == Steps{70, 300});
     CHECK(stay("best(loss, 3)") == Steps{70, 290, 300});
@@ -211,6 +212,24 @@ TEST_SUITE("ckpt/retention/policy") {
       CAPTURE(rules);
       CHECK(left == stay(rules));
     }
+  }
+
+  TEST_CASE("a clock that was wrong once does not take what is as young as a rule in time says") {
+    constexpr int64_t kMinute = 60'000, kHour = 60 * kMinute;
+    std::vector<CheckpointInfo> all;
+    for (int64_t k = 1; k <= 30; ++k)
+      all.push_back({.step = 10 * k, .complete = true, .created_unix_ms = 10 * k * kMinute});
+    const auto stay = [&]() {
+      std::vector<int64_t> out;
+      for (const Fate& fate : plan_retention(all, retention_policy(parse_keep("within(30min)").value(), 0)).value()) {
+        if (fate.stays) out.push_back(fate.step);
+      }
+      return out;
+    };
+    all[4].created_unix_ms += 8 * kHour;  // set back behind step 50
+    CHECK(stay() == std::vector<int64_t>{50, 270, 280, 290, 300});
+    all[4].created_unix_ms -= 16 * kHour;  // set forward
+    CHECK(stay() == std::vector<int64_t>{270, 280, 290, 300});
   }
 
   TEST_CASE("what a kept checkpoint refers to stays, over any number of hops, damaged or not") {

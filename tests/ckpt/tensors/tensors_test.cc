@@ -140,6 +140,25 @@ TEST_SUITE("ckpt/tensors") {
     }
   }
 
+  TEST_CASE("each bfloat16 is written as the float32 with its bits, whatever kind of NaN it is") {
+    MemoryBackend io;
+    std::vector<uint16_t> all(65536);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+    const std::filesystem::path dir = save(io, {tensor<uint16_t>("w", DType::kBf16, {65536}, all)});
+    CheckpointReader reader = CheckpointReader::open(io, dir).value();
+    std::vector<std::byte> file;
+    REQUIRE(write_npy(reader, 0, parse_slice("", {65536}).value(), {}, [&](std::span<const std::byte> bytes) {
+              file.insert(file.end(), bytes.begin(), bytes.end());
+              return Status();
+            }).ok());
+    std::vector<uint32_t> written(all.size());
+    REQUIRE(file.size() > written.size() * 4);
+    std::memcpy(written.data(), file.data() + file.size() - written.size() * 4, written.size() * 4);
+    size_t wrong = 0;
+    for (size_t i = 0; i < all.size(); ++i) wrong += written[i] != uint32_t{all[i]} << 16 ? 1 : 0;
+    CHECK(wrong == 0);
+  }
+
   TEST_CASE("a stream gives the same bytes whatever its window, ahead or not, in order or not") {
     MemoryBackend io;
     const std::vector<float> a = noise(64 * 700), b = noise(3000);
