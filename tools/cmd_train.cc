@@ -243,8 +243,8 @@ Status TrainAgent::check_nothing_saved() const {
   for (std::string line; std::getline(events, line);) {
     if (line.find(R"("saved")") == std::string::npos) continue;
     const json event = json::parse(line, nullptr, false);
-    if (event.is_object() && event.value("event", json()) == "saved")
-      saved = event.value("step", json(0)).get<int64_t>();
+    if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
+    if (event.value("event", json()) == "saved") saved = event["step"].get<int64_t>();
   }
   if (saved == 0) return {};
   return Error{

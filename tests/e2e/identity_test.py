@@ -156,7 +156,8 @@ class Identity(RunTest):
         reached = self.last_step("cut")
         self.assertEqual(self.checkpoints("cut"), [])
         self.assertEqual(len(self.memory_left(self.folder)), 1)
-        second = self.train(recipe, "cut")
+        second = self.train(recipe, "cut", "--init-from", "whole")
+        self.assertIn("--init-from is for a new run; this one goes on from its memory", second.output())
         self.assertIn("took over the snapshot memory of this run's dead agent", second.output())
         # The rank that wrote the last line had ended that step; others may have been about to.
         self.assertGreaterEqual(self.events("cut", "start")[-1]["step"], reached - 1)
