@@ -85,18 +85,6 @@ class Sink {
   std::FILE* file_ = nullptr;
 };
 
-Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json);
-
-Result<int> cat(const CatArgs& args, bool as_json) {
-  const bool to_stdout = args.out.empty() || args.out == "-";
-  if (to_stdout && as_json)
-    return Error{ErrorCode::kInvalidInput, "--json describes a file: give --out FILE (stdout takes the tensor)"};
-  if (to_stdout && is_terminal(STDOUT_FILENO))
-    return Error{ErrorCode::kInvalidInput, "a tensor is no text for a terminal: give --out FILE, or redirect stdout"};
-  RT_TRY_SET(const fs::path dir, resolve_checkpoint(args.path));
-  return unless_removed({dir}, cat_of(dir, args, as_json));
-}
-
 Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json) {
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(ckpt::CheckpointReader reader, ckpt::CheckpointReader::open(*io, dir));
@@ -143,6 +131,16 @@ Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json) {
                 {"out", args.out}});
   }
   return 0;
+}
+
+Result<int> cat(const CatArgs& args, bool as_json) {
+  const bool to_stdout = args.out.empty() || args.out == "-";
+  if (to_stdout && as_json)
+    return Error{ErrorCode::kInvalidInput, "--json describes a file: give --out FILE (stdout takes the tensor)"};
+  if (to_stdout && is_terminal(STDOUT_FILENO))
+    return Error{ErrorCode::kInvalidInput, "a tensor is no text for a terminal: give --out FILE, or redirect stdout"};
+  RT_TRY_SET(const fs::path dir, resolve_checkpoint(args.path));
+  return unless_removed({dir}, cat_of(dir, args, as_json));
 }
 
 }  // namespace

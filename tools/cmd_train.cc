@@ -257,8 +257,7 @@ Status TrainAgent::check_nothing_saved() const {
 Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
   const int64_t world = plan_.mesh.world();
   if (is_gone(folder_.path())) {
-    return Error{ErrorCode::kIo,
-                 fmt::format("{}: the folder is gone; move or mount it where it was", folder_.path().string()), ENOENT};
+    return Error{ErrorCode::kIo, fmt::format("{}: {}", folder_.path().string(), ckpt::kFolderGone), ENOENT};
   }
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);

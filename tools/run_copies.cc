@@ -67,6 +67,13 @@ fs::path claim_of(const fs::path& run, int64_t index) { return run / "copying" /
 
 namespace {
 
+Error of_another(const ckpt::Place& place, const std::string& owner, const std::string& run_id) {
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{} holds checkpoints of another run (id {}, this one is {}); choose another place, or "
+                           "another name for the run folder",
+                           place.describe(), owner, run_id)};
+}
+
 /// That a folder which says nothing of an owner, and has no steps, was not this run's: a mount point looks like that.
 Status check_not_gone(const ckpt::Place& place, const fs::path& claim) {
   if (ckpt::is_s3_path(place.describe())) return {};  // a store that is not there does not answer
@@ -85,12 +92,7 @@ Status claim_place(ckpt::Place& place, const fs::path& claim, const std::string&
   if (owner != run_id) {
     RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place.list());
     if (owner.empty() && steps.empty()) RT_TRY(check_not_gone(place, claim));
-    if (!owner.empty() && !steps.empty()) {
-      return Error{ErrorCode::kInvalidInput,
-                   fmt::format("{} holds checkpoints of another run (id {}, this one is {}); choose another place, or "
-                               "another name for the run folder",
-                               place.describe(), owner, run_id)};
-    }
+    if (!owner.empty() && !steps.empty()) return of_another(place, owner, run_id);
     RT_TRY(place.write_note(kOwnerNote, json{{"id", run_id}, {"name", run_name}}.dump(2) + "\n"));
   }
   ckpt::PosixBackend io;
@@ -181,10 +183,7 @@ Status RunCopies::prepare(bool fresh) {
     std::erase_if(steps, [](const ckpt::PlacedStep& step) { return !step.complete; });
     if (steps.empty()) continue;
     if (!owner.empty() && owner != folder_.id() && (newest_here >= 0 || fresh)) {
-      return Error{ErrorCode::kInvalidInput,
-                   fmt::format("{} holds checkpoints of another run (id {}, this one is {}); choose another place, or "
-                               "another name for the run folder",
-                               place->describe(), owner, folder_.id())};
+      return of_another(*place, owner, folder_.id());
     }
     if (newest_here >= 0 && steps.back().step > newest_here) {
       callbacks_.say(

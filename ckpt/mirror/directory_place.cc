@@ -83,8 +83,7 @@ class DirectoryPlace final : public Place {
   Status begin(int64_t step) override {
     std::error_code failed;
     if (seen_ && !fs::exists(root_, failed) && !failed) {
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("{}: the folder is gone; move or mount it where it was", root_.string())};
+      return Error{ErrorCode::kUnavailable, fmt::format("{}: {}", root_.string(), kFolderGone)};
     }
     RT_TRY(make_dirs(io_, root_));
     seen_ = true;

@@ -791,10 +791,10 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   if (options.make_folder) {
     RT_TRY(make_dirs(io, checkpoints_dir));
   } else if (const Result<FileStat> there = io.stat(checkpoints_dir); !there.ok() && is_not_found(there.error())) {
-    return Error{ErrorCode::kIo,
-                 fmt::format("step {} was not saved: {}: the folder is gone; move or mount it where it was",
-                             report.manifest.step, checkpoints_dir.string()),
-                 ENOENT};
+    return Error{
+        ErrorCode::kIo,
+        fmt::format("step {} was not saved: {}: {}", report.manifest.step, checkpoints_dir.string(), kFolderGone),
+        ENOENT};
   }
 
   Result<FileStat> existing = io.stat(report.dir);

@@ -1,15 +1,15 @@
 #pragma once
 // Training memory that outlives the ranks: one shared segment per run and node, owned by the agent.
 //
-// The agent creates it (or adopts the one that a dead agent of the same run left), ranks attach to it by name or by
-// inherited descriptor. Per rank there are some slots, the banks of its optimizer state in the layout of what it saves,
+// The agent creates it (or adopts the one that a dead agent of the same run left), ranks attach to it by inherited
+// descriptor. Per rank there are some slots, the banks of its optimizer state in the layout of what it saves,
 // each with a header whose last store publishes it as a snapshot, and the weights that forward and backward read. The
 // updates of training read one bank and write another, so a snapshot is never copied. Pages are reserved and touched at
 // creation: first touch costs seven times a copy (specs: 1.4 against 10.5 GB/s), and a reserved page cannot fail later
 // with SIGBUS.
 //
 // Whose segment it is stands in its name, `cairn-<uid>-<run id hash>-<agent pid>-<agent start>`, and is backed by a
-// lock (flock) that the agent and descriptors inherited from it hold: a segment is stale only if that process is gone
+// lock (flock) that the agent holds, and no rank through descriptor(): a segment is stale only if that process is gone
 // *and* the lock is free, so that a live agent in another pid namespace is never robbed.
 //
 // With optimizer.offload the segment is a file on a disk: the same, but for banks whose pages come when the update
@@ -72,9 +72,11 @@ class Arena {
   /// for a spec that does not fit together or a folder that is not there.
   static Result<Arena> create(const ArenaSpec& spec);
 
-  /// Rank. Errors: kUnavailable when there is no such segment; kCorrupt naming what does not hold.
+  /// Rank, to a descriptor() of the agent's; it is borrowed, the arena keeps a duplicate. Errors: kCorrupt naming what
+  /// does not hold.
+  static Result<Arena> attach_fd(int fd);
+  /// Whoever looks at a segment. Errors: as above; kUnavailable when there is none of that name.
   static Result<Arena> attach(const std::string& name);
-  static Result<Arena> attach_fd(int fd);  // borrowed; the arena keeps a duplicate
 
   /// Agent: takes over the newest stale segment of this run, renaming it to this process's name; nullopt when there is
   /// none. A segment that is damaged, unfinished or from before this machine's last start (what a disk lacks of it

@@ -102,6 +102,9 @@ bool is_not_found(const Error& error);  // ENOENT
 /// A missing right or a limit of the system, which says nothing about what was asked for.
 bool is_refused(const Error& error);  // EACCES, EPERM, EMFILE, ENFILE, ENOMEM
 
+/// What is said of a folder of ours that was there: what is written in its place nobody finds.
+inline constexpr const char* kFolderGone = "the folder is gone; move or mount it where it was";
+
 /// Makes `path` and its missing parents, and syncs the directories that got a new name.
 Status make_dirs(IoBackend& io, const std::filesystem::path& path);
 /// Whole file. kInvalidInput when it is larger than `max_bytes`.

@@ -73,6 +73,18 @@ Manifest save_on(IoBackend& io, const fs::path& dir, int64_t step, const Manifes
   return saved.value().manifest;
 }
 
+/// Steps 10 and 40, which refers to it, are at the place; here are 10, archived since, and 50.
+void copy_then_archive(PosixBackend& io, const fs::path& here, Place& place) {
+  const Manifest ten = save(io, here, cold_state(10)).value().manifest;
+  save_on(io, here, 40, ten);
+  for (const int64_t step : {10, 40}) REQUIRE(copy_checkpoint(place, io, here / step_dir_name(step)).ok());
+  for (const int64_t step : {40, 10}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
+  SaveOptions archived = small_options();
+  archived.codec = Codec::kShuffleZstd;
+  save(io, here, cold_state(10), archived).value();
+  save(io, here, cold_state(50)).value();
+}
+
 /// A process that has ended: its number and start time name a dead writer on this host.
 WriterId dead_writer() {
   WriterId writer = this_writer();
@@ -725,14 +737,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     PosixBackend io;
     const fs::path here = temp.path / "run", there = temp.path / "place";
     const auto place = directory(there);
-    const Manifest ten = save(io, here, cold_state(10)).value().manifest;
-    save_on(io, here, 40, ten);
-    for (const int64_t step : {10, 40}) REQUIRE(copy_checkpoint(*place, io, here / step_dir_name(step)).ok());
-    for (const int64_t step : {40, 10}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
-    SaveOptions archived = small_options();
-    archived.codec = Codec::kShuffleZstd;
-    save(io, here, cold_state(10), archived).value();
-    save(io, here, cold_state(50)).value();
+    copy_then_archive(io, here, *place);
     Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
     const MirrorReport report = mirror.copy_next(true).value().value();
     CHECK(report.copy.step == 50);
@@ -746,14 +751,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     PosixBackend io;
     const fs::path here = temp.path / "run", there = temp.path / "place";
     const auto place = directory(there);
-    const Manifest ten = save(io, here, cold_state(10)).value().manifest;
-    save_on(io, here, 40, ten);
-    for (const int64_t step : {10, 40}) REQUIRE(copy_checkpoint(*place, io, here / step_dir_name(step)).ok());
-    for (const int64_t step : {40, 10}) REQUIRE(remove_checkpoint(io, here, step, this_writer()).ok());
-    SaveOptions archived = small_options();
-    archived.codec = Codec::kShuffleZstd;
-    save(io, here, cold_state(10), archived).value();
-    save(io, here, cold_state(50)).value();
+    copy_then_archive(io, here, *place);
     flip_middle(there / step_dir_name(10) / kManifestName);
     Mirror mirror(*place, io, here, temp.path / "pins", {}, {});
     CHECK(mirror.copy_next(true).value()->copy.step == 50);
