@@ -12,6 +12,7 @@
 #include "ckpt/restore.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/core/log.h"
+#include "runtime/core/process.h"
 
 namespace cairn::ckpt {
 namespace {

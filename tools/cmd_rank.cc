@@ -15,6 +15,7 @@
 #include "runtime/comm/shm_world.h"
 #include "runtime/comm/traced_engine.h"
 #include "runtime/core/log.h"
+#include "runtime/core/process.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
@@ -37,7 +38,7 @@ double ms_since_process_start() {
   timespec now{};
   clock_gettime(CLOCK_BOOTTIME, &now);
   const double now_ms = static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
-  return now_ms - static_cast<double>(ckpt::this_process().start) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return now_ms - static_cast<double>(this_process().start) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {

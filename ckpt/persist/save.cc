@@ -30,7 +30,6 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -47,6 +46,7 @@
 #include "ckpt/persist/stream_copy.h"
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/references.h"
+#include "runtime/core/process.h"
 #include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
@@ -719,16 +719,9 @@ WriterId this_writer() {
   WriterId writer;
   char host[256] = {};
   if (::gethostname(host, sizeof(host) - 1) == 0) writer.host = host;
-  writer.pid = ::getpid();
-  std::ifstream stat("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(stat)), {});
-  // Field 22 counts from 1; the second one is the program's name in parentheses and may hold anything.
-  if (const size_t name_end = text.rfind(')'); name_end != std::string::npos) {
-    size_t at = name_end + 1;
-    for (int field = 2; field < 22 && at != std::string::npos; ++field)
-      at = text.find_first_not_of(' ', text.find(' ', at));
-    if (at != std::string::npos) writer.start = std::strtoll(text.c_str() + at, nullptr, 10);
-  }
+  const ProcessId me = this_process();
+  writer.pid = me.pid;
+  writer.start = me.start;
   writer.sequence = saves++;
   return writer;
 }

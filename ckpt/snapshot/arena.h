@@ -58,14 +58,6 @@ struct ArenaSpec {
   bool huge_pages = true;              // where the system allows it; otherwise 4 KiB pages, silently
 };
 
-/// A process, told apart from a later one with the same pid by its start time (field 22 of /proc/PID/stat).
-struct ProcessId {
-  int64_t pid = 0, start = 0;
-  bool operator==(const ProcessId&) const = default;
-};
-ProcessId this_process();
-bool is_alive(const ProcessId& process);
-
 class Arena {
  public:
   /// Agent. Errors: kNoSpace, saying how much is missing, when the folder or the memory cannot hold it; kInvalidInput

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "runtime/agent/event_pipe.h"
+#include "runtime/core/process.h"
 
 // From linux/close_range.h, which clashes with glibc's unistd.h in some versions.
 #ifndef CLOSE_RANGE_CLOEXEC
@@ -220,14 +221,8 @@ std::vector<std::string> log_tail(const ChildProcess& child, int64_t max_lines) 
 }
 
 char process_state(pid_t pid) {
-  const Fd fd(open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return '?';
-  char text[512];
-  const ssize_t n = read(fd.get(), text, sizeof text);
-  if (n <= 0) return '?';
-  const std::string_view stat(text, static_cast<size_t>(n));
-  const size_t name_end = stat.rfind(')');  // the name may hold spaces and brackets itself
-  return name_end == std::string_view::npos || name_end + 2 >= stat.size() ? '?' : stat[name_end + 2];
+  const std::optional<ProcessStat> stat = process_stat(pid);
+  return stat ? stat->state : '?';
 }
 
 std::string describe(const ExitStatus& status) {

@@ -13,10 +13,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include "runtime/comm/call.h"
+#include "runtime/core/process.h"
 
 namespace cairn::comm {
 namespace {
@@ -391,23 +392,8 @@ std::string Segment::describe_operation(int64_t rank) {
 }
 
 uint64_t process_start_time(int64_t pid) {
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/%lld/stat", static_cast<long long>(pid));
-  const Fd fd(::open(path, O_RDONLY | O_CLOEXEC));
-  if (!fd) return 0;
-  char text[1024];
-  const ssize_t n = ::read(fd.get(), text, sizeof(text) - 1);
-  if (n <= 0) return 0;
-  text[n] = '\0';
-  const char* at = std::strrchr(text, ')');  // the command may hold spaces and brackets; field 3 follows it
-  if (at && (std::strncmp(at, ") Z", 3) == 0 || std::strncmp(at, ") X", 3) == 0)) return 0;  // ended, not reaped yet
-  for (int field = 3; at && field <= 22; ++field) {
-    at = std::strchr(at + 1, ' ');
-    if (!at) return 0;
-  }
-  unsigned long long ticks = 0;
-  if (!at || std::sscanf(at + 1, "%llu", &ticks) != 1) return 0;
-  return ticks;
+  const std::optional<ProcessStat> stat = process_stat(pid);
+  return stat && !stat->ended() ? static_cast<uint64_t>(stat->start) : 0;
 }
 
 int64_t usable_cpus() {

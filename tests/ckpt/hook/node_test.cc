@@ -11,6 +11,7 @@
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
+#include "runtime/core/process.h"
 #include "tests/ckpt/hook/fake_run.h"
 #include "tests/support/ok.h"
 

@@ -1,0 +1,44 @@
+#include "runtime/core/process.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "runtime/core/unique_handle.h"
+
+namespace cairn {
+
+std::optional<ProcessStat> process_stat(int64_t pid) {
+  const Fd fd(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return std::nullopt;
+  char text[1024];
+  const ssize_t n = ::read(fd.get(), text, sizeof text);
+  if (n <= 0) return std::nullopt;
+  std::string_view rest(text, static_cast<size_t>(n));
+  const size_t name_end = rest.rfind(')');  // the name may hold spaces and brackets itself; field 3 follows it
+  if (name_end == std::string_view::npos || name_end + 2 >= rest.size()) return std::nullopt;
+  rest.remove_prefix(name_end + 2);
+  ProcessStat out{.state = rest.front()};
+  for (int field = 3; field < 22; ++field) {
+    const size_t space = rest.find(' ');
+    if (space == std::string_view::npos) return std::nullopt;
+    rest.remove_prefix(space + 1);
+  }
+  if (std::from_chars(rest.data(), rest.data() + rest.size(), out.start).ec != std::errc()) return std::nullopt;
+  return out;
+}
+
+ProcessId this_process() {
+  const std::optional<ProcessStat> stat = process_stat(::getpid());
+  return {::getpid(), stat ? stat->start : 0};
+}
+
+bool is_alive(const ProcessId& process) {
+  const std::optional<ProcessStat> stat = process_stat(process.pid);
+  return stat && !stat->ended() && stat->start == process.start;
+}
+
+}  // namespace cairn
