@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -163,5 +164,9 @@ std::string describe_shard(const Manifest& manifest, const ShardEntry& shard);
 
 /// Bytes of all shards together, as they are in memory.
 int64_t payload_bytes(const Manifest& manifest);
+
+/// The earlier steps that these files lie in, ascending: a checkpoint that names them needs those steps. It is the
+/// manifest that says so; the note beside it (kReferencesName) has no checksum, and may be lost.
+std::vector<int64_t> needed_steps(std::span<const FileEntry> files);
 
 }  // namespace cairn::ckpt

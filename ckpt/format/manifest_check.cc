@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <span>
 #include <tuple>
 #include <unordered_set>
@@ -368,6 +369,14 @@ int64_t payload_bytes(const Manifest& m) {
   int64_t total = 0;
   for (const ShardEntry& shard : m.shards) total += shard.bytes;
   return total;
+}
+
+std::vector<int64_t> needed_steps(std::span<const FileEntry> files) {
+  std::set<int64_t> steps;
+  for (const FileEntry& file : files) {
+    if (file.step >= 0) steps.insert(file.step);
+  }
+  return {steps.begin(), steps.end()};
 }
 
 }  // namespace cairn::ckpt

@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <vector>
+#include <algorithm>
 
 namespace cairn::ckpt {
 namespace {
@@ -39,6 +38,22 @@ std::optional<int64_t> parse_step_dir_name(std::string_view name) {
   const std::optional<int64_t> step = parse_number(name.substr(kStepPrefix.size()));
   if (!step || step_dir_name(*step) != name) return std::nullopt;
   return step;
+}
+
+std::string references_text(std::span<const int64_t> steps) {
+  std::string text;
+  for (const int64_t step : steps) text += step_dir_name(step) + "\n";
+  return text;
+}
+
+std::vector<int64_t> parse_references(std::string_view text) {
+  std::vector<int64_t> steps;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    if (const std::optional<int64_t> step = parse_step_dir_name(text.substr(0, end))) steps.push_back(*step);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return steps;
 }
 
 std::filesystem::path checkpoint_file_path(const std::filesystem::path& dir, int64_t step, std::string_view name) {

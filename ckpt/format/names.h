@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cairn::ckpt {
 
@@ -20,6 +22,10 @@ inline constexpr std::string_view kTrashPrefix = ".trash-";        // a checkpoi
 std::string step_dir_name(int64_t step);
 /// The step of a committed name; nothing for any other name, also not for "step-1200" (one step has one name).
 std::optional<int64_t> parse_step_dir_name(std::string_view name);
+
+/// What kReferencesName holds of these steps, and the steps that it names; of a line that is no step's name none.
+std::string references_text(std::span<const int64_t> steps);
+std::vector<int64_t> parse_references(std::string_view text);
 
 /// Where a file of the checkpoint in `dir` lies: in `dir`, or, when `step` is not -1, in that step's directory beside
 /// it.

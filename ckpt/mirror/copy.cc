@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::string_view kPartSuffix = ".part";
-constexpr int64_t kMostNeededBytes = int64_t{1} << 20;
+constexpr int64_t kMostReferencesBytes = int64_t{1} << 20;
 
 double since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
@@ -107,13 +107,6 @@ Result<std::string> read_placed(Place& place, int64_t step, std::string_view nam
   return text;
 }
 
-/// The note of a checkpoint that needs these steps, as a save writes it.
-std::string note_of(const std::vector<int64_t>& needed) {
-  std::string text;
-  for (const int64_t step : needed) text += step_dir_name(step) + "\n";
-  return text;
-}
-
 Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name, int64_t bytes,
                             const Traffic& traffic) {
   StreamingHash hash;
@@ -137,33 +130,10 @@ Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name,
 
 }  // namespace
 
-std::vector<int64_t> parse_needed_steps(std::string_view text) {
-  std::vector<int64_t> out;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    if (const std::optional<int64_t> step = parse_step_dir_name(text.substr(0, end))) out.push_back(*step);
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return out;
-}
-
-std::vector<int64_t> needed_steps(const Manifest& manifest) {
-  std::set<int64_t> steps;
-  for (const FileEntry& file : manifest.files) {
-    if (file.step >= 0) steps.insert(file.step);
-  }
-  return {steps.begin(), steps.end()};
-}
-
-Result<std::vector<int64_t>> needed_steps(IoBackend& io, const fs::path& step_dir) {
-  RT_TRY_SET(const Manifest manifest, read_manifest(io, step_dir));
-  return needed_steps(manifest);
-}
-
 Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& step) {
   if (!has_file(step, kReferencesName)) return std::vector<int64_t>();
-  RT_TRY_SET(const std::string text, read_placed(place, step.step, kReferencesName, kMostNeededBytes));
-  return parse_needed_steps(text);
+  RT_TRY_SET(const std::string text, read_placed(place, step.step, kReferencesName, kMostReferencesBytes));
+  return parse_references(text);
 }
 
 Result<Manifest> placed_manifest(Place& place, int64_t step) {
@@ -323,7 +293,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
   }
   RT_TRY(verify(io, step_dir, CopyPhase::kVerifySource, options, false));
   report.verify_seconds = since(begin);
-  const std::vector<int64_t> needed = needed_steps(read.value());
+  const std::vector<int64_t> needed = needed_steps(read.value().files);
   for (const int64_t other : needed) {
     if (other >= *step) continue;  // only earlier ones can be needed; a manifest that says otherwise is damage
     RT_TRY_SET(const CopyReport along,
@@ -341,7 +311,7 @@ Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const fs::path& 
     sources.push_back(std::move(source));
   }
   if (!needed.empty()) {
-    RT_TRY_SET(SourceFile note, SourceFile::of_text(std::string(kReferencesName), note_of(needed)));
+    RT_TRY_SET(SourceFile note, SourceFile::of_text(std::string(kReferencesName), references_text(needed)));
     names.push_back(note.name());
     sources.push_back(std::move(note));
   }
@@ -550,7 +520,7 @@ Status bring(Place& place, IoBackend& io, const PlacedStep& step, const fs::path
   report.verify_seconds = since(verify_begin);
   if (!needed.empty()) {  // what retention here looks at: as the manifest has it, whatever the place had
     if (has_file(step, kReferencesName)) RT_TRY(io.remove_file(work / kReferencesName));
-    RT_TRY(write_file(io, work / kReferencesName, note_of(needed)));
+    RT_TRY(write_file(io, work / kReferencesName, references_text(needed)));
   }
   return io.sync_dir(work);
 }
@@ -567,7 +537,7 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   }
   RT_TRY(make_dirs(io, checkpoints_dir));
   RT_TRY_SET(const Manifest manifest, placed_manifest(place, step.step));
-  const std::vector<int64_t> needed = needed_steps(manifest);
+  const std::vector<int64_t> needed = needed_steps(manifest.files);
   if (!needed.empty()) {
     RT_TRY_SET(const std::vector<PlacedStep> there, place.list());
     for (const PlacedStep& other : there) {

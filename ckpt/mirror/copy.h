@@ -23,15 +23,8 @@
 
 namespace cairn::ckpt {
 
-/// The earlier steps whose files a checkpoint needs, ascending. They are copied and brought along, and stay at a place
-/// as long as one there needs them. It is the manifest that says so: the note beside it (kReferencesName) has no
-/// checksum, and may be lost.
-std::vector<int64_t> needed_steps(const Manifest& manifest);
-Result<std::vector<int64_t>> needed_steps(IoBackend& io, const std::filesystem::path& step_dir);
-
 /// Which steps a placed one says that it needs in its note, which every copy gets: for retention there, which then
 /// fetches no manifests.
-std::vector<int64_t> parse_needed_steps(std::string_view text);
 Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& step);
 
 /// The manifest of a complete step there. Errors: kCorrupt when it does not hold; those of Place::read.

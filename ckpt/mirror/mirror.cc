@@ -9,6 +9,7 @@
 #include <span>
 
 #include "ckpt/format/names.h"
+#include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 
 namespace cairn::ckpt {
@@ -84,8 +85,8 @@ Result<bool> Mirror::link_step(int64_t step) {
 Result<fs::path> Mirror::pin(int64_t step) {
   RT_TRY(make_dirs(io_, pin_dir_));
   // A manifest that does not hold is for copy_checkpoint() to tell.
-  const Result<std::vector<int64_t>> needed = needed_steps(io_, dir_ / step_dir_name(step));
-  for (const int64_t other : needed.ok() ? needed.value() : std::vector<int64_t>()) {
+  const Result<Manifest> manifest = read_manifest(io_, dir_ / step_dir_name(step));
+  for (const int64_t other : manifest.ok() ? needed_steps(manifest.value().files) : std::vector<int64_t>()) {
     RT_TRY_SET(const bool linked, link_step(other));
     if (!linked) return dir_ / step_dir_name(step);
   }

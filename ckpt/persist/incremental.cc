@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <string>
 
 #include "ckpt/codec/codec.h"
@@ -90,14 +89,6 @@ Result<bool> all_there(IoBackend& io, const std::filesystem::path& dir, std::spa
     if (!stat.ok() || stat.value().size_bytes != file.size_bytes) return false;
   }
   return true;
-}
-
-std::string references_text(std::span<const FileEntry> files) {
-  std::set<int64_t> steps;
-  for (const FileEntry& file : files) steps.insert(file.step);
-  std::string text;
-  for (const int64_t step : steps) text += step_dir_name(step) + "\n";
-  return text;
 }
 
 }  // namespace cairn::ckpt

@@ -29,7 +29,4 @@ Result<Unchanged> find_unchanged(const Manifest& skeleton, std::span<const Write
 /// Whether these files are there, with their sizes. A folder that cannot be looked at is an error.
 Result<bool> all_there(IoBackend& io, const std::filesystem::path& dir, std::span<const FileEntry> files);
 
-/// The text of kReferencesName.
-std::string references_text(std::span<const FileEntry> files);
-
 }  // namespace cairn::ckpt

@@ -839,7 +839,8 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     return abandon(std::move(moved).error());
   }
   if (!unchanged.files.empty()) {
-    if (Status told = write_file(io, work / kReferencesName, references_text(unchanged.files)); !told.ok())
+    if (Status told = write_file(io, work / kReferencesName, references_text(needed_steps(unchanged.files)));
+        !told.ok())
       return abandon(std::move(told).error());
     Result<bool> there = base_is_there();
     if (!there.ok()) return abandon(std::move(there).error());

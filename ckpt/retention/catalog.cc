@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
@@ -53,16 +52,11 @@ Result<CatalogAccess::Seen> decode(const std::string& json, const std::string& t
   seen.info.size_bytes = static_cast<int64_t>(json.size() + table.size());
   seen.info.loss = metric(manifest, "loss");
   seen.info.valid_loss = metric(manifest, "valid_loss");
-  std::set<int64_t> references;
   for (const FileEntry& file : manifest.files) {
     seen.files.emplace_back(checkpoint_file_path(dir, file.step, file.name), file.size_bytes);
-    if (file.step < 0) {
-      seen.info.size_bytes += file.size_bytes;  // the others are counted where they lie
-    } else {
-      references.insert(file.step);
-    }
+    if (file.step < 0) seen.info.size_bytes += file.size_bytes;  // the others are counted where they lie
   }
-  seen.info.references.assign(references.begin(), references.end());
+  seen.info.references = needed_steps(manifest.files);
   return seen;
 }
 

@@ -1,7 +1,5 @@
 #include "ckpt/retention/references.h"
 
-#include <algorithm>
-#include <sstream>
 #include <string>
 
 #include "ckpt/format/names.h"
@@ -15,10 +13,7 @@ constexpr int64_t kMostBytes = int64_t{1} << 20;
 Status add(IoBackend& io, const std::filesystem::path& dir, std::set<int64_t>& steps) {
   const Result<std::string> text = read_file(io, dir / kReferencesName, kMostBytes);
   if (!text.ok()) return is_not_found(text.error()) ? Status() : Status(text.error());
-  std::istringstream lines(text.value());
-  for (std::string line; std::getline(lines, line);) {
-    if (const auto step = parse_step_dir_name(line)) steps.insert(*step);
-  }
+  for (const int64_t step : parse_references(text.value())) steps.insert(step);
   return {};
 }
 
