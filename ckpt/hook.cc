@@ -345,12 +345,7 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   if (slot != begun_bank_ || !attached_) {
     return Error{ErrorCode::kInternal, fmt::format("a snapshot of bank {}, the update wrote {}", slot, begun_bank_)};
   }
-  std::string text = encode_position(position);
-  if (static_cast<int64_t>(text.size()) > kPositionCapacity) {  // many sources: a report may be lost, a state not
-    trainer::TrainPosition bare = position;
-    bare.metrics.clear();
-    text = encode_position(bare);
-  }
+  const std::string text = encode_position(position, kPositionCapacity);
   published_bank_ = slot;
   if (copies()) {
     const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();

@@ -61,13 +61,10 @@ class SlotSource {
   Status read_directory() {
     if (skeleton_) return {};
     parts_.clear();
-    ranks_.clear();
+    ranks_ = arena_.rank_of_file();
     slot_ = 0;
     RT_TRY_SET(Manifest manifest, decode_manifest(arena_.directory()));
     for (const FileEntry& file : manifest.files) parts_.push_back({file.name, {}});
-    for (int64_t rank = 0; rank < arena_.world(); ++rank) {
-      if (!arena_.shards(rank).empty()) ranks_.push_back(rank);
-    }
     if (ranks_.size() != parts_.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
     for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
       const auto payload = arena_.payload(ranks_[shard.file], slot_);

@@ -91,6 +91,13 @@ std::string encode_position(const TrainPosition& position) {
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+std::string encode_position(TrainPosition position, int64_t most_bytes) {
+  std::string text = encode_position(position);
+  if (std::ssize(text) <= most_bytes) return text;
+  position.metrics.clear();
+  return encode_position(position);
+}
+
 Result<TrainPosition> decode_position(std::string_view text) {
   const json object = json::parse(text, nullptr, false);
   if (!object.is_object()) return Error{ErrorCode::kCorrupt, "training position: not a JSON object"};

@@ -2,6 +2,7 @@
 // Where training stands, as text: in snapshot headers (all of it) and in manifests (numbers of their own, the rest in
 // Manifest::state).
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,9 @@ namespace cairn::ckpt {
 
 /// JSON object, keys sorted. A loss or rate that is no number is written as null and read back as NaN.
 std::string encode_position(const trainer::TrainPosition& position);
+/// The same without the metrics where it would be longer than `most_bytes`: with many sources a report may be lost, a
+/// state not.
+std::string encode_position(trainer::TrainPosition position, int64_t most_bytes);
 /// Errors: kCorrupt naming the field.
 Result<trainer::TrainPosition> decode_position(std::string_view text);
 

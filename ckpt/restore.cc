@@ -87,10 +87,7 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
   const LoadPlanner planner(manifest);
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, planner, state));
   RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
-  std::vector<int64_t> rank_of_file;  // slot_manifest: ranks that save nothing have no file
-  for (int64_t rank = 0; rank < arena.world(); ++rank) {
-    if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
-  }
+  const std::vector<int64_t> rank_of_file = arena.rank_of_file();
   out.reserve(reads.size());
   for (const LoadRead& read : reads) {
     const int64_t rank = read.file < std::ssize(rank_of_file) ? rank_of_file[read.file] : -1;

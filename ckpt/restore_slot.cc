@@ -34,15 +34,6 @@ void fill(const Plan& plan, const Anew& anew) {
   }
 }
 
-/// As the ranks' hook writes it.
-std::string position_text(const trainer::TrainPosition& position) {
-  std::string text = encode_position(position);
-  if (static_cast<int64_t>(text.size()) <= kPositionCapacity) return text;
-  trainer::TrainPosition bare = position;
-  bare.metrics.clear();
-  return encode_position(bare);
-}
-
 }  // namespace
 
 Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
@@ -60,10 +51,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
     RT_TRY_SET(out.position, position_of(reader.manifest()).with(dir.string()));
   }
 
-  std::vector<int64_t> rank_of_file;  // slot_manifest: ranks that save nothing have no file
-  for (int64_t rank = 0; rank < arena.world(); ++rank) {
-    if (!arena.shards(rank).empty()) rank_of_file.push_back(rank);
-  }
+  const std::vector<int64_t> rank_of_file = arena.rank_of_file();
   const StateIndex index(plan);
   if (rank_of_file.size() != directory.files.size() || std::ssize(directory.tensors) != index.size())
     return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
@@ -102,7 +90,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
 
   // What starts anew and the slots' own hashes, in a few threads: memory speed.
   const int64_t world = arena.world();
-  const std::string text = position_text(out.position);
+  const std::string text = encode_position(out.position, kPositionCapacity);
   std::vector<Status> sealed(static_cast<size_t>(world));
   std::vector<std::thread> threads;
   const int64_t workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, std::min<int64_t>(world, 8));

@@ -531,6 +531,14 @@ std::string_view Arena::directory() const {
           static_cast<size_t>(header().directory_bytes)};
 }
 
+std::vector<int64_t> Arena::rank_of_file() const {
+  std::vector<int64_t> out;
+  for (int64_t rank = 0; rank < world(); ++rank) {
+    if (!shards(rank).empty()) out.push_back(rank);
+  }
+  return out;
+}
+
 arena::Control& Arena::control() const { return *reinterpret_cast<arena::Control*>(base_ + header().control_offset); }
 
 const RankEntry& Arena::entry(int64_t rank) const {

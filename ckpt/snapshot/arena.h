@@ -106,6 +106,8 @@ class Arena {
   std::string_view run_id() const { return header().run_id; }
   std::string_view recipe_hash() const { return header().recipe_hash; }
   std::string_view directory() const;
+  /// Whose slots the files of directory() are, in their order: a rank that saves nothing has none.
+  std::vector<int64_t> rank_of_file() const;
   arena::Control& control() const;
 
   std::span<const arena::ShardExtent> shards(int64_t rank) const;
