@@ -73,10 +73,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   if (const Result<CheckpointInfo> newest = newest_complete(*io, node->options_.checkpoints_dir); newest.ok()) {
     node->newest_on_disk_ = newest.value().step;
   }
-  node->decider_ = std::make_unique<RestoreDecider>(
-      plan, node->arena_, *node->io_,
-      RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
-                     /*from_first=*/false, &node->buffers_});
+  node->decider_ =
+      std::make_unique<RestoreDecider>(plan, node->arena_, *node->io_,
+                                       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from,
+                                                      node->options_.open_foreign, &node->buffers_});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{

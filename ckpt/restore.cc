@@ -207,8 +207,6 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
     if (*step <= above) break;
     const CheckpointInfo info = look_at_checkpoint(io_, request_.checkpoints_dir, *step);
-    const auto old = before_.find(info.step);
-    if (old != before_.end() && old->second == info.created_unix_ms) continue;
     any = true;
     if (const auto refused = refused_.find({info.step, info.created_unix_ms}); refused != refused_.end()) {
       warnings.push_back(refused->second);
@@ -253,29 +251,6 @@ bool RestoreDecider::pass_over(const RestoreChoice& choice, std::string_view why
 
 Result<RestoreChoice> RestoreDecider::choose() {
   RestoreChoice choice;
-  const auto from = [&]() -> Result<RestoreChoice> {
-    const InitConfig& how = plan_.recipe.init;
-    RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(request_.open_foreign, *request_.from));
-    Manifest manifest;
-    if (foreign != nullptr) {
-      manifest = foreign->manifest();
-    } else {
-      RT_TRY_SET(manifest, read_manifest(io_, *request_.from));
-    }
-    RT_TRY_SET(choice.match,
-               match_tensors(manifest, plan_.tensors, plan_.state_kinds(), how).with(request_.from->string()));
-    choice.foreign = foreign != nullptr;
-    if (!choice.foreign && !how.weights_only) RT_TRY(position_of(manifest).with(request_.from->string()));
-    choice.source = arena::Source::kDisk;
-    choice.step = how.weights_only ? 0 : manifest.step;
-    choice.dir = *request_.from;
-    return choice;
-  };
-  if (request_.from && first_ && request_.from_first) {
-    RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, request_.checkpoints_dir));
-    for (const CheckpointInfo& info : catalog.checkpoints) before_[info.step] = info.created_unix_ms;
-    return from();
-  }
   const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
   std::vector<int64_t> damaged;
   const std::optional<CommonSnapshot> memory =
@@ -324,7 +299,22 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.created_unix_ms = disk.value()->created_unix_ms;
     return choice;
   }
-  if (request_.from) return from();
+  if (!request_.from) return choice;
+  const InitConfig& how = plan_.recipe.init;
+  RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(request_.open_foreign, *request_.from));
+  Manifest manifest;
+  if (foreign != nullptr) {
+    manifest = foreign->manifest();
+  } else {
+    RT_TRY_SET(manifest, read_manifest(io_, *request_.from));
+  }
+  RT_TRY_SET(choice.match,
+             match_tensors(manifest, plan_.tensors, plan_.state_kinds(), how).with(request_.from->string()));
+  choice.foreign = foreign != nullptr;
+  if (!choice.foreign && !how.weights_only) RT_TRY(position_of(manifest).with(request_.from->string()));
+  choice.source = arena::Source::kDisk;
+  choice.step = how.weights_only ? 0 : manifest.step;
+  choice.dir = *request_.from;
   return choice;
 }
 

@@ -3,11 +3,10 @@
 // decision into the snapshot arena and ranks only carry it out. So ranks cannot disagree.
 //
 // Order of preference:
-//   1. the first time only: a checkpoint that a person named (`from`), of any layout (unless from_first is off)
-//   2. the newest snapshot in memory that is whole and verifies, or the newest checkpoint of the run that verifies:
+//   1. the newest snapshot in memory that is whole and verifies, or the newest checkpoint of the run that verifies:
 //      whichever has the higher step, memory when equal
-//   3. `from`, when the run has not saved anything (since)
-//   4. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
+//   2. a checkpoint that a person named (`from`), of any layout, when the run has no state of its own
+//   3. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
 // A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
 //
 // Memory is believed by its marks and headers when ranks were stopped or killed: no copy is made and no byte is read,
@@ -56,7 +55,6 @@ struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
   std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
   OpenForeign open_foreign;                   // of `from`; may be empty: it is a checkpoint
-  bool from_first = true;                     // false: only for a run that has no state of its own
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
 };
 
@@ -83,7 +81,6 @@ class RestoreDecider {
   IoBackend& io_;
   RestoreRequest request_;
   std::map<std::pair<int64_t, int64_t>, std::string> refused_;  // step, time of creation -> why
-  std::map<int64_t, int64_t> before_;  // step -> time of creation, of what a person's `from` overruled
   bool first_ = true;
 };
 

@@ -361,7 +361,7 @@ TEST_SUITE("ckpt/hook") {
     CHECK(choice.error().message.find("missing: exp_avg head.weight f32 [65, 24]") != std::string::npos);
   }
 
-  TEST_CASE("a checkpoint that a person names wins the first time, and again until the run has state of its own") {
+  TEST_CASE("a run without state of its own begins with the checkpoint that a person names, and leaves it behind") {
     const TempDir old_run, new_run;
     const Plan plan = plan_saving({2, 1, 1}, {.snapshot_steps = 2});
     {
