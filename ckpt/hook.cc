@@ -34,27 +34,30 @@ Result<std::unique_ptr<SharedMemoryHook>> SharedMemoryHook::make(const Plan& pla
     return Error{ErrorCode::kInvalidInput, fmt::format("snapshot memory is for {} ranks, this is rank {} of {}",
                                                        arena.world(), rank, plan.mesh.world())};
   }
-  std::unique_ptr<SharedMemoryHook> hook(new SharedMemoryHook(plan, rank, arena, clock, std::move(options)));
+  std::unique_ptr<SharedMemoryHook> hook(
+      new SharedMemoryHook(plan, rank, std::nullopt, &arena,
+                           arena.control().incarnation.load(std::memory_order_acquire), clock, std::move(options)));
   RT_TRY(hook->check_layout());
   return hook;
 }
 
 SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation,
-                                   std::function<void(int64_t step)> on_snapshot)
+                                   HookOptions options)
+    : SharedMemoryHook(plan, rank, std::move(arena), nullptr, incarnation, system_clock(), std::move(options)) {}
+
+SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, std::optional<Arena> owned, const Arena* borrowed,
+                                   uint64_t incarnation, const Clock& clock, HookOptions options)
     : plan_(plan),
       rank_(rank),
-      owned_(std::move(arena)),
-      arena_(*owned_),
-      clock_(system_clock()),
+      owned_(std::move(owned)),
+      arena_(owned_ ? *owned_ : *borrowed),
+      clock_(clock),
+      options_(std::move(options)),
       incarnation_(incarnation),
       layout_(slot_layout(plan, rank)) {
-  if (on_snapshot) {
-    options_.notify = [tell = std::move(on_snapshot)](const SnapshotNotice& notice) {
-      if (notice.persist) tell(notice.step);
-      return Status();
-    };
-  }
-  start_clock();
+  // Saves by time: the clock runs on through restarts, and starts with the run.
+  int64_t never = 0;
+  if (rank_ == 0) arena_.control().saved_ns.compare_exchange_strong(never, clock_.now_ns());
 }
 
 Status SharedMemoryHook::check_layout() const {
@@ -68,24 +71,6 @@ Status SharedMemoryHook::check_layout() const {
   }
   if (same) return {};
   return Error{ErrorCode::kInvalidInput, "snapshot memory was made for another layout of this model"};
-}
-
-SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, const Clock& clock,
-                                   HookOptions options)
-    : plan_(plan),
-      rank_(rank),
-      arena_(arena),
-      clock_(clock),
-      options_(std::move(options)),
-      incarnation_(arena.control().incarnation.load(std::memory_order_acquire)),
-      layout_(slot_layout(plan, rank)) {
-  start_clock();
-}
-
-void SharedMemoryHook::start_clock() {
-  // Saves by time: the clock runs on through restarts, and starts with the run.
-  int64_t never = 0;
-  if (rank_ == 0) arena_.control().saved_ns.compare_exchange_strong(never, clock_.now_ns());
 }
 
 Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTensor> saved,
@@ -144,7 +129,7 @@ Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<con
                  fmt::format("rank {} is of incarnation {}, the agent is at {}", rank_, incarnation_, now)};
   }
   if (!attached_) return Error{ErrorCode::kInternal, fmt::format("rank {} restores into no memory", rank_)};
-  RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, state, open_foreign_));
+  RT_TRY_SET(std::optional<trainer::Restored> found, carry_out_decision(plan_, arena_, state, options_.open_foreign));
   if (found && arena_.control().decision.source == arena::Source::kMemory) published_bank_ = found->bank;
   if (!copies()) return found;
   if (published_bank_ >= 0) {
@@ -349,10 +334,12 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   published_bank_ = slot;
   if (copies()) {
     const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();
-    const auto publish = [this, slot, order, step = position.step, text, stood_ns](std::span<const uint64_t> copied) {
+    const auto publish = [this, slot, order, step = position.step, text,
+                          stood_ns](std::span<const uint64_t> copied) -> Status {
       const int64_t lost_ns = stood_ns + copier_->waited_ns();
-      Status told = SnapshotWriter(arena_, rank_).publish(slot, incarnation_, step, text, copied, lost_ns);
-      return told.ok() ? tell({rank_, step, slot, order.persist, static_cast<double>(lost_ns) * 1e-6}) : told;
+      RT_TRY(SnapshotWriter(arena_, rank_).publish(slot, incarnation_, step, text, copied, lost_ns));
+      tell(order, step);
+      return {};
     };
     RT_TRY(copier_->start(arena_.payload(rank_, slot).data(), publish));
   } else {
@@ -361,18 +348,17 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   }
   pause_ns_ += clock_.now_ns() - begin_ns;
   stats_.last_ms = static_cast<double>(pause_ns_) * 1e-6;
-  stats_.total_ms += stats_.last_ms;
-  stats_.longest_ms = std::max(stats_.longest_ms, stats_.last_ms);
   ++stats_.snapshots;
   if (order.persist) {
     ++stats_.persists;
     promised_step_ = position.step;
   }
-  return copies() ? Status() : tell({rank_, position.step, slot, order.persist, stats_.last_ms});
+  if (!copies()) tell(order, position.step);
+  return {};
 }
 
-Status SharedMemoryHook::tell(const SnapshotNotice& notice) const {
-  return options_.notify ? options_.notify(notice) : Status();
+void SharedMemoryHook::tell(const StepOrder& order, int64_t step) const {
+  if (order.persist && options_.on_snapshot) options_.on_snapshot(step);
 }
 
 void SharedMemoryHook::release() {

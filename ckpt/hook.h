@@ -45,27 +45,23 @@ namespace cairn::ckpt {
 /// Longer, other ranks would take a rank that waits for the disk for a dead one.
 inline constexpr double kLongestWaitS = 10;
 
-/// What a rank tells its agent after each snapshot. Only a hint that there is work: the arena is the truth.
-struct SnapshotNotice {
-  int64_t rank = 0, step = 0, slot = 0;
-  bool persist = false;
-  double ms = 0;  // training stood still for it on this rank
-};
-
 struct HookOptions {
-  std::function<Status(const SnapshotNotice&)> notify;  // may be empty: the persister also looks by itself
-  double finish_deadline_s = 1800;                      // for the last checkpoint to reach the disk
-  double longest_wait_s = kLongestWaitS;                // for a bank; at most half of the recipe's restart.deadline
+  /// A snapshot that is to be persisted is complete on this rank. Only a hint for the agent that there is work: the
+  /// arena is the truth, and the persister also looks by itself. May be empty; any thread of the hook's.
+  std::function<void(int64_t step)> on_snapshot;
+  OpenForeign open_foreign;               // for runs that begin with weights that are no checkpoint; may be empty
+  double finish_deadline_s = 1800;        // for the last checkpoint to reach the disk
+  double longest_wait_s = kLongestWaitS;  // for a bank; at most half of the recipe's restart.deadline
   /// To where copied state lies; empty: it is in host memory.
   std::function<std::unique_ptr<DeviceLink>()> make_link;
 };
 
 struct SnapshotStats {
   int64_t snapshots = 0, persists = 0;
-  int64_t put_off = 0;                               // saves that were due and came later
-  int64_t in_place = 0;                              // updates that gave up waiting for a bank
-  int64_t left_out = 0;                              // snapshots that found no slot to be copied to
-  double last_ms = 0, total_ms = 0, longest_ms = 0;  // training stood still on this rank
+  int64_t put_off = 0;   // saves that were due and came later
+  int64_t in_place = 0;  // updates that gave up waiting for a bank
+  int64_t left_out = 0;  // snapshots that found no slot to be copied to
+  double last_ms = 0;    // training stood still on this rank
 };
 
 class SharedMemoryHook final : public trainer::CheckpointHook {
@@ -75,12 +71,8 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
                                                         const Clock& clock, HookOptions options = {});
 
   /// The same for a rank process, which owns its attachment and knows from its agent which incarnation it is of;
-  /// restore() says what does not fit. `on_snapshot`: a snapshot that is to be persisted is complete on this rank.
-  SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation,
-                   std::function<void(int64_t step)> on_snapshot);
-
-  /// For runs that begin with weights that are no checkpoint.
-  void may_begin_with(OpenForeign open_foreign) { open_foreign_ = std::move(open_foreign); }
+  /// restore() says what does not fit.
+  SharedMemoryHook(const Plan& plan, int64_t rank, Arena arena, uint64_t incarnation, HookOptions options);
 
   Result<trainer::StateMemory> memory(std::span<const trainer::StateTensor> saved,
                                       std::span<const trainer::StateTensor> copies, int64_t weight_bytes) override;
@@ -97,9 +89,9 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   const SnapshotStats& stats() const { return stats_; }
 
  private:
-  SharedMemoryHook(const Plan& plan, int64_t rank, const Arena& arena, const Clock& clock, HookOptions options);
+  SharedMemoryHook(const Plan& plan, int64_t rank, std::optional<Arena> owned, const Arena* borrowed,
+                   uint64_t incarnation, const Clock& clock, HookOptions options);
   Status check_layout() const;
-  void start_clock();
   bool save_is_due(int64_t step) const;
   double longest_wait_s() const;  // the other ranks wait for this one no longer than restart.deadline
   bool may_reserve() const;
@@ -111,7 +103,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   /// The slot of the next copy, or none; `must`: waits for one to be free.
   Result<std::optional<int64_t>> slot_for_copy(bool must);
   Status agent_lives() const;
-  Status tell(const SnapshotNotice& notice) const;
+  void tell(const trainer::StepOrder& order, int64_t step) const;
 
   const Plan& plan_;
   int64_t rank_;
@@ -119,7 +111,6 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   const Arena& arena_;
   const Clock& clock_;
   HookOptions options_;
-  OpenForeign open_foreign_;
   uint64_t incarnation_ = 0;
   SlotLayout layout_;
   std::unique_ptr<DiskPager> pager_;  // of banks on a disk

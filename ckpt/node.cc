@@ -112,7 +112,7 @@ Result<RestoreChoice> CheckpointNode::begin_incarnation() {
 
 void CheckpointNode::request_stop() { arena_.control().stop.store(1, std::memory_order_release); }
 
-void CheckpointNode::notify() { persister_->notify({.persist = true}); }
+void CheckpointNode::notify() { persister_->notify(); }
 
 std::vector<PersistEvent> CheckpointNode::take_events() {
   const std::lock_guard lock(mutex_);

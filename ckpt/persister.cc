@@ -387,8 +387,7 @@ NodePersister::~NodePersister() {
   for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers) writer->thread.join();
 }
 
-void NodePersister::notify(const SnapshotNotice& notice) {
-  if (!notice.persist) return;
+void NodePersister::notify() {
   {
     const std::lock_guard lock(impl_->mutex);
     ++impl_->notices;

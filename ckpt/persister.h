@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "ckpt/hook.h"
 #include "ckpt/persist/buffer.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/save_plan.h"
@@ -64,8 +63,8 @@ class NodePersister {
   NodePersister(Arena& arena, const MakeIo& make_io, std::filesystem::path checkpoints_dir, PersistOptions options);
   ~NodePersister();  // finishes writes that have begun; promises that have not begun are dropped: call flush()
 
-  /// From a rank's message.
-  void notify(const SnapshotNotice& notice);
+  /// From a rank's message that its part of a snapshot to be persisted is complete.
+  void notify();
 
   /// All ranks of this incarnation are dead and reaped: promises that no rank will complete are dropped. To be called
   /// before RestoreDecider::next_incarnation().

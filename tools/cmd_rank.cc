@@ -56,11 +56,13 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   }
   RT_TRY_SET(ckpt::Arena arena, ckpt::Arena::attach_fd(args.arena_fd));
   const ckpt::arena::Control& control = arena.control();  // the mapping stays where it is when the arena moves
-  ckpt::SharedMemoryHook hook(plan, args.rank, std::move(arena), args.incarnation, [&](int64_t step) {
-    ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
-  });
-
-  hook.may_begin_with(open_hf_for(recipe.model));
+  ckpt::SharedMemoryHook hook(
+      plan, args.rank, std::move(arena), args.incarnation,
+      {.on_snapshot =
+           [&](int64_t step) {
+             ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
+           },
+       .open_foreign = open_hf_for(recipe.model)});
   trainer::Environment env{
       .plan = plan, .rank = args.rank, .engine = traced ? *traced : *engine, .hook = hook, .trace = window};
   env.on_trace = [&](const std::string& text) {

@@ -177,10 +177,7 @@ inline Status live(const Plan& plan, const Arena& arena, const Life& life, NodeP
     threads.emplace_back([&, rank] {
       HookOptions options{.finish_deadline_s = 20};
       if (persister != nullptr) {
-        options.notify = [&](const SnapshotNotice& notice) {
-          persister->notify(notice);
-          return Status();
-        };
+        options.on_snapshot = [&](int64_t) { persister->notify(); };
       }
       auto made = SharedMemoryHook::make(plan, rank, arena, clock, options);
       RT_CHECK(made.ok(), "{}", made.error().message);

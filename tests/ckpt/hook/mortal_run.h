@@ -113,13 +113,8 @@ inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* 
   for (int64_t rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
       omp_set_num_threads(1);
-      HookOptions options{.notify =
-                              [&](const SnapshotNotice& notice) {
-                                agent.persister->notify(notice);
-                                return Status();
-                              },
-                          .finish_deadline_s = 60,
-                          .make_link = make_link};
+      HookOptions options{
+          .on_snapshot = [&](int64_t) { agent.persister->notify(); }, .finish_deadline_s = 60, .make_link = make_link};
       const auto hook = SharedMemoryHook::make(plan, rank, *agent.arena, clock, std::move(options)).value();
       MortalHook mortal(*hook, rank, death);
       trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = mortal};
