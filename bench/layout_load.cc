@@ -22,7 +22,7 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/save.h"
-#include "ckpt/persister.h"
+#include "ckpt/run_memory.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
 #include "ckpt/restore_slot.h"

@@ -8,6 +8,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/policy.h"
 #include "ckpt/retention/space.h"
+#include "ckpt/run_memory.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 

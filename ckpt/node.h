@@ -1,6 +1,6 @@
 #pragma once
-// The agent's side of checkpointing on one node in one object: snapshot memory (persister.h, open_run_memory), the
-// decision what ranks restore (restore.h), persisting and retention (persister.h), and a last save when ranks are gone.
+// The agent's side of checkpointing on one node in one object: snapshot memory (run_memory.h), the decision what ranks
+// restore (restore.h), persisting and retention (persister.h), and a last save when ranks are gone.
 //
 // Threads: called from the agent's event loop; the persister has a thread of its own.
 

@@ -1,6 +1,6 @@
 #pragma once
-// The agent's side of checkpoints: owns the snapshot memory and writes what is promised from it to disk, in background
-// threads with low CPU and I/O priority (ckpt/persist/priority.h), hashing as they write.
+// The agent's writer of checkpoints: what is promised goes from snapshot memory to disk, in background threads with low
+// CPU and I/O priority (ckpt/persist/priority.h), hashing as they write.
 //
 // There are as many threads as saves may be in flight. Each looks at the arena itself (every 20 ms, and at once on
 // notify()): a lost notice loses nothing. A slot is written when it is reserved and whole on all ranks, the oldest step
@@ -20,12 +20,10 @@
 
 #include "ckpt/persist/buffer.h"
 #include "ckpt/persist/save.h"
-#include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/policy.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
-#include "runtime/plan/plan.h"
 
 namespace cairn::ckpt {
 
@@ -78,15 +76,5 @@ class NodePersister {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// The snapshot memory of a run: the one that a dead agent of this run left when it has this layout and recipe, else a
-/// new one. What a left one of another layout or recipe holds is first written to `checkpoints_dir` if it is newer than
-/// what is there. Stale memory of other runs of this user is removed. `report` gets a line for each such event.
-Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
-                              const MakeIo& make_io, std::vector<std::string>* report = nullptr,
-                              const BeforeSave& before_save = {});
-
-/// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
-Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);
 
 }  // namespace cairn::ckpt

@@ -20,6 +20,7 @@
 #include "ckpt/hook.h"
 #include "ckpt/persister.h"
 #include "ckpt/restore.h"
+#include "ckpt/run_memory.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"

@@ -1,0 +1,177 @@
+#include "ckpt/run_memory.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "ckpt/format/manifest.h"
+#include "ckpt/retention/retention.h"
+
+namespace cairn::ckpt {
+namespace {
+
+using Say = std::function<void(std::string)>;
+
+/// Removes what dead runs left that nobody misses: all but steps that no checkpoint has. What this run itself left
+/// stays until it has `begun` with the best of it. Returns what stays of others; the first is the first to go for want
+/// of room.
+std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view run_id, bool begun, const Say& say) {
+  std::vector<StaleArena> left;
+  for (StaleArena& stale : stale_arenas(folder)) {
+    const bool mine = stale.run_id == run_id;
+    if (mine ? begun : stale.unsaved_step == 0 && stale.unread.empty()) {
+      if (remove_stale_arena(stale)) say(fmt::format("removed {} of a dead run", stale.name));
+    } else if (!mine) {
+      left.push_back(std::move(stale));
+    }
+  }
+  return left;
+}
+
+/// -1: none is whole.
+int64_t newest_step(const Arena& arena) {
+  const std::vector<SlotView> views = arena.views();
+  const auto newest = newest_whole(views);
+  return newest ? views[*newest].step : -1;
+}
+
+/// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
+void make_room(const ArenaSpec& least, std::vector<StaleArena>& dead, const Say& say) {
+  int64_t bytes = 0;
+  for (const StaleArena& stale : dead) bytes += stale.bytes;
+  if (!Arena::has_room(least, bytes).ok()) return;  // would not help
+  while (!dead.empty() && !Arena::has_room(least).ok()) {
+    const StaleArena stale = std::move(dead.front());
+    dead.erase(dead.begin());
+    if (!remove_stale_arena(stale)) continue;
+    const std::string held = stale.unread.empty() ? fmt::format("{}, with its step {}, which no checkpoint has",
+                                                                stale.run_id, stale.unsaved_step)
+                                                  : "which cannot be read (" + stale.unread + ")";
+    say(fmt::format("warning: removed {} of a dead run, {}: this run has no room beside it", stale.name, held));
+  }
+}
+
+/// With as many of the banks as fit into memory, at least two.
+Result<Arena> create_what_fits(ArenaSpec spec, const Say& say) {
+  const int64_t wanted = spec.slots;
+  Result<Arena> made = Arena::create(spec);
+  if (made.ok()) return made;
+  const Error first = made.error();
+  while (!made.ok() && made.error().code == ErrorCode::kNoSpace && spec.slots > 2) {
+    --spec.slots;
+    made = Arena::create(spec);
+  }
+  if (!made.ok()) return made;  // says what is missing for the least that will do
+  say(spec.slots == 2 ? fmt::format("only two banks of the training state fit into memory ({}): while a checkpoint is "
+                                    "being written, a step may have to wait for it",
+                                    first.message)
+                      : fmt::format("only {} of {} banks of the training state fit into memory ({}): at most {} saves "
+                                    "will be in flight",
+                                    spec.slots, wanted, first.message, spec.slots - 2));
+  return made;
+}
+
+}  // namespace
+
+Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
+  ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
+  spec.ranks = slot_layouts(plan);
+  spec.slots = banks_for(plan.recipe.checkpoint.in_flight);
+  if (!plan.recipe.optimizer.offload.empty()) {
+    spec.folder = std::filesystem::absolute(plan.recipe.optimizer.offload).lexically_normal();
+    if (spec.folder.ends_with('/')) spec.folder.pop_back();
+  }
+  spec.layout_hash = layout_hash(plan, spec.ranks);
+  // Where state is copied the weights are not: they die with the process, and are made from the masters again.
+  const bool shared_weights = plan.recipe.checkpoint.snapshot_by == SnapshotBy::kBanks;
+  for (int64_t rank = 0; shared_weights && rank < plan.mesh.world(); ++rank)
+    spec.weight_bytes.push_back(plan.rank(rank).weight_bytes);
+  RT_TRY_SET(spec.directory, encode_manifest(slot_manifest(plan, spec.ranks, run, spec.chunk_bytes)));
+  return spec;
+}
+
+Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
+                              const MakeIo& make_io, std::vector<std::string>* report, const BeforeSave& before_save) {
+  const auto say = [&](std::string line) {
+    if (report != nullptr) report->push_back(std::move(line));
+  };
+  {
+    const std::unique_ptr<IoBackend> io = make_io();
+    RT_TRY(make_dirs(*io, checkpoints_dir));
+    RT_TRY_SET(const CleanReport cleaned, clean_leftovers(*io, checkpoints_dir));
+    for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a save that died", name));
+    for (const std::string& line : cleaned.left) say(fmt::format("left alone: {}", line));
+  }
+  RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run));
+  std::vector<std::string> folders = {spec.folder};  // the run may have had no offload before
+  if (spec.folder != kSharedMemory) folders.emplace_back(kSharedMemory);
+  const auto clean = [&](bool begun) {
+    std::vector<StaleArena> dead = clean_memory(spec.folder, run.run_id, begun, say);
+    if (folders.size() > 1) clean_memory(folders[1], run.run_id, begun, say);
+    return dead;
+  };
+  const auto tell = [&](const std::vector<StaleArena>& dead) {
+    for (const StaleArena& stale : dead) {
+      const std::string held =
+          stale.unread.empty()
+              ? fmt::format("{}, still holds step {}, which no checkpoint has: go on with that run", stale.run_id,
+                            stale.unsaved_step)
+              : fmt::format("cannot be read ({}): go on with that run and the build that left it", stale.unread);
+      say(fmt::format("{} of a dead run, {}, or remove the file to have its {:.2f} GiB", stale.name, held,
+                      static_cast<double>(stale.bytes) / (1 << 30)));
+    }
+  };
+  clean(false);
+  std::optional<Arena> left;
+  for (const std::string& folder : folders) {
+    RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder));
+    if (found && left) {  // the run had an offload folder, and once none
+      const bool later = newest_step(*found) > newest_step(*left);
+      Arena& older = later ? *left : *found;
+      say(fmt::format("removed {}, which held step {} of this run: {} has step {}", older.name(), newest_step(older),
+                      (later ? *found : *left).name(), newest_step(later ? *found : *left)));
+      RT_TRY(older.remove());
+      if (!later) continue;
+    }
+    if (found) left = std::move(found);
+  }
+  if (left) {
+    if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
+        left->directory() == spec.directory) {
+      say("took over the snapshot memory of this run's dead agent");
+      tell(clean(true));
+      return std::move(*left);
+    }
+    Status flushed;
+    {
+      NodePersister persister(
+          *left, make_io, checkpoints_dir,
+          {.low_priority = false, .before_save = before_save, .on_event = [&](const PersistEvent& event) {
+             say(event.status.ok() ? fmt::format("wrote step {} from the snapshot memory of this "
+                                                 "run's dead agent, which had another layout or "
+                                                 "recipe, to {}",
+                                                 event.step, event.dir.string())
+                                   : event.status.error().message);
+           }});
+      flushed = persister.flush();
+    }
+    // Not removed unless its state is safe: the person can free the disk and try again.
+    if (!flushed.ok()) {
+      return std::move(flushed)
+          .with(fmt::format("writing the snapshot that this run's dead agent left ({})", left->name()))
+          .error();
+    }
+    RT_TRY(left->remove());
+    left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
+  }
+  std::vector<StaleArena> dead = clean(true);
+  ArenaSpec least = spec;
+  least.slots = 2;
+  make_room(least, dead, say);
+  tell(dead);
+  return create_what_fits(spec, say);
+}
+
+}  // namespace cairn::ckpt
