@@ -100,29 +100,6 @@ Status SnapshotWriter::seal(int64_t slot, uint64_t incarnation, int64_t step, st
   return {};
 }
 
-Status SnapshotWriter::write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
-                             std::span<const std::span<const std::byte>> sources) {
-  const auto shards = arena_.shards(rank_);
-  bool fits = sources.size() == shards.size();
-  for (size_t k = 0; fits && k < shards.size(); ++k) fits = static_cast<int64_t>(sources[k].size()) == shards[k].bytes;
-  if (!fits) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("rank {}: {} boxes to snapshot, the layout has {}, or other sizes", rank_, sources.size(),
-                             shards.size())};
-  }
-  if (static_cast<int64_t>(position.size()) > kPositionCapacity) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("the training position has {} bytes, a snapshot holds {}",
-                                                       position.size(), kPositionCapacity)};
-  }
-  begin(slot, incarnation, step);
-  std::vector<uint64_t> sums;
-  for (size_t k = 0; k < shards.size(); ++k) {
-    std::memcpy(arena_.payload(rank_, slot).data() + shards[k].offset, sources[k].data(), sources[k].size());
-    sums.push_back(word_sums(sources[k].data(), shards[k].bytes / 4));
-  }
-  return publish(slot, incarnation, step, position, sums, 0);
-}
-
 Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, Check check) {
   const arena::SlotHeader& header = arena.slot_header(rank, slot);
   const uint64_t sequence = header.sequence.load(std::memory_order_acquire);

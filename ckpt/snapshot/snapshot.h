@@ -1,13 +1,14 @@
 #pragma once
 // The marks and headers of one rank's banks and weights in the arena, and how they are read.
 //
-// A bank becomes a snapshot: 1. begin(): the sequences of the bank and of the weights become odd: what they held is
-// gone.
-// 2. The update writes into them; nobody copies. 3. publish(): step, incarnation, position, the word sums that the
-// update took of each shard, the hash over all that; then the sequences become even, with release. Both cost
-// microseconds at any size. A SIGKILL between any two instructions leaves a bank odd or complete. A reader trusts the
-// even number only as a hint: every count is bounded by the static tables, the hash covers the header, and the word
-// sums the bytes, for whoever has reason to read them all.
+// A bank becomes a snapshot:
+//   1. begin(): the sequences of the bank and of the weights become odd: what they held is gone.
+//   2. The update writes into them, or a copy into the bank (copy/).
+//   3. publish(): step, incarnation, position, the word sums of each shard as whoever wrote it has taken them, the hash
+//      over all that; then the bank's sequence becomes even, with release. That of the weights does in weights_whole().
+// begin() and publish() cost microseconds at any size. A SIGKILL between any two instructions leaves a bank odd or
+// complete. A reader trusts the even number only as a hint: every count is bounded by the static tables, the hash
+// covers the header, and the word sums the bytes, for whoever has reason to read them all.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,12 +39,6 @@ class SnapshotWriter {
 
   /// The weights are those of `step`, before the next begin(). Beside publish(), from any thread.
   void weights_whole(uint64_t incarnation, int64_t step);
-
-  /// begin() and publish(), and between them the copy of `sources`, the memory of each shard, for state that lies
-  /// elsewhere. Errors: as publish(), or kInvalidInput when the sizes of the sources are not the layout's: the bank is
-  /// untouched.
-  Status write(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position,
-               std::span<const std::span<const std::byte>> sources);
 
   /// Publishes a bank whose bytes were read from disk into their place; the weights are not of its step, and say so.
   Status seal(int64_t slot, uint64_t incarnation, int64_t step, std::string_view position);

@@ -1,7 +1,6 @@
 #include "ckpt/hook.h"
 
 #include <doctest/doctest.h>
-
 #include <fcntl.h>
 
 #include <cerrno>
@@ -16,6 +15,7 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/hook/fake_run.h"
+#include "tests/ckpt/snapshot/write_snapshot.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -593,7 +593,7 @@ TEST_SUITE("ckpt/hook") {
           for (const trainer::StateTensor& item : state.tensors()) {
             if (item.primary) sources.emplace_back(item.data, item.bytes);
           }
-          REQUIRE(SnapshotWriter(arena, rank).write(0, 1, 7, encode_position(position_at(7)), sources).ok());
+          REQUIRE(write_snapshot(arena, rank, 0, 1, 7, encode_position(position_at(7)), sources).ok());
         }
         NodePersister persister(arena, [&] { return std::move(memory); }, "/run", {.low_priority = false});
         const Status flushed = persister.flush();

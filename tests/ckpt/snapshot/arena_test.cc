@@ -23,6 +23,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "runtime/core/random.h"
+#include "tests/ckpt/snapshot/write_snapshot.h"
 #include "tests/support/ok.h"
 #include "tests/support/temp_dir.h"
 
@@ -66,8 +67,7 @@ Status write_step(const Arena& arena, int64_t rank, int64_t slot, uint64_t incar
   for (const arena::ShardExtent& extent : arena.shards(rank))
     memory.push_back(content(rank, std::ssize(memory), step, extent.bytes));
   const std::vector<std::span<const std::byte>> sources(memory.begin(), memory.end());
-  RT_TRY(SnapshotWriter(arena, rank).write(slot, incarnation, step, fmt::format("position {}", step), sources));
-  return {};
+  return ckpt::testing::write_snapshot(arena, rank, slot, incarnation, step, fmt::format("position {}", step), sources);
 }
 
 /// Whether the snapshot's bytes are those of its step, on all ranks.
