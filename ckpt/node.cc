@@ -71,9 +71,6 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                node->arena_.name(), views[*newest].step)};
     }
   }
-  if (const Result<CheckpointInfo> newest = newest_complete(*io, node->options_.checkpoints_dir); newest.ok()) {
-    node->newest_on_disk_ = newest.value().step;
-  }
   node->decider_ =
       std::make_unique<RestoreDecider>(plan, node->arena_, *node->io_,
                                        RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from,
@@ -92,7 +89,6 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
           .on_event = [raw = node.get()](const PersistEvent& event) {
             {
               const std::lock_guard lock(raw->mutex_);
-              if (event.status.ok()) raw->newest_on_disk_ = std::max(raw->newest_on_disk_.load(), event.step);
               raw->events_.push_back(event);
             }
             if (raw->options_.on_persisted) raw->options_.on_persisted();

@@ -4,7 +4,6 @@
 //
 // Threads: called from the agent's event loop; the persister has a thread of its own.
 
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -68,15 +67,12 @@ class CheckpointNode {
   /// The arena outlives this object: the next start of the run takes it over.
   void keep_memory() { keep_memory_ = true; }
 
-  int64_t newest_persisted_step() const { return newest_on_disk_.load(); }
-
  private:
   CheckpointNode(const Plan& plan, NodeOptions options, Arena arena);
 
   const Plan& plan_;
   NodeOptions options_;
   Arena arena_;
-  std::atomic<int64_t> newest_on_disk_{0};
   bool keep_memory_ = false;
   std::unique_ptr<IoBackend> io_;  // of the event loop
   BufferStore buffers_;            // what a load has touched serves the saves

@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kMaxExtentBytes = (int64_t{4} << 20) - 2 * kIoAlign;  // of merged reads: whole pages fit a request
+constexpr int64_t kGapBytes = int64_t{16} << 10;                        // reads that are closer become one
 constexpr int64_t kPassBytes = int64_t{128} << 10;      // hashed and copied while the cache of a core holds them
 constexpr int64_t kUnverifiedBytes = int64_t{4} << 20;  // of one read where no chunk says how much
 constexpr int64_t kInPlaceBytes = int64_t{64} << 10;    // below this a copy is cheaper than a request of its own
@@ -315,8 +316,8 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
       const Piece& piece = pieces[next];
       const int64_t new_end = std::max(end, piece.task_offset + piece.task_bytes);
       const bool same = same_task(pieces[next - 1], piece);
-      if (!same && (piece.task_offset > end + impl_->options.coalesce_gap_bytes ||
-                    new_end - head.task_offset > kMaxExtentBytes || in_place_run(next) > next))
+      if (!same && (piece.task_offset > end + kGapBytes || new_end - head.task_offset > kMaxExtentBytes ||
+                    in_place_run(next) > next))
         break;
       impl_->stats.gap_bytes += std::max<int64_t>(0, piece.task_offset - end);
       end = new_end;

@@ -25,12 +25,11 @@ struct ReadRange {
 };
 
 struct ReadOptions {
-  bool verify = true;                              // check each touched chunk's hash
-  int64_t window_bytes = kBounceBytes;             // reads in flight, which is also the bounce memory
-  int64_t coalesce_gap_bytes = int64_t{16} << 10;  // without verify: ranges closer than this become one read
-  int64_t codec_threads = 0;                       // for coded shards; 0: as many as may run, at most 4
-  bool huge_pages = false;                         // dst lies in huge pages: whole chunks are read to where they belong
-  BufferStore* buffers = nullptr;                  // bounce memory, kept from reader to reader; null: the reader's own
+  bool verify = true;                   // check each touched chunk's hash
+  int64_t window_bytes = kBounceBytes;  // reads in flight, which is also the bounce memory
+  int64_t codec_threads = 0;            // for coded shards; 0: as many as may run, at most 4
+  bool huge_pages = false;              // dst lies in huge pages: whole chunks are read to where they belong
+  BufferStore* buffers = nullptr;       // bounce memory, kept from reader to reader; null: the reader's own
 };
 
 /// What read_ranges has done so far.

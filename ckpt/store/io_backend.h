@@ -29,7 +29,6 @@ inline constexpr int64_t kIoAlign =
 struct FileStat {
   int64_t size_bytes = 0;
   bool is_dir = false;
-  int64_t modified_unix_ms = 0;
   bool is_link = false;  // the name is a symbolic link; the rest is of what it leads to
 };
 

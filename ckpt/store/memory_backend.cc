@@ -221,7 +221,7 @@ Result<std::vector<DirEntry>> MemoryBackend::list(const fs::path& path) {
 
 Result<FileStat> MemoryBackend::stat(const fs::path& path) {
   RT_TRY_SET(const NodePtr node, find(path));
-  return FileStat{static_cast<int64_t>(node->data.size()), node->is_dir, 0};
+  return FileStat{static_cast<int64_t>(node->data.size()), node->is_dir};
 }
 
 Result<int64_t> MemoryBackend::free_bytes(const fs::path& path) {

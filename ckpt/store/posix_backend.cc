@@ -189,8 +189,7 @@ Result<FileStat> PosixBackend::stat(const fs::path& path) {
   if (::lstat(path.c_str(), &st) != 0) return failed("stat", path.string());
   const bool link = S_ISLNK(st.st_mode);
   if (link && ::stat(path.c_str(), &st) != 0) return failed("stat", path.string());
-  return FileStat{static_cast<int64_t>(st.st_size), S_ISDIR(st.st_mode),
-                  static_cast<int64_t>(st.st_mtim.tv_sec) * 1000 + st.st_mtim.tv_nsec / 1'000'000, link};
+  return FileStat{static_cast<int64_t>(st.st_size), S_ISDIR(st.st_mode), link};
 }
 
 Result<int64_t> PosixBackend::free_bytes(const fs::path& path) {

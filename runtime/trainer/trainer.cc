@@ -573,7 +573,7 @@ Result<Outcome> Run::loop() {
   phase(position_.step, "finish", Phase::kOther);
   RT_TRY(now_->data_parallel.settle());
   RT_TRY(env_.hook.finish());
-  return Outcome{position_, stopped && position_.step < plan_.steps, state_.allocated_bytes(), groups_.traffic()};
+  return Outcome{position_, state_.allocated_bytes(), groups_.traffic()};
 }
 
 }  // namespace

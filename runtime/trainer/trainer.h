@@ -34,7 +34,6 @@ struct Environment {
 
 struct Outcome {
   TrainPosition position;
-  bool stopped_early = false;         // an order said stop before the last step
   int64_t allocated_bytes = 0;        // by this rank, equal to the plan's figure
   std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };

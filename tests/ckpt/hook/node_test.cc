@@ -79,7 +79,7 @@ TEST_SUITE("ckpt/node") {
     REQUIRE(live(plan, node.arena(), {.steps = 9}, nullptr, report).ok());
     CHECK(report.restored.value().step == 7);
     CHECK(report.finished[0].ok());
-    CHECK(node.newest_persisted_step() == 9);
+    CHECK(node.arena().control().persisted_step == 9);
     REQUIRE(node.take_events().size() == 1);
     CHECK_FALSE(node.flush().has_value());
   }
