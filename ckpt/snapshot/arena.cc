@@ -1,29 +1,24 @@
 #include "ckpt/snapshot/arena.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <thread>
 #include <tuple>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/snapshot/memory_room.h"
+#include "ckpt/snapshot/segment_file.h"
 #include "runtime/core/process.h"
 
 namespace cairn::ckpt {
@@ -34,8 +29,7 @@ using arena::ShardExtent;
 using arena::SlotHeader;
 using arena::StaticHeader;
 
-constexpr long kTmpfs = 0x01021994;  // linux/magic.h
-constexpr int kPopulateWrite = 23;   // MADV_POPULATE_WRITE, Linux 5.14; Debian 12's headers have it, older ones do not
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; Debian 12's headers have it, older ones do not
 
 Error bad(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
@@ -99,102 +93,6 @@ uint64_t hash_static(const std::byte* base, int64_t static_bytes) {
   return hash.digest();
 }
 
-// Whether memory of this file may come in huge pages once it has been advised to. A mounted tmpfs, as /dev/shm is, says
-// so itself; shmem_enabled is for memory that is no file of a mount, and for `deny` and `force`.
-bool huge_pages_allowed(int fd) {
-  std::ifstream in("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  std::string word;
-  while (in >> word && word.front() != '[') {
-  }
-  if (!in || word == "[deny]") return false;
-  if (word == "[force]") return true;
-  std::string mount;
-  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", fd));
-  for (std::string field; info >> field && field != "mnt_id:";) {
-  }
-  info >> mount;
-  std::ifstream mounts("/proc/self/mountinfo");
-  for (std::string line; std::getline(mounts, line);) {
-    if (!line.starts_with(mount + " ")) continue;
-    const std::string options = "," + line.substr(line.rfind(' ') + 1) + ",";
-    return options.find(",huge=always,") != std::string::npos ||
-           options.find(",huge=within_size,") != std::string::npos ||
-           options.find(",huge=advise,") != std::string::npos;
-  }
-  return word != "[never]";
-}
-
-struct SegmentName {
-  int64_t uid = 0;
-  uint64_t run_hash = 0;
-  ProcessId agent;
-};
-
-std::string segment_path(const std::string& folder, std::string_view run_id, const ProcessId& agent) {
-  return fmt::format("{}/cairn-{}-{}-{}-{}", folder, getuid(), hash_to_hex(hash_bytes(run_id)), agent.pid, agent.start);
-}
-
-/// Of this start of the machine; empty where the kernel does not tell.
-std::string boot_id() {
-  std::ifstream in("/proc/sys/kernel/random/boot_id");
-  std::string out;
-  std::getline(in, out);
-  out.resize(std::min<size_t>(out.size(), arena::kTextBytes - 1));
-  return out;
-}
-
-bool is_on_disk(int fd) {
-  struct statfs info {};
-  return fstatfs(fd, &info) == 0 && info.f_type != kTmpfs;
-}
-
-/// Whether nobody has written to it since the machine started; of another build's file nothing else can be known.
-bool is_from_before_start(int fd) {
-  struct stat info {};
-  timespec now{}, up{};
-  if (fstat(fd, &info) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0 || clock_gettime(CLOCK_BOOTTIME, &up) != 0)
-    return false;
-  return info.st_mtim.tv_sec < now.tv_sec - up.tv_sec - 60;
-}
-
-std::optional<int64_t> parse_number(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty() || value < 0) return std::nullopt;
-  return value;
-}
-
-/// Reads a file's name; anything that is not exactly ours is somebody else's.
-std::optional<SegmentName> parse_segment_name(const std::string& name) {
-  std::vector<std::string> parts;
-  std::stringstream stream(name);
-  for (std::string part; std::getline(stream, part, '-');) parts.push_back(part);
-  if (parts.size() != 5 || parts[0] != "cairn") return std::nullopt;
-  const auto uid = parse_number(parts[1]);
-  const auto hash = hash_from_hex(parts[2]);
-  const auto pid = parse_number(parts[3]), start = parse_number(parts[4]);
-  if (!uid || !hash || !pid || !start) return std::nullopt;
-  return SegmentName{*uid, *hash, {*pid, *start}};
-}
-
-/// Paths of this user's segments in a folder whose agent is gone, by when that started.
-std::vector<std::string> stale_paths(const std::string& folder, std::optional<uint64_t> run_hash) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  DIR* dir = opendir(folder.c_str());
-  if (dir == nullptr) return {};
-  while (const dirent* item = readdir(dir)) {
-    const auto name = parse_segment_name(item->d_name);
-    if (!name || name->uid != static_cast<int64_t>(getuid())) continue;
-    if (run_hash && name->run_hash != *run_hash) continue;
-    if (!is_alive(name->agent)) found.emplace_back(name->agent.start, folder + "/" + item->d_name);
-  }
-  closedir(dir);
-  std::sort(found.begin(), found.end());
-  std::vector<std::string> out;
-  for (auto& [start, path] : found) out.push_back(std::move(path));
-  return out;
-}
-
 /// Looks before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
 Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed) {
   int64_t in_memory = geometry.total_bytes;
@@ -204,8 +102,7 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed
       return bad(fmt::format("{}: no folder for snapshot memory ({}); make it, or name another", spec.folder,
                              std::strerror(errno)));
     }
-    struct statfs kind {};
-    const bool on_disk = statfs(spec.folder.c_str(), &kind) == 0 && kind.f_type != kTmpfs;
+    const bool on_disk = is_on_disk(spec.folder);
     const auto free = static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize) + freed;
     if (free < geometry.total_bytes) {
       return Error{ErrorCode::kNoSpace,
@@ -228,31 +125,6 @@ Status check_room(const ArenaSpec& spec, const Geometry& geometry, int64_t freed
                  ENOMEM};
   }
   return {};
-}
-
-Fd open_segment(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  struct stat info {};
-  if (!fd || fstat(fd.get(), &info) != 0 || info.st_uid != getuid() || !S_ISREG(info.st_mode)) return Fd();
-  return fd;
-}
-
-/// The descriptor of a stale segment with its lock held; empty when somebody still holds it or it is not ours. Who only
-/// asks for that (is_held) has it for an instant, or for as long as it gets no core: that is waited for.
-Fd lock_segment(const std::string& path, std::chrono::milliseconds patience) {
-  Fd fd = open_segment(path);
-  const auto deadline = std::chrono::steady_clock::now() + patience;
-  while (fd && flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > deadline) return Fd();
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return fd;
-}
-
-/// Whether an agent has it, whose process may be in another pid namespace and not to be seen from here.
-bool is_held(const std::string& path) {
-  const Fd fd = open_segment(path);
-  return fd && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 }  // namespace
@@ -294,7 +166,6 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   }
   const Geometry geometry = geometry_of(spec);
 
-  // Look before allocating: the kernel would answer with SIGBUS or the out-of-memory killer.
   const bool named = spec.backing == ArenaBacking::kNamed;
   RT_TRY(check_room(spec, geometry, 0));
   const std::string name = named ? segment_path(spec.folder, spec.run_id, this_process()) : "";
