@@ -17,6 +17,7 @@
 #include "ckpt/format/names.h"
 #include "ckpt/mirror/copy.h"
 #include "ckpt/mirror/place.h"
+#include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"

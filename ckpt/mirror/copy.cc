@@ -14,6 +14,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/names.h"
+#include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
@@ -28,7 +29,6 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::string_view kPartSuffix = ".part";
-constexpr int64_t kMostReferencesBytes = int64_t{1} << 20;
 
 double since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
@@ -83,30 +83,6 @@ Status verify(IoBackend& io, const fs::path& dir, CopyPhase phase, const CopyOpt
   return Error{ErrorCode::kCorrupt, std::move(text)};
 }
 
-bool has_file(const PlacedStep& step, std::string_view name) {
-  return std::any_of(step.files.begin(), step.files.end(), [&](const PlacedFile& file) { return file.name == name; });
-}
-
-/// The file is not there, or not what it was.
-bool broken(const Error& error) { return error.code == ErrorCode::kCorrupt || is_not_found(error); }
-
-/// Or its disk does not give it, which may be for now; not a place that is away.
-bool unreadable(const Error& error) { return error.code == ErrorCode::kIo || broken(error); }
-
-/// A small file of a step there.
-Result<std::string> read_placed(Place& place, int64_t step, std::string_view name, int64_t max_bytes) {
-  std::string text;
-  RT_TRY(place.read(Place::Of::kComplete, step, std::string(name), 0,
-                    [&](std::span<const std::byte> bytes) -> Status {
-                      text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-                      if (static_cast<int64_t>(text.size()) <= max_bytes) return {};
-                      return Error{ErrorCode::kCorrupt, fmt::format("{} of step {} in {} is longer than {} bytes", name,
-                                                                    step, place.describe(), max_bytes)};
-                    },
-                    {}));
-  return text;
-}
-
 Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name, int64_t bytes,
                             const Traffic& traffic) {
   StreamingHash hash;
@@ -127,67 +103,6 @@ Result<uint64_t> hash_there(Place& place, int64_t step, const std::string& name,
   }
   return hash.digest();
 }
-
-}  // namespace
-
-Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& step) {
-  if (!has_file(step, kReferencesName)) return std::vector<int64_t>();
-  RT_TRY_SET(const std::string text, read_placed(place, step.step, kReferencesName, kMostReferencesBytes));
-  return parse_references(text);
-}
-
-Result<Manifest> placed_manifest(Place& place, int64_t step) {
-  RT_TRY_SET(const std::string json, read_placed(place, step, kManifestName, kMaxManifestBytes + 4096));
-  const Result<std::string> table = read_placed(place, step, kTableName, kMaxTableBytes);
-  const std::string dir = place_join(place.describe(), step_dir_name(step));
-  if (!table.ok() && is_not_found(table.error())) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: {} is not there", dir, kTableName)};
-  }
-  if (!table.ok()) return table.error();
-  return decode_manifest(json, table.value(), dir);
-}
-
-namespace {
-
-/// Whether the file there has the bytes of this one.
-Result<bool> same_file(Place& place, int64_t step, SourceFile& here, const Traffic& traffic) {
-  std::vector<std::byte> piece;
-  int64_t at = 0;
-  bool same = true;
-  const Status read = place.read(
-      Place::Of::kComplete, step, here.name(), 0,
-      [&](std::span<const std::byte> there) -> Status {
-        same = static_cast<int64_t>(there.size()) <= here.bytes() - at;
-        if (same) {
-          piece.resize(there.size());
-          RT_TRY(here.read(at, piece));
-          same = std::equal(there.begin(), there.end(), piece.begin());
-        }
-        if (!same) return Error{ErrorCode::kStopped, "enough"};
-        at += static_cast<int64_t>(there.size());
-        return {};
-      },
-      traffic);
-  if (!same) return false;
-  if (!read.ok()) return read.error();
-  return at == here.bytes();
-}
-
-/// The same where a file that is not there, or that its disk does not give, is one that differs.
-Result<bool> whole_there(Place& place, int64_t step, SourceFile& here, const Traffic& traffic) {
-  const Result<bool> same = same_file(place, step, here, traffic);
-  if (!same.ok() && unreadable(same.error())) return false;
-  return same;
-}
-
-}  // namespace
-
-Result<bool> same_checkpoint(Place& place, int64_t step, const fs::path& step_dir) {
-  RT_TRY_SET(SourceFile manifest, SourceFile::open(step_dir / kManifestName));
-  return same_file(place, step, manifest, {});
-}
-
-namespace {
 
 /// Which folder a name means at this moment; an exchange gives it to another.
 Result<std::pair<dev_t, ino_t>> identity_of(const fs::path& dir) {

@@ -12,23 +12,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "ckpt/format/manifest.h"
 #include "ckpt/mirror/place.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
 namespace cairn::ckpt {
-
-/// Which steps a placed one says that it needs in its note, which every copy gets: for retention there, which then
-/// fetches no manifests.
-Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& step);
-
-/// The manifest of a complete step there. Errors: kCorrupt when it does not hold; those of Place::read.
-Result<Manifest> placed_manifest(Place& place, int64_t step);
 
 enum class CopyPhase { kVerifySource, kSend, kReadBack, kFetch, kVerifyFetched, kCheckThere, kVerifyHere };
 
@@ -67,9 +57,6 @@ struct CopyReport {
 /// is_not_found() when the local checkpoint went away.
 Result<CopyReport> copy_checkpoint(Place& place, IoBackend& io, const std::filesystem::path& step_dir,
                                    const CopyOptions& options = {});
-
-/// Whether the place's copy of this step has the same manifest as `step_dir`, and so is its copy.
-Result<bool> same_checkpoint(Place& place, int64_t step, const std::filesystem::path& step_dir);
 
 /// Brings a step to `checkpoints_dir`. A complete one of that number there is an error unless it is the same
 /// (was_there); one that is damaged is exchanged for the same, another that cannot be used is replaced. Errors:

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "ckpt/format/names.h"
+#include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 
