@@ -196,12 +196,14 @@ class Verifier {
       refused_ = Error{ErrorCode::kIo, file.error().message, file.error().os_errno};
       return;
     }
-    if (!file.ok()) return add(index, {entry.name, -1, -1, 0, 0, file.error().message});
+    if (!file.ok()) return add(index, {.file = entry.name, .message = file.error().message});
     const Result<int64_t> size = file.value()->size();
-    if (!size.ok()) return add(index, {entry.name, -1, -1, 0, 0, size.error().message});
+    if (!size.ok()) return add(index, {.file = entry.name, .message = size.error().message});
     if (size.value() != entry.size_bytes) {
-      add(index, {entry.name, -1, -1, std::min(size.value(), entry.size_bytes), 0,
-                  fmt::format("{}: {} bytes, the manifest has {}", entry.name, size.value(), entry.size_bytes)});
+      add(index,
+          {.file = entry.name,
+           .offset = std::min(size.value(), entry.size_bytes),
+           .message = fmt::format("{}: {} bytes, the manifest has {}", entry.name, size.value(), entry.size_bytes)});
     }
     state.file = std::move(file).value();
     state.size_bytes = size.value();
@@ -342,12 +344,18 @@ class Verifier {
             segment.shard < 0
                 ? std::string()
                 : describe_chunk(manifest_, manifest_.shards[static_cast<size_t>(segment.shard)], segment.chunk) + ": ";
-        add(index,
-            {entry.name, segment.shard, segment.chunk, segment.offset, segment.bytes, place + one.error().message});
+        add(index, {.file = entry.name,
+                    .shard = segment.shard,
+                    .chunk = segment.chunk,
+                    .offset = segment.offset,
+                    .bytes = segment.bytes,
+                    .message = place + one.error().message});
       }
       if (good.size() == read->segments.size()) {
-        add(index, {entry.name, -1, -1, read->from, read->bytes,
-                    fmt::format("{}: {} (a second try could read it)", entry.name, status.error().message)});
+        add(index, {.file = entry.name,
+                    .offset = read->from,
+                    .bytes = read->bytes,
+                    .message = fmt::format("{}: {} (a second try could read it)", entry.name, status.error().message)});
       }
       read->segments = std::move(good);
     }
@@ -397,10 +405,14 @@ class Verifier {
       const uint64_t found = hash_bytes(std::span(read.at(segment.offset), static_cast<size_t>(segment.bytes)));
       const uint64_t expected = shard.hashes[static_cast<size_t>(segment.chunk)];
       if (found == expected) continue;
-      add(read.file,
-          {manifest_.files[read.file].name, segment.shard, segment.chunk, segment.offset, segment.bytes,
-           fmt::format("{}: checksum {}, the manifest has {}", describe_chunk(manifest_, shard, segment.chunk),
-                       hash_to_hex(found), hash_to_hex(expected))});
+      add(read.file, {.file = manifest_.files[read.file].name,
+                      .shard = segment.shard,
+                      .chunk = segment.chunk,
+                      .offset = segment.offset,
+                      .bytes = segment.bytes,
+                      .message = fmt::format("{}: checksum {}, the manifest has {}",
+                                             describe_chunk(manifest_, shard, segment.chunk), hash_to_hex(found),
+                                             hash_to_hex(expected))});
     }
   }
 
@@ -412,9 +424,9 @@ class Verifier {
     const bool covered = entry.step < 0;
     if (covered && state.rest_good && state.rest.digest() != entry.rest_hash) {
       state.rest_good = false;
-      add(index, {entry.name, -1, -1, 0, 0,
-                  fmt::format("{}: HDF5 structure: checksum {}, the manifest has {}", entry.name,
-                              hash_to_hex(state.rest.digest()), hash_to_hex(entry.rest_hash))});
+      add(index, {.file = entry.name,
+                  .message = fmt::format("{}: HDF5 structure: checksum {}, the manifest has {}", entry.name,
+                                         hash_to_hex(state.rest.digest()), hash_to_hex(entry.rest_hash))});
     }
     if (covered && state.rest_good && state.size_bytes >= entry.size_bytes && options_.structure) {
       if (state.kept) {
@@ -448,15 +460,19 @@ class Verifier {
     }
     const Result<std::vector<Hdf5Dataset>> found = find_datasets(file, paths);
     if (!found.ok())
-      return add(index, {entry.name, -1, -1, 0, 0, fmt::format("{}: {}", entry.name, found.error().message)});
+      return add(index, {.file = entry.name, .message = fmt::format("{}: {}", entry.name, found.error().message)});
     for (size_t i = 0; i < shards.size(); ++i) {
       const ShardEntry& shard = manifest_.shards[static_cast<size_t>(shards[i])];
       const Hdf5Dataset& dataset = found.value()[i];
       if (dataset.fits(shard)) continue;
-      add(index, {entry.name, shards[i], -1, shard.offset, shard.bytes,
-                  fmt::format("{}: HDF5 has dataset {} at {} with {} bytes, the manifest has {} at {} with {}",
-                              entry.name, paths[i], dataset.offset, dataset.bytes, describe_shard(manifest_, shard),
-                              shard.offset, shard.bytes)});
+      add(index,
+          {.file = entry.name,
+           .shard = shards[i],
+           .offset = shard.offset,
+           .bytes = shard.bytes,
+           .message = fmt::format("{}: HDF5 has dataset {} at {} with {} bytes, the manifest has {} at {} with {}",
+                                  entry.name, paths[i], dataset.offset, dataset.bytes, describe_shard(manifest_, shard),
+                                  shard.offset, shard.bytes)});
     }
   }
 
@@ -516,14 +532,15 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
     if (manifest.error().code == ErrorCode::kUnsupported) return manifest.error();
     const bool of_table = manifest.error().message.find((dir / kTableName).string()) != std::string::npos;
     report.damages.push_back(
-        {std::string(of_table ? kTableName : kManifestName), -1, -1, 0, 0, manifest.error().message});
+        {.file = std::string(of_table ? kTableName : kManifestName), .message = manifest.error().message});
     return finish();
   }
   RT_TRY(check_codecs(manifest.value()).with(dir.string()));
   // A directory renamed by hand would be loaded as another step.
   if (const auto step = parse_step_dir_name(dir.filename().string()); step && *step != manifest.value().step)
-    report.damages.push_back({std::string(kManifestName), -1, -1, 0, 0,
-                              fmt::format("{}: the manifest is of step {}", dir.string(), manifest.value().step)});
+    report.damages.push_back(
+        {.file = std::string(kManifestName),
+         .message = fmt::format("{}: the manifest is of step {}", dir.string(), manifest.value().step)});
   RT_TRY(Verifier(io, dir, manifest.value(), options, report).run());
   return finish();
 }
