@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -15,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/mirror/mirror.h"
+#include "ckpt/persist/priority.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
@@ -29,6 +28,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr double kFirstWaitS = 1, kLongestWaitS = 300, kLongestWaitAtTheEndS = 10, kLookEveryS = 30;
+constexpr int kNice = 10;  // of the one thread, and of those that it starts
 
 struct CopierArgs {
   std::string run;
@@ -73,12 +73,6 @@ class Control {
   int fd_;
   bool finishing_ = false;
 };
-
-void lower_priority() {
-  setpriority(PRIO_PROCESS, 0, 10);
-  constexpr int kWhoProcess = 1, kBestEffort = 2, kLowest = 7, kClassShift = 13;  // linux/ioprio.h
-  syscall(SYS_ioprio_set, kWhoProcess, 0, (kBestEffort << kClassShift) | kLowest);
-}
 
 Result<int> copy(const CopierArgs& args, agent::EventWriter& events) {
   const fs::path run = args.run;
@@ -164,7 +158,7 @@ void add_copy(CLI::App& app, Session& session) {
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
       init_logging("copy " + std::to_string(args->place));
-      lower_priority();
+      ckpt::lower_thread_priority(kNice);
       if (::fcntl(args->control_fd, F_SETFL, O_NONBLOCK) != 0) return os_error(errno, "--control-fd");
       RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
       return copy(*args, events);
