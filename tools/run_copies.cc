@@ -117,7 +117,7 @@ struct RunCopies::Child {
   }
 };
 
-RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder, Callbacks callbacks)
+RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder, RunCallbacks callbacks)
     : places_(std::move(places)), folder_(folder), callbacks_(std::move(callbacks)) {}
 
 RunCopies::~RunCopies() {

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -17,6 +16,7 @@
 #include "ckpt/mirror/place.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "tools/run_callbacks.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -36,11 +36,8 @@ Status claim_place(ckpt::Place& place, const std::filesystem::path& claim, const
 
 class RunCopies {
  public:
-  struct Callbacks {
-    std::function<void(const std::string&)> say;        // to the person
-    std::function<void(const nlohmann::json&)> record;  // to events.jsonl; called from start() on
-  };
-  RunCopies(std::vector<CopyTo> places, RunFolder& folder, Callbacks callbacks);
+  /// What is to be recorded before start() is recorded then.
+  RunCopies(std::vector<CopyTo> places, RunFolder& folder, RunCallbacks callbacks);
   ~RunCopies();  // kills what is under way: the next start goes on
 
   /// Before the run's memory is opened. When the folder has no complete checkpoint and a place has one of this run's
@@ -69,7 +66,7 @@ class RunCopies {
 
   std::vector<CopyTo> places_;
   RunFolder& folder_;
-  Callbacks callbacks_;
+  RunCallbacks callbacks_;
   bool started_ = false;
   std::vector<nlohmann::json> early_;  // events from before there was a file for them
   std::vector<std::unique_ptr<Child>> children_;

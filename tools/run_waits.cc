@@ -1,0 +1,173 @@
+#include "tools/run_waits.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "runtime/agent/child_process.h"
+#include "runtime/core/clock.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kStackPatienceMs = 10'000;  // for the stacks of all ranks
+
+int64_t clock_ns() { return SystemClock().now_ns(); }
+
+std::vector<agent::RankState> states_of(const comm::ShmWorld& world) {
+  std::vector<agent::RankState> out;
+  for (const comm::RankView& view : world.ranks()) {
+    const char state = view.pid > 0 ? agent::process_state(static_cast<pid_t>(view.pid)) : '?';
+    out.push_back({static_cast<int64_t>(out.size()), view, state});
+  }
+  return out;
+}
+
+}  // namespace
+
+RunWaits::RunWaits(fs::path run, std::string name, double deadline_s, RunCallbacks callbacks)
+    : run_(std::move(run)), name_(std::move(name)), deadline_s_(deadline_s), callbacks_(std::move(callbacks)) {}
+
+/// A rank in a wait for half of its deadline: who keeps it waiting is found out, and all stacks are read,
+/// while everybody still stands where it is. At the deadline the ranks give up and leave.
+void RunWaits::look(const comm::ShmWorld* world) {
+  if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) {
+    take_stacks(0);
+    write_report();
+  }
+  if (world == nullptr || world->aborted()) return;
+  const auto limit_ms = static_cast<int64_t>(500 * deadline_s_);
+  const std::vector<comm::RankView> views = world->ranks();
+  const comm::OperationView* longest = nullptr;
+  int64_t rank = 0;
+  const auto view_at = [&](size_t r, bool beside) -> const comm::OperationView& {
+    return beside ? views[r].beside : static_cast<const comm::OperationView&>(views[r]);
+  };
+  bool longest_beside = false;
+  for (size_t r = 0; r < views.size(); ++r) {
+    for (const bool beside : {false, true}) {
+      const comm::OperationView& view = view_at(r, beside);
+      if (!view.inside || view.since_ms < limit_ms) continue;
+      if (longest == nullptr || view.since_ms > longest->since_ms)
+        longest = &view, rank = static_cast<int64_t>(r), longest_beside = beside;
+    }
+  }
+  if (wait_) {  // the same wait, or over?
+    const comm::OperationView& before = view_at(static_cast<size_t>(wait_->rank), wait_->beside);
+    if (!wait_->over) {
+      if (before.inside && before.operations == wait_->operation) return;
+      callbacks_.say(fmt::format("rank {} goes on", wait_->rank));
+      callbacks_.record({{"event", "wait_over"}, {"rank", wait_->rank}});
+      wait_->over = true;  // whoever hangs from now on is another
+    }
+    if (probe_) return;  // its stacks are still being read
+    wait_.reset();
+  }
+  if (longest == nullptr) return;
+  wait_ = LongWait{.rank = rank, .operation = longest->operations, .beside = longest_beside};
+  wait_->report.ranks = states_of(*world);
+  wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+  tell();
+  probe_stacks();
+}
+
+/// Reads the stacks of all ranks of wait_ in a process of its own.
+void RunWaits::probe_stacks() {
+  std::vector<pid_t> pids;
+  const auto add = [&](const agent::RankState& rank) {
+    const auto pid = static_cast<pid_t>(rank.view.pid);
+    if (pid > 0 && std::find(pids.begin(), pids.end(), pid) == pids.end()) pids.push_back(pid);
+  };
+  for (const int64_t rank : wait_->report.finding.culprits) add(wait_->report.ranks[static_cast<size_t>(rank)]);
+  for (const agent::RankState& rank : wait_->report.ranks) add(rank);
+  Result<agent::StackProbe> probe = agent::StackProbe::start("/proc/self/exe", pids);
+  if (probe.ok()) {
+    probe_ = std::move(probe).value();
+    probe_until_ns_ = clock_ns() + kStackPatienceMs * 1'000'000;
+  } else {
+    callbacks_.say("warning: no stacks: " + probe.error().message);
+  }
+}
+
+void RunWaits::take_stacks(int64_t limit_ms) {
+  if (!probe_) return;
+  wait_->report.stacks = probe_->finish(limit_ms);
+  probe_.reset();
+}
+
+void RunWaits::write_report() {
+  agent::WaitReport& report = wait_->report;
+  std::error_code problem;
+  fs::create_directory(run_ / "reports", problem);  // not the run's folder anew, which may have been moved
+  if (wait_->path.empty()) {
+    int64_t step = 0;
+    for (const agent::RankState& rank : report.ranks) step = std::max(step, rank.view.step);
+    do {
+      wait_->path = run_ / "reports" / fmt::format("step-{:08}-{}.txt", step, ++reports_);
+    } while (fs::exists(wait_->path));
+  }
+  const std::time_t now = std::time(nullptr);
+  char time[32] = {};
+  std::tm parts{};
+  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", ::gmtime_r(&now, &parts));
+  report.time = time;
+  std::ofstream file(wait_->path, std::ios::binary | std::ios::trunc);  // not fsynced: a restart waits for it
+  file << agent::to_text(report);
+  if (!file.flush()) callbacks_.say(fmt::format("warning: {} could not be written", wait_->path.string()));
+}
+
+void RunWaits::tell() {
+  const agent::WaitFinding& finding = wait_->report.finding;
+  wait_->report.title = fmt::format("{}: ranks have waited for {:.1f} s of the {:g} s they may", name_,
+                                    static_cast<double>(finding.waited_ms) / 1e3, deadline_s_);
+  write_report();
+  callbacks_.say(fmt::format("{}  stacks of all ranks: {}", agent::summary_text(finding, wait_->report.ranks),
+                             wait_->path.string()));
+  callbacks_.record({{"event", "wait"},
+                     {"culprits", finding.culprits},
+                     {"reason", finding.reason},
+                     {"waited_ms", finding.waited_ms},
+                     {"report", wait_->path.string()}});
+}
+
+std::optional<std::pair<int64_t, std::string>> RunWaits::suspect() const {
+  if (!wait_ || wait_->over) return std::nullopt;
+  if (wait_->report.finding.culprits.empty() || wait_->report.finding.deadlock) return std::nullopt;
+  const agent::RankState& rank = wait_->report.ranks[static_cast<size_t>(wait_->report.finding.culprits.front())];
+  return std::pair(rank.rank, fmt::format("keeps the others waiting: it {}; {}", wait_->report.finding.reason,
+                                          rank.view.description));
+}
+
+fs::path RunWaits::report_failure(const agent::Failure& failure, const comm::ShmWorld& world) {
+  if (wait_ && wait_->over) {
+    take_stacks(0);
+    write_report();
+    wait_.reset();
+  }
+  if (!wait_) {
+    wait_ = LongWait{.rank = std::max<int64_t>(0, failure.rank)};
+    wait_->report.ranks = states_of(world);
+    wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+    if (failure.rank >= 0) {
+      wait_->report.finding.culprits = {failure.rank};
+      wait_->report.finding.reason = failure.hang ? "hangs" : "failed";
+      wait_->report.finding.deadlock = false;
+      wait_->report.finding.chain.clear();
+    }
+    if (failure.hang) probe_stacks();  // of others it would only delay the restart
+  }
+  take_stacks(kStackPatienceMs);
+  wait_->report.title = fmt::format("{}: generation {} has failed", name_, failure.generation);
+  wait_->report.failure = failure.message;
+  write_report();
+  fs::path path = std::move(wait_->path);
+  wait_.reset();
+  return path;
+}
+
+}  // namespace cairn::tools

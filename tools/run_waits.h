@@ -1,0 +1,61 @@
+#pragma once
+// Who keeps the ranks of a run waiting, from the agent's side: found out and told when a wait has taken half of its
+// deadline, and when a generation has failed. RUN/reports has where every rank was, with stacks that a process of its
+// own reads. Whose fault it is runtime/agent/wait_report.h finds.
+//
+// Threads: the agent's event loop.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/agent/stacks.h"
+#include "runtime/agent/supervisor.h"
+#include "runtime/agent/wait_report.h"
+#include "runtime/comm/shm_world.h"
+#include "tools/run_callbacks.h"
+
+namespace cairn::tools {
+
+class RunWaits {
+ public:
+  /// `deadline_s`: of an operation of the ranks.
+  RunWaits(std::filesystem::path run, std::string name, double deadline_s, RunCallbacks callbacks);
+
+  /// Now and then. `world`: of the ranks that run; null while there are none.
+  void look(const comm::ShmWorld* world);
+
+  /// As SupervisorClient::suspect().
+  std::optional<std::pair<int64_t, std::string>> suspect() const;
+
+  /// Nobody has been killed yet: the last chance to see where everybody is. Returns the report.
+  std::filesystem::path report_failure(const agent::Failure& failure, const comm::ShmWorld& world);
+
+ private:
+  /// A wait that has taken most of its deadline, until the run goes on or fails.
+  struct LongWait {
+    int64_t rank = 0, operation = 0;  // who has waited longest, and in which of its operations
+    bool beside = false;              // of the thread beside its own
+    bool over = false;                // only its stacks are still being read
+    agent::WaitReport report;
+    std::filesystem::path path;
+  };
+  void probe_stacks();
+  void take_stacks(int64_t limit_ms);
+  void tell();
+  void write_report();
+
+  std::filesystem::path run_;
+  std::string name_;
+  double deadline_s_;
+  RunCallbacks callbacks_;
+  std::optional<LongWait> wait_;
+  std::optional<agent::StackProbe> probe_;
+  int64_t probe_until_ns_ = 0;
+  int64_t reports_ = 0;
+};
+
+}  // namespace cairn::tools

@@ -1,0 +1,462 @@
+#include "tools/train_agent.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "ckpt/store/io_backend.h"
+#include "dsl/dsl.h"
+#include "runtime/core/log.h"
+#include "runtime/trainer/trainer.h"
+#include "tools/calibration.h"
+#include "tools/commands.h"
+#include "tools/hf_start.h"
+#include "tools/init_options.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+double unix_now() { return SystemClock().unix_s(); }
+int64_t clock_ns() { return SystemClock().now_ns(); }
+
+/// "step 30 was not saved: why"
+std::string not_saved(const ckpt::PersistEvent& event) {
+  const std::string& why = event.status.error().message;
+  const std::string what = fmt::format("step {} was not saved: ", event.step);
+  return why.starts_with(what) ? why : what + why;
+}
+
+}  // namespace
+
+TrainAgent::TrainAgent(const Plan& plan, RunFolder& folder, TrainAgentOptions options)
+    : plan_(plan),
+      folder_(folder),
+      options_(std::move(options)),
+      progress_(STDOUT_FILENO),
+      copies_(plan.recipe.checkpoint.copy_to, folder, callbacks()),
+      waits_(folder.path(), plan.recipe.name, plan.recipe.restart.deadline_s, callbacks()) {}
+
+RunCallbacks TrainAgent::callbacks() {
+  return {.say = [this](const std::string& text) { progress_.say(text); },
+          .record = [this](const json& event) { record(event); }};
+}
+
+Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
+  RT_TRY_SET(metrics_, telemetry::MetricsWriter::open(folder_.path() / "metrics.jsonl", folder_.id()));
+  ckpt::NodeOptions options{.checkpoints_dir = folder_.checkpoints(),
+                            .run = {.run_name = loaded.recipe.name,
+                                    .run_id = folder_.id(),
+                                    .recipe_json = loaded.canonical_json,
+                                    .recipe_hash = loaded.hash_hex},
+                            .resume = !options_.fresh,
+                            .before_save =
+                                [this](int64_t step, std::span<const std::string> news) {
+                                  const Status complete = metrics_->complete(step, news);
+                                  if (!complete.ok()) spdlog::warn("metrics.jsonl: {}", complete.error().message);
+                                },
+                            .on_persisted =
+                                [this] {
+                                  if (supervisor_ != nullptr) supervisor_->wake();
+                                }};
+  if (options_.peak_tflops > 0) {
+    peak_tflops_ = options_.peak_tflops * static_cast<double>(plan_.mesh.world());
+  } else if (const auto calibration = load_calibration(); calibration.ok() && calibration.value()) {
+    peak_tflops_ = calibration.value()->peak_tflops(plan_.recipe.precision);  // all ranks share this machine
+  }
+  if (!plan_.recipe.init.path.empty()) {
+    options.init_from = plan_.recipe.init.path;
+    options.open_foreign = open_hf_for(plan_.recipe.model);
+  }
+  std::vector<std::string> notices;
+  RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
+  for (const std::string& notice : notices) progress_.say(notice);
+  const fs::path path = folder_.path() / "events.jsonl";
+  events_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!events_) return os_error(errno, path.string());
+  copies_.start();
+  return {};
+}
+
+void TrainAgent::record(json event) {
+  event["time"] = unix_now();
+  const std::string line = event.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  if (::write(events_.get(), line.data(), line.size()) < 0) spdlog::warn("events.jsonl: {}", std::strerror(errno));
+}
+
+/// Of a run that has no checkpoint: one that had some is not begun anew where their disk is not mounted.
+Status TrainAgent::check_nothing_saved() const {
+  std::ifstream events(folder_.path() / "events.jsonl", std::ios::binary);
+  int64_t saved = 0;
+  for (std::string line; std::getline(events, line);) {
+    if (line.find(R"("saved")") == std::string::npos) continue;
+    const json event = json::parse(line, nullptr, false);
+    if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
+    if (event.value("event", json()) == "saved") saved = event["step"].get<int64_t>();
+  }
+  if (saved == 0) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
+                  "(--fresh begins anew)",
+                  folder_.checkpoints().string(), saved)};
+}
+
+Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
+  const int64_t world = plan_.mesh.world();
+  if (is_gone(folder_.path())) {
+    return Error{ErrorCode::kIo, fmt::format("{}: {}", folder_.path().string(), ckpt::kFolderGone), ENOENT};
+  }
+  RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
+  for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
+  const bool anew = choice.source == ckpt::arena::Source::kFresh || choice.match;
+  if (generation == 0 && anew && !options_.fresh) RT_TRY(check_nothing_saved());
+  std::string from = "a fresh start";
+  if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
+  if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
+  if (generation > 0 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
+  if (generation == 0 && choice.source == ckpt::arena::Source::kMemory && options_.init_on_command_line) {
+    progress_.say("--init-from is for a new run; this one goes on from its memory (another --run begins anew)");
+  }
+  json start{{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}};
+  if (choice.read.wanted_bytes > 0) {
+    start["needed_bytes"] = choice.read.wanted_bytes;
+    start["read_bytes"] = choice.read.read_bytes;
+    if (static_cast<double>(choice.read.read_bytes) > 1.02 * static_cast<double>(choice.read.wanted_bytes)) {
+      progress_.say(
+          fmt::format("{} read of the checkpoint for {} that were needed: what lies between small tensors is "
+                      "read along, which is faster than leaving it out",
+                      format_bytes(choice.read.read_bytes), format_bytes(choice.read.wanted_bytes)));
+    }
+  }
+  record(std::move(start));
+  if (choice.match) tell_match(*choice.match, choice);
+
+  if (first_step_ < 0) first_step_ = last_step_ = choice.step;
+  RT_TRY(metrics_->catch_up(choice.metrics));  // a kill may have come between these steps and the news of them
+  RT_TRY(metrics_->resumed(choice.step));
+  if (plan_.recipe.log.tensorboard) {
+    RT_TRY_SET(tensorboard_,
+               telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1));
+  }
+
+  RT_TRY_SET(world_, comm::ShmWorld::create(trainer::world_config(plan_)));
+  RT_TRY_SET(memory_, node_->arena().descriptor());
+
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const std::string threads =
+      std::to_string(options_.threads > 0 ? options_.threads : std::max<int64_t>(1, cores / world));
+  std::vector<agent::ChildSpec> specs;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    specs.push_back({.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena-fd",
+                              std::to_string(memory_.get()), "--rank", std::to_string(rank), "--world",
+                              std::to_string(world), "--incarnation", std::to_string(choice.incarnation), "--comm-fd",
+                              std::to_string(world_->fd()), "--init", init_to_json(plan_.recipe.init)},
+                     // Passive: a thread that waits must not take the core of a rank that works.
+                     .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
+                     .inherit_fds = {world_->fd(), memory_.get()},
+                     .log_path = folder_.log_of(rank).string()});
+    if (!options_.trace.empty()) {
+      for (const std::string& word :
+           {std::string("--trace"), options_.trace, std::string("--trace-dir"), trace_dir().string()}) {
+        specs.back().argv.push_back(word);
+      }
+    }
+  }
+  if (!options_.trace.empty()) {
+    traced_.clear();
+    std::error_code problem;
+    fs::create_directories(trace_dir(), problem);
+    if (problem) return os_error(problem.value(), trace_dir().string());
+  }
+  return specs;
+}
+
+void TrainAgent::on_generation_started(int64_t, const agent::Recovery* recovery) {
+  if (recovery == nullptr) return;
+  respawned_ = true;
+  record({{"event", "respawned"},
+          {"ms_to_kill", static_cast<double>(recovery->killed_ns - recovery->detected_ns) / 1e6},
+          {"ms_to_reap", static_cast<double>(recovery->reaped_ns - recovery->detected_ns) / 1e6},
+          {"ms_to_spawn", static_cast<double>(recovery->spawned_ns - recovery->detected_ns) / 1e6}});
+}
+
+void TrainAgent::on_child_exit(int64_t, const agent::ExitStatus& status, bool) {
+  // A wild write may lie behind these: what the rank could reach in shared memory is checked before it is used.
+  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
+    if (status.signal == signal) node_->distrust_memory();
+  }
+}
+
+void TrainAgent::on_event(int64_t rank, const json& event) {
+  const std::string kind = event.value("event", "");
+  if (kind == "snapshot") {
+    node_->notify();
+  } else if (kind == "ready") {
+    record({{"event", "ready"}, {"rank", rank}, {"ms", event.value("ms", 0.0)}, {"from", event.value("from", "")}});
+  } else if (kind == "step") {
+    Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(event);
+    if (metrics.ok()) on_step(metrics.value());
+  } else if (kind == "traced") {
+    on_traced(event.value("path", ""));
+  }
+}
+
+void TrainAgent::watch_memory() {
+  if (told_nameless_ || !node_->arena().is_nameless()) return;
+  told_nameless_ = true;
+  progress_.say(
+      fmt::format("warning: {} was removed, by hand or by systemd as its user logged out (RemoveIPC): training goes "
+                  "on, but after a kill of this process the run goes on from its last checkpoint on disk",
+                  node_->arena().name()));
+}
+
+void TrainAgent::on_traced(const std::string& path) {
+  traced_.emplace_back(path);
+  if (static_cast<int64_t>(traced_.size()) == plan_.mesh.world()) finish_trace();
+}
+
+/// One file of what the ranks have drawn; of fewer ranks when some died before they could write theirs.
+void TrainAgent::finish_trace() {
+  if (traced_.empty()) return;
+  std::sort(traced_.begin(), traced_.end());
+  const fs::path path = trace_dir() / "trace.json";
+  const Status merged = telemetry::merge_traces(traced_, saves_, path);
+  if (merged.ok()) {
+    progress_.say(fmt::format("trace of {} ranks: {} (open it in ui.perfetto.dev)", traced_.size(), path.string()));
+    record({{"event", "trace"}, {"path", path.string()}, {"ranks", traced_.size()}});
+  } else {
+    progress_.say("warning: " + merged.error().message);
+  }
+  traced_.clear();
+}
+
+void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
+  telemetry::StepMetrics metrics = reported;
+  metrics.time = unix_now();
+  metrics.tflops = plan_.flops_per_token() * metrics.tokens_per_s / 1e12;
+  if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
+  if (Status written = metrics_->write(metrics); !written.ok()) progress_.say("warning: " + written.error().message);
+  if (tensorboard_) {
+    if (Status written = tensorboard_->write(metrics); !written.ok())
+      progress_.say("warning: " + written.error().message);
+  }
+  lost_ms_ += metrics.checkpoint_lost_ms;
+  last_loss_ = metrics.loss;
+
+  // Steps that the lost generation finished may still be on their way: only those of a new one count.
+  if (failed_at_ns_ != 0 && respawned_ && metrics.step > failed_at_step_) {
+    const double seconds = static_cast<double>(clock_ns() - failed_at_ns_) / 1e9;
+    progress_.say(fmt::format("recovered: {} from the failure to the first new step ({} of it the step)",
+                              telemetry::format_duration(seconds), telemetry::format_duration(metrics.step_ms / 1000)));
+    record({{"event", "recovered"},
+            {"seconds", seconds},
+            {"step", metrics.step},
+            {"step_seconds", metrics.step_ms / 1000}});
+    failed_at_ns_ = 0;
+    respawned_ = false;
+  }
+  if (metrics.step >= last_progress_step_ + 100) {  // far enough from the last failure
+    supervisor_->note_progress();
+    last_progress_step_ = metrics.step;
+  }
+  last_step_ = metrics.step;
+
+  const int64_t steps = plan_.steps;
+  const double eta = static_cast<double>(steps - metrics.step) * (unix_now() - started_s_) /
+                     std::max<double>(1, static_cast<double>(metrics.step - first_step_));
+  std::string line =
+      fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  grad {:.3f}  {} tok/s  {:.1f} ms  ckpt {:.2f} ms",
+                  metrics.step, std::to_string(steps).size(), steps, metrics.loss, metrics.lr, metrics.grad_norm,
+                  format_count(metrics.tokens_per_s), metrics.step_ms, metrics.checkpoint_lost_ms);
+  if (metrics.mfu) line += fmt::format("  mfu {:.1f}%", 100 * *metrics.mfu);
+  if (metrics.valid_loss) line += fmt::format("  valid {:.4f}", *metrics.valid_loss);
+  if (progress_.terminal()) line += fmt::format("  eta {}", telemetry::format_duration(eta));
+  const int64_t every = std::max<int64_t>({1, plan_.recipe.log.every_steps, steps / 40});
+  progress_.show(line, metrics.step % every == 0 || metrics.step == steps || metrics.step == first_step_ + 1);
+  if (metrics.valid_loss)
+    progress_.say(fmt::format("step {}: validation loss {:.4f}", metrics.step, *metrics.valid_loss));
+
+  for (Kill& kill : options_.kills) {
+    if (kill.step != metrics.step) continue;
+    kill.step = -1;
+    const int64_t pid = view_of(kill.rank).pid;
+    if (pid <= 0) continue;  // kill(0) would be this whole process group
+    progress_.say(fmt::format("--kill: SIGKILL to rank {} (pid {}) after step {}", kill.rank, pid, metrics.step));
+    record({{"event", "kill"}, {"rank", kill.rank}, {"step", metrics.step}});
+    failed_at_ns_ = clock_ns();
+    failed_at_step_ = metrics.step;
+    ::kill(static_cast<pid_t>(pid), SIGKILL);
+  }
+}
+
+/// What of somebody else's checkpoint this run begins with.
+void TrainAgent::tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice) {
+  for (const std::string& line : ckpt::report_lines(match, plan_.tensors, choice.step)) progress_.say(line);
+  json taken = json::array(), anew = json::array(), zero = json::array();
+  for (size_t t = 0; t < match.tensors.size(); ++t) {
+    const ckpt::TensorMatch& tensor = match.tensors[t];
+    const std::string& name = plan_.tensors[t].name;
+    if (!tensor.weight) {
+      anew.push_back({{"tensor", name}, {"why", tensor.why}});
+    } else {
+      taken.push_back(name);
+      if (!tensor.moments) zero.push_back(name);
+    }
+  }
+  record({{"event", "initialized"},
+          {"from", choice.dir.string()},
+          {"step", choice.step},
+          {"weights_only", match.weights_only},
+          {"taken", std::move(taken)},
+          {"moments_at_zero", std::move(zero)},
+          {"anew", std::move(anew)},
+          {"left", match.left}});
+}
+
+void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
+  if (!event.status.ok()) {
+    if (event.step == failed_step_) return;  // told already
+    failed_step_ = event.step;
+    const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop;
+    progress_.say(fmt::format("warning: {}; {}", not_saved(event),
+                              stop ? "the run stops, as checkpoint.on_failure says" : "the next save tries again"));
+    record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+    last_persist_ = event.status;
+    if (stop && stopped_by_.ok()) {
+      Error error = event.status.error();
+      if (error.code != ErrorCode::kNoSpace) error.code = ErrorCode::kIo;  // 74, whatever was in the way
+      stopped_by_ = std::move(error).with(fmt::format("stopped because step {} was not saved", event.step));
+      node_->request_stop();
+    }
+    return;
+  }
+  last_persist_ = {};
+  if (event.problems.size() > problems_) {  // each save meets the old ones again
+    for (const std::string& problem : event.problems) progress_.say("warning: retention: " + problem);
+  }
+  problems_ = event.problems.size();
+  newest_checkpoint_ = event.dir;
+  record({{"event", "saved"},
+          {"step", event.step},
+          {"seconds", event.seconds},
+          {"bytes", event.bytes},
+          {"pause_ms", event.snapshot_ms},
+          {"dir", event.dir.string()},
+          {"removed", event.removed}});
+  const int64_t saved_ns = clock_ns();
+  if (!options_.trace.empty()) {
+    saves_.push_back({fmt::format("save step {}", event.step), saved_ns - static_cast<int64_t>(event.seconds * 1e9),
+                      saved_ns, event.bytes});
+  }
+  copies_.saved();
+  supervisor_->note_progress();
+}
+
+void TrainAgent::take_persist_events() {
+  for (const ckpt::PersistEvent& event : node_->take_events()) tell_persisted(event);
+}
+
+void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) {
+  if (failed_at_ns_ == 0) failed_at_ns_ = clock_ns();
+  failed_at_step_ = last_step_;
+  respawned_ = false;
+  progress_.say(info.failure.message);
+  record({{"event", "failure"},
+          {"rank", info.failure.rank},
+          {"message", info.failure.message},
+          {"restarting", restarting},
+          {"report", report_path_.string()}});
+  if (!report_path_.empty()) progress_.say(fmt::format("where each rank was: {}", report_path_.string()));
+  if (restarting) {
+    progress_.say(backoff_s > 0
+                      ? fmt::format("all ranks stopped; starting again in {}", telemetry::format_duration(backoff_s))
+                      : "all ranks stopped; starting again");
+  }
+}
+
+void TrainAgent::on_stop_requested(int signal) {
+  progress_.say(fmt::format("{}: saving at the next step boundary, then leaving; once more leaves at once",
+                            signal == SIGINT ? "interrupted" : "asked to stop"));
+  record({{"event", "stop_requested"}, {"signal", signal}});
+  node_->request_stop();
+}
+
+void TrainAgent::close() {
+  if (!node_) return;
+  if (!concluded_) {
+    if (const std::optional<ckpt::PersistEvent> saved = node_->flush()) tell_flushed(*saved);
+  }
+  node_.reset();
+}
+
+void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
+  if (event.status.ok()) {
+    progress_.say(fmt::format("saved step {} from shared memory", event.step));
+    tell_persisted(event);
+    return;
+  }
+  node_->keep_memory();
+  if (event.step == failed_step_) {  // tried again, and told already
+    progress_.say(fmt::format("step {} stays in shared memory, and the next start of this run saves it", event.step));
+  } else {
+    progress_.say(fmt::format("warning: {}; it stays in shared memory, and the next start of this run saves it",
+                              not_saved(event)));
+    record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+  }
+  last_persist_ = event.status;
+}
+
+Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
+  concluded_ = true;
+  finish_trace();
+  if (outcome.kind == agent::EndKind::kLeftBySignal) {
+    node_->keep_memory();
+    progress_.say(
+        "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
+        "up");
+    return outcome.exit_code;
+  }
+  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  take_persist_events();  // older than what flush saved
+  if (saved) tell_flushed(*saved);
+  if (!stopped_by_.ok()) {
+    const Error& error = stopped_by_.error();
+    if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+    record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
+    return error;
+  }
+  copies_.finish();
+  if (outcome.kind == agent::EndKind::kFailed) {
+    progress_.say(fmt::format("failed: {}", outcome.message));
+    if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+    record({{"event", "end"}, {"exit_code", outcome.exit_code}, {"message", outcome.message}});
+    return outcome.exit_code;
+  }
+  if (!last_persist_.ok()) return last_persist_.error();
+  const double seconds = unix_now() - started_s_;
+  const int64_t done = last_step_ - first_step_;
+  if (last_step_ < plan_.steps && outcome.stop_signal != 0) {
+    progress_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command goes on from there",
+                              last_step_, plan_.steps, newest_checkpoint_.string()));
+  } else if (done == 0) {
+    progress_.say(fmt::format("nothing to do: {} is already at step {} of {}", folder_.path().string(), first_step_,
+                              plan_.steps));
+  } else {
+    progress_.say(fmt::format("done: {} steps in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}",
+                              done, telemetry::format_duration(seconds), last_loss_,
+                              static_cast<double>(done) / seconds, lost_ms_, newest_checkpoint_.string()));
+  }
+  record({{"event", "end"}, {"exit_code", 0}, {"step", last_step_}});
+  return 0;
+}
+
+}  // namespace cairn::tools
