@@ -61,6 +61,7 @@ Status EventWriter::send(const nlohmann::json& event) {
   // Bytes that are no UTF-8 (a path in a message) must not lose the event.
   std::string line = event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   line.push_back('\n');
+  const std::lock_guard lock(*sending_);
   for (size_t done = 0; done < line.size();) {
     const ssize_t n = write(fd_.get(), line.data() + done, line.size() - done);
     if (n >= 0) {

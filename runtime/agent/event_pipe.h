@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -35,7 +37,7 @@ class LineSplitter {
   int64_t dropped_ = 0;
 };
 
-/// The child's end. Not for use by several threads at once.
+/// The child's end. Any thread may send: lines come whole.
 class EventWriter {
  public:
   /// Takes the descriptor named by CAIRN_EVENT_FD; without the variable a writer that swallows events, so that a child
@@ -49,6 +51,7 @@ class EventWriter {
 
  private:
   Fd fd_;
+  std::unique_ptr<std::mutex> sending_ = std::make_unique<std::mutex>();  // a long line is written in several pieces
 };
 
 }  // namespace cairn::agent

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace cairn;
@@ -88,5 +89,38 @@ TEST_SUITE("runtime/agent/event_pipe") {
       CHECK(refused.error().code == ErrorCode::kInvalidInput);
     }
     unsetenv(kEventFdEnv);
+  }
+
+  TEST_CASE("events of several threads are whole lines, also where the pipe is full and they are long") {
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    const Fd read_end(ends[0]);
+    REQUIRE(fcntl(ends[1], F_SETPIPE_SZ, 4096) > 0);
+    setenv(kEventFdEnv, std::to_string(ends[1]).c_str(), 1);
+    Result<EventWriter> writer = EventWriter::from_environment();
+    unsetenv(kEventFdEnv);
+    REQUIRE(writer.ok());
+    constexpr int kThreads = 3, kEvents = 50;
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&, thread] {
+        const std::string text(10'000 + static_cast<size_t>(thread), static_cast<char>('a' + thread));
+        for (int k = 0; k < kEvents; ++k) ignore(writer.value().send({{"event", text}}), "counted by the reader");
+      });
+    }
+    LineSplitter lines;
+    int whole = 0, torn = 0;
+    for (char bytes[1000]; whole + torn < kThreads * kEvents;) {
+      const ssize_t n = read(read_end.get(), bytes, sizeof bytes);
+      REQUIRE(n > 0);
+      lines.feed({bytes, static_cast<size_t>(n)}, [&](std::string_view line) {
+        const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
+        const std::string text = event.is_object() ? event.value("event", "") : "";
+        const bool good = !text.empty() && text == std::string(10'000 + static_cast<size_t>(text[0] - 'a'), text[0]);
+        ++(good ? whole : torn);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(whole == kThreads * kEvents);
   }
 }
