@@ -23,9 +23,6 @@ Result<IoTicket> IoFile::submit_sync() {
   return IoTicket{0};  // wait() knows no such ticket, which means: done
 }
 
-void IoBackend::register_memory(std::span<std::byte>) {}
-void IoBackend::forget_memory(std::span<std::byte>) {}
-
 bool is_not_found(const Error& error) { return error.os_errno == ENOENT; }
 bool is_refused(const Error& error) {
   return error.os_errno == EACCES || error.os_errno == EPERM || error.os_errno == EMFILE || error.os_errno == ENFILE ||

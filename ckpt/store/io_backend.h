@@ -90,11 +90,6 @@ class IoBackend {
   virtual Result<std::vector<DirEntry>> list(const std::filesystem::path& path) = 0;  // sorted by name
   virtual Result<FileStat> stat(const std::filesystem::path& path) = 0;
   virtual Result<int64_t> free_bytes(const std::filesystem::path& path) = 0;
-
-  /// A hint that I/O will come from or go to this memory again and again (a snapshot arena), until forget_memory or the
-  /// end of the backend. Backends that cannot use it do nothing; it never fails.
-  virtual void register_memory(std::span<std::byte> memory);
-  virtual void forget_memory(std::span<std::byte> memory);
 };
 
 bool is_not_found(const Error& error);  // ENOENT

@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <liburing.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kMemoryAlign = 512;               // O_DIRECT's rule for addresses
-constexpr int64_t kRegionBytes = int64_t{1} << 30;  // the kernel's limit for one registered buffer
+constexpr int64_t kMemoryAlign = 512;                    // O_DIRECT's rule for addresses
+constexpr int64_t kMostRequestBytes = int64_t{1} << 30;  // a request's length is an int to the kernel
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
 
 struct UringTraits {
@@ -79,13 +79,9 @@ struct UringBackend::Ring {
   int64_t started_bytes = 0;                   // that it has been told of
   IoTicket next_ticket = 1;
   Uring ring;
-  uint64_t owner = 0;                        // number of the thread that made the ring
-  std::vector<std::span<std::byte>> memory;  // as the callers registered it
-  std::vector<iovec> regions;                // in the kernel now, by address
-  bool memory_changed = false;
+  uint64_t owner = 0;  // number of the thread that made the ring
 
   Status ensure();
-  void apply_memory();
   Result<size_t> free_slot(int64_t bytes);
   Status pump();            // waits for at least one completion
   void reap();              // what is complete, without waiting; and what waited for that
@@ -93,7 +89,6 @@ struct UringBackend::Ring {
   void start(size_t slot);  // puts a slot's request into the ring
   void complete(size_t slot, int result);
   void end(Slot& slot, std::optional<Error> error);
-  int region_of(const std::byte* data, int64_t bytes) const;
 };
 
 class UringFile final : public PosixFile {
@@ -244,8 +239,6 @@ Status UringBackend::Ring::ensure() {
   if (!ring || owner != this_thread_number()) {
     RT_CHECK(in_flight == 0, "an io_uring backend is used by two threads at once");
     ring.reset();
-    regions.clear();
-    memory_changed = !memory.empty();
     int error = 0;
     // Older kernels do not know the second pair of flags; the plain ring works everywhere.
     for (const unsigned flags : {unsigned{IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN}, 0u}) {
@@ -264,38 +257,7 @@ Status UringBackend::Ring::ensure() {
     }
     owner = this_thread_number();
   }
-  if (memory_changed && in_flight == 0) apply_memory();
   return {};
-}
-
-void UringBackend::Ring::apply_memory() {
-  memory_changed = false;
-  if (!regions.empty()) io_uring_unregister_buffers(ring.get());
-  regions.clear();
-  for (const std::span<std::byte> span : memory) {
-    for (int64_t at = 0; at < static_cast<int64_t>(span.size()); at += kRegionBytes) {
-      const int64_t bytes = std::min(kRegionBytes, static_cast<int64_t>(span.size()) - at);
-      regions.push_back({span.data() + at, static_cast<size_t>(bytes)});
-    }
-  }
-  if (regions.empty()) return;
-  std::sort(regions.begin(), regions.end(), [](const iovec& a, const iovec& b) { return a.iov_base < b.iov_base; });
-  const int result = io_uring_register_buffers(ring.get(), regions.data(), static_cast<unsigned>(regions.size()));
-  if (result < 0) {
-    regions.clear();
-    spdlog::info("checkpoint memory is not registered with io_uring ({}); writes cost a little more",
-                 std::strerror(-result));
-  }
-}
-
-int UringBackend::Ring::region_of(const std::byte* data, int64_t bytes) const {
-  auto it = std::upper_bound(regions.begin(), regions.end(), data, [](const std::byte* d, const iovec& v) {
-    return d < static_cast<std::byte*>(v.iov_base);
-  });
-  if (it == regions.begin()) return -1;
-  --it;
-  const auto* base = static_cast<const std::byte*>(it->iov_base);
-  return data + bytes <= base + it->iov_len ? static_cast<int>(it - regions.begin()) : -1;
 }
 
 Result<size_t> UringBackend::Ring::free_slot(int64_t bytes) {
@@ -332,13 +294,8 @@ void UringBackend::Ring::start(size_t index) {
   const int fd = slot.file->fd(slot.direct);
   const auto bytes = static_cast<unsigned>(slot.bytes);
   const auto offset = static_cast<uint64_t>(slot.offset);
-  const int region = slot.syncing ? -1 : region_of(slot.memory, slot.bytes);
   if (slot.syncing) {
     io_uring_prep_fsync(sqe, fd, 0);
-  } else if (region >= 0 && slot.writing) {
-    io_uring_prep_write_fixed(sqe, fd, slot.memory, bytes, offset, region);
-  } else if (region >= 0) {
-    io_uring_prep_read_fixed(sqe, fd, slot.memory, bytes, offset, region);
   } else if (slot.writing) {
     io_uring_prep_write(sqe, fd, slot.memory, bytes, offset);
   } else {
@@ -438,25 +395,13 @@ Result<std::unique_ptr<IoFile>> UringBackend::open(const fs::path& path) {
   return std::unique_ptr<IoFile>(std::make_unique<UringFile>(*ring_, std::move(fd), std::move(direct), path.string()));
 }
 
-void UringBackend::register_memory(std::span<std::byte> memory) {
-  ring_->memory.push_back(memory);
-  ring_->memory_changed = true;
-}
-
-void UringBackend::forget_memory(std::span<std::byte> memory) {
-  std::erase_if(ring_->memory, [&](std::span<std::byte> m) { return m.data() == memory.data(); });
-  ring_->memory_changed = true;
-  // At once: the caller is about to unmap it, and the kernel would keep the pages.
-  if (ring_->ring && ring_->owner == this_thread_number() && ring_->in_flight == 0) ring_->apply_memory();
-}
-
 Result<std::unique_ptr<IoBackend>> make_uring_backend(const UringOptions& options) {
   if (options.depth < 1 || options.depth > 4096 || options.request_bytes < kIoAlign ||
-      options.request_bytes % kIoAlign != 0 || options.request_bytes > kRegionBytes) {
+      options.request_bytes % kIoAlign != 0 || options.request_bytes > kMostRequestBytes) {
     return Error{
         ErrorCode::kInvalidInput,
         fmt::format("io_uring: depth {} and request {} bytes; expected 1 to 4096 and a multiple of {} up to {}",
-                    options.depth, options.request_bytes, kIoAlign, kRegionBytes)};
+                    options.depth, options.request_bytes, kIoAlign, kMostRequestBytes)};
   }
   auto backend = std::make_unique<UringBackend>(options);
   RT_TRY(backend->ring_->ensure());

@@ -33,8 +33,6 @@ class UringBackend final : public PosixBackend {
   std::string_view name() const override { return "uring"; }
   Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) override;
   Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) override;
-  void register_memory(std::span<std::byte> memory) override;
-  void forget_memory(std::span<std::byte> memory) override;
 
   struct Ring;
 
