@@ -150,15 +150,13 @@ fs::path RunWaits::report_failure(const agent::Failure& failure, const comm::Shm
     wait_.reset();
   }
   if (!wait_) {
-    wait_ = LongWait{.rank = std::max<int64_t>(0, failure.rank)};
+    wait_ = LongWait{.rank = failure.rank};
     wait_->report.ranks = states_of(world);
     wait_->report.finding = agent::find_culprit(wait_->report.ranks);
-    if (failure.rank >= 0) {
-      wait_->report.finding.culprits = {failure.rank};
-      wait_->report.finding.reason = failure.hang ? "hangs" : "failed";
-      wait_->report.finding.deadlock = false;
-      wait_->report.finding.chain.clear();
-    }
+    wait_->report.finding.culprits = {failure.rank};
+    wait_->report.finding.reason = failure.hang ? "hangs" : "failed";
+    wait_->report.finding.deadlock = false;
+    wait_->report.finding.chain.clear();
     if (failure.hang) probe_stacks();  // of others it would only delay the restart
   }
   take_stacks(kStackPatienceMs);

@@ -51,8 +51,6 @@ class StackProbe {
   StackProbe& operator=(StackProbe&&) = default;
   ~StackProbe();
 
-  /// Readable when there is something to take.
-  int fd() const { return out_.get(); }
   /// Takes what is there. True when all has come.
   bool take();
   /// Waits up to `limit_ms` for the rest, then ends the probe. What has come.

@@ -25,7 +25,7 @@ constexpr int64_t kTailLines = 5;
 constexpr int64_t kLeaveLimitMs = 2000;  // how long a second signal waits for killed children to go
 
 // Keys of the epoll set: what it is in the upper half, which one in the lower.
-enum class Source : uint64_t { kSignals = 1, kWake, kWatch, kEvents, kExit };
+enum class Source : uint64_t { kSignals = 1, kWake, kEvents, kExit };
 constexpr uint64_t key_of(Source source, int64_t index) {
   return static_cast<uint64_t>(source) << 32 | static_cast<uint64_t>(index);
 }
@@ -59,11 +59,6 @@ struct Supervisor::Child {
 
   /// As it said itself, else as it ended.
   const ExitStatus& verdict() const { return reported_error && status.signal == 0 ? reported : status; }
-};
-
-struct Supervisor::Watch {
-  int fd = -1;
-  std::function<void()> ready;
 };
 
 Supervisor::Supervisor(SupervisorOptions options, SupervisorClient& client, const Clock& clock)
@@ -108,29 +103,10 @@ Status Supervisor::add_to_epoll(int fd, uint64_t key) {
   return {};
 }
 
-Status Supervisor::watch(int fd, std::function<void()> ready) {
-  RT_TRY(add_to_epoll(fd, key_of(Source::kWatch, fd)));
-  watches_.push_back(std::make_unique<Watch>(Watch{fd, std::move(ready)}));
-  return {};
-}
-
-void Supervisor::unwatch(int fd) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  for (const auto& watch : watches_) {
-    if (watch->fd == fd) watch->fd = -1;  // erased between turns: its callback may be the caller
-  }
-}
-
 void Supervisor::wake() {
   const uint64_t one = 1;
   // Full means that a wake is pending already.
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
-}
-
-void Supervisor::restart(std::string reason, int exit_code) {
-  if (failure_ || running_ == 0) return;
-  failure_ = Failure{.generation = generation_, .status = {.exit_code = exit_code}, .message = std::move(reason)};
-  recovery_.detected_ns = clock_.now_ns();
 }
 
 // --- Start ---------------------------------------------------------------------------------------------------------
@@ -181,9 +157,9 @@ Result<Outcome> Supervisor::run() {
 
     double backoff_s = 0;
     if (leave_signal_ == 0) {
-      const RestartInfo info{*failure_, restarts_in_a_row_, outcome_.stop_signal != 0};
+      const RestartInfo info{*failure_, restarts_in_a_row_};
       const bool exhausted = restarts_in_a_row_ >= options_.restart.max_restarts;
-      const bool again = restartable(*failure_) && !exhausted && client_.should_restart(info);
+      const bool again = restartable(*failure_) && !exhausted && outcome_.stop_signal == 0;
       if (again && restarts_in_a_row_ > 0) {
         backoff_s = std::min(kMaxBackoffS, std::ldexp(options_.restart.backoff_s,
                                                       static_cast<int>(std::min<int64_t>(restarts_in_a_row_ - 1, 60))));
@@ -201,7 +177,7 @@ Result<Outcome> Supervisor::run() {
         return outcome_;
       }
       if (backoff_s > 0) RT_TRY(wait_backoff(backoff_s));
-      if (outcome_.stop_signal != 0 && !info.stop_requested && leave_signal_ == 0) {
+      if (outcome_.stop_signal != 0 && leave_signal_ == 0) {
         outcome_.kind = EndKind::kFailed;  // nothing runs that could be told to save
         outcome_.exit_code = failure_->exit_code();
         outcome_.message = failure_->message + "\n  asked to stop while waiting for the next try";
@@ -282,11 +258,6 @@ Status Supervisor::dispatch_events(int64_t timeout_ms) {
         client_.on_tick();
         break;
       }
-      case Source::kWatch:
-        for (size_t w = 0; w < watches_.size(); ++w) {  // by index: the callback may add one
-          if (watches_[w]->fd == static_cast<int>(index)) watches_[w]->ready();
-        }
-        break;
       case Source::kEvents:
         read_events(*children_[index]);
         break;
@@ -295,7 +266,6 @@ Status Supervisor::dispatch_events(int64_t timeout_ms) {
         break;
     }
   }
-  std::erase_if(watches_, [](const auto& watch) { return watch->fd < 0; });
   return {};
 }
 

@@ -5,9 +5,9 @@
 // Life of a run, all on the thread that calls run():
 //   1. prepare_generation(g)          the client's specs, one a rank; state of generation g - 1 is gone by now
 //   2. children start                 then on_generation_started(g)
-//   3. on_event, on_child_exit, on_tick, watched descriptors ... until one of:
+//   3. on_event, on_child_exit, on_tick ... until one of:
 //      a. every child exited 0                    -> run() returns kFinished
-//      b. a child failed, or hangs, or restart()  -> all others get SIGKILL at once (their collectives cannot finish),
+//      b. a child failed, or hangs                -> all others get SIGKILL at once (their collectives cannot finish),
 //         all are reaped, on_failure; then 1 with g + 1 after the back-off, or run() returns kFailed
 //      c. a stop signal                           -> on_stop_requested, children go on: the client tells them to save
 //         a second one                            -> SIGKILL all, run() returns kLeftBySignal with 128 + signal
@@ -22,9 +22,7 @@
 // Nothing here polls: pidfds, pipes, a signalfd and one timeout are one epoll set, so from a SIGKILL to the new
 // generation pass as many milliseconds as the kernel needs to tear the processes down.
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -56,7 +54,7 @@ struct SupervisorOptions {
 /// Why a generation ended.
 struct Failure {
   int64_t generation = 0;
-  int64_t rank = -1;  // -1: the client asked for it
+  int64_t rank = 0;
   ExitStatus status;  // of that child; code 69 for a hang
   bool hang = false;
   std::string message;  // "rank 3 (pid 812) was killed by signal 9 (Killed): <last error event or log lines>"
@@ -67,13 +65,12 @@ struct Failure {
 struct RestartInfo {
   const Failure& failure;
   int64_t restarts_in_a_row = 0;  // before this one
-  bool stop_requested = false;
 };
 
 /// One restart on the clock, nanoseconds of the supervisor's Clock.
 struct Recovery {
   int64_t generation = 0;  // the new one
-  int64_t failed_rank = -1;
+  int64_t failed_rank = 0;
   std::string cause;
   int64_t detected_ns = 0, killed_ns = 0, reaped_ns = 0, prepared_ns = 0, spawned_ns = 0;
 };
@@ -99,8 +96,6 @@ class SupervisorClient {
   virtual void on_event(int64_t rank, const nlohmann::json& event) = 0;
   /// Every exit, also of children that were killed for another's failure (`killed`).
   virtual void on_child_exit(int64_t /*rank*/, const ExitStatus& /*status*/, bool /*killed*/) {}
-  /// Asked only when the policy would restart.
-  virtual bool should_restart(const RestartInfo& info) { return !info.stop_requested; }
   /// A rank that is known to keep the others waiting, in words that follow "rank 3 (pid 812) ". Asked when those that
   /// have failed only say that a peer did not come.
   virtual std::optional<std::pair<int64_t, std::string>> suspect() { return std::nullopt; }
@@ -146,26 +141,14 @@ class Supervisor {
   /// prepare_generation returned; no child runs then.
   Result<Outcome> run();
 
-  // --- From callbacks, on the thread of run()
-  // -------------------------------------------------------------------------
-  /// The run got somewhere (a checkpoint completed, enough steps passed): restarts in a row count from 0 again.
+  /// From callbacks: the run got somewhere (a checkpoint completed, enough steps passed), and restarts in a row count
+  /// from 0 again.
   void note_progress() { restarts_in_a_row_ = 0; }
-  /// Ends the generation as if a child had failed so; the restart policy applies.
-  void restart(std::string reason, int exit_code);
-  /// Calls `ready` whenever `fd` is readable; it must consume what made it so. Borrowed until unwatch.
-  Status watch(int fd, std::function<void()> ready);
-  void unwatch(int fd);
-  int64_t generation() const { return generation_; }
-
-  // --- From any thread
-  // --------------------------------------------------------------------------------------------------
-  /// on_tick soon.
+  /// From any thread: on_tick soon.
   void wake();
 
  private:
   struct Child;
-  struct Watch;
-  struct Cause;
 
   Supervisor(SupervisorOptions options, SupervisorClient& client, const Clock& clock);
   Status open_descriptors();
@@ -195,7 +178,6 @@ class Supervisor {
   const Clock& clock_;
   Fd epoll_, signals_, wake_;
   std::vector<std::unique_ptr<Child>> children_;
-  std::vector<std::unique_ptr<Watch>> watches_;
   std::optional<Failure> failure_;  // of the current generation
   Recovery recovery_;
   Outcome outcome_;

@@ -161,7 +161,6 @@ struct Recorder : SupervisorClient {
   std::function<void()> tick_hook;
   std::function<void(int64_t)> started_hook;
   std::function<void(const RestartInfo&, bool)> failure_hook;
-  bool allow_restart = true;
 
   int64_t generations = 0;
   std::vector<std::pair<int64_t, nlohmann::json>> events;
@@ -189,9 +188,6 @@ struct Recorder : SupervisorClient {
     if (event_hook) event_hook(rank, event);
   }
   void on_child_exit(int64_t rank, const ExitStatus& status, bool) override { exits[rank] = status; }
-  bool should_restart(const RestartInfo& info) override {
-    return allow_restart && SupervisorClient::should_restart(info);
-  }
   void on_failure(const RestartInfo& info, bool restarting, double backoff_s) override {
     backoffs.push_back(backoff_s);
     if (failure_hook) failure_hook(info, restarting);
@@ -350,14 +346,6 @@ TEST_SUITE("runtime/agent/supervisor") {
       CHECK(run_all(client, options).exit_code == code);
       CHECK(client.generations == 2);
     }
-  }
-
-  TEST_CASE("a client may refuse a restart") {
-    Recorder client;
-    client.roles = {"kill always"};
-    client.allow_restart = false;
-    CHECK(run_all(client).exit_code == 137);
-    CHECK(client.generations == 1);
   }
 
   TEST_CASE("the first error wins over those who only lost a peer") {
@@ -574,44 +562,24 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(client.silent.empty());
   }
 
-  TEST_CASE("a client can end a generation, watch a descriptor and be woken") {
+  TEST_CASE("a client is woken from another thread") {
     Recorder client;
     client.roles = {"sleep"};
     SupervisorOptions options;
     options.tick_ms = 0;
-    options.restart.max_restarts = 1;
     Result<std::unique_ptr<Supervisor>> made = Supervisor::make(options, client, system_clock);
     REQUIRE(made.ok());
-    Supervisor& supervisor = *made.value();
-    const Fd counter(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    int64_t seen = 0;
-    REQUIRE(supervisor
-                .watch(counter.get(),
-                       [&] {
-                         uint64_t n = 0;
-                         (void)!read(counter.get(), &n, sizeof n);
-                         seen += static_cast<int64_t>(n);
-                         supervisor.unwatch(counter.get());
-                         supervisor.restart("guard: loss is nan", 1);
-                       })
-                .ok());
+    int64_t ticks = 0;
     client.tick_hook = [&] {
-      const uint64_t five = 5;
-      (void)!write(counter.get(), &five, sizeof five);
+      ++ticks;
+      for (const int signal : {SIGTERM, SIGINT}) kill(getpid(), signal);
     };
-    client.started_hook = [&](int64_t generation) {
-      if (generation == 1) client.roles = {"exit 0"};
-    };
-    client.failure_hook = [&](const RestartInfo&, bool) { client.roles = {"exit 0"}; };
-    std::thread waker([&] { supervisor.wake(); });
-    const Result<Outcome> outcome = supervisor.run();
+    std::thread waker([&] { made.value()->wake(); });
+    const Result<Outcome> outcome = made.value()->run();
     waker.join();
     REQUIRE(outcome.ok());
-    CHECK(seen == 5);
-    CHECK(client.generations == 2);
-    REQUIRE(outcome.value().recoveries.size() == 1);
-    CHECK(outcome.value().recoveries[0].cause == "guard: loss is nan");
-    CHECK(outcome.value().recoveries[0].failed_rank == -1);
+    CHECK(outcome.value().kind == EndKind::kLeftBySignal);
+    CHECK(ticks == 1);
   }
 
   TEST_CASE("a program or log that cannot be opened is an error that names it, and nothing is left running") {
