@@ -1,6 +1,6 @@
 #pragma once
-// Plan -> what is saved, by whom, and where it stands in memory. Pure arithmetic from the plan, so that ranks, agent,
-// reshard and verify compute the same answer without talking.
+// Plan -> what is saved, by whom, and where it stands in memory. Pure arithmetic from the plan, so that ranks, agent
+// and reshard compute the same answer without talking.
 //
 // A rank saves the primary pieces of its share, once for each of StateKinds::arrays(), and its primary SumPieces. Its
 // shards stand kind by kind in the order of RankPlan::pieces and ::sums, both in a snapshot slot and in its file.
