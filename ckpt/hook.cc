@@ -182,9 +182,7 @@ std::vector<CopyPart> SharedMemoryHook::parts_to_copy(std::span<const StateTenso
   return parts_of(first);
 }
 
-double SharedMemoryHook::longest_wait_s() const {
-  return std::min(options_.longest_wait_s, plan_.recipe.restart.deadline_s / 2);
-}
+double SharedMemoryHook::longest_wait_s() const { return std::min(kLongestWaitS, plan_.recipe.restart.deadline_s / 2); }
 
 Result<int64_t> SharedMemoryHook::next_bank(int64_t current) {
   RT_CHECK(rank_ == 0, "next_bank() on rank {}", rank_);
@@ -294,7 +292,6 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
     RT_TRY_SET(const std::optional<int64_t> slot, slot_for_copy(must));
     order.snapshot = slot.has_value();
     order.persist = order.persist && order.snapshot;
-    stats_.left_out += order.snapshot ? 0 : 1;
     if (slot) {
       begun_bank_ = order.slot = *slot;
       SnapshotWriter(arena_, rank_).begin(*slot, incarnation_, position.step);  // before it is reserved

@@ -42,16 +42,16 @@
 
 namespace cairn::ckpt {
 
-/// Longer, other ranks would take a rank that waits for the disk for a dead one.
+/// For a bank to be free; at most half of the recipe's restart.deadline. Longer, other ranks would take a rank that
+/// waits for the disk for a dead one.
 inline constexpr double kLongestWaitS = 10;
 
 struct HookOptions {
   /// A snapshot that is to be persisted is complete on this rank. Only a hint for the agent that there is work: the
   /// arena is the truth, and the persister also looks by itself. May be empty; any thread of the hook's.
   std::function<void(int64_t step)> on_snapshot;
-  OpenForeign open_foreign;               // for runs that begin with weights that are no checkpoint; may be empty
-  double finish_deadline_s = 1800;        // for the last checkpoint to reach the disk
-  double longest_wait_s = kLongestWaitS;  // for a bank; at most half of the recipe's restart.deadline
+  OpenForeign open_foreign;         // for runs that begin with weights that are no checkpoint; may be empty
+  double finish_deadline_s = 1800;  // for the last checkpoint to reach the disk
   /// To where copied state lies; empty: it is in host memory.
   std::function<std::unique_ptr<DeviceLink>()> make_link;
 };
@@ -60,7 +60,6 @@ struct SnapshotStats {
   int64_t snapshots = 0, persists = 0;
   int64_t put_off = 0;   // saves that were due and came later
   int64_t in_place = 0;  // updates that gave up waiting for a bank
-  int64_t left_out = 0;  // snapshots that found no slot to be copied to
   double last_ms = 0;    // training stood still on this rank
 };
 

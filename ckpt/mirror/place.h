@@ -96,8 +96,6 @@ struct PlaceOptions {
   std::string ca_file;    // S3 over https: PEM; empty: AWS_CA_BUNDLE, the system's. A certificate is always verified
   double timeout_s = 60;  // without any progress
   int64_t part_bytes = int64_t{16} << 20;  // S3: larger files are sent in parts of this size, or more if they are many
-  int tries = 4;                           // S3: of one request, with growing waits between
-  double first_wait_s = 0.1;
 };
 
 /// Does not touch the network or the disk. Errors: kInvalidInput naming what is wrong with the path, the endpoint or

@@ -22,6 +22,8 @@ namespace {
 
 constexpr size_t kMaxAnswerBytes = 16 << 20;  // of an answer that is kept; a page of a listing has about 1 MiB
 constexpr double kSlowestBytesPerS = 1 << 10;
+constexpr int kTries = 4;            // of one request
+constexpr double kFirstWaitS = 0.1;  // between them; each next one is four times as long
 
 struct CurlTraits {
   using Handle = CURL*;
@@ -398,11 +400,11 @@ S3Client::Impl::Outcome S3Client::Impl::judge(const std::string& what, Exchange&
 
 Result<S3Response> S3Client::call(const S3Request& request, const Traffic& traffic, bool missing_ok,
                                   const ByteSink* sink) {
-  double wait_s = impl_->options.first_wait_s;
-  for (int left = std::max(1, impl_->options.tries);;) {
+  double wait_s = kFirstWaitS;
+  for (int left = kTries;;) {
     Impl::Outcome outcome = impl_->once(request, traffic, missing_ok, sink);
     if (outcome.result.ok() || !outcome.again || --left == 0) return std::move(outcome.result);
-    // Waits grow fourfold; in pieces, so that a cancel is heard.
+    // In pieces, so that a cancel is heard.
     for (double waited = 0; waited < wait_s; waited += 0.05) {
       if (traffic.cancelled()) return Error{ErrorCode::kStopped, "the copy was told to stop"};
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
