@@ -54,26 +54,28 @@ Result<std::vector<WantedBox>> wanted_boxes(const Plan& plan, const LoadPlanner&
   return out;
 }
 
-/// Fills what starts anew; returns what is to be read.
-std::vector<StateTensor> start_the_rest(const Plan& plan, const LoadMatch& match, std::span<const StateTensor> state) {
-  std::vector<StateTensor> saved;
-  for (const StateTensor& item : state) {
-    const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
-    const bool weight = !is_moment(item.kind);
-    if (weight ? of.weight : of.moments) {
-      saved.push_back(item);
-      if (item.kind == StateKind::kEma && !of.moments) saved.back().kind = StateKind::kWeight;  // begins anew at these
-    } else if (weight) {
-      trainer::initial_weights(plan, item.tensor, item.box, reinterpret_cast<float*>(item.data));
-    } else {
-      std::memset(item.data, 0, item.bytes);
-    }
-  }
-  return saved;
-}
-
 Result<std::unique_ptr<ForeignWeights>> open_if_foreign(const OpenForeign& open, const std::filesystem::path& dir) {
   return open ? open(dir) : Result<std::unique_ptr<ForeignWeights>>(std::unique_ptr<ForeignWeights>());
+}
+
+/// Fills `state` from weights that are no checkpoint: what they lack starts anew, moments are zero, and the run is at
+/// its beginning.
+Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
+                                        std::span<const StateTensor> state, const InitConfig& how) {
+  RT_TRY_SET(const LoadMatch match, match_tensors(source.manifest(), plan.tensors, plan.state_kinds(), how));
+  for (const StateTensor& item : state) {
+    const TensorMatch& of = match.tensors[static_cast<size_t>(item.tensor)];
+    auto* const data = reinterpret_cast<float*>(item.data);
+    const bool weight = !is_moment(item.kind);  // or its average
+    if (weight ? of.weight : of.moments) {
+      RT_TRY(source.read(plan.tensors[item.tensor].name, item.box, data));
+    } else if (weight) {
+      trainer::initial_weights(plan, item.tensor, item.box, data);
+    } else {
+      std::memset(data, 0, item.bytes);
+    }
+  }
+  return TrainPosition{.seed = plan.recipe.seed};
 }
 
 }  // namespace
@@ -100,37 +102,6 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
     }
   }
   return out;
-}
-
-Result<TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
-                                     std::span<const StateTensor> state, const InitConfig& how) {
-  RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir));
-  const Manifest& manifest = reader.manifest();
-  RT_TRY_SET(const LoadMatch match, match_tensors(manifest, plan.tensors, plan.state_kinds(), how).with(dir.string()));
-  TrainPosition position{.seed = plan.recipe.seed};
-  if (!how.weights_only) {
-    RT_TRY_SET(position, position_of(manifest).with(dir.string()));
-  }
-  const std::vector<StateTensor> saved = start_the_rest(plan, match, state);
-  const LoadPlanner planner(manifest);
-  RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, planner, saved));
-  RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted).with(dir.string()));
-  std::vector<ReadRange> ranges;
-  ranges.reserve(reads.size());
-  for (const LoadRead& read : reads) {
-    ranges.push_back({read.file, read.offset, read.bytes, saved[read.wanted].data + read.target_offset});
-  }
-  RT_TRY(reader.read_ranges(ranges));
-  return position;
-}
-
-Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
-                                        std::span<const StateTensor> state, const InitConfig& how) {
-  RT_TRY_SET(const LoadMatch match, match_tensors(source.manifest(), plan.tensors, plan.state_kinds(), how));
-  for (const StateTensor& item : start_the_rest(plan, match, state)) {
-    RT_TRY(source.read(plan.tensors[item.tensor].name, item.box, reinterpret_cast<float*>(item.data)));
-  }
-  return TrainPosition{.seed = plan.recipe.seed};
 }
 
 Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena,

@@ -96,14 +96,4 @@ Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, co
 Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
                                                     std::span<const trainer::StateTensor> state);
 
-/// Fills `state` (of one rank or of many) from a checkpoint of any layout, verifying each chunk it touches, each read
-/// once. A checkpoint that has only weights gives moments of zero; `how` may take a part of it (plan/partial.h), the
-/// rest starts anew. Returns where training stood, or, with `how.weights_only`, the beginning.
-Result<trainer::TrainPosition> load_from_disk(const Plan& plan, IoBackend& io, const std::filesystem::path& dir,
-                                              std::span<const trainer::StateTensor> state, const InitConfig& how = {});
-
-/// The same from weights that are no checkpoint: moments are zero, the run is at its beginning.
-Result<trainer::TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& source,
-                                                 std::span<const trainer::StateTensor> state, const InitConfig& how);
-
 }  // namespace cairn::ckpt

@@ -21,10 +21,12 @@
 #include "runtime/core/random.h"
 #include "runtime/trainer/initial.h"
 #include "tests/ckpt/plan/layouts.h"
+#include "tests/ckpt/run_load.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
+using ckpt::testing::RunLoad;
 using trainer::StateKind;
 using trainer::StateTensor;
 using trainer::TrainPosition;
@@ -208,6 +210,19 @@ bool same_position(const TrainPosition& a, const TrainPosition& b) {
          a.seed == b.seed && a.sampler == b.sampler;
 }
 
+/// That every rank of `plan` finds all of its state in what `disk` has.
+void check_all(const Plan& plan, IoBackend& disk) {
+  RunLoad load(plan);
+  const Result<TrainPosition> loaded = load.read(disk, kDir / step_dir_name(kStep));
+  REQUIRE_OK(loaded);
+  for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
+    RankState state = rank_state(plan, rank);
+    std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
+    load.fill(rank, state.tensors);
+    REQUIRE(state.memory == state.expected);
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("ckpt/any_layout") {
@@ -223,6 +238,7 @@ TEST_SUITE("ckpt/any_layout") {
       if (!tied && !all_layouts_asked_for()) continue;
       std::vector<Plan> plans;
       std::vector<std::vector<RankState>> ranks;
+      std::vector<std::unique_ptr<RunLoad>> loads;
       std::set<int64_t> padded;
       for (Options options : layouts) {
         options.tied = tied;
@@ -233,6 +249,7 @@ TEST_SUITE("ckpt/any_layout") {
           ranks.back().push_back(rank_state(plans.back(), rank));
         }
       }
+      for (const Plan& plan : plans) loads.push_back(std::make_unique<RunLoad>(plan));
       CHECK(padded == std::set<int64_t>{64, 128, 192, 256, 384});  // tp 1, 2, 3, 4, 6
       int64_t pairs = 0, compared = 0, pair = 0;
       for (size_t from = 0; from < layouts.size(); ++from) {
@@ -246,14 +263,15 @@ TEST_SUITE("ckpt/any_layout") {
         for (size_t to = 0; to < layouts.size(); ++to) {
           if (pair++ % stride != 0) continue;
           ++pairs;
+          INFO(layouts[from].text(), " -> ", layouts[to].text());
+          const Result<TrainPosition> loaded = loads[to]->read(disk, kDir / step_dir_name(kStep));
+          REQUIRE_OK(loaded);
+          REQUIRE(same_position(loaded.value(), position()));
           for (size_t rank = 0; rank < ranks[to].size(); ++rank) {
+            CAPTURE(rank);
             RankState& state = ranks[to][rank];
             std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
-            const Result<TrainPosition> loaded =
-                load_from_disk(plans[to], disk, kDir / step_dir_name(kStep), state.tensors);
-            INFO(layouts[from].text(), " -> ", layouts[to].text(), ", rank ", rank);
-            REQUIRE_OK(loaded);
-            REQUIRE(same_position(loaded.value(), position()));
+            loads[to]->fill(static_cast<int64_t>(rank), state.tensors);
             REQUIRE(state.memory == state.expected);
             compared += static_cast<int64_t>(state.memory.size());
           }
@@ -290,14 +308,7 @@ TEST_SUITE("ckpt/any_layout") {
       CHECK(manifest.mesh.cp == layouts[from].cp);
       for (size_t to = 0; to < plans.size(); ++to) {
         INFO(layouts[from].text(), " -> ", layouts[to].text());
-        for (int64_t rank = 0; rank < plans[to].mesh.world(); ++rank) {
-          RankState state = rank_state(plans[to], rank);
-          std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
-          const Result<TrainPosition> loaded =
-              load_from_disk(plans[to], disk, kDir / step_dir_name(kStep), state.tensors);
-          REQUIRE_OK(loaded);
-          REQUIRE(state.memory == state.expected);
-        }
+        check_all(plans[to], disk);
       }
     }
   }
@@ -327,21 +338,15 @@ TEST_SUITE("ckpt/any_layout") {
         INFO(source.text(), " -> ", target.text());
         target.optimizer = OptimizerKind::kAdafactor;
         const Plan plan = plan_of(target);
-        for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
-          RankState state = rank_state(plan, rank);
-          std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
-          const Result<TrainPosition> loaded = load_from_disk(plan, disk, kDir / step_dir_name(kStep), state.tensors);
-          REQUIRE_OK(loaded);
-          REQUIRE(state.memory == state.expected);
-        }
+        check_all(plan, disk);
         ++pairs;
         target.optimizer = OptimizerKind::kAdamW;
         const Plan other = plan_of(target);
-        RankState state = rank_state(other, 0);
-        const auto refused = load_from_disk(other, disk, kDir / step_dir_name(kStep), state.tensors);
+        RunLoad load(other);
+        const auto refused = load.read(disk, kDir / step_dir_name(kStep));
         REQUIRE(!refused.ok());
         CHECK(refused.error().message.find("the optimizer state of Adafactor") != std::string::npos);
-        CHECK(load_from_disk(other, disk, kDir / step_dir_name(kStep), state.tensors, {.weights_only = true}).ok());
+        CHECK(load.read(disk, kDir / step_dir_name(kStep), {.weights_only = true}).ok());
       }
     }
     CHECK(pairs > 500);
@@ -360,10 +365,12 @@ TEST_SUITE("ckpt/any_layout") {
             const Plan plan = plan_of(target), saver = plan_of(source);
             MemoryBackend disk;
             REQUIRE(payload_bytes(save(disk, saver)) == saver.parameters * (saved ? 16 : 12));
+            RunLoad load(plan);
+            REQUIRE(load.read(disk, kDir / step_dir_name(kStep)).ok());
             for (int64_t rank = 0; rank < plan.mesh.world(); ++rank) {
               RankState state = rank_state(plan, rank);
               std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
-              REQUIRE(load_from_disk(plan, disk, kDir / step_dir_name(kStep), state.tensors).ok());
+              load.fill(rank, state.tensors);
               int64_t wrong = 0;
               for (const StateTensor& item : state.tensors) {
                 const int64_t kind = item.kind == StateKind::kEma && !saved ? 0 : static_cast<int64_t>(item.kind);
@@ -392,16 +399,14 @@ TEST_SUITE("ckpt/any_layout") {
     const fs::path dir = kDir / step_dir_name(kStep);
     const auto check = [&](IoBackend& io, const Plan& to, const InitConfig& how, const std::set<std::string>& anew,
                            bool moments) {
+      RunLoad load(to);
+      const Result<TrainPosition> loaded = load.read(io, dir, how);
+      REQUIRE_OK(loaded);
+      CHECK(same_position(loaded.value(), how.weights_only ? TrainPosition{.seed = 99} : position()));
       for (int64_t rank = 0; rank < to.mesh.world(); ++rank) {
         RankState state = rank_state(to, rank);
         std::fill(state.memory.begin(), state.memory.end(), 0xdeadbeefu);
-        const Result<TrainPosition> loaded = load_from_disk(to, io, dir, state.tensors, how);
-        REQUIRE_OK(loaded);
-        if (how.weights_only) {
-          CHECK(same_position(loaded.value(), TrainPosition{.seed = 99}));
-        } else {
-          CHECK(same_position(loaded.value(), position()));
-        }
+        load.fill(rank, state.tensors);
         int64_t wrong = 0;
         for (const StateTensor& item : state.tensors) {
           const auto* got = reinterpret_cast<const uint32_t*>(item.data);
