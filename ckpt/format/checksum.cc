@@ -10,9 +10,6 @@
 #include <xxhash.h>
 #endif
 
-#include <algorithm>
-#include <vector>
-
 namespace cairn::ckpt {
 
 uint64_t hash_bytes(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
@@ -30,15 +27,6 @@ StreamingHash& StreamingHash::operator=(StreamingHash&&) noexcept = default;
 
 void StreamingHash::update(std::span<const std::byte> bytes) {
   XXH3_64bits_update(state_->xxh, bytes.data(), bytes.size());
-}
-
-void StreamingHash::update_zeros(int64_t count_bytes) {
-  static const std::vector<std::byte> zeros(64 << 10);
-  while (count_bytes > 0) {
-    const int64_t n = std::min<int64_t>(count_bytes, static_cast<int64_t>(zeros.size()));
-    update(std::span(zeros).first(static_cast<size_t>(n)));
-    count_bytes -= n;
-  }
 }
 
 uint64_t StreamingHash::digest() const { return XXH3_64bits_digest(state_->xxh); }

@@ -23,7 +23,6 @@ class StreamingHash {
   StreamingHash(StreamingHash&&) noexcept;
   StreamingHash& operator=(StreamingHash&&) noexcept;
   void update(std::span<const std::byte> bytes);
-  void update_zeros(int64_t count_bytes);
   uint64_t digest() const;
 
  private:

@@ -42,9 +42,9 @@ TEST_SUITE("ckpt/format/names") {
     for (const char* bad : {"2D06800538d394c2", "2d06800538d394c", "2d06800538d394c20", "2d06800538d394cg", ""})
       CHECK_FALSE(hash_from_hex(bad).has_value());
     std::vector<std::byte> bytes(200001);
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = i < 70000 ? std::byte{0} : static_cast<std::byte>(i * 7);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
     StreamingHash stream;
-    stream.update_zeros(70000);
+    stream.update(std::span(bytes).first(70000));
     stream.update(std::span(bytes).subspan(70000, 1));
     stream.update(std::span(bytes).subspan(70001));
     CHECK(stream.digest() == hash_bytes(bytes));
