@@ -551,6 +551,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   }
   if (left) {
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
+    for (const std::string& line : cleaned.put_back) say(line);
         left->directory() == spec.directory) {
       say("took over the snapshot memory of this run's dead agent");
       tell(clean(true));

@@ -293,6 +293,12 @@ Result<fs::path> resolve_checkpoint(const fs::path& path) {
   RT_TRY_SET(const fs::file_type type, type_of(path));
   RT_TRY_SET(const fs::file_type manifest, type_of(path / ckpt::kManifestName));
   if (manifest != fs::file_type::not_found) return named_plainly(path);
+  ckpt::PosixBackend io;
+  const fs::path folder = step.has_parent_path() ? step.parent_path() : fs::path(".");
+  if (const auto number = ckpt::parse_step_dir_name(step.filename().string())) {
+    const ckpt::CheckpointInfo info = ckpt::look_at_checkpoint(io, folder, *number);
+    if (info.unread && info.os_errno == EAGAIN) return Error{ErrorCode::kUnavailable, info.problem};
+  }
   RT_TRY_SET(const fs::file_type below, type_of(path / "checkpoints"));
   const fs::path folder = below == fs::file_type::directory ? path / "checkpoints" : path;
   if (below != fs::file_type::directory && type != fs::file_type::directory) {

@@ -81,7 +81,8 @@ Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& pa
 /// Whether nothing has this name. False where that cannot be known.
 bool is_gone(const std::filesystem::path& step);
 
-/// That a checkpoint which was there is gone, as the retention of a run at work removes them. kUnavailable.
+/// That a checkpoint which was there is gone, as the retention of a run at work removes them, or is being replaced
+/// where names cannot be exchanged. kUnavailable.
 Error removed_meanwhile(const std::filesystem::path& step);
 
 /// What came of `work` on checkpoints that were found before: that one of them was removed meanwhile, where it failed

@@ -9,7 +9,8 @@
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
 //   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
-//   5. rename to step-N, or exchange with an existing step-N; where the file system cannot, that is moved away first.
+//   5. rename to step-N, or exchange with an existing step-N; where the file system cannot, that is moved away first
+//      (retention/replace.h).
 //   6. fsync the parent: until here a crash may bring the old name back.
 //   7. Remove what was replaced.
 //
@@ -47,6 +48,7 @@
 #include "ckpt/persist/stream_copy.h"
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/references.h"
+#include "ckpt/retention/replace.h"
 #include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
@@ -704,14 +706,6 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   return io.sync_dir(dir);
 }
 
-/// Where two names cannot be exchanged, as on network file systems. For a moment there is neither.
-Status put_in_place(IoBackend& io, const fs::path& work, const fs::path& dir, const fs::path& old) {
-  RT_TRY(io.rename(dir, old));
-  Status moved = io.rename(work, dir);
-  if (!moved.ok()) ignore(io.rename(old, dir), "the error of the first one is told");
-  return moved;
-}
-
 }  // namespace
 
 WriterId this_writer() {
@@ -869,14 +863,17 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     }
   }
   report.replaced = existing.ok();
-  fs::path old = work;  // what is replaced
-  Status published = report.replaced ? io.exchange(work, report.dir) : io.rename(work, report.dir);
-  if (!published.ok() && published.error().code == ErrorCode::kUnsupported && !options.must_exchange) {
-    old = checkpoints_dir / work_dir_name(kTrashPrefix, report.manifest.step, writer);
-    published = put_in_place(io, work, report.dir, old);
+  Replacement replacement;
+  if (report.replaced) {
+    replacement = replace_step(io, work, options.must_exchange);
+  } else {
+    replacement.status = io.rename(work, report.dir);
   }
   if (!published.ok() && report.replaced && published.error().os_errno == ENOENT) {
     report.replaced = false;  // meanwhile removed, by the retention of another save in flight
+  Status& published = replacement.status;
+  if (!published.ok() && replacement.cut_off)
+    return std::move(published).error().with(fmt::format("step {} was not saved", report.manifest.step));
     published = io.rename(work, report.dir);
   }
   if (!published.ok()) return abandon(std::move(published).error());
@@ -890,6 +887,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     const auto remove_start = Clock::now();
     if (Status removed = remove_tree(io, old); !removed.ok()) report.leftover = old.filename().string();
     report.remove_seconds = seconds_since(remove_start);
+    const fs::path& old = replacement.old;
   }
   return report;
 }

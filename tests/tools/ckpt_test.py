@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import shutil
+import socket
 import struct
+import subprocess
 
 from program import ProgramTest, main
 
@@ -108,6 +111,24 @@ class CkptTest(ProgramTest):
         done = self.cairn("ckpt", "verify", "run", "run2", code=2)
         self.assertIn("not read: ", done.stdout)
         self.assertIn("run2/checkpoints/step-00000012: whole", done.stdout)
+
+    def test_a_replacement_that_was_cut_off_between_two_renames_is_told_and_ended(self):
+        dead = subprocess.Popen(["true"])
+        dead.wait()
+        writer = f"step-00000012.{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())[:64]}.{dead.pid}.1.0"
+        checkpoints = os.path.dirname(self.step)
+        shutil.copytree(self.step, self.path("run/checkpoints/step-00000011"))  # damaged by its name
+        shutil.copytree(self.step, f"{checkpoints}/.trash-{writer}")
+        os.rename(self.step, f"{checkpoints}/.tmp-{writer}")
+        listed = self.cairn_json("ckpt", "ls", "run")
+        self.assertEqual([(c["step"], c.get("unread")) for c in listed["checkpoints"]], [(11, False), (12, True)])
+        for command in (["inspect", "run"], ["verify", "run"], ["cat", "run", "embed.weight", "--out", "x"]):
+            done = self.cairn("ckpt", *command, code=69)
+            self.assertIn("is taking the place of another save of this step", done.stdout + done.stderr)
+        done = self.cairn("ckpt", "prune", "run", "--leftovers", "--yes")
+        self.assertIn("put step-00000012 in its place", done.stdout)
+        self.assertTrue(self.cairn_json("ckpt", "verify", self.step)["whole"])
+        self.assertEqual(sorted(os.listdir(checkpoints)), ["step-00000011", "step-00000012"])
 
     def test_what_a_manifest_says_does_nothing_to_a_terminal(self):
         try:
