@@ -76,7 +76,8 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
-                     /*from_first=*/false, &node->buffers_});
+                     /*from_first=*/false, &node->buffers_,
+                     [raw = node.get()] { return raw->persister_->check_folder(); }});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{

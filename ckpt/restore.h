@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -58,6 +59,8 @@ struct RestoreRequest {
   OpenForeign open_foreign;                   // of `from`; may be empty: it is a checkpoint
   bool from_first = true;                     // false: only for a run that has no state of its own
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
+  /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
+  std::function<Status()> check_folder;
 };
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.

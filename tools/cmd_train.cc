@@ -220,6 +220,7 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
     options.init_from = plan_.recipe.init.path;
     options.open_foreign = open_hf_for(plan_.recipe.model);
   }
+  if (!args_.fresh) RT_TRY(check_nothing_saved());
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);
@@ -236,8 +237,12 @@ void TrainAgent::record(json event) {
   if (::write(events_.get(), line.data(), line.size()) < 0) spdlog::warn("events.jsonl: {}", std::strerror(errno));
 }
 
-/// Of a run that has no checkpoint: one that had some is not begun anew where their disk is not mounted.
+/// That a run which has no checkpoint had none: it is neither begun anew where their disk is not mounted, nor gone on
+/// with from memory, whose saves would lie below the mount point.
 Status TrainAgent::check_nothing_saved() const {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, folder_.checkpoints()));
+  if (!names.steps.empty()) return {};
   std::ifstream events(folder_.path() / "events.jsonl", std::ios::binary);
   int64_t saved = 0;
   for (std::string line; std::getline(events, line);) {
@@ -250,7 +255,7 @@ Status TrainAgent::check_nothing_saved() const {
   return Error{
       ErrorCode::kInvalidInput,
       fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
-                  "(--fresh begins anew)",
+                  "(--fresh begins anew; without events.jsonl the run goes on from what memory holds)",
                   folder_.checkpoints().string(), saved)};
 }
 
@@ -261,8 +266,6 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   }
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
-  const bool anew = choice.source == ckpt::arena::Source::kFresh || choice.match;
-  if (generation == 0 && anew && !args_.fresh) RT_TRY(check_nothing_saved());
   std::string from = "a fresh start";
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());

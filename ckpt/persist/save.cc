@@ -782,14 +782,12 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   if (!unchanged.shards.empty()) parts = unchanged.rest;
   RT_TRY(plan_shards(report.manifest, parts, options, unchanged));
   report.referenced_bytes = unchanged.bytes;
-  if (options.make_folder) {
-    RT_TRY(make_dirs(io, checkpoints_dir));
-  } else if (const Result<FileStat> there = io.stat(checkpoints_dir); !there.ok() && is_not_found(there.error())) {
-    return Error{
-        ErrorCode::kIo,
-        fmt::format("step {} was not saved: {}: {}", report.manifest.step, checkpoints_dir.string(), kFolderGone),
-        ENOENT};
-  }
+  const auto check_folder = [&]() -> Status {
+    Status there = options.check_folder ? options.check_folder() : Status();
+    return std::move(there).with(fmt::format("step {} was not saved", report.manifest.step));
+  };
+  RT_TRY(check_folder());
+  if (!options.check_folder) RT_TRY(make_dirs(io, checkpoints_dir));
 
   Result<FileStat> existing = io.stat(report.dir);
   if (!existing.ok() && !is_not_found(existing.error())) return std::move(existing).error();
@@ -839,6 +837,10 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   } else if (Status moved = take_over(io, left, work, taken); !moved.ok()) {
     return abandon(std::move(moved).error());
   }
+  if (Status meant = check_folder(); !meant.ok()) {
+    ignore(remove_tree(io, work), "it is empty");
+    return std::move(meant).error();
+  }
   if (!unchanged.files.empty()) {
     if (Status told = write_file(io, work / kReferencesName, references_text(unchanged.files)); !told.ok())
       return abandon(std::move(told).error());
@@ -869,11 +871,11 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   } else {
     replacement.status = io.rename(work, report.dir);
   }
-  if (!published.ok() && report.replaced && published.error().os_errno == ENOENT) {
-    report.replaced = false;  // meanwhile removed, by the retention of another save in flight
   Status& published = replacement.status;
   if (!published.ok() && replacement.cut_off)
     return std::move(published).error().with(fmt::format("step {} was not saved", report.manifest.step));
+  if (!published.ok() && report.replaced && published.error().os_errno == ENOENT) {
+    report.replaced = false;  // meanwhile removed, by the retention of another save in flight
     published = io.rename(work, report.dir);
   }
   if (!published.ok()) return abandon(std::move(published).error());
@@ -885,9 +887,9 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   report.seconds = seconds_since(start);
   if (report.replaced) {
     const auto remove_start = Clock::now();
+    const fs::path& old = replacement.old;
     if (Status removed = remove_tree(io, old); !removed.ok()) report.leftover = old.filename().string();
     report.remove_seconds = seconds_since(remove_start);
-    const fs::path& old = replacement.old;
   }
   return report;
 }

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 
 from harness import RunTest, main
 
@@ -69,6 +70,72 @@ class Identity(RunTest):
         shutil.rmtree(there)
         self.train(recipe, "run", *more, "--fresh")
         self.assertEqual(self.events("run", "start")[-1]["step"], 0)
+
+    def test_checkpoints_that_go_while_a_run_trains_are_not_written_below_their_mount_point(self):
+        recipe = self.recipe(name="disk", tp=1, pp=1, dp=2, sp="false", steps=100000, save=2)
+        there, away = self.folder / "run" / "checkpoints", self.folder / "away"
+        job = self.start(recipe, "run")
+        self.until(lambda: self.checkpoints("run"), "a checkpoint", job)
+        os.rename(there, away)
+        there.mkdir()  # its mount point
+        words = "the folder is gone; move or mount it where it was (another one is there: device "
+        self.until(lambda: words in job.output(), "the first refusal", job)
+        self.assertEqual(os.listdir(there), [])
+        there.rmdir()
+        os.rename(away, there)
+        saved = len(self.events("run", "saved"))
+        self.until(lambda: len(self.events("run", "saved")) > saved, "a save", job)
+        os.rename(there, away)
+        there.mkdir()
+        job.kill_group()
+        # Memory holds more than the disk that is away: below its mount point nobody would find it.
+        reached = self.last_step("run")
+        stop = ["--set", f"stop=T.steps({reached + 4})"]
+        job = self.train(recipe, "run", *stop, code=2)
+        self.assertIn("and no checkpoint is there any more", job.output())
+        self.assertEqual(os.listdir(there), [])
+        there.rmdir()
+        os.rename(away, there)
+        self.train(recipe, "run", *stop)
+        self.assertGreaterEqual(self.events("run", "start")[-1]["step"], reached - 1)
+
+    def test_a_disk_that_is_unmounted_lazily_while_a_run_trains_gets_the_saves_when_it_is_back(self):
+        if self.own_mounts().returncode != 0:
+            self.skipTest("this machine lets no test mount anything")
+        recipe = self.recipe(name="mounted", tp=1, pp=1, dp=2, sp="false", steps=100000, save=2)
+        there, disk = self.folder / "run" / "checkpoints", self.folder / "disk"
+        there.mkdir(parents=True)
+        disk.mkdir()
+        steps = "ls checkpoints | wc -l"
+        script = f"""set -e
+wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; done; }}
+cd {there.parent}
+mount --bind {disk} checkpoints
+{self.program} train {recipe} --run {there.parent} --threads 1 > {self.folder}/run.out 2>&1 &
+pid=$!
+trap 'kill -KILL $pid' EXIT
+wait_for '[ $({steps}) -ge 1 ]'
+umount -l checkpoints
+wait_for "grep -q 'another one is there' {self.folder}/run.out"
+[ $({steps}) = 0 ]
+mount --bind {disk} checkpoints
+newest=$(ls checkpoints | tail -1)
+wait_for '[ "$(ls checkpoints | tail -1)" ">" "$newest" ]'
+trap - EXIT
+kill -TERM $pid
+wait $pid
+umount checkpoints
+[ $({steps}) = 0 ]
+"""
+        done = self.own_mounts(script)
+        output = (self.folder / "run.out").read_text(errors="replace")
+        self.assertEqual(done.returncode, 0, f"{done.stdout}{done.stderr}{output}")
+        self.assertEqual(max(int(p.name[5:]) for p in disk.iterdir()), self.last_step("run"))
+
+    def own_mounts(self, script="true"):
+        """A shell whose mounts nobody else sees."""
+        words = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
     def test_a_folder_that_is_moved_while_it_trains_loses_nothing(self):
         recipe = self.recipe(name="still", tp=1, pp=1, dp=2, sp="false", steps=STEPS * 10, save=4)
