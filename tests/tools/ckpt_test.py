@@ -145,6 +145,14 @@ class CkptTest(ProgramTest):
                 "body_xxh3_64": f"{xxhash.xxh3_64_intdigest(body):016x}"}
         with open(path, "wb") as f:
             f.write((json.dumps(head, separators=(",", ":")) + "\n").encode() + body)
+        torn = b'{"a": "ab\xc2\x9b\x7f\xff"}\n'
+        head.update(body_bytes=len(torn), body_xxh3_64=f"{xxhash.xxh3_64_intdigest(torn):016x}")
+        self.write("torn/manifest.json", (json.dumps(head, separators=(",", ":")) + "\n").encode() + torn)
+        self.write("torn/shards.bin", b"")
+        told = subprocess.run([self.program, "ckpt", "inspect", "torn"], cwd=self.folder.name, capture_output=True)
+        self.assertEqual(told.returncode, 65)
+        self.assertIn(rb"\xff", told.stderr)
+        self.assertFalse([byte for byte in told.stderr if byte != 10 and not 32 <= byte < 127], told.stderr)
         os.makedirs(self.path("run/checkpoints/no\x1b[2Jstep"))
         self.assertEqual(self.cairn_json("ckpt", "inspect", "run")["origin"], evil)
         for command in (["inspect", "run", "--tensors"], ["ls", "run"], ["inspect", "\x1b[2J"]):
