@@ -130,6 +130,7 @@ class TrainAgent final : public agent::SupervisorClient {
     return std::any_of(views.begin(), views.end(),
                        [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
   }
+  void tell_written(const Status& written, bool& failed);
   void on_step(const telemetry::StepMetrics& metrics);
   void on_traced(const std::string& path);
   void finish_trace();
@@ -161,7 +162,8 @@ class TrainAgent final : public agent::SupervisorClient {
   Fd memory_;  // of the arena, for ranks
   bool told_nameless_ = false;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
-  Fd events_;  // events.jsonl
+  telemetry::LineFile events_;                                // events.jsonl
+  bool metrics_failed_ = false, tensorboard_failed_ = false;  // the last write
 
   int64_t first_step_ = -1;  // before the first generation
   int64_t last_step_ = 0, last_progress_step_ = 0;
@@ -224,17 +226,15 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded, const std::string& name
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);
-  const fs::path path = folder_.path() / "events.jsonl";
-  events_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!events_) return os_error(errno, path.string());
+  RT_TRY_SET(events_, telemetry::LineFile::open(folder_.path() / "events.jsonl"));
   copies_.start();
   return {};
 }
 
 void TrainAgent::record(json event) {
   event["time"] = unix_now();
-  const std::string line = event.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  if (::write(events_.get(), line.data(), line.size()) < 0) spdlog::warn("events.jsonl: {}", std::strerror(errno));
+  const Status written = events_.append(event.dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!written.ok()) spdlog::warn("{}", written.error().message);
 }
 
 /// That a run which has no checkpoint had none: it is neither begun anew where their disk is not mounted, nor gone on
@@ -288,11 +288,24 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (choice.match) tell_match(*choice.match, choice);
 
   if (first_step_ < 0) first_step_ = last_step_ = choice.step;
-  RT_TRY(metrics_->catch_up(choice.metrics));  // a kill may have come between these steps and the news of them
-  RT_TRY(metrics_->resumed(choice.step));
+  // A full disk is no reason to end a run that memory holds.
+  const auto tell = [&](const Status& written, bool& failed) -> Status {
+    if (generation == 0) return written;
+    tell_written(written, failed);
+    return {};
+  };
+  // A kill may have come between these steps and the news of them.
+  RT_TRY(tell(metrics_->catch_up(choice.metrics), metrics_failed_));
+  RT_TRY(tell(metrics_->resumed(choice.step), metrics_failed_));
   if (plan_.recipe.log.tensorboard) {
-    RT_TRY_SET(tensorboard_,
-               telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1));
+    tensorboard_.reset();
+    Result<telemetry::TensorBoardWriter> opened =
+        telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1);
+    if (opened.ok()) {
+      tensorboard_ = std::move(opened).value();
+    } else {
+      RT_TRY(tell(opened.error(), tensorboard_failed_));
+    }
   }
 
   RT_TRY_SET(world_, comm::ShmWorld::create(trainer::world_config(plan_)));
@@ -533,16 +546,19 @@ void TrainAgent::finish_trace() {
   traced_.clear();
 }
 
+/// Told once until it goes again: a disk may stay full for many steps.
+void TrainAgent::tell_written(const Status& written, bool& failed) {
+  if (!written.ok() && !failed) progress_.say("warning: " + written.error().message);
+  failed = !written.ok();
+}
+
 void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   telemetry::StepMetrics metrics = reported;
   metrics.time = unix_now();
   metrics.tflops = plan_.flops_per_token() * metrics.tokens_per_s / 1e12;
   if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
-  if (Status written = metrics_->write(metrics); !written.ok()) progress_.say("warning: " + written.error().message);
-  if (tensorboard_) {
-    if (Status written = tensorboard_->write(metrics); !written.ok())
-      progress_.say("warning: " + written.error().message);
-  }
+  tell_written(metrics_->write(metrics), metrics_failed_);
+  if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
   lost_ms_ += metrics.checkpoint_lost_ms;
   last_loss_ = metrics.loss;
 
