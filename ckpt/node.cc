@@ -102,6 +102,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
 }
 
 CheckpointNode::~CheckpointNode() {
+  if (keep_memory_ && persister_) persister_->give_up();  // the next start writes it
   persister_.reset();
   if (!keep_memory_) ignore(arena_.remove(), "the next run reaps it");
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -120,6 +121,7 @@ struct NodePersister::Impl {
   bool decided() const { return arena.control().incarnation.load(std::memory_order_acquire) != adopted; }
   std::vector<std::unique_ptr<Writer>> writers;
 
+  std::atomic<bool> given_up{false};
   std::mutex after_save;                         // one at a time: retention, reports
   CatalogCache catalog;                          // guarded by after_save
   std::shared_ptr<const Manifest> newest_saved;  // with options.incremental: what the next save may refer to
@@ -189,6 +191,7 @@ SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
   save.replace_referred = decided();
   save.check_folder = [this, &io = *writer.io] { return check_folder(io); };
+  save.cancel = &given_up;
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();
@@ -338,8 +341,8 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     control.reserved[slot].store(step, std::memory_order_release);  // promised still
     throw;
   }
-  control.reserved[slot].store(0, std::memory_order_release);
-  return true;
+  control.reserved[slot].store(given_up ? step : 0, std::memory_order_release);
+  return !given_up;
 }
 
 void NodePersister::Impl::write_newest(Writer& writer) {
@@ -436,6 +439,8 @@ Status NodePersister::check_folder() {
   PosixBackend io;  // those of the threads are theirs
   return impl_->check_folder(io);
 }
+
+void NodePersister::give_up() { impl_->given_up = true; }
 
 void NodePersister::ranks_gone() {
   // Without the threads: they may be in the middle of a long write, and a restart must not wait for the disk. What they

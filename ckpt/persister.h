@@ -62,7 +62,8 @@ class NodePersister {
  public:
   /// `arena` outlives the persister. `make_io` is asked here, once for each thread.
   NodePersister(Arena& arena, const MakeIo& make_io, std::filesystem::path checkpoints_dir, PersistOptions options);
-  ~NodePersister();  // finishes writes that have begun; promises that have not begun are dropped: call flush()
+  ~NodePersister();  // finishes writes that have begun (give_up()); promises that have not begun are dropped: call
+                     // flush()
 
   /// From a rank's message.
   void notify(const SnapshotNotice& notice);
@@ -74,6 +75,9 @@ class NodePersister {
   /// That the folder of the checkpoints is the one that there was when this was made, or one that has what was saved
   /// last, as where it was mounted anew. What lies there, or not, says nothing of the run else. Errors: kIo.
   Status check_folder();
+
+  /// Whoever leaves at once: a save that is being written ends at its next chunk, and stays promised.
+  void give_up();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
   /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write.

@@ -266,6 +266,35 @@ TEST_SUITE("ckpt/hook/in_flight") {
     }
   }
 
+  TEST_CASE("who leaves at once does not wait for a slow disk, and what was being written stays promised") {
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    const MakeIo make_io = [] { return std::make_unique<PosixBackend>(); };
+    auto persister =
+        std::make_unique<NodePersister>(arena, make_io, dir.path, PersistOptions{.save = {.max_bytes_per_s = 100}});
+    PosixBackend io;
+    RestoreDecider decider(plan, arena, io, {dir.path});
+    REQUIRE(decider.next_incarnation().ok());
+    LifeReport report;
+    REQUIRE(live(plan, arena, {.steps = 9, .die_at = 3, .snapshots_at_death = 2}, persister.get(), report).ok());
+    const auto names = [&] { return list_names(io, dir.path).value(); };
+    while (names().leftovers.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto begin = std::chrono::steady_clock::now();
+    persister->give_up();
+    persister.reset();
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+    CHECK(names().leftovers.empty());
+    CHECK(names().steps.empty());
+    int64_t promised = 0;
+    for (int64_t slot = 0; slot < arena.slots(); ++slot) promised += arena.control().reserved[slot] == 1;
+    CHECK(promised == 1);
+    NodePersister next(arena, make_io, dir.path, {});
+    CHECK(next.flush().ok());
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 3});
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("where the folder is gone, moved or no longer mounted, nothing is saved in its place") {
     const TempDir dir;
     const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "moved";
