@@ -71,10 +71,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                node->arena_.name(), views[*newest].step)};
     }
   }
-  node->decider_ =
-      std::make_unique<RestoreDecider>(plan, node->arena_, *node->io_,
-                                       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from,
-                                                      node->options_.open_foreign, &node->buffers_});
+  node->decider_ = std::make_unique<RestoreDecider>(
+      plan, node->arena_, *node->io_,
+      RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
+                     &node->buffers_, [raw = node.get()] { return raw->persister_->check_folder(); }});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{
@@ -98,6 +98,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
 }
 
 CheckpointNode::~CheckpointNode() {
+  if (keep_memory_ && persister_) persister_->give_up();  // the next start writes it
   persister_.reset();
   if (!keep_memory_) ignore(arena_.remove(), "the next run reaps it");
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -22,6 +23,8 @@
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/snapshot/snapshot.h"
+#include "ckpt/store/held_folder.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/verify/verify.h"
 
 namespace cairn::ckpt {
@@ -115,10 +118,15 @@ struct NodePersister::Impl {
   bool decided() const { return arena.control().incarnation.load(std::memory_order_acquire) != adopted; }
   std::vector<std::unique_ptr<Writer>> writers;
 
+  std::atomic<bool> given_up{false};
   std::mutex after_save;                         // one at a time: retention, reports
   CatalogCache catalog;                          // guarded by after_save
   std::shared_ptr<const Manifest> newest_saved;  // with options.incremental: what the next save may refer to
-  std::mutex mutex;                              // guards newest_saved and what follows; never held while writing
+  std::mutex of_folder;                          // guards the next two
+  std::optional<HeldFolder> folder;              // none: it was not there, or is on no disk
+  int64_t known_step = -1;                       // saved last, or the highest that was there
+
+  std::mutex mutex;  // guards newest_saved and what follows; never held while writing
   std::condition_variable changed;
   bool stopping = false, flushing = false, flushed = false;
   int64_t notices = 0;  // counts up: each thread looks after each
@@ -126,6 +134,8 @@ struct NodePersister::Impl {
   int64_t last_step = -1;
   Status last_status;  // of last_step, the newest written since flush() began
 
+  void hold_folder(IoBackend& io);
+  Status check_folder(IoBackend& io);
   void prepare(Writer& writer);
   SaveOptions save_options(Writer& writer);
   Status check_not_needed(IoBackend& io, int64_t step) const;
@@ -137,6 +147,28 @@ struct NodePersister::Impl {
   void failed(int64_t step, const Error& error);
   void loop(Writer& writer);
 };
+
+void NodePersister::Impl::hold_folder(IoBackend& io) {
+  // Made here and never again: what is saved where a folder has been moved away, or a disk unmounted, nobody finds.
+  ignore(make_dirs(io, dir), "the saves will tell");
+  if (Result<HeldFolder> held = HeldFolder::open(dir); held.ok()) folder = std::move(held).value();
+  if (const Result<Names> names = list_names(io, dir); names.ok() && !names.value().steps.empty())
+    known_step = names.value().steps.back();
+}
+
+Status NodePersister::Impl::check_folder(IoBackend& io) {
+  const std::lock_guard lock(of_folder);
+  if (!folder) {
+    const Result<FileStat> there = io.stat(dir);
+    if (there.ok() || !is_not_found(there.error())) return {};
+    return Error{ErrorCode::kIo, fmt::format("{}: {}", dir.string(), kFolderGone), ENOENT};
+  }
+  Status same = folder->check();
+  if (same.ok() || known_step < 0 || !io.stat(dir / step_dir_name(known_step) / kManifestName).ok()) return same;
+  // Mounted anew, some file systems have other numbers; and checkpoints may be moved to a larger disk.
+  if (Result<HeldFolder> held = HeldFolder::open(dir); held.ok()) folder = std::move(held).value();
+  return {};
+}
 
 /// Ahead of the first save: libhdf5 takes 0.1 ms a dataset, seconds with many, and new memory its time too. An error
 /// will be the save's to tell.
@@ -155,7 +187,8 @@ void NodePersister::Impl::prepare(Writer& writer) {
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
   save.replace_referred = decided();
-  save.make_folder = false;
+  save.check_folder = [this, &io = *writer.io] { return check_folder(io); };
+  save.cancel = &given_up;
   save.cache = &writer.cache;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();
@@ -200,6 +233,10 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   save.base = base.get();
   RT_TRY_SET(SaveReport report, save_checkpoint(*writer.io, dir, std::move(manifest),
                                                 writer.source.parts(snapshot.slot, snapshot.ranks), save));
+  {
+    const std::lock_guard lock(of_folder);
+    known_step = position.step;
+  }
   if (options.incremental) {
     const std::lock_guard lock(mutex);
     if (!newest_saved || newest_saved->step <= report.manifest.step)
@@ -301,8 +338,8 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     control.reserved[slot].store(step, std::memory_order_release);  // promised still
     throw;
   }
-  control.reserved[slot].store(0, std::memory_order_release);
-  return true;
+  control.reserved[slot].store(given_up ? step : 0, std::memory_order_release);
+  return !given_up;
 }
 
 void NodePersister::Impl::write_newest(Writer& writer) {
@@ -372,8 +409,7 @@ NodePersister::NodePersister(Arena& arena, const MakeIo& make_io, std::filesyste
   const int64_t threads = std::clamp<int64_t>(impl_->options.in_flight, 1, std::max<int64_t>(1, arena.slots() - 2));
   for (int64_t k = 0; k < threads; ++k)
     impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io(), impl_->options.buffers));
-  // Made here and never again: what is saved where a folder has been moved away, or a disk unmounted, nobody finds.
-  ignore(make_dirs(*impl_->writers.front()->io, impl_->dir), "the saves will tell");
+  impl_->hold_folder(*impl_->writers.front()->io);
   for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers)
     writer->thread = std::thread([impl = impl_.get(), mine = writer.get()] { impl->loop(*mine); });
 }
@@ -394,6 +430,13 @@ void NodePersister::notify() {
   }
   impl_->changed.notify_all();
 }
+
+Status NodePersister::check_folder() {
+  PosixBackend io;  // those of the threads are theirs
+  return impl_->check_folder(io);
+}
+
+void NodePersister::give_up() { impl_->given_up = true; }
 
 void NodePersister::ranks_gone() {
   // Without the threads: they may be in the middle of a long write, and a restart must not wait for the disk. What they

@@ -7,7 +7,7 @@
 // first; its bytes are compared with the word sums of the update on the way to the disk, so damage in memory never
 // becomes a checkpoint. Failures are reported and training goes on; the next save tries again. Saves may end in any
 // order: what the rules of retention keep is judged from the newest that is complete, so that an older one which ends
-// late may go at once.
+// late may go at once. A save is refused where the path leads to another folder than at the beginning (held_folder.h).
 
 #include <cstdint>
 #include <filesystem>
@@ -59,7 +59,8 @@ class NodePersister {
  public:
   /// `arena` outlives the persister. `make_io` is asked here, once for each thread.
   NodePersister(Arena& arena, const MakeIo& make_io, std::filesystem::path checkpoints_dir, PersistOptions options);
-  ~NodePersister();  // finishes writes that have begun; promises that have not begun are dropped: call flush()
+  ~NodePersister();  // finishes writes that have begun (give_up()); promises that have not begun are dropped: call
+                     // flush()
 
   /// From a rank's message that its part of a snapshot to be persisted is complete.
   void notify();
@@ -67,6 +68,13 @@ class NodePersister {
   /// All ranks of this incarnation are dead and reaped: promises that no rank will complete are dropped. To be called
   /// before RestoreDecider::next_incarnation().
   void ranks_gone();
+
+  /// That the folder of the checkpoints is the one that there was when this was made, or one that has what was saved
+  /// last, as where it was mounted anew. What lies there, or not, says nothing of the run else. Errors: kIo.
+  Status check_folder();
+
+  /// Whoever leaves at once: a save that is being written ends at its next chunk, and stays promised.
+  void give_up();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
   /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write.

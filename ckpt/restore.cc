@@ -173,6 +173,7 @@ RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, Re
     : plan_(plan), arena_(arena), io_(io), request_(std::move(request)) {}
 
 Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings, int64_t above) {
+  if (request_.check_folder) RT_TRY(request_.check_folder());
   RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
   bool any = false;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
@@ -233,6 +234,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
   if (memory && !first_ && damaged.empty()) {
     disk_is_newer = false;  // between restarts of one agent nothing on disk is newer than what is whole in memory
   } else if (memory) {
+    if (request_.check_folder) RT_TRY(request_.check_folder());
     RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
     disk_is_newer = !names.steps.empty() && names.steps.back() > memory->step;
   }

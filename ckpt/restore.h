@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -56,6 +57,8 @@ struct RestoreRequest {
   std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
   OpenForeign open_foreign;                   // of `from`; may be empty: it is a checkpoint
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
+  /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
+  std::function<Status()> check_folder;
 };
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.

@@ -101,6 +101,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     const std::unique_ptr<IoBackend> io = make_io();
     RT_TRY(make_dirs(*io, checkpoints_dir));
     RT_TRY_SET(const CleanReport cleaned, clean_leftovers(*io, checkpoints_dir));
+    for (const std::string& line : cleaned.put_back) say(line);
     for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a save that died", name));
     for (const std::string& line : cleaned.left) say(fmt::format("left alone: {}", line));
   }

@@ -179,7 +179,8 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
       }
       out["archived"] = std::move(done);
     }
-    if (args.leftovers) out["leftovers"] = {{"removed", cleaned.removed}, {"left", cleaned.left}};
+    if (args.leftovers)
+      out["leftovers"] = {{"put_back", cleaned.put_back}, {"removed", cleaned.removed}, {"left", cleaned.left}};
     if (args.leftovers && !args.yes) out["leftovers"] = catalog.leftovers;
     print_json(out);
     return code;
@@ -205,6 +206,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   }
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
   if (args.leftovers) {
+    for (const std::string& line : cleaned.put_back) fmt::print("{}\n", line);
     for (const std::string& name : args.yes ? cleaned.removed : catalog.leftovers)
       fmt::print("{}: {}\n", name, args.yes ? "removed" : "would go, if its writer is dead");
     for (const std::string& name : cleaned.left) fmt::print("left: {}\n", name);

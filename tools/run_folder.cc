@@ -74,29 +74,51 @@ constexpr const char* kNextRecipe = "recipe.next.json";
 
 Result<ckpt::Manifest> manifest_of(const fs::path& run, int64_t step) {
   ckpt::PosixBackend io;
-  return ckpt::read_manifest(io, run / "checkpoints" / ckpt::step_dir_name(step));
+  const fs::path dir = run / "checkpoints";
+  Result<ckpt::Manifest> manifest = ckpt::read_manifest(io, dir / ckpt::step_dir_name(step));
+  if (manifest.ok() || !ckpt::is_not_found(manifest.error())) return manifest;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, dir));
+  for (const ckpt::CutOff& cut : names.cut_off) {  // the start of the run is about to put it in its place
+    if (cut.step == step) return ckpt::read_manifest(io, dir / cut.made);
+  }
+  return manifest;
 }
 
-/// The announced recipe, when its step has come.
-std::optional<std::string> announced_recipe(const fs::path& run) {
+struct Announced {
+  std::optional<std::string> recipe;  // its step has come
+  std::optional<Error> unknown;       // whether it has cannot be told now
+};
+
+Announced announced_recipe(const fs::path& run) {
   const Result<std::string> text = read_text_file(run / kNextRecipe);
-  const auto next = nlohmann::json::parse(text.ok() ? text.value() : "", nullptr, false);
+  if (!text.ok() && ckpt::is_not_found(text.error())) return {};
+  if (!text.ok()) return {.recipe = {}, .unknown = text.error()};
+  const auto next = nlohmann::json::parse(text.value(), nullptr, false);
   if (!next.is_object() || !next.contains("step") || !next["step"].is_number_integer() || !next.contains("before") ||
       !next["before"].is_number_integer() || !next.contains("recipe") || !next["recipe"].is_string()) {
-    return std::nullopt;
+    return {};
   }
+  const auto before = next["before"].get<int64_t>();
   const Result<ckpt::Manifest> step = manifest_of(run, next["step"].get<int64_t>());
-  if (!step.ok() || step.value().created_unix_ms == next["before"].get<int64_t>() ||
-      step.value().recipe != next["recipe"].get<std::string>()) {
-    return std::nullopt;
+  if (!step.ok()) {  // one that was to be replaced, and is away, may come back
+    if (before < 0 && ckpt::is_not_found(step.error())) return {};
+    return {.recipe = {}, .unknown = step.error()};
   }
-  return step.value().recipe;
+  if (step.value().created_unix_ms == before || step.value().recipe != next["recipe"].get<std::string>()) return {};
+  return {.recipe = step.value().recipe, .unknown = {}};
 }
 
 }  // namespace
 
 Result<std::string> recipe_of_run(const fs::path& run) {
-  if (std::optional<std::string> announced = announced_recipe(run)) return *std::move(announced);
+  const Announced announced = announced_recipe(run);
+  if (announced.recipe) return *announced.recipe;
+  if (announced.unknown && announced.unknown->os_errno != 0 && !ckpt::is_not_found(*announced.unknown)) {
+    Error error = *announced.unknown;
+    return std::move(error).with(
+        fmt::format("{} is of a save that cannot be read, so that it is not known which recipe the run goes on with",
+                    (run / kNextRecipe).string()));
+  }
   return read_text_file(run / "recipe.resolved.json");
 }
 
@@ -182,7 +204,13 @@ Status RunFolder::announce_recipe(int64_t step, const std::string& canonical_jso
 }
 
 Status RunFolder::settle_recipe() {
-  if (const std::optional<std::string> came = announced_recipe(path_)) RT_TRY(write_text_file(recipe(), *came));
+  const Announced announced = announced_recipe(path_);
+  if (announced.unknown) return {};
+  if (announced.recipe) RT_TRY(write_text_file(recipe(), *announced.recipe));
+  return forget_announced();
+}
+
+Status RunFolder::forget_announced() {
   std::error_code failed;
   if (fs::remove(path_ / kNextRecipe, failed); failed) return os_error(failed.value(), (path_ / kNextRecipe).string());
   return {};
@@ -239,6 +267,7 @@ Result<bool> RunFolder::write_recipe(const dsl::LoadedRecipe& loaded) {
   for (const auto& [file, text] : loaded.sources) {
     RT_TRY(write_text_file(sources / fs::path(file).filename(), text));
   }
+  RT_TRY(forget_announced());  // or one that could not be told before would overrule this one later
   return changed;
 }
 
@@ -264,6 +293,12 @@ bool is_gone(const fs::path& step) {
 }
 
 Error removed_meanwhile(const fs::path& step) {
+  ckpt::PosixBackend io;
+  const fs::path folder = step.has_parent_path() ? step.parent_path() : fs::path(".");
+  if (const auto number = ckpt::parse_step_dir_name(step.filename().string())) {
+    const ckpt::CheckpointInfo info = ckpt::look_at_checkpoint(io, folder, *number);
+    if (info.unread && info.os_errno == EAGAIN) return Error{ErrorCode::kUnavailable, info.problem};
+  }
   return Error{
       ErrorCode::kUnavailable,
       fmt::format("{}: was removed meanwhile, as the retention of a run at work does; take the newest again, or "

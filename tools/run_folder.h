@@ -38,12 +38,14 @@ class RunFolder {
     return path_ / "logs" / ("rank-" + std::to_string(rank) + ".log");
   }
 
-  /// recipe.resolved.json and the texts it was made from. True when it replaced a different recipe.
+  /// recipe.resolved.json and the texts it was made from; what was announced before counts no more. True when it
+  /// replaced a different recipe.
   Result<bool> write_recipe(const dsl::LoadedRecipe& loaded);
   /// A recipe that comes with a new save of `step`, durable before that: whoever is killed between the two has the next
   /// one who opens the folder put it in its place.
   Status announce_recipe(int64_t step, const std::string& canonical_json);
-  /// An announced recipe whose step has come takes its place, another one is forgotten.
+  /// An announced recipe whose step has come takes its place, another one is forgotten. Where that cannot be told now
+  /// it waits for the next one who opens the folder.
   Status settle_recipe();
 
   /// Removes what open() has made, as far as nothing was put into it.
@@ -51,6 +53,7 @@ class RunFolder {
 
  private:
   Status take();
+  Status forget_announced();
 
   std::filesystem::path path_;
   std::string id_, name_, copied_from_;
@@ -59,7 +62,7 @@ class RunFolder {
 };
 
 /// The recipe that the run goes on with: recipe.resolved.json, or the one that came with a step whose writer was killed
-/// right behind its commit.
+/// right behind its commit. Errors: also where it cannot be told whether that is so.
 Result<std::string> recipe_of_run(const std::filesystem::path& run);
 
 /// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
@@ -81,7 +84,8 @@ Result<std::filesystem::path> resolve_checkpoint(const std::filesystem::path& pa
 /// Whether nothing has this name. False where that cannot be known.
 bool is_gone(const std::filesystem::path& step);
 
-/// That a checkpoint which was there is gone, as the retention of a run at work removes them. kUnavailable.
+/// That a checkpoint which was there is gone, as the retention of a run at work removes them, or is being replaced
+/// where names cannot be exchanged. kUnavailable.
 Error removed_meanwhile(const std::filesystem::path& step);
 
 /// What came of `work` on checkpoints that were found before: that one of them was removed meanwhile, where it failed

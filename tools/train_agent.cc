@@ -1,6 +1,5 @@
 #include "tools/train_agent.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -10,7 +9,8 @@
 #include <fstream>
 #include <thread>
 
-#include "ckpt/store/io_backend.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/core/log.h"
 #include "runtime/trainer/trainer.h"
@@ -76,24 +76,27 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
     options.init_from = plan_.recipe.init.path;
     options.open_foreign = open_hf_for(plan_.recipe.model);
   }
+  if (!options_.fresh) RT_TRY(check_nothing_saved());
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);
-  const fs::path path = folder_.path() / "events.jsonl";
-  events_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!events_) return os_error(errno, path.string());
+  RT_TRY_SET(events_, telemetry::LineFile::open(folder_.path() / "events.jsonl"));
   copies_.start();
   return {};
 }
 
 void TrainAgent::record(json event) {
   event["time"] = unix_now();
-  const std::string line = event.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  if (::write(events_.get(), line.data(), line.size()) < 0) spdlog::warn("events.jsonl: {}", std::strerror(errno));
+  const Status written = events_.append(event.dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!written.ok()) spdlog::warn("{}", written.error().message);
 }
 
-/// Of a run that has no checkpoint: one that had some is not begun anew where their disk is not mounted.
+/// That a run which has no checkpoint had none: it is neither begun anew where their disk is not mounted, nor gone on
+/// with from memory, whose saves would lie below the mount point.
 Status TrainAgent::check_nothing_saved() const {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, folder_.checkpoints()));
+  if (!names.steps.empty()) return {};
   std::ifstream events(folder_.path() / "events.jsonl", std::ios::binary);
   int64_t saved = 0;
   for (std::string line; std::getline(events, line);) {
@@ -106,7 +109,7 @@ Status TrainAgent::check_nothing_saved() const {
   return Error{
       ErrorCode::kInvalidInput,
       fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
-                  "(--fresh begins anew)",
+                  "(--fresh begins anew; without events.jsonl the run goes on from what memory holds)",
                   folder_.checkpoints().string(), saved)};
 }
 
@@ -117,8 +120,6 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   }
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
-  const bool anew = choice.source == ckpt::arena::Source::kFresh || choice.match;
-  if (generation == 0 && anew && !options_.fresh) RT_TRY(check_nothing_saved());
   std::string from = "a fresh start";
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
@@ -141,11 +142,24 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (choice.match) tell_match(*choice.match, choice);
 
   if (first_step_ < 0) first_step_ = last_step_ = choice.step;
-  RT_TRY(metrics_->catch_up(choice.metrics));  // a kill may have come between these steps and the news of them
-  RT_TRY(metrics_->resumed(choice.step));
+  // A full disk is no reason to end a run that memory holds.
+  const auto tell = [&](const Status& written, bool& failed) -> Status {
+    if (generation == 0) return written;
+    tell_written(written, failed);
+    return {};
+  };
+  // A kill may have come between these steps and the news of them.
+  RT_TRY(tell(metrics_->catch_up(choice.metrics), metrics_failed_));
+  RT_TRY(tell(metrics_->resumed(choice.step), metrics_failed_));
   if (plan_.recipe.log.tensorboard) {
-    RT_TRY_SET(tensorboard_,
-               telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1));
+    tensorboard_.reset();
+    Result<telemetry::TensorBoardWriter> opened =
+        telemetry::TensorBoardWriter::open(folder_.path() / "tensorboard", unix_now(), choice.step + 1);
+    if (opened.ok()) {
+      tensorboard_ = std::move(opened).value();
+    } else {
+      RT_TRY(tell(opened.error(), tensorboard_failed_));
+    }
   }
 
   RT_TRY_SET(world_, comm::ShmWorld::create(trainer::world_config(plan_)));
@@ -239,16 +253,19 @@ void TrainAgent::finish_trace() {
   traced_.clear();
 }
 
+/// Told once until it goes again: a disk may stay full for many steps.
+void TrainAgent::tell_written(const Status& written, bool& failed) {
+  if (!written.ok() && !failed) progress_.say("warning: " + written.error().message);
+  failed = !written.ok();
+}
+
 void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   telemetry::StepMetrics metrics = reported;
   metrics.time = unix_now();
   metrics.tflops = plan_.flops_per_token() * metrics.tokens_per_s / 1e12;
   if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
-  if (Status written = metrics_->write(metrics); !written.ok()) progress_.say("warning: " + written.error().message);
-  if (tensorboard_) {
-    if (Status written = tensorboard_->write(metrics); !written.ok())
-      progress_.say("warning: " + written.error().message);
-  }
+  tell_written(metrics_->write(metrics), metrics_failed_);
+  if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
   lost_ms_ += metrics.checkpoint_lost_ms;
   last_loss_ = metrics.loss;
 

@@ -99,6 +99,7 @@ class TrainAgent final : public agent::SupervisorClient {
                        [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
   }
   RunCallbacks callbacks();
+  void tell_written(const Status& written, bool& failed);
   void on_step(const telemetry::StepMetrics& metrics);
   void on_traced(const std::string& path);
   void finish_trace();
@@ -124,7 +125,8 @@ class TrainAgent final : public agent::SupervisorClient {
   Fd memory_;  // of the arena, for ranks
   bool told_nameless_ = false;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
-  Fd events_;  // events.jsonl
+  telemetry::LineFile events_;                                // events.jsonl
+  bool metrics_failed_ = false, tensorboard_failed_ = false;  // the last write
 
   int64_t first_step_ = -1;  // before the first generation
   int64_t last_step_ = 0, last_progress_step_ = 0;

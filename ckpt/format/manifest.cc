@@ -48,13 +48,14 @@ Status check_depth(std::string_view text) {
   return {};
 }
 
-std::string snippet(std::string_view text, size_t at) {
+std::string printable(std::string_view text) {
   std::string out;
-  for (const char c : text.substr(std::min(at, text.size()), 24)) {
+  for (const char c : text)
     out += (c >= ' ' && c <= '~') ? std::string(1, c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-  }
   return out;
 }
+
+std::string snippet(std::string_view text, size_t at) { return printable(text.substr(std::min(at, text.size()), 24)); }
 
 Result<json> parse_json(std::string_view text) {
   RT_TRY(check_depth(text));
@@ -62,9 +63,10 @@ Result<json> parse_json(std::string_view text) {
     return json::parse(text);
   } catch (const json::parse_error& e) {
     const size_t at = e.byte > 0 ? e.byte - 1 : 0;
-    return corrupt("byte {}: not JSON: found \"{}\" ({})", at, snippet(text, at), e.what());
-  } catch (const json::exception& e) {  // a number out of range
-    return corrupt("not JSON: {}", e.what());
+    return corrupt("byte {}: not JSON: found \"{}\" ({})", at, snippet(text, at),
+                   printable(e.what()));  // it quotes what it has read
+  } catch (const json::exception& e) {    // a number out of range
+    return corrupt("not JSON: {}", printable(e.what()));
   }
 }
 

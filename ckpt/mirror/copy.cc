@@ -19,6 +19,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/references.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/verify/verify.h"
 
@@ -366,24 +367,14 @@ Status fetch_file(Place& place, int64_t step, const PlacedFile& file, const fs::
   return {};
 }
 
-/// Puts `work` in the place of a step's folder, which then goes. `in_place`: it is there, also when that fails.
-Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const fs::path& work,
-                    bool* in_place) {
-  const fs::path dir = checkpoints_dir / step_dir_name(step);
-  fs::path old = work;
-  const Status exchanged = io.exchange(work, dir);
-  if (!exchanged.ok()) {  // network file systems cannot: for a moment there is neither
-    if (exchanged.error().code != ErrorCode::kUnsupported) return exchanged;
-    old = checkpoints_dir / work_dir_name(kTrashPrefix, step, this_writer());
-    RT_TRY(io.rename(dir, old));
-    if (Status moved = io.rename(work, dir); !moved.ok()) {
-      ignore(io.rename(old, dir), "the error of the first one is told");
-      return moved;
-    }
-  }
-  *in_place = true;  // what it has replaced stays until the new name is durable
-  RT_TRY(io.sync_dir(checkpoints_dir));
-  ignore(remove_tree(io, old), "the next start cleans it");
+/// Puts `work` in the place of a step's folder, which then goes. `in_place`: it is there, also when that fails, or will
+/// be.
+Status exchange_for(IoBackend& io, const fs::path& checkpoints_dir, const fs::path& work, bool* in_place) {
+  Replacement replacement = replace_step(io, work);
+  *in_place = replacement.status.ok() || replacement.cut_off;
+  RT_TRY(std::move(replacement.status));
+  RT_TRY(io.sync_dir(checkpoints_dir));  // what it has replaced stays until the new name is durable
+  ignore(remove_tree(io, replacement.old), "the next start cleans it");
   return {};
 }
 
@@ -467,6 +458,8 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   }
   CopyOptions unthrottled = options;
   unthrottled.traffic.max_bytes_per_s = 0;
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  RT_TRY(finish_replacements(io, checkpoints_dir, names));
   RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
   bool exchange = false, remove = false;
   for (const CheckpointInfo& info : catalog.checkpoints) {
@@ -523,7 +516,7 @@ Result<CopyReport> fetch_checkpoint(Place& place, IoBackend& io, const PlacedSte
   bool in_place = false;
   const auto place_it = [&]() -> Status {
     if (remove) RT_TRY(remove_checkpoint(io, checkpoints_dir, step.step, this_writer()));
-    if (exchange) return exchange_for(io, checkpoints_dir, step.step, work, &in_place);
+    if (exchange) return exchange_for(io, checkpoints_dir, work, &in_place);
     RT_TRY(io.rename(work, report.dir));
     return io.sync_dir(checkpoints_dir);
   };

@@ -19,6 +19,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/references.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
 
@@ -65,9 +66,12 @@ class DirectoryPlace final : public Place {
 
   Result<std::vector<PlacedStep>> list() override {
     if (std::error_code unknown; fs::exists(root_, unknown)) seen_ = true;
+    RT_TRY_SET(const Names names, list_names(io_, root_));
+    RT_TRY(finish_replacements(io_, root_, names));
     RT_TRY_SET(const Catalog catalog, list_checkpoints(io_, root_));
     std::vector<PlacedStep> out;
     for (const CheckpointInfo& info : catalog.checkpoints) {
+      if (info.unread && info.os_errno == EAGAIN) continue;  // neither of two saves of it holds
       PlacedStep step{.step = info.step, .complete = info.complete, .bytes = info.size_bytes};
       RT_TRY_SET(const std::vector<DirEntry> entries, io_.list(info.dir));
       for (const DirEntry& entry : entries) {
@@ -215,16 +219,10 @@ class DirectoryPlace final : public Place {
     const fs::path dir = root_ / step_dir_name(step);
     std::error_code failed;
     if (fs::exists(dir, failed)) {
-      const Status exchanged = io_.exchange(work_, dir);
-      if (!exchanged.ok()) {  // network file systems cannot: for a moment there is neither
-        const fs::path trash = root_ / work_dir_name(kTrashPrefix, step, this_writer());
-        RT_TRY(io_.rename(dir, trash));
-        if (Status moved = io_.rename(work_, dir); !moved.ok()) {
-          ignore(io_.rename(trash, dir), "the error of the first one is told");
-          return moved;
-        }
-        work_ = trash;
-      }
+      Replacement replacement = replace_step(io_, work_);
+      if (replacement.cut_off) work_.clear();  // list() ends it
+      RT_TRY(std::move(replacement.status));
+      work_ = replacement.old;
       RT_TRY(io_.sync_dir(root_));
       ignore(remove_tree(io_, work_), "tidy() comes back to it");
     } else {

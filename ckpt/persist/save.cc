@@ -9,7 +9,8 @@
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
 //   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
-//   5. rename to step-N, or exchange with an existing step-N; where the file system cannot, that is moved away first.
+//   5. rename to step-N, or exchange with an existing step-N; where the file system cannot, that is moved away first
+//      (retention/replace.h).
 //   6. fsync the parent: until here a crash may bring the old name back.
 //   7. Remove what was replaced.
 //
@@ -46,6 +47,7 @@
 #include "ckpt/persist/stream_copy.h"
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/references.h"
+#include "ckpt/retention/replace.h"
 #include "runtime/core/process.h"
 #include "runtime/core/word_sums.h"
 
@@ -704,14 +706,6 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
   return io.sync_dir(dir);
 }
 
-/// Where two names cannot be exchanged, as on network file systems. For a moment there is neither.
-Status put_in_place(IoBackend& io, const fs::path& work, const fs::path& dir, const fs::path& old) {
-  RT_TRY(io.rename(dir, old));
-  Status moved = io.rename(work, dir);
-  if (!moved.ok()) ignore(io.rename(old, dir), "the error of the first one is told");
-  return moved;
-}
-
 }  // namespace
 
 WriterId this_writer() {
@@ -781,14 +775,12 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   if (!unchanged.shards.empty()) parts = unchanged.rest;
   RT_TRY(plan_shards(report.manifest, parts, options, unchanged));
   report.referenced_bytes = unchanged.bytes;
-  if (options.make_folder) {
-    RT_TRY(make_dirs(io, checkpoints_dir));
-  } else if (const Result<FileStat> there = io.stat(checkpoints_dir); !there.ok() && is_not_found(there.error())) {
-    return Error{
-        ErrorCode::kIo,
-        fmt::format("step {} was not saved: {}: {}", report.manifest.step, checkpoints_dir.string(), kFolderGone),
-        ENOENT};
-  }
+  const auto check_folder = [&]() -> Status {
+    Status there = options.check_folder ? options.check_folder() : Status();
+    return std::move(there).with(fmt::format("step {} was not saved", report.manifest.step));
+  };
+  RT_TRY(check_folder());
+  if (!options.check_folder) RT_TRY(make_dirs(io, checkpoints_dir));
 
   Result<FileStat> existing = io.stat(report.dir);
   if (!existing.ok() && !is_not_found(existing.error())) return std::move(existing).error();
@@ -838,6 +830,10 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   } else if (Status moved = take_over(io, left, work, taken); !moved.ok()) {
     return abandon(std::move(moved).error());
   }
+  if (Status meant = check_folder(); !meant.ok()) {
+    ignore(remove_tree(io, work), "it is empty");
+    return std::move(meant).error();
+  }
   if (!unchanged.files.empty()) {
     if (Status told = write_file(io, work / kReferencesName, references_text(needed_steps(unchanged.files)));
         !told.ok())
@@ -863,12 +859,15 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     }
   }
   report.replaced = existing.ok();
-  fs::path old = work;  // what is replaced
-  Status published = report.replaced ? io.exchange(work, report.dir) : io.rename(work, report.dir);
-  if (!published.ok() && published.error().code == ErrorCode::kUnsupported && !options.must_exchange) {
-    old = checkpoints_dir / work_dir_name(kTrashPrefix, report.manifest.step, writer);
-    published = put_in_place(io, work, report.dir, old);
+  Replacement replacement;
+  if (report.replaced) {
+    replacement = replace_step(io, work, options.must_exchange);
+  } else {
+    replacement.status = io.rename(work, report.dir);
   }
+  Status& published = replacement.status;
+  if (!published.ok() && replacement.cut_off)
+    return std::move(published).error().with(fmt::format("step {} was not saved", report.manifest.step));
   if (!published.ok() && report.replaced && published.error().os_errno == ENOENT) {
     report.replaced = false;  // meanwhile removed, by the retention of another save in flight
     published = io.rename(work, report.dir);
@@ -882,6 +881,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   report.seconds = seconds_since(start);
   if (report.replaced) {
     const auto remove_start = Clock::now();
+    const fs::path& old = replacement.old;
     if (Status removed = remove_tree(io, old); !removed.ok()) report.leftover = old.filename().string();
     report.remove_seconds = seconds_since(remove_start);
   }

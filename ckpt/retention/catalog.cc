@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <set>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
@@ -119,12 +121,22 @@ Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
       names.unknown.push_back(entry.name);
     }
   }
-  std::sort(names.steps.begin(), names.steps.end());
+  const std::set<std::string_view> leftovers(names.leftovers.begin(), names.leftovers.end());
+  std::set<int64_t> steps(names.steps.begin(), names.steps.end());
+  for (const std::string& old : names.leftovers) {
+    const std::optional<WorkDir> work = parse_work_dir_name(kTrashPrefix, old);
+    if (!work || steps.contains(work->step)) continue;
+    std::string made = work_dir_name(kTmpPrefix, work->step, work->writer);
+    if (!leftovers.contains(made)) continue;
+    steps.insert(work->step);
+    names.cut_off.push_back({work->step, std::move(made), old});
+  }
+  names.steps.assign(steps.begin(), steps.end());
   return names;
 }
 
-CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, CatalogCache* cache) {
-  CheckpointInfo info{step, checkpoints_dir / step_dir_name(step)};
+CheckpointInfo look_at_directory(IoBackend& io, const fs::path& dir, int64_t step, CatalogCache* cache) {
+  CheckpointInfo info{step, dir};
   const Status complete = inspect(io, info, cache);
   info.complete = complete.ok();
   if (!info.complete) {
@@ -132,6 +144,23 @@ CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir
     info.os_errno = complete.error().os_errno;
     info.unread = !proves_damage(complete.error());
     info.size_bytes = bytes_lying_there(io, info.dir);
+  }
+  return info;
+}
+
+CheckpointInfo look_at_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, CatalogCache* cache) {
+  CheckpointInfo info = look_at_directory(io, checkpoints_dir / step_dir_name(step), step, cache);
+  if (info.complete || info.os_errno != ENOENT) return info;
+  const Result<Names> names = list_names(io, checkpoints_dir);
+  for (size_t k = 0; names.ok() && k < names.value().cut_off.size(); ++k) {
+    const CutOff& cut = names.value().cut_off[k];
+    if (cut.step != step) continue;
+    info.problem = fmt::format(
+        "{} is taking the place of another save of this step, or was when its writer died: try again; if it stays so, "
+        "the next start of the run, or `cairn ckpt prune --leftovers --yes`, puts it there",
+        cut.made);
+    info.unread = true;
+    info.os_errno = EAGAIN;
   }
   return info;
 }
@@ -152,7 +181,10 @@ Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoint
     CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, *it);
     if (info.complete) return info;
     if (info.unread) {
-      return Error{info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported,
+      const ErrorCode code = info.os_errno == EAGAIN ? ErrorCode::kUnavailable
+                             : info.os_errno != 0    ? ErrorCode::kIo
+                                                     : ErrorCode::kUnsupported;
+      return Error{code,
                    fmt::format("step {} is the newest and cannot be read, which is no reason to take an older "
                                "one; name a step's folder to do so: {}",
                                info.step, info.problem),

@@ -20,8 +20,8 @@ struct CheckpointInfo {
   std::filesystem::path dir;
   bool complete = false;  // the manifest's checksum holds, it is valid, and each file is there with its size
   std::string problem;    // why not complete
-  /// Not complete, but nothing shows that it is damaged: the system would not let it be read, or a newer build wrote
-  /// it.
+  /// Not complete, but nothing shows that it is damaged: the system would not let it be read, a newer build wrote it,
+  /// or it has no name just now (CutOff; then os_errno is EAGAIN).
   bool unread = false;
   int os_errno = 0;  // of `problem`, when the system gave one
   int64_t created_unix_ms = 0;
@@ -58,10 +58,17 @@ class CatalogCache {
 Result<Catalog> list_checkpoints(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                  CatalogCache* cache = nullptr);
 
+/// A step that has no directory, for another save of it is taking its place, or was when its writer died (replace.h).
+struct CutOff {
+  int64_t step = 0;
+  std::string made, old;  // names of the directories of the new and of the old one
+};
+
 /// What lies there by name alone, nothing opened: steps (ascending) that may or may not be complete, and leftovers.
 struct Names {
-  std::vector<int64_t> steps;
+  std::vector<int64_t> steps;  // those of cut_off too
   std::vector<std::string> leftovers, unknown;
+  std::vector<CutOff> cut_off;
 };
 Result<Names> list_names(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 
@@ -69,8 +76,13 @@ Result<Names> list_names(IoBackend& io, const std::filesystem::path& checkpoints
 CheckpointInfo look_at_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
                                   CatalogCache* cache = nullptr);
 
+/// A directory of any name, as if it had this step's.
+CheckpointInfo look_at_directory(IoBackend& io, const std::filesystem::path& dir, int64_t step,
+                                 CatalogCache* cache = nullptr);
+
 /// The complete checkpoint with the highest step. Errors: kInvalidInput when there is none; the message names each
-/// damaged one and why. With a higher one that could not be read: that one's error, not an older checkpoint.
+/// damaged one and why. With a higher one that could not be read: that one's error, not an older checkpoint
+/// (kUnavailable where it has no name just now).
 Result<CheckpointInfo> newest_complete(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 
 }  // namespace cairn::ckpt

@@ -11,6 +11,7 @@
 
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/references.h"
+#include "ckpt/retention/replace.h"
 #include "runtime/core/process.h"
 
 namespace cairn::ckpt {
@@ -59,7 +60,14 @@ Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
                                         const WriterId& writer, CatalogCache* cache) {
   RetentionReport report;
-  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
+  RT_TRY_SET(Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
+  const bool cut_off = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
+                                   [](const CheckpointInfo& info) { return info.unread && info.os_errno == EAGAIN; });
+  if (cut_off) {
+    RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+    RT_TRY(finish_replacements(io, checkpoints_dir, names));
+    RT_TRY_SET(catalog, list_checkpoints(io, checkpoints_dir, cache));
+  }
   RT_TRY_SET(const std::vector<Fate> fates, plan_retention(catalog.checkpoints, policy));
   std::vector<int64_t> doomed;
   for (const Fate& fate : fates) {
@@ -87,8 +95,12 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
 Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive) {
   CleanReport report;
-  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  RT_TRY_SET(Names names, list_names(io, checkpoints_dir));
   if (names.leftovers.empty()) return report;
+  if (!names.cut_off.empty()) {
+    RT_TRY_SET(report.put_back, finish_replacements(io, checkpoints_dir, names));
+    RT_TRY_SET(names, list_names(io, checkpoints_dir));
+  }
   RT_TRY_SET(const std::set<int64_t> references, announced_references(io, checkpoints_dir));
   // A leftover may be what an exchange has replaced: the new name must be durable before the old data goes.
   RT_TRY(io.sync_dir(checkpoints_dir));

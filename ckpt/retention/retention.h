@@ -33,6 +33,7 @@ Status remove_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints
                          const WriterId& writer);
 
 struct CleanReport {
+  std::vector<std::string> put_back;  // sentences: steps whose replacement was cut off (replace.h)
   std::vector<std::string> removed;
   std::vector<std::string> left;  // "name: why": its writer lives, is on another host, or it could not be removed
 };
@@ -41,7 +42,8 @@ struct CleanReport {
 /// this host, and for every process of another host, which cannot be asked.
 bool may_be_alive(const WriterId& writer);
 
-/// Removes what dead saves and half-done removals have left. For the start of a run, before the first save.
+/// Ends replacements that were cut off, then removes what dead saves and half-done removals have left. For the start of
+/// a run, before the first save.
 Result<CleanReport> clean_leftovers(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive = may_be_alive);
 

@@ -138,7 +138,8 @@ Status PosixBackend::rename(const fs::path& from, const fs::path& to) {
 Status PosixBackend::exchange(const fs::path& a, const fs::path& b) {
   if (::syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return {};
   Error error = failed(fmt::format("exchange with {}", b.string()).c_str(), a.string());
-  if (error.os_errno == EINVAL || error.os_errno == ENOSYS) error.code = ErrorCode::kUnsupported;
+  if (error.os_errno == EINVAL || error.os_errno == ENOSYS || error.os_errno == EOPNOTSUPP)
+    error.code = ErrorCode::kUnsupported;
   return error;
 }
 

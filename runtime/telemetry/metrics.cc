@@ -128,19 +128,40 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   return out;
 }
 
+Result<LineFile> LineFile::open(const std::filesystem::path& path) {
+  LineFile out;
+  out.path_ = path;
+  out.fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  struct stat info {};
+  if (!out.fd_ || ::fstat(out.fd_.get(), &info) != 0) return os_error(errno, path.string());
+  out.was_empty_ = info.st_size == 0;
+  char last = '\n';
+  if (!out.was_empty_ && ::pread(out.fd_.get(), &last, 1, info.st_size - 1) != 1) return os_error(errno, path.string());
+  out.torn_ = last != '\n';
+  return out;
+}
+
+Status LineFile::append(std::string line) {
+  line += '\n';
+  if (torn_) line.insert(line.begin(), '\n');  // readers drop what is no JSON
+  const ssize_t n = ::write(fd_.get(), line.data(), line.size());
+  if (n > 0) torn_ = n < std::ssize(line) && (n > 1 || !torn_);
+  if (n != std::ssize(line)) return os_error(n < 0 ? errno : ENOSPC, path_.string());
+  return {};
+}
+
+Status LineFile::sync() {
+  if (::fdatasync(fd_.get()) != 0) return os_error(errno, path_.string());
+  return {};
+}
+
 Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::filesystem::path& path, const std::string& run) {
   std::unique_ptr<MetricsWriter> out(new MetricsWriter);
-  out->path_ = path;
-  out->fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!out->fd_) return os_error(errno, path.string());
-  struct stat info {};
-  if (::fstat(out->fd_.get(), &info) != 0) return os_error(errno, path.string());
-  if (info.st_size == 0) {
+  RT_TRY_SET(out->file_, LineFile::open(path));
+  if (out->file_.was_empty()) {
     RT_TRY(out->line({{"schema", 1}, {"run", run}}));
     return out;
   }
-  // The last writer may have been killed in the middle of a line: end it, readers drop what is no JSON.
-  if (::write(out->fd_.get(), "\n", 1) != 1) return os_error(errno, path.string());
   out->begun_ = true;
   const Result<std::vector<StepMetrics>> before = read_metrics(path);
   if (before.ok() && !before.value().empty()) out->last_ = before.value().back().step;
@@ -148,10 +169,7 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::filesystem
 }
 
 Status MetricsWriter::line(const json& record) {
-  const std::string text = record.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  const ssize_t n = ::write(fd_.get(), text.data(), text.size());
-  if (n != static_cast<ssize_t>(text.size())) return os_error(n < 0 ? errno : ENOSPC, path_.string());
-  return {};
+  return file_.append(record.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 Status MetricsWriter::told(const StepMetrics& metrics) {
@@ -194,8 +212,7 @@ Status MetricsWriter::complete(int64_t step, std::span<const std::string> news) 
   changed_.wait_for(lock, kTellingTakes, [&] { return last_ >= step; });
   RT_TRY(tell_untold(std::move(known)));
   lock.unlock();  // a sync may take long, and the next lines need not wait for it
-  if (::fdatasync(fd_.get()) != 0) return os_error(errno, path_.string());
-  return {};
+  return file_.sync();
 }
 
 Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path) {

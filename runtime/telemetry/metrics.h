@@ -44,6 +44,21 @@ nlohmann::json to_json(const StepMetrics& metrics);
 /// Errors: kCorrupt naming the field that is missing or ill-typed.
 Result<StepMetrics> step_metrics_from_json(const nlohmann::json& json);
 
+/// Lines at the end of a file that people read along. A line that does not fit on the disk is lost, and none behind it.
+class LineFile {
+ public:
+  /// For appending, made when it is missing; its last line may have been torn by whoever wrote it before.
+  static Result<LineFile> open(const std::filesystem::path& path);
+  Status append(std::string line);
+  Status sync();
+  bool was_empty() const { return was_empty_; }
+
+ private:
+  std::filesystem::path path_;
+  Fd fd_;
+  bool was_empty_ = false, torn_ = false;
+};
+
 /// metrics.jsonl of one run. Any thread may call.
 class MetricsWriter {
  public:
@@ -64,9 +79,8 @@ class MetricsWriter {
   Status line(const nlohmann::json& json);
   Status told(const StepMetrics& metrics);
   Status tell_untold(std::vector<StepMetrics> news);
-  std::filesystem::path path_;
-  Fd fd_;
-  std::mutex mutex_;  // of all that follows, and the file
+  LineFile file_;
+  std::mutex mutex_;  // of all that follows, and the file but for its sync
   std::condition_variable changed_;
   int64_t last_ = 0;  // step told last
   bool begun_ = false;

@@ -135,8 +135,14 @@ Result<TensorBoardWriter> TensorBoardWriter::open(const std::filesystem::path& d
 
 Status TensorBoardWriter::append(std::string_view record) {
   const ssize_t n = ::write(fd_.get(), record.data(), record.size());
-  if (n != static_cast<ssize_t>(record.size())) return os_error(n < 0 ? errno : ENOSPC, path_.string());
-  return {};
+  if (n == std::ssize(record)) {
+    bytes_ += n;
+    return {};
+  }
+  const Error error = os_error(n < 0 ? errno : ENOSPC, path_.string());
+  // TensorBoard reads nothing behind a torn record. When this fails too, it is torn.
+  if (n > 0) static_cast<void>(!::ftruncate(fd_.get(), bytes_));
+  return error;
 }
 
 Status TensorBoardWriter::write(const StepMetrics& m) {

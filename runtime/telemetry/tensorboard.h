@@ -31,6 +31,7 @@ class TensorBoardWriter {
   Status append(std::string_view record);
   std::filesystem::path path_;
   Fd fd_;
+  int64_t bytes_ = 0;  // of whole records
 };
 
 }  // namespace cairn::telemetry

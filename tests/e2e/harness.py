@@ -142,6 +142,19 @@ class RunTest(unittest.TestCase):
         file.write_bytes(self.cairn("ckpt", "cat", self.checkpoint(run, step), name).stdout)
         return numpy.load(file)
 
+    def with_own_mounts(self, script):
+        """A shell script in the test's folder, whose mounts nobody else sees."""
+        unshare = ["unshare", "-m", "--propagation", "private", "sh", "-c"]
+        if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+            self.skipTest("this machine lets no test mount anything")
+        script = f"""set -e
+wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; done; }}
+{script}"""
+        done = subprocess.run([*unshare, script], cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE_S)
+        said = "".join(path.read_text(errors="replace") for path in self.folder.glob("*.out"))
+        self.assertEqual(done.returncode, 0, f"{done.stdout}{done.stderr}{said}")
+        return said
+
     def start(self, recipe, run, *extra):
         job = Job(self.program, ["train", recipe, "--run", self.folder / run, "--threads", 1, *extra],
                   self.folder / f"{run}.out", self.folder)

@@ -70,6 +70,85 @@ class Identity(RunTest):
         self.train(recipe, "run", *more, "--fresh")
         self.assertEqual(self.events("run", "start")[-1]["step"], 0)
 
+    def test_checkpoints_that_go_while_a_run_trains_are_not_written_below_their_mount_point(self):
+        recipe = self.recipe(name="disk", tp=1, pp=1, dp=2, sp="false", steps=100000, save=2)
+        there, away = self.folder / "run" / "checkpoints", self.folder / "away"
+        job = self.start(recipe, "run")
+        self.until(lambda: self.checkpoints("run"), "a checkpoint", job)
+        os.rename(there, away)
+        there.mkdir()  # its mount point
+        words = "the folder is gone; move or mount it where it was (another one is there: device "
+        self.until(lambda: words in job.output(), "the first refusal", job)
+        self.assertEqual(os.listdir(there), [])
+        there.rmdir()
+        os.rename(away, there)
+        saved = len(self.events("run", "saved"))
+        self.until(lambda: len(self.events("run", "saved")) > saved, "a save", job)
+        os.rename(there, away)
+        there.mkdir()
+        job.kill_group()
+        # Memory holds more than the disk that is away: below its mount point nobody would find it.
+        reached = self.last_step("run")
+        stop = ["--set", f"stop=T.steps({reached + 4})"]
+        job = self.train(recipe, "run", *stop, code=2)
+        self.assertIn("and no checkpoint is there any more", job.output())
+        self.assertEqual(os.listdir(there), [])
+        there.rmdir()
+        os.rename(away, there)
+        self.train(recipe, "run", *stop)
+        self.assertGreaterEqual(self.events("run", "start")[-1]["step"], reached - 1)
+
+    def test_a_disk_that_is_unmounted_lazily_while_a_run_trains_gets_the_saves_when_it_is_back(self):
+        recipe = self.recipe(name="mounted", tp=1, pp=1, dp=2, sp="false", steps=100000, save=2)
+        (self.folder / "run" / "checkpoints").mkdir(parents=True)
+        disk = self.folder / "disk"
+        disk.mkdir()
+        steps = "ls run/checkpoints | wc -l"
+        self.with_own_mounts(f"""
+mount --bind disk run/checkpoints
+{self.program} train {recipe} --run {self.folder}/run --threads 1 > run.out 2>&1 &
+pid=$!
+trap 'kill -KILL $pid' EXIT
+wait_for '[ $({steps}) -ge 1 ]'
+umount -l run/checkpoints
+wait_for "grep -q 'another one is there' run.out"
+[ $({steps}) = 0 ]
+mount --bind disk run/checkpoints
+newest=$(ls run/checkpoints | tail -1)
+wait_for '[ "$(ls run/checkpoints | tail -1)" ">" "$newest" ]'
+trap - EXIT
+kill -TERM $pid
+wait $pid
+umount run/checkpoints
+[ $({steps}) = 0 ]
+""")
+        self.assertEqual(max(int(p.name[5:]) for p in disk.iterdir()), self.last_step("run"))
+
+    def test_a_rank_that_is_killed_while_the_disk_is_full_is_started_again(self):
+        recipe = self.recipe(name="full", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
+        (self.folder / "disk").mkdir()
+        said = self.with_own_mounts(f"""
+mount -t tmpfs -o size=8m tmpfs disk
+{self.program} train {recipe} --run {self.folder}/disk/run --threads 1 > run.out 2>&1 &
+pid=$!
+trap 'kill -KILL $pid' EXIT
+wait_for '[ -f disk/run/metrics.jsonl ] && [ $(wc -l < disk/run/metrics.jsonl) -gt 8 ]'
+head -c 16M /dev/zero > disk/fill 2> /dev/null || true
+sleep 0.5
+kill -KILL $(cut -d ' ' -f 1 /proc/$pid/task/$pid/children)
+wait_for "grep -q '^from step .* in shared memory' run.out"
+sleep 0.5
+rm disk/fill
+wait_for "grep -q recovered run.out"
+trap - EXIT
+kill -TERM $pid
+wait $pid
+cp -r disk/run run
+""")
+        self.assertIn("tensorboard", said)
+        self.assertLess(said.count("metrics.jsonl: No space left on device"), 5)  # not for each step
+        self.assertIn(f"stopped after step {self.checkpoints('run')[0]} of", said)
+
     def test_a_folder_that_is_moved_while_it_trains_loses_nothing(self):
         recipe = self.recipe(name="still", tp=1, pp=1, dp=2, sp="false", steps=STEPS * 10, save=4)
         self.train(recipe, "still")

@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import shutil
+import socket
 import struct
+import subprocess
 
 from program import ProgramTest, main
 
@@ -109,6 +112,24 @@ class CkptTest(ProgramTest):
         self.assertIn("not read: ", done.stdout)
         self.assertIn("run2/checkpoints/step-00000012: whole", done.stdout)
 
+    def test_a_replacement_that_was_cut_off_between_two_renames_is_told_and_ended(self):
+        dead = subprocess.Popen(["true"])
+        dead.wait()
+        writer = f"step-00000012.{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())[:64]}.{dead.pid}.1.0"
+        checkpoints = os.path.dirname(self.step)
+        shutil.copytree(self.step, self.path("run/checkpoints/step-00000011"))  # damaged by its name
+        shutil.copytree(self.step, f"{checkpoints}/.trash-{writer}")
+        os.rename(self.step, f"{checkpoints}/.tmp-{writer}")
+        listed = self.cairn_json("ckpt", "ls", "run")
+        self.assertEqual([(c["step"], c.get("unread")) for c in listed["checkpoints"]], [(11, False), (12, True)])
+        for command in (["inspect", "run"], ["verify", "run"], ["cat", "run", "embed.weight", "--out", "x"]):
+            done = self.cairn("ckpt", *command, code=69)
+            self.assertIn("is taking the place of another save of this step", done.stdout + done.stderr)
+        done = self.cairn("ckpt", "prune", "run", "--leftovers", "--yes")
+        self.assertIn("put step-00000012 in its place", done.stdout)
+        self.assertTrue(self.cairn_json("ckpt", "verify", self.step)["whole"])
+        self.assertEqual(sorted(os.listdir(checkpoints)), ["step-00000011", "step-00000012"])
+
     def test_what_a_manifest_says_does_nothing_to_a_terminal(self):
         try:
             import xxhash
@@ -124,6 +145,14 @@ class CkptTest(ProgramTest):
                 "body_xxh3_64": f"{xxhash.xxh3_64_intdigest(body):016x}"}
         with open(path, "wb") as f:
             f.write((json.dumps(head, separators=(",", ":")) + "\n").encode() + body)
+        torn = b'{"a": "ab\xc2\x9b\x7f\xff"}\n'
+        head.update(body_bytes=len(torn), body_xxh3_64=f"{xxhash.xxh3_64_intdigest(torn):016x}")
+        self.write("torn/manifest.json", (json.dumps(head, separators=(",", ":")) + "\n").encode() + torn)
+        self.write("torn/shards.bin", b"")
+        told = subprocess.run([self.program, "ckpt", "inspect", "torn"], cwd=self.folder.name, capture_output=True)
+        self.assertEqual(told.returncode, 65)
+        self.assertIn(rb"\xff", told.stderr)
+        self.assertFalse([byte for byte in told.stderr if byte != 10 and not 32 <= byte < 127], told.stderr)
         os.makedirs(self.path("run/checkpoints/no\x1b[2Jstep"))
         self.assertEqual(self.cairn_json("ckpt", "inspect", "run")["origin"], evil)
         for command in (["inspect", "run", "--tensors"], ["ls", "run"], ["inspect", "\x1b[2J"]):

@@ -309,6 +309,31 @@ class CkptToolsTest(ProgramTest):
             shutil.rmtree(self.path("b"))
             shutil.copytree(os.path.join(self.made.name, "b"), self.path("b"))
 
+    def test_a_recipe_whose_step_cannot_be_read_just_now_waits(self):
+        with open(self.path("b/recipe.resolved.json"), encoding="utf-8") as f:
+            before = f.read()
+        with open(self.path("a/recipe.resolved.json"), encoding="utf-8") as f:
+            recipe = f.read()
+        manifest = self.path(self.step("b", 6) + "/manifest.json")
+        shutil.rmtree(self.path(self.step("b", 6)))
+        shutil.copytree(self.path(self.step("a", 6)), self.path(self.step("b", 6)))  # whose writer was killed
+        self.write("b/recipe.next.json", json.dumps({"step": 6, "before": 1, "recipe": recipe}))
+        os.rename(manifest, manifest + ".away")
+        os.symlink("manifest.json", manifest)  # as for whoever has no right to it, or no descriptor left
+        opens = ["ckpt", "average", "a", self.step("a", 4), "--to", "b", "--overwrite", "--memory", "0"]
+        self.assertIn("it is not known which recipe", self.cairn(*opens, code=74).stderr)
+        self.assertTrue(os.path.exists(self.path("b/recipe.next.json")))
+        with open(self.path("b/recipe.resolved.json"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), before)
+        done = self.cairn("resume", "b", "--dry-run", code=74)
+        self.assertIn("it is not known which recipe the run goes on with", done.stderr)
+        os.rename(manifest + ".away", manifest)
+        self.assertIn("2 ranks", self.cairn("resume", "b", "--dry-run").stdout)
+        self.cairn(*opens, code=2)
+        self.assertFalse(os.path.exists(self.path("b/recipe.next.json")))
+        with open(self.path("b/recipe.resolved.json"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), recipe)
+
     def test_a_newer_step_in_the_target_is_told(self):
         older = ["ckpt", "reshard", self.step("a", 2), "c", "--mesh", "pp=2,dp=2", "--zero", "1"]
         self.cairn(*older)

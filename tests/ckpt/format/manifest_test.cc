@@ -134,6 +134,11 @@ TEST_SUITE("ckpt/format/manifest") {
               .error()
               .message.starts_with("run/step-1/shards.bin: byte 5: the file has 5 bytes, the manifest says 320"));
     expect_error(sealed("{]\n"), ErrorCode::kCorrupt, "not JSON: found \"]");
+    const std::string hostile = decode_manifest(sealed("{\"a\": \"\x1b[2J\xff\xc2\x9b\"}\n")).error().message;
+    CHECK(hostile.find("\\xff") != std::string::npos);
+    CHECK(std::all_of(hostile.begin(), hostile.end(), [](char c) { return c >= ' ' && c <= '~'; }));
+    const std::string late = decode_manifest(sealed("{\"a\": \"\xc2\x9b\x7f\xff\"}\n")).error().message;
+    CHECK(std::all_of(late.begin(), late.end(), [](char c) { return c >= ' ' && c <= '~'; }));
     expect_error(sealed("[]\n"), ErrorCode::kCorrupt, "$: found array, expected an object");
     expect_error(sealed(std::string(100000, '[')), ErrorCode::kCorrupt, "nested deeper than 64");
     expect_error(sealed(std::string(64, '[')), ErrorCode::kCorrupt, "not JSON");

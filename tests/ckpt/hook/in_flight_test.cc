@@ -29,7 +29,7 @@ struct Gate {
   std::condition_variable changed;
   bool open = false;
   int64_t held_step = 1, failing_step = 0;
-  std::function<void()> after_stat;  // of the folder, once
+  std::function<void()> after_stat;  // of the folder or of a step, once
 
   Status pass(const std::filesystem::path& to) {
     if (to.filename() == step_dir_name(failing_step)) return os_error(EIO, "rename, as the test wants it");
@@ -51,7 +51,8 @@ class GatedBackend final : public PosixBackend {
   explicit GatedBackend(Gate& gate) : gate_(gate) {}
   Result<FileStat> stat(const std::filesystem::path& path) override {
     Result<FileStat> out = PosixBackend::stat(path);
-    if (path.filename() == "checkpoints" && gate_.after_stat) std::exchange(gate_.after_stat, nullptr)();
+    const bool looks = path.filename() == "checkpoints" || path.parent_path().filename() == "checkpoints";
+    if (looks && gate_.after_stat) std::exchange(gate_.after_stat, nullptr)();
     return out;
   }
   Status rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
@@ -263,6 +264,35 @@ TEST_SUITE("ckpt/hook/in_flight") {
     }
   }
 
+  TEST_CASE("who leaves at once does not wait for a slow disk, and what was being written stays promised") {
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    const MakeIo make_io = [] { return std::make_unique<PosixBackend>(); };
+    auto persister =
+        std::make_unique<NodePersister>(arena, make_io, dir.path, PersistOptions{.save = {.max_bytes_per_s = 100}});
+    PosixBackend io;
+    RestoreDecider decider(plan, arena, io, {dir.path});
+    REQUIRE(decider.next_incarnation().ok());
+    LifeReport report;
+    REQUIRE(live(plan, arena, {.steps = 9, .die_at = 3, .snapshots_at_death = 2}, persister.get(), report).ok());
+    const auto names = [&] { return list_names(io, dir.path).value(); };
+    while (names().leftovers.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto begin = std::chrono::steady_clock::now();
+    persister->give_up();
+    persister.reset();
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+    CHECK(names().leftovers.empty());
+    CHECK(names().steps.empty());
+    int64_t promised = 0;
+    for (int64_t slot = 0; slot < arena.slots(); ++slot) promised += arena.control().reserved[slot] == 1;
+    CHECK(promised == 1);
+    NodePersister next(arena, make_io, dir.path, {});
+    CHECK(next.flush().ok());
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 3});
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("where the folder is gone, moved or no longer mounted, nothing is saved in its place") {
     const TempDir dir;
     const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "moved";
@@ -285,6 +315,43 @@ TEST_SUITE("ckpt/hook/in_flight") {
     std::filesystem::rename(away, dir.path / "run");
     CHECK(run.persister->flush().ok());
     CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
+  }
+
+  TEST_CASE("where another folder has the name, as a mount point whose disk went, nothing is saved in it") {
+    const TempDir dir;
+    const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "disk";
+    REQUIRE(std::filesystem::create_directories(there));
+    TwoSaves run(there, 2);
+    run.live_two_steps();
+    run.gate.let_pass();
+    REQUIRE_FALSE(run.persister->flush().ok());  // step 1 is there, step 2 is not
+    run.gate.failing_step = 0;
+    const auto goes = [&] {
+      std::filesystem::rename(there, away);
+      REQUIRE(std::filesystem::create_directory(there));
+    };
+    const auto comes_back = [&](const std::filesystem::path& from) {
+      std::filesystem::remove_all(there);
+      std::filesystem::rename(from, there);
+    };
+    goes();
+    const Status flushed = run.persister->flush();
+    REQUIRE_FALSE(flushed.ok());
+    CHECK(flushed.error().code == ErrorCode::kIo);
+    CHECK(flushed.error().message.find("the folder is gone; move or mount it where it was (another one is there: "
+                                       "device ") != std::string::npos);
+    CHECK(std::filesystem::is_empty(there));
+    comes_back(away);
+    CHECK(run.persister->check_folder().ok());
+    run.gate.after_stat = [&] { goes(); };  // behind the first look
+    CHECK_FALSE(run.persister->flush().ok());
+    CHECK(std::filesystem::is_empty(there));
+    // With other numbers, but with what was saved last: as a network disk that was mounted anew.
+    std::filesystem::copy(away, dir.path / "anew", std::filesystem::copy_options::recursive);
+    comes_back(dir.path / "anew");
+    CHECK(run.persister->flush().ok());
+    CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
+    CHECK(complete_steps(away) == std::vector<int64_t>{1});
   }
 
   TEST_CASE("each save in flight costs one bank and its headers") {

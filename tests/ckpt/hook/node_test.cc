@@ -173,6 +173,34 @@ TEST_SUITE("ckpt/node") {
     CHECK(kept == 1);
   }
 
+  TEST_CASE("where memory cannot be used and the folder is away, ranks are not begun anew") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {.save = {{.steps = 1}}, .snapshot_steps = 1});
+    const NodeOptions options = options_for(fresh_run_id(), dir.path);
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options, &notices);
+    REQUIRE_OK(opened);
+    CheckpointNode& node = *opened.value();
+    REQUIRE(node.begin_incarnation().ok());
+    LifeReport report;
+    REQUIRE(live(plan, node.arena(), {.steps = 3}, nullptr, report).ok());
+    for (int64_t slot = 0; slot < node.arena().slots(); ++slot)  // a wild write, and then a signal
+      for (std::byte& byte : node.arena().payload(0, slot)) byte ^= std::byte{0x55};
+    node.distrust_memory();
+    std::filesystem::rename(options.checkpoints_dir, dir.path / "disk");
+    REQUIRE(std::filesystem::create_directory(options.checkpoints_dir));
+    const Result<RestoreChoice> refused = node.begin_incarnation();
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kIo);
+    CHECK(refused.error().message.find("the folder is gone") != std::string::npos);
+    std::filesystem::remove(options.checkpoints_dir);
+    std::filesystem::rename(dir.path / "disk", options.checkpoints_dir);
+    const Result<RestoreChoice> back = node.begin_incarnation();
+    REQUIRE_OK(back);
+    CHECK(back.value().source == arena::Source::kDisk);
+    CHECK(back.value().step == 3);
+  }
+
   TEST_CASE("a folder with checkpoints is refused when a fresh start is asked for") {
     const TempDir dir;
     const Plan plan = saving({1, 1, 1}, {});

@@ -429,6 +429,28 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(std::distance(fs::directory_iterator(there), fs::directory_iterator()) == 2);
   }
 
+  TEST_CASE("a replacement that was cut off between two renames is ended, in a place and where it is fetched to") {
+    cairn::testing::TempDir temp("mirror-cut-off");
+    PosixBackend io;
+    const fs::path there = temp.path / "place", here = temp.path / "run";
+    const auto place = directory(there);
+    const WriterId dead = dead_writer();
+    for (const fs::path& dir : {there, here}) {
+      save(io, dir, make_state(10, 1)).value();
+      save(io, dir, make_state(12, 1)).value();
+      fs::rename(dir / step_dir_name(12), dir / work_dir_name(kTrashPrefix, 12, dead));
+      save(io, dir, make_state(12, 2)).value();
+      fs::rename(dir / step_dir_name(12), dir / work_dir_name(kTmpPrefix, 12, dead));
+    }
+    const std::vector<PlacedStep> listed = place->list().value();
+    REQUIRE(listed.size() == 2);
+    CHECK(listed[1].complete);
+    CHECK(compare(io, there / step_dir_name(12), make_state(12, 2)) == "");
+    const CopyReport fetched = fetch_checkpoint(*place, io, listed[1], here).value();
+    CHECK(fetched.was_there);
+    CHECK(compare(io, here / step_dir_name(12), make_state(12, 2)) == "");
+  }
+
   TEST_CASE("a damaged checkpoint is not copied, a damaged copy is found by reading back and does not count") {
     cairn::testing::TempDir temp("mirror-damage");
     PosixBackend io;

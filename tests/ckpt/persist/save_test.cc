@@ -14,6 +14,7 @@
 #include "ckpt/persist/priority.h"
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
@@ -134,6 +135,70 @@ TEST_SUITE("ckpt/persist/save") {
       if (saved.ok()) CHECK(saved.value().replaced);
       if (!once.fired()) break;
     }
+  }
+
+  TEST_CASE("a replacement that is cut off between its two renames is told, and ended by whoever comes next") {
+    const TestState first = make_state(12, 1), second = make_state(12, 2);
+    MemoryBackend disk;
+    REQUIRE(save(disk, "/ck", make_state(10, 1)).ok());
+    REQUIRE(save(disk, "/ck", first).ok());
+    FaultBackend plain(
+        disk, {.action = FaultPlan::Action::kFail, .from_then_on = true, .os_errno = EINVAL, .only = IoOp::kExchange});
+    FaultBackend away(plain,  // the server, between the two and when the first is to be undone
+                      {.action = FaultPlan::Action::kFail, .call = 1, .from_then_on = true, .only = IoOp::kRename});
+    const Result<SaveReport> saved = save(away, "/ck", second);
+    REQUIRE_FALSE(saved.ok());
+    CHECK(saved.error().message.find("cut off while it replaced /ck/step-00000012") != std::string::npos);
+    CHECK(list_names(disk, "/ck").value().steps == std::vector<int64_t>{10, 12});
+    const CheckpointInfo info = look_at_checkpoint(disk, "/ck", 12);
+    CHECK_FALSE(info.complete);
+    CHECK(info.unread);
+    const Result<CheckpointInfo> newest = newest_complete(disk, "/ck");
+    REQUIRE_FALSE(newest.ok());  // not step 10
+    CHECK(newest.error().code == ErrorCode::kUnavailable);
+    CHECK(newest.error().message.find("is taking the place of another save of this step") != std::string::npos);
+
+    const auto restarted = disk.clone();
+    const CleanReport cleaned = clean_leftovers(*restarted, "/ck", [](const WriterId&) { return false; }).value();
+    CHECK(cleaned.put_back.size() == 1);
+    CHECK(compare(*restarted, "/ck/step-00000012", second) == "");
+    CHECK(restarted->list("/ck").value().size() == 2);
+    const auto on_another_host = disk.clone();  // whose leftovers stay
+    CHECK(clean_leftovers(*on_another_host, "/ck", [](const WriterId&) { return true; }).ok());
+    CHECK(newest_complete(*on_another_host, "/ck").value().step == 12);
+    const auto going_on = disk.clone();
+    SaveOptions options = small_options();
+    options.writer->sequence = 7;
+    REQUIRE(save(*going_on, "/ck", make_state(14, 3), options).ok());
+    CHECK(apply_retention(*going_on, "/ck", {3, {}}, this_writer()).ok());
+    CHECK(compare(*going_on, "/ck/step-00000012", second) == "");
+    const auto torn = disk.clone();  // somebody else has removed a part of the new one
+    const std::string made = list_names(*torn, "/ck").value().cut_off.at(0).made;
+    REQUIRE(torn->remove_file(fs::path("/ck") / made / kManifestName).ok());
+    CHECK(clean_leftovers(*torn, "/ck", [](const WriterId&) { return false; }).ok());
+    CHECK(compare(*torn, "/ck/step-00000012", first) == "");
+  }
+
+  TEST_CASE("who is overtaken between the two renames of a replacement has replaced it all the same") {
+    class Overtaken final : public PosixBackend {
+     public:
+      Status exchange(const fs::path&, const fs::path&) override { return Error{ErrorCode::kUnsupported, "no"}; }
+      Status rename(const fs::path& from, const fs::path& to) override {
+        RT_TRY(PosixBackend::rename(from, to));
+        if (!to.filename().string().starts_with(kTrashPrefix)) return {};
+        PosixBackend other;
+        RT_TRY(finish_replacements(other, to.parent_path(), list_names(other, to.parent_path()).value()));
+        return {};
+      }
+    } io;
+    const cairn::testing::TempDir dir("save-overtaken");
+    REQUIRE(save(io, dir.path, make_state(12, 1)).ok());
+    const TestState second = make_state(12, 2);
+    const Result<SaveReport> saved = save(io, dir.path, second);
+    REQUIRE_OK(saved);
+    CHECK(saved.value().replaced);
+    CHECK(compare(io, dir.path / "step-00000012", second) == "");
+    CHECK(io.list(dir.path).value().size() == 1);
   }
 
   TEST_CASE("a replacing save that is killed, cleared away by a resharding, then power loss: one of the two is whole") {

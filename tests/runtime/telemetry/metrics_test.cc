@@ -1,9 +1,11 @@
 #include "runtime/telemetry/metrics.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -35,6 +37,34 @@ TEST_SUITE("runtime/telemetry/metrics") {
     CHECK(steps[3].step == 4);
     CHECK(steps[3].valid_loss == 2.5);
     CHECK(steps[3].source_loss[0].second == 1.5);
+  }
+
+  TEST_CASE("a line that did not fit on the disk takes none behind it along") {
+    const cairn::testing::TempDir dir("metrics");
+    const auto path = dir / "metrics.jsonl";
+    const auto writer = MetricsWriter::open(path, "a").value();
+    CHECK(writer->resumed(0).ok());
+    CHECK(writer->write({.step = 1}).ok());
+    const auto fits = [&](uint64_t bytes) {  // in any file of this process
+      const auto before = ::signal(SIGXFSZ, SIG_IGN);
+      rlimit old{};
+      REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+      const rlimit limit{std::filesystem::file_size(path) + bytes, old.rlim_max};
+      REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+      const bool written = writer->write({.step = 2}).ok();
+      REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+      ::signal(SIGXFSZ, before);
+      return written;
+    };
+    CHECK_FALSE(fits(20));
+    CHECK_FALSE(fits(1));
+    CHECK_FALSE(fits(5));
+    CHECK(writer->write({.step = 3}).ok());
+    std::ofstream(path, std::ios::app) << "{\"step\":9,\"lo";  // and one by a kill
+    CHECK(MetricsWriter::open(path, "a").value()->write({.step = 4}).ok());
+    std::vector<int64_t> steps;
+    for (const StepMetrics& metrics : read_metrics(path).value()) steps.push_back(metrics.step);
+    CHECK(steps == std::vector<int64_t>{1, 3, 4});
   }
 
   TEST_CASE("a step that nobody has told is told from its news, and one that somebody is about to tell is waited for") {

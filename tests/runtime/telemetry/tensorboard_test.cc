@@ -4,7 +4,9 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -33,6 +35,25 @@ TEST_SUITE("runtime/telemetry/tensorboard") {
           "09000000000000004010072a230a210a046c6f73734a0d0a090a077363616c6172732001420a080112002a0400002040");
     CHECK(hex(tensorboard_record(session_start_event(3.0, 7))) ==
           "0f000000000000006d532b0909000000000000084010073a02080167edf0c3");
+  }
+
+  TEST_CASE("records that did not fit on the disk leave nothing that hides those behind them") {
+    const cairn::testing::TempDir dir("tensorboard");
+    auto writer = TensorBoardWriter::open(dir.path, 1.0, 1).value();
+    REQUIRE(writer.write({.step = 1}).ok());
+    const auto path = std::filesystem::directory_iterator(dir.path)->path();
+    const auto whole = std::filesystem::file_size(path);
+    const auto before = ::signal(SIGXFSZ, SIG_IGN);
+    rlimit old{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+    const rlimit limit{whole + 30, old.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    const bool written = writer.write({.step = 2}).ok();
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+    ::signal(SIGXFSZ, before);
+    CHECK_FALSE(written);
+    CHECK(std::filesystem::file_size(path) == whole);
+    CHECK(writer.write({.step = 3}).ok());
   }
 
   TEST_CASE("each start writes a file of its own, also within one second") {
