@@ -121,6 +121,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
         return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
     }
     RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+    if (!args.archive) RT_TRY(ckpt::spare_referenced(io, dir, fates));
   }
   ckpt::RetentionReport removed;
   ckpt::CleanReport cleaned;
@@ -134,7 +135,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   } else if (args.yes && by_rules) {
     RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
     for (ckpt::Fate& fate : fates) {
-      if (std::ranges::find(removed.needed, fate.step) != removed.needed.end())
+      if (!fate.stays && std::ranges::find(removed.needed, fate.step) != removed.needed.end())
         fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
     }
   }

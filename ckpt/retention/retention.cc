@@ -72,6 +72,21 @@ Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t
   return remove_tree(io, trash);
 }
 
+Status spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vector<Fate>& fates) {
+  RT_TRY_SET(auto needs, announcements(io, checkpoints_dir));
+  for (auto fate = fates.rbegin(); fate != fates.rend(); ++fate) {  // as they are removed
+    if (fate->stays) continue;
+    const auto needing = std::ranges::find_if(needs, [&](const auto& one) { return one.second.contains(fate->step); });
+    if (needing == needs.end()) {
+      needs.erase(step_dir_name(fate->step));
+      continue;
+    }
+    const std::optional<int64_t> step = parse_step_dir_name(needing->first);
+    *fate = {fate->step, true, step ? fmt::format("step {} refers to it", *step) : "a save at work refers to it"};
+  }
+  return {};
+}
+
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
                                         const WriterId& writer, CatalogCache* cache) {
   RetentionReport report;

@@ -572,10 +572,12 @@ class CkptToolsTest(ProgramTest):
             told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", *yes)
             self.assertEqual([(a["step"], a["left_alone"]) for a in told["archived"]],
                              [(2, "it shares files with other steps")])
-        told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--yes")
-        self.assertEqual([(c["step"], c["stays"]) for c in told["checkpoints"]], [(2, True), (4, True), (6, True)])
-        self.assertRegex(self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes").stdout,
-                         "step-00000002 .* stays: another checkpoint or a save at work refers to it")
+        for yes in ([], ["--yes"]):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", *yes)
+            self.assertEqual([(c["step"], c["stays"]) for c in told["checkpoints"]], [(2, True), (4, True), (6, True)])
+            self.assertEqual((told["freed_bytes"], told["removed"]), (0, []))
+            self.assertRegex(self.cairn("ckpt", "prune", "a", "--keep", "last(1)", *yes).stdout,
+                             "step-00000002 .* stays: step 4 refers to it")
 
     def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
         prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
