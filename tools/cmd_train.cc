@@ -178,7 +178,10 @@ class TrainAgent final : public agent::SupervisorClient {
     bool beside = false;              // of the thread beside its own
     bool over = false;                // only its stacks are still being read
     agent::WaitReport report;
-    fs::path path;
+    fs::path path;         // of the report, also when it could not be written
+    bool written = false;  // the file is there
+    bool told = false;     // that it could not be written
+    std::string file() const { return written ? path.string() : std::string(); }
   };
   std::optional<LongWait> wait_;
   std::optional<agent::StackProbe> probe_;
@@ -439,25 +442,32 @@ void TrainAgent::take_stacks(int64_t limit_ms) {
   probe_.reset();
 }
 
+/// Not fsynced: a restart waits for it.
 void TrainAgent::write_report() {
   agent::WaitReport& report = wait_->report;
+  const fs::path reports = folder_.path() / "reports";
   std::error_code problem;
-  fs::create_directory(folder_.path() / "reports", problem);  // not the run's folder anew, which may have been moved
+  fs::create_directory(reports, problem);  // not the run's folder anew, which may have been moved
   if (wait_->path.empty()) {
     int64_t step = 0;
     for (const agent::RankState& rank : report.ranks) step = std::max(step, rank.view.step);
+    std::error_code unknown;
     do {
-      wait_->path = folder_.path() / "reports" / fmt::format("step-{:08}-{}.txt", step, ++reports_);
-    } while (fs::exists(wait_->path));
+      wait_->path = reports / fmt::format("step-{:08}-{}.txt", step, ++reports_);
+    } while (fs::exists(wait_->path, unknown));
   }
   const std::time_t now = std::time(nullptr);
   char time[32] = {};
   std::tm parts{};
   std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", ::gmtime_r(&now, &parts));
   report.time = time;
-  std::ofstream file(wait_->path, std::ios::binary | std::ios::trunc);  // not fsynced: a restart waits for it
-  file << agent::to_text(report);
-  if (!file.flush()) progress_.say(fmt::format("warning: {} could not be written", wait_->path.string()));
+  const Status written = problem ? Status(os_error(problem.value(), reports.string()))
+                                 : write_unsynced_text_file(wait_->path, agent::to_text(report));
+  wait_->written = wait_->written || written.ok();  // without stacks it is there already
+  if (written.ok() || wait_->told) return;
+  wait_->told = true;
+  progress_.say(fmt::format("warning: the report could not be written{}: {}",
+                            wait_->written ? " anew, with the stacks" : "", written.error().message));
 }
 
 void TrainAgent::tell_wait() {
@@ -465,13 +475,13 @@ void TrainAgent::tell_wait() {
   wait_->report.title = fmt::format("{}: ranks have waited for {:.1f} s of the {:g} s they may", plan_.recipe.name,
                                     static_cast<double>(finding.waited_ms) / 1e3, plan_.recipe.restart.deadline_s);
   write_report();
-  progress_.say(fmt::format("{}  stacks of all ranks: {}", agent::summary_text(finding, wait_->report.ranks),
-                            wait_->path.string()));
+  progress_.say(agent::summary_text(finding, wait_->report.ranks) +
+                (wait_->written ? "  stacks of all ranks: " + wait_->file() : ""));
   record({{"event", "wait"},
           {"culprits", finding.culprits},
           {"reason", finding.reason},
           {"waited_ms", finding.waited_ms},
-          {"report", wait_->path.string()}});
+          {"report", wait_->file()}});
 }
 
 std::optional<std::pair<int64_t, std::string>> TrainAgent::suspect() {
@@ -484,6 +494,7 @@ std::optional<std::pair<int64_t, std::string>> TrainAgent::suspect() {
 
 /// Nobody has been killed yet: the last chance to see where everybody is.
 void TrainAgent::on_failing(const agent::Failure& failure) {
+  report_path_.clear();  // that of an earlier one
   if (!world_) return;
   if (wait_ && wait_->over) {
     take_stacks(0);
@@ -506,7 +517,7 @@ void TrainAgent::on_failing(const agent::Failure& failure) {
   wait_->report.title = fmt::format("{}: generation {} has failed", plan_.recipe.name, failure.generation);
   wait_->report.failure = failure.message;
   write_report();
-  report_path_ = wait_->path;
+  report_path_ = wait_->file();
   wait_.reset();
 }
 
