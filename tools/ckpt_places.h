@@ -50,8 +50,6 @@ nlohmann::json mesh_json(const ckpt::MeshInfo& mesh);
 /// "3 min 05 s", "12 days"
 std::string age_text(int64_t created_unix_ms);
 std::string time_text(int64_t unix_ms);
-/// Names and messages may hold bytes that are no UTF-8.
-void print_json(const nlohmann::json& value);
 
 /// Becomes true with the first SIGINT or SIGTERM, so that work ends in good order; the second one ends it at once.
 const std::atomic<bool>& stop_on_signals();

@@ -23,8 +23,6 @@ namespace cairn::tools {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-void print_json(const json& value) { fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace)); }
-
 /// RUN/checkpoints, or the folder itself.
 Result<fs::path> checkpoints_dir_of(const std::string& path) {
   const fs::path below = fs::path(path) / "checkpoints";

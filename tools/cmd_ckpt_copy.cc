@@ -71,20 +71,19 @@ ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
 int tell(const ckpt::CopyReport& report, const std::string& from, const std::string& to, const char* moved,
          bool as_json) {
   if (as_json) {
-    fmt::print("{}\n", json{{"step", report.step},
-                            {"from", from},
-                            {"to", to},
-                            {"was_there", report.was_there},
-                            {"replaced", !report.replaced.empty()},
-                            {"replaced_steps", report.replaced},
-                            {"repaired", report.repaired},
-                            {"files", report.files},
-                            {"bytes", report.bytes},
-                            {moved, report.sent_bytes},
-                            {"kept_bytes", report.reused_bytes},
-                            {"seconds", report.seconds},
-                            {"verify_seconds", report.verify_seconds}}
-                           .dump(2, ' ', false, json::error_handler_t::replace));
+    print_json(json{{"step", report.step},
+                    {"from", from},
+                    {"to", to},
+                    {"was_there", report.was_there},
+                    {"replaced", !report.replaced.empty()},
+                    {"replaced_steps", report.replaced},
+                    {"repaired", report.repaired},
+                    {"files", report.files},
+                    {"bytes", report.bytes},
+                    {moved, report.sent_bytes},
+                    {"kept_bytes", report.reused_bytes},
+                    {"seconds", report.seconds},
+                    {"verify_seconds", report.verify_seconds}});
     return 0;
   }
   std::string also;

@@ -1,5 +1,6 @@
 """What holds for every subcommand: exit codes, unknown words, versions, colour, completion, broken streams."""
 
+import json
 import os
 import pty
 import re
@@ -55,6 +56,23 @@ class CliTest(ProgramTest):
         done = subprocess.run(["/bin/sh", "-c", f"'{self.program}' --version <&- 2>&-"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0)
         self.assertTrue(done.stdout.startswith("cairn "))
+
+    def test_json_is_one_object_whatever_goes_wrong(self):
+        self.cairn("init")
+        for words, code, part in ((("ckpt", "ls", "x", "--bogus"), 2, "--bogus: no such option"),
+                                  (("ckpt", "lss", "x"), 2, "`lss` is no subcommand; did you mean `ls`?"),
+                                  (("ckpt", "inspect"), 2, "PATH is required"),
+                                  (("data", "info", "x" * 300), 74, "File name too long"),
+                                  (("plan", "train.lua", "--svg", "/dev/full"), 74, "/dev/full: No space left on device"),
+                                  (("plan", "train.lua", "--svg", "no/dir"), 2, "no/dir: No such file")):
+            told = self.cairn_json(*words, code=code)
+            self.assertEqual(list(told), ["error"], words)
+            self.assertEqual(told["error"]["exit_code"], code)
+            self.assertIn(part, told["error"]["message"])
+        for command in ("check", "plan"):  # a name that is no UTF-8
+            done = self.cairn(command, "\udcff.lua", "--json", code=2, errors="replace")
+            self.assertFalse(json.loads(done.stdout)["ok"])
+        self.assertEqual(self.cairn("ckpt", "ls", "--", "--json", code=2).stdout, "")  # that is a name
 
     def run_on_terminal(self, args, env):
         """Output of the program with a terminal as its stdout."""
