@@ -44,6 +44,15 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session);
 /// RUN/checkpoints, or the folder itself.
 Result<std::filesystem::path> checkpoints_dir_of(const std::string& path);
 
+/// The checkpoint that this is, or in whose folder it lies or would lie; empty: none. What is put into such a folder
+/// goes with it.
+std::filesystem::path checkpoint_around(const std::filesystem::path& path);
+/// Errors: kInvalidInput when there is one.
+Status check_outside_checkpoints(const std::filesystem::path& path);
+
+/// The id of the run in whose folder these steps lie; empty outside any.
+std::string run_around(std::filesystem::path steps);
+
 /// "tp 2 x pp 1 x dp 2, zero 1, bf16"
 std::string mesh_text(const ckpt::MeshInfo& mesh);
 nlohmann::json mesh_json(const ckpt::MeshInfo& mesh);

@@ -112,6 +112,7 @@ Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json) {
   const ckpt::TensorEntry& entry = manifest.tensors[static_cast<size_t>(tensor)];
   Result<ckpt::Slice> slice = ckpt::parse_slice(args.slice, entry.shape);
   if (!slice.ok()) return std::move(slice).error().with(fmt::format("{}/{}", kind, name));
+  if (!args.out.empty() && args.out != "-") RT_TRY(check_outside_checkpoints(args.out));  // it may be one of its files
   RT_TRY_SET(const std::unique_ptr<Sink> sink, Sink::open(args.out));
   RT_TRY(ckpt::write_npy(reader, tensor, slice.value(), {.ahead = true},
                          [&](std::span<const std::byte> bytes) { return sink->write(bytes); }));

@@ -48,7 +48,7 @@ struct Archived {
 };
 
 /// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs. So
-/// is a damaged one, and the others are compressed all the same.
+/// is one that holds a person's files, and a damaged one, and the others are compressed all the same.
 Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
                                           const std::vector<int64_t>& steps, bool really) {
   RT_TRY_SET(std::set<int64_t> shared, ckpt::announced_references(io, dir));  // also by what cannot be read
@@ -66,6 +66,9 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
     } else if (const auto problem = damaged.find(step); problem != damaged.end()) {
       one.damaged = true;
       one.left_alone = "it is damaged: " + problem->second;
+    } else if (const auto others = ckpt::unnamed_entries(io, dir / ckpt::step_dir_name(step));
+               others.ok() && !others.value().empty()) {
+      one.left_alone = fmt::format("it holds what is no part of it and would go: {}", fmt::join(others.value(), ", "));
     } else if (really) {
       const Result<ckpt::ArchiveReport> report = [&] {
         ByteProgress progress(fmt::format("of {} compressed", ckpt::step_dir_name(step)));

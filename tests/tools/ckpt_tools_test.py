@@ -492,6 +492,31 @@ class CkptToolsTest(ProgramTest):
         (damage,) = self.cairn_json("ckpt", "verify", step, code=65)["damages"]
         return f"{damage['kind']}/{damage['tensor']}"
 
+    def test_nothing_is_put_into_a_checkpoint(self):
+        step = self.step("a", 6)
+        os.symlink(self.path(step), self.path("link"))
+        before = {name: self.names_below(name) for name in "ab"}
+        manifest = self.text(f"{step}/manifest.json")
+        for inside in (step, "link"):
+            for words in (["cat", "a", "embed.tokens", "--out", f"{inside}/manifest.json"],
+                          ["cat", "a", "embed.tokens", "--out", f"{inside}/new.npy"],
+                          ["reshard", "a", f"{inside}/run", "--mesh", "tp=1"],
+                          ["average", "a", "b", "--to", f"{inside}/deep/run"], ["push", "a", f"{inside}/place"],
+                          ["push", "b", f"{inside}/place"], ["fetch", "b/checkpoints", f"{inside}/place"]):
+                self.assertIn("lies in the folder of a checkpoint, ", self.cairn("ckpt", *words, code=2).stderr)
+        self.assertEqual(before, {name: self.names_below(name) for name in "ab"})
+        self.assertEqual(self.text(f"{step}/manifest.json"), manifest)
+
+    def test_an_archive_takes_no_files_of_a_person_along(self):
+        step = self.step("a", 2)
+        self.write(f"{step}/notes.txt", "mine\n")
+        before = self.names_below(step)
+        for yes in ([], ["--yes"]):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(2)", "--archive", *yes)["archived"]
+            self.assertEqual([(a["step"], a["left_alone"]) for a in told],
+                             [(2, "it holds what is no part of it and would go: notes.txt")])
+        self.assertEqual(self.names_below(step), before)
+
     def test_cat_leaves_nothing_where_a_link_leads_when_it_fails(self):
         damaged = self.damaged_tensor(self.step("a", 6))
         os.mkdir(self.path("far"))
