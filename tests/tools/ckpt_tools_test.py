@@ -480,6 +480,19 @@ class CkptToolsTest(ProgramTest):
             numpy.testing.assert_array_equal(numpy.load(self.path(to)), expected)
         self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
 
+    def test_two_cats_into_one_file_leave_one_or_the_other(self):
+        first, second = sorted(name for kind, name, shape in self.tensors_of("a") if kind == "weight")[:2]
+        arrays = [self.array("a", name) for name in (first, second)]
+        for _ in range(10):
+            both = [subprocess.Popen([self.program, "ckpt", "cat", "a", name, "--out", "both.npy"], cwd=self.folder.name,
+                                     stderr=subprocess.PIPE, text=True) for name in (first, second)]
+            self.assertEqual([(cat.communicate(timeout=60)[1], cat.returncode) for cat in both], [("", 0)] * 2)
+            found = numpy.load(self.path("both.npy"))
+            self.assertTrue(any(found.shape == a.shape and (found == a).all() for a in arrays))
+        self.cairn("ckpt", "cat", "a", first, "--out", "n" * 255)  # as long as a name may be
+        numpy.testing.assert_array_equal(numpy.load(self.path("n" * 255)), arrays[0])
+        self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
+
     def damaged_tensor(self, step):
         """Of a step in whose first file a byte is changed for it: kind/name."""
         name = sorted(n for n in os.listdir(self.path(step)) if n.endswith(".h5"))[0]
