@@ -14,6 +14,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "runtime/core/log.h"
@@ -140,9 +141,9 @@ int finish(const Result<int>& result, const Session& session, const std::string&
     fmt::print(stderr, "{}: {}\n", path, printable(error.message, true));
     if (session.json) print_error_json(error_code_name(error.code), error.message, code);
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
     fmt::print(stderr, "{}: cannot write to stdout: {}\n", path, std::strerror(errno));
-    if (code == 0) code = 74;
+    code = 74;
   }
   return code;
 }
@@ -153,6 +154,8 @@ Result<int> act(const Session& session) {
     return session.action();
   } catch (const std::filesystem::filesystem_error& error) {  // what the system refused is no mistake of ours
     return os_error(error.code().value(), error.path1().string());
+  } catch (const std::system_error& error) {  // of fmt::print, where stdout takes no more
+    return os_error(error.code().value(), std::ferror(stdout) != 0 ? "cannot write to stdout" : error.what());
   } catch (const std::bad_alloc&) {
     return os_error(ENOMEM, "memory");
   } catch (const std::exception& error) {

@@ -48,9 +48,10 @@ class CliTest(ProgramTest):
 
     def test_a_full_disk_under_stdout_is_an_error(self):
         with open("/dev/full", "w") as full:
-            done = subprocess.run([self.program, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
-        self.assertEqual(done.returncode, 74)
-        self.assertIn("cannot write to stdout: No space left on device", done.stderr)
+            for words in (["--version"], ["completion", "bash"], ["help", "--markdown"]):  # more than a buffer holds, too
+                done = subprocess.run([self.program, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+                self.assertEqual(done.returncode, 74, done.stderr)
+                self.assertRegex(done.stderr, r"^cairn[a-z ]*: cannot write to stdout: No space left on device\n$")
 
     def test_closed_standard_streams_do_no_harm(self):
         done = subprocess.run(["/bin/sh", "-c", f"'{self.program}' --version <&- 2>&-"], capture_output=True, text=True)
