@@ -124,7 +124,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
         return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
     }
     RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
-    if (!args.archive) RT_TRY(ckpt::spare_referenced(io, dir, fates));
+    if (!args.archive) ckpt::spare_referenced(io, dir, fates);
   }
   ckpt::RetentionReport removed;
   ckpt::CleanReport cleaned;
@@ -205,7 +205,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     if (args.archive && !fate.stays) continue;
     const char* word = fate.stays ? "stays" : !args.yes ? "would go" : gone.contains(fate.step) ? "removed" : "failed";
     fmt::print("{:<16}{:>12}   {}{}{}: {}\n", ckpt::step_dir_name(fate.step), format_bytes(size_of(fate.step)),
-               fate.stays ? color.green : color.red, word, color.reset, fate.why);
+               fate.stays ? color.green : color.red, word, color.reset, printable(fate.why));
   }
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
   if (args.leftovers) {

@@ -391,6 +391,8 @@ class CkptToolsTest(ProgramTest):
         said = self.cairn("ckpt", "average", "a", "--last", "2", "--to", "m", code=2).stderr
         self.assertIn("step 4 would be one of them and cannot be read", said)
         self.assertIn("read it with a newer build", said)
+        said = self.cairn("ckpt", "average", "a", "--last", "3", "--to", "m", code=2).stderr  # nor if without it there are too few
+        self.assertIn("step 4 would be one of them and cannot be read", said)
         self.cairn("ckpt", "average", self.step("a", 2), self.step("a", 6), "--to", "m")
 
     def strace(self):
