@@ -56,4 +56,18 @@ Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::p
   return report;
 }
 
+Result<std::vector<std::string>> unnamed_entries(IoBackend& io, const std::filesystem::path& step_dir) {
+  RT_TRY_SET(const Manifest manifest, read_manifest(io, step_dir));
+  RT_TRY_SET(const std::vector<DirEntry> entries, io.list(step_dir));
+  std::vector<std::string> out;
+  for (const DirEntry& entry : entries) {
+    const bool own = entry.name == kManifestName || entry.name == kTableName || entry.name == kReferencesName ||
+                     std::ranges::any_of(manifest.files, [&](const FileEntry& file) {
+                       return file.step < 0 && file.name == entry.name;
+                     });
+    if (!own) out.push_back(entry.name);
+  }
+  return out;
+}
+
 }  // namespace cairn::ckpt

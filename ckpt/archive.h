@@ -26,4 +26,7 @@ struct ArchiveReport {
 Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
                                          const std::function<void(int64_t done, int64_t total)>& progress = {});
 
+/// What lies in a checkpoint's folder besides what its manifest names: an exchange would take it along.
+Result<std::vector<std::string>> unnamed_entries(IoBackend& io, const std::filesystem::path& step_dir);
+
 }  // namespace cairn::ckpt

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -33,6 +34,7 @@ namespace {
 
 constexpr int64_t kBufferBytes = int64_t{4} << 20;  // of a file, hashed and written at a time
 constexpr size_t kBuffers = 4;                      // of a file at most, on their way to the disk
+constexpr const char* kMovingName = ".moving";      // in the work folder: names, in the order in which they move
 
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 
@@ -64,25 +66,6 @@ Split split_by_size(const std::vector<OutputTensor>& tensors, DType dtype, int64
   return out;
 }
 
-Status write_text(const fs::path& path, std::string_view text) {
-  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (!fd) return os_error(errno, path.string());
-  while (!text.empty()) {
-    const ssize_t n = ::write(fd.get(), text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(errno, path.string());
-    text.remove_prefix(static_cast<size_t>(n));
-  }
-  if (::fsync(fd.get()) != 0) return os_error(errno, path.string());
-  return {};
-}
-
-Status sync_folder(const fs::path& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd || ::fsync(fd.get()) != 0) return os_error(errno, "fsync of " + path.string());
-  return {};
-}
-
 Result<std::vector<std::string>> names_in(const fs::path& dir) {
   std::vector<std::string> out;
   std::error_code error;
@@ -101,27 +84,58 @@ bool is_output_file(const std::string& name) {
   return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
 }
 
-/// Moves what `from` holds into `to`, which has files already. The manifest of a folder that is a checkpoint too leaves
-/// first and comes last, config.json after and before it: cut off at any instant, no manifest is there without a config
-/// (check_hf_target would take that for a checkpoint and nothing else), and neither is there without the weights.
-Status replace_files(const fs::path& from, const fs::path& to) {
+/// The files on their way from `work` into the target, when that was begun and is not over.
+std::vector<std::string> moving_files(const fs::path& work) {
+  std::vector<std::string> out;
+  std::ifstream list(work / kMovingName);
+  for (std::string name; std::getline(list, name);) out.push_back(name);
+  std::error_code unknown;  // the last one is there: the new model stands
+  if (!out.empty() && !fs::exists(work / out.back(), unknown) && !unknown) out.clear();
+  return out;
+}
+
+/// What was moved, when not all was, goes back to the rest: the last first, so that config.json is never without
+/// weights.
+Status take_back(ckpt::IoBackend& io, const fs::path& work, const fs::path& target) {
+  std::error_code unknown;
+  if (!fs::exists(work / kMovingName, unknown)) return {};
+  std::vector<std::string> names = moving_files(work);
+  std::ranges::reverse(names);
+  for (const std::string& name : names) {
+    if (fs::exists(work / name, unknown) || !fs::exists(target / name, unknown)) continue;
+    RT_TRY(io.rename(target / name, work / name));
+  }
+  RT_TRY(io.sync_dir(work));
+  RT_TRY(io.sync_dir(target));
+  return io.remove_file(work / kMovingName);
+}
+
+/// Moves what `from` holds into `to`, which has files already, or cannot be replaced as a whole. The manifest of a
+/// folder that is a checkpoint too leaves first and comes last, config.json after and before it: cut off at any
+/// instant, no manifest is there without a config (check_hf_target would take that for a checkpoint and nothing else),
+/// and neither is there without the weights. Which files are new, and that not all of them have come, is known from
+/// kMovingName.
+Status replace_files(ckpt::IoBackend& io, const fs::path& from, const fs::path& to) {
   RT_TRY_SET(std::vector<std::string> old_names, names_in(to));
   RT_TRY_SET(std::vector<std::string> new_names, names_in(from));
+  std::erase_if(new_names, ckpt::is_note_name);
   const auto level = [](const std::string& name) { return name == ckpt::kManifestName ? 2 : name == kConfigFile; };
   std::ranges::stable_sort(old_names, std::greater(), level);
   std::ranges::stable_sort(new_names, std::less(), level);
+  RT_TRY(ckpt::write_file(io, from / kMovingName, fmt::format("{}\n", fmt::join(new_names, "\n"))));
+  RT_TRY(io.sync_dir(from));
   for (const std::string& name : old_names) {
     if (!is_output_file(name)) continue;
-    if (::unlink((to / name).c_str()) != 0) return os_error(errno, (to / name).string());
-    if (level(name) > 0) RT_TRY(sync_folder(to));
+    RT_TRY(io.remove_file(to / name));
+    if (level(name) > 0) RT_TRY(io.sync_dir(to));
   }
   for (const std::string& name : new_names) {
-    if (level(name) > 0) RT_TRY(sync_folder(to));
-    if (::rename((from / name).c_str(), (to / name).c_str()) != 0) return os_error(errno, (to / name).string());
+    if (level(name) > 0) RT_TRY(io.sync_dir(to));
+    RT_TRY(io.rename(from / name, to / name));
   }
-  std::error_code ignored;
-  fs::remove(from, ignored);
-  return sync_folder(to);
+  RT_TRY(io.sync_dir(to));
+  ignore(ckpt::remove_tree(io, from), "the model is there; the next conversion clears it");
+  return {};
 }
 
 /// One weights file that is to be made.
@@ -154,6 +168,11 @@ Result<std::vector<Shard>> lay_out(const HfOutput& output, const Split& split) {
     out.push_back(std::move(shard));
   }
   return out;
+}
+
+std::unique_ptr<ckpt::IoBackend> make_io(const HfWriteOptions& options) {
+  if (options.make_io) return options.make_io();
+  return ckpt::make_best_backend({.depth = 16, .in_flight_bytes = int64_t{16} << 20});
 }
 
 /// A file as a stream of aligned buffers, each hashed on its way.
@@ -243,7 +262,7 @@ class FolderWriter {
     const nlohmann::json index = {
         {"metadata", {{"total_parameters", report.parameters}, {"total_size", report.data_bytes}}},
         {"weight_map", std::move(weight_map)}};
-    return write_text(work_ / kIndexFile, index.dump(2) + "\n");
+    return ckpt::write_file(*make_io(options_), work_ / kIndexFile, index.dump(2) + "\n");
   }
 
  private:
@@ -251,11 +270,6 @@ class FolderWriter {
     if (options_.max_shard_bytes == 0 && output_.split) return *output_.split;
     return split_by_size(output_.tensors, output_.dtype,
                          options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kDefaultShardBytes);
-  }
-
-  std::unique_ptr<ckpt::IoBackend> make_io() const {
-    if (options_.make_io) return options_.make_io();
-    return ckpt::make_best_backend({.depth = 16, .in_flight_bytes = int64_t{16} << 20});
   }
 
   Status write_shards(const std::vector<Shard>& shards, HfWriteReport& report) {
@@ -278,7 +292,7 @@ class FolderWriter {
     }
     std::atomic<size_t> next{0};
     const auto work = [&] {
-      const std::unique_ptr<ckpt::IoBackend> io = make_io();
+      const std::unique_ptr<ckpt::IoBackend> io = make_io(options_);
       for (size_t k = next++; k < open.size() && !failed_; k = next++) {
         Status done = write_shard(*io, *open[k]).with((work_ / open[k]->name).string());
         if (done.ok()) continue;
@@ -292,14 +306,12 @@ class FolderWriter {
     for (size_t k = 1; k < threads; ++k) helpers.emplace_back(work);
     if (threads > 0) work();
     for (std::thread& helper : helpers) helper.join();
-    RT_TRY(std::move(first_error_));
-    const std::unique_ptr<ckpt::IoBackend> io = make_io();
-    return ckpt::remove_notes(*io, work_);
+    return std::move(first_error_);
   }
 
   /// Names of the files that an earlier attempt finished, each byte of them checked. Everything else is removed.
   Result<std::set<std::string>> take_over(const std::vector<Shard>& shards, HfWriteReport& report) {
-    const std::unique_ptr<ckpt::IoBackend> io = make_io();
+    const std::unique_ptr<ckpt::IoBackend> io = make_io(options_);
     RT_TRY_SET(const auto notes, ckpt::read_notes(*io, work_, key_));
     std::set<std::string> out, keep;
     for (const Shard& shard : shards) {
@@ -391,29 +403,36 @@ std::string work_name(const fs::path& plain) { return fmt::format(".{}.convertin
 
 /// The folder in which the work is done: beside the target, or in it where nothing gets in from there: it is a mount
 /// point, or the folder around it is not ours to write to.
-Result<fs::path> work_folder(const fs::path& target) {
+Result<fs::path> work_folder(ckpt::IoBackend& io, const fs::path& target) {
   const std::string name = work_name(target);
   const fs::path beside = target.parent_path() / name, inside = target / name;
   std::error_code error;
   if (!fs::is_directory(target, error)) return beside;
   const std::string probe = fmt::format("{}.{}", name, ::getpid());
   const fs::path from = target.parent_path() / probe, to = target / probe;
-  if (::mkdir(from.c_str(), 0755) != 0) {
-    if (errno == EACCES || errno == EPERM || errno == EROFS) return inside;
-    return os_error(errno, from.string());
+  if (const Status made = io.make_dir(from); !made.ok()) {
+    const int why = made.error().os_errno;
+    if (why == EACCES || why == EPERM || why == EROFS) return inside;
+    return os_error(why, from.string());
   }
-  const bool moved = ::rename(from.c_str(), to.c_str()) == 0;
-  const int why = errno;
-  ::rmdir((moved ? to : from).c_str());
-  if (moved) return beside;
+  const Status moved = io.rename(from, to);
+  ignore(io.remove_dir(moved.ok() ? to : from), "it is empty");
+  if (moved.ok()) return beside;
+  const int why = moved.error().os_errno;
   return why == EXDEV ? Result<fs::path>(inside) : os_error(why, target.string());
 }
 
-/// But for what an earlier attempt has left of its work.
+/// But for what an earlier attempt has left of its work, and had moved out of it already.
 bool is_empty_target(const fs::path& target, std::error_code& error) {
-  const std::string name = work_name(target);
+  const std::string work = work_name(target);
+  const std::vector<std::string> moving = moving_files(target / work);
+  const auto moved = [&](const std::string& name) {
+    std::error_code unknown;
+    return std::ranges::find(moving, name) != moving.end() && !fs::exists(target / work / name, unknown) && !unknown;
+  };
   for (fs::directory_iterator it(target, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string() != name) return false;
+    const std::string name = it->path().filename().string();
+    if (name != work && !moved(name)) return false;
   }
   return true;
 }
@@ -492,27 +511,30 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
   const fs::path target = plain_target(hf_dir);
   fs::create_directories(target.parent_path(), error);
   if (error) return os_error(error.value(), target.parent_path().string());
-  RT_TRY_SET(const fs::path work, work_folder(target));
+  const std::unique_ptr<ckpt::IoBackend> io = make_io(options);
+  RT_TRY_SET(const fs::path work, work_folder(*io, target));
   HfWriteReport report;
   RT_TRY_SET(const Fd lock, lock_work(work));
+  RT_TRY(take_back(*io, work, target));
   bool replacing = false;
   const auto publish = [&]() -> Status {
     RT_TRY(FolderWriter(output, open, options, work).weights(report));
     for (const auto& [name, text] : output.texts) {
       if (name == kConfigFile || (name == kCardFile && fs::exists(target / name, error))) continue;
-      RT_TRY(write_text(work / name, text));
+      RT_TRY(ckpt::write_file(*io, work / name, text));
       if (name != kCardFile) ++report.texts;
     }
-    RT_TRY(write_text(work / kConfigFile, output.texts.at(std::string(kConfigFile))));
-    RT_TRY(sync_folder(work));
+    RT_TRY(ckpt::write_file(*io, work / kConfigFile, output.texts.at(std::string(kConfigFile))));
     const bool empty = !fs::exists(target, error) || fs::is_empty(target, error);  // of work, too
+    if (empty) RT_TRY(ckpt::remove_notes(*io, work));
+    RT_TRY(io->sync_dir(work));
     if (!empty) {
       replacing = !is_empty_target(target, error);
-      return replace_files(work, target);
+      return replace_files(*io, work, target);
     }
     // A folder takes the name of an empty one, or of none, in one step.
-    if (::rename(work.c_str(), target.c_str()) != 0) return os_error(errno, target.string());
-    return sync_folder(target.parent_path());
+    RT_TRY(io->rename(work, target));
+    return io->sync_dir(target.parent_path());
   };
   Status done = publish();
   if (!done.ok()) {
@@ -522,7 +544,9 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
                             work.string()))
           .error();
     }
-    if (done.error().code != ErrorCode::kStopped) fs::remove_all(work, error);
+    // Nor is what a failing disk does not let us take back.
+    if (done.error().code != ErrorCode::kStopped && take_back(*io, work, target).ok())
+      ignore(ckpt::remove_tree(*io, work), "the next conversion clears it");
     return std::move(done).error();
   }
   report.dir = target;

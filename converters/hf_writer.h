@@ -6,10 +6,12 @@
 //   2. Each weights file is made in a stream, several at a time, in bounded memory; durable, it gets a note with the
 //      hashes of its bytes. A conversion that was killed or stopped leaves them; the same one, started again, takes
 //      over the files whose bytes hold and removes the rest. What is left of another one is removed.
-//   3. The small files, config.json last; notes are removed.
-//   4. The folder takes the target's name. Over a folder that is not empty (overwrite): remove its config.json (what is
-//      left cannot be opened), remove the other files that a conversion writes, move the new ones in, config.json last.
-//      So also from within the target.
+//   3. The small files, config.json last.
+//   4. Notes are removed; the folder takes the target's name. Over a folder that is not empty (overwrite): remove its
+//      config.json (what is left cannot be opened), remove the other files that a conversion writes, move the new ones
+//      in, config.json last. So also from within the target.
+//      Their names are noted in the work folder before (.moving): what one that was killed or failed has moved goes
+//      back to the rest, so that a target in which nothing else lay is empty again, and the next attempt takes it over.
 //      Other files are never touched, and a README.md that is there stays.
 // On any other error the target is as it was and nothing is left beside it.
 

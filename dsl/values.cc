@@ -155,7 +155,7 @@ std::string expected(const Field& field) {
     case Type::kInt:
       return "an integer" + range_text(field) + unit_hint(field.unit);
     case Type::kSeed:
-      return "an integer from 0 to 18446744073709551615";
+      return "an integer from 0 to 9223372036854775807";  // Lua's last; stored recipes may hold 64 bits
     case Type::kNumber:
       return "a number" + range_text(field) + unit_hint(field.unit);
     case Type::kBool:

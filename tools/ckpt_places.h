@@ -44,14 +44,21 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session);
 /// RUN/checkpoints, or the folder itself.
 Result<std::filesystem::path> checkpoints_dir_of(const std::string& path);
 
+/// The checkpoint that this is, or in whose folder it lies or would lie; empty: none. What is put into such a folder
+/// goes with it.
+std::filesystem::path checkpoint_around(const std::filesystem::path& path);
+/// Errors: kInvalidInput when there is one.
+Status check_outside_checkpoints(const std::filesystem::path& path);
+
+/// The id of the run in whose folder these steps lie; empty outside any.
+std::string run_around(std::filesystem::path steps);
+
 /// "tp 2 x pp 1 x dp 2, zero 1, bf16"
 std::string mesh_text(const ckpt::MeshInfo& mesh);
 nlohmann::json mesh_json(const ckpt::MeshInfo& mesh);
 /// "3 min 05 s", "12 days"
 std::string age_text(int64_t created_unix_ms);
 std::string time_text(int64_t unix_ms);
-/// Names and messages may hold bytes that are no UTF-8.
-void print_json(const nlohmann::json& value);
 
 /// Becomes true with the first SIGINT or SIGTERM, so that work ends in good order; the second one ends it at once.
 const std::atomic<bool>& stop_on_signals();

@@ -27,13 +27,12 @@ Result<int> check(const CheckArgs& args, bool json) {
   }
   const int64_t parameters = count_parameters(loaded.recipe.model);
   if (json) {
-    fmt::print("{}\n", nlohmann::json{{"ok", true},
-                                      {"diagnostics", nlohmann::json::array()},
-                                      {"name", loaded.recipe.name},
-                                      {"parameters", parameters},
-                                      {"hash", loaded.hash_hex},
-                                      {"recipe", nlohmann::json::parse(loaded.canonical_json)}}
-                           .dump(2));
+    print_json(nlohmann::json{{"ok", true},
+                              {"diagnostics", nlohmann::json::array()},
+                              {"name", loaded.recipe.name},
+                              {"parameters", parameters},
+                              {"hash", loaded.hash_hex},
+                              {"recipe", nlohmann::json::parse(loaded.canonical_json)}});
     return 0;
   }
   fmt::print("{}: fine. {}, {} parameters, recipe hash {}\n", args.recipe.path, loaded.recipe.name,

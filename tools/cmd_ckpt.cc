@@ -23,8 +23,6 @@ namespace cairn::tools {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-void print_json(const json& value) { fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace)); }
-
 /// RUN/checkpoints, or the folder itself.
 Result<fs::path> checkpoints_dir_of(const std::string& path) {
   const fs::path below = fs::path(path) / "checkpoints";
@@ -34,6 +32,36 @@ Result<fs::path> checkpoints_dir_of(const std::string& path) {
   if (type == fs::file_type::directory) return fs::path(path);
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{}: no such folder; expected a run folder or a folder of step-NNNNNNNN", path)};
+}
+
+fs::path checkpoint_around(const fs::path& path) {
+  std::error_code unknown;
+  fs::path at = fs::weakly_canonical(fs::absolute(path, unknown), unknown);
+  if (unknown) return {};
+  for (; at.has_relative_path(); at = at.parent_path()) {
+    if (fs::exists(at / ckpt::kManifestName, unknown) && fs::exists(at / ckpt::kTableName, unknown)) return at;
+  }
+  return {};
+}
+
+Status check_outside_checkpoints(const fs::path& path) {
+  const fs::path around = checkpoint_around(path);
+  if (around.empty()) return {};
+  std::error_code unknown;
+  if (fs::equivalent(path, around, unknown))
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: is a checkpoint; name a place outside it", path.string())};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{}: lies in the folder of a checkpoint, {}, and would go with it; name a place outside it",
+                           path.string(), around.string())};
+}
+
+std::string run_around(fs::path steps) {
+  std::error_code unknown;
+  if (steps.filename() != "checkpoints") steps = fs::canonical(steps, unknown);
+  if (steps.filename() != "checkpoints") return "";
+  const Result<std::string> text = read_text_file(steps.parent_path() / "run.json");
+  const json parsed = json::parse(text.ok() ? text.value() : "", nullptr, false);
+  return parsed.is_object() && parsed.contains("id") && parsed["id"].is_string() ? parsed["id"].get<std::string>() : "";
 }
 
 static double age_s(int64_t created_unix_ms) {
@@ -124,6 +152,7 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
   const fs::path plain = (run / "").lexically_normal().parent_path();
   if (!own.steps.empty() || ckpt::parse_step_dir_name(plain.filename().string()))
     return refuse("is a folder of checkpoints or one of them; give a run's folder");
+  RT_TRY(check_outside_checkpoints(run));
   RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
   for (auto newest = names.steps.rbegin(); newest != names.steps.rend() && *newest > step && !out->newer_; ++newest) {
     if (ckpt::look_at_checkpoint(io, run / "checkpoints", *newest).complete) out->newer_ = *newest;

@@ -48,20 +48,23 @@ Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBacke
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     if (info.complete) out.push_back(info.dir);
   }
-  if (static_cast<int64_t>(out.size()) < args.last) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--last {}: {} has {} complete checkpoints", args.last, dir.string(), out.size())};
-  }
-  out.erase(out.begin(), out.end() - args.last);
-  bool among = false;  // by step, ascending
-  for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
-    among = among || info.dir == out.front();
-    if (!among || !info.unread) continue;
+  const auto cannot_be_read = [&](const ckpt::CheckpointInfo& info) {
     return Error{info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported,
                  fmt::format("--last {}: step {} would be one of them and cannot be read; name the steps to do without "
                              "it: {}",
                              args.last, info.step, info.problem),
                  info.os_errno};
+  };
+  const bool enough = static_cast<int64_t>(out.size()) >= args.last;
+  if (enough) out.erase(out.begin(), out.end() - args.last);
+  bool among = !enough;  // by step, ascending
+  for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+    among = among || info.dir == out.front();
+    if (among && info.unread) return cannot_be_read(info);
+  }
+  if (!enough) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--last {}: {} has {} complete checkpoints", args.last, dir.string(), out.size())};
   }
   return out;
 }

@@ -56,9 +56,12 @@ class Sink {
     }
     const fs::file_status there = fs::status(sink->path_, failed);
     sink->in_place_ |= fs::exists(there) && !fs::is_regular_file(there);
-    sink->temporary_ = sink->in_place_ ? sink->path_ : sink->path_ + ".part";
-    sink->file_ = std::fopen(sink->temporary_.c_str(), "wb");
-    if (sink->file_ == nullptr) return os_error(errno, sink->temporary_);
+    // A name of this process: two of them may write the same file, and it is one's or the other's.
+    const fs::path beside = fs::path(sink->path_).parent_path() / fmt::format(".cairn-cat.{}.part", ::getpid());
+    sink->temporary_ = sink->in_place_ ? sink->path_ : beside.string();
+    if (!sink->in_place_) std::remove(sink->temporary_.c_str());  // a dead one's
+    sink->file_ = std::fopen(sink->temporary_.c_str(), sink->in_place_ ? "wb" : "wbx");
+    if (sink->file_ == nullptr) return os_error(errno, sink->path_);
     return sink;
   }
   ~Sink() {
@@ -68,12 +71,12 @@ class Sink {
   }
   Status write(std::span<const std::byte> bytes) {
     if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
-      return os_error(errno != 0 ? errno : EIO, path_.empty() ? "stdout" : temporary_);
+      return os_error(errno != 0 ? errno : EIO, path_.empty() ? "stdout" : path_);
     return {};
   }
   Status finish() {
     if (path_.empty()) return std::fflush(stdout) == 0 ? Status() : Status(os_error(errno, "stdout"));
-    if (std::fclose(std::exchange(file_, nullptr)) != 0) return os_error(errno, temporary_);
+    if (std::fclose(std::exchange(file_, nullptr)) != 0) return os_error(errno, path_);
     if (!in_place_ && std::rename(temporary_.c_str(), path_.c_str()) != 0) return os_error(errno, path_);
     return {};
   }
@@ -112,6 +115,7 @@ Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json) {
   const ckpt::TensorEntry& entry = manifest.tensors[static_cast<size_t>(tensor)];
   Result<ckpt::Slice> slice = ckpt::parse_slice(args.slice, entry.shape);
   if (!slice.ok()) return std::move(slice).error().with(fmt::format("{}/{}", kind, name));
+  if (!args.out.empty() && args.out != "-") RT_TRY(check_outside_checkpoints(args.out));  // it may be one of its files
   RT_TRY_SET(const std::unique_ptr<Sink> sink, Sink::open(args.out));
   RT_TRY(ckpt::write_npy(reader, tensor, slice.value(), {.ahead = true},
                          [&](std::span<const std::byte> bytes) { return sink->write(bytes); }));

@@ -72,20 +72,19 @@ ckpt::CopyOptions copy_options(const CopyArgs& args, CopyProgress& progress) {
 int tell(const ckpt::CopyReport& report, const std::string& from, const std::string& to, const char* moved,
          bool as_json) {
   if (as_json) {
-    fmt::print("{}\n", json{{"step", report.step},
-                            {"from", from},
-                            {"to", to},
-                            {"was_there", report.was_there},
-                            {"replaced", !report.replaced.empty()},
-                            {"replaced_steps", report.replaced},
-                            {"repaired", report.repaired},
-                            {"files", report.files},
-                            {"bytes", report.bytes},
-                            {moved, report.sent_bytes},
-                            {"kept_bytes", report.reused_bytes},
-                            {"seconds", report.seconds},
-                            {"verify_seconds", report.verify_seconds}}
-                           .dump(2, ' ', false, json::error_handler_t::replace));
+    print_json(json{{"step", report.step},
+                    {"from", from},
+                    {"to", to},
+                    {"was_there", report.was_there},
+                    {"replaced", !report.replaced.empty()},
+                    {"replaced_steps", report.replaced},
+                    {"repaired", report.repaired},
+                    {"files", report.files},
+                    {"bytes", report.bytes},
+                    {moved, report.sent_bytes},
+                    {"kept_bytes", report.reused_bytes},
+                    {"seconds", report.seconds},
+                    {"verify_seconds", report.verify_seconds}});
     return 0;
   }
   std::string also;
@@ -110,16 +109,6 @@ std::string plain(const std::string& place) {
   if (place.empty() || place.find("://") != std::string::npos) return place;
   const fs::path path = fs::absolute(place).lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).string();
-}
-
-/// The id of the run in whose folder these steps lie; empty outside any.
-std::string run_around(fs::path steps) {
-  std::error_code unknown;
-  if (steps.filename() != "checkpoints") steps = fs::canonical(steps, unknown);
-  if (steps.filename() != "checkpoints") return "";
-  const Result<std::string> text = read_text_file(steps.parent_path() / "run.json");
-  const json parsed = json::parse(text.ok() ? text.value() : "", nullptr, false);
-  return parsed.is_object() && parsed.contains("id") && parsed["id"].is_string() ? parsed["id"].get<std::string>() : "";
 }
 
 /// A run goes on from the newest step of its folder, and retention counts all of them: none of another run gets in.
@@ -152,7 +141,7 @@ std::pair<std::string, std::optional<int64_t>> split_step(std::string place) {
 /// A folder of steps, into which one goes. In a step's own folder nobody would find it, and it would go with that step.
 Status check_folder_of_steps(const std::string& place, const char* what) {
   const auto [above, step] = split_step(place);
-  if (!place.empty() && !step) return {};
+  if (!place.empty() && !step) return ckpt::is_s3_path(place) ? Status() : check_outside_checkpoints(place);
   if (place.empty()) return Error{ErrorCode::kInvalidInput, fmt::format("{} has no name", what)};
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{}: is the name of one step; give the folder of steps, {}", place, above)};

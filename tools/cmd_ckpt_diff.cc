@@ -13,6 +13,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/diff.h"
+#include "ckpt/tensors/numbers.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run_folder.h"
@@ -47,6 +48,17 @@ const char* what_name(What what) {
   return "?";
 }
 
+bool are_integers(const ckpt::TensorEntry& a, const ckpt::TensorEntry& b) {
+  return !ckpt::is_float(a.dtype) && !ckpt::is_float(b.dtype);
+}
+
+/// Of integers as one. An infinity has no JSON, and what is beyond a double nobody would read: as text.
+json max_abs_json(long double apart, bool integer) {
+  if (integer) return static_cast<uint64_t>(apart);
+  const auto number = static_cast<double>(apart);
+  return std::isfinite(number) ? json(number) : json(fmt::format("{:.17g}", apart));
+}
+
 /// "[3, 17]" of a row-major index.
 std::string index_text(int64_t flat, const Shape& shape) {
   Shape index(shape.size());
@@ -65,13 +77,11 @@ json diff_json(const ckpt::TensorDiff& diff, const ckpt::Manifest& a, const ckpt
   if (left != nullptr) out["left"] = {{"dtype", dtype_name(left->dtype)}, {"shape", left->shape}};
   if (right != nullptr) out["right"] = {{"dtype", dtype_name(right->dtype)}, {"shape", right->shape}};
   if (diff.what == What::kDiffers) {
-    // An infinity has no JSON.
-    const auto number = [](double x) { return std::isfinite(x) ? json(x) : json(fmt::format("{}", x)); };
     out.update({{"elements", diff.elements},
                 {"differing", diff.differing},
                 {"nans", diff.nans},
-                {"max_abs", number(diff.max_abs)},
-                {"max_rel", number(diff.max_rel)}});
+                {"max_abs", max_abs_json(diff.max_abs, are_integers(*left, *right))},
+                {"max_rel", diff.max_rel}});
     if (diff.max_abs_at >= 0) out["max_abs_at"] = index_text(diff.max_abs_at, any.shape);
   }
   return out;
@@ -149,8 +159,10 @@ Result<int> diff_of(const fs::path& left_dir, const fs::path& right_dir, const D
       } else {
         text += fmt::format("{} of {} elements differ", tensor.differing, tensor.elements);
         if (tensor.max_abs_at >= 0)
-          text += fmt::format(", at most by {:.4g} (at {}), {:.4g} relative", tensor.max_abs,
-                              index_text(tensor.max_abs_at, any.shape), tensor.max_rel);
+          text += fmt::format(
+              ", at most by {} (at {}), {:.4g} relative",
+              are_integers(any, other) ? fmt::format("{:.0f}", tensor.max_abs) : fmt::format("{:.4g}", tensor.max_abs),
+              index_text(tensor.max_abs_at, any.shape), tensor.max_rel);
         if (tensor.nans > 0) text += fmt::format(", {} of them NaN on a side", tensor.nans);
       }
     }

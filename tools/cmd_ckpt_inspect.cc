@@ -14,6 +14,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/diff.h"
+#include "ckpt/tensors/numbers.h"
 #include "ckpt/tensors/stats.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
@@ -67,17 +68,23 @@ Seen look(const fs::path& dir, const ckpt::Manifest& manifest) {
   return seen;
 }
 
-json stats_json(const ckpt::TensorStats& stats) {
+json stats_json(const ckpt::TensorStats& stats, DType dtype) {
   json out = {{"nans", stats.nans}, {"infs", stats.infs}, {"zeros", stats.zeros}};
-  if (stats.finite() > 0)
-    out.update({{"min", stats.min}, {"max", stats.max}, {"mean", stats.mean}, {"std", stats.std}});
+  if (stats.finite() == 0) return out;
+  const auto number = [&](long double x) {
+    return ckpt::is_float(dtype) ? json(static_cast<double>(x)) : json(static_cast<int64_t>(x));
+  };
+  out.update({{"min", number(stats.min)}, {"max", number(stats.max)}, {"mean", stats.mean}, {"std", stats.std}});
   return out;
 }
 
-std::string stats_text(const ckpt::TensorStats& stats) {
+std::string stats_text(const ckpt::TensorStats& stats, DType dtype) {
+  const auto number = [&](long double x) {
+    return ckpt::is_float(dtype) ? fmt::format("{:.5g}", x) : fmt::format("{:.0f}", x);
+  };
   std::string out = stats.finite() == 0 ? std::string("no finite element")
-                                        : fmt::format("min {:.5g}  max {:.5g}  mean {:.5g}  std {:.5g}", stats.min,
-                                                      stats.max, stats.mean, stats.std);
+                                        : fmt::format("min {}  max {}  mean {:.5g}  std {:.5g}", number(stats.min),
+                                                      number(stats.max), stats.mean, stats.std);
   if (stats.zeros > 0) out += fmt::format("  zeros {}", stats.zeros);
   if (stats.nans > 0) out += fmt::format("  NaN {}", stats.nans);
   if (stats.infs > 0) out += fmt::format("  inf {}", stats.infs);
@@ -130,7 +137,7 @@ json to_json(const Seen& seen, const InspectArgs& args) {
                               {"shards", seen.tensors[static_cast<size_t>(t)].shards},
                               {"bytes", seen.tensors[static_cast<size_t>(t)].bytes}});
     if (const auto stats = seen.stats.find(t); stats != seen.stats.end())
-      out["tensors"].back()["stats"] = stats_json(stats->second);
+      out["tensors"].back()["stats"] = stats_json(stats->second, tensor.dtype);
   }
   return out;
 }
@@ -193,7 +200,8 @@ void lines_of(const Seen& seen, const Node& node, const std::string& name, int64
       if (tensor.dtype != first.dtype) line.kinds += fmt::format(" ({})", dtype_name(tensor.dtype));
       if (tensor.shape != first.shape) line.kinds += fmt::format(" {}", to_string(tensor.shape));
       if (const auto stats = seen.stats.find(t); stats != seen.stats.end())
-        line.more.push_back(fmt::format("{}  {:<10}  {}", indent, printable(tensor.kind), stats_text(stats->second)));
+        line.more.push_back(
+            fmt::format("{}  {:<10}  {}", indent, printable(tensor.kind), stats_text(stats->second, tensor.dtype)));
     }
     line.bytes = format_bytes(bytes);
     out->push_back(std::move(line));

@@ -48,7 +48,7 @@ struct Archived {
 };
 
 /// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs. So
-/// is a damaged one, and the others are compressed all the same.
+/// is one that holds a person's files, and a damaged one, and the others are compressed all the same.
 Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
                                           const std::vector<int64_t>& steps, bool really) {
   RT_TRY_SET(std::set<int64_t> shared, ckpt::announced_references(io, dir));  // also by what cannot be read
@@ -66,6 +66,9 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
     } else if (const auto problem = damaged.find(step); problem != damaged.end()) {
       one.damaged = true;
       one.left_alone = "it is damaged: " + problem->second;
+    } else if (const auto others = ckpt::unnamed_entries(io, dir / ckpt::step_dir_name(step));
+               others.ok() && !others.value().empty()) {
+      one.left_alone = fmt::format("it holds what is no part of it and would go: {}", fmt::join(others.value(), ", "));
     } else if (really) {
       const Result<ckpt::ArchiveReport> report = [&] {
         ByteProgress progress(fmt::format("of {} compressed", ckpt::step_dir_name(step)));
@@ -121,6 +124,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
         return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
     }
     RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+    if (!args.archive) ckpt::spare_referenced(io, dir, fates);
   }
   ckpt::RetentionReport removed;
   ckpt::CleanReport cleaned;
@@ -134,7 +138,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   } else if (args.yes && by_rules) {
     RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
     for (ckpt::Fate& fate : fates) {
-      if (std::ranges::find(removed.needed, fate.step) != removed.needed.end())
+      if (!fate.stays && std::ranges::find(removed.needed, fate.step) != removed.needed.end())
         fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
     }
   }
@@ -202,7 +206,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     if (args.archive && !fate.stays) continue;
     const char* word = fate.stays ? "stays" : !args.yes ? "would go" : gone.contains(fate.step) ? "removed" : "failed";
     fmt::print("{:<16}{:>12}   {}{}{}: {}\n", ckpt::step_dir_name(fate.step), format_bytes(size_of(fate.step)),
-               fate.stays ? color.green : color.red, word, color.reset, fate.why);
+               fate.stays ? color.green : color.red, word, color.reset, printable(fate.why));
   }
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
   if (args.leftovers) {

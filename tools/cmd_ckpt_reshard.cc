@@ -186,7 +186,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
                       {"cleaned", report.cleaned},
                       {"seconds", report.seconds},
                       {"notes", notes}};
-    fmt::print("{}\n", out.dump(2, ' ', false, json::error_handler_t::replace));
+    print_json(out);
     return 0;
   }
   for (const std::string& note : notes) fmt::print("{}\n", note);

@@ -159,7 +159,11 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
   if (as_json && dirs.size() == 1 && !args.all) print_json(all[0]);
   if (as_json && (dirs.size() != 1 || args.all))
     print_json({{"whole", whole && !refused}, {"checkpoints", std::move(all)}});
-  if (whole && refused) return *refused;
+  if (whole && refused) {
+    if (!as_json) return *refused;
+    fmt::print(stderr, "cairn ckpt verify: {}\n", printable(refused->message, true));  // the one object says it too
+    return refused->exit_code();
+  }
   return whole ? 0 : kDamaged;
 }
 

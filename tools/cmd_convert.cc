@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "converters/export.h"
 #include "converters/hf_folder.h"
@@ -116,7 +117,19 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   import.replace = options.overwrite;
   import.run_name = options.name;
   import.cancel = &stop_on_signals();
+  RT_TRY(check_outside_checkpoints(options.to));
   RT_TRY_SET(const Fd lock, lock_run_of(options.to));
+  if (const std::string owner = run_around((fs::absolute(options.to).lexically_normal() / "").parent_path());
+      !owner.empty()) {
+    ckpt::PosixBackend steps;
+    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(steps, options.to));
+    if (!names.steps.empty()) {
+      return invalid(
+          fmt::format("{} has the checkpoints of run {}, whose retention would count this one; choose "
+                      "another folder",
+                      options.to, owner));
+    }
+  }
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   const auto encode = [](const Recipe& recipe) {
     const std::string text = dsl::encode_recipe(recipe);
@@ -174,6 +187,10 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
   if (kind == Kind::kCheckpoint) {
     RT_TRY_SET(from, resolve_checkpoint(options.from));
   }
+  const fs::path around = checkpoint_around(options.to);
+  std::error_code unknown;  // a folder that is a checkpoint too may be replaced, and what lies in the source is told so
+  if (!around.empty() && !fs::equivalent(around, options.to, unknown) && !fs::equivalent(around, from, unknown))
+    RT_TRY(check_outside_checkpoints(options.to));
   Result<convert::ExportReport> done = [&]() -> Result<convert::ExportReport> {
     ByteProgress progress("written");
     to.progress = [&](int64_t bytes, int64_t total) { progress.show(bytes, total); };

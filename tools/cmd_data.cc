@@ -67,15 +67,14 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   const data::TokenizeReport& report = done.value();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (json) {
-    fmt::print("{}\n", nlohmann::json{{"prefix", options.out},
-                                      {"bytes", report.bytes},
-                                      {"documents", report.documents},
-                                      {"empty_documents", report.empty_documents},
-                                      {"tokens", report.tokens},
-                                      {"vocab", report.vocab},
-                                      {"dtype", dtype_name(report.dtype)},
-                                      {"seconds", seconds}}
-                           .dump(2));
+    print_json(nlohmann::json{{"prefix", options.out},
+                              {"bytes", report.bytes},
+                              {"documents", report.documents},
+                              {"empty_documents", report.empty_documents},
+                              {"tokens", report.tokens},
+                              {"vocab", report.vocab},
+                              {"dtype", dtype_name(report.dtype)},
+                              {"seconds", seconds}});
     return 0;
   }
   fmt::print("{}.bin, {}.idx: {} tokens ({}) in {} document{}, vocabulary {}; {} read in {:.1f} s\n", options.out,
@@ -123,7 +122,7 @@ Result<int> info(const InfoOptions& options, bool json) {
                           {"sequences", sequences},
                           {"fingerprint", fmt::format("{:016x}", source->fingerprint())}};
     if (options.scan) out["largest_token"] = largest;
-    fmt::print("{}\n", out.dump(2));
+    print_json(out);
     return 0;
   }
   fmt::print("{}: {}, {} tokens", prefix.empty() ? options.path : prefix, kind, tokens);
@@ -184,7 +183,8 @@ void add_data(CLI::App& app, Session& session) {
   const auto t = std::make_shared<TokenizeOptions>();
   make->add_option("INPUT", t->inputs, "text files, in the order in which they are to stand")->required();
   make->add_option("--out", t->out, "path without .bin and .idx")->required()->type_name("PREFIX");
-  make->add_option("--tokenizer", t->tokenizer, "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
+  make->add_option("--tokenizer", t->tokenizer,
+                   "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
       ->type_name("NAME");
   make->add_option("--documents", t->documents, "what ends a document: file, line or blank-line (default: file)")
       ->type_name("WHAT")

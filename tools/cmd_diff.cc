@@ -51,7 +51,7 @@ Result<int> diff(const DiffArgs& args, bool json) {
   }
   const Changes changes = json_changes(sides[0], sides[1]);
   if (json) {
-    fmt::print("{}\n", nlohmann::json{{"equal", changes.empty()}, {"changes", changes_json(changes)}}.dump(2));
+    print_json(nlohmann::json{{"equal", changes.empty()}, {"changes", changes_json(changes)}});
   } else {
     print_changes(changes);
     if (changes.empty()) fmt::print("no difference\n");

@@ -202,11 +202,8 @@ Result<int> run(const Options& options, bool json) {
     std::fflush(stdout);
   }
   if (json) {
-    fmt::print("{}\n", nlohmann::json{{"model", model.from.string()},
-                                      {"window", evaluator.window()},
-                                      {"stride", evaluator.stride()},
-                                      {"sets", out}}
-                           .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_json(nlohmann::json{
+        {"model", model.from.string()}, {"window", evaluator.window()}, {"stride", evaluator.stride()}, {"sets", out}});
   }
   return 0;
 }

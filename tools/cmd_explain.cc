@@ -41,7 +41,7 @@ Result<int> explain(const ExplainArgs& args, bool json) {
     }
     fields.push_back(std::move(field));
   }
-  fmt::print("{}\n", nlohmann::json{{"fields", std::move(fields)}}.dump(2));
+  print_json(nlohmann::json{{"fields", std::move(fields)}});
   return 0;
 }
 

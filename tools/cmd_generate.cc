@@ -201,13 +201,12 @@ Result<int> run(Options options, bool json) {
                        {"tokens", outputs[k].tokens},
                        {"finish", name_of(finish[k])}});
     }
-    fmt::print("{}\n", nlohmann::json{{"model", model.from.string()},
-                                      {"texts", texts},
-                                      {"tokens", made},
-                                      {"first_token_s", first_token_s},
-                                      {"seconds", total_s},
-                                      {"tokens_per_s", tokens_per_s}}
-                           .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_json(nlohmann::json{{"model", model.from.string()},
+                              {"texts", texts},
+                              {"tokens", made},
+                              {"first_token_s", first_token_s},
+                              {"seconds", total_s},
+                              {"tokens_per_s", tokens_per_s}});
     return 0;
   }
   if (stream) {

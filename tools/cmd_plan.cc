@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -465,7 +466,7 @@ Result<int> show_search(const Recipe& recipe, int64_t world, const PlanArgs& arg
   constexpr size_t kWanted = 5;
   RT_TRY_SET(const SearchResult found, search_layouts(recipe, world, memory, machine, kWanted));
   if (json) {
-    fmt::print("{}\n", search_json(found).dump(2));
+    print_json(search_json(found));
   } else {
     fmt::print("{}", search_text(recipe, found, world, memory, machine));
   }
@@ -483,6 +484,16 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   if (!plan.ok()) return std::move(plan).error().with(args.recipe.path);
   const std::vector<StageMemory> memory = stage_memory(plan.value());
   RT_TRY_SET(const StepTime time, step_time(plan.value(), args));
+  if (!args.svg.empty()) {
+    RT_TRY_SET(const std::string svg,
+               schedule_svg(plan.value().schedule(),
+                            fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
+                                        schedule_text(plan.value()), plan.value().micro_batches, mesh.pp)));
+    errno = 0;
+    std::ofstream file(args.svg, std::ios::binary | std::ios::trunc);
+    file << svg;
+    if (!file.flush()) return os_error(errno != 0 ? errno : EIO, args.svg);
+  }
   if (json) {
     nlohmann::json out = to_json(plan.value(), loaded, memory);
     if (time.cost) {
@@ -490,7 +501,7 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
       for (const CostPart& part : cost_parts()) parts[part.name] = (*time.cost).*part.ms;
       out["step_time"] = {{"ms", time.cost->total()}, {"source", time.source}, {"parts_ms", std::move(parts)}};
     }
-    fmt::print("{}\n", out.dump(2));
+    print_json(out);
   } else {
     print_text(plan.value(), loaded, memory);
     const Palette color = palette_for(STDOUT_FILENO);
@@ -503,15 +514,6 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     RT_TRY_SET(const std::string drawn,
                draw_schedule(plan.value().schedule(), known ? size.ws_col : 120, palette_for(STDOUT_FILENO)));
     fmt::print("{}", drawn);
-  }
-  if (!args.svg.empty()) {
-    RT_TRY_SET(const std::string svg,
-               schedule_svg(plan.value().schedule(),
-                            fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
-                                        schedule_text(plan.value()), plan.value().micro_batches, mesh.pp)));
-    std::ofstream file(args.svg, std::ios::binary | std::ios::trunc);
-    file << svg;
-    if (!file.flush()) return Error{ErrorCode::kInvalidInput, fmt::format("{}: could not be written", args.svg)};
   }
   return 0;
 }

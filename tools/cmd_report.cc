@@ -68,19 +68,18 @@ Result<int> report(const fs::path& run, bool as_json) {
   }
   const double typical_ms = median(step_ms);
   if (as_json) {
-    fmt::print("{}\n", json{{"steps", steps.back().step},
-                            {"first_loss", losses.front()},
-                            {"last_loss", losses.back()},
-                            {"valid_loss", std::isnan(valid) ? json(nullptr) : json(valid)},
-                            {"step_ms_median", typical_ms},
-                            {"split_ms", split_ms},
-                            {"snapshots", snapshots},
-                            {"snapshot_ms_median", lost_ms.empty() ? json(nullptr) : json(median(lost_ms))},
-                            {"checkpoint_lost_ms", lost_total},
-                            {"saves", saves.size()},
-                            {"save_seconds_median", saves.empty() ? json(nullptr) : json(median(saves))},
-                            {"recoveries_seconds", recoveries}}
-                           .dump(2));
+    print_json(json{{"steps", steps.back().step},
+                    {"first_loss", losses.front()},
+                    {"last_loss", losses.back()},
+                    {"valid_loss", std::isnan(valid) ? json(nullptr) : json(valid)},
+                    {"step_ms_median", typical_ms},
+                    {"split_ms", split_ms},
+                    {"snapshots", snapshots},
+                    {"snapshot_ms_median", lost_ms.empty() ? json(nullptr) : json(median(lost_ms))},
+                    {"checkpoint_lost_ms", lost_total},
+                    {"saves", saves.size()},
+                    {"save_seconds_median", saves.empty() ? json(nullptr) : json(median(saves))},
+                    {"recoveries_seconds", recoveries}});
     return 0;
   }
   fmt::print("{}\n", telemetry::draw_curve(losses, 72, 8, telemetry::locale_is_utf8()));

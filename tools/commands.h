@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,6 +61,8 @@ struct RecipeArgs {
 /// Declares them; `world` too when given (--world N, 0 when not set).
 void add_recipe_options(CLI::App& command, RecipeArgs& args, int64_t* world = nullptr);
 void add_json_flag(CLI::App& command, Session& session);
+/// Names and messages may hold bytes that are no UTF-8: they are replaced.
+void print_json(const nlohmann::json& value);
 
 dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world);
 

@@ -60,6 +60,10 @@ void add_json_flag(CLI::App& command, Session& session) {
   command.add_flag("--json", session.json, "for programs: one JSON object on stdout");
 }
 
+void print_json(const nlohmann::json& value) {
+  fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world) {
   return {.sets = args.sets, .params = args.params, .with_files = args.with_files, .world = world};
 }
@@ -74,7 +78,7 @@ Result<int> load_or_tell(const RecipeArgs& args, int64_t world, bool json, dsl::
   if (json) {
     nlohmann::json list = nlohmann::json::array();
     for (const dsl::Diagnostic& diagnostic : result.diagnostics) list.push_back(dsl::to_json(diagnostic));
-    fmt::print("{}\n", nlohmann::json{{"ok", false}, {"diagnostics", std::move(list)}}.dump(2));
+    print_json(nlohmann::json{{"ok", false}, {"diagnostics", std::move(list)}});
   }
   return kRefused;
 }

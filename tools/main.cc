@@ -11,8 +11,10 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "runtime/core/log.h"
@@ -53,6 +55,18 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
   return names;
 }
 
+/// Whoever asked for JSON gets it also where the words around that were not understood.
+bool wants_json(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    if (std::string_view(argv[i]) == "--json") return true;
+  }
+  return false;
+}
+
+void print_error_json(std::string_view code, const std::string& message, int exit_code) {
+  print_json({{"error", {{"code", code}, {"message", message}, {"exit_code", exit_code}}}});
+}
+
 /// Tells of the first word that should be a subcommand and is none: CLI11 would only say that one is missing.
 bool tell_unknown_subcommand(const CLI::App& root, int argc, char** argv) {
   const CLI::App* app = &root;
@@ -68,8 +82,9 @@ bool tell_unknown_subcommand(const CLI::App& root, int argc, char** argv) {
     }
     if (next == nullptr) {
       const std::vector<std::string> names = subcommand_names(*app);
-      fmt::print(stderr, "{}: `{}` is no subcommand{}\n  there are: {}\n", path, word, suggestion(word, names),
-                 fmt::join(names, ", "));
+      const std::string message = fmt::format("`{}` is no subcommand{}", word, suggestion(word, names));
+      fmt::print(stderr, "{}: {}\n  there are: {}\n", path, printable(message), fmt::join(names, ", "));
+      if (wants_json(argc, argv)) print_error_json(error_code_name(ErrorCode::kInvalidInput), message, kMisused);
       return true;
     }
     app = next;
@@ -111,7 +126,8 @@ int tell_parse_error(const CLI::App& root, const CLI::ParseError& error, int arg
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))
     message = unknown_option(*command, argc, argv);
   if (message.empty()) message = error.what();
-  fmt::print(stderr, "{}: {}\n  see: {} --help\n", path, message, path);
+  fmt::print(stderr, "{}: {}\n  see: {} --help\n", path, printable(message, true), path);
+  if (wants_json(argc, argv)) print_error_json(error_code_name(ErrorCode::kInvalidInput), message, kMisused);
   return kMisused;
 }
 
@@ -123,17 +139,28 @@ int finish(const Result<int>& result, const Session& session, const std::string&
     const Error& error = result.error();
     code = error.exit_code();
     fmt::print(stderr, "{}: {}\n", path, printable(error.message, true));
-    if (session.json) {
-      const nlohmann::json told = {
-          {"code", error_code_name(error.code)}, {"message", error.message}, {"exit_code", code}};
-      fmt::print("{}\n", nlohmann::json{{"error", told}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-    }
+    if (session.json) print_error_json(error_code_name(error.code), error.message, code);
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
     fmt::print(stderr, "{}: cannot write to stdout: {}\n", path, std::strerror(errno));
-    if (code == 0) code = 74;
+    code = 74;
   }
   return code;
+}
+
+/// What is thrown is an error like any other, told in the same way.
+Result<int> act(const Session& session) {
+  try {
+    return session.action();
+  } catch (const std::filesystem::filesystem_error& error) {  // what the system refused is no mistake of ours
+    return os_error(error.code().value(), error.path1().string());
+  } catch (const std::system_error& error) {  // of fmt::print, where stdout takes no more
+    return os_error(error.code().value(), std::ferror(stdout) != 0 ? "cannot write to stdout" : error.what());
+  } catch (const std::bad_alloc&) {
+    return os_error(ENOMEM, "memory");
+  } catch (const std::exception& error) {
+    return Error{ErrorCode::kInternal, fmt::format("internal error: {}", error.what())};
+  }
 }
 
 int run(int argc, char** argv) {
@@ -166,7 +193,7 @@ int run(int argc, char** argv) {
   }
   chosen_command(app, &path);
   RT_CHECK(static_cast<bool>(session.action), "{} has no action", path);
-  return finish(session.action(), session, path);
+  return finish(act(session), session, path);
 }
 
 }  // namespace
@@ -178,10 +205,6 @@ int main(int argc, char** argv) {
   cairn::init_logging("cairn");
   try {
     return cairn::tools::run(argc, argv);
-  } catch (const std::filesystem::filesystem_error& error) {  // what the system refused is no mistake of ours
-    const cairn::Error told = cairn::os_error(error.code().value(), error.path1().string());
-    std::fprintf(stderr, "cairn: %s\n", told.message.c_str());
-    return told.exit_code();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cairn: internal error: %s\n", error.what());
   } catch (...) {

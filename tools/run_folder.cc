@@ -22,7 +22,9 @@ namespace cairn::tools {
 
 namespace fs = std::filesystem;
 
-Status write_text_file(const fs::path& path, const std::string& text) {
+namespace {
+
+Status place_text(const fs::path& path, const std::string& text, bool synced) {
   const fs::path temporary = path.string() + ".tmp";
   const Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!fd) return os_error(errno, temporary.string());
@@ -37,10 +39,16 @@ Status write_text_file(const fs::path& path, const std::string& text) {
     if (n < 0) return failed(temporary);
     done += static_cast<size_t>(n);
   }
-  if (::fsync(fd.get()) != 0) return failed(temporary);
+  if (synced && ::fsync(fd.get()) != 0) return failed(temporary);
   if (::rename(temporary.c_str(), path.c_str()) != 0) return failed(path);
+  if (!synced) return {};
   return ckpt::PosixBackend().sync_dir(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
+
+}  // namespace
+
+Status write_text_file(const fs::path& path, const std::string& text) { return place_text(path, text, true); }
+Status write_unsynced_text_file(const fs::path& path, const std::string& text) { return place_text(path, text, false); }
 
 Result<std::string> read_text_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

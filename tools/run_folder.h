@@ -72,6 +72,8 @@ Result<Fd> lock_run_of(const std::filesystem::path& checkpoints);
 
 /// Text into a file that appears whole or not at all.
 Status write_text_file(const std::filesystem::path& path, const std::string& text);
+/// The same where nobody may wait for the disk: whole or not at all as long as the machine runs.
+Status write_unsynced_text_file(const std::filesystem::path& path, const std::string& text);
 Result<std::string> read_text_file(const std::filesystem::path& path);
 
 /// What lies there; a path that is not there is not_found. Errors: the system's, where it cannot tell: a folder that

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <ctime>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "runtime/agent/child_process.h"
 #include "runtime/core/clock.h"
+#include "tools/run_folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -100,25 +100,32 @@ void RunWaits::take_stacks(int64_t limit_ms) {
   probe_.reset();
 }
 
+/// Not fsynced: a restart waits for it.
 void RunWaits::write_report() {
   agent::WaitReport& report = wait_->report;
+  const fs::path reports = run_ / "reports";
   std::error_code problem;
-  fs::create_directory(run_ / "reports", problem);  // not the run's folder anew, which may have been moved
+  fs::create_directory(reports, problem);  // not the run's folder anew, which may have been moved
   if (wait_->path.empty()) {
     int64_t step = 0;
     for (const agent::RankState& rank : report.ranks) step = std::max(step, rank.view.step);
+    std::error_code unknown;
     do {
-      wait_->path = run_ / "reports" / fmt::format("step-{:08}-{}.txt", step, ++reports_);
-    } while (fs::exists(wait_->path));
+      wait_->path = reports / fmt::format("step-{:08}-{}.txt", step, ++reports_);
+    } while (fs::exists(wait_->path, unknown));
   }
   const std::time_t now = std::time(nullptr);
   char time[32] = {};
   std::tm parts{};
   std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", ::gmtime_r(&now, &parts));
   report.time = time;
-  std::ofstream file(wait_->path, std::ios::binary | std::ios::trunc);  // not fsynced: a restart waits for it
-  file << agent::to_text(report);
-  if (!file.flush()) callbacks_.say(fmt::format("warning: {} could not be written", wait_->path.string()));
+  const Status written = problem ? Status(os_error(problem.value(), reports.string()))
+                                 : write_unsynced_text_file(wait_->path, agent::to_text(report));
+  wait_->written = wait_->written || written.ok();  // without stacks it is there already
+  if (written.ok() || wait_->told) return;
+  wait_->told = true;
+  callbacks_.say(fmt::format("warning: the report could not be written{}: {}",
+                             wait_->written ? " anew, with the stacks" : "", written.error().message));
 }
 
 void RunWaits::tell() {
@@ -126,13 +133,13 @@ void RunWaits::tell() {
   wait_->report.title = fmt::format("{}: ranks have waited for {:.1f} s of the {:g} s they may", name_,
                                     static_cast<double>(finding.waited_ms) / 1e3, deadline_s_);
   write_report();
-  callbacks_.say(fmt::format("{}  stacks of all ranks: {}", agent::summary_text(finding, wait_->report.ranks),
-                             wait_->path.string()));
+  callbacks_.say(agent::summary_text(finding, wait_->report.ranks) +
+                 (wait_->written ? "  stacks of all ranks: " + wait_->file() : ""));
   callbacks_.record({{"event", "wait"},
                      {"culprits", finding.culprits},
                      {"reason", finding.reason},
                      {"waited_ms", finding.waited_ms},
-                     {"report", wait_->path.string()}});
+                     {"report", wait_->file()}});
 }
 
 std::optional<std::pair<int64_t, std::string>> RunWaits::suspect() const {
@@ -163,7 +170,7 @@ fs::path RunWaits::report_failure(const agent::Failure& failure, const comm::Shm
   wait_->report.title = fmt::format("{}: generation {} has failed", name_, failure.generation);
   wait_->report.failure = failure.message;
   write_report();
-  fs::path path = std::move(wait_->path);
+  fs::path path = wait_->file();
   wait_.reset();
   return path;
 }

@@ -31,7 +31,8 @@ class RunWaits {
   /// As SupervisorClient::suspect().
   std::optional<std::pair<int64_t, std::string>> suspect() const;
 
-  /// Nobody has been killed yet: the last chance to see where everybody is. Returns the report.
+  /// Nobody has been killed yet: the last chance to see where everybody is. Returns the report; empty when it could not
+  /// be written.
   std::filesystem::path report_failure(const agent::Failure& failure, const comm::ShmWorld& world);
 
  private:
@@ -41,7 +42,10 @@ class RunWaits {
     bool beside = false;              // of the thread beside its own
     bool over = false;                // only its stacks are still being read
     agent::WaitReport report;
-    std::filesystem::path path;
+    std::filesystem::path path;  // of the report, also when it could not be written
+    bool written = false;        // the file is there
+    bool told = false;           // that it could not be written
+    std::string file() const { return written ? path.string() : std::string(); }
   };
   void probe_stacks();
   void take_stacks(int64_t limit_ms);

@@ -81,7 +81,7 @@ class TrainAgent final : public agent::SupervisorClient {
   bool on_hang(const std::vector<agent::Silence>&) override { return !save_under_way(); }
   std::optional<std::pair<int64_t, std::string>> suspect() override { return waits_.suspect(); }
   void on_failing(const agent::Failure& failure) override {
-    if (world_) report_path_ = waits_.report_failure(failure, *world_);
+    report_path_ = world_ ? waits_.report_failure(failure, *world_) : std::filesystem::path();
   }
   void on_notice(const std::string& text) override { progress_.say(text); }
   uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).finished_operations()); }

@@ -872,6 +872,11 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     report.replaced = false;  // meanwhile removed, by the retention of another save in flight
     published = io.rename(work, report.dir);
   }
+  if (const int why = published.ok() ? 0 : published.error().os_errno;
+      !options.replace_existing && (why == ENOTEMPTY || why == EEXIST)) {
+    return abandon(invalid(fmt::format("{}: step {} was put there meanwhile by another process", report.dir.string(),
+                                       report.manifest.step)));
+  }
   if (!published.ok()) return abandon(std::move(published).error());
   if (Status synced = io.sync_dir(checkpoints_dir); !synced.ok()) {
     // Whole, but its name may not outlive a power loss; what it replaced stays where it is for the same reason.

@@ -22,8 +22,6 @@ constexpr std::string_view kNoteSuffix = ".done";
 constexpr std::string_view kMagic = "cairn-finished-file 2";
 constexpr int64_t kMaxNoteBytes = int64_t{1} << 31;
 
-bool is_note(std::string_view name) { return name.ends_with(kNoteSuffix); }
-
 /// Words of a text that spaces and newlines part.
 class Words {
  public:
@@ -130,6 +128,7 @@ std::vector<HashedBytes> chunks_of(const FinishedFile& finished) {
 
 }  // namespace
 
+bool is_note_name(std::string_view name) { return name.ends_with(kNoteSuffix); }
 std::string note_name(const std::string& file_name) { return file_name + std::string(kNoteSuffix); }
 
 Status write_note(IoBackend& io, const fs::path& work, uint64_t key, const FinishedFile& finished) {
@@ -140,7 +139,7 @@ Result<std::map<std::string, FinishedFile>> read_notes(IoBackend& io, const fs::
   std::map<std::string, FinishedFile> out;
   RT_TRY_SET(const std::vector<DirEntry> entries, io.list(work));
   for (const DirEntry& entry : entries) {
-    if (entry.is_dir || !is_note(entry.name)) continue;
+    if (entry.is_dir || !is_note_name(entry.name)) continue;
     RT_TRY_SET(const std::string text, read_file(io, work / entry.name, kMaxNoteBytes));
     std::optional<FinishedFile> note = decode(text, key);
     if (note && note_name(note->file.name) == entry.name) out.emplace(note->file.name, std::move(*note));
@@ -220,7 +219,7 @@ Result<std::string> find_unfinished(IoBackend& io, const fs::path& dir, int64_t 
 Status remove_notes(IoBackend& io, const fs::path& work) {
   RT_TRY_SET(const std::vector<DirEntry> entries, io.list(work));
   for (const DirEntry& entry : entries) {
-    if (!entry.is_dir && is_note(entry.name)) RT_TRY(io.remove_file(work / entry.name));
+    if (!entry.is_dir && is_note_name(entry.name)) RT_TRY(io.remove_file(work / entry.name));
   }
   return {};
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/format/manifest.h"
@@ -24,6 +25,7 @@ struct FinishedFile {
 };
 
 std::string note_name(const std::string& file_name);
+bool is_note_name(std::string_view name);
 
 /// Writes and syncs the note of a durable file. The directory is not synced.
 Status write_note(IoBackend& io, const std::filesystem::path& work, uint64_t key, const FinishedFile& finished);

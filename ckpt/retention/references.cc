@@ -19,19 +19,30 @@ Status add(IoBackend& io, const std::filesystem::path& dir, std::set<int64_t>& s
 
 }  // namespace
 
-Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesystem::path& checkpoints_dir) {
-  std::set<int64_t> steps;
+Result<std::map<std::string, std::set<int64_t>>> announcements(IoBackend& io,
+                                                               const std::filesystem::path& checkpoints_dir) {
+  std::map<std::string, std::set<int64_t>> out;
   for (const bool committed : {false, true}) {  // listed anew: a save may commit meanwhile
     const Result<std::vector<DirEntry>> entries = io.list(checkpoints_dir);
     if (!entries.ok()) {
-      if (is_not_found(entries.error())) return steps;
+      if (is_not_found(entries.error())) return out;
       return entries.error();
     }
     for (const DirEntry& entry : entries.value()) {
       const bool wanted = committed ? parse_step_dir_name(entry.name).has_value() : entry.name.starts_with(kTmpPrefix);
-      if (entry.is_dir && wanted) RT_TRY(add(io, checkpoints_dir / entry.name, steps));
+      if (!entry.is_dir || !wanted) continue;
+      std::set<int64_t> steps;
+      RT_TRY(add(io, checkpoints_dir / entry.name, steps));
+      if (!steps.empty()) out[entry.name] = std::move(steps);
     }
   }
+  return out;
+}
+
+Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesystem::path& checkpoints_dir) {
+  RT_TRY_SET(const auto all, announcements(io, checkpoints_dir));
+  std::set<int64_t> steps;
+  for (const auto& [name, needs] : all) steps.insert(needs.begin(), needs.end());
   return steps;
 }
 

@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "ckpt/store/io_backend.h"
@@ -17,7 +19,10 @@
 
 namespace cairn::ckpt {
 
-/// Steps that some checkpoint or some save at work in this folder says it needs.
+/// Which steps each checkpoint and each save at work in this folder says it needs, by the directory's name.
+Result<std::map<std::string, std::set<int64_t>>> announcements(IoBackend& io,
+                                                               const std::filesystem::path& checkpoints_dir);
+/// Of all of them together.
 Result<std::set<int64_t>> announced_references(IoBackend& io, const std::filesystem::path& checkpoints_dir);
 
 /// Other steps of this folder that need files of `step`: each that may be whole. Cost: reads every manifest.

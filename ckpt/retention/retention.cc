@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -55,6 +56,27 @@ Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t
   }
   RT_TRY(io.sync_dir(checkpoints_dir));  // until here a crash may bring the checkpoint back, and it must be whole then
   return remove_tree(io, trash);
+}
+
+void spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vector<Fate>& fates) {
+  Result<std::map<std::string, std::set<int64_t>>> announced = announcements(io, checkpoints_dir);
+  if (!announced.ok()) {  // nothing is removed where it is not known what others need
+    for (Fate& fate : fates) {
+      if (!fate.stays) fate = {fate.step, true, "it is not known whether others need it: " + announced.error().message};
+    }
+    return;
+  }
+  auto& needs = announced.value();
+  for (auto fate = fates.rbegin(); fate != fates.rend(); ++fate) {  // as they are removed
+    if (fate->stays) continue;
+    const auto needing = std::ranges::find_if(needs, [&](const auto& one) { return one.second.contains(fate->step); });
+    if (needing == needs.end()) {
+      needs.erase(step_dir_name(fate->step));
+      continue;
+    }
+    const std::optional<int64_t> step = parse_step_dir_name(needing->first);
+    *fate = {fate->step, true, step ? fmt::format("step {} refers to it", *step) : "a save at work refers to it"};
+  }
 }
 
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,

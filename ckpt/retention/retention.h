@@ -28,6 +28,10 @@ Result<RetentionReport> apply_retention(IoBackend& io, const std::filesystem::pa
                                         const RetentionPolicy& policy, const WriterId& writer,
                                         CatalogCache* cache = nullptr);
 
+/// Fates that apply_retention would not carry out now: a step stays where another one that stays refers to it, also one
+/// that cannot be read, or a save at work does. Says which; where that cannot be known, all stay.
+void spare_referenced(IoBackend& io, const std::filesystem::path& checkpoints_dir, std::vector<Fate>& fates);
+
 /// Removes one checkpoint, complete or damaged.
 Status remove_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
                          const WriterId& writer);

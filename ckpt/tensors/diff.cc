@@ -21,8 +21,9 @@ bool matches(const TensorEntry& tensor, const std::vector<std::string>& patterns
 namespace {
 
 /// Elements `first`... of both sides. `bits`: same dtype, so that bits are compared, and a NaN equals itself.
-void compare(std::span<const std::byte> a_bytes, std::span<const std::byte> b_bytes, std::span<const double> a,
-             std::span<const double> b, bool bits, int64_t first, TensorDiff& out) {
+template <typename Value>
+void compare(std::span<const std::byte> a_bytes, std::span<const std::byte> b_bytes, std::span<const Value> a,
+             std::span<const Value> b, bool bits, int64_t first, TensorDiff& out) {
   const size_t size = bits && !a.empty() ? a_bytes.size() / a.size() : 0;
   for (size_t i = 0; i < a.size(); ++i) {
     const bool same = bits ? std::memcmp(a_bytes.data() + i * size, b_bytes.data() + i * size, size) == 0
@@ -33,15 +34,42 @@ void compare(std::span<const std::byte> a_bytes, std::span<const std::byte> b_by
       ++out.nans;
       continue;
     }
-    const double apart = a[i] == b[i] ? 0 : std::fabs(a[i] - b[i]);  // inf - inf; 0 and -0
-    const double larger = std::max(std::fabs(a[i]), std::fabs(b[i]));
+    const Value apart = a[i] == b[i] ? 0 : std::fabs(a[i] - b[i]);  // inf - inf; 0 and -0
+    const Value larger = std::max(std::fabs(a[i]), std::fabs(b[i]));
     if (out.max_abs_at < 0 || apart > out.max_abs) {
       out.max_abs = apart;
       out.max_abs_at = first + static_cast<int64_t>(i);
     }
-    if (larger > 0) out.max_rel = std::max(out.max_rel, std::isinf(larger) ? (apart > 0 ? 1.0 : 0.0) : apart / larger);
+    if (larger > 0) {
+      out.max_rel =
+          std::max(out.max_rel, std::isinf(larger) ? (apart > 0 ? 1.0 : 0.0) : static_cast<double>(apart / larger));
+    }
   }
 }
+
+/// A piece of a tensor's both sides; its memory is kept for the next one.
+struct Piece {
+  std::vector<std::byte> a_bytes, b_bytes;
+  std::vector<double> a, b;
+  std::vector<long double> a_long, b_long;
+
+  void compare_as(DType dtype_a, DType dtype_b, size_t elems, int64_t first, TensorDiff& out) {
+    const bool bits = dtype_a == dtype_b;
+    if (bits && std::memcmp(a_bytes.data(), b_bytes.data(), a_bytes.size()) == 0) return;
+    if (outgrows_double(dtype_a) || outgrows_double(dtype_b)) {
+      a_long.resize(elems);
+      b_long.resize(elems);
+      to_long_doubles(dtype_a, a_bytes, a_long);
+      to_long_doubles(dtype_b, b_bytes, b_long);
+      return compare<long double>(a_bytes, b_bytes, a_long, b_long, bits, first, out);
+    }
+    a.resize(elems);
+    b.resize(elems);
+    to_doubles(dtype_a, a_bytes, a);
+    to_doubles(dtype_b, b_bytes, b);
+    compare<double>(a_bytes, b_bytes, a, b, bits, first, out);
+  }
+};
 
 }  // namespace
 
@@ -78,8 +106,7 @@ Result<std::vector<TensorDiff>> diff_tensors(CheckpointReader& left, CheckpointR
   }
 
   BoxStream stream_a(left, plan_a, items_a, options.stream), stream_b(right, plan_b, items_b, options.stream);
-  std::vector<std::byte> bytes_a, bytes_b;
-  std::vector<double> values_a, values_b;
+  Piece piece;
   for (size_t i = 0; i < items_a.size(); ++i) {
     TensorDiff& diff = out[of_item[i]];
     const StreamItem &item_a = items_a[i], &item_b = items_b[i];
@@ -87,20 +114,13 @@ Result<std::vector<TensorDiff>> diff_tensors(CheckpointReader& left, CheckpointR
     const DType dtype_b = b.tensors[static_cast<size_t>(item_b.tensor)].dtype;
     for (int64_t first = 0; first < diff.elements;) {
       const auto elems = static_cast<size_t>(std::min(kPieceElems, diff.elements - first));
-      bytes_a.resize(elems * static_cast<size_t>(item_a.elem_bytes));
-      bytes_b.resize(elems * static_cast<size_t>(item_b.elem_bytes));
-      RT_TRY(stream_a.copy(static_cast<int64_t>(i), first * item_a.elem_bytes, bytes_a));
-      RT_TRY(stream_b.copy(static_cast<int64_t>(i), first * item_b.elem_bytes, bytes_b));
-      const bool bits = dtype_a == dtype_b;
-      if (!bits || std::memcmp(bytes_a.data(), bytes_b.data(), bytes_a.size()) != 0) {
-        values_a.resize(elems);
-        values_b.resize(elems);
-        to_doubles(dtype_a, bytes_a, values_a);
-        to_doubles(dtype_b, bytes_b, values_b);
-        compare(bytes_a, bytes_b, values_a, values_b, bits, first, diff);
-      }
+      piece.a_bytes.resize(elems * static_cast<size_t>(item_a.elem_bytes));
+      piece.b_bytes.resize(elems * static_cast<size_t>(item_b.elem_bytes));
+      RT_TRY(stream_a.copy(static_cast<int64_t>(i), first * item_a.elem_bytes, piece.a_bytes));
+      RT_TRY(stream_b.copy(static_cast<int64_t>(i), first * item_b.elem_bytes, piece.b_bytes));
+      piece.compare_as(dtype_a, dtype_b, elems, first, diff);
       first += static_cast<int64_t>(elems);
-      done += static_cast<int64_t>(bytes_a.size() + bytes_b.size());
+      done += static_cast<int64_t>(piece.a_bytes.size() + piece.b_bytes.size());
       if (options.progress) options.progress(done, total);
     }
     diff.what = diff.differing > 0 || dtype_a != dtype_b ? TensorDiff::What::kDiffers : TensorDiff::What::kEqual;

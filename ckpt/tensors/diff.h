@@ -16,10 +16,11 @@ struct TensorDiff {
   enum class What { kEqual, kDiffers, kOtherShape, kOnlyLeft, kOnlyRight } what = What::kEqual;
   int64_t left = -1, right = -1;  // index into each manifest's tensors; -1: not there
   int64_t elements = 0;
-  int64_t differing = 0;            // elements whose bits differ; with other dtypes: whose values differ
-  int64_t nans = 0;                 // of these, a NaN on either side: they are in no maximum below
-  double max_abs = 0, max_rel = 0;  // |a - b|, and that over the larger of |a| and |b|
-  int64_t max_abs_at = -1;          // row-major index of the element with max_abs
+  int64_t differing = 0;    // elements whose bits differ; with other dtypes: whose values differ
+  int64_t nans = 0;         // of these, a NaN on either side: they are in no maximum below
+  long double max_abs = 0;  // |a - b|: exact of integers, and of doubles it may be beyond what a double holds
+  double max_rel = 0;       // that over the larger of |a| and |b|
+  int64_t max_abs_at = -1;  // row-major index of the element with max_abs
 };
 
 struct DiffOptions {

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "runtime/core/result.h"
 
@@ -11,8 +12,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "payload is little endian and is read as it lies");
 
-template <typename T, typename Convert>
-void widen(std::span<const std::byte> bytes, std::span<double> out, Convert convert) {
+template <typename T, typename Wide, typename Convert>
+void widen(std::span<const std::byte> bytes, std::span<Wide> out, Convert convert) {
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
@@ -20,9 +21,9 @@ void widen(std::span<const std::byte> bytes, std::span<double> out, Convert conv
   }
 }
 
-template <typename T>
-void widen(std::span<const std::byte> bytes, std::span<double> out) {
-  widen<T>(bytes, out, [](T value) { return static_cast<double>(value); });
+template <typename T, typename Wide>
+void widen(std::span<const std::byte> bytes, std::span<Wide> out) {
+  widen<T>(bytes, out, [](T value) { return static_cast<Wide>(value); });
 }
 
 template <typename T, typename Convert>
@@ -44,22 +45,17 @@ float to_odd_f32(double x) {
   return std::bit_cast<float>(bits | 1U);
 }
 
-}  // namespace
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kF16 || dtype == DType::kBf16;
-}
-
-void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out) {
+template <typename Wide>
+void widen_all(DType dtype, std::span<const std::byte> bytes, std::span<Wide> out) {
   switch (dtype) {
     case DType::kF32:
       return widen<float>(bytes, out);
     case DType::kF64:
       return widen<double>(bytes, out);
     case DType::kBf16:
-      return widen<uint16_t>(bytes, out, [](uint16_t bits) { return static_cast<double>(to_f32(bf16{bits})); });
+      return widen<uint16_t>(bytes, out, [](uint16_t bits) { return static_cast<Wide>(to_f32(bf16{bits})); });
     case DType::kF16:
-      return widen<uint16_t>(bytes, out, [](uint16_t bits) { return static_cast<double>(f16_to_f32(bits)); });
+      return widen<uint16_t>(bytes, out, [](uint16_t bits) { return static_cast<Wide>(f16_to_f32(bits)); });
     case DType::kU8:
       return widen<uint8_t>(bytes, out);
     case DType::kU16:
@@ -75,6 +71,21 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
     case DType::kI64:
       return widen<int64_t>(bytes, out);
   }
+}
+
+static_assert(std::numeric_limits<long double>::digits >= 64 && std::numeric_limits<long double>::max_exponent > 2048);
+
+}  // namespace
+
+void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out) { widen_all(dtype, bytes, out); }
+void to_long_doubles(DType dtype, std::span<const std::byte> bytes, std::span<long double> out) {
+  widen_all(dtype, bytes, out);
+}
+
+bool outgrows_double(DType dtype) { return dtype == DType::kI64 || dtype == DType::kF64; }
+
+bool is_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kF16 || dtype == DType::kBf16;
 }
 
 void from_doubles(DType dtype, std::span<const double> values, std::span<std::byte> out) {

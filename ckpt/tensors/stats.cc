@@ -7,10 +7,11 @@
 
 namespace cairn::ckpt {
 
-void StatsSum::add(std::span<const double> values) {
-  const auto before = static_cast<double>(sum_.finite());
-  double count = 0, total = 0, low = 0, high = 0;
-  for (const double x : values) {
+template <typename Value>
+void StatsSum::add_piece(std::span<const Value> values) {
+  const auto before = static_cast<long double>(sum_.finite());
+  Value count = 0, total = 0, low = 0, high = 0;
+  for (const Value x : values) {
     ++sum_.elements;
     if (x == 0) ++sum_.zeros;
     if (!std::isfinite(x)) {
@@ -23,21 +24,26 @@ void StatsSum::add(std::span<const double> values) {
     ++count;
   }
   if (count == 0) return;
-  const double mean = total / count;
-  double squares = 0;
-  for (const double x : values) {
+  const Value mean = total / count;
+  Value squares = 0;
+  for (const Value x : values) {
     if (std::isfinite(x)) squares += (x - mean) * (x - mean);
   }
-  const double apart = mean - sum_.mean;
-  sum_.min = before == 0 ? low : std::min(sum_.min, low);
-  sum_.max = before == 0 ? high : std::max(sum_.max, high);
-  sum_.mean += apart * count / (before + count);
-  squares_ += squares + apart * apart * before * count / (before + count);
+  const long double added = count, apart = mean - mean_;
+  sum_.min = before == 0 ? low : std::min<long double>(sum_.min, low);
+  sum_.max = before == 0 ? high : std::max<long double>(sum_.max, high);
+  mean_ += apart * added / (before + added);
+  squares_ += squares + apart * apart * before * added / (before + added);
 }
+
+template void StatsSum::add_piece(std::span<const double>);
+template void StatsSum::add_piece(std::span<const long double>);
 
 TensorStats StatsSum::result() const {
   TensorStats out = sum_;
-  if (out.finite() > 0) out.std = std::sqrt(squares_ / static_cast<double>(out.finite()));
+  if (out.finite() == 0) return out;
+  out.mean = static_cast<double>(mean_);
+  out.std = static_cast<double>(std::sqrt(squares_ / static_cast<long double>(out.finite())));
   return out;
 }
 
@@ -56,6 +62,7 @@ Result<std::vector<TensorStats>> tensor_stats(CheckpointReader& reader, std::spa
   std::vector<TensorStats> out;
   std::vector<std::byte> bytes;
   std::vector<double> values;
+  std::vector<long double> long_values;
   for (size_t i = 0; i < items.size(); ++i) {
     const StreamItem& item = items[i];
     const DType dtype = manifest.tensors[static_cast<size_t>(item.tensor)].dtype;
@@ -63,10 +70,16 @@ Result<std::vector<TensorStats>> tensor_stats(CheckpointReader& reader, std::spa
     for (int64_t at = 0; at < item.bytes;) {
       const int64_t elems = std::min(kPieceElems, (item.bytes - at) / item.elem_bytes);
       bytes.resize(static_cast<size_t>(elems * item.elem_bytes));
-      values.resize(static_cast<size_t>(elems));
       RT_TRY(stream.copy(static_cast<int64_t>(i), at, bytes));
-      to_doubles(dtype, bytes, values);
-      sum.add(values);
+      if (outgrows_double(dtype)) {
+        long_values.resize(static_cast<size_t>(elems));
+        to_long_doubles(dtype, bytes, long_values);
+        sum.add(long_values);
+      } else {
+        values.resize(static_cast<size_t>(elems));
+        to_doubles(dtype, bytes, values);
+        sum.add(values);
+      }
       at += elems * item.elem_bytes;
       done += elems * item.elem_bytes;
       if (progress) progress(done, total);

@@ -15,7 +15,8 @@ namespace cairn::ckpt {
 struct TensorStats {
   int64_t elements = 0, nans = 0, infs = 0, zeros = 0;
   // Over the finite elements; 0 when there are none. `std` of the population.
-  double min = 0, max = 0, mean = 0, std = 0;
+  long double min = 0, max = 0;  // exact of every dtype
+  double mean = 0, std = 0;
   int64_t finite() const { return elements - nans - infs; }
 };
 
@@ -23,12 +24,16 @@ struct TensorStats {
 /// that large tensors lose no digits.
 class StatsSum {
  public:
-  void add(std::span<const double> values);
+  void add(std::span<const double> values) { add_piece(values); }
+  void add(std::span<const long double> values) { add_piece(values); }  // of a dtype that outgrows_double
   TensorStats result() const;
 
  private:
-  TensorStats sum_;
-  double squares_ = 0;  // of deviations from the mean
+  template <typename Value>
+  void add_piece(std::span<const Value> values);
+
+  TensorStats sum_;                     // but for mean and std
+  long double mean_ = 0, squares_ = 0;  // of deviations from the mean
 };
 
 using StreamProgress = std::function<void(int64_t done_bytes, int64_t total_bytes)>;

@@ -62,15 +62,30 @@ Result<ExportReport> rewritten(const fs::path& from, const fs::path& to, const E
   return rewrite_hf(from, to, {.to = options});
 }
 
-/// A disk that fails at one call; a backend of its own, as conversions want one a thread.
+/// A disk that fails from one call on; a backend of its own, as conversions want one a thread.
 class FailingDisk final : public ckpt::PosixBackend {
  public:
   struct Plan {
     std::atomic<int64_t> left{0};  // calls until it fails
     int error = ENOSPC;
     std::atomic<bool> fired{false};
+    fs::path volume;                // is a mount point: no name gets in from outside
+    bool names = false;             // changes of names are such calls too
+    std::atomic<bool> dead{false};  // nothing is done any more from then on, as of a process that was killed
+    bool dies = false;
   };
   explicit FailingDisk(Plan& plan) : plan_(plan) {}
+  Status make_dir(const fs::path& path) override { return name_fails() ? failed() : PosixBackend::make_dir(path); }
+  Status remove_file(const fs::path& path) override {
+    return plan_.dead || (plan_.dies && name_fails()) ? failed() : PosixBackend::remove_file(path);
+  }
+  Status remove_dir(const fs::path& path) override { return plan_.dead ? failed() : PosixBackend::remove_dir(path); }
+  Status sync_dir(const fs::path& path) override { return plan_.dead ? failed() : PosixBackend::sync_dir(path); }
+  Status rename(const fs::path& from, const fs::path& to) override {
+    const auto inside = [&](const fs::path& path) { return path.string().starts_with(plan_.volume.string() + "/"); };
+    if (!plan_.volume.empty() && inside(from) != inside(to)) return os_error(EXDEV, "rename " + from.string());
+    return name_fails() ? failed() : PosixBackend::rename(from, to);
+  }
   Result<std::unique_ptr<ckpt::IoFile>> create(const fs::path& path, int64_t size_bytes) override {
     if (fails()) return os_error(plan_.error, "create " + path.string());
     RT_TRY_SET(std::unique_ptr<ckpt::IoFile> file, PosixBackend::create(path, size_bytes));
@@ -79,10 +94,15 @@ class FailingDisk final : public ckpt::PosixBackend {
 
  private:
   bool fails() {
+    if (plan_.dead) return true;
     if (plan_.left-- > 0) return false;
     plan_.fired = true;
+    plan_.dead = plan_.dies;
     return true;
   }
+  /// A name that is refused once is taken the next time, when it goes back.
+  bool name_fails() { return plan_.names && !(plan_.fired && !plan_.dies) && fails(); }
+  Status failed() const { return os_error(plan_.error, "name"); }
   class File final : public ckpt::IoFile {
    public:
     File(std::unique_ptr<ckpt::IoFile> inner, FailingDisk& disk) : inner_(std::move(inner)), disk_(disk) {}
@@ -406,6 +426,54 @@ TEST_SUITE("converters/convert") {
       expected.erase("README.md");
       CHECK(found == expected);
       fs::remove_all(temp / "out");
+    }
+  }
+
+  TEST_CASE("in a mounted folder, cut off at any call: no half of a model stays, and the same command goes on") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-gpt2-tied"), volume = temp / "volume";
+    ckpt::PosixBackend io;
+    REQUIRE(export_hf(io, checkpoint, temp / "whole", {.max_shard_bytes = 40000}, decode).ok());
+    auto whole = contents(temp / "whole");
+    whole.erase("README.md");
+    for (const bool dies : {false, true}) {
+      CAPTURE(dies);
+      bool fired = true;
+      int64_t taken = 0;
+      for (int64_t call = 0; fired; ++call) {
+        CAPTURE(call);
+        fs::remove_all(volume);
+        fs::create_directory(volume);
+        FailingDisk::Plan plan{.left = call, .volume = volume, .names = true, .dies = dies};
+        ExportOptions options{.max_shard_bytes = 40000};
+        options.make_io = [&] { return std::make_unique<FailingDisk>(plan); };
+        const auto report = export_hf(io, checkpoint, volume, options, decode);
+        fired = plan.fired;
+        const bool made = fs::exists(volume / "config.json");
+        CHECK((made || !report.ok()));
+        if (made) {  // all of it is there, whatever was said
+          auto found = contents(volume);
+          std::erase_if(found, [](const auto& file) { return has(file.first, ".volume.converting/"); });
+          found.erase("README.md");
+          CHECK(found == whole);
+        } else if (!dies) {
+          CHECK(fs::is_empty(volume));
+        }
+        if (made || (!dies && fired && !report.ok())) {
+          CHECK((made || fs::is_empty(volume)));
+          continue;
+        }
+        plan.left = INT64_MAX;
+        plan.dead = plan.dies = plan.fired = false;
+        const auto again = export_hf(io, checkpoint, volume, options, decode);
+        REQUIRE_OK(again);
+        taken = std::max(taken, again.value().taken_files);
+        plan.fired = true;
+        auto found = contents(volume);
+        found.erase("README.md");
+        CHECK(found == whole);
+      }
+      CHECK((taken > 1) == dies);  // also what had been moved
     }
   }
 

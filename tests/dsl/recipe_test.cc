@@ -237,6 +237,18 @@ TEST_SUITE("dsl/recipe") {
     CHECK(load_good(kBase, options).checkpoint.save.empty());
   }
 
+  TEST_CASE("a seed has the range that it is said to have, in Lua and in --set") {
+    const std::string last = "9223372036854775807", beyond = "9223372036854775808";
+    const std::string says = "seed must be an integer from 0 to " + last + ", got ";
+    LoadOptions options;
+    CHECK(load_good(with("seed = " + last)).seed == (uint64_t{1} << 63) - 1);
+    options.sets = {"seed=" + last};
+    CHECK(load_good(kBase, options).seed == (uint64_t{1} << 63) - 1);
+    CHECK(only_mistake(with("seed = " + beyond)).find(says) != std::string::npos);
+    options.sets = {"seed=" + beyond};
+    CHECK(only_mistake(kBase, options).find(says) != std::string::npos);
+  }
+
   TEST_CASE("--param reaches what T.params declares, typed by its default") {
     const std::string text = R"(local T = require "cairn"
 local p = T.params {
@@ -427,8 +439,7 @@ return require "base":with {
     CHECK(load_good(kBase).checkpoint.snapshot_by == SnapshotBy::kBanks);
     CHECK(encode_recipe(load_good(kBase)).find("snapshot_by") == std::string::npos);  // stored recipes keep their hash
     CHECK(load_good(with("checkpoint = { snapshot_by = \"copy\" }")).checkpoint.snapshot_by == SnapshotBy::kCopy);
-    CHECK(only_mistake(with("checkpoint = { snapshot_by = \"fork\" }")).find("fork") !=
-          std::string::npos);
+    CHECK(only_mistake(with("checkpoint = { snapshot_by = \"fork\" }")).find("fork") != std::string::npos);
     CHECK(only_mistake(with("checkpoint = { snapshot_by = \"copy\" }, optimizer = { offload = \"/nvme\" }"))
               .find("but optimizer.offload keeps it on a disk") != std::string::npos);
   }

@@ -136,6 +136,21 @@ class Wait(RunTest):
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
 
+    def test_a_report_that_cannot_be_written_is_told_with_the_reason_and_never_named(self):
+        (self.folder / self.run_name).mkdir()
+        (self.folder / self.run_name / "reports").write_text("no folder\n")
+        job = self.long_run(tp=1, pp=1, dp=2, sp="false")
+        os.kill(job.children()[1], signal.SIGSTOP)
+        wait = self.until(lambda: self.events(self.run_name, "wait"), "the wait to be told", job)[0]
+        failure = self.until(lambda: self.events(self.run_name, "failure"), "the failure", job)[0]
+        job.kill_group()
+        self.assertEqual((wait["report"], failure["report"]), ("", ""))
+        told = [line for line in job.output().splitlines() if "report could not be written" in line]
+        self.assertEqual(len(told), 1, job.output())
+        self.assertRegex(told[0], "warning: .*run/reports: (Not a directory|File exists)")
+        self.assertNotIn("reports/step-", job.output())
+        self.assertNotIn("stacks of all ranks:", job.output())
+
 
 if __name__ == "__main__":
     main()

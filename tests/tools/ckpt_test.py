@@ -111,6 +111,8 @@ class CkptTest(ProgramTest):
         done = self.cairn("ckpt", "verify", "run", "run2", code=2)
         self.assertIn("not read: ", done.stdout)
         self.assertIn("run2/checkpoints/step-00000012: whole", done.stdout)
+        several = self.cairn_json("ckpt", "verify", "run", "run2", code=2)  # one object
+        self.assertEqual((several["whole"], [c["whole"] for c in several["checkpoints"]]), (False, [None, True]))
 
     def test_a_replacement_that_was_cut_off_between_two_renames_is_told_and_ended(self):
         dead = subprocess.Popen(["true"])

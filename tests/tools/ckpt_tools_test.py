@@ -416,6 +416,8 @@ class CkptToolsTest(ProgramTest):
         said = self.cairn("ckpt", "average", "a", "--last", "2", "--to", "m", code=2).stderr
         self.assertIn("step 4 would be one of them and cannot be read", said)
         self.assertIn("read it with a newer build", said)
+        said = self.cairn("ckpt", "average", "a", "--last", "3", "--to", "m", code=2).stderr  # nor if without it there are too few
+        self.assertIn("step 4 would be one of them and cannot be read", said)
         self.cairn("ckpt", "average", self.step("a", 2), self.step("a", 6), "--to", "m")
 
     def strace(self):
@@ -505,6 +507,19 @@ class CkptToolsTest(ProgramTest):
             numpy.testing.assert_array_equal(numpy.load(self.path(to)), expected)
         self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
 
+    def test_two_cats_into_one_file_leave_one_or_the_other(self):
+        first, second = sorted(name for kind, name, shape in self.tensors_of("a") if kind == "weight")[:2]
+        arrays = [self.array("a", name) for name in (first, second)]
+        for _ in range(10):
+            both = [subprocess.Popen([self.program, "ckpt", "cat", "a", name, "--out", "both.npy"], cwd=self.folder.name,
+                                     stderr=subprocess.PIPE, text=True) for name in (first, second)]
+            self.assertEqual([(cat.communicate(timeout=60)[1], cat.returncode) for cat in both], [("", 0)] * 2)
+            found = numpy.load(self.path("both.npy"))
+            self.assertTrue(any(found.shape == a.shape and (found == a).all() for a in arrays))
+        self.cairn("ckpt", "cat", "a", first, "--out", "n" * 255)  # as long as a name may be
+        numpy.testing.assert_array_equal(numpy.load(self.path("n" * 255)), arrays[0])
+        self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
+
     def damaged_tensor(self, step):
         """Of a step in whose first file a byte is changed for it: kind/name."""
         name = sorted(n for n in os.listdir(self.path(step)) if n.endswith(".h5"))[0]
@@ -516,6 +531,31 @@ class CkptToolsTest(ProgramTest):
             f.write(bytes([byte[0] ^ 1]))
         (damage,) = self.cairn_json("ckpt", "verify", step, code=65)["damages"]
         return f"{damage['kind']}/{damage['tensor']}"
+
+    def test_nothing_is_put_into_a_checkpoint(self):
+        step = self.step("a", 6)
+        os.symlink(self.path(step), self.path("link"))
+        before = {name: self.names_below(name) for name in "ab"}
+        manifest = self.text(f"{step}/manifest.json")
+        for inside in (step, "link"):
+            for words in (["cat", "a", "embed.tokens", "--out", f"{inside}/manifest.json"],
+                          ["cat", "a", "embed.tokens", "--out", f"{inside}/new.npy"],
+                          ["reshard", "a", f"{inside}/run", "--mesh", "tp=1"],
+                          ["average", "a", "b", "--to", f"{inside}/deep/run"], ["push", "a", f"{inside}/place"],
+                          ["push", "b", f"{inside}/place"], ["fetch", "b/checkpoints", f"{inside}/place"]):
+                self.assertIn("lies in the folder of a checkpoint, ", self.cairn("ckpt", *words, code=2).stderr)
+        self.assertEqual(before, {name: self.names_below(name) for name in "ab"})
+        self.assertEqual(self.text(f"{step}/manifest.json"), manifest)
+
+    def test_an_archive_takes_no_files_of_a_person_along(self):
+        step = self.step("a", 2)
+        self.write(f"{step}/notes.txt", "mine\n")
+        before = self.names_below(step)
+        for yes in ([], ["--yes"]):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(2)", "--archive", *yes)["archived"]
+            self.assertEqual([(a["step"], a["left_alone"]) for a in told],
+                             [(2, "it holds what is no part of it and would go: notes.txt")])
+        self.assertEqual(self.names_below(step), before)
 
     def test_cat_leaves_nothing_where_a_link_leads_when_it_fails(self):
         damaged = self.damaged_tensor(self.step("a", 6))
@@ -597,10 +637,12 @@ class CkptToolsTest(ProgramTest):
             told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", *yes)
             self.assertEqual([(a["step"], a["left_alone"]) for a in told["archived"]],
                              [(2, "it shares files with other steps")])
-        told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--yes")
-        self.assertEqual([(c["step"], c["stays"]) for c in told["checkpoints"]], [(2, True), (4, True), (6, True)])
-        self.assertRegex(self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes").stdout,
-                         "step-00000002 .* stays: another checkpoint or a save at work refers to it")
+        for yes in ([], ["--yes"]):
+            told = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", *yes)
+            self.assertEqual([(c["step"], c["stays"]) for c in told["checkpoints"]], [(2, True), (4, True), (6, True)])
+            self.assertEqual((told["freed_bytes"], told["removed"]), (0, []))
+            self.assertRegex(self.cairn("ckpt", "prune", "a", "--keep", "last(1)", *yes).stdout,
+                             "step-00000002 .* stays: step 4 refers to it")
 
     def test_a_damaged_step_does_not_keep_others_from_being_archived(self):
         prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]

@@ -1,5 +1,6 @@
 """What holds for every subcommand: exit codes, unknown words, versions, colour, completion, broken streams."""
 
+import json
 import os
 import pty
 import re
@@ -47,14 +48,32 @@ class CliTest(ProgramTest):
 
     def test_a_full_disk_under_stdout_is_an_error(self):
         with open("/dev/full", "w") as full:
-            done = subprocess.run([self.program, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
-        self.assertEqual(done.returncode, 74)
-        self.assertIn("cannot write to stdout: No space left on device", done.stderr)
+            for words in (["--version"], ["completion", "bash"], ["help", "--markdown"]):  # more than a buffer holds, too
+                done = subprocess.run([self.program, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+                self.assertEqual(done.returncode, 74, done.stderr)
+                self.assertRegex(done.stderr, r"^cairn[a-z ]*: cannot write to stdout: No space left on device\n$")
 
     def test_closed_standard_streams_do_no_harm(self):
         done = subprocess.run(["/bin/sh", "-c", f"'{self.program}' --version <&- 2>&-"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0)
         self.assertTrue(done.stdout.startswith("cairn "))
+
+    def test_json_is_one_object_whatever_goes_wrong(self):
+        self.cairn("init")
+        for words, code, part in ((("ckpt", "ls", "x", "--bogus"), 2, "--bogus: no such option"),
+                                  (("ckpt", "lss", "x"), 2, "`lss` is no subcommand; did you mean `ls`?"),
+                                  (("ckpt", "inspect"), 2, "PATH is required"),
+                                  (("data", "info", "x" * 300), 74, "File name too long"),
+                                  (("plan", "train.lua", "--svg", "/dev/full"), 74, "/dev/full: No space left on device"),
+                                  (("plan", "train.lua", "--svg", "no/dir"), 2, "no/dir: No such file")):
+            told = self.cairn_json(*words, code=code)
+            self.assertEqual(list(told), ["error"], words)
+            self.assertEqual(told["error"]["exit_code"], code)
+            self.assertIn(part, told["error"]["message"])
+        for command in ("check", "plan"):  # a name that is no UTF-8
+            done = self.cairn(command, "\udcff.lua", "--json", code=2, errors="replace")
+            self.assertFalse(json.loads(done.stdout)["ok"])
+        self.assertEqual(self.cairn("ckpt", "ls", "--", "--json", code=2).stdout, "")  # that is a name
 
     def run_on_terminal(self, args, env):
         """Output of the program with a terminal as its stdout."""

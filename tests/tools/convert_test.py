@@ -211,6 +211,22 @@ class ConvertTest(ProgramTest):
             self.assertIn("is inside the source", done.stderr)
             self.assertEqual(contents(step), before)
 
+    def test_no_import_gets_among_a_runs_own_steps_or_into_one(self):
+        hf = golden("hf-gpt2-tied")
+        self.cairn("import", hf, "run/checkpoints")
+        self.cairn("ckpt", "reshard", "run", "own", "--mesh", "tp=2")
+        before = contents(self.path("own"))
+        for more in ([], ["--overwrite"]):
+            said = self.cairn("import", golden("hf-llama-tied-bias"), "own/checkpoints", *more, code=2).stderr
+            self.assertIn("has the checkpoints of run ", said)
+        step = self.path("own/checkpoints/step-00000000")
+        for words in (["import", hf, f"{step}/more"], ["convert", hf, f"{step}/more", "--to", "hf"],
+                      ["export", "run", f"{step}/more"]):
+            self.assertIn("lies in the folder of a checkpoint", self.cairn(*words, code=2).stderr)
+        after = contents(self.path("own"))
+        after.pop("run.lock"), before.pop("run.lock")  # who held it last
+        self.assertEqual(after, before)
+
     def test_an_import_respects_a_runs_lock(self):
         checkpoints = self.path("run/checkpoints")
         os.makedirs(checkpoints)

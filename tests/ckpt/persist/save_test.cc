@@ -7,8 +7,10 @@
 
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/persist/priority.h"
@@ -263,6 +265,30 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK_FALSE(saved.value().replaced);
     CHECK(compare(*io, dir.path / "step-00000012", second) == "");
     CHECK(io->list(dir.path).value().size() == 1);
+  }
+
+  TEST_CASE("a step that another process puts there while it is saved stays, and the save is refused") {
+    const cairn::testing::TempDir dir("save-race");
+    PosixBackend io;
+    const TestState theirs = make_state(12, 1), ours = make_state(12, 2);
+    struct Racing final : PosixBackend {
+      std::function<void()> before;
+      Status rename(const fs::path& from, const fs::path& to) override {
+        if (before) std::exchange(before, nullptr)();
+        return PosixBackend::rename(from, to);
+      }
+    } racing;
+    REQUIRE_OK(save(io, dir.path / "other", theirs));
+    racing.before = [&] { fs::rename(dir.path / "other/step-00000012", dir.path / "step-00000012"); };
+    SaveOptions options = small_options();
+    options.replace_existing = false;
+    const Result<SaveReport> saved = save(racing, dir.path, ours, options);
+    REQUIRE_FALSE(saved.ok());
+    CHECK(saved.error().code == ErrorCode::kInvalidInput);
+    CHECK_MESSAGE(saved.error().message.find("step 12 was put there meanwhile") != std::string::npos,
+                  saved.error().message);
+    CHECK(compare(io, dir.path / "step-00000012", theirs) == "");
+    CHECK(list_checkpoints(io, dir.path).value().leftovers.empty());
   }
 
   TEST_CASE("parts that do not fit the tensors are refused before anything is written") {

@@ -12,6 +12,7 @@
 #include "ckpt/retention/space.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
+#include "runtime/core/random.h"
 #include "tests/ckpt/persist/test_state.h"
 #include "tests/support/ok.h"
 
@@ -398,6 +399,43 @@ TEST_SUITE("ckpt/retention/retention") {
       }
     }
     CHECK(calls > 10);
+  }
+
+  TEST_CASE("what is said to go is what goes, whoever refers to it") {
+    for (uint64_t seed = 0; seed < 200; ++seed) {
+      CAPTURE(seed);
+      MemoryBackend disk;
+      for (int64_t step = 10; step <= 60; step += 10) {
+        add_step(disk, step);
+        std::string note;  // also of steps that cannot be read, whose manifests would say it
+        for (int64_t other = 10; other < step; other += 10) {
+          if (mix64(seed * 10000 + static_cast<uint64_t>(step * 100 + other)) % 4 == 0)
+            note += step_dir_name(other) + "\n";
+        }
+        if (!note.empty()) REQUIRE(write_file(disk, kDir / step_dir_name(step) / kReferencesName, note).ok());
+      }
+      if (seed % 2 == 0) {  // a newer build's
+        std::vector<std::byte>& bytes = disk.bytes_of(kDir / step_dir_name(40) / "manifest.json");
+        bytes[39] = std::byte{'2'};
+      }
+      if (seed % 3 == 0) {
+        const fs::path work = kDir / work_dir_name(kTmpPrefix, 70, kWriter);
+        REQUIRE(disk.make_dir(work).ok());
+        REQUIRE(write_file(disk, work / kReferencesName, step_dir_name(20) + "\n").ok());
+      }
+      const RetentionPolicy policy{.keep_last = 1 + static_cast<int64_t>(seed % 2)};
+      std::vector<Fate> fates = plan_retention(list_checkpoints(disk, kDir).value().checkpoints, policy).value();
+      spare_referenced(disk, kDir, fates);
+      std::vector<int64_t> said;
+      for (const Fate& fate : fates) {
+        if (!fate.stays) said.push_back(fate.step);
+      }
+      FaultBackend refusing(disk, FaultPlan::fail_call(1, EACCES));  // the first folder is listed, a note is not read
+      std::vector<Fate> unknown = plan_retention(list_checkpoints(disk, kDir).value().checkpoints, policy).value();
+      spare_referenced(refusing, kDir, unknown);
+      CHECK(std::ranges::all_of(unknown, &Fate::stays));
+      CHECK(apply_retention(disk, kDir, policy, kWriter).value().removed == said);
+    }
   }
 
   TEST_CASE("a newer checkpoint whose name is not durable yet does not cost the older one") {

@@ -236,4 +236,41 @@ TEST_SUITE("ckpt/tensors") {
     CHECK(diff_tensors(left, right, {.only = {"weight/s*"}}).value().size() == 2);
     CHECK(diff_tensors(left, right, {.only = {"exp_avg/*"}}).value().empty());
   }
+
+  TEST_CASE("differences are exact where a double has no room for them") {
+    constexpr int64_t kLow = std::numeric_limits<int64_t>::min(), kHigh = std::numeric_limits<int64_t>::max();
+    constexpr int64_t kBeyond = int64_t{1} << 53;  // from here on doubles leave integers out
+    const double inf = std::numeric_limits<double>::infinity();
+    MemoryBackend left_io, right_io;
+    const auto left_dir = save(left_io, {tensor<int64_t>("near", DType::kI64, {3}, {kBeyond, -7, 7}),
+                                         tensor<int64_t>("far", DType::kI64, {2}, {kLow, 1}),
+                                         tensor<double>("large", DType::kF64, {5}, {1e308, 1, inf, -0.0, inf}),
+                                         tensor<int64_t>("recast", DType::kI64, {2}, {kBeyond + 1, 5})});
+    const auto right_dir = save(right_io, {tensor<int64_t>("near", DType::kI64, {3}, {kBeyond + 1, -7, 7}),
+                                           tensor<int64_t>("far", DType::kI64, {2}, {kHigh, 1}),
+                                           tensor<double>("large", DType::kF64, {5}, {-1e308, 1, inf, 0.0, inf}),
+                                           tensor<double>("recast", DType::kF64, {2}, {std::ldexp(1.0, 53), 5})});
+    CheckpointReader left = CheckpointReader::open(left_io, left_dir).value();
+    CheckpointReader right = CheckpointReader::open(right_io, right_dir).value();
+    const std::vector<TensorDiff> found = diff_tensors(left, right).value();
+    REQUIRE(found.size() == 4);
+    CHECK((found[0].differing == 1 && found[0].max_abs == 1 && found[0].max_abs_at == 0));
+    CHECK(static_cast<uint64_t>(found[1].max_abs) == ~uint64_t{0});
+    CHECK((found[2].differing == 2 && found[2].max_abs == 2 * static_cast<long double>(1e308)));
+    CHECK((found[2].max_rel == 2 && found[2].max_abs_at == 0));
+    CHECK((found[3].differing == 1 && found[3].max_abs == 1));  // nearest double or not
+  }
+
+  TEST_CASE("statistics are exact where a double has no room for sums, squares or integers") {
+    constexpr int64_t kLow = std::numeric_limits<int64_t>::min(), kHigh = std::numeric_limits<int64_t>::max();
+    MemoryBackend io;
+    const auto dir = save(io, {tensor<int64_t>("whole", DType::kI64, {3}, {kHigh, kLow + 1, kHigh}),
+                               tensor<double>("large", DType::kF64, {4}, {1e308, 1e308, 1e308, -1e308})});
+    CheckpointReader reader = CheckpointReader::open(io, dir).value();
+    const std::vector<int64_t> both = {0, 1};
+    const std::vector<TensorStats> stats = tensor_stats(reader, both, {}).value();
+    CHECK((static_cast<int64_t>(stats[0].min) == kLow + 1 && static_cast<int64_t>(stats[0].max) == kHigh));
+    CHECK(stats[1].mean == doctest::Approx(5e307));
+    CHECK(stats[1].std == doctest::Approx(std::sqrt(3.0) / 2 * 1e308));
+  }
 }
