@@ -11,12 +11,14 @@
 
 namespace cairn {
 
-std::optional<ProcessStat> process_stat(int64_t pid) {
-  const Fd fd(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+namespace {
+
+std::optional<ProcessStat> read_stat(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return std::nullopt;
   char text[1024];
   const ssize_t n = ::read(fd.get(), text, sizeof text);
-  if (n <= 0) return std::nullopt;
+  if (n <= 0) return std::nullopt;  // also of a process that has gone since
   std::string_view rest(text, static_cast<size_t>(n));
   const size_t name_end = rest.rfind(')');  // the name may hold spaces and brackets itself; field 3 follows it
   if (name_end == std::string_view::npos || name_end + 2 >= rest.size()) return std::nullopt;
@@ -31,8 +33,13 @@ std::optional<ProcessStat> process_stat(int64_t pid) {
   return out;
 }
 
+}  // namespace
+
+std::optional<ProcessStat> process_stat(int64_t pid) { return read_stat("/proc/" + std::to_string(pid) + "/stat"); }
+
 ProcessId this_process() {
-  const std::optional<ProcessStat> stat = process_stat(::getpid());
+  // Where /proc is of another pid namespace it knows this process by another number.
+  const std::optional<ProcessStat> stat = read_stat("/proc/self/stat");
   return {::getpid(), stat ? stat->start : 0};
 }
 
