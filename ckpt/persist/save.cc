@@ -32,7 +32,6 @@
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -50,6 +49,7 @@
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/replace.h"
+#include "runtime/core/process_stat.h"
 #include "runtime/core/word_sums.h"
 
 namespace cairn::ckpt {
@@ -734,15 +734,7 @@ WriterId this_writer() {
   char host[256] = {};
   if (::gethostname(host, sizeof(host) - 1) == 0) writer.host = host;
   writer.pid = ::getpid();
-  std::ifstream stat("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(stat)), {});
-  // Field 22 counts from 1; the second one is the program's name in parentheses and may hold anything.
-  if (const size_t name_end = text.rfind(')'); name_end != std::string::npos) {
-    size_t at = name_end + 1;
-    for (int field = 2; field < 22 && at != std::string::npos; ++field)
-      at = text.find_first_not_of(' ', text.find(' ', at));
-    if (at != std::string::npos) writer.start = std::strtoll(text.c_str() + at, nullptr, 10);
-  }
+  if (const std::optional<ProcessStat> mine = stat_of_this_process()) writer.start = mine->start;
   writer.sequence = saves++;
   return writer;
 }

@@ -6,35 +6,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <set>
 
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/replace.h"
+#include "runtime/core/process_stat.h"
 
 namespace cairn::ckpt {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-// Field 22 of /proc/PID/stat, in clock ticks since boot; nothing when the process is gone or not ours to see. -1: dead,
-// only not yet waited for, as it stays where process 1 of a container is no init.
-std::optional<int64_t> start_time(int64_t pid) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  const std::string text((std::istreambuf_iterator<char>(stat)), {});
-  size_t at = text.rfind(')');
-  if (at == std::string::npos) return std::nullopt;
-  if (text.compare(at, 3, ") Z") == 0 || text.compare(at, 3, ") X") == 0) return -1;
-  ++at;
-  for (int field = 2; field < 22 && at != std::string::npos; ++field)
-    at = text.find_first_not_of(' ', text.find(' ', at));
-  if (at == std::string::npos) return std::nullopt;
-  return std::strtoll(text.c_str() + at, nullptr, 10);
-}
 
 bool is_missing(IoBackend& io, const fs::path& path) {
   const Result<FileStat> stat = io.stat(path);
@@ -51,8 +35,8 @@ bool may_be_alive(const WriterId& writer) {
       parse_work_dir_name(kTmpPrefix, work_dir_name(kTmpPrefix, 0, WriterId{host, writer.pid, 0, 0}));
   if (!here || here->writer.host != writer.host) return true;
   if (::kill(static_cast<pid_t>(writer.pid), 0) != 0 && errno == ESRCH) return false;
-  const std::optional<int64_t> start = start_time(writer.pid);
-  return !start || *start == writer.start;
+  const std::optional<ProcessStat> process = stat_of_process(writer.pid);
+  return !process || (!process->is_dead() && process->start == writer.start);
 }
 
 Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const WriterId& writer) {

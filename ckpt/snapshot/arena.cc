@@ -24,6 +24,7 @@
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/snapshot/memory_room.h"
+#include "runtime/core/process_stat.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -257,31 +258,13 @@ bool is_held(const std::string& path) {
 }  // namespace
 
 ProcessId this_process() {
-  ProcessId me{getpid(), 0};
-  std::ifstream in("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  const size_t close = text.rfind(')');  // the command's name may hold anything
-  if (close == std::string::npos) return me;
-  std::istringstream rest(text.substr(close + 1));
-  std::string field;
-  for (int k = 3; k <= 22 && rest >> field; ++k) {
-    if (k == 22) me.start = parse_number(field).value_or(0);
-  }
-  return me;
+  const std::optional<ProcessStat> mine = stat_of_this_process();
+  return {getpid(), mine ? mine->start : 0};
 }
 
 bool is_alive(const ProcessId& process) {
-  std::ifstream in(fmt::format("/proc/{}/stat", process.pid));
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  const size_t close = text.rfind(')');
-  if (close == std::string::npos) return false;
-  std::istringstream rest(text.substr(close + 1));
-  std::string field;
-  for (int k = 3; k <= 22 && rest >> field; ++k) {
-    if (k == 3 && (field == "Z" || field == "X")) return false;  // dead, only not yet waited for
-    if (k == 22) return parse_number(field).value_or(-1) == process.start;
-  }
-  return false;
+  const std::optional<ProcessStat> found = stat_of_process(process.pid);
+  return found && !found->is_dead() && found->start == process.start;
 }
 
 int64_t Arena::total_bytes(const ArenaSpec& spec) { return geometry_of(spec).total_bytes; }
