@@ -15,6 +15,7 @@
 #include "ckpt/position.h"
 #include "ckpt/restore_slot.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/trainer/initial.h"
@@ -174,7 +175,12 @@ RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, Re
 
 Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<std::string>& warnings, int64_t above) {
   if (request_.check_folder) RT_TRY(request_.check_folder());
-  RT_TRY_SET(const Names names, list_names(io_, request_.checkpoints_dir));
+  RT_TRY_SET(Names names, list_names(io_, request_.checkpoints_dir));
+  if (!names.cut_off.empty()) {  // by a save of this agent that could not end it
+    RT_TRY_SET(const std::vector<std::string> ended, finish_replacements(io_, request_.checkpoints_dir, names));
+    warnings.insert(warnings.end(), ended.begin(), ended.end());
+    RT_TRY_SET(names, list_names(io_, request_.checkpoints_dir));
+  }
   bool any = false;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
     if (*step <= above) break;

@@ -86,9 +86,9 @@ class DirectoryPlace final : public Place {
 
   Status begin(int64_t step) override {
     std::error_code failed;
-    if (seen_ && !fs::exists(root_, failed) && !failed) {
-      return Error{ErrorCode::kUnavailable, fmt::format("{}: {}", root_.string(), kFolderGone)};
-    }
+    bool gone = seen_ && !fs::exists(root_, failed) && !failed;
+    for (const std::string& note : notes_) gone = gone || (!fs::exists(root_ / note, failed) && !failed);
+    if (gone) return Error{ErrorCode::kUnavailable, fmt::format("{}: {}", root_.string(), kFolderGone)};
     RT_TRY(make_dirs(io_, root_));
     seen_ = true;
     if (!work_.empty() && work_step_ == step && fs::is_directory(work_, failed)) return {};
@@ -299,7 +299,10 @@ class DirectoryPlace final : public Place {
 
   Result<std::optional<std::string>> read_note(const std::string& name) override {
     Result<std::string> text = ckpt::read_file(io_, root_ / name, 1 << 20);
-    if (text.ok()) return std::optional<std::string>(std::move(text).value());
+    if (text.ok()) {
+      notes_.insert(name);
+      return std::optional<std::string>(std::move(text).value());
+    }
     if (is_not_found(text.error())) return std::optional<std::string>();
     return std::move(text).error();
   }
@@ -310,14 +313,17 @@ class DirectoryPlace final : public Place {
     ignore(io_.remove_file(temporary), "usually there is none");
     RT_TRY(write_file(io_, temporary, text));
     RT_TRY(io_.rename(temporary, root_ / name));
+    notes_.insert(name);
     return io_.sync_dir(root_);
   }
 
  private:
   fs::path root_;
   PosixBackend io_;
-  bool seen_ = false;  // made once: a copy below the mount point of a disk that comes back would be found by nobody
-  fs::path work_;      // of the begun step
+  // Made once: a copy below the mount point of a disk that comes back would be found by nobody.
+  bool seen_ = false;
+  std::set<std::string> notes_;  // that were there: a folder without them is another one
+  fs::path work_;                // of the begun step
   int64_t work_step_ = -1;
   std::set<std::string> put_;
 };

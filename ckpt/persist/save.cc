@@ -31,6 +31,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -561,6 +562,25 @@ Budget budget_of(std::span<const WriterPart> parts, const SaveOptions& options) 
   return out;
 }
 
+/// What is written so far goes when an exception ends the save: whoever tries again makes a directory of its own.
+class RemoveOnThrow {
+ public:
+  RemoveOnThrow(IoBackend& io, const fs::path& work) : io_(io), work_(work) {}
+  RemoveOnThrow(const RemoveOnThrow&) = delete;
+  ~RemoveOnThrow() {
+    if (std::uncaught_exceptions() == before_) return;
+    try {
+      ignore(remove_tree(io_, work_), "the next start removes it");
+    } catch (const std::exception&) {  // out of memory still
+    }
+  }
+
+ private:
+  IoBackend& io_;
+  const fs::path& work_;
+  int before_ = std::uncaught_exceptions();
+};
+
 /// A file that resume_from had.
 void take_part(const FinishedFile& there, std::span<ShardEntry> shards, FileEntry& file, SaveReport& report) {
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -823,6 +843,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
     }
     return std::move(error).with(fmt::format("step {} was not saved", report.manifest.step));
   };
+  const RemoveOnThrow guard(io, work);
   // Steps A, B1 and B2 of ckpt/retention/references.h.
   const auto base_is_there = [&]() { return all_there(io, work, unchanged.files); };
   if (taken.empty()) {

@@ -196,6 +196,7 @@ Result<FileStat> PosixBackend::stat(const fs::path& path) {
 Result<int64_t> PosixBackend::free_bytes(const fs::path& path) {
   struct statvfs st {};
   if (::statvfs(path.c_str(), &st) != 0) return failed("free space", path.string());
+  if (st.f_blocks == 0) return int64_t{1} << 60;  // it does not tell, as FUSE without statfs
   return static_cast<int64_t>(st.f_bavail) * static_cast<int64_t>(st.f_frsize);
 }
 

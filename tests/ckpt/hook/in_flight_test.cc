@@ -3,10 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
 #include <functional>
+#include <new>
 #include <utility>
 
 #include "ckpt/format/names.h"
@@ -262,6 +264,37 @@ TEST_SUITE("ckpt/hook/in_flight") {
       CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 2, 3});
       ignore(arena.remove(), "end of the test");
     }
+  }
+
+  TEST_CASE("a save that runs out of memory leaves nothing on the disk, however often it is tried again") {
+    class Short final : public PosixBackend {
+     public:
+      explicit Short(std::atomic<int>& failures) : failures_(failures) {}
+      Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t bytes) override {
+        Result<std::unique_ptr<IoFile>> file = PosixBackend::create(path, bytes);
+        if (failures_-- > 0) throw std::bad_alloc();
+        return file;
+      }
+
+     private:
+      std::atomic<int>& failures_;
+    };
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    std::atomic<int> failures = 2;
+    {
+      NodePersister persister(arena, [&] { return std::make_unique<Short>(failures); }, dir.path, {});
+      PosixBackend io;
+      RestoreDecider decider(plan, arena, io, {dir.path});
+      REQUIRE(decider.next_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, arena, {.steps = 1}, &persister, report).ok());
+      CHECK(failures < 0);
+      CHECK(list_names(io, dir.path).value().leftovers.empty());
+    }
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{1});
+    ignore(arena.remove(), "end of the test");
   }
 
   TEST_CASE("who leaves at once does not wait for a slow disk, and what was being written stays promised") {

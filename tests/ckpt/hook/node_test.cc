@@ -195,6 +195,11 @@ TEST_SUITE("ckpt/node") {
     CHECK(refused.error().message.find("the folder is gone") != std::string::npos);
     std::filesystem::remove(options.checkpoints_dir);
     std::filesystem::rename(dir.path / "disk", options.checkpoints_dir);
+    // And a save that could not end its replacement of a step: the server was away.
+    const WriterId writer = this_writer();
+    const std::filesystem::path step = options.checkpoints_dir / step_dir_name(3);
+    std::filesystem::copy(step, options.checkpoints_dir / work_dir_name(kTrashPrefix, 3, writer));
+    std::filesystem::rename(step, options.checkpoints_dir / work_dir_name(kTmpPrefix, 3, writer));
     const Result<RestoreChoice> back = node.begin_incarnation();
     REQUIRE_OK(back);
     CHECK(back.value().source == arena::Source::kDisk);

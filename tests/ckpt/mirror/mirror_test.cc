@@ -828,6 +828,18 @@ TEST_SUITE("ckpt/mirror/mirror") {
     fs::rename(away, there);
     CHECK(mirror.copy_next(false).value()->copy.step == 20);
     CHECK(whole(there / step_dir_name(20)));
+    // Its own folder is a mount point: what is below does not say whose it is, as the place did.
+    REQUIRE(place->write_note("run.json", "{}").ok());
+    fs::rename(there, away);
+    fs::create_directory(there);
+    save(io, here, make_state(30, 1)).value();
+    const Result<std::optional<MirrorReport>> below = mirror.copy_next(false);
+    REQUIRE_FALSE(below.ok());
+    CHECK(below.error().message.find("the folder is gone") != std::string::npos);
+    CHECK(fs::is_empty(there));
+    fs::remove(there);
+    fs::rename(away, there);
+    CHECK(mirror.copy_next(false).value()->copy.step == 30);
   }
 
   TEST_CASE("a local checkpoint that is damaged is told once and passed over") {

@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <exception>
+#include <thread>
 
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/space.h"
@@ -489,6 +492,32 @@ TEST_SUITE("ckpt/retention/retention") {
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, dead)).ok());
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, reused)).ok());
     CHECK(complete_steps(disk) == std::vector<int64_t>{10});
+  }
+
+  TEST_CASE("a writer that goes while it is asked for is no error") {  // its file in /proc is there, and cannot be read
+    WriterId writer = this_writer();
+    for (int64_t round = 0; round < 1000; ++round) {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      writer.pid = child;
+      std::atomic<bool> gone{false};
+      std::thread reaper([&] {
+        ::usleep(static_cast<useconds_t>(round % 40 * 10));
+        ::waitpid(child, nullptr, 0);
+        ::usleep(100);
+        gone = true;
+      });
+      bool told = true;
+      while (!gone) {
+        try {
+          static_cast<void>(may_be_alive(writer));
+        } catch (const std::exception&) {
+          told = false;
+        }
+      }
+      reaper.join();
+      REQUIRE(told);
+    }
   }
 
   TEST_CASE("a writer that is dead and not yet waited for is gone") {

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -90,6 +91,11 @@ TEST_SUITE("ckpt/store/backend") {
       CHECK(io.stat(dir / "z" / "x").value().size_bytes == 3);
       CHECK(io.sync_dir(dir).ok());
       CHECK(io.free_bytes(dir).value() > 0);
+      struct statvfs untold {};
+      REQUIRE(::statvfs("/proc", &untold) == 0);
+      REQUIRE(untold.f_blocks == 0);                        // as of a file system that does not tell: a save is to try
+      const Result<int64_t> free = io.free_bytes("/proc");  // not there on a disk in memory
+      CHECK((!free.ok() || free.value() > int64_t{1} << 50));
       CHECK(remove_tree(io, dir / "a").ok());
       CHECK(remove_tree(io, dir / "a").ok());
       CHECK(is_not_found(io.stat(dir / "a").error()));
