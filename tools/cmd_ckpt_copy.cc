@@ -104,9 +104,10 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
   return 0;
 }
 
-/// A directory's path in full, as names that can be taken apart; an S3 place as it stands.
+/// A directory's path in full, as names that can be taken apart; an S3 place as it stands, and what was meant as one.
 std::string plain(const std::string& place) {
-  if (place.empty() || place.find("://") != std::string::npos) return place;
+  if (place.empty() || place.find("://") != std::string::npos || place.starts_with("s3:") || place.starts_with("S3:"))
+    return place;
   const fs::path path = fs::absolute(place).lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).string();
 }
@@ -236,21 +237,22 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
         ->type_name("URL");
     command->add_option("--region", args->place.region, "of the bucket (default: AWS_REGION, or us-east-1)")
         ->type_name("NAME");
+    const auto between = [](double low, double high, const std::string& expected) {  // nan is in every CLI::Range
+      return CLI::Validator(
+          [=](const std::string& text) {
+            double number = 0;
+            const bool inside = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
+            return inside ? std::string() : text + ": expected " + expected;
+          },
+          "FLOAT in [" + expected + "]");
+    };
     command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
         ->type_name("RATE")
-        ->check(CLI::Validator(
-            [](const std::string& text) {
-              double rate = 0;
-              const bool number = CLI::detail::lexical_cast(text, rate) && std::isfinite(rate);
-              return number && rate >= 0.001 && rate <= 1e6
-                         ? std::string()
-                         : text + ": expected 0.001 to 1000000 (10^6 bytes a second)";
-            },
-            "FLOAT in [0.001 - 1e6]"));
+        ->check(between(0.001, 1e6, "0.001 to 1000000 (10^6 bytes a second)"));
     command
         ->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
         ->type_name("SECONDS")
-        ->check(CLI::Range(1.0, 86400.0));
+        ->check(between(1, 86400, "1 to 86400 (seconds)"));
     add_json_flag(*command, session);
     command->callback([args, action, &session] {
       session.action = [args, action, &session] { return action(*args, session.json); };

@@ -12,6 +12,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ckpt/retention/policy.h"
@@ -473,7 +474,21 @@ Result<int> show_search(const Recipe& recipe, int64_t world, const PlanArgs& arg
   return found.fitting.empty() ? 1 : 0;
 }
 
+/// A flag that would be passed over is a mistake.
+Status refuse_useless(const PlanArgs& args) {
+  const auto invalid = [](std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; };
+  if (!args.search && !args.memory.empty()) return invalid("--memory is for --search");
+  if (args.calibrate && !args.machine.empty())
+    return invalid("--calibrate measures this machine, and --machine is for another one; give one of them");
+  for (const auto& [given, flag] : {std::pair(args.draw, "--draw"), std::pair(!args.svg.empty(), "--svg"),
+                                    std::pair(args.calibrate, "--calibrate")}) {
+    if (args.search && given) return invalid(fmt::format("{} is for one layout, --search is for many", flag));
+  }
+  return {};
+}
+
 Result<int> show_plan(const PlanArgs& args, bool json) {
+  RT_TRY(refuse_useless(args));
   dsl::LoadedRecipe loaded;
   RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.search ? 0 : args.world, json, &loaded));
   if (refused != 0) return refused;

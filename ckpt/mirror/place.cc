@@ -20,7 +20,8 @@ bool valid_file_name(std::string_view name) {
 Result<std::unique_ptr<Place>> open_place(const PlaceOptions& options) {
   if (options.path.empty()) return Error{ErrorCode::kInvalidInput, "a place needs a path or s3://bucket/prefix"};
   if (is_s3_path(options.path)) return open_s3_place(options);
-  if (const size_t scheme = options.path.find("://"); scheme != std::string::npos) {
+  if (options.path.find("://") != std::string::npos || options.path.starts_with("s3:") ||
+      options.path.starts_with("S3:")) {  // ./s3: is that folder
     return Error{ErrorCode::kInvalidInput, options.path + ": expected a directory or s3://bucket/prefix"};
   }
   return open_directory_place(options);

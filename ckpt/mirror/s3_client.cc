@@ -13,6 +13,7 @@
 #include <fstream>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "ckpt/mirror/s3_xml.h"
 #include "ckpt/store/io_backend.h"
@@ -259,6 +260,14 @@ Result<std::unique_ptr<S3Client>> S3Client::make(const PlaceOptions& options, co
                              options.ca_file.empty() ? "AWS_CA_BUNDLE" : "ca_file", std::strerror(errno))};
   }
   RT_TRY_SET(impl->credentials, find_credentials());
+  // They go into headers, and a line break at the end of a variable is easily come by.
+  for (const auto& [what, text] :
+       {std::pair("the region", &impl->region), std::pair("AWS_ACCESS_KEY_ID", &impl->credentials.access_key),
+        std::pair("AWS_SECRET_ACCESS_KEY", &impl->credentials.secret_key),
+        std::pair("AWS_SESSION_TOKEN", &impl->credentials.session_token)}) {
+    if (std::ranges::all_of(*text, [](unsigned char c) { return c > 0x20 && c < 0x7F; })) continue;
+    return Error{ErrorCode::kInvalidInput, fmt::format("S3: {} holds a space, a line break or what is no ASCII", what)};
+  }
   impl->handle.reset(curl_easy_init());
   if (!impl->handle) return Error{ErrorCode::kInternal, "libcurl does not start"};
   return std::unique_ptr<S3Client>(new S3Client(std::move(impl)));
@@ -358,7 +367,9 @@ S3Client::Impl::Outcome S3Client::Impl::once(const S3Request& request, const Tra
     const std::string text = printable(reason[0] != 0 ? reason : curl_easy_strerror(code));
     if (const std::string advice = certificate_advice(code, curl, ca_file); !advice.empty())
       return {Error{ErrorCode::kInvalidInput, fmt::format("{}: {} ({})", what, text, advice)}};
-    const ErrorCode kind = code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout : ErrorCode::kUnavailable;
+    const ErrorCode kind = code == CURLE_OPERATION_TIMEDOUT ? ErrorCode::kTimeout
+                           : code == CURLE_URL_MALFORMAT    ? ErrorCode::kInvalidInput  // a port that is no number
+                                                            : ErrorCode::kUnavailable;
     return {Error{kind, fmt::format("{}: {}", what, text)}, worth_another_try(code) && !exchange.sink_used};
   }
   return judge(what, exchange, missing_ok, request.end_ok);

@@ -341,6 +341,20 @@ class DirectoryTest(CopyTest):
         for rate in ("nan", "inf", "-1", "0", "1e-9", "1e300", "fast"):
             self.assertIn("expected 0.001 to 1000000", self.cairn("ckpt", "push", "run", "place", "--max-mb-per-s", rate,
                                                                   code=2).stderr)
+        for seconds in ("nan", "0", "inf", "long"):
+            self.assertIn("expected 1 to 86400", self.cairn("ckpt", "push", "run", "place", "--timeout", seconds,
+                                                            code=2).stderr)
+        for typed in ("s3:/bucket/a", "S3:/bucket/a", "s3:bucket"):
+            self.assertIn("expected a directory or s3://", self.cairn("ckpt", "push", "run", typed, code=2).stderr)
+            self.assertIn("expected a directory or s3://", self.cairn("ckpt", "fetch", typed, "x", code=2).stderr)
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_SESSION_TOKEN": "", "AWS_REGION": "here"}
+        store = ["ckpt", "push", "run", "s3://bucket/a", "--endpoint"]
+        self.assertIn("URL using bad/illegal format", self.cairn(*store, "http://127.0.0.1:99999", env=keys, code=2).stderr)
+        for name, says in (("AWS_ACCESS_KEY_ID", None), ("AWS_SECRET_ACCESS_KEY", None), ("AWS_SESSION_TOKEN", None),
+                           ("AWS_REGION", "the region")):
+            said = self.cairn(*store, "http://127.0.0.1:9", env={**keys, name: "secret\n"}, code=2).stderr
+            self.assertIn(f"S3: {says or name} holds a space, a line break", said)
+            self.assertNotIn("secret", said)
         self.write("file", "in the way")
         self.assertIn("file", self.cairn("ckpt", "push", "run", "file", code=2).stderr)
         with open(os.path.join(self.step, "shard-00001-of-00002.h5"), "r+b") as f:

@@ -128,6 +128,15 @@ class PlanTest(ProgramTest):
         self.assertIn("abacus", known)
         self.assertIn("h100-80", known)
 
+    def test_a_flag_that_has_no_use_is_refused(self):
+        plan = ["plan", PUBLISHED / "gpt3_175b.lua", "--world", 1024]
+        for more, words in ((["--memory", "80GiB"], "--memory is for --search"),
+                            (["--search", "--svg", "x.svg"], "--svg is for one layout"),
+                            (["--search", "--draw"], "--draw is for one layout"),
+                            (["--search", "--calibrate"], "--calibrate is for one layout"),
+                            (["--machine", "a100-80", "--calibrate"], "give one of them")):
+            self.assertIn(words, self.cairn(*plan, *more, code=2).stderr)
+
     def test_a_data_sheet_gives_a_step_time(self):
         plan = self.cairn_json("plan", PUBLISHED / "gpt3_175b.lua", "--world", 1024, "--machine", "a100-80")
         # 1,536 sequences take 1,024 of these between 25 and 60 s in every publication of such runs.
