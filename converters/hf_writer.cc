@@ -515,6 +515,8 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
   RT_TRY_SET(const fs::path work, work_folder(*io, target));
   HfWriteReport report;
   RT_TRY_SET(const Fd lock, lock_work(work));
+  // Of an old model that was being replaced there may be nothing left but the new one.
+  const bool half_replaced = fs::exists(work / kMovingName, error) && !is_empty_target(target, error);
   RT_TRY(take_back(*io, work, target));
   bool replacing = false;
   const auto publish = [&]() -> Status {
@@ -545,7 +547,7 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
           .error();
     }
     // Nor is what a failing disk does not let us take back.
-    if (done.error().code != ErrorCode::kStopped && take_back(*io, work, target).ok())
+    if (done.error().code != ErrorCode::kStopped && !half_replaced && take_back(*io, work, target).ok())
       ignore(ckpt::remove_tree(*io, work), "the next conversion clears it");
     return std::move(done).error();
   }

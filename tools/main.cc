@@ -139,7 +139,7 @@ int finish(const Result<int>& result, const Session& session, const std::string&
     const Error& error = result.error();
     code = error.exit_code();
     fmt::print(stderr, "{}: {}\n", path, printable(error.message, true));
-    if (session.json) print_error_json(error_code_name(error.code), error.message, code);
+    if (session.json && std::ferror(stdout) == 0) print_error_json(error_code_name(error.code), error.message, code);
   }
   if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && code == 0) {
     fmt::print(stderr, "{}: cannot write to stdout: {}\n", path, std::strerror(errno));

@@ -477,6 +477,58 @@ TEST_SUITE("converters/convert") {
     }
   }
 
+  TEST_CASE("a model that is replaced in a mounted folder is there, old or new, until the new one is safe") {
+    TempDir temp;
+    const fs::path checkpoint = imported(temp, "hf-gpt2-tied"), volume = temp / "volume";
+    const fs::path work = volume / ".volume.converting";
+    ckpt::PosixBackend io;
+    REQUIRE(export_hf(io, checkpoint, temp / "whole", {.max_shard_bytes = 40000}, decode).ok());
+    REQUIRE(export_hf(io, checkpoint, temp / "old", {.dtype = DType::kBf16}, decode).ok());
+    auto whole = contents(temp / "whole"), old = contents(temp / "old");
+    whole.erase("README.md");
+    old.erase("README.md");
+    const auto model_in = [&](const fs::path& dir) {
+      auto found = contents(dir);
+      std::erase_if(found, [](const auto& file) { return has(file.first, ".volume.converting/"); });
+      found.erase("README.md");
+      return found;
+    };
+    bool fired = true;
+    int64_t halves = 0;
+    for (int64_t call = 0; fired; ++call) {
+      CAPTURE(call);
+      fs::remove_all(volume);
+      fs::copy(temp / "old", volume, fs::copy_options::recursive);
+      FailingDisk::Plan plan{.left = call, .volume = volume, .names = true, .dies = true};
+      ExportOptions options{.max_shard_bytes = 40000, .overwrite = true};
+      options.make_io = [&] { return std::make_unique<FailingDisk>(plan); };
+      const auto first = export_hf(io, checkpoint, volume, options, decode);
+      fired = plan.fired;
+      CHECK((first.ok() || fired));
+      if (!fired) break;
+      if (fs::exists(volume / "config.json")) CHECK((model_in(volume) == old || model_in(volume) == whole));
+      // The next one finds the disk full.
+      plan.left = 0;
+      plan.dead = plan.dies = plan.fired = plan.names = false;
+      const auto full = export_hf(io, checkpoint, volume, options, decode);
+      REQUIRE(!full.ok());
+      if (fs::exists(volume / "config.json")) {
+        CHECK((model_in(volume) == old || model_in(volume) == whole));
+      } else {
+        ++halves;
+        const auto kept = contents(work);
+        for (const auto& [name, bytes] : whole) {
+          if (has(name, ".safetensors") && !has(name, ".json")) CHECK(kept.at(name) == bytes);
+        }
+      }
+      plan.left = INT64_MAX;
+      REQUIRE_OK(export_hf(io, checkpoint, volume, options, decode));
+      CHECK(model_in(volume) == whole);
+      CHECK(!fs::exists(work));
+    }
+    CHECK(halves > 3);
+  }
+
   TEST_CASE("two conversions into one folder do not meet") {
     TempDir temp;
     bool asked = false;

@@ -48,8 +48,11 @@ class CliTest(ProgramTest):
 
     def test_a_full_disk_under_stdout_is_an_error(self):
         with open("/dev/full", "w") as full:
-            for words in (["--version"], ["completion", "bash"], ["help", "--markdown"]):  # more than a buffer holds, too
-                done = subprocess.run([self.program, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+            self.cairn("init")
+            for words in (["--version"], ["completion", "bash"], ["help", "--markdown"],  # more than a buffer holds, too
+                          ["check", "train.lua", "--json"]):
+                done = subprocess.run([self.program, *words], stdout=full, stderr=subprocess.PIPE, text=True,
+                                      cwd=self.folder.name)
                 self.assertEqual(done.returncode, 74, done.stderr)
                 self.assertRegex(done.stderr, r"^cairn[a-z ]*: cannot write to stdout: No space left on device\n$")
 
