@@ -11,8 +11,10 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "runtime/core/log.h"
@@ -182,6 +184,13 @@ int main(int argc, char** argv) {
     const cairn::Error told = cairn::os_error(error.code().value(), error.path1().string());
     std::fprintf(stderr, "cairn: %s\n", told.message.c_str());
     return told.exit_code();
+  } catch (const std::system_error& error) {
+    const cairn::Error told = cairn::os_error(error.code().value(), "a limit of the system, as of threads (ulimit -u)");
+    std::fprintf(stderr, "cairn: %s\n", told.message.c_str());
+    return told.exit_code();
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "cairn: out of memory\n");
+    return 74;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cairn: internal error: %s\n", error.what());
   } catch (...) {
