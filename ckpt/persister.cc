@@ -11,6 +11,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -410,8 +411,15 @@ NodePersister::NodePersister(Arena& arena, const MakeIo& make_io, std::filesyste
   for (int64_t k = 0; k < threads; ++k)
     impl_->writers.push_back(std::make_unique<Impl::Writer>(arena, make_io(), impl_->options.buffers));
   impl_->hold_folder(*impl_->writers.front()->io);
-  for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers)
-    writer->thread = std::thread([impl = impl_.get(), mine = writer.get()] { impl->loop(*mine); });
+  for (size_t k = 0; k < impl_->writers.size(); ++k) {
+    try {
+      impl_->writers[k]->thread =
+          std::thread([impl = impl_.get(), mine = impl_->writers[k].get()] { impl->loop(*mine); });
+    } catch (const std::system_error&) {  // a limit of threads: fewer saves at once
+      if (k == 0) throw;
+      impl_->writers.resize(k);
+    }
+  }
 }
 
 NodePersister::~NodePersister() {

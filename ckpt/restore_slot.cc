@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -94,14 +95,18 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   std::vector<Status> sealed(static_cast<size_t>(world));
   std::vector<std::thread> threads;
   const int64_t workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, std::min<int64_t>(world, 8));
+  const auto seal_some = [&](int64_t worker) {
+    for (int64_t rank = worker; rank < world; rank += workers) {
+      for (const Anew& item : anew[static_cast<size_t>(rank)]) fill(plan, item);
+      sealed[static_cast<size_t>(rank)] = SnapshotWriter(arena, rank).seal(slot, incarnation, out.position.step, text);
+    }
+  };
   for (int64_t worker = 0; worker < workers; ++worker) {
-    threads.emplace_back([&, worker] {
-      for (int64_t rank = worker; rank < world; rank += workers) {
-        for (const Anew& item : anew[static_cast<size_t>(rank)]) fill(plan, item);
-        sealed[static_cast<size_t>(rank)] =
-            SnapshotWriter(arena, rank).seal(slot, incarnation, out.position.step, text);
-      }
-    });
+    try {
+      threads.emplace_back(seal_some, worker);
+    } catch (const std::system_error&) {  // a limit of threads
+      seal_some(worker);
+    }
   }
   for (std::thread& thread : threads) thread.join();
   for (Status& status : sealed) RT_TRY(std::move(status));

@@ -154,8 +154,10 @@ Result<int> act(const Session& session) {
     return session.action();
   } catch (const std::filesystem::filesystem_error& error) {  // what the system refused is no mistake of ours
     return os_error(error.code().value(), error.path1().string());
-  } catch (const std::system_error& error) {  // of fmt::print, where stdout takes no more
-    return os_error(error.code().value(), std::ferror(stdout) != 0 ? "cannot write to stdout" : error.what());
+  } catch (const std::system_error& error) {  // of fmt::print, where stdout takes no more, or of a thread
+    return os_error(error.code().value(), std::ferror(stdout) != 0
+                                              ? "cannot write to stdout"
+                                              : "a limit of the system, as of threads (ulimit -u)");
   } catch (const std::bad_alloc&) {
     return os_error(ENOMEM, "memory");
   } catch (const std::exception& error) {

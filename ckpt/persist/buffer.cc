@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <system_error>
 #include <utility>
 
 #include "ckpt/store/io_backend.h"
@@ -105,11 +106,17 @@ int64_t BufferStore::memory_bytes() const {
   return bytes_;
 }
 
-BufferWarmer::BufferWarmer(int64_t bytes, int64_t count) : thread_([this, bytes, count] { work(bytes, count); }) {}
+BufferWarmer::BufferWarmer(int64_t bytes, int64_t count) {
+  try {
+    thread_ = std::thread([this, bytes, count] { work(bytes, count); });
+  } catch (const std::system_error&) {  // a limit of threads: whoever needs a buffer makes it
+    done_ = true;
+  }
+}
 
 BufferWarmer::~BufferWarmer() {
   closing_ = true;
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void BufferWarmer::work(int64_t bytes, int64_t count) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -127,7 +129,13 @@ class Verifier {
       files_[static_cast<size_t>(manifest.shards[s].file)].shards.push_back(static_cast<int64_t>(s));
     const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
     const int64_t threads = options.threads > 0 ? options.threads : std::clamp<int64_t>(cores, 1, 4);
-    for (int64_t i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    for (int64_t i = 0; i < threads; ++i) {
+      try {
+        workers_.emplace_back([this] { work(); });
+      } catch (const std::system_error&) {  // a limit of threads: fewer will do
+        break;
+      }
+    }
   }
   ~Verifier() {
     {
@@ -143,6 +151,9 @@ class Verifier {
 
   /// All files. The damage is in the report afterwards, in the order of the files. Errors: the system refuses one.
   Status run() {
+    if (workers_.empty())
+      return Error{ErrorCode::kUnavailable, fmt::format("{}: no thread can be started to verify it", dir_.string()),
+                   EAGAIN};
     for (size_t f = 0; f < files_.size() && !enough(); ++f) start_file(f);
     while (!reading_.empty() && !enough()) finish_oldest();
     std::unique_lock lock(mutex_);

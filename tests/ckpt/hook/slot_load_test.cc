@@ -8,6 +8,7 @@
 #include "ckpt/restore_slot.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "tests/ckpt/hook/fake_run.h"
+#include "tests/support/no_threads.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -57,6 +58,20 @@ std::vector<Case> cases() {
 }  // namespace
 
 TEST_SUITE("ckpt/hook/slot_load") {
+  TEST_CASE("where no thread can be started a checkpoint is loaded without") {
+    const TempDir dir;
+    const Plan plan = plan_of({2, 1, 1}, true);
+    const std::filesystem::path saved = saved_run(plan, dir.path);
+    Arena arena = arena_of(plan);
+    const int code = cairn::testing::without_threads([&] {
+      PosixBackend io;
+      return load_slot(plan, arena, 0, 1, io, saved, {}, nullptr).ok() ? 0 : 1;
+    });
+    CHECK((code == 0 || code == 77));
+    if (code == 0) CHECK(read_common(arena, 0, Check::kEveryByte).value().step == kSteps);
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("a part of a checkpoint is read once for all ranks of any layout, and they find it there") {
     const TempDir dir;
     PosixBackend io;

@@ -8,6 +8,7 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/persist/test_state.h"
+#include "tests/support/no_threads.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
@@ -37,6 +38,16 @@ int64_t shard_at(const Manifest& m, const std::string& file, int64_t offset) {
 }  // namespace
 
 TEST_SUITE("ckpt/verify/verify") {
+  TEST_CASE("where no thread can be started that is told, and nothing is called damaged") {
+    MemoryBackend disk;
+    REQUIRE(save(disk, "/ck", make_state(12, 1)).ok());
+    const int code = cairn::testing::without_threads([&] {
+      const Result<VerifyReport> report = verify_checkpoint(disk, kStep);
+      return !report.ok() && report.error().code == ErrorCode::kUnavailable ? 0 : 1;
+    });
+    CHECK((code == 0 || code == 77));
+  }
+
   TEST_CASE("a whole checkpoint verifies, every byte of every file counted") {
     MemoryBackend disk;
     const SaveReport saved = save(disk, "/ck", make_state(12, 1)).value();
