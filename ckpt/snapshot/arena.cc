@@ -412,8 +412,8 @@ Status Arena::validate() const {
   }
   const std::string boot = boot_id();
   if (std::memchr(h.boot_id, 0, arena::kTextBytes) == nullptr) return damaged("no end of the machine's start");
-  if (boot.empty() &&
-      h.boot_id[0] != 0) {  // no descriptor left, ...: it may be of this start, and hold what nothing else has
+  // No descriptor left, or no memory: it may be of this start, and hold what nothing else has.
+  if (boot.empty() && h.boot_id[0] != 0) {
     return Error{ErrorCode::kIo,
                  "/proc/sys/kernel/random/boot_id cannot be read, so that it is not known from which start of the "
                  "machine it is"};
