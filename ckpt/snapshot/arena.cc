@@ -271,9 +271,15 @@ Status Arena::validate() const {
   if (const uint64_t hash = hash_static(base_, h.static_bytes); hash != h.static_hash) {
     return damaged(fmt::format("header checksum {}, stored {}", hash_to_hex(hash), hash_to_hex(h.static_hash)));
   }
-  if (std::memchr(h.boot_id, 0, arena::kTextBytes) == nullptr || boot_id() != h.boot_id) {
-    return damaged("it is from before this machine's last start");
+  const std::string boot = boot_id();
+  if (std::memchr(h.boot_id, 0, arena::kTextBytes) == nullptr) return damaged("no end of the machine's start");
+  // No descriptor left, or no memory: it may be of this start, and hold what nothing else has.
+  if (boot.empty() && h.boot_id[0] != 0) {
+    return Error{ErrorCode::kIo,
+                 "/proc/sys/kernel/random/boot_id cannot be read, so that it is not known from which start of the "
+                 "machine it is"};
   }
+  if (boot != h.boot_id) return damaged("it is from before this machine's last start");
   const auto fits = [&](int64_t offset, int64_t size) {
     return offset >= 0 && size >= 0 && offset <= bytes_ && size <= bytes_ - offset && offset % 8 == 0;
   };
