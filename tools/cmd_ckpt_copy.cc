@@ -157,6 +157,13 @@ Result<int> push(CopyArgs args, bool as_json) {
   }
   args.place.path = plain(args.to);
   RT_TRY(check_folder_of_steps(args.place.path, "the place"));
+  // As every command reads such a path.
+  std::error_code unknown;
+  if (const fs::path below = fs::path(args.place.path) / "checkpoints"; fs::is_directory(below, unknown)) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: steps would be looked for in {}, and not there; name that "
+                                                       "or another folder",
+                                                       args.to, below.string())};
+  }
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();

@@ -188,6 +188,7 @@ class DirectoryTest(CopyTest):
             said = self.cairn("ckpt", *command, code=2).stderr
             self.assertIn("is the name of one step; give the folder of steps", said)
         self.assertIn("has no name", self.cairn("ckpt", "fetch", "place", "", code=2).stderr)
+        self.assertIn("steps would be looked for in", self.cairn("ckpt", "push", "run", "run/", code=2).stderr)
         self.assertEqual(contents(self.step), before)
         self.assertEqual(sorted(os.listdir(self.folder.name)), ["place", "run"])
 
