@@ -45,6 +45,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/store/uring_backend.h"
+#include "ckpt/tensors/planned_range.h"
 #include "runtime/core/random.h"
 #include "runtime/core/word_sums.h"
 
@@ -291,9 +292,7 @@ class Bench {
     RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(wanted));
     std::vector<ReadRange> ranges;
     ranges.reserve(reads.size());
-    for (const LoadRead& read : reads)
-      ranges.push_back(
-          {read.file, read.offset, read.bytes, state_.target.data + state_.at[read.wanted] + read.target_offset});
+    for (const LoadRead& read : reads) ranges.push_back(range_of(read, state_.target.data + state_.at[read.wanted]));
     RT_TRY(reader.read_ranges(ranges));
     return Answer{fmt::format(R"(,"read":{},"wanted":{})", reader.stats().read_bytes, reader.stats().wanted_bytes),
                   reader.stats().wanted_bytes};

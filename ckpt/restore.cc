@@ -91,15 +91,18 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
   RT_TRY_SET(const std::vector<WantedBox> wanted, wanted_boxes(plan, planner, state));
   RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
   const std::vector<int64_t> rank_of_file = arena.rank_of_file();
-  out.reserve(reads.size());
   for (const LoadRead& read : reads) {
     const int64_t rank = read.file < std::ssize(rank_of_file) ? rank_of_file[read.file] : -1;
-    if (rank < 0 || read.offset < 0 || read.offset + read.bytes > std::ssize(arena.payload(rank, 0))) {
+    const int64_t end = read.offset + (read.rows - 1) * read.source_stride + read.bytes;
+    if (rank < 0 || read.offset < 0 || end > std::ssize(arena.payload(rank, 0))) {
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     }
-    trainer::Original& original = out.emplace_back(read.wanted, read.target_offset, read.bytes);
-    for (int64_t slot = 0; slot < arena.slots(); ++slot) {
-      original.banks.push_back(arena.payload(rank, slot).data() + read.offset);
+    for (int64_t row = 0; row < read.rows; ++row) {
+      trainer::Original& original =
+          out.emplace_back(read.wanted, read.target_offset + row * read.target_stride, read.bytes);
+      for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+        original.banks.push_back(arena.payload(rank, slot).data() + read.offset + row * read.source_stride);
+      }
     }
   }
   return out;

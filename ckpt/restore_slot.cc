@@ -13,6 +13,7 @@
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/position.h"
 #include "ckpt/snapshot/snapshot.h"
+#include "ckpt/tensors/planned_range.h"
 #include "runtime/trainer/initial.h"
 
 namespace cairn::ckpt {
@@ -83,9 +84,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted).with(dir.string()));
   std::vector<ReadRange> ranges;
   ranges.reserve(reads.size());
-  for (const LoadRead& read : reads)
-    ranges.push_back(
-        {read.file, read.offset, read.bytes, targets[static_cast<size_t>(read.wanted)] + read.target_offset});
+  for (const LoadRead& read : reads) ranges.push_back(range_of(read, targets[static_cast<size_t>(read.wanted)]));
   RT_TRY(reader.read_ranges(ranges));
   out.stats = reader.stats();
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/tensors/planned_range.h"
 
 namespace cairn::convert {
 void copy_box_out(const float* whole, const Shape& shape, const Box& box, float* dense) {
@@ -82,9 +83,7 @@ Status CheckpointWeights::read_box(int64_t tensor, const Box& box, std::span<flo
 Status CheckpointWeights::run(std::span<const ckpt::LoadRead> reads, std::byte* into) const {
   std::vector<ckpt::ReadRange> ranges;
   ranges.reserve(reads.size());
-  for (const ckpt::LoadRead& read : reads) {
-    ranges.push_back({read.file, read.offset, read.bytes, into + read.target_offset});
-  }
+  for (const ckpt::LoadRead& read : reads) ranges.push_back(ckpt::range_of(read, into));
   return reader_->read_ranges(ranges);
 }
 

@@ -33,13 +33,47 @@ struct Piece {
   // Of a coded shard: file bytes to be read are the stored chunk, those that are wanted count as the shard's addresses.
   int64_t task_offset = 0, task_bytes = 0;  // file bytes that must be read for it (the chunk, with verify)
   int64_t file = 0, shard = 0, chunk = -1;
-  int64_t offset = 0, bytes = 0;  // file bytes that are wanted
-  std::byte* dst = nullptr;
+  int64_t offset = 0, bytes = 0;     // file bytes that are wanted; of several rows, with what lies between them
+  std::byte* dst = nullptr;          // null where there are several rows
+  const ReadRange* range = nullptr;  // whose rows
   bool coded = false;
 };
 
 bool same_task(const Piece& a, const Piece& b) {
   return a.file == b.file && a.task_offset == b.task_offset && a.task_bytes == b.task_bytes;
+}
+
+// Row `row` of the range, as far as it lies within [begin, end) of the file, goes to dst.
+struct RowPart {
+  int64_t offset = 0, bytes = 0;
+  std::byte* dst = nullptr;
+};
+
+RowPart clip_row(const ReadRange& range, int64_t row, int64_t begin, int64_t end) {
+  const int64_t at = range.offset + row * range.source_stride;
+  const int64_t from = std::max(at, begin);
+  return {from, std::min(at + range.bytes, end) - from, range.dst + row * range.target_stride + (from - at)};
+}
+
+// The first row that reaches behind `offset`.
+int64_t row_behind(const ReadRange& range, int64_t offset) {
+  const int64_t over = offset - (range.offset + range.bytes);
+  return over < 0 || range.rows == 1 ? 0 : over / range.source_stride + 1;
+}
+
+// copy(to, from) for all that a piece wants of `bytes`, which begin at `offset` of the file.
+template <typename Copy>
+void scatter(const Piece& piece, int64_t offset, std::span<const std::byte> bytes, const Copy& copy) {
+  const auto part = [&](std::byte* to, int64_t at, int64_t n) {
+    copy(to, bytes.subspan(static_cast<size_t>(at - offset), static_cast<size_t>(n)));
+  };
+  if (piece.dst != nullptr) return part(piece.dst, piece.offset, piece.bytes);
+  const ReadRange& range = *piece.range;
+  const int64_t end = piece.offset + piece.bytes;
+  for (int64_t row = row_behind(range, piece.offset); range.offset + row * range.source_stride < end; ++row) {
+    const RowPart clipped = clip_row(range, row, piece.offset, end);
+    part(clipped.dst, clipped.offset, clipped.bytes);
+  }
 }
 
 uint64_t hash_and_copy(std::span<const std::byte> from, std::byte* to) {
@@ -72,13 +106,15 @@ class Decoding {
         return decoder.decode(*bytes, chunk.filter_mask, elem, to)
             .with((dir / describe_chunk(m, shard, head.chunk)).string());
       };
-      if (pieces.size() == 1 && head.bytes == shard.chunk_bytes)
+      if (pieces.size() == 1 && head.dst != nullptr && head.bytes == shard.chunk_bytes)
         return undo(std::span(head.dst, static_cast<size_t>(head.bytes)));
       std::vector<std::byte> whole(static_cast<size_t>(shard.chunk_bytes));
       RT_TRY(undo(whole));
       const int64_t begin = shard.offset + head.chunk * shard.chunk_bytes;
-      for (const Piece& piece : pieces)
-        std::memcpy(piece.dst, whole.data() + (piece.offset - begin), static_cast<size_t>(piece.bytes));
+      for (const Piece& piece : pieces) {
+        scatter(piece, begin, whole,
+                [](std::byte* to, std::span<const std::byte> from) { std::memcpy(to, from.data(), from.size()); });
+      }
       return {};
     }));
     return {};
@@ -141,14 +177,63 @@ struct CheckpointReader::Impl {
 
   Result<int64_t> shard_of(const ReadRange& range) const {
     const auto it = std::upper_bound(extents.begin(), extents.end(), Extent{range.file, range.offset});
-    if (it != extents.begin() && range.bytes >= 0) {
+    if (it != extents.begin() && range.bytes >= 0 && range.rows >= 1) {
       const int64_t index = std::prev(it)->shard;
       const ShardEntry& shard = manifest.shards[static_cast<size_t>(index)];
       const int64_t within = range.offset - shard.offset;
-      if (shard.file == range.file && within <= shard.bytes && range.bytes <= shard.bytes - within) return index;
+      if (shard.file == range.file && within <= shard.bytes && range.bytes <= shard.bytes - within) {
+        if (range.rows == 1) return index;
+        const int64_t behind = shard.bytes - within - range.bytes;  // the first row
+        if (range.source_stride > 0 && range.source_stride >= range.bytes && range.target_stride >= range.bytes &&
+            range.rows - 1 <= behind / range.source_stride)
+          return index;
+      }
     }
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {} bytes at offset {} of file {} lie in no shard",
-                                                       dir.string(), range.bytes, range.offset, range.file)};
+    const std::string rows = range.rows == 1 ? ""
+                                             : fmt::format("{} rows, {} apart (to {} apart), of ", range.rows,
+                                                           range.source_stride, range.target_stride);
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}{} bytes at offset {} of file {} lie in no shard",
+                                                       dir.string(), rows, range.bytes, range.offset, range.file)};
+  }
+
+  /// Adds the pieces of a range of shard `s`: one a chunk, however many rows touch it.
+  void cut_at_chunks(const ReadRange& range, int64_t s, std::vector<Piece>& pieces) const {
+    const ShardEntry& shard = manifest.shards[static_cast<size_t>(s)];
+    const bool coded = shard.codec != Codec::kRaw;
+    const int64_t range_end = range.offset + range.span_bytes();
+    for (int64_t at = range.offset; at < range_end;) {  // always a wanted byte
+      const int64_t chunk = (at - shard.offset) / shard.chunk_bytes;
+      const int64_t chunk_begin = shard.offset + chunk * shard.chunk_bytes;
+      const int64_t chunk_bytes = std::min(shard.chunk_bytes, shard.offset + shard.bytes - chunk_begin);
+      const int64_t chunk_end = chunk_begin + chunk_bytes;
+      Piece piece{chunk_begin, chunk_bytes, range.file, s, chunk, at, std::min(range_end, chunk_end) - at};
+      const int64_t row = row_behind(range, at);
+      if (row + 1 < range.rows && range.offset + (row + 1) * range.source_stride < chunk_end) {
+        piece.range = &range;
+      } else {
+        const RowPart only = clip_row(range, row, at, chunk_end);
+        piece.bytes = only.bytes;
+        piece.dst = only.dst;
+      }
+      if (coded) {
+        piece.task_offset = shard.stored[static_cast<size_t>(chunk)].offset;
+        piece.task_bytes = shard.stored[static_cast<size_t>(chunk)].bytes;
+        piece.coded = true;
+      }
+      pieces.push_back(piece);
+      at = std::max(chunk_end, range.offset + row_behind(range, chunk_end) * range.source_stride);
+    }
+  }
+
+  /// Adds the pieces of a range whose chunks do not matter.
+  static void cut_at_rows(const ReadRange& range, int64_t s, std::vector<Piece>& pieces) {
+    for (int64_t row = 0; row < range.rows; ++row) {
+      for (int64_t at = 0; at < range.bytes; at += kUnverifiedBytes) {
+        const int64_t offset = range.offset + row * range.source_stride + at;
+        const int64_t bytes = std::min(kUnverifiedBytes, range.bytes - at);
+        pieces.push_back({offset, bytes, range.file, s, -1, offset, bytes, range.dst + row * range.target_stride + at});
+      }
+    }
   }
 
   Status check_and_scatter(std::span<const Piece> pieces, int64_t extent_offset, std::span<const std::byte> bytes,
@@ -160,7 +245,7 @@ struct CheckpointReader::Impl {
         return bytes.subspan(static_cast<size_t>(piece.task_offset - extent_offset),
                              static_cast<size_t>(piece.task_bytes));
       };
-      const bool whole = !piece.coded && piece.bytes == piece.task_bytes;
+      const bool whole = !piece.coded && piece.dst != nullptr && piece.bytes == piece.task_bytes;
       bool copied = in_place;
       if (options.verify && first_of_task) {
         const ShardEntry& shard = manifest.shards[static_cast<size_t>(piece.shard)];
@@ -178,10 +263,12 @@ struct CheckpointReader::Impl {
         if (first_of_task) RT_TRY(decoding->add(dir, manifest, pieces.subspan(i, end - i), task()));
         continue;
       }
-      if (!copied)
-        stream_copy(piece.dst,
-                    bytes.subspan(static_cast<size_t>(piece.offset - extent_offset), static_cast<size_t>(piece.bytes)));
+      if (!copied) {
+        scatter(piece, extent_offset, bytes,
+                [](std::byte* to, std::span<const std::byte> from) { stream_copy(to, from); });
+      }
     }
+    stream_fence();
     return {};
   }
 };
@@ -241,32 +328,13 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
   for (const ReadRange& range : ranges) {
     RT_TRY_SET(const int64_t s, impl_->shard_of(range));
     if (range.bytes == 0) continue;
-    impl_->stats.wanted_bytes += range.bytes;
-    const ShardEntry& shard = m.shards[static_cast<size_t>(s)];
-    const bool coded = shard.codec != Codec::kRaw;
+    impl_->stats.wanted_bytes += range.rows * range.bytes;
+    const bool coded = m.shards[static_cast<size_t>(s)].codec != Codec::kRaw;
     any_coded = any_coded || coded;
-    if (!impl_->options.verify && !coded) {
-      for (int64_t at = 0; at < range.bytes; at += kUnverifiedBytes) {
-        const int64_t offset = range.offset + at, bytes = std::min(kUnverifiedBytes, range.bytes - at);
-        pieces.push_back({offset, bytes, range.file, s, -1, offset, bytes, range.dst + at});
-      }
-      continue;
-    }
-    const int64_t first = (range.offset - shard.offset) / shard.chunk_bytes;
-    const int64_t last = (range.offset + range.bytes - 1 - shard.offset) / shard.chunk_bytes;
-    for (int64_t chunk = first; chunk <= last; ++chunk) {
-      const int64_t chunk_begin = shard.offset + chunk * shard.chunk_bytes;
-      const int64_t chunk_bytes = std::min(shard.chunk_bytes, shard.offset + shard.bytes - chunk_begin);
-      const int64_t begin = std::max(range.offset, chunk_begin);
-      const int64_t end = std::min(range.offset + range.bytes, chunk_begin + chunk_bytes);
-      Piece piece{chunk_begin, chunk_bytes, range.file,  s,
-                  chunk,       begin,       end - begin, range.dst + (begin - range.offset)};
-      if (coded) {
-        piece.task_offset = shard.stored[static_cast<size_t>(chunk)].offset;
-        piece.task_bytes = shard.stored[static_cast<size_t>(chunk)].bytes;
-        piece.coded = true;
-      }
-      pieces.push_back(piece);
+    if (impl_->options.verify || coded) {
+      impl_->cut_at_chunks(range, s, pieces);
+    } else {
+      Impl::cut_at_rows(range, s, pieces);
     }
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
@@ -280,7 +348,7 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
   const auto in_place_run = [&](size_t i) {
     const auto whole = [&](size_t k) {
       const Piece& p = pieces[k];
-      return !p.coded && p.bytes == p.task_bytes && (k == 0 || !same_task(pieces[k - 1], p)) &&
+      return !p.coded && p.dst != nullptr && p.bytes == p.task_bytes && (k == 0 || !same_task(pieces[k - 1], p)) &&
              (k + 1 == pieces.size() || !same_task(p, pieces[k + 1]));
     };
     if (!impl_->options.huge_pages || !whole(i)) return i;

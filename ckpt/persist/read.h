@@ -16,12 +16,18 @@
 
 namespace cairn::ckpt {
 
-/// Bytes [offset, offset + bytes) of a file, into dst. Must lie inside one shard of the manifest. Of a coded shard the
-/// offset counts from the address that the manifest gives it; its chunks are read where they are stored, and undone.
+/// `rows` times `bytes` bytes of a file, the first at `offset`, to dst and on. All must lie inside one shard of the
+/// manifest. Of a coded shard the offset counts from the address that the manifest gives it; its chunks are read where
+/// they are stored, and undone.
 struct ReadRange {
   int64_t file = 0;  // index into Manifest::files
   int64_t offset = 0, bytes = 0;
   std::byte* dst = nullptr;
+  int64_t rows = 1;
+  int64_t source_stride = 0, target_stride = 0;  // from a row to the next, at least `bytes`; unused where there is one
+
+  /// Bytes from the first row's first to the last row's last.
+  int64_t span_bytes() const { return (rows - 1) * source_stride + bytes; }
 };
 
 struct ReadOptions {
@@ -68,8 +74,9 @@ class CheckpointReader {
   /// Everything passes through bounce memory in huge pages, which is faster than reading into 4 KiB pages; with
   /// huge_pages whole chunks are read in place, those that lie side by side in one request.
   /// On error the contents of all dst are unspecified.
+  /// Costs memory by the chunks that the ranges touch, not by their rows.
   /// Errors: kCorrupt names file, tensor, box, chunk and byte range with both checksums; kInvalidInput for a range
-  /// outside every shard.
+  /// outside every shard, or whose rows overlap.
   Status read_ranges(std::span<const ReadRange> ranges);
 
   /// One whole shard (index into Manifest::shards).

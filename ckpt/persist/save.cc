@@ -464,6 +464,7 @@ class PartWriter {
       int64_t n = std::min(static_cast<int64_t>(bytes.size()), static_cast<int64_t>(run_.size()) - run_used_);
       n = std::min(n, layout_->next_page(offset / kIoAlign + 1) * kIoAlign - offset);
       stream_copy(run_.data() + run_used_, bytes.first(static_cast<size_t>(n)), ahead_);
+      stream_fence();
       run_used_ += n;
       bytes = bytes.subspan(static_cast<size_t>(n));
       offset += n;

@@ -41,10 +41,15 @@ void stream_copy(std::byte* to, std::span<const std::byte> from, [[maybe_unused]
       _mm_stream_si128(out + 2, c);
       _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence();  // such stores are ordered with nothing else
   }
 #endif
   if (left > 0) std::memcpy(to, at, left);
+}
+
+void stream_fence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace cairn::ckpt

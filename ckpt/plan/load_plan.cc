@@ -124,10 +124,10 @@ Result<std::vector<LoadRead>> LoadPlanner::plan_reads(std::span<const WantedBox>
       const ShardEntry& shard = manifest_.shards[shard_[k]];
       if (!shard.box.lo.empty() && shard.box.lo[0] >= want.box.hi[0]) break;
       if (!meet(shard.box, want.box)) continue;
-      RT_TRY_SET(const std::vector<CopyRun> runs, overlap_runs(shard.box, want.box, entry.shape, entry.dtype));
-      for (const CopyRun& run : runs) {
-        reads.push_back(
-            {shard.file, shard.offset + run.source_offset, run.bytes, static_cast<int64_t>(w), run.target_offset});
+      RT_TRY_SET(const std::vector<CopyRows> copies, overlap_rows(shard.box, want.box, entry.shape, entry.dtype));
+      for (const CopyRows& copy : copies) {
+        reads.push_back({shard.file, shard.offset + copy.source_offset, copy.bytes, static_cast<int64_t>(w),
+                         copy.target_offset, copy.rows, copy.source_stride, copy.target_stride});
       }
       Box common = intersect(shard.box, want.box);
       covered += common.count_elems();

@@ -21,12 +21,15 @@ struct WantedBox {
   Box box;
 };
 
-/// Bytes [offset, offset + bytes) of a file go to [target_offset, ...) of the wanted box's memory.
+/// Bytes [offset, offset + bytes) of a file go to [target_offset, ...) of the wanted box's memory; and so do `rows` - 1
+/// more of that length, each a stride behind the one before.
 struct LoadRead {
   int64_t file = 0;  // index into Manifest::files
   int64_t offset = 0, bytes = 0;
   int64_t wanted = 0;  // index into the span given to plan_reads
   int64_t target_offset = 0;
+  int64_t rows = 1;
+  int64_t source_stride = 0, target_stride = 0;
   bool operator==(const LoadRead&) const = default;
 };
 
@@ -41,7 +44,8 @@ class LoadPlanner {
  public:
   explicit LoadPlanner(const Manifest& manifest);
 
-  /// Reads that fill every wanted box exactly once, sorted by (file, offset).
+  /// Reads that fill every wanted box exactly once, sorted by (file, offset). Their number goes with the boxes that
+  /// meet, not with the rows of a tensor: a cut of columns is one read.
   /// Errors: kInvalidInput listing every tensor that is not there and every box that leaves its tensor; kCorrupt
   /// listing boxes that the shards do not cover, or cover twice.
   Result<std::vector<LoadRead>> plan_reads(std::span<const WantedBox> wanted) const;

@@ -21,7 +21,7 @@ bool meet(const Box& a, const Box& b) {
   return true;
 }
 
-Result<std::vector<CopyRun>> overlap_runs(const Box& saved, const Box& wanted, const Shape& global, DType dtype) {
+Result<std::vector<CopyRows>> overlap_rows(const Box& saved, const Box& wanted, const Shape& global, DType dtype) {
   for (const Box* box : {&saved, &wanted}) {
     if (!inside(*box, global)) {
       return Error{ErrorCode::kInvalidInput,
@@ -29,36 +29,54 @@ Result<std::vector<CopyRun>> overlap_runs(const Box& saved, const Box& wanted, c
                                to_string(*box), to_string(global))};
     }
   }
-  std::vector<CopyRun> runs;
-  if (!meet(saved, wanted)) return runs;
+  std::vector<CopyRows> copies;
+  if (!meet(saved, wanted)) return copies;
   const Box common = intersect(saved, wanted);
   const int64_t dims = common.dims();
 
-  // The run covers dims [first, dims): the common box is whole, in both boxes, in all dims inside `first`.
+  const auto whole = [&](int64_t d) {
+    return common.extent(d) == saved.extent(d) && common.extent(d) == wanted.extent(d);
+  };
+
+  // A row covers dims [first, dims): the common box is whole, in both boxes, in all dims inside `first`.
   int64_t first = dims;
-  int64_t run_elems = 1;
+  int64_t row_elems = 1;
   while (first > 0) {
     --first;
-    run_elems *= common.extent(first);
-    if (common.extent(first) != saved.extent(first) || common.extent(first) != wanted.extent(first)) break;
+    row_elems *= common.extent(first);
+    if (!whole(first)) break;
   }
   std::vector<int64_t> source_stride(dims, 1), target_stride(dims, 1);
   for (int64_t d = dims - 2; d >= 0; --d) {
     source_stride[d] = source_stride[d + 1] * saved.extent(d + 1);
     target_stride[d] = target_stride[d + 1] * wanted.extent(d + 1);
   }
+  const int64_t size = dtype_size_bytes(dtype);
+  CopyRows copy{.bytes = row_elems * size};
+  // Rows lie over dims [outer, first). A dim of one index adds none, so the distance is that of the next one outside.
+  int64_t outer = first;
+  while (outer > 0) {
+    --outer;
+    if (common.extent(outer) > 1 && copy.rows == 1) {
+      copy.source_stride = source_stride[outer] * size;
+      copy.target_stride = target_stride[outer] * size;
+    }
+    copy.rows *= common.extent(outer);
+    if (copy.rows > 1 && !whole(outer)) break;
+  }
   int64_t count = 1, source = 0, target = 0;
   for (int64_t d = 0; d < dims; ++d) {
     source += (common.lo[d] - saved.lo[d]) * source_stride[d];
     target += (common.lo[d] - wanted.lo[d]) * target_stride[d];
-    if (d < first) count *= common.extent(d);
+    if (d < outer) count *= common.extent(d);
   }
-  const int64_t size = dtype_size_bytes(dtype);
-  runs.reserve(count);
-  std::vector<int64_t> at(first, 0);
+  copies.reserve(count);
+  std::vector<int64_t> at(outer, 0);
   for (;;) {
-    runs.push_back({source * size, target * size, run_elems * size});
-    int64_t d = first - 1;
+    copy.source_offset = source * size;
+    copy.target_offset = target * size;
+    copies.push_back(copy);
+    int64_t d = outer - 1;
     for (; d >= 0; --d) {  // the odometer over the outer dims
       source += source_stride[d];
       target += target_stride[d];
@@ -67,7 +85,7 @@ Result<std::vector<CopyRun>> overlap_runs(const Box& saved, const Box& wanted, c
       target -= common.extent(d) * target_stride[d];
       at[d] = 0;
     }
-    if (d < 0) return runs;
+    if (d < 0) return copies;
   }
 }
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "ckpt/tensors/planned_range.h"
 #include "runtime/core/dtype.h"
 
 namespace cairn::ckpt {
@@ -43,6 +44,20 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 
+/// What a plan must know of the source besides its boxes.
+struct SourceShards {
+  std::vector<std::pair<int64_t, int64_t>> starts;  // (file, offset), ascending
+  int64_t smallest_chunk = INT64_MAX;
+
+  explicit SourceShards(const Manifest& source) {
+    for (const ShardEntry& shard : source.shards) {
+      starts.emplace_back(shard.file, shard.offset);
+      smallest_chunk = std::min(smallest_chunk, shard.chunk_bytes);
+    }
+    std::sort(starts.begin(), starts.end());
+  }
+};
+
 /// Consecutive bytes of the items, in memory.
 class Window {
  public:
@@ -69,9 +84,7 @@ class Window {
 
   /// Fills the window from `place` on.
   Status load(CheckpointReader& reader, const LoadPlanner& planner, const std::vector<StreamItem>& items,
-              const std::vector<std::pair<int64_t, int64_t>>& shard_starts, Place place) {
-    // Where source and items cut across each other a range may be a few bytes long, and its bookkeeping longer.
-    constexpr int64_t kRangeBytes = sizeof(ReadRange) + 80 + 40;  // the reader's piece, the planner's read
+              const SourceShards& shards, Place place) {
     if (!memory_) {
       int64_t all = 0;
       for (const StreamItem& item : items) all += item.bytes + kIoAlign;
@@ -84,16 +97,16 @@ class Window {
     }
     extents_.clear();
     ranges_.clear();
+    plan_bytes_ = 0;
     begin_ = end_ = place;
     int64_t used = 0;
     for (; end_.item < static_cast<int64_t>(items.size()); ++end_.item, end_.offset = 0) {
       const StreamItem& item = items[static_cast<size_t>(end_.item)];
       while (end_.offset < item.bytes) {
         const int64_t bytes = std::min(granule_bytes_ / item.elem_bytes * item.elem_bytes, item.bytes - end_.offset);
-        const int64_t spent = used + static_cast<int64_t>(ranges_.size()) * kRangeBytes;
-        if (!extents_.empty() && (spent + bytes > budget_bytes_ || used + bytes > capacity_))
+        if (!extents_.empty() && (used + plan_bytes_ + bytes > budget_bytes_ || used + bytes > capacity_))
           return reader.read_ranges(ranges_);
-        RT_TRY(plan(reader.manifest(), planner, shard_starts, item, end_.offset, bytes, memory_.get() + used));
+        RT_TRY(plan(reader.manifest(), planner, shards, item, end_.offset, bytes, memory_.get() + used));
         if (!extents_.empty() && extents_.back().item == end_.item) {
           extents_.back().bytes += bytes;
         } else {
@@ -117,9 +130,8 @@ class Window {
   };
 
   /// Adds the reads for bytes [offset, offset + bytes) of an item.
-  Status plan(const Manifest& manifest, const LoadPlanner& planner,
-              const std::vector<std::pair<int64_t, int64_t>>& shard_starts, const StreamItem& item, int64_t offset,
-              int64_t bytes, std::byte* to) {
+  Status plan(const Manifest& manifest, const LoadPlanner& planner, const SourceShards& shards, const StreamItem& item,
+              int64_t offset, int64_t bytes, std::byte* to) {
     const TensorEntry& tensor = manifest.tensors[static_cast<size_t>(item.tensor)];
     std::vector<WantedBox> wanted;
     std::vector<std::byte*> starts;
@@ -136,21 +148,26 @@ class Window {
     }
     RT_TRY_SET(const std::vector<LoadRead> reads, planner.plan_reads(wanted));
     for (const LoadRead& read : reads) {
-      std::byte* dst = starts[static_cast<size_t>(read.wanted)] + read.target_offset;
+      const ReadRange range = range_of(read, starts[static_cast<size_t>(read.wanted)]);
       // One range instead of two, so that a whole chunk is seen as one; a range stays within one shard.
-      if (!ranges_.empty() && ranges_.back().file == read.file &&
-          ranges_.back().offset + ranges_.back().bytes == read.offset &&
-          ranges_.back().dst + ranges_.back().bytes == dst &&
-          !std::binary_search(shard_starts.begin(), shard_starts.end(), std::pair(read.file, read.offset))) {
-        ranges_.back().bytes += read.bytes;
-      } else {
-        ranges_.push_back({read.file, read.offset, read.bytes, dst});
+      ReadRange* const last = ranges_.empty() ? nullptr : &ranges_.back();
+      if (last != nullptr && last->rows == 1 && range.rows == 1 && last->file == range.file &&
+          last->offset + last->bytes == range.offset && last->dst + last->bytes == range.dst &&
+          !std::binary_search(shards.starts.begin(), shards.starts.end(), std::pair(range.file, range.offset))) {
+        last->bytes += range.bytes;
+        continue;
       }
+      ranges_.push_back(range);
+      // Where source and items cut across each other a range may be a few bytes long, and its bookkeeping longer.
+      const int64_t pieces = std::min(range.rows, range.span_bytes() / shards.smallest_chunk + 2);
+      plan_bytes_ += static_cast<int64_t>(sizeof(ReadRange) + sizeof(LoadRead)) + pieces * kPieceBytes;
     }
     return {};
   }
 
+  static constexpr int64_t kPieceBytes = 80;  // the reader's, for each chunk that a range touches
   int64_t budget_bytes_, granule_bytes_, capacity_ = 0;
+  int64_t plan_bytes_ = 0;  // of memory, for the ranges below
   std::unique_ptr<std::byte, Freer> memory_;
   std::vector<Extent> extents_;  // ascending
   std::vector<ReadRange> ranges_;
@@ -165,7 +182,7 @@ struct BoxStream::Impl {
   const std::vector<StreamItem>& items;
   bool ahead;
   Window current, next;
-  std::vector<std::pair<int64_t, int64_t>> shard_starts;  // (file, offset), ascending
+  SourceShards shards;
   int64_t windows = 0;
 
   // The thread that reads ahead has one order at a time, and `next`, until it has answered.
@@ -182,10 +199,8 @@ struct BoxStream::Impl {
         items(i),
         ahead(options.ahead),
         current(options.ahead ? options.memory_bytes / 2 : options.memory_bytes),
-        next(options.memory_bytes / 2) {
-    for (const ShardEntry& shard : reader.manifest().shards) shard_starts.emplace_back(shard.file, shard.offset);
-    std::sort(shard_starts.begin(), shard_starts.end());
-  }
+        next(options.memory_bytes / 2),
+        shards(reader.manifest()) {}
   ~Impl() {
     {
       const std::lock_guard lock(mutex);
@@ -195,7 +210,7 @@ struct BoxStream::Impl {
     if (thread.joinable()) thread.join();
   }
 
-  Status load(Window& window, Place place) { return window.load(reader, planner, items, shard_starts, place); }
+  Status load(Window& window, Place place) { return window.load(reader, planner, items, shards, place); }
 
   void work() {
     std::unique_lock lock(mutex);

@@ -210,6 +210,17 @@ TEST_SUITE("ckpt/persist/coded") {
         found.emplace_back(static_cast<size_t>(bytes));
         expected.emplace_back(all.begin() + from, all.begin() + from + bytes);
         ranges.push_back({shard.file, shard.offset + from, bytes, found.back().data()});
+        if (round % 2 == 0) continue;
+        ReadRange& range = ranges.back();  // every so many bytes of it
+        range.source_stride = 1 + static_cast<int64_t>(mix64(random) % static_cast<uint64_t>(bytes));
+        range.bytes = range.target_stride = (range.source_stride + 1) / 2;
+        range.rows = 1 + (bytes - range.bytes) / range.source_stride;
+        std::vector<std::byte>& parts = expected.back();
+        for (int64_t row = 0; row < range.rows; ++row) {
+          std::copy_n(all.begin() + from + row * range.source_stride, range.bytes, parts.begin() + row * range.bytes);
+        }
+        parts.resize(static_cast<size_t>(range.rows * range.bytes));
+        found.back().resize(parts.size());
       }
       REQUIRE(reader.value().read_ranges(ranges).ok());
       CHECK(found == expected);

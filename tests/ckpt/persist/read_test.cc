@@ -9,6 +9,7 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/store/uring_backend.h"
+#include "ckpt/tensors/planned_range.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/persist/test_state.h"
 #include "tests/support/ok.h"
@@ -29,7 +30,8 @@ std::vector<TensorSpec> specs() {
           {"e", "weight", DType::kF32, {6, 32'768}, 2}};  // rows of sixteen chunks
 }
 
-// Reads random ranges of random shards and compares each with the file's own bytes.
+// Reads random ranges of random shards, every third of many rows, and compares each with the file's own bytes and what
+// lies between its rows with what was there.
 void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& options, uint64_t seed) {
   Result<CheckpointReader> opened = CheckpointReader::open(io, dir, options);
   REQUIRE_OK(opened);
@@ -48,7 +50,15 @@ void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& optio
     range.bytes = i % 5 == 0 ? shard.bytes - from : std::min<int64_t>(shard.bytes - from, draw(3000));
     if (i % 7 == 0) range.bytes = shard.bytes;
     range.offset = shard.offset + (range.bytes == shard.bytes ? 0 : from);
-    buffers.emplace_back(static_cast<size_t>(range.bytes) + 1, std::byte{0xEE});
+    if (i % 3 == 0 && range.bytes > 0) {
+      const int64_t room = shard.offset + shard.bytes - range.offset;
+      range.bytes = 1 + draw(static_cast<uint64_t>(std::min<int64_t>(room, i % 2 == 0 ? 200 : 90'000)));
+      range.source_stride = range.bytes + draw(i % 2 == 0 ? 300 : 200'000);
+      range.target_stride = range.bytes + draw(70);
+      range.rows = 1 + (room - range.bytes) / range.source_stride;
+    }
+    buffers.emplace_back(static_cast<size_t>((range.rows - 1) * range.target_stride + range.bytes) + 1,
+                         std::byte{0xEE});
     ranges.push_back(range);
   }
   for (size_t i = 0; i < ranges.size(); ++i) ranges[i].dst = buffers[i].data();
@@ -56,8 +66,12 @@ void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& optio
   REQUIRE_OK(read);
   for (size_t i = 0; i < ranges.size(); ++i) {
     const std::string& file = files[static_cast<size_t>(ranges[i].file)];
-    REQUIRE(std::memcmp(buffers[i].data(), file.data() + ranges[i].offset, static_cast<size_t>(ranges[i].bytes)) == 0);
-    REQUIRE(buffers[i].back() == std::byte{0xEE});
+    std::vector<std::byte> expected(buffers[i].size(), std::byte{0xEE});
+    for (int64_t row = 0; row < ranges[i].rows; ++row) {
+      std::memcpy(expected.data() + row * ranges[i].target_stride,
+                  file.data() + ranges[i].offset + row * ranges[i].source_stride, static_cast<size_t>(ranges[i].bytes));
+    }
+    REQUIRE((buffers[i] == expected));
   }
 }
 
@@ -171,8 +185,7 @@ TEST_SUITE("ckpt/persist/read") {
       RT_TRY_SET(const std::vector<LoadRead> reads, LoadPlanner(reader.manifest()).plan_reads(std::span(&wanted, 1)));
       std::vector<std::byte> out(static_cast<size_t>(box.count_elems() * dtype_size_bytes(tensor.dtype)));
       std::vector<ReadRange> ranges;
-      for (const LoadRead& read : reads)
-        ranges.push_back({read.file, read.offset, read.bytes, out.data() + read.target_offset});
+      for (const LoadRead& read : reads) ranges.push_back(range_of(read, out.data()));
       RT_TRY(reader.read_ranges(ranges));
       return std::pair(std::move(out), reader.stats());
     };
@@ -233,6 +246,26 @@ TEST_SUITE("ckpt/persist/read") {
       REQUIRE_FALSE(read.ok());
       CHECK(read.error().code == ErrorCode::kInvalidInput);
     }
+    for (const auto& [rows, source_stride, target_stride] :
+         {std::tuple<int64_t, int64_t, int64_t>{0, 8, 8},
+          {-1, 8, 8},
+          {2, 7, 8},  // they overlap in the file
+          {2, 8, 7},  // and in memory
+          {2, -8, 8},
+          {2, shard.bytes - 7, 8},  // the last one ends behind the shard
+          {shard.bytes / 8 + 1, 8, 8},
+          {INT64_MAX, 8, 8},
+          {INT64_MAX, INT64_MAX, 8}}) {
+      CAPTURE(rows);
+      CAPTURE(source_stride);
+      const ReadRange range{shard.file, shard.offset, 8, dst.data(), rows, source_stride, target_stride};
+      const Status read = reader.value().read_ranges(std::span(&range, 1));
+      REQUIRE_FALSE(read.ok());
+      CHECK(read.error().code == ErrorCode::kInvalidInput);
+      CHECK(read.error().message.find("lie in no shard") != std::string::npos);
+    }
+    const ReadRange fits{shard.file, shard.offset, 8, dst.data(), 2, shard.bytes - 8, 8};
+    CHECK(reader.value().read_ranges(std::span(&fits, 1)).ok());
     CHECK_FALSE(reader.value().read_shard(99, dst).ok());
     CHECK_FALSE(reader.value().read_shard(0, std::span(dst).first(3)).ok());
     const ReadRange nothing{0, shard.offset, 0, nullptr};

@@ -66,8 +66,11 @@ TEST_SUITE("ckpt/plan/load_plan") {
                 const LoadRead& last = reads.value()[k - 1];
                 REQUIRE((last.file < read.file || (last.file == read.file && last.offset <= read.offset)));
               }
-              std::memcpy(reinterpret_cast<std::byte*>(got[read.wanted].data()) + read.target_offset,
-                          from.files[read.file].data() + read.offset, read.bytes);
+              auto* const box = reinterpret_cast<std::byte*>(got[read.wanted].data());
+              for (int64_t row = 0; row < read.rows; ++row) {
+                std::memcpy(box + read.target_offset + row * read.target_stride,
+                            from.files[read.file].data() + read.offset + row * read.source_stride, read.bytes);
+              }
             }
             const RankPlan mine = to.plan.rank(rank);
             size_t w = 0;
@@ -83,6 +86,20 @@ TEST_SUITE("ckpt/plan/load_plan") {
       CHECK(pairs == static_cast<int64_t>(layouts().size() * layouts().size()));
       CHECK(elements >= pairs * 3 * all[0].plan.parameters);
     }
+  }
+
+  TEST_CASE("a cut of columns is one read of each shard that it meets, however many rows the tensor has") {
+    constexpr int64_t kRows = 100'000;
+    Manifest manifest;
+    manifest.tensors = {{"a", "weight", DType::kF32, {kRows, 64}}};
+    manifest.files = {{"shard-00000-of-00001.h5", kRows * 256, 0}};
+    for (int64_t part = 0; part < 4; ++part) {
+      manifest.shards.push_back({0, 0, Box{{0, part * 16}, {kRows, part * 16 + 16}}, part * kRows * 64, kRows * 64,
+                                 int64_t{4} << 20, std::vector<uint64_t>(2)});
+    }
+    const std::vector<WantedBox> wanted = {{"weight", "a", Box{{0, 8}, {kRows, 32}}}};
+    CHECK(LoadPlanner(manifest).plan_reads(wanted).value() ==
+          std::vector<LoadRead>{{0, 32, 32, 0, 0, kRows, 64, 96}, {0, kRows * 64, 64, 0, 32, kRows, 64, 96}});
   }
 
   TEST_CASE("every missing, extra or differently shaped tensor is named in one message") {
