@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <ranges>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -31,6 +32,7 @@ namespace {
 
 constexpr int64_t kWindowBytes = int64_t{64} << 20;  // asked of the disk at a time: fio is at its best with no more
 constexpr int64_t kReadBytes = int64_t{4} << 20;     // neighbours are read together up to this, a chunk always whole
+constexpr int64_t kLateBytes = int64_t{256} << 20;   // of payload, read while libhdf5 looks at the structure
 constexpr int64_t kKeptBytes = int64_t{256} << 20;   // of structure; beyond it libhdf5 reads the file once more
 
 constexpr int64_t round_down(int64_t n) { return n / kIoAlign * kIoAlign; }
@@ -89,6 +91,7 @@ struct Read {
   size_t file = 0;
   int64_t from = 0, bytes = 0;  // of the file, whole pages where it has them
   std::vector<Segment> segments;
+  bool rest = false;  // some of it is of no shard
   IoTicket ticket = 0;
   std::optional<Error> refused;  // by submit
   const std::byte* at(int64_t offset) const { return buffer.bytes().data() + (offset - from); }
@@ -173,8 +176,8 @@ class Verifier {
     std::vector<int64_t> shards;  // by offset once the file has begun
     std::unique_ptr<IoFile> file;
     int64_t size_bytes = 0;
-    bool rest_good = true, all_submitted = false;
-    int64_t reads = 0;  // not back yet
+    bool rest_good = true, rest_submitted = false, rest_done = false, all_submitted = false;
+    int64_t reads = 0, rest_reads = 0;  // not back yet: all, and those with something of the rest
     StreamingHash rest;
     std::unique_ptr<KeptStructure> kept;
     int64_t kept_bytes = 0;
@@ -238,15 +241,31 @@ class Verifier {
     });
     report_.shards += static_cast<int64_t>(state.shards.size());
 
-    // Payload and rest in one pass in file order. What lies between the payload of a file of another step is in that
-    // step's shards as well: its own manifest covers it, this one covers the payload that it names.
+    // Payload and rest in one pass in file order, but for payload at the file's end, which is read when all of the rest
+    // has been: libhdf5 then has something to be looked at beside. What lies between the payload of a file of another
+    // step is in that step's shards as well: its own manifest covers it, this one covers the payload that it names.
+    int64_t late_from = entry.size_bytes;
+    for (int64_t late = 0; const Segment& segment : std::views::reverse(segments)) {
+      late += segment.bytes;
+      if (late > kLateBytes || !state.kept) break;
+      late_from = segment.offset;
+    }
     std::vector<Segment> group;
+    std::vector<std::vector<Segment>> late_groups;
     int64_t at = 0;
+    const auto flush = [&] {
+      if (group.empty()) return;
+      const bool late = group.front().offset >= late_from &&
+                        std::none_of(group.begin(), group.end(), [](const Segment& s) { return s.shard < 0; });
+      if (late) {
+        late_groups.push_back(std::exchange(group, {}));
+      } else {
+        submit(index, std::exchange(group, {}));
+      }
+    };
     const auto put = [&](const Segment& segment) {
       const bool joins = !group.empty() && group.back().offset + group.back().bytes == segment.offset;
-      if (!joins || round_up(segment.offset + segment.bytes) - round_down(group.front().offset) > kReadBytes) {
-        if (!group.empty()) submit(index, std::exchange(group, {}));
-      }
+      if (!joins || round_up(segment.offset + segment.bytes) - round_down(group.front().offset) > kReadBytes) flush();
       group.push_back(segment);
     };
     const auto rest_until = [&](int64_t end) {
@@ -260,9 +279,15 @@ class Verifier {
       at = segment.offset + segment.bytes;
     }
     rest_until(entry.size_bytes);
-    if (!group.empty()) submit(index, std::move(group));
+    flush();
+    state.rest_submitted = true;
+    look_whether_done(index);
+    for (std::vector<Segment>& late : late_groups) {
+      if (enough()) return;
+      submit(index, std::move(late));
+    }
     state.all_submitted = true;
-    if (state.reads == 0) finish_file(index);
+    look_whether_done(index);
   }
 
   void submit(size_t index, std::vector<Segment> segments) {
@@ -274,6 +299,7 @@ class Verifier {
     read->file = index;
     read->from = from;
     read->bytes = to - from;
+    read->rest = std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.shard < 0; });
     read->segments = std::move(segments);
     read->refused.reset();
     Result<IoTicket> ticket = state.file->submit_read(from, read->buffer.bytes().data(), to - from);
@@ -283,6 +309,7 @@ class Verifier {
       read->refused = std::move(ticket).error();
     }
     ++state.reads;
+    if (read->rest) ++state.rest_reads;
     reading_bytes_ += read->bytes;
     reading_.push_back(std::move(read));
   }
@@ -337,6 +364,8 @@ class Verifier {
     const size_t index = read->file;
     FileState& state = files_[index];
     const FileEntry& entry = manifest_.files[index];
+    --state.reads;
+    if (read->rest) --state.rest_reads;
     Status status = read->refused ? Status(std::move(*read->refused)) : state.file->wait(read->ticket);
     if (!status.ok()) {
       // Which of them is it? A bad sector must not hide the good chunks beside it.
@@ -400,7 +429,7 @@ class Verifier {
       give_back(std::move(read));
     }
     changed_.notify_one();
-    if (--state.reads == 0 && state.all_submitted) finish_file(index);
+    look_whether_done(index);
   }
 
   void count(const Segment& segment) {
@@ -427,11 +456,19 @@ class Verifier {
     }
   }
 
-  /// All bytes have been seen (but for payload that is still being hashed).
-  void finish_file(size_t index) {
+  void look_whether_done(size_t index) {
+    FileState& state = files_[index];
+    if (state.rest_submitted && state.rest_reads == 0 && !std::exchange(state.rest_done, true)) finish_rest(index);
+    if (state.all_submitted && state.reads == 0) {
+      ++report_.files;
+      state.file.reset();
+    }
+  }
+
+  /// All that is of no shard has been seen.
+  void finish_rest(size_t index) {
     const FileEntry& entry = manifest_.files[index];
     FileState& state = files_[index];
-    ++report_.files;
     const bool covered = entry.step < 0;
     if (covered && state.rest_good && state.rest.digest() != entry.rest_hash) {
       state.rest_good = false;
@@ -453,7 +490,6 @@ class Verifier {
     } else {
       drop_kept(state);
     }
-    state.file.reset();
   }
 
   void drop_kept(FileState& state) {
