@@ -43,6 +43,11 @@ bool same_task(const Piece& a, const Piece& b) {
   return a.file == b.file && a.task_offset == b.task_offset && a.task_bytes == b.task_bytes;
 }
 
+// Whether what is read for it is, as it was read, what is wanted, in one place.
+bool is_whole_task(const Piece& piece) {
+  return !piece.coded && piece.dst != nullptr && piece.bytes == piece.task_bytes;
+}
+
 // Row `row` of the range, as far as it lies within [begin, end) of the file, goes to dst.
 struct RowPart {
   int64_t offset = 0, bytes = 0;
@@ -245,12 +250,11 @@ struct CheckpointReader::Impl {
         return bytes.subspan(static_cast<size_t>(piece.task_offset - extent_offset),
                              static_cast<size_t>(piece.task_bytes));
       };
-      const bool whole = !piece.coded && piece.dst != nullptr && piece.bytes == piece.task_bytes;
       bool copied = in_place;
       if (options.verify && first_of_task) {
         const ShardEntry& shard = manifest.shards[static_cast<size_t>(piece.shard)];
         const uint64_t expected = shard.hashes[static_cast<size_t>(piece.chunk)];
-        copied = copied || (whole && piece.bytes > kPassBytes);
+        copied = copied || (is_whole_task(piece) && piece.bytes > kPassBytes);
         const uint64_t found = copied && !in_place ? hash_and_copy(task(), piece.dst) : hash_bytes(task());
         if (found != expected)
           return Error{ErrorCode::kCorrupt, fmt::format("{}: checksum {}, the manifest has {}",
@@ -347,9 +351,8 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
   // request. Returns where such a run from piece i on ends; i when there is none that is worth a request of its own.
   const auto in_place_run = [&](size_t i) {
     const auto whole = [&](size_t k) {
-      const Piece& p = pieces[k];
-      return !p.coded && p.dst != nullptr && p.bytes == p.task_bytes && (k == 0 || !same_task(pieces[k - 1], p)) &&
-             (k + 1 == pieces.size() || !same_task(p, pieces[k + 1]));
+      return is_whole_task(pieces[k]) && (k == 0 || !same_task(pieces[k - 1], pieces[k])) &&
+             (k + 1 == pieces.size() || !same_task(pieces[k], pieces[k + 1]));
     };
     if (!impl_->options.huge_pages || !whole(i)) return i;
     int64_t bytes = pieces[i].bytes;

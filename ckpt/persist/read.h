@@ -74,7 +74,7 @@ class CheckpointReader {
   /// Everything passes through bounce memory in huge pages, which is faster than reading into 4 KiB pages; with
   /// huge_pages whole chunks are read in place, those that lie side by side in one request.
   /// On error the contents of all dst are unspecified.
-  /// Costs memory by the chunks that the ranges touch, not by their rows.
+  /// With verify it costs memory by the chunks that the ranges touch, not by their rows.
   /// Errors: kCorrupt names file, tensor, box, chunk and byte range with both checksums; kInvalidInput for a range
   /// outside every shard, or whose rows overlap.
   Status read_ranges(std::span<const ReadRange> ranges);

@@ -97,6 +97,10 @@ struct Read {
   const std::byte* at(int64_t offset) const { return buffer.bytes().data() + (offset - from); }
 };
 
+bool has_rest(std::span<const Segment> segments) {
+  return std::any_of(segments.begin(), segments.end(), [](const Segment& segment) { return segment.shard < 0; });
+}
+
 int64_t total_bytes(const Manifest& manifest) {
   int64_t bytes = 0;
   for (const FileEntry& file : manifest.files) bytes += file.size_bytes;
@@ -255,9 +259,7 @@ class Verifier {
     int64_t at = 0;
     const auto flush = [&] {
       if (group.empty()) return;
-      const bool late = group.front().offset >= late_from &&
-                        std::none_of(group.begin(), group.end(), [](const Segment& s) { return s.shard < 0; });
-      if (late) {
+      if (group.front().offset >= late_from && !has_rest(group)) {
         late_groups.push_back(std::exchange(group, {}));
       } else {
         submit(index, std::exchange(group, {}));
@@ -299,7 +301,7 @@ class Verifier {
     read->file = index;
     read->from = from;
     read->bytes = to - from;
-    read->rest = std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.shard < 0; });
+    read->rest = has_rest(segments);
     read->segments = std::move(segments);
     read->refused.reset();
     Result<IoTicket> ticket = state.file->submit_read(from, read->buffer.bytes().data(), to - from);
