@@ -10,6 +10,7 @@
 //   persist  the same as the agent does it, which compares the sums that the update has left in the same pass
 //   pair     two saves of different steps at once, by two threads; `newest` is what a reader finds afterwards
 //   remove   the checkpoints before the newest
+//   retire   the same as retention does it: the next save writes over their files
 //   load     the newest: every byte, checksums compared, into memory that is aligned and touched
 //   load_cold  the same, through buffers that are not kept from command to command
 //   unverified  the same, checksums not compared
@@ -44,6 +45,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/plan/load_plan.h"
+#include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/planned_range.h"
 #include "runtime/core/random.h"
@@ -172,6 +174,7 @@ class Bench {
     if (word == "persist") return save(state_.summed, &cache_);
     if (word == "pair") return pair();
     if (word == "remove") return remove();
+    if (word == "retire") return retire();
     if (word == "load") return load(true, &cache_.buffers());
     if (word == "load_cold") return load(true, nullptr);
     if (word == "unverified") return load(false, &cache_.buffers());
@@ -192,10 +195,11 @@ class Bench {
     SaveOptions options;
     options.cache = cache;
     options.huge_pages = state_.bytes.huge_pages;
+    options.spares = &spares_;
     RT_TRY_SET(SaveReport report, save_checkpoint(*io_, dir_, std::move(state_.skeleton), parts, options));
     state_.skeleton = std::move(report.manifest);
-    return Answer{fmt::format(R"(,"layout_s":{:.6f},"sync_s":{:.6f},"file_bytes":{})", report.layout_seconds,
-                              report.sync_seconds, report.file_bytes),
+    return Answer{fmt::format(R"(,"layout_s":{:.6f},"sync_s":{:.6f},"file_bytes":{},"reused":{})",
+                              report.layout_seconds, report.sync_seconds, report.file_bytes, report.reused_files),
                   report.payload_bytes};
   }
 
@@ -260,10 +264,18 @@ class Bench {
   Result<Answer> remove() {
     RT_TRY_SET(const std::vector<DirEntry> entries, io_->list(dir_));
     const std::string newest = step_dir_name(state_.skeleton.step);
+    spares_.clear(*io_);
     for (const DirEntry& entry : entries) {
       if (entry.name != newest) RT_TRY(remove_tree(*io_, dir_ / entry.name));
     }
     return Answer{"", 0};
+  }
+
+  Result<Answer> retire() {
+    spares_.limit(int64_t{1} << 40);
+    RT_TRY_SET(const RetentionReport kept,
+               apply_retention(*io_, dir_, {.keep_last = 1}, this_writer(), nullptr, &spares_));
+    return Answer{"", static_cast<int64_t>(kept.removed.size())};
   }
 
   Result<Answer> load(bool verify, BufferStore* buffers) {
@@ -301,6 +313,7 @@ class Bench {
   std::filesystem::path dir_;
   State state_;
   SaveCache cache_;
+  SpareFiles spares_;
   std::unique_ptr<IoBackend> io_ = make_best_backend();
 };
 

@@ -23,6 +23,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/retention/spare_files.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/store/held_folder.h"
 #include "ckpt/store/posix_backend.h"
@@ -122,6 +123,7 @@ struct NodePersister::Impl {
   std::atomic<bool> given_up{false};
   std::mutex after_save;                         // one at a time: retention, reports
   CatalogCache catalog;                          // guarded by after_save
+  SpareFiles spares;                             // of what retention removes
   std::shared_ptr<const Manifest> newest_saved;  // with options.incremental: what the next save may refer to
   std::mutex of_folder;                          // guards the next two
   std::optional<HeldFolder> folder;              // none: it was not there, or is on no disk
@@ -191,6 +193,7 @@ SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   save.check_folder = [this, &io = *writer.io] { return check_folder(io); };
   save.cancel = &given_up;
   save.cache = &writer.cache;
+  save.spares = &spares;
   save.chunk_bytes = arena.chunk_bytes();
   save.huge_pages = arena.huge_pages();
   return save;
@@ -234,6 +237,7 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   save.base = base.get();
   RT_TRY_SET(SaveReport report, save_checkpoint(*writer.io, dir, std::move(manifest),
                                                 writer.source.parts(snapshot.slot, snapshot.ranks), save));
+  if (save.codec == Codec::kRaw) spares.limit(report.file_bytes * options.in_flight);  // coded files do not use them
   {
     const std::lock_guard lock(of_folder);
     known_step = position.step;
@@ -254,7 +258,7 @@ void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
   RetentionPolicy policy = *options.retention;
   policy.keep_steps.push_back(arena.control().persisted_step.load(std::memory_order_acquire));
   Result<RetentionReport> kept =
-      apply_retention(*writer.io, dir, policy, options.save.writer.value_or(this_writer()), &catalog);
+      apply_retention(*writer.io, dir, policy, options.save.writer.value_or(this_writer()), &catalog, &spares);
   if (!kept.ok()) {
     event.problems.push_back(kept.error().message);
     return;
@@ -284,6 +288,7 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
     RT_TRY_SET(SaveReport report, persist(writer, snapshot));
     event.dir = report.dir;
     event.bytes = report.payload_bytes;
+    event.reused_files = report.reused_files;
     if (!report.leftover.empty()) event.problems.push_back("could not remove " + report.leftover);
     return {};
   };
@@ -429,6 +434,8 @@ NodePersister::~NodePersister() {
   }
   impl_->changed.notify_all();
   for (const std::unique_ptr<Impl::Writer>& writer : impl_->writers) writer->thread.join();
+  PosixBackend io;
+  if (!impl_->given_up) impl_->spares.clear(io);
 }
 
 void NodePersister::notify() {

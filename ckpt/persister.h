@@ -32,6 +32,7 @@ struct PersistEvent {
   Status status;
   std::filesystem::path dir;          // when ok
   int64_t bytes = 0;                  // payload
+  int64_t reused_files = 0;           // written over those of removed checkpoints (spare_files.h)
   double seconds = 0;                 // from the start of the write to the committed name
   double snapshot_ms = 0;             // training stood still for it on the slowest rank
   std::vector<int64_t> removed;       // by retention

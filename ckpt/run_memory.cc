@@ -102,7 +102,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     RT_TRY(make_dirs(*io, checkpoints_dir));
     RT_TRY_SET(const CleanReport cleaned, clean_leftovers(*io, checkpoints_dir));
     for (const std::string& line : cleaned.put_back) say(line);
-    for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a save that died", name));
+    for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a writer that died", name));
     for (const std::string& line : cleaned.left) say(fmt::format("left alone: {}", line));
   }
   RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run));

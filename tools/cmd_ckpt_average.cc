@@ -139,7 +139,7 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
                 {"notes", {moments_text}}});
     return 0;
   }
-  for (const std::string& one : cleaned) fmt::print("removed {}, left by a save that died\n", one);
+  for (const std::string& one : cleaned) fmt::print("removed {}, left by a writer that died\n", one);
   fmt::print("{}: {}; {} weights, {} in {} files, {}\n{}\n", report.dir.string(), report.manifest.origin,
              report.averaged_tensors, format_bytes(ckpt::payload_bytes(report.manifest)), report.manifest.files.size(),
              telemetry::format_duration(report.seconds), moments_text);

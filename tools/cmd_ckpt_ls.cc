@@ -27,13 +27,16 @@ using nlohmann::json;
 struct Leftover {
   std::string name;
   bool alive = false;
+  std::string_view text() const {
+    if (!alive) return "its writer is gone; the run's next start removes it";
+    if (name.starts_with(ckpt::kSparePrefix)) return "room for the next save; the run's end or next start removes it";
+    return "its writer may be at work";
+  }
 };
 
 Leftover leftover_of(const std::string& name) {
-  for (const std::string_view prefix : {ckpt::kTmpPrefix, ckpt::kTrashPrefix}) {
-    if (const auto work = ckpt::parse_work_dir_name(prefix, name)) return {name, ckpt::may_be_alive(work->writer)};
-  }
-  return {name, false};
+  const std::optional<ckpt::WorkDir> work = ckpt::parse_work_dir_name(name);
+  return {name, work && ckpt::may_be_alive(work->writer)};
 }
 
 /// What the manifest of a complete checkpoint has to say in one line.
@@ -119,8 +122,7 @@ Result<int> list(const std::string& path, bool as_json) {
   }
   if (catalog.checkpoints.size() > 1) fmt::print("{} in all\n", format_bytes(bytes));
   for (const Leftover& leftover : leftovers) {
-    fmt::print("left over: {} ({})\n", printable(leftover.name),
-               leftover.alive ? "its writer may be at work" : "its writer is gone; the run's next start removes it");
+    fmt::print("left over: {} ({})\n", printable(leftover.name), leftover.text());
   }
   for (const std::string& name : catalog.unknown) fmt::print("not ours:  {}\n", printable(name));
   return 0;

@@ -141,7 +141,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
   RunFolder& folder = run->folder();
   // What one that was killed has left there takes as much space as this one needs.
   RT_TRY_SET(const std::vector<std::string> cleaned, run->clean(*io, manifest.step));
-  for (const std::string& name : cleaned) notes.push_back(fmt::format("removed {}, left by a save that died", name));
+  for (const std::string& name : cleaned) notes.push_back(fmt::format("removed {}, left by a writer that died", name));
 
   ckpt::ReshardOptions options;
   options.memory_bytes = memory;

@@ -366,6 +366,7 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
           {"step", event.step},
           {"seconds", event.seconds},
           {"bytes", event.bytes},
+          {"reused_files", event.reused_files},
           {"pause_ms", event.snapshot_ms},
           {"dir", event.dir.string()},
           {"removed", event.removed}});

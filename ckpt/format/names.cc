@@ -89,4 +89,11 @@ std::optional<WorkDir> parse_work_dir_name(std::string_view prefix, std::string_
   return WorkDir{*step, WriterId{std::string(parts[1]), *pid, *start, *sequence}};
 }
 
+std::optional<WorkDir> parse_work_dir_name(std::string_view name) {
+  for (const std::string_view prefix : {kTmpPrefix, kTrashPrefix, kSparePrefix}) {
+    if (auto work = parse_work_dir_name(prefix, name)) return work;
+  }
+  return std::nullopt;
+}
+
 }  // namespace cairn::ckpt

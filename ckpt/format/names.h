@@ -17,6 +17,7 @@ inline constexpr std::string_view kTableName = "shards.bin";
 inline constexpr std::string_view kReferencesName = "references";  // in a directory: the steps that it needs
 inline constexpr std::string_view kTmpPrefix = ".tmp-";            // a save that has not been committed
 inline constexpr std::string_view kTrashPrefix = ".trash-";        // a checkpoint that has been uncommitted
+inline constexpr std::string_view kSparePrefix = ".spare-";        // files of one, to be written over (spare_files.h)
 
 /// "step-00001200": at least eight digits, so that names sort as numbers do up to 10^8 steps.
 std::string step_dir_name(int64_t step);
@@ -43,7 +44,7 @@ struct WriterId {
   bool operator==(const WriterId&) const = default;
 };
 
-/// ".tmp-step-00001200.host.pid.start.sequence", and with kTrashPrefix.
+/// ".tmp-step-00001200.host.pid.start.sequence", and with the other prefixes.
 std::string work_dir_name(std::string_view prefix, int64_t step, const WriterId& writer);
 
 struct WorkDir {
@@ -52,5 +53,7 @@ struct WorkDir {
 };
 /// Reads a name made by work_dir_name with this prefix; nothing for any other name.
 std::optional<WorkDir> parse_work_dir_name(std::string_view prefix, std::string_view name);
+/// The same with whichever prefix it has.
+std::optional<WorkDir> parse_work_dir_name(std::string_view name);
 
 }  // namespace cairn::ckpt

@@ -275,9 +275,9 @@ class DirectoryPlace final : public Place {
     RT_TRY_SET(const std::set<int64_t> needed, announced_references(io_, root_));
     std::vector<std::string> said;
     for (const std::string& name : catalog.leftovers) {
-      const std::optional<WorkDir> copy = parse_work_dir_name(kTmpPrefix, name);
-      const std::optional<WorkDir> work = copy ? copy : parse_work_dir_name(kTrashPrefix, name);
-      if (!work || (copy && copy->step == keep)) continue;
+      const std::optional<WorkDir> work = parse_work_dir_name(name);
+      const bool copy = name.starts_with(kTmpPrefix), trash = name.starts_with(kTrashPrefix);
+      if (!work || (copy && work->step == keep)) continue;
       if (may_be_alive(work->writer)) {
         if (work->writer.pid != ::getpid()) {
           said.push_back(fmt::format("{}: left alone, its writer may be at work", (root_ / name).string()));
@@ -285,7 +285,7 @@ class DirectoryPlace final : public Place {
         continue;
       }
       const fs::path dir = root_ / step_dir_name(work->step);
-      if (std::error_code failed; !copy && needed.contains(work->step) && !fs::exists(dir, failed) && !failed) {
+      if (std::error_code failed; trash && needed.contains(work->step) && !fs::exists(dir, failed) && !failed) {
         RT_TRY(io_.rename(root_ / name, dir));
         RT_TRY(io_.sync_dir(root_));
         said.push_back(fmt::format("put back {}, another checkpoint there refers to its files", dir.string()));

@@ -3,9 +3,11 @@
 //
 //   1. Check that skeleton and parts tile every tensor, and that the disk has room. Nothing is written before.
 //   2. Make .tmp-step-N.<writer> and in it, for each part, one file:
-//      a. its HDF5 structure is laid out in memory (layout.h); the file is created with its space reserved;
+//      a. its HDF5 structure is laid out in memory (layout.h); the file is created with its space reserved, or a spare
+//         one taken (retention/spare_files.h), which opens as HDF5 as little as a new one;
 //      b. payload goes chunk by chunk to the offsets HDF5 gave, each hashed while it is on its way;
-//      c. the chunk hashes are filled into the structure, whose pages are written, all but the first;
+//      c. the chunk hashes are filled into the structure, whose pages are written, all but the first; of a spare file
+//         also zeros wherever a new one would have them;
 //      d. fsync; then the page with the superblock; the file is cut to its size; fsync.
 //   3. Write shards.bin, fsync; write manifest.json, which has its hash, fsync.
 //   4. fsync the temporary directory: its entries are durable.
@@ -49,6 +51,7 @@
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/replace.h"
+#include "ckpt/retention/spare_files.h"
 #include "runtime/core/process.h"
 #include "runtime/core/word_sums.h"
 
@@ -247,12 +250,13 @@ Status plan_shards(Manifest& manifest, std::span<const WriterPart> parts, const 
 class PartWriter {
  public:
   PartWriter(const WriterPart& part, std::span<ShardEntry> shards, std::unique_ptr<FileLayout> layout,
-             std::unique_ptr<CodedFile> coded, std::unique_ptr<IoFile> file, BufferPool& runs)
+             std::unique_ptr<CodedFile> coded, std::unique_ptr<IoFile> file, bool was_spare, BufferPool& runs)
       : part_(part),
         shards_(shards),
         layout_(std::move(layout)),
         coded_(std::move(coded)),
         file_(std::move(file)),
+        was_spare_(was_spare),
         runs_(runs) {}
   // Left early on an error: the file waits for its requests while the pools still hold what they write from.
   ~PartWriter() {
@@ -328,7 +332,7 @@ class PartWriter {
       runs_.writing(*file_, ticket);
       room = room.subspan(used);
     }
-    return {};
+    return was_spare_ ? clear_gaps() : Status();
   }
 
   // The rest of step 2d, in pieces, so that several files wait for the disk together.
@@ -362,6 +366,30 @@ class PartWriter {
   };
 
   Hdf5Image& image() { return coded_ ? coded_->image() : layout_->image(); }
+
+  /// Zeros into the pages that neither a shard nor the structure fills.
+  Status clear_gaps() {
+    std::vector<std::pair<int64_t, int64_t>> filled;  // begin and end
+    for (const ShardEntry& shard : shards_)
+      filled.emplace_back(round_down(shard.offset), round_up(shard.offset + shard.bytes));
+    for (const auto& [number, page] : image().pages()) filled.emplace_back(number * kIoAlign, (number + 1) * kIoAlign);
+    const int64_t size = round_up(image().eoa);
+    filled.emplace_back(size, size);
+    std::sort(filled.begin(), filled.end());
+    int64_t at = 0;
+    for (const auto& [begin, end] : filled) {
+      while (at < begin) {
+        RT_TRY_SET(const std::span<std::byte> run, runs_.next());
+        const int64_t n = std::min(begin - at, static_cast<int64_t>(run.size()));
+        std::memset(run.data(), 0, static_cast<size_t>(n));
+        RT_TRY_SET(const IoTicket ticket, file_->submit_write(at, run.data(), n));
+        runs_.writing(*file_, ticket);
+        at += n;
+      }
+      at = std::max(at, end);
+    }
+    return {};
+  }
 
   // `bytes` of a shard from at_ on.
   Status write_piece(ShardEntry& shard, const ShardData& data, int64_t bytes, const SaveOptions& options,
@@ -493,6 +521,7 @@ class PartWriter {
   std::unique_ptr<FileLayout> layout_;  // of a raw file
   std::unique_ptr<CodedFile> coded_;    // of a coded one
   std::unique_ptr<IoFile> file_;
+  bool was_spare_;  // what is not written is not zero
   BufferPool& runs_;
   IoTicket ticket_ = 0;
   int64_t shard_ = 0, at_ = 0;         // how far the payload has been written
@@ -503,6 +532,15 @@ class PartWriter {
   std::span<const std::byte> ahead_;  // of what is hashed next, what has not been asked for yet
   int64_t run_begin_ = 0, run_used_ = 0;
 };
+
+/// What spare files hold is given up where the disk has no room for the new file.
+Result<std::unique_ptr<IoFile>> create_file(IoBackend& io, const fs::path& path, int64_t size_bytes,
+                                            SpareFiles* spares) {
+  Result<std::unique_ptr<IoFile>> file = io.create(path, size_bytes);
+  const bool full = !file.ok() && file.error().code == ErrorCode::kNoSpace;
+  if (full && spares != nullptr && spares->clear(io)) return io.create(path, size_bytes);
+  return file;
+}
 
 /// Files of a dead save's work directory that hold what `parts` would hold: each read and compared with its note.
 Result<std::map<size_t, FinishedFile>> finished_parts(IoBackend& io, const fs::path& work, const Manifest& manifest,
@@ -651,8 +689,9 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     RT_CHECK(open.size() < kOpenFiles, "{} files open at once", open.size() + 1);
     if (coders) {
       RT_TRY_SET(std::unique_ptr<CodedFile> coded, CodedFile::create(manifest, shards, options, *coders));
-      RT_TRY_SET(std::unique_ptr<IoFile> file, io.create(dir / parts[p].file_name, coded->reserve_bytes()));
-      open.emplace_back(parts[p], shards, nullptr, std::move(coded), std::move(file), runs);
+      RT_TRY_SET(std::unique_ptr<IoFile> file,
+                 create_file(io, dir / parts[p].file_name, coded->reserve_bytes(), options.spares));
+      open.emplace_back(parts[p], shards, nullptr, std::move(coded), std::move(file), false, runs);
       return {};
     }
     const auto layout_start = Clock::now();
@@ -662,9 +701,16 @@ Status write_all(IoBackend& io, const fs::path& dir, std::span<const WriterPart>
     if (!layout.ok()) return std::move(layout).error();
     report.layout_seconds += seconds_since(layout_start);
     // Whole pages, so that no write makes the file longer; the commit cuts it.
-    RT_TRY_SET(std::unique_ptr<IoFile> file,
-               io.create(dir / parts[p].file_name, round_up(layout.value()->size_bytes())));
-    open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), runs);
+    const int64_t size = round_up(layout.value()->size_bytes());
+    const fs::path path = dir / parts[p].file_name;
+    std::unique_ptr<IoFile> file;
+    if (options.spares != nullptr) file = options.spares->reuse(io, path, size);
+    const bool was_spare = file != nullptr;
+    report.reused_files += was_spare;
+    if (!was_spare) {
+      RT_TRY_SET(file, create_file(io, path, size, options.spares));
+    }
+    open.emplace_back(parts[p], shards, std::move(layout).value(), nullptr, std::move(file), was_spare, runs);
     return {};
   };
 
@@ -827,7 +873,13 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   int64_t needed =
       payload_bytes(report.manifest) - unchanged.bytes + kSlackBytes * static_cast<int64_t>(parts.size() + 1);
   for (const auto& [part, finished] : taken) needed -= std::min(needed, finished.file.size_bytes);
-  RT_TRY_SET(const int64_t free, io.free_bytes(checkpoints_dir));
+  RT_TRY_SET(int64_t free, io.free_bytes(checkpoints_dir));
+  if (options.spares != nullptr) {
+    // What is no shard file, directories and manifest, finds no room in spare ones.
+    const bool tight = free < kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+    const int64_t spare = options.spares->bytes();
+    if (!tight || options.spares->clear(io)) free += spare;
+  }
   if (free < needed)
     return Error{ErrorCode::kNoSpace,
                  fmt::format("{}: {} bytes free, step {} needs {}: {} are missing", checkpoints_dir.string(), free,
@@ -835,7 +887,11 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
 
   const fs::path work = checkpoints_dir / work_dir_name(kTmpPrefix, report.manifest.step, writer);
   bool noted = !taken.empty();
+  const auto give_up_spares = [&](const Error& error) {  // for the next try
+    if (error.code == ErrorCode::kNoSpace && options.spares != nullptr) options.spares->clear(io);
+  };
   const auto abandon = [&](Error error) -> Error {
+    give_up_spares(error);
     if (noted && error.code == ErrorCode::kStopped) {
       error.message += fmt::format("; the files that are done stay in {}, the same command goes on from them",
                                    work.filename().string());
@@ -848,7 +904,10 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   // Steps A, B1 and B2 of ckpt/retention/references.h.
   const auto base_is_there = [&]() { return all_there(io, work, unchanged.files); };
   if (taken.empty()) {
-    RT_TRY(io.make_dir(work));
+    if (Status made = io.make_dir(work); !made.ok()) {
+      give_up_spares(made.error());
+      return std::move(made).error();
+    }
   } else if (Status moved = take_over(io, left, work, taken); !moved.ok()) {
     return abandon(std::move(moved).error());
   }

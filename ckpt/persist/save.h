@@ -19,7 +19,8 @@
 
 namespace cairn::ckpt {
 
-class SaveCache;  // layout.h
+class SaveCache;   // layout.h
+class SpareFiles;  // ckpt/retention/spare_files.h
 
 /// Puts bytes [offset, offset + target.size()) of a shard into `target`.
 using FillShard = std::function<Status(int64_t offset, std::span<std::byte> target)>;
@@ -85,6 +86,7 @@ struct SaveOptions {
   /// for coded files.
   std::vector<WriteStep> order;
   SaveCache* cache = nullptr;  // kept between the saves of a run: HDF5 structures and buffers; makes small shards fast
+  SpareFiles* spares = nullptr;  // to be written over, before space is taken that is free; not by coded files
 };
 
 struct SaveReport {
@@ -96,6 +98,7 @@ struct SaveReport {
   double layout_seconds = 0, sync_seconds = 0;  // parts of them
   double remove_seconds = 0;                    // after them, for what it replaced
   int64_t taken_files = 0, taken_bytes = 0;     // payload that resume_from had
+  int64_t reused_files = 0;                     // written over spare files
   bool replaced = false;                        // a committed step of this number was there before
   std::string leftover;  // name of a directory that could not be removed (the replaced one), else empty
 };

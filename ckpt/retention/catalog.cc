@@ -93,16 +93,6 @@ bool proves_damage(const Error& error) {
   return error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kInvalidInput;
 }
 
-int64_t bytes_lying_there(IoBackend& io, const fs::path& dir) {
-  int64_t total = 0;
-  Result<std::vector<DirEntry>> entries = io.list(dir);
-  if (!entries.ok()) return 0;
-  for (const DirEntry& entry : entries.value()) {
-    if (Result<FileStat> stat = io.stat(dir / entry.name); stat.ok()) total += stat.value().size_bytes;
-  }
-  return total;
-}
-
 }  // namespace
 
 Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
@@ -115,7 +105,8 @@ Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
   for (const DirEntry& entry : entries.value()) {
     if (const auto step = entry.is_dir ? parse_step_dir_name(entry.name) : std::nullopt) {
       names.steps.push_back(*step);
-    } else if (entry.is_dir && (entry.name.starts_with(kTmpPrefix) || entry.name.starts_with(kTrashPrefix))) {
+    } else if (entry.is_dir && (entry.name.starts_with(kTmpPrefix) || entry.name.starts_with(kTrashPrefix) ||
+                                entry.name.starts_with(kSparePrefix))) {
       names.leftovers.push_back(entry.name);
     } else {
       names.unknown.push_back(entry.name);
@@ -133,6 +124,16 @@ Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
   }
   names.steps.assign(steps.begin(), steps.end());
   return names;
+}
+
+int64_t bytes_lying_there(IoBackend& io, const fs::path& dir) {
+  int64_t total = 0;
+  Result<std::vector<DirEntry>> entries = io.list(dir);
+  if (!entries.ok()) return 0;
+  for (const DirEntry& entry : entries.value()) {
+    if (Result<FileStat> stat = io.stat(dir / entry.name); stat.ok()) total += stat.value().size_bytes;
+  }
+  return total;
 }
 
 CheckpointInfo look_at_directory(IoBackend& io, const fs::path& dir, int64_t step, CatalogCache* cache) {

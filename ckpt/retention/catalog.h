@@ -32,7 +32,7 @@ struct CheckpointInfo {
 
 struct Catalog {
   std::vector<CheckpointInfo> checkpoints;  // by step, ascending
-  std::vector<std::string> leftovers;       // names of dead or running saves and half-done deletes
+  std::vector<std::string> leftovers;       // names of dead or running saves, half-done deletes and spare files
   std::vector<std::string> unknown;         // other names; never touched
 };
 
@@ -75,6 +75,9 @@ Result<Names> list_names(IoBackend& io, const std::filesystem::path& checkpoints
 /// One checkpoint of the folder, as list_checkpoints describes it.
 CheckpointInfo look_at_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
                                   CatalogCache* cache = nullptr);
+
+/// Of the files in a directory; 0 where it cannot be read.
+int64_t bytes_lying_there(IoBackend& io, const std::filesystem::path& dir);
 
 /// A directory of any name, as if it had this step's.
 CheckpointInfo look_at_directory(IoBackend& io, const std::filesystem::path& dir, int64_t step,

@@ -40,7 +40,8 @@ bool may_be_alive(const WriterId& writer) {
   return !stat || (!stat->ended() && stat->start == writer.start);
 }
 
-Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const WriterId& writer) {
+Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, const WriterId& writer,
+                         SpareFiles* spares) {
   const fs::path dir = checkpoints_dir / step_dir_name(step);
   const fs::path trash = checkpoints_dir / work_dir_name(kTrashPrefix, step, writer);
   const Error needed{ErrorCode::kUnavailable,
@@ -55,7 +56,7 @@ Status remove_checkpoint(IoBackend& io, const fs::path& checkpoints_dir, int64_t
     return again.ok() ? needed : again.error();
   }
   RT_TRY(io.sync_dir(checkpoints_dir));  // until here a crash may bring the checkpoint back, and it must be whole then
-  return remove_tree(io, trash);
+  return spares != nullptr ? spares->take_in(io, trash) : remove_tree(io, trash);
 }
 
 void spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vector<Fate>& fates) {
@@ -80,7 +81,7 @@ void spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vecto
 }
 
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
-                                        const WriterId& writer, CatalogCache* cache) {
+                                        const WriterId& writer, CatalogCache* cache, SpareFiles* spares) {
   RetentionReport report;
   RT_TRY_SET(Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
   const bool cut_off = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
@@ -101,7 +102,7 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
   WriterId id = writer;
   std::reverse(doomed.begin(), doomed.end());  // what needs others goes before them
   for (const int64_t step : doomed) {
-    Status removed = remove_checkpoint(io, checkpoints_dir, step, id);
+    Status removed = remove_checkpoint(io, checkpoints_dir, step, id, spares);
     if (removed.ok()) {
       report.removed.push_back(step);
     } else if (removed.error().code == ErrorCode::kUnavailable) {
@@ -127,11 +128,10 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
   // A leftover may be what an exchange has replaced: the new name must be durable before the old data goes.
   RT_TRY(io.sync_dir(checkpoints_dir));
   for (const std::string& name : names.leftovers) {
-    std::optional<WorkDir> work = parse_work_dir_name(kTmpPrefix, name);
-    if (!work) work = parse_work_dir_name(kTrashPrefix, name);
+    const std::optional<WorkDir> work = parse_work_dir_name(name);
     if (!work) {
       report.left.push_back(name + ": not a name that this program makes");
-    } else if (alive(work->writer)) {
+    } else if (!name.starts_with(kSparePrefix) && alive(work->writer)) {  // without those a live one makes new files
       report.left.push_back(
           fmt::format("{}: process {} of {} may still be at work", name, work->writer.pid, work->writer.host));
     } else if (name.starts_with(kTrashPrefix) && references.contains(work->step) &&

@@ -10,6 +10,7 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/retention/policy.h"
+#include "ckpt/retention/spare_files.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
@@ -22,11 +23,11 @@ struct RetentionReport {
 };
 
 /// Removes what the policy does not keep (plan_retention). Does nothing while no checkpoint is complete. `writer` names
-/// the trash; a failure to remove data is a problem in the report, a failure to read the folder or to sync it is an
-/// error.
+/// the trash; `spares` takes what it has room for. A failure to remove data is a problem in the report, a failure to
+/// read the folder or to sync it is an error.
 Result<RetentionReport> apply_retention(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                         const RetentionPolicy& policy, const WriterId& writer,
-                                        CatalogCache* cache = nullptr);
+                                        CatalogCache* cache = nullptr, SpareFiles* spares = nullptr);
 
 /// Fates that apply_retention would not carry out now: a step stays where another one that stays refers to it, also one
 /// that cannot be read, or a save at work does. Says which; where that cannot be known, all stay.
@@ -34,7 +35,7 @@ void spare_referenced(IoBackend& io, const std::filesystem::path& checkpoints_di
 
 /// Removes one checkpoint, complete or damaged.
 Status remove_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
-                         const WriterId& writer);
+                         const WriterId& writer, SpareFiles* spares = nullptr);
 
 struct CleanReport {
   std::vector<std::string> put_back;  // sentences: steps whose replacement was cut off (replace.h)
@@ -46,8 +47,8 @@ struct CleanReport {
 /// this host, and for every process of another host, which cannot be asked.
 bool may_be_alive(const WriterId& writer);
 
-/// Ends replacements that were cut off, then removes what dead saves and half-done removals have left. For the start of
-/// a run, before the first save.
+/// Ends replacements that were cut off, then removes what dead saves and half-done removals have left, and spare files
+/// whoever's. For the start of a run, before the first save.
 Result<CleanReport> clean_leftovers(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive = may_be_alive);
 

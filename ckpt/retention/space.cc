@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "ckpt/format/names.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/retention.h"
 
 namespace cairn::ckpt {
 
@@ -31,6 +34,13 @@ Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, 
     asked = asked.parent_path();
   }
   RT_TRY_SET(report.free_bytes, io.free_bytes(asked));
+  RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  for (const std::string& name : names.leftovers) {
+    const std::optional<WorkDir> work = parse_work_dir_name(name);
+    const bool dead_save = work && name.starts_with(kTmpPrefix) && !may_be_alive(work->writer) &&
+                           std::ranges::find(names.cut_off, name, &CutOff::made) == names.cut_off.end();
+    if (dead_save || name.starts_with(kSparePrefix)) report.free_bytes += bytes_lying_there(io, checkpoints_dir / name);
+  }
   report.needed_bytes = (need.kept.at_least + need.in_flight) * need.checkpoint_bytes;
   // The first save finds all that is there still there; at the fullest moment only what the rules keep is left of it.
   const int64_t first = need.in_flight * need.checkpoint_bytes - report.free_bytes;
@@ -38,7 +48,8 @@ Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, 
   report.missing_bytes = std::max<int64_t>({0, first, fullest});
   if (report.missing_bytes == 0) return report;
   report.text = fmt::format(
-      "{}: {}{} kept + {} being written, {} each, are {}; {} of checkpoints are there and {} are free: {} are missing. "
+      "{}: {}{} kept + {} being written, {} each, are {}; {} of checkpoints are there and {} are free or will be: {} "
+      "are missing. "
       "Make room, keep fewer (checkpoint.keep), save elsewhere (--run), or say checkpoint.space = \"warn\"",
       checkpoints_dir.string(), need.kept.at_most == need.kept.at_least ? "" : "at least ", need.kept.at_least,
       need.in_flight, size_text(need.checkpoint_bytes), size_text(report.needed_bytes), size_text(report.present_bytes),

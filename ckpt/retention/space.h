@@ -21,7 +21,7 @@ struct SpaceNeed {
 struct SpaceReport {
   int64_t needed_bytes = 0;   // what is certain to lie there at once
   int64_t present_bytes = 0;  // checkpoints of this folder, which count towards it
-  int64_t free_bytes = 0;
+  int64_t free_bytes = 0;     // with leftovers that go before the first save
   int64_t missing_bytes = 0;  // 0: it fits
   /// "DIR: 2 kept + 1 being written, 1.2 GiB each, are 3.6 GiB; 0.4 GiB of checkpoints are there and 1.0 GiB are free:
   /// 2.2 GiB are missing. Make room, ..."; empty when it fits.

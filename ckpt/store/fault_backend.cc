@@ -137,6 +137,12 @@ Result<std::unique_ptr<IoFile>> FaultBackend::open(const fs::path& path) {
   return std::unique_ptr<IoFile>(std::make_unique<FaultFile>(*this, std::move(file)));
 }
 
+Result<std::unique_ptr<IoFile>> FaultBackend::reopen(const fs::path& path, int64_t size_bytes) {
+  if (auto instead = intercept(IoOp::kReopen, "open for writing"); instead && !instead->ok()) return instead->error();
+  RT_TRY_SET(std::unique_ptr<IoFile> file, inner_.reopen(path, size_bytes));
+  return std::unique_ptr<IoFile>(std::make_unique<FaultFile>(*this, std::move(file)));
+}
+
 Status FaultBackend::make_dir(const fs::path& path) {
   if (auto instead = intercept(IoOp::kMakeDir, "make directory")) return *instead;
   return inner_.make_dir(path);

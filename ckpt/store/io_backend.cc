@@ -23,6 +23,10 @@ Result<IoTicket> IoFile::submit_sync() {
   return IoTicket{0};  // wait() knows no such ticket, which means: done
 }
 
+Result<std::unique_ptr<IoFile>> IoBackend::reopen(const std::filesystem::path& path, int64_t /*size_bytes*/) {
+  return Error{ErrorCode::kUnsupported, path.string() + ": is not to be written over"};
+}
+
 bool is_not_found(const Error& error) { return error.os_errno == ENOENT; }
 bool is_refused(const Error& error) {
   return error.os_errno == EACCES || error.os_errno == EPERM || error.os_errno == EMFILE || error.os_errno == ENFILE ||

@@ -154,6 +154,15 @@ Result<std::unique_ptr<IoFile>> MemoryBackend::open(const fs::path& path) {
   return std::unique_ptr<IoFile>(std::make_unique<MemoryFile>(*this, std::move(node), path, false));
 }
 
+Result<std::unique_ptr<IoFile>> MemoryBackend::reopen(const fs::path& path, int64_t size_bytes) {
+  RT_TRY_SET(NodePtr node, find(path));
+  if (node->is_dir) return failed("open for writing", path, EISDIR);
+  const auto size = static_cast<int64_t>(node->data.size());
+  if (used_bytes() + size_bytes - size > capacity_bytes_) return failed("reserve space", path, ENOSPC);
+  node->data.resize(static_cast<size_t>(size_bytes));
+  return std::unique_ptr<IoFile>(std::make_unique<MemoryFile>(*this, std::move(node), path, true));
+}
+
 Status MemoryBackend::make_dir(const fs::path& path) {
   RT_TRY_SET(const NodePtr dir, find_dir(path.parent_path(), path));
   if (dir->entries.contains(path.filename().string())) return failed("make directory", path, EEXIST);

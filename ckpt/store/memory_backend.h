@@ -16,6 +16,7 @@ class MemoryBackend final : public IoBackend {
   std::string_view name() const override { return "memory"; }
   Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) override;
   Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) override;
+  Result<std::unique_ptr<IoFile>> reopen(const std::filesystem::path& path, int64_t size_bytes) override;
   Status make_dir(const std::filesystem::path& path) override;
   Status rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
   Status exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;

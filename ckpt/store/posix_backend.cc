@@ -4,9 +4,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/fs.h>
+#include <linux/magic.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,12 +28,47 @@ Error failed(const char* operation, const std::string& path, int error = errno) 
 
 // One system call moves at most 2 GiB - 4 KiB; stay below with a round number.
 constexpr int64_t kMaxCallBytes = int64_t{1} << 30;
+constexpr mode_t kFileMode = 0644;
 
 template <typename Call>
 auto retry_on_signal(Call call) {
   auto result = call();
   while (result < 0 && errno == EINTR) result = call();
   return result;
+}
+
+/// File systems that put new bytes where the old ones were. Others (btrfs, f2fs, network) would take new space for
+/// them.
+bool writes_in_place(int fd) {
+  struct statfs st {};
+  if (::fstatfs(fd, &st) != 0) return false;
+  return st.f_type == EXT4_SUPER_MAGIC || st.f_type == XFS_SUPER_MAGIC;
+}
+
+/// Nobody else has the file open, nor mapped: else the kernel grants no lease to write.
+bool is_ours_alone(int fd) {
+  // Who opens it in this instant waits until the lease is given back, and the kernel tells: by a signal that is
+  // ignored.
+  if (::fcntl(fd, F_SETSIG, SIGURG) != 0 || ::fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return false;
+  return ::fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
+}
+
+/// Whether a file that is there looks as a new one in its folder would, or can be made to: owner, group, mode, and no
+/// list of rights of its own.
+bool looks_new(int fd, const struct stat& file, const fs::path& folder) {
+  struct stat dir {};
+  if (::stat(folder.c_str(), &dir) != 0 || file.st_uid != dir.st_uid || file.st_gid != dir.st_gid) return false;
+  if (::fgetxattr(fd, "system.posix_acl_access", nullptr, 0) >= 0) return false;
+  const mode_t mode = dir.st_mode & kFileMode;  // of a folder made by this process: without the umask's bits
+  return (file.st_mode & 07777) == mode || ::fchmod(fd, mode) == 0;
+}
+
+/// Bytes [begin, end), which lengthen the file. kNoSpace when the disk cannot hold them.
+Status reserve(int fd, const fs::path& path, int64_t begin, int64_t end) {
+  // Writes into holes make io_uring hand each write to a worker thread; reserved space does not (and ENOSPC comes now).
+  if (begin >= end || retry_on_signal([&] { return ::fallocate(fd, 0, begin, end - begin); }) == 0) return {};
+  if (errno == EOPNOTSUPP && retry_on_signal([&] { return ::ftruncate(fd, end); }) == 0) return {};
+  return failed("reserve space", path.string()).with(fmt::format("{} bytes", end));
 }
 
 }  // namespace
@@ -86,15 +125,30 @@ Status PosixFile::close() {
 }
 
 Result<Fd> PosixBackend::create_fd(const fs::path& path, int64_t size_bytes) {
-  Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644); }));
+  Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, kFileMode); }));
   if (!fd) return failed("create", path.string());
-  if (size_bytes == 0) return fd;
-  // Writes into holes make io_uring hand each write to a worker thread; reserved space does not (and ENOSPC comes now).
-  if (retry_on_signal([&] { return ::fallocate(fd.get(), 0, 0, size_bytes); }) == 0) return fd;
-  if (errno == EOPNOTSUPP && retry_on_signal([&] { return ::ftruncate(fd.get(), size_bytes); }) == 0) return fd;
-  Error error = failed("reserve space", path.string()).with(fmt::format("{} bytes", size_bytes));
+  Status reserved = reserve(fd.get(), path, 0, size_bytes);
+  if (reserved.ok()) return fd;
   ::unlink(path.c_str());
-  return error;
+  return std::move(reserved).error();
+}
+
+Result<Fd> PosixBackend::reopen_fd(const fs::path& path, int64_t size_bytes) {
+  Fd fd(retry_on_signal([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }));
+  if (!fd) return failed("open for writing", path.string());
+  struct stat st {};
+  if (::fstat(fd.get(), &st) != 0) return failed("stat", path.string());
+  const bool sparse = int64_t{st.st_blocks} * 512 < st.st_size;
+  if (!S_ISREG(st.st_mode) || st.st_nlink != 1 || sparse || !writes_in_place(fd.get()) || !is_ours_alone(fd.get()) ||
+      !looks_new(fd.get(), st, path.parent_path()))
+    return Error{ErrorCode::kUnsupported, fmt::format("{}: is not to be written over", path.string())};
+  const int flags = ::fcntl(fd.get(), F_GETFL);  // as open_fd() does
+  if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) return failed("open", path.string());
+  if (st.st_size > size_bytes && retry_on_signal([&] { return ::ftruncate(fd.get(), size_bytes); }) != 0)
+    return failed("truncate", path.string());
+  // Only what is new: xfs wants as much free as it is asked for, whatever is there.
+  RT_TRY(reserve(fd.get(), path, st.st_size / kIoAlign * kIoAlign, size_bytes));
+  return fd;
 }
 
 Result<Fd> PosixBackend::open_fd(const fs::path& path) {
@@ -121,6 +175,11 @@ Result<std::unique_ptr<IoFile>> PosixBackend::create(const fs::path& path, int64
 
 Result<std::unique_ptr<IoFile>> PosixBackend::open(const fs::path& path) {
   RT_TRY_SET(Fd fd, open_fd(path));
+  return std::unique_ptr<IoFile>(std::make_unique<PosixFile>(std::move(fd), path.string()));
+}
+
+Result<std::unique_ptr<IoFile>> PosixBackend::reopen(const fs::path& path, int64_t size_bytes) {
+  RT_TRY_SET(Fd fd, reopen_fd(path, size_bytes));
   return std::unique_ptr<IoFile>(std::make_unique<PosixFile>(std::move(fd), path.string()));
 }
 

@@ -12,6 +12,7 @@ class PosixBackend : public IoBackend {
   std::string_view name() const override { return "posix"; }
   Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) override;
   Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) override;
+  Result<std::unique_ptr<IoFile>> reopen(const std::filesystem::path& path, int64_t size_bytes) override;
   Status make_dir(const std::filesystem::path& path) override;
   Status rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
   Status exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;
@@ -26,6 +27,7 @@ class PosixBackend : public IoBackend {
   /// A new file descriptor with its space reserved; on failure nothing is left behind.
   static Result<Fd> create_fd(const std::filesystem::path& path, int64_t size_bytes);
   static Result<Fd> open_fd(const std::filesystem::path& path);
+  static Result<Fd> reopen_fd(const std::filesystem::path& path, int64_t size_bytes);
 };
 
 /// A file moved by pread and pwrite; operations are done when submit returns.

@@ -381,18 +381,25 @@ void UringBackend::Ring::end(Slot& slot, std::optional<Error> error) {
 UringBackend::UringBackend(const UringOptions& options) : ring_(std::make_unique<Ring>(options)) {}
 UringBackend::~UringBackend() = default;
 
+std::unique_ptr<IoFile> UringBackend::file_of(Fd fd, const fs::path& path, int access) {
+  Fd direct;
+  if (ring_->options.direct) direct = Fd(::open(path.c_str(), access | O_DIRECT | O_CLOEXEC));
+  return std::make_unique<UringFile>(*ring_, std::move(fd), std::move(direct), path.string());
+}
+
 Result<std::unique_ptr<IoFile>> UringBackend::create(const fs::path& path, int64_t size_bytes) {
   RT_TRY_SET(Fd fd, create_fd(path, size_bytes));
-  Fd direct;
-  if (ring_->options.direct) direct = Fd(::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
-  return std::unique_ptr<IoFile>(std::make_unique<UringFile>(*ring_, std::move(fd), std::move(direct), path.string()));
+  return file_of(std::move(fd), path, O_RDWR);
 }
 
 Result<std::unique_ptr<IoFile>> UringBackend::open(const fs::path& path) {
   RT_TRY_SET(Fd fd, open_fd(path));
-  Fd direct;
-  if (ring_->options.direct) direct = Fd(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
-  return std::unique_ptr<IoFile>(std::make_unique<UringFile>(*ring_, std::move(fd), std::move(direct), path.string()));
+  return file_of(std::move(fd), path, O_RDONLY);
+}
+
+Result<std::unique_ptr<IoFile>> UringBackend::reopen(const fs::path& path, int64_t size_bytes) {
+  RT_TRY_SET(Fd fd, reopen_fd(path, size_bytes));
+  return file_of(std::move(fd), path, O_RDWR);
 }
 
 Result<std::unique_ptr<IoBackend>> make_uring_backend(const UringOptions& options) {

@@ -33,10 +33,13 @@ class UringBackend final : public PosixBackend {
   std::string_view name() const override { return "uring"; }
   Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) override;
   Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) override;
+  Result<std::unique_ptr<IoFile>> reopen(const std::filesystem::path& path, int64_t size_bytes) override;
 
   struct Ring;
 
  private:
+  /// `access`: O_RDWR or O_RDONLY, as `fd` was opened.
+  std::unique_ptr<IoFile> file_of(Fd fd, const std::filesystem::path& path, int access);
   friend Result<std::unique_ptr<IoBackend>> make_uring_backend(const UringOptions& options);
   std::unique_ptr<Ring> ring_;
 };

@@ -225,6 +225,8 @@ class Run:
             kind = event["event"]
             if kind == "saved":
                 self.acknowledged.append(event["step"])
+                self.test.saves += 1
+                self.test.over += event["reused_files"] > 0
             elif kind == "start":
                 self.starts += 1
                 self.moved = False
@@ -498,6 +500,7 @@ class CrashTest:
         write_tokens(self.folder / "tokens", 6000)
         self.phases = collections.defaultdict(collections.Counter)
         self.in_flight = collections.Counter()
+        self.saves = self.over = 0  # told; of them those over files of removed checkpoints
         self.lost = collections.Counter()
         self.spent = collections.Counter()
         self.kills = self.runs = self.done = 0
@@ -577,6 +580,7 @@ class CrashTest:
             print(f"  {victim:<21}" + "".join(f"{counts[c]:>11}" for c in columns))
         print("saves under way when the agent died: " +
               ", ".join(f"{saves}: {count} times" for saves, count in sorted(self.in_flight.items())))
+        print(f"saves told: {self.saves}, over files of removed checkpoints: {self.over}")
         print("seconds spent: " + ", ".join(f"{what} {spent:.1f}" for what, spent in self.spent.items()))
         shares = ", ".join(f"{r.shape['name']} {100 * r.in_snapshot:.1f} %" for r in references)
         print(f"share of a step's time in which training waits for its snapshot: {shares}; by that, about "

@@ -12,6 +12,7 @@
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/retention/spare_files.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/verify/verify.h"
@@ -47,8 +48,10 @@ struct History {
   std::map<int64_t, std::vector<TestState>> states;  // by step: all that were ever to be saved under it
   std::map<int64_t, size_t> acknowledged;            // step -> which of these at least (a later one replaced it)
   int64_t keep = kKeep;
+  std::shared_ptr<SpareFiles> spares;  // of the process that plays; null: it has none
   bool all_ok = true;
   std::string refused;  // an error that is none of a disk's
+  int64_t reused = 0;   // spare files that saves have written over
 
   void note(const Status& status) {
     if (status.ok()) return;
@@ -61,8 +64,11 @@ struct History {
   void save_step(IoBackend& io, int64_t step, uint64_t seed, int64_t sequence) {
     std::vector<TestState>& of_step = states[step];
     of_step.push_back(state_at(step, seed));
-    const Result<SaveReport> saved = save(io, kDir, of_step.back(), options(sequence));
+    SaveOptions with = options(sequence);
+    with.spares = spares.get();
+    const Result<SaveReport> saved = save(io, kDir, of_step.back(), with);
     if (saved.ok()) {
+      reused += saved.value().reused_files;
       acknowledged[step] = of_step.size() - 1;
     } else {
       note(Status(saved.error()));
@@ -70,7 +76,7 @@ struct History {
   }
 
   void retain(IoBackend& io, int64_t sequence) {
-    const Result<RetentionReport> kept = apply_retention(io, kDir, {keep, {}}, writer(sequence));
+    const Result<RetentionReport> kept = apply_retention(io, kDir, {keep, {}}, writer(sequence), nullptr, spares.get());
     if (!kept.ok()) {
       note(Status(kept.error()));
     } else if (!kept.value().problems.empty()) {
@@ -99,15 +105,20 @@ const std::vector<std::byte>& file_of(const TestState& state) {
 /// A file that opens as HDF5 has a superblock, which is written when all behind the first page is durable.
 std::string opens_too_early(MemoryBackend& disk, const History& history, const Catalog& catalog) {
   for (const std::string& name : catalog.leftovers) {
-    const std::optional<WorkDir> work = parse_work_dir_name(kTmpPrefix, name);
+    const std::optional<WorkDir> work = parse_work_dir_name(name);
     if (!work) continue;
     for (const DirEntry& entry : disk.list(kDir / name).value()) {
       const std::vector<std::byte>& bytes = disk.bytes_of(kDir / name / entry.name);
       if (!entry.name.ends_with(".h5") || bytes.size() < 4096 || bytes[0] != std::byte{0x89}) continue;
+      // A spare file that a save has taken may have its old name too, since names are durable one by one.
+      const bool spare = name.starts_with(kSparePrefix);
       bool right = false;
-      for (const TestState& state : history.states.at(work->step)) {
-        const std::vector<std::byte>& whole = file_of(state);
-        right |= bytes.size() >= whole.size() && std::equal(whole.begin() + 4096, whole.end(), bytes.begin() + 4096);
+      for (const auto& [step, states] : history.states) {
+        if (!spare && step != work->step) continue;
+        for (const TestState& state : states) {
+          const std::vector<std::byte>& whole = file_of(state);
+          right |= bytes.size() >= whole.size() && std::equal(whole.begin() + 4096, whole.end(), bytes.begin() + 4096);
+        }
       }
       if (!right) return fmt::format("{}/{} opens as HDF5, and its bytes are not all there", name, entry.name);
     }
@@ -172,6 +183,14 @@ void long_play(IoBackend& io, History& history) {
   history.retain(io, sequence++);
 }
 
+/// The same where saves write over what retention has removed.
+void spare_play(IoBackend& io, History& history) {
+  history.spares = std::make_shared<SpareFiles>();
+  history.spares->limit(1 << 20);
+  long_play(io, history);
+  history.spares = nullptr;  // it ends with its process
+}
+
 struct Cuts {
   int64_t calls = 0, cuts = 0, broken = 0;
   std::string first;
@@ -223,6 +242,17 @@ TEST_SUITE("crash/power") {
     CHECK(cuts.cuts >= 1000);
   }
 
+  TEST_CASE("the same where saves write over the files of removed checkpoints") {
+    const MemoryBackend empty;
+    const auto whole = empty.clone();
+    History undisturbed;
+    spare_play(*whole, undisturbed);
+    CHECK(undisturbed.reused == 1);  // 10's file by the new 30
+    const Cuts cuts = cut_everywhere(empty, {}, spare_play, 12);
+    MESSAGE(cuts.calls << " calls, " << cuts.cuts << " power cuts, " << cuts.broken << " broken promises");
+    CHECK_MESSAGE(cuts.broken == 0, cuts.first);
+  }
+
   TEST_CASE("where two names cannot be exchanged, power lost or a kill at any call loses nothing acknowledged either") {
     const FaultPlan no_exchange{FaultPlan::Action::kFail, 0, true, EINVAL, IoOp::kExchange, 0};
     int64_t cut_off = 0, cuts = 0;
@@ -262,29 +292,33 @@ TEST_SUITE("crash/power") {
   TEST_CASE("ENOSPC, EIO and short writes at any call of the history: once, or from then on") {
     int64_t faults = 0, failed = 0;
     using Plan = FaultPlan (*)(int64_t, int);
+    const auto sweep = [&](Plan plan, int os_errno, const Play& play) {
+      bool fired = true;
+      for (int64_t n = 0; fired; ++n) {
+        CAPTURE(n);
+        CAPTURE(os_errno);
+        MemoryBackend disk;
+        FaultBackend io(disk, plan(n, os_errno));
+        History history;
+        play(io, history);
+        fired = io.fired();
+        ++faults;
+        failed += !history.all_ok;
+        REQUIRE(broken_promise(disk, history) == "");
+        // The disk works again: the next start clears away, saves and retains.
+        history.clean(disk);
+        history.save_step(disk, 50, 50, 100);
+        REQUIRE(history.acknowledged.count(50) == 1);
+        REQUIRE(broken_promise(disk, history) == "");
+        // And what a failed call left behind is as durable as what was acknowledged.
+        disk.power_cycle(static_cast<uint64_t>(n));
+        REQUIRE(broken_promise(disk, history) == "");
+      }
+    };
     for (const Plan plan : {Plan(FaultPlan::fail_call), Plan(FaultPlan::fail_from), Plan(FaultPlan::short_write)}) {
       for (const int os_errno : {ENOSPC, EIO}) {
-        bool fired = true;
-        for (int64_t n = 0; fired; ++n) {
-          CAPTURE(n);
-          CAPTURE(os_errno);
-          MemoryBackend disk;
-          FaultBackend io(disk, plan(n, os_errno));
-          History history;
-          long_play(io, history);
-          fired = io.fired();
-          ++faults;
-          failed += !history.all_ok;
-          REQUIRE(broken_promise(disk, history) == "");
-          // The disk works again: the next start clears away, saves and retains.
-          history.clean(disk);
-          history.save_step(disk, 50, 50, 100);
-          REQUIRE(history.acknowledged.count(50) == 1);
-          REQUIRE(broken_promise(disk, history) == "");
-          // And what a failed call left behind is as durable as what was acknowledged.
-          disk.power_cycle(static_cast<uint64_t>(n));
-          REQUIRE(broken_promise(disk, history) == "");
-        }
+        sweep(plan, os_errno, long_play);
+        sweep(plan, os_errno, spare_play);
       }
     }
     MESSAGE(faults << " faults, " << failed << " histories with an error in them");
@@ -335,6 +369,15 @@ TEST_SUITE("crash/power") {
            h.keep = 1;
            h.retain(io, 0);
          }},
+        {"a save over a removed one's file", start, before,
+         [](IoBackend& io, History& h) {
+           h.keep = 1;
+           h.spares = std::make_shared<SpareFiles>();
+           h.spares->limit(1 << 20);
+           h.retain(io, 0);
+           h.save_step(io, 30, 30, 1);
+           h.spares = nullptr;
+         }},
         {"retention after a save whose last sync failed", single, one,
          [](IoBackend& io, History& h) {
            FaultBackend last(io, {FaultPlan::Action::kFail, 1, true, EIO, IoOp::kSyncDir, 0});
@@ -352,7 +395,9 @@ TEST_SUITE("crash/power") {
     std::string table, pale;
     // Red somewhere is asked of each sync of the code; the same one may be without need elsewhere: the sync that begins
     // a retention matters when the one that should have ended the save before has failed.
-    const std::string_view second_line = "retention: directory sync 1\n";
+    const std::string_view second_line =
+        "retention: directory sync 1\n"
+        "a save over a removed one's file: directory sync 1\n";
     for (const Part& part : parts) {
       for (const IoOp op : {IoOp::kSync, IoOp::kSyncDir}) {
         for (int64_t call = 0;; ++call) {

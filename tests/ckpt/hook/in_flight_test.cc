@@ -167,6 +167,41 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(complete_steps(dir.path) == std::vector<int64_t>{2});
   }
 
+  TEST_CASE("a run's saves write over what its retention removes, and leave none of it when it ends") {
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    PosixBackend io;
+    int64_t files = 0;
+    std::vector<std::string> seen;
+    {
+      NodePersister persister(
+          arena, [] { return std::make_unique<PosixBackend>(); }, dir.path,
+          PersistOptions{.retention = RetentionPolicy{1}, .on_event = [&](const PersistEvent& event) {
+                           files += event.reused_files;
+                           for (const std::string& name : list_names(io, dir.path).value().leftovers)
+                             seen.push_back(name);
+                         }});
+      RestoreDecider decider(plan, arena, io, {dir.path});
+      for (int64_t step = 1; step <= 6; ++step) {
+        REQUIRE(decider.next_incarnation().ok());
+        LifeReport report;
+        REQUIRE(live(plan, arena, {.steps = step}, &persister, report).ok());
+        CHECK(persister.flush().ok());
+      }
+    }
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{6});
+    CHECK(list_names(io, dir.path).value().leftovers.empty());
+    if (files == 0) {
+      MESSAGE("skipped: this file system's files are not written over");
+      CHECK(seen.empty());
+      return;
+    }
+    CHECK(files == 4 * std::ssize(arena.rank_of_file()));  // the saves of 3 to 6
+    for (const std::string& name : seen) CHECK(name.starts_with(kSparePrefix));
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("killed with one save done and the one before it not: the done one counts, the other is cleared away") {
     const TempDir dir;
     const pid_t child = fork();

@@ -266,6 +266,38 @@ TEST_SUITE("ckpt/store/backend") {
     });
   }
 
+  TEST_CASE("a file that is written over keeps what is not written, whether it grows or is cut") {
+    on_each([](IoBackend& io, const fs::path& dir) {
+      const std::vector<std::byte> old = noise(100'000, 1), fresh = noise(8192, 2);
+      for (const int64_t size : {int64_t{100'000}, int64_t{40'000}, int64_t{300'000}}) {
+        CAPTURE(size);
+        const fs::path path = dir / std::to_string(size);
+        {
+          const std::unique_ptr<IoFile> file = io.create(path, 100'000).value();
+          REQUIRE(file->write(0, old).ok());
+        }
+        Result<std::unique_ptr<IoFile>> again = io.reopen(path, size);
+        if (!again.ok()) {
+          CHECK(again.error().code == ErrorCode::kUnsupported);
+          MESSAGE("skipped: " << again.error().message);
+          return;
+        }
+        CHECK(again.value()->size().value() == size);
+        REQUIRE(again.value()->write(16384, fresh).ok());
+        REQUIRE(again.value()->sync().ok());
+        REQUIRE(again.value()->close().ok());
+        std::vector<std::byte> expected = old;
+        expected.resize(static_cast<size_t>(size));
+        std::copy(fresh.begin(), fresh.end(), expected.begin() + 16384);
+        std::vector<std::byte> found(expected.size());
+        REQUIRE(io.open(path).value()->read(0, found).ok());
+        CHECK(found == expected);
+      }
+      CHECK_FALSE(io.reopen(dir / "nothing", 1).ok());
+      CHECK_FALSE(io.reopen(dir, 1).ok());
+    });
+  }
+
   TEST_CASE("space that is not there is noticed when reserving it") {
     const cairn::testing::TempDir dir("store-full");
     PosixBackend posix;
