@@ -9,15 +9,18 @@ the rename. Memory that payload passes through is kept from save to save and fro
 touched before its clock starts; `cold load` is the first of a process:
   save, fio write   hashes on the way, HDF5 structure known from the save before (as in a run)
   persist           the same, and the sums of the update compared in that pass, as the agent does
-  load, fio read    every checksum compared; neither uses the page cache
+  over, fio over    persist into the files of a removed checkpoint, as in a run once its retention removes any; fio into
+                    the file that it has written before
+  load, fio read    every checksum compared; neither uses the page cache; fio reads the same files, for where a file lies
+                    on a disk is worth a tenth of its speed
   unverified        the same load without comparing
-  small, small load the same in --small tensors (1 GiB)
+  small, small over, small load   the same in --small tensors (1 GiB)
   pair              two saves in flight at once
   columns, sparse   the second quarter of the columns, with and without verification: bytes read per byte wanted
   torch_save, dcp_save, dcp2_save, torch_load, dcp_load   with --python; the same bytes, equal durability (torch_checkpoint.py)
 Removal of older checkpoints is timed apart; before each arm comes a sync, for a file system that discards removed blocks does it
 when it commits, in the time of whoever comes next. fio: of two settings, both with buffers in huge pages, the one with the better median;
-4 MiB, O_DIRECT, io_uring, one new file with its space reserved, one fsync. Debian package fio; without it its columns are
+4 MiB, O_DIRECT, io_uring, one file with its space reserved, new but for `fio over`, one fsync. Debian package fio; without it its columns are
 left out. Ratios are of the same round; the table has median, smallest and largest.
 """
 import argparse
@@ -40,7 +43,7 @@ parser.add_argument("--files", type=int, default=4)
 parser.add_argument("--small", type=int, default=20000, help="tensors of the arm of many small ones; 0: leave it out")
 parser.add_argument("--columns", type=int, default=1024, help="float32 columns of the large tensors (default: %(default)s)")
 parser.add_argument("--python", default=None, help="an interpreter that has torch; without it, its arms are left out")
-parser.add_argument("--arms", default="save,persist,load,unverified,small,pair,columns,copy", help="of those: which (all)")
+parser.add_argument("--arms", default="save,persist,over,load,unverified,small,pair,columns,copy", help="of those: which (all)")
 parser.add_argument("--tiny", action="store_true", help="two rounds of 64 MiB without fio")
 args = parser.parse_args()
 if args.tiny:
@@ -53,14 +56,22 @@ has_fio = shutil.which("fio") is not None and not args.tiny
 FIO = [["--iodepth=16"], ["--iodepth=32", "--fixedbufs", "--registerfiles"]]
 
 
-def fio(folder, kind: str, megabytes: int, name: str) -> None:
-    """Notes GB/s of each of fio's settings under `name` and the setting's number."""
+def fio(folder, kind: str, megabytes: int, name: str, over: bool = False) -> None:
+    """Notes GB/s of each of fio's settings under `name` and the setting's number. `over`: into the file of the time before.
+    Reads: the newest checkpoint in `folder`, its files one after the other, but for their last pages."""
     for number, setting in enumerate(FIO):
-        command = ["fio", "--name=x", f"--filename={folder}/fio.bin", f"--rw={kind}", "--bs=4M", "--direct=1", "--mem=malloc",
-                   "--ioengine=io_uring", f"--size={megabytes}M", "--output-format=json", *setting]
-        if kind == "write":
-            command.append("--end_fsync=1")
-            pathlib.Path(folder, "fio.bin").unlink(missing_ok=True)  # new blocks each time, as a new checkpoint needs
+        command = ["fio", "--name=x", f"--rw={kind}", "--bs=4M", "--direct=1", "--mem=malloc", "--ioengine=io_uring",
+                   f"--size={megabytes}M", "--output-format=json", *setting]
+        if kind == "read":
+            files = sorted(max(pathlib.Path(folder).glob("step-*")).glob("*.h5"))
+            command += [f"--filename={':'.join(map(str, files))}", "--file_service_type=sequential", "--readonly",
+                        f"--filesize={megabytes // len(files)}M"]
+        else:
+            command += [f"--filename={folder}/fio.bin", "--end_fsync=1"]
+            if over:
+                command.append("--overwrite=1")
+            else:
+                pathlib.Path(folder, "fio.bin").unlink(missing_ok=True)  # new blocks each time, as a new checkpoint needs
         environment = dict(os.environ, GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
         os.sync()
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -143,25 +154,37 @@ with Scratch(args.scratch) as scratch:
         small.ask("save"), small.ask("remove")
     for number in range(args.rounds):
 
-        def in_turn(child, words, kind, megabytes, column):
+        def in_turn(child, folder, words, kind, megabytes, column):
             """Each arm is first, second and so on in as many rounds as the others: place in the round counts on a disk."""
 
             def ours(name, word):
                 if kind == "write":
                     child.ask("remove")  # as fio does: beside at most one older file, in blocks just freed
-                rate(name, child.ask(word))
+                if name.endswith("over"):
+                    child.ask("save")
+                    child.ask("retire")
+                answer = child.ask(word)
+                if name.endswith("over") and answer["reused"] == 0:
+                    sys.exit(f"{scratch.path}: this file system's files are not written over; leave out the arm `over`")
+                rate(name, answer)
+
+            def fios():
+                fio(scratch.path if kind == "write" else folder, kind, megabytes, column)
+                if any(name.endswith("over") for name in words):
+                    fio(scratch.path, kind, megabytes, column.replace("write", "over"), over=True)
 
             sides = [lambda name=name, word=word: ours(name, word) for name, word in words.items()]
             if has_fio:
-                sides.append(lambda: fio(scratch.path, kind, megabytes, column))
+                sides.append(fios)
             first = number % len(sides)
             for side in sides[first:] + sides[:first]:
                 side()
 
-        in_turn(large, {name: name for name in ("save", "persist") if name == "save" or name in arms}, "write",
+        saves = {"save": "save", "persist": "persist", "over": "persist"}
+        in_turn(large, scratch.path / "large", {name: word for name, word in saves.items() if name == "save" or name in arms}, "write",
                 args.megabytes, "fio write")
         if "load" in arms:
-            in_turn(large, {"load": "load"}, "read", args.megabytes, "fio read")
+            in_turn(large, scratch.path / "large", {"load": "load"}, "read", args.megabytes, "fio read")
         if "unverified" in arms:
             rate("unverified", large.ask("unverified"))
         if torch:
@@ -176,8 +199,9 @@ with Scratch(args.scratch) as scratch:
         answer = large.ask("remove")
         note("removal, s/GB", answer["seconds"] / large.hello["bytes"] * 1e9)
         if small:
-            in_turn(small, {"small": "save"}, "write", small_megabytes, "fio write, small")
-            in_turn(small, {"small load": "load"}, "read", small_megabytes, "fio read, small")
+            saves = {"small": "save"} | ({"small over": "persist"} if "over" in arms else {})
+            in_turn(small, scratch.path / "small", saves, "write", small_megabytes, "fio write, small")
+            in_turn(small, scratch.path / "small", {"small load": "load"}, "read", small_megabytes, "fio read, small")
             small.ask("remove")
         if "pair" in arms:
             answer = large.ask("pair")
@@ -193,13 +217,16 @@ with Scratch(args.scratch) as scratch:
         large.ask("remove")
         print(f"  round {number + 1}: " + ", ".join(f"{k} {v[-1]:.2f}" for k, v in got.items() if " core-s" not in k and
                                                      "extra" not in k) + f"; load average {load()}", flush=True)
-    for name in ("fio write", "fio read", "fio write, small", "fio read, small"):
+    for name in ("fio write", "fio over", "fio read", "fio write, small", "fio over, small", "fio read, small"):
         settle(name)
     for name, values in got.items():
         print(f"{name:<26} {spread(values, 3)}")
-    for ours, theirs in [("save", "fio write"), ("persist", "fio write"), ("small", "fio write, small"), ("pair", "fio write"), ("load", "fio read"),
+    for ours, theirs in [("save", "fio write"), ("persist", "fio write"), ("over", "fio write"), ("over", "fio over"),
+                         ("small", "fio write, small"), ("small over", "fio write, small"), ("small over", "fio over, small"),
+                         ("pair", "fio write"), ("load", "fio read"),
                          ("small load", "fio read, small"), ("load", "unverified"), ("save", "torch_save"), ("save", "dcp_save"),
-                         ("save", "dcp2_save"), ("fio write", "dcp_save"), ("fio write", "dcp2_save"),
+                         ("save", "dcp2_save"), ("over", "torch_save"), ("over", "dcp_save"), ("over", "dcp2_save"),
+                         ("fio write", "dcp_save"), ("fio write", "dcp2_save"),
                          ("load", "torch_load"), ("load", "dcp_load"), ("fio read", "torch_load")]:
         ratio(ours, theirs)
     for child in filter(None, (large, small, torch)):
