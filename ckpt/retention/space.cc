@@ -48,7 +48,7 @@ Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, 
   report.missing_bytes = std::max<int64_t>({0, first, fullest});
   if (report.missing_bytes == 0) return report;
   report.text = fmt::format(
-      "{}: {}{} kept + {} being written, {} each, are {}; {} of checkpoints are there and {} are free or will be: {} "
+      "{}: {}{} kept + {} being written, {} each, are {}; {} of checkpoints are there and {} are free: {} "
       "are missing. "
       "Make room, keep fewer (checkpoint.keep), save elsewhere (--run), or say checkpoint.space = \"warn\"",
       checkpoints_dir.string(), need.kept.at_most == need.kept.at_least ? "" : "at least ", need.kept.at_least,

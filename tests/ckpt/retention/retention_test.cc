@@ -344,7 +344,7 @@ TEST_SUITE("ckpt/retention/space") {
     CHECK(report.missing_bytes == 300 * kMiB - present);
     CHECK_MESSAGE(report.text.find("/ck: 3 kept + 1 being written, 100.0 MiB each, are 400.0 MiB; ") == 0, report.text);
     CHECK_MESSAGE(
-        report.text.find(" are there and 100.0 MiB are free or will be: 300.0 MiB are missing. ") != std::string::npos,
+        report.text.find(" are there and 100.0 MiB are free: 300.0 MiB are missing. ") != std::string::npos,
         report.text);
     // What a dead save has left goes before the first one, and all spare files; trash may be put back.
     MemoryBackend disk(500 * kMiB);
