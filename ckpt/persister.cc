@@ -219,6 +219,7 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
+  put_starts(arena.starts(), manifest);
   if (options.before_save) {
     std::vector<std::string> news = arena.news_until(position.step - 1);
     news.push_back(position.metrics);

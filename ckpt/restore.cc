@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <thread>
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/persist/read.h"
@@ -164,6 +165,25 @@ static bool may_pass_over(const Error& error) {
          (error.code == ErrorCode::kIo && (error.os_errno == 0 || disk_fails(error.os_errno)));
 }
 
+static bool disk_failed(const CheckpointInfo& info) { return info.unread && disk_fails(info.os_errno); }
+static bool disk_failed(const Status& status) { return !status.ok() && disk_fails(status.error().os_errno); }
+template <typename T>
+static bool disk_failed(const Result<T>& result) {
+  return !result.ok() && disk_fails(result.error().os_errno);
+}
+
+/// What a disk has failed, a network file system may have again in a moment (a soft mount's time-out, an evicted
+/// client). What is damaged stays so.
+template <typename Read>
+auto RestoreDecider::until_it_stays(const Read& read) {
+  auto result = read();
+  for (auto wait = request_.read_again.begin(); disk_failed(result) && wait != request_.read_again.end(); ++wait) {
+    std::this_thread::sleep_for(*wait);
+    result = read();
+  }
+  return result;
+}
+
 static Error not_now(Error error, const std::filesystem::path& dir) {
   if (error.os_errno != 0) error.code = ErrorCode::kIo;
   error.message = fmt::format(
@@ -187,7 +207,8 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
   bool any = false;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
     if (*step <= above) break;
-    const CheckpointInfo info = look_at_checkpoint(io_, request_.checkpoints_dir, *step);
+    const CheckpointInfo info =
+        until_it_stays([&] { return look_at_checkpoint(io_, request_.checkpoints_dir, *step); });
     any = true;
     if (const auto refused = refused_.find({info.step, info.created_unix_ms}); refused != refused_.end()) {
       warnings.push_back(refused->second);
@@ -201,13 +222,12 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
       warnings.push_back(fmt::format("{}: {}", info.dir.string(), info.problem));
       continue;
     }
-    const auto check = [&]() -> Status {
+    const Status checked = until_it_stays([&]() -> Status {
       RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
       RT_TRY(check_state(manifest, plan_).with(info.dir.string()));
       RT_TRY(position_of(manifest).with(info.dir.string()));
       return {};
-    };
-    const Status checked = check();
+    });
     if (checked.ok()) {
       return std::optional<RestoreChoice>(RestoreChoice{
           .source = arena::Source::kDisk, .step = info.step, .dir = info.dir, .created_unix_ms = info.created_unix_ms});
@@ -312,7 +332,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     if (in_memory) break;
     RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
     if (choice.source != arena::Source::kDisk) break;
-    const Result<bool> filled = fill_slot(choice);
+    const Result<bool> filled = until_it_stays([&] { return fill_slot(choice); });
     if (filled.ok()) {
       in_memory = filled.value();
       break;

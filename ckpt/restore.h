@@ -4,7 +4,8 @@
 //
 // Order of preference:
 //   1. the newest snapshot in memory that is whole and verifies, or the newest checkpoint of the run that verifies:
-//      whichever has the higher step, memory when equal
+//      whichever has the higher step, memory when equal (memory without which the run has gone on elsewhere has been
+//      removed: run_memory.h)
 //   2. a checkpoint that a person named (`from`), of any layout, when the run has no state of its own
 //   3. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
 // A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
@@ -13,6 +14,7 @@
 // so that a restart takes as long at any size. After a rank died in a way that may have scribbled over memory
 // (Control::distrusted) every byte is checked against its word sums first.
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -59,6 +61,8 @@ struct RestoreRequest {
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
   /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
   std::function<Status()> check_folder;
+  /// What a disk fails is read again after each of these, before it counts as damaged.
+  std::vector<std::chrono::milliseconds> read_again = {std::chrono::milliseconds(500), std::chrono::milliseconds(2500)};
 };
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.
@@ -76,6 +80,8 @@ class RestoreDecider {
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
   /// From now on, until another save has its place. False: it was already.
   bool pass_over(const RestoreChoice& choice, std::string_view why);
+  template <typename Read>
+  auto until_it_stays(const Read& read);
   Result<bool> fill_slot(RestoreChoice& choice);
   void publish(const RestoreChoice& choice, bool in_memory);
 

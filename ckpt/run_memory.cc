@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <utility>
 
 #include "ckpt/format/manifest.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/verify/verify.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -35,6 +38,25 @@ int64_t newest_step(const Arena& arena) {
   const std::vector<SlotView> views = arena.views();
   const auto newest = newest_whole(views);
   return newest ? views[*newest].step : -1;
+}
+
+bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
+  return saved.starts.empty() || std::ranges::count(memory.starts(), saved.starts.front()) > 0;
+}
+
+/// Whether the run has gone on without this memory, as at another machine: then it is not gone on with, for what was
+/// saved there would be given up.
+bool is_left_behind(IoBackend& io, const Arena& memory, const CheckpointInfo& newest) {
+  if (newest_step(memory) < 0 || leads_to(newest, memory)) return false;
+  const Result<VerifyReport> checked = verify_checkpoint(io, newest.dir, {.max_damages = 1, .structure = false});
+  return checked.ok() && checked.value().whole();  // memory is given up for it: be sure
+}
+
+void begin_start(Arena& memory, const Result<CheckpointInfo>& newest) {
+  std::vector<uint64_t> before(memory.starts().begin(), memory.starts().end());
+  if (newest.ok() && !leads_to(newest.value(), memory))
+    before.insert(before.begin(), newest.value().starts.begin(), newest.value().starts.end());
+  memory.begin_start(before);
 }
 
 /// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
@@ -97,8 +119,8 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   const auto say = [&](std::string line) {
     if (report != nullptr) report->push_back(std::move(line));
   };
+  const std::unique_ptr<IoBackend> io = make_io();
   {
-    const std::unique_ptr<IoBackend> io = make_io();
     RT_TRY(make_dirs(*io, checkpoints_dir));
     RT_TRY_SET(const CleanReport cleaned, clean_leftovers(*io, checkpoints_dir));
     for (const std::string& line : cleaned.put_back) say(line);
@@ -138,11 +160,21 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     }
     if (found) left = std::move(found);
   }
+  Result<CheckpointInfo> newest = newest_complete(*io, checkpoints_dir);
+  if (left && newest.ok() && is_left_behind(*io, *left, newest.value())) {
+    say(fmt::format(
+        "warning: removed {}, which held step {} of this run: the run has gone on without it, as on another "
+        "machine, and saved step {} ({})",
+        left->name(), newest_step(*left), newest.value().step, newest.value().dir.string()));
+    RT_TRY(left->remove());
+    left.reset();
+  }
   if (left) {
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
         left->directory() == spec.directory) {
       say("took over the snapshot memory of this run's dead agent");
       tell(clean(true));
+      begin_start(*left, newest);
       return std::move(*left);
     }
     Status flushed;
@@ -166,13 +198,16 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     }
     RT_TRY(left->remove());
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
+    newest = newest_complete(*io, checkpoints_dir);
   }
   std::vector<StaleArena> dead = clean(true);
   ArenaSpec least = spec;
   least.slots = 2;
   make_room(least, dead, say);
   tell(dead);
-  return create_what_fits(spec, say);
+  RT_TRY_SET(Arena made, create_what_fits(spec, say));
+  begin_start(made, newest);
+  return made;
 }
 
 }  // namespace cairn::ckpt

@@ -570,6 +570,27 @@ Result<Manifest> decode_manifest(std::string_view json, std::string_view table, 
   return error;
 }
 
+std::vector<uint64_t> starts_of(const Manifest& manifest) {
+  const json extra = json::parse(manifest.extra, nullptr, false);
+  const json starts = extra.is_object() ? extra.value("starts", json()) : json();
+  if (!starts.is_array()) return {};
+  std::vector<uint64_t> out;
+  for (const json& start : starts) {
+    const auto id = start.is_string() ? hash_from_hex(start.get_ref<const std::string&>()) : std::nullopt;
+    if (!id) return {};  // `extra` is anybody's
+    out.push_back(*id);
+  }
+  return out;
+}
+
+void put_starts(std::span<const uint64_t> starts, Manifest& manifest) {
+  json extra = json::parse(manifest.extra, nullptr, false);
+  if (!extra.is_object()) extra = json::object();
+  extra["starts"] = json::array();
+  for (const uint64_t start : starts) extra["starts"].push_back(hash_to_hex(start));
+  manifest.extra = extra.dump();
+}
+
 Result<Manifest> decode_manifest(std::string_view bytes) {
   // An error in the header is told by the decoder.
   const Result<HeaderInfo> header = read_header(bytes);

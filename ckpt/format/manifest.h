@@ -165,6 +165,11 @@ std::string describe_shard(const Manifest& manifest, const ShardEntry& shard);
 /// Bytes of all shards together, as they are in memory.
 int64_t payload_bytes(const Manifest& manifest);
 
+/// Of the starts of agents that lead to a checkpoint, the one that saved it first: Manifest::extra has them. Empty
+/// where no run saved it, or a build that did not know of them.
+std::vector<uint64_t> starts_of(const Manifest& manifest);
+void put_starts(std::span<const uint64_t> starts, Manifest& manifest);
+
 /// The earlier steps that these files lie in, ascending: a checkpoint that names them needs those steps. It is the
 /// manifest that says so; the note beside it (kReferencesName) has no checksum, and may be lost.
 std::vector<int64_t> needed_steps(std::span<const FileEntry> files);

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <thread>
 #include <tuple>
 
@@ -462,6 +463,19 @@ bool Arena::weights_are_of(uint64_t incarnation, int64_t step) const {
     }
   }
   return true;
+}
+
+std::span<const uint64_t> Arena::starts() const {
+  const std::span<const uint64_t> kept = control().starts;
+  return kept.first(static_cast<size_t>(std::ranges::find(kept, 0) - kept.begin()));
+}
+
+void Arena::begin_start(std::span<const uint64_t> before) {
+  std::random_device random;
+  std::vector<uint64_t> starts{uint64_t{random()} << 32 | random() | 1};  // not 0, which ends the list
+  starts.insert(starts.end(), before.begin(), before.end());
+  starts.resize(arena::kStartsKept);
+  std::ranges::copy(starts, control().starts);
 }
 
 void Arena::forget_weights() {

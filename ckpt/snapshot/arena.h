@@ -118,6 +118,11 @@ class Arena {
   std::span<std::byte> weights(int64_t rank) const;
   arena::WeightsMark& weights_mark(int64_t rank) const;
 
+  /// Of the starts of agents that lead to what is here, the present one first.
+  std::span<const uint64_t> starts() const;
+  /// Agent, before any rank runs: names a new start, which goes on from `before`.
+  void begin_start(std::span<const uint64_t> before);
+
   /// Whether the weights of all ranks are those of the step of this incarnation.
   bool weights_are_of(uint64_t incarnation, int64_t step) const;
   /// Agent, while no rank runs: the weights of no rank are of any step. Before ranks make them again, or a kill among

@@ -17,12 +17,13 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 4;
+inline constexpr uint32_t kVersion = 5;
 inline constexpr int64_t kMaxSlots = 8;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
 inline constexpr int64_t kPathBytes = 4096;
 inline constexpr int64_t kMessageBytes = 2048;
+inline constexpr int64_t kStartsKept = 64;
 
 struct StaticHeader {
   std::atomic<uint64_t> magic;
@@ -97,6 +98,8 @@ struct Control {
   std::atomic<uint64_t> incarnation;  // life of the ranks; 0: none yet
   std::atomic<uint32_t> stop;         // the agent asks for a save at the next step boundary and an end
   std::atomic<int64_t> agent_pid, agent_start;
+  // Of the starts of agents that lead to what is here, the present one first; 0: no more. Written before any rank runs.
+  uint64_t starts[kStartsKept];
   std::atomic<uint32_t> distrusted;  // a rank died in a way that may have scribbled over memory
   std::atomic<int64_t> saved_ns;     // monotonic: when a save was ordered last, over all lives of the ranks
   // Step to be persisted from the slot; 0: free. Rank 0 sets it, the agent makes it negative when it starts to write

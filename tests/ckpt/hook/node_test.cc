@@ -59,6 +59,40 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/// A run that ends at `step`, in a process of its own.
+void run_until(const Plan& plan, const NodeOptions& options, int64_t step) {
+  REQUIRE(in_child([&] {
+            std::vector<std::string> notices;
+            auto node = CheckpointNode::open(plan, options, &notices);
+            LifeReport report;
+            return node.ok() && node.value()->begin_incarnation().ok() &&
+                           live(plan, node.value()->arena(), {.steps = step}, nullptr, report).ok()
+                       ? 0
+                       : 1;
+          }) == 0);
+}
+
+std::vector<std::filesystem::path> memory_of(const std::string& run_id) {
+  std::vector<std::filesystem::path> out;
+  for (const auto& item : std::filesystem::directory_iterator(kSharedMemory)) {
+    if (!item.path().filename().string().starts_with("cairn-")) continue;
+    if (const auto arena = Arena::attach(item.path().string()); arena.ok() && arena.value().run_id() == run_id)
+      out.push_back(item.path());
+  }
+  return out;
+}
+
+void flip_last_shard(const std::filesystem::path& checkpoint) {
+  PosixBackend io;
+  const Manifest manifest = read_manifest(io, checkpoint).value();
+  const ShardEntry& shard = manifest.shards.back();
+  std::fstream file(checkpoint / manifest.files[shard.file].name, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(shard.offset);
+  const char byte = static_cast<char>(file.get() ^ 0x10);
+  file.seekp(shard.offset);
+  file.put(byte);
+}
+
 }  // namespace
 
 TEST_SUITE("ckpt/node") {
@@ -125,15 +159,7 @@ TEST_SUITE("ckpt/node") {
     PosixBackend io;
     const auto newest = newest_complete(io, options.checkpoints_dir).value();
     REQUIRE(newest.step == 6);
-    {
-      const Manifest manifest = read_manifest(io, newest.dir).value();
-      const ShardEntry& shard = manifest.shards.back();
-      std::fstream file(newest.dir / manifest.files[shard.file].name, std::ios::in | std::ios::out | std::ios::binary);
-      file.seekg(shard.offset);
-      const char byte = static_cast<char>(file.get() ^ 0x10);
-      file.seekp(shard.offset);
-      file.put(byte);
-    }
+    flip_last_shard(newest.dir);
     const Plan plan = saving({1, 1, 1}, {});
     std::vector<std::string> notices;
     auto opened = CheckpointNode::open(plan, options, &notices);
@@ -142,6 +168,57 @@ TEST_SUITE("ckpt/node") {
     REQUIRE_OK(choice);
     CHECK(choice.value().step == 6);
     CHECK(choice.value().warnings.empty());
+  }
+
+  TEST_CASE("memory that the run has gone on without, at another machine, stands in for nothing that was saved there") {
+    const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
+    enum { kSame, kAnotherLayout, kDamaged };
+    for (const int now : {kSame, kAnotherLayout, kDamaged}) {
+      CAPTURE(now);
+      const TempDir dir;
+      const std::string run_id = fresh_run_id();
+      const NodeOptions options = options_for(run_id, dir.path);
+      run_until(plan, options, 5);
+      run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 2});
+      const std::vector<std::filesystem::path> memory = memory_of(run_id);
+      REQUIRE(memory.size() == 1);
+      const std::filesystem::path elsewhere = memory[0].parent_path() / ("elsewhere-" + run_id);
+      std::filesystem::rename(memory[0], elsewhere);
+      run_until(plan, options, 7);
+      std::filesystem::rename(elsewhere, memory[0]);
+      if (now == kDamaged) flip_last_shard(options.checkpoints_dir / step_dir_name(7));
+      const Plan& next = now == kAnotherLayout ? saving({1, 1, 1}, {.snapshot_steps = 1}) : plan;
+      std::vector<std::string> notices;
+      auto opened = CheckpointNode::open(next, options, &notices);
+      REQUIRE_OK(opened);
+      const auto choice = opened.value()->begin_incarnation();
+      REQUIRE_OK(choice);
+      CHECK(choice.value().step == (now == kDamaged ? 9 : 7));
+      CHECK(std::ranges::count_if(notices, [](const std::string& notice) {
+              return notice.find("held step 9 of this run: the run has gone on without it") != std::string::npos;
+            }) == (now == kDamaged ? 0 : 1));
+      CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(9)));
+    }
+  }
+
+  TEST_CASE("memory that goes on from what another machine saved is gone on with, however often agents die") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
+    const std::string run_id = fresh_run_id();
+    const NodeOptions options = options_for(run_id, dir.path);
+    run_until(plan, options, 5);
+    for (const int64_t step : {7, 8, 9})
+      run_and_kill(plan, options, {.steps = 20, .die_at = step, .snapshots_at_death = 2});
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options, &notices);
+    REQUIRE_OK(opened);
+    CHECK(opened.value()->begin_incarnation().value().step == 9);
+    PosixBackend io;
+    const auto starts = [&] { return newest_complete(io, options.checkpoints_dir).value().starts; };
+    CHECK(starts().size() == 1);
+    LifeReport report;
+    REQUIRE(live(plan, opened.value()->arena(), {.steps = 10}, nullptr, report).ok());
+    CHECK(starts().size() == 5);  // those that saved nothing too
   }
 
   TEST_CASE("memory that cannot be written to disk is kept, and the error says where it is") {
