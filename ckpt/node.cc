@@ -105,7 +105,9 @@ CheckpointNode::~CheckpointNode() {
 
 Result<RestoreChoice> CheckpointNode::begin_incarnation() {
   persister_->ranks_gone();
-  return decider_->next_incarnation();
+  RT_TRY_SET(RestoreChoice choice, decider_->next_incarnation());
+  persister_->gone_on_from(choice.step);
+  return choice;
 }
 
 void CheckpointNode::request_stop() { arena_.control().stop.store(1, std::memory_order_release); }

@@ -447,6 +447,11 @@ void NodePersister::notify() {
   impl_->changed.notify_all();
 }
 
+void NodePersister::gone_on_from(int64_t step) {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->newest_saved && impl_->newest_saved->step > step) impl_->newest_saved.reset();
+}
+
 Status NodePersister::check_folder() {
   PosixBackend io;  // those of the threads are theirs
   return impl_->check_folder(io);

@@ -70,6 +70,10 @@ class NodePersister {
   /// before RestoreDecider::next_incarnation().
   void ranks_gone();
 
+  /// RestoreDecider::next_incarnation() has chosen this step. Of a later one, which was passed over, the next save
+  /// takes no tensors that have not changed.
+  void gone_on_from(int64_t step);
+
   /// That the folder of the checkpoints is the one that there was when this was made, or one that has what was saved
   /// last, as where it was mounted anew. What lies there, or not, says nothing of the run else. Errors: kIo.
   Status check_folder();

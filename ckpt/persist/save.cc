@@ -875,10 +875,16 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   for (const auto& [part, finished] : taken) needed -= std::min(needed, finished.file.size_bytes);
   RT_TRY_SET(int64_t free, io.free_bytes(checkpoints_dir));
   if (options.spares != nullptr) {
-    // What is no shard file, directories and manifest, finds no room in spare ones.
-    const bool tight = free < kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+    // What is no shard file, directories and manifest, finds no room in spare ones. Where they do not help nobody has
+    // them, and who looks for room sees it.
     const int64_t spare = options.spares->bytes();
-    if (!tight || options.spares->clear(io)) free += spare;
+    const bool tight = free < kSlackBytes * static_cast<int64_t>(parts.size() + 1);
+    if (!tight && free + spare >= needed) {
+      free += spare;
+    } else {
+      options.spares->clear(io);
+      RT_TRY_SET(free, io.free_bytes(checkpoints_dir));
+    }
   }
   if (free < needed)
     return Error{ErrorCode::kNoSpace,

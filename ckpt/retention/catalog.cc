@@ -132,7 +132,8 @@ int64_t bytes_lying_there(IoBackend& io, const fs::path& dir) {
   Result<std::vector<DirEntry>> entries = io.list(dir);
   if (!entries.ok()) return 0;
   for (const DirEntry& entry : entries.value()) {
-    if (Result<FileStat> stat = io.stat(dir / entry.name); stat.ok()) total += stat.value().size_bytes;
+    if (Result<FileStat> stat = io.stat(dir / entry.name); stat.ok())
+      total += std::min(stat.value().size_bytes, stat.value().disk_bytes);  // of a sparse file what it takes
   }
   return total;
 }

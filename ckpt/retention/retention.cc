@@ -124,7 +124,12 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
     RT_TRY_SET(report.put_back, finish_replacements(io, checkpoints_dir, names));
     RT_TRY_SET(names, list_names(io, checkpoints_dir));
   }
-  RT_TRY_SET(const std::set<int64_t> references, announced_references(io, checkpoints_dir));
+  RT_TRY_SET(const auto announced, announcements(io, checkpoints_dir));
+  std::set<int64_t> references;
+  for (const auto& [name, steps] : announced) {
+    const std::optional<WorkDir> work = parse_work_dir_name(name);
+    if (!work || alive(work->writer)) references.insert(steps.begin(), steps.end());  // a dead save needs nothing
+  }
   // A leftover may be what an exchange has replaced: the new name must be durable before the old data goes.
   RT_TRY(io.sync_dir(checkpoints_dir));
   for (const std::string& name : names.leftovers) {

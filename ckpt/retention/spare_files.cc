@@ -60,6 +60,7 @@ Status SpareFiles::take_in(IoBackend& io, const fs::path& trash) {
   const std::optional<WorkDir> name = parse_work_dir_name(trash.filename().string());
   const Result<FileStat> stat = io.stat(trash);
   const Result<std::vector<DirEntry>> entries = io.list(trash);
+  trim(io);
   int64_t room = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -104,6 +105,22 @@ Status SpareFiles::take_in(IoBackend& io, const fs::path& trash) {
     leave(io, folder);
   }
   return remove_tree(io, trash);
+}
+
+void SpareFiles::trim(IoBackend& io) {
+  std::vector<Spare> surplus;
+  {
+    const std::lock_guard lock(mutex_);
+    while (kept_bytes() > limit_) {
+      const auto largest = std::ranges::max_element(spares_, {}, &Spare::bytes);
+      surplus.push_back(std::move(*largest));
+      spares_.erase(largest);
+    }
+  }
+  for (const Spare& spare : surplus) {
+    ignore(io.remove_file(spare.path), "clear() removes it");
+    leave(io, spare.path.parent_path());
+  }
 }
 
 std::unique_ptr<IoFile> SpareFiles::reuse(IoBackend& io, const fs::path& path, int64_t size_bytes) {

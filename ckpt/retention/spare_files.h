@@ -48,6 +48,7 @@ class SpareFiles {
     int64_t bytes = 0;
   };
   int64_t kept_bytes() const;
+  void trim(IoBackend& io);                                         // to the limit, which may have come down
   void leave(IoBackend& io, const std::filesystem::path& folder);   // which goes when nothing is in it
   void forget(IoBackend& io, const std::filesystem::path& folder);  // with all that is in it
 

@@ -216,6 +216,8 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   std::memcpy(header.recipe_hash, spec.recipe_hash.data(), spec.recipe_hash.size());
   const std::string boot = boot_id();
   std::memcpy(header.boot_id, boot.data(), boot.size());
+  const std::string machine = machine_id();
+  std::memcpy(header.machine_id, machine.data(), machine.size());
   std::memcpy(out.base_ + sizeof(StaticHeader), geometry.ranks.data(), sizeof(RankEntry) * geometry.ranks.size());
   for (int64_t rank = 0; rank < world; ++rank) {
     auto* table = reinterpret_cast<ShardExtent*>(out.base_ + geometry.ranks[rank].shard_table_offset);
@@ -273,13 +275,17 @@ Status Arena::validate() const {
     return damaged(fmt::format("header checksum {}, stored {}", hash_to_hex(hash), hash_to_hex(h.static_hash)));
   }
   const std::string boot = boot_id();
-  if (std::memchr(h.boot_id, 0, arena::kTextBytes) == nullptr) return damaged("no end of the machine's start");
+  for (const char* text : {h.boot_id, h.machine_id}) {
+    if (std::memchr(text, 0, arena::kTextBytes) == nullptr) return damaged("no end of the machine's name or start");
+  }
   // No descriptor left, or no memory: it may be of this start, and hold what nothing else has.
   if (boot.empty() && h.boot_id[0] != 0) {
     return Error{ErrorCode::kIo,
                  "/proc/sys/kernel/random/boot_id cannot be read, so that it is not known from which start of the "
                  "machine it is"};
   }
+  if (boot != h.boot_id && machine_id() != h.machine_id)  // a folder that several machines have
+    return Error{ErrorCode::kUnavailable, "it is of another machine"};
   if (boot != h.boot_id) return damaged("it is from before this machine's last start");
   const auto fits = [&](int64_t offset, int64_t size) {
     return offset >= 0 && size >= 0 && offset <= bytes_ && size <= bytes_ - offset && offset % 8 == 0;
@@ -332,6 +338,7 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
     Fd fd = lock_segment(name, std::chrono::seconds(2));
     if (!fd) continue;
     Result<Arena> found = map(std::move(fd), name);
+    if (!found.ok() && found.error().code == ErrorCode::kUnavailable) continue;  // another machine's
     if (!found.ok() && found.error().code != ErrorCode::kCorrupt) {
       return std::move(found)
           .with(fmt::format(

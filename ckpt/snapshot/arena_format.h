@@ -41,6 +41,7 @@ struct StaticHeader {
   uint64_t static_hash;                              // XXH3_64 of [0, static_bytes) with magic and this field zero
   char run_id[kTextBytes], recipe_hash[kTextBytes];  // zero-terminated
   char boot_id[kTextBytes];                          // of the machine's start, as the kernel names it
+  char machine_id[kTextBytes];                       // over all its starts
 };
 
 struct RankEntry {

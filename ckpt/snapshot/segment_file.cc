@@ -137,12 +137,15 @@ bool is_from_before_start(int fd) {
   return info.st_mtim.tv_sec < now.tv_sec - up.tv_sec - 60;
 }
 
-std::string boot_id() {
-  std::ifstream in("/proc/sys/kernel/random/boot_id");
+static std::string first_line(const char* path) {
+  std::ifstream in(path);
   std::string out;
   std::getline(in, out);
   out.resize(std::min<size_t>(out.size(), arena::kTextBytes - 1));
   return out;
 }
+
+std::string boot_id() { return first_line("/proc/sys/kernel/random/boot_id"); }
+std::string machine_id() { return first_line("/etc/machine-id"); }
 
 }  // namespace cairn::ckpt

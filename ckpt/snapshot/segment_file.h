@@ -40,4 +40,7 @@ bool is_from_before_start(int fd);
 /// Of this start of the machine; empty where the kernel does not tell. Shorter than arena::kTextBytes.
 std::string boot_id();
 
+/// Of this machine, over all its starts; empty where the system has given it none. Shorter than arena::kTextBytes.
+std::string machine_id();
+
 }  // namespace cairn::ckpt

@@ -29,7 +29,8 @@ inline constexpr int64_t kIoAlign =
 struct FileStat {
   int64_t size_bytes = 0;
   bool is_dir = false;
-  bool is_link = false;  // the name is a symbolic link; the rest is of what it leads to
+  bool is_link = false;    // the name is a symbolic link; the rest is of what it leads to
+  int64_t disk_bytes = 0;  // of its blocks
 };
 
 struct DirEntry {
@@ -78,9 +79,9 @@ class IoBackend {
   virtual Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) = 0;
   virtual Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) = 0;  // for reading
   /// Opens a file to be written over: made `size_bytes` long, its space reserved; what it held up to there is still in
-  /// it. kUnsupported where nothing is gained or somebody would lose by it: it has another name too, is a link, somebody
-  /// has it open, it has holes or other rights than a new one would have, or the file system does not write in place.
-  /// Here: always.
+  /// it. kUnsupported where nothing is gained or somebody would lose by it: it has another name too, is a link,
+  /// somebody has it open, it has holes or other rights than a new one would have, or the file system does not write in
+  /// place. Here: always.
   virtual Result<std::unique_ptr<IoFile>> reopen(const std::filesystem::path& path, int64_t size_bytes);
 
   virtual Status make_dir(const std::filesystem::path& path) = 0;  // the parent exists; an existing one is an error

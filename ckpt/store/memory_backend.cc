@@ -230,7 +230,8 @@ Result<std::vector<DirEntry>> MemoryBackend::list(const fs::path& path) {
 
 Result<FileStat> MemoryBackend::stat(const fs::path& path) {
   RT_TRY_SET(const NodePtr node, find(path));
-  return FileStat{static_cast<int64_t>(node->data.size()), node->is_dir};
+  const auto size_bytes = static_cast<int64_t>(node->data.size());
+  return FileStat{size_bytes, node->is_dir, false, size_bytes};
 }
 
 Result<int64_t> MemoryBackend::free_bytes(const fs::path& path) {

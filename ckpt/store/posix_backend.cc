@@ -3,9 +3,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/fiemap.h>
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -14,7 +16,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <span>
+#include <string_view>
 
 namespace cairn::ckpt {
 
@@ -53,12 +58,43 @@ bool is_ours_alone(int fd) {
   return ::fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
 }
 
+/// Attributes beside those that the system gives every file: lists of rights, somebody's own notes on its content.
+bool has_attributes(int fd) {
+  std::array<char, 4096> names{};
+  const ssize_t bytes = ::flistxattr(fd, names.data(), names.size());
+  if (bytes < 0) return errno != EOPNOTSUPP;
+  for (std::string_view rest(names.data(), static_cast<size_t>(bytes)); !rest.empty();) {
+    const std::string_view name = rest.substr(0, rest.find('\0'));
+    if (!name.starts_with("security.")) return true;
+    rest.remove_prefix(name.size() + 1);
+  }
+  return false;
+}
+
+/// Parts that another file has too (`cp --reflink`): written over they take new space.
+bool shares_blocks(int fd) {
+  constexpr uint32_t kExtents = 64;
+  alignas(fiemap) std::array<std::byte, sizeof(fiemap) + kExtents * sizeof(fiemap_extent)> memory{};
+  auto& map = *reinterpret_cast<fiemap*>(memory.data());
+  for (uint64_t at = 0;;) {
+    map = {.fm_start = at, .fm_length = FIEMAP_MAX_OFFSET - at, .fm_extent_count = kExtents};
+    if (::ioctl(fd, FS_IOC_FIEMAP, &map) != 0) return true;
+    const std::span<const fiemap_extent> extents(map.fm_extents, map.fm_mapped_extents);
+    for (const fiemap_extent& extent : extents) {
+      if ((extent.fe_flags & FIEMAP_EXTENT_SHARED) != 0) return true;
+      if ((extent.fe_flags & FIEMAP_EXTENT_LAST) != 0) return false;
+    }
+    if (extents.empty()) return false;
+    at = extents.back().fe_logical + extents.back().fe_length;
+  }
+}
+
 /// Whether a file that is there looks as a new one in its folder would, or can be made to: owner, group, mode, and no
-/// list of rights of its own.
+/// attributes of its own.
 bool looks_new(int fd, const struct stat& file, const fs::path& folder) {
   struct stat dir {};
   if (::stat(folder.c_str(), &dir) != 0 || file.st_uid != dir.st_uid || file.st_gid != dir.st_gid) return false;
-  if (::fgetxattr(fd, "system.posix_acl_access", nullptr, 0) >= 0) return false;
+  if (has_attributes(fd)) return false;
   const mode_t mode = dir.st_mode & kFileMode;  // of a folder made by this process: without the umask's bits
   return (file.st_mode & 07777) == mode || ::fchmod(fd, mode) == 0;
 }
@@ -139,8 +175,8 @@ Result<Fd> PosixBackend::reopen_fd(const fs::path& path, int64_t size_bytes) {
   struct stat st {};
   if (::fstat(fd.get(), &st) != 0) return failed("stat", path.string());
   const bool sparse = int64_t{st.st_blocks} * 512 < st.st_size;
-  if (!S_ISREG(st.st_mode) || st.st_nlink != 1 || sparse || !writes_in_place(fd.get()) || !is_ours_alone(fd.get()) ||
-      !looks_new(fd.get(), st, path.parent_path()))
+  if (!S_ISREG(st.st_mode) || st.st_nlink != 1 || sparse || !writes_in_place(fd.get()) || shares_blocks(fd.get()) ||
+      !is_ours_alone(fd.get()) || !looks_new(fd.get(), st, path.parent_path()))
     return Error{ErrorCode::kUnsupported, fmt::format("{}: is not to be written over", path.string())};
   const int flags = ::fcntl(fd.get(), F_GETFL);  // as open_fd() does
   if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) return failed("open", path.string());
@@ -249,7 +285,7 @@ Result<FileStat> PosixBackend::stat(const fs::path& path) {
   if (::lstat(path.c_str(), &st) != 0) return failed("stat", path.string());
   const bool link = S_ISLNK(st.st_mode);
   if (link && ::stat(path.c_str(), &st) != 0) return failed("stat", path.string());
-  return FileStat{static_cast<int64_t>(st.st_size), S_ISDIR(st.st_mode), link};
+  return FileStat{static_cast<int64_t>(st.st_size), S_ISDIR(st.st_mode), link, int64_t{st.st_blocks} * 512};
 }
 
 Result<int64_t> PosixBackend::free_bytes(const fs::path& path) {

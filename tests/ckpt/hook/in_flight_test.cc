@@ -131,6 +131,21 @@ std::vector<int64_t> complete_steps(const std::filesystem::path& dir) {
   return out;
 }
 
+/// A whole state, of one byte a shard but for the first ones, promised to be saved: two steps differ in one shard each
+/// time.
+void promise_little(const Arena& arena, int64_t slot, int64_t step) {
+  for (int64_t rank = 0; rank < arena.world(); ++rank) {
+    std::vector<std::vector<std::byte>> state;
+    for (const arena::ShardExtent& shard : arena.shards(rank)) {
+      const auto differs = std::ssize(state) < step - 1;
+      state.emplace_back(shard.bytes, static_cast<std::byte>(differs ? std::ssize(state) + 1 : 0));
+    }
+    const std::vector<std::span<const std::byte>> boxes(state.begin(), state.end());
+    REQUIRE(write_snapshot(arena, rank, slot, 1, step, encode_position(position_at(step)), boxes).ok());
+  }
+  arena.control().reserved[slot] = step;
+}
+
 }  // namespace
 
 TEST_SUITE("ckpt/hook/in_flight") {
@@ -274,17 +289,8 @@ TEST_SUITE("ckpt/hook/in_flight") {
       {
         NodePersister persister(arena, make_io, dir.path, options);
         arena.control().incarnation = 1;
-        for (const int64_t step : {1, 2, 3}) {  // which differ in little
-          for (int64_t rank = 0; rank < arena.world(); ++rank) {
-            std::vector<std::vector<std::byte>> state;
-            for (const arena::ShardExtent& shard : arena.shards(rank)) {
-              const auto differs = std::ssize(state) < step - 1;
-              state.emplace_back(shard.bytes, static_cast<std::byte>(differs ? std::ssize(state) + 1 : 0));
-            }
-            const std::vector<std::span<const std::byte>> boxes(state.begin(), state.end());
-            REQUIRE(write_snapshot(arena, rank, step - 1, 1, step, encode_position(position_at(step)), boxes).ok());
-          }
-          arena.control().reserved[step - 1] = step;
+        for (const int64_t step : {1, 2, 3}) {
+          promise_little(arena, step - 1, step);
           REQUIRE(persister.flush().ok());
         }
       }
@@ -297,6 +303,29 @@ TEST_SUITE("ckpt/hook/in_flight") {
       CHECK(events.empty());
       CHECK(arena.control().reserved[1] == 0);
       CHECK(complete_steps(dir.path) == std::vector<int64_t>{1, 2, 3});
+      ignore(arena.remove(), "end of the test");
+    }
+  }
+
+  TEST_CASE("a run that went back to an older step refers to none of those that were passed over") {
+    for (const bool back : {false, true}) {
+      const TempDir dir;
+      const Plan plan = saving_each_step(2);
+      PosixBackend io;
+      Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+      {
+        NodePersister persister(arena, [] { return std::make_unique<PosixBackend>(); }, dir.path,
+                                {.incremental = true, .in_flight = 2});
+        arena.control().incarnation = 1;
+        for (const int64_t step : {1, 2, 3}) {
+          promise_little(arena, step - 1, step);
+          REQUIRE(persister.flush().ok());
+        }
+        persister.gone_on_from(back ? 2 : 3);  // step 3 was damaged on the disk and in memory
+        promise_little(arena, 0, 4);
+        REQUIRE(persister.flush().ok());
+      }
+      CHECK(look_at_checkpoint(io, dir.path, 4).references.empty() == back);
       ignore(arena.remove(), "end of the test");
     }
   }

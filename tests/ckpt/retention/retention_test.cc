@@ -15,13 +15,16 @@
 #include "ckpt/retention/space.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
+#include "ckpt/store/posix_backend.h"
 #include "runtime/core/random.h"
 #include "tests/ckpt/persist/test_state.h"
 #include "tests/support/ok.h"
+#include "tests/support/temp_dir.h"
 
 using namespace cairn;
 using namespace cairn::ckpt;
 using namespace cairn::ckpt::testing;
+using cairn::testing::TempDir;
 namespace fs = std::filesystem;
 
 namespace {
@@ -343,9 +346,8 @@ TEST_SUITE("ckpt/retention/space") {
     const SpaceReport report = report_with_free(100 * kMiB);
     CHECK(report.missing_bytes == 300 * kMiB - present);
     CHECK_MESSAGE(report.text.find("/ck: 3 kept + 1 being written, 100.0 MiB each, are 400.0 MiB; ") == 0, report.text);
-    CHECK_MESSAGE(
-        report.text.find(" are there and 100.0 MiB are free: 300.0 MiB are missing. ") != std::string::npos,
-        report.text);
+    CHECK_MESSAGE(report.text.find(" are there and 100.0 MiB are free: 300.0 MiB are missing. ") != std::string::npos,
+                  report.text);
     // What a dead save has left goes before the first one, and all spare files; trash may be put back.
     MemoryBackend disk(500 * kMiB);
     char host[256] = {};
@@ -359,6 +361,16 @@ TEST_SUITE("ckpt/retention/space") {
       }
     }
     CHECK(check_space(disk, kDir, {.checkpoint_bytes = 100 * kMiB, .kept = {2, 2}}).value().free_bytes == 350 * kMiB);
+    {  // what reserved nothing has nothing to give back
+      const TempDir dir("sparse");
+      PosixBackend io;
+      const fs::path left = dir / work_dir_name(kTmpPrefix, 10, {host, ::getpid(), 1, 1});
+      REQUIRE(make_dirs(io, left).ok());
+      REQUIRE(write_file(io, left / "shard", "x").ok());
+      REQUIRE(::truncate((left / "shard").c_str(), int64_t{1} << 40) == 0);
+      const int64_t free = check_space(io, dir.path, {.checkpoint_bytes = 1, .kept = {1, 1}}).value().free_bytes;
+      CHECK(free < io.free_bytes(dir.path).value() + kLarge);
+    }
     const SpaceReport elsewhere = report_with_free(100 * kMiB, "/ck/not/there/yet");
     CHECK(elsewhere.free_bytes == 100 * kMiB);
     CHECK(elsewhere.missing_bytes == 300 * kMiB);
@@ -506,6 +518,22 @@ TEST_SUITE("ckpt/retention/retention") {
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, dead)).ok());
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, reused)).ok());
     CHECK(complete_steps(disk) == std::vector<int64_t>{10});
+  }
+
+  TEST_CASE("trash that only a dead save has asked for is not put back: it may be half gone") {
+    for (const bool alive : {false, true}) {
+      MemoryBackend disk;
+      add_step(disk, 20);
+      WriterId writer = this_writer();
+      const fs::path trash = kDir / work_dir_name(kTrashPrefix, 10, {writer.host, writer.pid, 1, 1});
+      const fs::path save =
+          kDir / work_dir_name(kTmpPrefix, 30, {writer.host, writer.pid, alive ? writer.start : 1, 2});
+      for (const fs::path& dir : {trash, save}) REQUIRE(disk.make_dir(dir).ok());
+      REQUIRE(write_file(disk, trash / kManifestName, "x").ok());
+      REQUIRE(write_file(disk, save / kReferencesName, step_dir_name(10) + "\n").ok());
+      REQUIRE(clean_leftovers(disk, kDir).ok());
+      CHECK(disk.stat(kDir / step_dir_name(10)).ok() == alive);
+    }
   }
 
   TEST_CASE("a writer that goes while it is asked for is no error") {  // its file in /proc is there, and cannot be read

@@ -4,8 +4,11 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -154,11 +157,20 @@ TEST_SUITE("ckpt/retention/spare_files") {
     spares.limit(kPlenty);
     retire(disk, kDir, spares, sequence++);
     CHECK(spares.bytes() > file_bytes);
+    spares.limit(file_bytes);  // saves have become smaller
+    REQUIRE(save(disk, kDir, state(50), small_options()).ok());
+    retire(disk, kDir, spares, sequence++);
+    CHECK(spares.bytes() <= file_bytes);
+    CHECK(spares.bytes() > 0);
+    spares.limit(kPlenty);
+    REQUIRE(save(disk, kDir, state(60), small_options()).ok());
+    retire(disk, kDir, spares, sequence++);
+    CHECK(spares.bytes() > file_bytes);
     CHECK(spares.clear(disk));
     CHECK(spares.bytes() == 0);
     CHECK(spare_folders(disk, kDir).empty());
     CHECK_FALSE(spares.clear(disk));
-    CHECK(compare(disk, kDir / "step-00000040", state(40)) == "");
+    CHECK(compare(disk, kDir / "step-00000060", state(60)) == "");
   }
 
   TEST_CASE("what somebody else holds is removed, never written over: open, mapped, of two names, behind a link") {
@@ -239,6 +251,28 @@ TEST_SUITE("ckpt/retention/spare_files") {
     CHECK(compare(*io, saved.dir, make_state(30, 3, 1)) == "");
   }
 
+  TEST_CASE("a file that shares blocks with a copy of it is not written over: that would take new ones") {
+    const TempDir dir("spares-shared");
+    const std::unique_ptr<IoBackend> io = make_best_backend();
+    if (!gives_files(*io, dir.path)) return;
+    const fs::path checkpoints = dir / "ck";
+    SpareFiles spares;
+    spares.limit(kPlenty);
+    for (const int64_t step : {10, 20})
+      REQUIRE(save(*io, checkpoints, make_state(step, 1, 1), over(spares, step)).ok());
+    {
+      const fs::path file = checkpoints / step_dir_name(10) / shard_file_name(0, 1);
+      const Fd from(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+      const Fd to(::open((dir / "copy").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
+      if (::ioctl(to.get(), FICLONE, from.get()) != 0) {
+        MESSAGE("skipped: no copies that share blocks here (ext4)");
+        return;
+      }
+    }
+    retire(*io, checkpoints, spares, 21);
+    CHECK(spares.bytes() == 0);
+  }
+
   TEST_CASE("a disk on which only the spare files leave no room is not full") {
     const auto large = [](int64_t step, int64_t files = 1) {
       return make_state(step, static_cast<uint64_t>(step), files, {{"a", "weight", DType::kF32, {4000, 1024}, files}});
@@ -287,6 +321,28 @@ TEST_SUITE("ckpt/retention/spare_files") {
     CHECK(spares.bytes() == 0);
     CHECK(spare_folders(disk, kDir).empty());
     CHECK(save(disk, kDir, state(70, 10), over(spares, 71)).ok());
+  }
+
+  TEST_CASE("a save that is refused for want of room leaves none to spare files") {
+    MemoryBackend disk(int64_t{24} << 20);
+    const auto state = [](int64_t step, int64_t rows) {
+      return make_state(step, static_cast<uint64_t>(step), 1, {{"a", "weight", DType::kF32, {rows, 1024}, 1}});
+    };
+    SpareFiles spares;
+    spares.limit(kPlenty);
+    for (const int64_t step : {10, 20}) REQUIRE(save(disk, kDir, state(step, 1000), over(spares, step)).ok());
+    retire(disk, kDir, spares, 21);
+    const int64_t spare = spares.bytes();
+    REQUIRE(spare > 4'000'000);
+    const int64_t free = disk.free_bytes(kDir).value() - 3'000'000;
+    REQUIRE(write_file(disk, "/others", std::string(static_cast<size_t>(free), 'x')).ok());
+    const auto refused = save(disk, kDir, state(30, 4000), over(spares, 30));
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kNoSpace);
+    CHECK(spares.bytes() == 0);
+    CHECK(spare_folders(disk, kDir).empty());
+    const std::string told = fmt::format("{} bytes free", disk.free_bytes(kDir).value());
+    CHECK_MESSAGE(refused.error().message.find(told) != std::string::npos, refused.error().message);
   }
 
   TEST_CASE("each file of a save takes the one of its size") {
@@ -351,6 +407,18 @@ TEST_SUITE("ckpt/retention/spare_files") {
         CHECK(saved.reused_files == 1);
         CHECK(mode_of(saved.dir / shard_file_name(0, 1)) == mode_of(saved.dir / kManifestName));
         ++step;
+      }
+    }
+    {
+      SpareFiles spares;
+      spares.limit(kPlenty);
+      const fs::path checkpoints = dir / "noted";
+      REQUIRE(save(*io, checkpoints, make_state(1, 1, 1), over(spares, 1)).ok());
+      const fs::path file = checkpoints / step_dir_name(1) / shard_file_name(0, 1);
+      if (::setxattr(file.c_str(), "user.checked", "yes", 3, 0) == 0) {
+        REQUIRE(save(*io, checkpoints, make_state(2, 1, 1), over(spares, 2)).ok());
+        retire(*io, checkpoints, spares, 3);
+        CHECK(spares.bytes() == 0);
       }
     }
     if (::geteuid() != 0) return;

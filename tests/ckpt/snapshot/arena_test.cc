@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -277,12 +278,28 @@ TEST_SUITE("ckpt/snapshot/arena") {
       const Result<Arena> old = Arena::attach_fd(other.get());
       REQUIRE_FALSE(old.ok());
       CHECK(old.error().message.find("before this machine's last start") != std::string::npos);
+      CHECK(old.error().code == ErrorCode::kCorrupt);
       CHECK(taken.value()->remove().ok());
     }
     REQUIRE(leave_behind(id) == 0);
     const std::vector<StaleArena> stale = stale_arenas(folder);
     REQUIRE(stale.size() == 1);
     CHECK(stale[0].run_id == id);
+    {  // another machine's is neither taken over nor rubbish
+      const Fd file(::open(stale[0].name.c_str(), O_RDWR | O_CLOEXEC));
+      std::vector<std::byte> bytes(static_cast<size_t>(std::filesystem::file_size(stale[0].name)));
+      REQUIRE(::pread(file.get(), bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+      const std::vector<std::byte> ours = bytes;
+      auto& header = *reinterpret_cast<arena::StaticHeader*>(bytes.data());
+      header.boot_id[0] ^= 1;
+      header.machine_id[0] ^= 1;
+      rehash(bytes);
+      REQUIRE(::pwrite(file.get(), bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+      CHECK_FALSE(Arena::adopt(id, folder).value().has_value());
+      REQUIRE(stale_arenas(folder).size() == 1);
+      CHECK(stale_arenas(folder)[0].unread.find("of another machine") != std::string::npos);
+      REQUIRE(::pwrite(file.get(), ours.data(), ours.size(), 0) == std::ssize(ours));
+    }
     CHECK(remove_stale_arena(stale[0]));
     CHECK_FALSE(remove_stale_arena(stale[0]));
     CHECK(::rmdir(folder.c_str()) == 0);  // nothing is left
