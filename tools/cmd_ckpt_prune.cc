@@ -8,9 +8,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -37,7 +39,7 @@ struct PruneArgs {
   std::string path, keep;
   std::vector<int64_t> steps;
   int64_t run_steps = 0;
-  bool yes = false, leftovers = false, archive = false;
+  bool yes = false, leftovers = false, other_hosts = false, archive = false;
 };
 
 /// What happened to a checkpoint that no rule keeps.
@@ -90,6 +92,21 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
   return out;
 }
 
+/// What clean_leftovers would do.
+ckpt::CleanReport would_clean(const ckpt::Names& names, const std::function<bool(const ckpt::WriterId&)>& alive) {
+  ckpt::CleanReport report;
+  for (const std::string& name : names.leftovers) {
+    if (std::ranges::find(names.cut_off, name, &ckpt::CutOff::made) != names.cut_off.end()) {
+      report.put_back.push_back(name + ": would be put in its place");
+    } else if (const std::string why = ckpt::why_left(name, alive); why.empty()) {
+      report.removed.push_back(name);
+    } else {
+      report.left.push_back(fmt::format("{}: {}", name, why));
+    }
+  }
+  return report;
+}
+
 Result<int> prune(const PruneArgs& args, bool as_json) {
   if (args.archive && args.keep.empty() && args.steps.empty()) {
     return Error{ErrorCode::kInvalidInput,
@@ -100,6 +117,13 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
                  "say what stays, for example --keep 'last(3), every(1000)', or --step 1200; --leftovers alone removes "
                  "only what dead saves have left"};
   }
+  if (args.other_hosts && !args.leftovers) {
+    return Error{ErrorCode::kInvalidInput,
+                 "--other-hosts is about what dead saves and removals have left: give --leftovers too"};
+  }
+  const auto alive = [&](const ckpt::WriterId& writer) {
+    return ckpt::may_be_alive(writer) && !(args.other_hosts && !ckpt::is_of_this_host(writer));
+  };
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.path));
   ckpt::PosixBackend io;
   Fd lock;
@@ -142,8 +166,14 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
         fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
     }
   }
-  if (args.yes && args.leftovers) {
-    RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir));
+  std::map<std::string, int64_t> leftover_bytes;
+  if (args.leftovers) {
+    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, dir));
+    for (const std::string& name : names.leftovers) leftover_bytes[name] = ckpt::bytes_lying_there(io, dir / name);
+    cleaned = would_clean(names, alive);
+    if (args.yes) {
+      RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir, alive));
+    }
   }
   int64_t kept_bytes = 0, freed_bytes = 0;
   const auto size_of = [&](int64_t step) {
@@ -183,9 +213,10 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
       }
       out["archived"] = std::move(done);
     }
-    if (args.leftovers)
-      out["leftovers"] = {{"put_back", cleaned.put_back}, {"removed", cleaned.removed}, {"left", cleaned.left}};
-    if (args.leftovers && !args.yes) out["leftovers"] = catalog.leftovers;
+    if (args.leftovers) {
+      out["leftovers"] = {
+          {"put_back", cleaned.put_back}, {args.yes ? "removed" : "would_go", cleaned.removed}, {"left", cleaned.left}};
+    }
     print_json(out);
     return code;
   }
@@ -211,9 +242,13 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
   if (args.leftovers) {
     for (const std::string& line : cleaned.put_back) fmt::print("{}\n", line);
-    for (const std::string& name : args.yes ? cleaned.removed : catalog.leftovers)
-      fmt::print("{}: {}\n", name, args.yes ? "removed" : "would go, if its writer is dead");
-    for (const std::string& name : cleaned.left) fmt::print("left: {}\n", name);
+    for (const std::string& name : cleaned.removed) {
+      const std::optional<ckpt::WorkDir> work = ckpt::parse_work_dir_name(name);
+      const bool elsewhere = work && !ckpt::is_of_this_host(work->writer);
+      fmt::print("{}: {}, {}{}\n", name, args.yes ? "removed" : "would go", format_bytes(leftover_bytes[name]),
+                 elsewhere ? fmt::format(", of another host, {}", work->writer.host) : "");
+    }
+    for (const std::string& name : cleaned.left) fmt::print("left: {}\n", printable(name));
   }
   if (by_rules && !args.archive) {
     fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
@@ -239,6 +274,8 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
   command->add_flag("--leftovers", args->leftovers, "also what dead saves and removals have left");
+  command->add_flag("--other-hosts", args->other_hosts,
+                    "with --leftovers: also what writers of other hosts have left; you know that they are gone");
   command->add_flag("--archive", args->archive,
                     "what no rule keeps is not removed but compressed where it is, without loss; any command reads it");
   command->add_flag("--yes", args->yes, "do it; without it nothing is touched");
@@ -249,7 +286,8 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
       "is refused.\n"
       "Examples:\n  cairn ckpt prune runs/gpt2 --keep 'last(3), every(1000)'\n"
       "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --step 1200 --yes\n"
-      "  cairn ckpt prune runs/gpt2 --keep 'last(1)' --archive --yes");
+      "  cairn ckpt prune runs/gpt2 --keep 'last(1)' --archive --yes\n"
+      "  cairn ckpt prune runs/gpt2 --leftovers --other-hosts --yes");
   command->callback([args, &session] { session.action = [args, &session] { return prune(*args, session.json); }; });
 }
 

@@ -28,13 +28,17 @@ bool is_missing(IoBackend& io, const fs::path& path) {
 
 }  // namespace
 
-bool may_be_alive(const WriterId& writer) {
+bool is_of_this_host(const WriterId& writer) {
   char host[256] = {};
-  if (::gethostname(host, sizeof(host) - 1) != 0) return true;
+  if (::gethostname(host, sizeof(host) - 1) != 0) return false;
   // Compared as names spell it: both go through the same replacement of characters.
   const std::optional<WorkDir> here =
       parse_work_dir_name(kTmpPrefix, work_dir_name(kTmpPrefix, 0, WriterId{host, writer.pid, 0, 0}));
-  if (!here || here->writer.host != writer.host) return true;
+  return here && here->writer.host == writer.host;
+}
+
+bool may_be_alive(const WriterId& writer) {
+  if (!is_of_this_host(writer)) return true;
   if (::kill(static_cast<pid_t>(writer.pid), 0) != 0 && errno == ESRCH) return false;
   const std::optional<ProcessStat> stat = process_stat(writer.pid);  // nullopt: not ours to see
   return !stat || (!stat->ended() && stat->start == writer.start);
@@ -115,6 +119,19 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
   return report;
 }
 
+std::string why_left(const std::string& name, const std::function<bool(const WriterId&)>& alive) {
+  const std::optional<WorkDir> work = parse_work_dir_name(name);
+  if (!work) return "not a name that this program makes";
+  // Without spare files a live one makes new files.
+  if (name.starts_with(kSparePrefix) || !alive(work->writer)) return {};
+  if (is_of_this_host(work->writer))
+    return fmt::format("process {} of {} may still be at work", work->writer.pid, work->writer.host);
+  return fmt::format(
+      "process {} of {}, another host, may still be at work; if it is gone, `cairn ckpt prune --leftovers "
+      "--other-hosts --yes` removes this",
+      work->writer.pid, work->writer.host);
+}
+
 Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive) {
   CleanReport report;
@@ -129,11 +146,8 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
   RT_TRY(io.sync_dir(checkpoints_dir));
   for (const std::string& name : names.leftovers) {
     const std::optional<WorkDir> work = parse_work_dir_name(name);
-    if (!work) {
-      report.left.push_back(name + ": not a name that this program makes");
-    } else if (!name.starts_with(kSparePrefix) && alive(work->writer)) {  // without those a live one makes new files
-      report.left.push_back(
-          fmt::format("{}: process {} of {} may still be at work", name, work->writer.pid, work->writer.host));
+    if (const std::string why = why_left(name, alive); !why.empty()) {
+      report.left.push_back(fmt::format("{}: {}", name, why));
     } else if (name.starts_with(kTrashPrefix) && references.contains(work->step) &&
                is_missing(io, checkpoints_dir / step_dir_name(work->step))) {
       RT_TRY(io.rename(checkpoints_dir / name, checkpoints_dir / step_dir_name(work->step)));

@@ -596,6 +596,36 @@ class CkptToolsTest(ProgramTest):
                             (["--keep", "fractions(4)"], "number of steps")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
 
+    def test_what_other_hosts_left_goes_when_the_user_says_that_they_are_gone(self):
+        own = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:64]
+        with open("/proc/self/stat", encoding="utf-8") as f:
+            start = f.read().rsplit(")", 1)[1].split()[19]
+        dead, alive, pod = (f".tmp-step-00000007.{writer}.0" for writer in
+                            (f"{own}.{os.getpid()}.1", f"{own}.{os.getpid()}.{start}", "pod-7.1.2"))
+        for name in (dead, alive, pod):
+            self.write(f"a/checkpoints/{name}/shard.h5", b"x" * 2048)
+        left = {x["name"]: (x["writer_alive"], x["other_host"])
+                for x in self.cairn_json("ckpt", "ls", "a")["leftovers"]}
+        self.assertEqual(left, {dead: (False, False), alive: (True, False), pod: (True, True)})
+        self.assertIn("may be at work on pod-7; if it is gone, prune --leftovers --other-hosts removes it",
+                      self.cairn("ckpt", "ls", "a").stdout)
+        before = self.names_below("a")
+        prune = ["ckpt", "prune", "a", "--leftovers"]
+        said = self.cairn(*prune).stdout
+        self.assertIn(f"{dead}: would go, 2.00 KiB\n", said)
+        self.assertIn(f"left: {pod}: process 1 of pod-7, another host, may still be at work; if it is gone, "
+                      "`cairn ckpt prune --leftovers --other-hosts --yes` removes this", said)
+        said = self.cairn(*prune, "--other-hosts").stdout
+        self.assertIn(f"{pod}: would go, 2.00 KiB, of another host, pod-7\n", said)
+        self.assertIn(f"left: {alive}: process {os.getpid()} of {own} may still be at work\n", said)
+        self.assertEqual(sorted(self.cairn_json(*prune, "--other-hosts")["leftovers"]["would_go"]), sorted([dead, pod]))
+        self.assertEqual(self.names_below("a"), before)
+        self.assertIn("give --leftovers too", self.cairn("ckpt", "prune", "a", "--keep", "last(9)", "--other-hosts",
+                                                         code=2).stderr)
+        self.assertEqual(self.cairn_json(*prune, "--yes")["leftovers"]["removed"], [dead])
+        self.assertEqual(self.cairn_json(*prune, "--other-hosts", "--yes")["leftovers"]["removed"], [pod])
+        self.assertEqual([x["name"] for x in self.cairn_json("ckpt", "ls", "a")["leftovers"]], [alive])
+
     def test_prune_counts_the_last_ones_as_a_run_does(self):
         os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
         for keep, stays in (("last(2)", [2, 4, 6]), ("last(1), every(2)", [2, 6])):

@@ -343,9 +343,8 @@ TEST_SUITE("ckpt/retention/space") {
     const SpaceReport report = report_with_free(100 * kMiB);
     CHECK(report.missing_bytes == 300 * kMiB - present);
     CHECK_MESSAGE(report.text.find("/ck: 3 kept + 1 being written, 100.0 MiB each, are 400.0 MiB; ") == 0, report.text);
-    CHECK_MESSAGE(
-        report.text.find(" are there and 100.0 MiB are free: 300.0 MiB are missing. ") != std::string::npos,
-        report.text);
+    CHECK_MESSAGE(report.text.find(" are there and 100.0 MiB are free: 300.0 MiB are missing. ") != std::string::npos,
+                  report.text);
     // What a dead save has left goes before the first one, and all spare files; trash may be put back.
     MemoryBackend disk(500 * kMiB);
     char host[256] = {};
@@ -359,6 +358,16 @@ TEST_SUITE("ckpt/retention/space") {
       }
     }
     CHECK(check_space(disk, kDir, {.checkpoint_bytes = 100 * kMiB, .kept = {2, 2}}).value().free_bytes == 350 * kMiB);
+    // What is another host's may be of a save at work: named, not counted.
+    const fs::path left = kDir / work_dir_name(kTmpPrefix, 12, {"another-host", 1, 1, 0});
+    REQUIRE(disk.make_dir(left).ok());
+    REQUIRE(write_file(disk, left / "shard", std::string(60 * kMiB, 'x')).ok());
+    const SpaceReport shared = check_space(disk, kDir, {.checkpoint_bytes = 200 * kMiB, .kept = {2, 2}}).value();
+    CHECK(shared.free_bytes == 290 * kMiB);
+    CHECK_MESSAGE(shared.text.find("60.0 MiB lie in saves of other hosts: if those writers are gone, `cairn ckpt prune "
+                                   "--leftovers --other-hosts --yes` frees them. ") != std::string::npos,
+                  shared.text);
+    CHECK(report.text.find("other hosts") == std::string::npos);
     const SpaceReport elsewhere = report_with_free(100 * kMiB, "/ck/not/there/yet");
     CHECK(elsewhere.free_bytes == 100 * kMiB);
     CHECK(elsewhere.missing_bytes == 300 * kMiB);
@@ -505,7 +514,18 @@ TEST_SUITE("ckpt/retention/retention") {
     CHECK(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, elsewhere)).ok());
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, dead)).ok());
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, reused)).ok());
+    for (const std::string& line : report.left) {
+      const bool other = line.find("another-host") != std::string::npos;
+      CHECK_MESSAGE((line.find("prune --leftovers --other-hosts --yes` removes this") != std::string::npos) == other,
+                    line);
+    }
     CHECK(complete_steps(disk) == std::vector<int64_t>{10});
+    // Who says that the writers of other hosts are gone does not say it of this one's.
+    const CleanReport rest = clean_leftovers(disk, kDir, [](const WriterId& writer) {
+                               return is_of_this_host(writer) && may_be_alive(writer);
+                             }).value();
+    CHECK(rest.removed == std::vector<std::string>{work_dir_name(kTmpPrefix, 20, elsewhere)});
+    CHECK(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, me)).ok());
   }
 
   TEST_CASE("a writer that goes while it is asked for is no error") {  // its file in /proc is there, and cannot be read
