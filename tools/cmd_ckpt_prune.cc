@@ -49,10 +49,15 @@ struct Archived {
   bool damaged = false;
 };
 
+struct ArchivedAll {
+  std::vector<Archived> steps;
+  std::optional<Error> failed;  // of one of them, which says so; those behind it were not tried
+};
+
 /// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs. So
 /// is one that holds a person's files, and a damaged one, and the others are compressed all the same.
-Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
-                                          const std::vector<int64_t>& steps, bool really) {
+Result<ArchivedAll> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
+                                const std::vector<int64_t>& steps, bool really) {
   RT_TRY_SET(std::set<int64_t> shared, ckpt::announced_references(io, dir));  // also by what cannot be read
   std::map<int64_t, std::string> damaged;
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
@@ -60,10 +65,12 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
     if (!info.references.empty()) shared.insert(info.step);
     if (!info.complete) damaged[info.step] = info.problem;
   }
-  std::vector<Archived> out;
+  ArchivedAll out;
   for (const int64_t step : steps) {
     Archived one{.step = step};
-    if (shared.contains(step)) {
+    if (out.failed) {
+      one.left_alone = "not tried, for one before it failed";
+    } else if (shared.contains(step)) {
       one.left_alone = "it shares files with other steps";
     } else if (const auto problem = damaged.find(step); problem != damaged.end()) {
       one.damaged = true;
@@ -78,16 +85,18 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
                                         [&](int64_t done, int64_t total) { progress.show(done, total); });
       }();
       one.damaged = !report.ok() && report.error().code == ErrorCode::kCorrupt;
-      if (!report.ok() && !one.damaged) return report.error();
       if (report.ok()) {
         if (report.value().was_archived) one.left_alone = "it is compressed already";
         one.bytes_before = report.value().bytes_before;
         one.bytes_after = report.value().bytes_after;
-      } else {
+      } else if (one.damaged) {
         one.left_alone = "it is damaged: " + report.error().message;
+      } else {
+        one.left_alone = "failed: " + report.error().message;
+        out.failed = report.error();
       }
     }
-    out.push_back(std::move(one));
+    out.steps.push_back(std::move(one));
   }
   return out;
 }
@@ -107,6 +116,19 @@ ckpt::CleanReport would_clean(const ckpt::Names& names, const std::function<bool
   return report;
 }
 
+void tell_leftovers(const ckpt::CleanReport& cleaned, const std::map<std::string, int64_t>& bytes, bool done) {
+  for (const std::string& line : cleaned.put_back) fmt::print("{}\n", line);
+  for (const std::string& name : cleaned.removed) {
+    const std::optional<ckpt::WorkDir> work = ckpt::parse_work_dir_name(name);
+    const bool elsewhere = work && !ckpt::is_of_this_host(work->writer);
+    const auto size = bytes.find(name);
+    fmt::print("{}: {}, {}{}\n", name, done ? "removed" : "would go",
+               format_bytes(size == bytes.end() ? 0 : size->second),
+               elsewhere ? fmt::format(", of another host, {}", work->writer.host) : "");
+  }
+  for (const std::string& name : cleaned.left) fmt::print("left: {}\n", printable(name));
+}
+
 Result<int> prune(const PruneArgs& args, bool as_json) {
   if (args.archive && args.keep.empty() && args.steps.empty()) {
     return Error{ErrorCode::kInvalidInput,
@@ -121,17 +143,12 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     return Error{ErrorCode::kInvalidInput,
                  "--other-hosts is about what dead saves and removals have left: give --leftovers too"};
   }
-  const auto alive = [&](const ckpt::WriterId& writer) {
-    return ckpt::may_be_alive(writer) && !(args.other_hosts && !ckpt::is_of_this_host(writer));
-  };
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.path));
   ckpt::PosixBackend io;
   Fd lock;
   if (args.yes) {
     RT_TRY_SET(lock, lock_run_of(dir));
   }
-  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
-  std::vector<ckpt::Fate> fates;
   ckpt::RetentionPolicy policy;
   const bool by_rules = !args.keep.empty() || !args.steps.empty();
   if (by_rules) {
@@ -141,38 +158,63 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     }
     policy = ckpt::retention_policy(rules, args.run_steps);
     policy.keep_steps = args.steps;
+  }
+  ckpt::CatalogCache cache;
+  ckpt::Catalog catalog;
+  std::vector<ckpt::Fate> fates;
+  std::vector<int64_t> unkept;
+  const auto look = [&]() -> Status {
+    RT_TRY_SET(catalog, ckpt::list_checkpoints(io, dir, &cache));
     for (const int64_t step : args.steps) {
-      const bool there = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
-                                     [&](const ckpt::CheckpointInfo& info) { return info.step == step; });
-      if (!there)
+      if (std::ranges::find(catalog.checkpoints, step, &ckpt::CheckpointInfo::step) == catalog.checkpoints.end())
         return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
     }
+    if (!by_rules) return {};
     RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
     if (!args.archive) ckpt::spare_referenced(io, dir, fates);
-  }
-  ckpt::RetentionReport removed;
-  ckpt::CleanReport cleaned;
-  std::vector<Archived> archived;
-  if (args.archive) {
-    std::vector<int64_t> steps;
+    unkept.clear();
     for (const ckpt::Fate& fate : fates) {
-      if (!fate.stays) steps.push_back(fate.step);
+      if (!fate.stays) unkept.push_back(fate.step);
     }
-    RT_TRY_SET(archived, archive_all(io, dir, catalog, steps, args.yes));
-  } else if (args.yes && by_rules) {
-    RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
-    for (ckpt::Fate& fate : fates) {
-      if (!fate.stays && std::ranges::find(removed.needed, fate.step) != removed.needed.end())
-        fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
+    return {};
+  };
+  RT_TRY(look());
+  // Before all else: the rest may need the room.
+  std::vector<std::string> of_archives;  // and what a killed archiving of these steps has left, asked for or not
+  if (args.archive && !args.leftovers) {
+    std::vector<int64_t> whole;
+    for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+      if (info.complete && std::ranges::find(unkept, info.step) != unkept.end()) whole.push_back(info.step);
     }
+    of_archives = ckpt::left_by_saves_of(io, dir, catalog.leftovers, whole);
   }
+  const auto alive = [&](const ckpt::WriterId& writer) {
+    if (args.leftovers) return ckpt::may_be_alive(writer) && !(args.other_hosts && !ckpt::is_of_this_host(writer));
+    return std::ranges::none_of(
+        of_archives, [&](const std::string& name) { return ckpt::parse_work_dir_name(name)->writer == writer; });
+  };
+  const bool cleans = args.leftovers || !of_archives.empty();
+  ckpt::CleanReport cleaned;
   std::map<std::string, int64_t> leftover_bytes;
-  if (args.leftovers) {
+  if (cleans) {
     RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, dir));
     for (const std::string& name : names.leftovers) leftover_bytes[name] = ckpt::bytes_lying_there(io, dir / name);
     cleaned = would_clean(names, alive);
     if (args.yes) {
       RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir, alive));
+      RT_TRY(look());  // a step may have been put back
+    }
+    if (!args.leftovers) cleaned.left.clear();
+  }
+  ckpt::RetentionReport removed;
+  ArchivedAll archived;
+  if (args.archive) {
+    RT_TRY_SET(archived, archive_all(io, dir, catalog, unkept, args.yes));
+  } else if (args.yes && by_rules) {
+    RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
+    for (ckpt::Fate& fate : fates) {
+      if (!fate.stays && std::ranges::find(removed.needed, fate.step) != removed.needed.end())
+        fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
     }
   }
   int64_t kept_bytes = 0, freed_bytes = 0;
@@ -188,12 +230,12 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     const bool stays = fate.stays || args.archive || (did_remove && !gone.contains(fate.step));
     (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
   }
-  for (const Archived& one : archived) {
+  for (const Archived& one : archived.steps) {
     kept_bytes -= one.bytes_before - one.bytes_after;
     freed_bytes += one.bytes_before - one.bytes_after;
   }
-  const bool damaged = args.yes && std::ranges::any_of(archived, &Archived::damaged);
-  const int code = !removed.problems.empty() ? 74 : damaged ? 65 : 0;
+  const bool damaged = args.yes && std::ranges::any_of(archived.steps, &Archived::damaged);
+  const int code = archived.failed ? archived.failed->exit_code() : !removed.problems.empty() ? 74 : damaged ? 65 : 0;
   if (as_json) {
     json list = json::array();
     for (const ckpt::Fate& fate : fates) {
@@ -203,9 +245,10 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     json out = {{"dir", dir.string()},         {"done", args.yes},           {"checkpoints", std::move(list)},
                 {"kept_bytes", kept_bytes},    {"freed_bytes", freed_bytes}, {"removed", removed.removed},
                 {"problems", removed.problems}};
+    if (archived.failed) out["problems"].push_back(archived.failed->message);
     if (args.archive) {
       json done = json::array();
-      for (const Archived& one : archived) {
+      for (const Archived& one : archived.steps) {
         done.push_back({{"step", one.step},
                         {"bytes_before", one.bytes_before},
                         {"bytes_after", one.bytes_after},
@@ -213,15 +256,22 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
       }
       out["archived"] = std::move(done);
     }
-    if (args.leftovers) {
-      out["leftovers"] = {
-          {"put_back", cleaned.put_back}, {args.yes ? "removed" : "would_go", cleaned.removed}, {"left", cleaned.left}};
+    if (cleans) {
+      int64_t bytes = 0;
+      for (const std::string& name : cleaned.removed) bytes += leftover_bytes[name];
+      out["leftovers"] = {{"put_back", cleaned.put_back},
+                          {args.yes ? "removed" : "would_go", cleaned.removed},
+                          {"left", cleaned.left},
+                          {"freed_bytes", bytes}};
     }
     print_json(out);
+    // The one object says it too.
+    if (archived.failed) fmt::print(stderr, "cairn ckpt prune: {}\n", printable(archived.failed->message, true));
     return code;
   }
+  tell_leftovers(cleaned, leftover_bytes, args.yes);
   const Palette color = palette_for(STDOUT_FILENO);
-  for (const Archived& one : archived) {
+  for (const Archived& one : archived.steps) {
     const std::string name = ckpt::step_dir_name(one.step);
     if (!one.left_alone.empty()) {
       fmt::print("{:<16}{:>12}   left alone: {}\n", name, format_bytes(size_of(one.step)), printable(one.left_alone));
@@ -240,20 +290,11 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
                fate.stays ? color.green : color.red, word, color.reset, printable(fate.why));
   }
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
-  if (args.leftovers) {
-    for (const std::string& line : cleaned.put_back) fmt::print("{}\n", line);
-    for (const std::string& name : cleaned.removed) {
-      const std::optional<ckpt::WorkDir> work = ckpt::parse_work_dir_name(name);
-      const bool elsewhere = work && !ckpt::is_of_this_host(work->writer);
-      fmt::print("{}: {}, {}{}\n", name, args.yes ? "removed" : "would go", format_bytes(leftover_bytes[name]),
-                 elsewhere ? fmt::format(", of another host, {}", work->writer.host) : "");
-    }
-    for (const std::string& name : cleaned.left) fmt::print("left: {}\n", printable(name));
-  }
   if (by_rules && !args.archive) {
     fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
                format_bytes(kept_bytes), args.yes ? "" : "; nothing was removed: --yes does it");
   }
+  if (archived.failed) return *archived.failed;
   return code;
 }
 

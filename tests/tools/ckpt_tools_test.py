@@ -656,6 +656,70 @@ class CkptToolsTest(ProgramTest):
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
 
+    def archive_with(self, inject, code, *more):
+        """`prune --archive` with a call of the system that fails: what it says, and which files it made."""
+        done = subprocess.run([self.strace(), "-f", "-o", self.path("calls"), "-e", "trace=openat,renameat2,fsync,mkdir",
+                               "-e", f"inject={inject}", self.program, "ckpt", "prune", "a", "--keep", "last(1)",
+                               "--archive", "--yes", *more], cwd=self.folder.name, capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done, re.findall(r'"([^"]*)", [A-Z_|]*O_CREAT', self.text("calls"))
+
+    def test_where_names_cannot_be_exchanged_nothing_is_compressed(self):
+        before = self.names_below("a")
+        for more in ([], ["--json"]):
+            done, made = self.archive_with("renameat2:error=EINVAL", 2, *more)
+            self.assertFalse([name for name in made if "shard-" in name], made)
+            self.assertEqual(self.names_below("a"), before)
+            self.assertRegex(done.stderr, "step-00000002: not compressed: its file system cannot exchange two names.*"
+                             "`cairn ckpt reshard a/checkpoints/step-00000002 NEW_RUN --mesh ... --compress zstd`")
+        told = json.loads(done.stdout)
+        self.assertEqual(len(told["problems"]), 1)
+        self.assertIn("cannot exchange two names", told["problems"][0])
+
+    def test_what_was_compressed_before_an_error_is_told(self):
+        done, _ = self.archive_with("renameat2:error=EIO:when=4", 74, "--json")  # a step: one to look, one to commit
+        told = json.loads(done.stdout)
+        first, second = told["archived"]
+        self.assertEqual((first["step"], first["left_alone"], second["step"]), (2, "", 4))
+        self.assertLess(first["bytes_after"], first["bytes_before"])
+        self.assertEqual(told["freed_bytes"], first["bytes_before"] - first["bytes_after"])
+        for said in (second["left_alone"], told["problems"][0], done.stderr):
+            self.assertIn("Input/output error", said)
+        self.cairn("ckpt", "verify", "a", "--all")
+        self.assertEqual(self.cairn_json("ckpt", "ls", "a")["leftovers"], [])
+        done, _ = self.archive_with("renameat2:error=EIO:when=2", 74)
+        self.assertIn("left alone: failed: ", done.stdout)
+        self.assertIn("Input/output error", done.stderr)
+
+    def test_what_a_killed_archiving_left_goes_first(self):
+        own = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:64]
+        writer = f"{own}.{os.getpid()}.1"
+        shutil.copytree(self.path(self.step("a", 2)), self.path("raw"))
+        prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
+        self.cairn(*prune, "--yes")
+        os.rename(self.path("raw"), self.path(f"a/checkpoints/.tmp-step-00000002.{writer}.0"))  # behind the exchange
+        for name in (f".tmp-step-00000004.{writer}.1/shard-00000-of-00001.h5",  # before it
+                     f".tmp-step-00000004.{writer}.2/shard-00000-of-00001.h5.done",  # a reshard goes on from it
+                     f".tmp-step-00000006.{writer}.3/shard-00000-of-00001.h5", ".tmp-step-00000004.pod-7.1.2.4/x"):
+            self.write(f"a/checkpoints/{name}", b"x" * 100)
+        mine = [f".tmp-step-0000000{step}.{writer}.{count}" for step, count in ((2, 0), (4, 1))]
+        before = self.names_below("a")
+        self.assertEqual(self.cairn_json(*prune)["leftovers"]["would_go"], mine)
+        self.assertEqual(self.names_below("a"), before)
+        raw = sum(os.path.getsize(self.path(f"a/checkpoints/{mine[0]}/{name}"))
+                  for name in os.listdir(self.path(f"a/checkpoints/{mine[0]}")))
+        told = self.cairn_json(*prune, "--yes")
+        self.assertEqual(told["leftovers"], {"put_back": [], "removed": mine, "left": [], "freed_bytes": raw + 100})
+        self.assertEqual([a["left_alone"] for a in told["archived"]], ["it is compressed already"] * 2)
+        self.assertEqual(len(self.cairn_json("ckpt", "ls", "a")["leftovers"]), 3)
+        # Room is made before it is needed, not behind: a step that cannot be compressed finds them gone.
+        self.write(f"a/checkpoints/.tmp-step-00000009.{writer}.5/shard.h5", b"x" * 100)
+        shutil.rmtree(self.path(self.step("a", 2)))
+        shutil.copytree(os.path.join(self.made.name, self.step("a", 2)), self.path(self.step("a", 2)))
+        done, _ = self.archive_with("renameat2:error=EINVAL", 2, "--leftovers")
+        self.assertIn(f".tmp-step-00000009.{writer}.5: removed, 100 B\n", done.stdout)
+
     def test_what_a_step_of_a_newer_build_refers_to_stays_as_it_is(self):
         late = self.step("a", 4)
         with open(self.path(f"{late}/manifest.json"), "r+b") as f:

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/retention/space.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
@@ -486,6 +487,25 @@ TEST_SUITE("ckpt/retention/retention") {
         const auto after = disk->clone();
         after->power_cycle(seed);
         REQUIRE_FALSE(complete_steps(*after).empty());
+      }
+    }
+  }
+
+  TEST_CASE("whether two names can be exchanged is found out, and nothing stays of it") {
+    MemoryBackend disk;
+    add_step(disk, 10);
+    CHECK(can_exchange(disk, kDir, kWriter).value());
+    for (const auto& [os_errno, only] :
+         {std::pair(EINVAL, IoOp::kExchange), {EIO, IoOp::kExchange}, {EIO, IoOp::kMakeDir}}) {
+      for (const int64_t call : {0, 1}) {
+        FaultBackend io(disk, {.action = FaultPlan::Action::kFail, .call = call, .os_errno = os_errno, .only = only});
+        const Result<bool> can = can_exchange(io, kDir, kWriter);
+        if (os_errno == EINVAL || !io.fired()) {
+          CHECK(can.value() == !io.fired());
+        } else {
+          CHECK(can.error().os_errno == EIO);
+        }
+        CHECK(disk.list(kDir).value().size() == 1);
       }
     }
   }
