@@ -37,7 +37,8 @@ using nlohmann::json;
 
 struct PruneArgs {
   std::string path, keep;
-  std::vector<int64_t> steps;
+  std::vector<int64_t> keep_steps, remove_steps;
+  std::vector<std::string> step;  // what --keep-step was called once
   int64_t run_steps = 0;
   bool yes = false, leftovers = false, other_hosts = false, archive = false;
 };
@@ -130,14 +131,26 @@ void tell_leftovers(const ckpt::CleanReport& cleaned, const std::map<std::string
 }
 
 Result<int> prune(const PruneArgs& args, bool as_json) {
-  if (args.archive && args.keep.empty() && args.steps.empty()) {
+  if (!args.step.empty()) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("--step {0}: say --keep-step {0} for it to stay with what the rules keep, or --remove-step "
+                    "{0} to remove it and no others",
+                    args.step[0])};
+  }
+  const bool by_rules = !args.keep.empty() || !args.keep_steps.empty(), by_name = !args.remove_steps.empty();
+  if (by_name && (by_rules || args.archive)) {
+    return Error{ErrorCode::kInvalidInput,
+                 "--remove-step removes these steps and no others: give it without --keep, --keep-step and --archive"};
+  }
+  if (args.archive && !by_rules) {
     return Error{ErrorCode::kInvalidInput,
                  "--archive compresses what no rule keeps: say what stays as it is, for example --keep 'last(3)'"};
   }
-  if (args.keep.empty() && args.steps.empty() && !args.leftovers) {
+  if (!by_rules && !by_name && !args.leftovers) {
     return Error{ErrorCode::kInvalidInput,
-                 "say what stays, for example --keep 'last(3), every(1000)', or --step 1200; --leftovers alone removes "
-                 "only what dead saves have left"};
+                 "say what stays, for example --keep 'last(3), every(1000)', or --keep-step 1200, or what goes: "
+                 "--remove-step 1200; --leftovers alone removes only what dead saves have left"};
   }
   if (args.other_hosts && !args.leftovers) {
     return Error{ErrorCode::kInvalidInput,
@@ -150,14 +163,13 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     RT_TRY_SET(lock, lock_run_of(dir));
   }
   ckpt::RetentionPolicy policy;
-  const bool by_rules = !args.keep.empty() || !args.steps.empty();
   if (by_rules) {
     std::vector<Keep> rules;
     if (!args.keep.empty()) {
       RT_TRY_SET(rules, ckpt::parse_keep(args.keep));
     }
     policy = ckpt::retention_policy(rules, args.run_steps);
-    policy.keep_steps = args.steps;
+    policy.keep_steps = args.keep_steps;
   }
   ckpt::CatalogCache cache;
   ckpt::Catalog catalog;
@@ -165,13 +177,26 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   std::vector<int64_t> unkept;
   const auto look = [&]() -> Status {
     RT_TRY_SET(catalog, ckpt::list_checkpoints(io, dir, &cache));
-    for (const int64_t step : args.steps) {
-      if (std::ranges::find(catalog.checkpoints, step, &ckpt::CheckpointInfo::step) == catalog.checkpoints.end())
-        return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
+    for (const auto& [flag, steps] :
+         {std::pair("--keep-step", &args.keep_steps), {"--remove-step", &args.remove_steps}}) {
+      for (const int64_t step : *steps) {
+        if (std::ranges::find(catalog.checkpoints, step, &ckpt::CheckpointInfo::step) == catalog.checkpoints.end())
+          return Error{ErrorCode::kInvalidInput, fmt::format("{} {}: {} has no such step", flag, step, dir.string())};
+      }
     }
-    if (!by_rules) return {};
-    RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+    if (by_name) {
+      Result<std::vector<ckpt::Fate>> planned =
+          ckpt::plan_removal(catalog.checkpoints, {args.remove_steps.begin(), args.remove_steps.end()});
+      if (!planned.ok()) return std::move(planned).error().with(dir.string());
+      fates = std::move(planned).value();
+    } else if (by_rules) {
+      RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+    }
     if (!args.archive) ckpt::spare_referenced(io, dir, fates);
+    for (const ckpt::Fate& fate : fates) {  // what steps that cannot be read say, and saves at work
+      if (fate.stays && std::ranges::find(args.remove_steps, fate.step) != args.remove_steps.end())
+        return Error{ErrorCode::kInvalidInput, fmt::format("{}: step {} stays: {}", dir.string(), fate.step, fate.why)};
+    }
     unkept.clear();
     for (const ckpt::Fate& fate : fates) {
       if (!fate.stays) unkept.push_back(fate.step);
@@ -210,8 +235,9 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   ArchivedAll archived;
   if (args.archive) {
     RT_TRY_SET(archived, archive_all(io, dir, catalog, unkept, args.yes));
-  } else if (args.yes && by_rules) {
-    RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
+  } else if (args.yes && (by_rules || by_name)) {
+    RT_TRY_SET(removed, by_name ? ckpt::remove_steps(io, dir, unkept, ckpt::this_writer())
+                                : ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
     for (ckpt::Fate& fate : fates) {
       if (!fate.stays && std::ranges::find(removed.needed, fate.step) != removed.needed.end())
         fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
@@ -225,7 +251,8 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     return int64_t{0};
   };
   const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
-  const bool did_remove = args.yes && by_rules && !args.archive;
+  const bool removes = (by_rules || by_name) && !args.archive;
+  const bool did_remove = args.yes && removes;
   for (const ckpt::Fate& fate : fates) {
     const bool stays = fate.stays || args.archive || (did_remove && !gone.contains(fate.step));
     (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
@@ -235,7 +262,11 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     freed_bytes += one.bytes_before - one.bytes_after;
   }
   const bool damaged = args.yes && std::ranges::any_of(archived.steps, &Archived::damaged);
-  const int code = archived.failed ? archived.failed->exit_code() : !removed.problems.empty() ? 74 : damaged ? 65 : 0;
+  const int code = by_name && !removed.needed.empty() ? 69
+                   : archived.failed                  ? archived.failed->exit_code()
+                   : !removed.problems.empty()        ? 74
+                   : damaged                          ? 65
+                                                      : 0;
   if (as_json) {
     json list = json::array();
     for (const ckpt::Fate& fate : fates) {
@@ -290,7 +321,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
                fate.stays ? color.green : color.red, word, color.reset, printable(fate.why));
   }
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
-  if (by_rules && !args.archive) {
+  if (removes) {
     fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
                format_bytes(kept_bytes), args.yes ? "" : "; nothing was removed: --yes does it");
   }
@@ -310,7 +341,17 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
                    "rules, as in a recipe: last(n), every(steps or time), best(metric, n), at(steps), within(time), "
                    "fractions(n); what any of them keeps stays")
       ->type_name("RULES");
-  command->add_option("--step", args->steps, "this step stays; repeatable")->type_name("N")->expected(1)->take_all();
+  command->add_option("--keep-step", args->keep_steps, "this step stays too; repeatable")
+      ->type_name("N")
+      ->expected(1)
+      ->take_all();
+  command
+      ->add_option("--remove-step", args->remove_steps,
+                   "this step goes, and no others; repeatable. Not the newest complete one, nor what others refer to")
+      ->type_name("N")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--step", args->step)->expected(1)->take_all()->group("");  // refused, with both names
   command->add_option("--run-steps", args->run_steps, "length of the whole run, for fractions(n)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
@@ -326,7 +367,8 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
       "training\n"
       "is refused.\n"
       "Examples:\n  cairn ckpt prune runs/gpt2 --keep 'last(3), every(1000)'\n"
-      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --step 1200 --yes\n"
+      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --keep-step 1200 --yes\n"
+      "  cairn ckpt prune runs/gpt2 --remove-step 1200 --yes\n"
       "  cairn ckpt prune runs/gpt2 --keep 'last(1)' --archive --yes\n"
       "  cairn ckpt prune runs/gpt2 --leftovers --other-hosts --yes");
   command->callback([args, &session] { session.action = [args, &session] { return prune(*args, session.json); }; });

@@ -84,9 +84,28 @@ void spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vecto
   }
 }
 
+Result<RetentionReport> remove_steps(IoBackend& io, const fs::path& checkpoints_dir, const std::vector<int64_t>& steps,
+                                     const WriterId& writer, SpareFiles* spares) {
+  RetentionReport report;
+  if (steps.empty()) return report;
+  // The names of those that stay must be durable before the first of the others goes.
+  RT_TRY(io.sync_dir(checkpoints_dir));
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    Status removed = remove_checkpoint(io, checkpoints_dir, *step, writer, spares);
+    if (removed.ok()) {
+      report.removed.push_back(*step);
+    } else if (removed.error().code == ErrorCode::kUnavailable) {
+      report.needed.push_back(*step);
+    } else {
+      report.problems.push_back(fmt::format("step {}: {}", *step, removed.error().message));
+    }
+  }
+  std::reverse(report.removed.begin(), report.removed.end());
+  return report;
+}
+
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
                                         const WriterId& writer, CatalogCache* cache, SpareFiles* spares) {
-  RetentionReport report;
   RT_TRY_SET(Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
   const bool cut_off = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
                                    [](const CheckpointInfo& info) { return info.unread && info.os_errno == EAGAIN; });
@@ -100,23 +119,7 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
   for (const Fate& fate : fates) {
     if (!fate.stays) doomed.push_back(fate.step);
   }
-  if (doomed.empty()) return report;
-  // The names of those that stay must be durable before the first of the others goes.
-  RT_TRY(io.sync_dir(checkpoints_dir));
-  WriterId id = writer;
-  std::reverse(doomed.begin(), doomed.end());  // what needs others goes before them
-  for (const int64_t step : doomed) {
-    Status removed = remove_checkpoint(io, checkpoints_dir, step, id, spares);
-    if (removed.ok()) {
-      report.removed.push_back(step);
-    } else if (removed.error().code == ErrorCode::kUnavailable) {
-      report.needed.push_back(step);
-    } else {
-      report.problems.push_back(fmt::format("step {}: {}", step, removed.error().message));
-    }
-  }
-  std::reverse(report.removed.begin(), report.removed.end());
-  return report;
+  return remove_steps(io, checkpoints_dir, doomed, writer, spares);
 }
 
 std::string why_left(const std::string& name, const std::function<bool(const WriterId&)>& alive) {

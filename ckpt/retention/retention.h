@@ -29,6 +29,11 @@ Result<RetentionReport> apply_retention(IoBackend& io, const std::filesystem::pa
                                         const RetentionPolicy& policy, const WriterId& writer,
                                         CatalogCache* cache = nullptr, SpareFiles* spares = nullptr);
 
+/// Removes these steps (ascending), what needs others before them, as apply_retention does.
+Result<RetentionReport> remove_steps(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                     const std::vector<int64_t>& steps, const WriterId& writer,
+                                     SpareFiles* spares = nullptr);
+
 /// Fates that apply_retention would not carry out now: a step stays where another one that stays refers to it, also one
 /// that cannot be read, or a save at work does. Says which; where that cannot be known, all stay.
 void spare_referenced(IoBackend& io, const std::filesystem::path& checkpoints_dir, std::vector<Fate>& fates);

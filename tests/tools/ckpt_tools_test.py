@@ -577,7 +577,7 @@ class CkptToolsTest(ProgramTest):
             return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
 
         self.assertEqual(steps(), [2, 4, 6])
-        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "2")
+        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "2")
         self.assertEqual([(c["step"], c["stays"]) for c in plan["checkpoints"]], [(2, True), (4, False), (6, True)])
         self.assertEqual((plan["done"], plan["removed"]), (False, []))
         self.assertIn("nothing was removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)").stdout)
@@ -586,14 +586,14 @@ class CkptToolsTest(ProgramTest):
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.assertIn("in use", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes", code=69).stderr)
         self.assertEqual(steps(), [2, 4, 6])
-        self.assertIn("removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--step", "2", "--yes").stdout)
+        self.assertIn("removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "2", "--yes").stdout)
         self.assertEqual(steps(), [2, 6])
         os.makedirs(self.path("a/checkpoints/.tmp-step-00000007.nohost.1.2.3"))
         told = self.cairn_json("ckpt", "prune", "a", "--leftovers", "--yes")
         self.assertEqual(len(told["leftovers"]["removed"] + told["leftovers"]["left"]), 1)
         self.assertEqual(steps(), [2, 6])
-        for args, words in (([], "say what stays"), (["--keep", "newest(3)"], "newest"), (["--step", "5"], "no such step"),
-                            (["--keep", "fractions(4)"], "number of steps")):
+        for args, words in (([], "say what stays"), (["--keep", "newest(3)"], "newest"), (["--keep-step", "5"], "--keep-step 5: a/checkpoints has no such step"),
+                            (["--keep", "fractions(4)"], "of the whole run (--run-steps)")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
 
     def test_what_other_hosts_left_goes_when_the_user_says_that_they_are_gone(self):
@@ -626,6 +626,40 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(self.cairn_json(*prune, "--other-hosts", "--yes")["leftovers"]["removed"], [pod])
         self.assertEqual([x["name"] for x in self.cairn_json("ckpt", "ls", "a")["leftovers"]], [alive])
 
+    def test_prune_removes_just_the_steps_that_are_named(self):
+        def steps():
+            return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
+
+        prune = ["ckpt", "prune", "a"]
+        for args, words in ((["--step", "2", "--yes"], "--step 2: say --keep-step 2 .*, or --remove-step 2 "),
+                            (["--remove-step", "5", "--yes"], "--remove-step 5: a/checkpoints has no such step"),
+                            (["--remove-step", "2", "--keep", "last(1)", "--yes"], "without --keep, "),
+                            (["--remove-step", "2", "--keep-step", "4", "--yes"], "without --keep, "),
+                            (["--remove-step", "2", "--archive", "--yes"], "without --keep, "),
+                            (["--remove-step", "2", "--remove-step", "6", "--yes"],
+                             "a/checkpoints: step 6 stays, for it is the newest complete one")):
+            self.assertRegex(self.cairn(*prune, *args, code=2).stderr, words)
+            self.assertEqual(steps(), [2, 4, 6])
+        self.write(self.step("a", 4) + "/references", "step-00000002\n")
+        for yes in ([], ["--yes"]):
+            said = self.cairn(*prune, "--remove-step", "2", *yes, code=2).stderr
+            self.assertIn("step 2 stays: step 4 refers to it", said)
+            self.assertEqual(steps(), [2, 4, 6])
+        os.remove(self.path(self.step("a", 4) + "/references"))
+        plan = self.cairn_json(*prune, "--remove-step", "4")
+        self.assertEqual([(c["step"], c["stays"]) for c in plan["checkpoints"]], [(2, True), (4, False), (6, True)])
+        self.assertEqual((plan["done"], plan["removed"], steps()), (False, [], [2, 4, 6]))
+        os.truncate(self.path(self.step("a", 6) + "/manifest.json"), 100)  # damaged: then 4 is the newest complete one
+        self.assertIn("step 4 stays", self.cairn(*prune, "--remove-step", "4", "--yes", code=2).stderr)
+        done = self.cairn_json(*prune, "--remove-step", "6", "--remove-step", "2", "--yes")
+        self.assertEqual((done["removed"], steps()), ([2, 6], [4]))
+        self.assertEqual(done["freed_bytes"], sum(c["size_bytes"] for c in done["checkpoints"] if not c["stays"]))
+        self.assertEqual(os.listdir(self.path("a/checkpoints")), ["step-00000004"])
+        os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
+        self.assertIn("no checkpoint is complete", self.cairn(*prune, "--remove-step", "4", "--yes", code=2).stderr)
+        self.assertEqual(steps(), [4])
+        self.assertNotIn("--step ", self.cairn(*prune, "--help").stdout)
+
     def test_prune_counts_the_last_ones_as_a_run_does(self):
         os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
         for keep, stays in (("last(2)", [2, 4, 6]), ("last(1), every(2)", [2, 6])):
@@ -634,7 +668,7 @@ class CkptToolsTest(ProgramTest):
 
     def test_prune_archives_in_place(self):
         before = {step: self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight") for step in (2, 4)}
-        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "4", "--archive")
+        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "4", "--archive")
         self.assertEqual([(a["step"], a["bytes_after"]) for a in plan["archived"]], [(2, 0)])
         self.assertIn("would be compressed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--archive").stdout)
         self.assertIn("say what stays", self.cairn("ckpt", "prune", "a", "--archive", "--leftovers", code=2).stderr)

@@ -253,6 +253,25 @@ TEST_SUITE("ckpt/retention/policy") {
     CHECK(referenced_steps(all, {6}) == std::set<int64_t>{4});
   }
 
+  TEST_CASE("steps that a person names go, and no others; what must stay is named") {
+    std::vector<CheckpointInfo> all;
+    for (int64_t step = 1; step <= 6; ++step) all.push_back({.step = step, .complete = step != 2 && step != 5});
+    all[4].unread = true;
+    all[4].problem = "a newer build's";
+    all[3].references = {1, 3};
+    const auto refused = [&](const std::set<int64_t>& steps) { return plan_removal(all, steps).error().message; };
+    CHECK(refused({2, 3}).find("step 3 stays, for step 4 refers to its files") == 0);
+    CHECK(refused({5}) == "step 5 stays, for it cannot be read: a newer build's");
+    CHECK(refused({4, 6}).find("step 6 stays, for it is the newest complete one") == 0);
+    std::vector<int64_t> gone;
+    for (const Fate& fate : plan_removal(all, {1, 2, 3, 4}).value()) {
+      if (!fate.stays) gone.push_back(fate.step);
+    }
+    CHECK(gone == std::vector<int64_t>{1, 2, 3, 4});
+    for (CheckpointInfo& info : all) info.complete = false;
+    CHECK(refused({2}).find("no checkpoint is complete") == 0);
+  }
+
   TEST_CASE("rules as text: what is read is what is written, and mistakes say what is accepted") {
     const char* text =
         "last(3), every(1000), every(1d), best(valid_loss, 2), at(100, 85000), within(2h), fractions(10)";
@@ -397,14 +416,19 @@ TEST_SUITE("ckpt/retention/retention") {
   TEST_CASE("a removal killed at any call, then power loss: the kept ones are whole, the others whole or not there") {
     MemoryBackend start;
     for (int64_t step = 10; step <= 40; step += 10) add_step(start, step);
-    bool fired = true;
-    int64_t calls = 0;
-    for (int64_t n = 0; fired; ++n) {
+    bool fired[] = {true, true};  // by rules, by name
+    int64_t calls[] = {0, 0};
+    for (int64_t k = 0; fired[0] || fired[1]; ++k) {
+      const int64_t n = k / 2;
+      const bool by_name = k % 2 == 1;
+      if (!fired[by_name]) continue;
       const auto disk = start.clone();
       FaultBackend io(*disk, FaultPlan::stop_at_call(n));
-      const Result<RetentionReport> report = apply_retention(io, kDir, {2, {}}, kWriter);
-      fired = io.fired();
-      calls = n;
+      const Result<RetentionReport> report =
+          by_name ? remove_steps(io, kDir, {10, 20}, kWriter) : apply_retention(io, kDir, {2, {}}, kWriter);
+      fired[by_name] = io.fired();
+      calls[by_name] = n;
+      CAPTURE(by_name);
       for (uint64_t seed = 0; seed < 16; ++seed) {
         const auto after = disk->clone();
         after->power_cycle(seed);
@@ -425,7 +449,7 @@ TEST_SUITE("ckpt/retention/retention") {
         REQUIRE(list_checkpoints(*after, kDir).value().leftovers.empty());
       }
     }
-    CHECK(calls > 10);
+    CHECK((calls[0] > 10 && calls[1] > 10));
   }
 
   TEST_CASE("what is said to go is what goes, whoever refers to it") {
