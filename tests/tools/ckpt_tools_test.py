@@ -507,6 +507,36 @@ class CkptToolsTest(ProgramTest):
             numpy.testing.assert_array_equal(numpy.load(self.path(to)), expected)
         self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
 
+    def test_cat_leaves_the_old_file_and_no_other_when_it_fails_or_is_stopped(self):
+        name = min((shape, f"{kind}/{name}") for kind, name, shape in self.tensors_of("a") if len(shape) == 1)[1]
+        self.array("a", name)
+        self.write("there.npy", "old")
+        before = self.names_below("")
+
+        def check():
+            self.assertEqual(self.names_below(""), before)
+            self.assertEqual(self.text("there.npy"), "old")
+
+        cat = ["ckpt", "cat", "a", name, "--out", "there.npy"]
+        self.assertIn("File too large", self.cairn(*cat, code=74, preexec_fn=room(64)).stderr)  # told when it is closed
+        check()
+        strace = [self.strace(), "-f", "-o", "/dev/null"]
+        for inject, code, words in (("rename:error=EIO:when=1", 74, "Input/output error"),
+                                    ("fsync:error=EIO:when=1", 74, "Input/output error"),
+                                    ("fsync:signal=SIGINT:when=1", 75, "stopped by a signal"),
+                                    ("write:signal=SIGTERM:when=1", 75, "stopped by a signal")):
+            with self.subTest(inject):
+                done = subprocess.run([*strace, "-e", "trace=rename,fsync,write", "-e", f"inject={inject}", self.program,
+                                       *cat], cwd=self.folder.name, capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(words, done.stderr)
+                check()
+        with open(self.path("calls"), "w", encoding="utf-8") as calls:
+            subprocess.run([self.strace(), "-f", "-y", "-o", calls.name, "-e", "trace=rename,fsync", self.program, *cat],
+                           cwd=self.folder.name, check=True, timeout=60)
+        order = re.findall(r"(fsync|rename)\(.*?(\.part|there|>)", self.text("calls"))
+        self.assertEqual([call for call, _ in order], ["fsync", "rename", "fsync"])  # file, name, folder
+
     def test_two_cats_into_one_file_leave_one_or_the_other(self):
         first, second = sorted(name for kind, name, shape in self.tensors_of("a") if kind == "weight")[:2]
         arrays = [self.array("a", name) for name in (first, second)]
