@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/persist/unfinished.h"
+#include "ckpt/retention/replace.h"
+#include "ckpt/retention/retention.h"
 
 namespace cairn::ckpt {
 
@@ -31,6 +35,14 @@ Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::p
   report.was_archived = std::any_of(source.shards.begin(), source.shards.end(),
                                     [](const ShardEntry& shard) { return shard.codec != Codec::kRaw; });
   if (report.was_archived) return report;
+  RT_TRY_SET(const bool exchanges, can_exchange(io, checkpoints_dir, this_writer()));
+  if (!exchanges) {
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("{}: not compressed: its file system cannot exchange two names, as most network file "
+                             "systems cannot, so nothing can take its place at one instant; `cairn ckpt reshard {} "
+                             "NEW_RUN --mesh ... --compress zstd` writes it compressed into another folder",
+                             dir.string(), dir.string())};
+  }
 
   const int64_t total = payload_bytes(source);
   int64_t done = 0;
@@ -54,6 +66,20 @@ Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::p
   RT_TRY_SET(const SaveReport saved, save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save));
   report.bytes_after = saved.file_bytes;
   return report;
+}
+
+std::vector<std::string> left_by_saves_of(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                          const std::vector<std::string>& leftovers,
+                                          const std::vector<int64_t>& steps) {
+  std::vector<std::string> out;
+  for (const std::string& name : leftovers) {
+    const std::optional<WorkDir> work = parse_work_dir_name(kTmpPrefix, name);
+    if (!work || std::ranges::find(steps, work->step) == steps.end() || may_be_alive(work->writer)) continue;
+    const Result<std::vector<DirEntry>> entries = io.list(checkpoints_dir / name);
+    if (entries.ok() && std::ranges::none_of(entries.value(), [](const DirEntry& e) { return is_note_name(e.name); }))
+      out.push_back(name);
+  }
+  return out;
 }
 
 Result<std::vector<std::string>> unnamed_entries(IoBackend& io, const std::filesystem::path& step_dir) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/persist/save.h"
@@ -21,10 +23,15 @@ struct ArchiveReport {
 
 /// Every chunk's checksum is compared on the way. Memory: some 64 MiB, and a chunk for each coding thread.
 /// Errors: kUnsupported when it refers to files of other steps (archiving would copy them) - that others refer to it is
-/// for the caller to know (CheckpointInfo::references); kCorrupt naming the damaged chunk, and nothing has changed;
-/// those of save_checkpoint.
+/// for the caller to know (CheckpointInfo::references) - or, before anything is read, where the file system cannot
+/// exchange two names; kCorrupt naming the damaged chunk, and nothing has changed; those of save_checkpoint.
 Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
                                          const std::function<void(int64_t done, int64_t total)>& progress = {});
+
+/// Of `leftovers` (Catalog) those that a save of one of `steps`, which are complete, has left when it was killed: half
+/// an archive, or the old form behind the exchange. Not those that a save goes on from (persist/unfinished.h).
+std::vector<std::string> left_by_saves_of(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                          const std::vector<std::string>& leftovers, const std::vector<int64_t>& steps);
 
 /// What lies in a checkpoint's folder besides what its manifest names: an exchange would take it along.
 Result<std::vector<std::string>> unnamed_entries(IoBackend& io, const std::filesystem::path& step_dir);

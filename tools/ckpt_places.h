@@ -41,7 +41,8 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session);
 void add_ckpt_copy(CLI::App& ckpt, Session& session);
 void add_ckpt_verify(CLI::App& ckpt, Session& session);
 
-/// RUN/checkpoints, or the folder itself.
+/// RUN/checkpoints, or the folder itself. Errors: kInvalidInput where it is not there, is a link to nothing or has one
+/// in that place, or is one checkpoint; the system's.
 Result<std::filesystem::path> checkpoints_dir_of(const std::string& path);
 
 /// The checkpoint that this is, or in whose folder it lies or would lie; empty: none. What is put into such a folder

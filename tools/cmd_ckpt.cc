@@ -23,15 +23,32 @@ namespace cairn::tools {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// RUN/checkpoints, or the folder itself.
 Result<fs::path> checkpoints_dir_of(const std::string& path) {
   const fs::path below = fs::path(path) / "checkpoints";
   RT_TRY_SET(const fs::file_type type, type_of(path));
   RT_TRY_SET(const fs::file_type type_below, type_of(below));
   if (type_below == fs::file_type::directory) return below;
-  if (type == fs::file_type::directory) return fs::path(path);
-  return Error{ErrorCode::kInvalidInput,
-               fmt::format("{}: no such folder; expected a run folder or a folder of step-NNNNNNNN", path)};
+  const fs::path plain = (fs::path(path) / "").lexically_normal().parent_path();  // a link's own name ends in no "/"
+  std::error_code unknown;
+  for (const auto& [at, what] : {std::pair(&plain, type), {&below, type_below}}) {
+    if (what == fs::file_type::not_found && fs::is_symlink(fs::symlink_status(*at, unknown)))
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("{}: is a link to nothing; mount or make what it names", at->string())};
+  }
+  if (type != fs::file_type::directory)
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: no such folder; expected a run folder or a folder of step-NNNNNNNN", path)};
+  const fs::path named = (fs::absolute(path, unknown) / "").lexically_normal().parent_path();
+  const bool by_name = ckpt::parse_step_dir_name(named.filename().string()).has_value();
+  RT_TRY_SET(const fs::file_type manifest, type_of(fs::path(path) / ckpt::kManifestName));
+  if (by_name || manifest != fs::file_type::not_found) {
+    const std::string around = (fs::path(path) / "..").lexically_normal().string();
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("{}: is one checkpoint, expected a run folder or a folder of step-NNNNNNNN{}; `cairn ckpt "
+                             "inspect` and `verify` without --all take one",
+                             path, by_name ? ", such as " + around : "")};
+  }
+  return fs::path(path);
 }
 
 fs::path checkpoint_around(const fs::path& path) {

@@ -4,14 +4,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/load_plan.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/npy.h"
 #include "tools/ckpt_places.h"
@@ -28,8 +31,9 @@ struct CatArgs {
   std::string path, tensor, kind = "weight", slice, out;
 };
 
-/// A file that appears whole or not at all (where a link leads to it, the link stays); or stdout; or what is there and
-/// is no file, a pipe or a device: that is written to, never replaced.
+/// A file that appears whole or not at all, and durably (where a link leads to it, the link stays); or stdout; or what
+/// is there and is no file, a pipe or a device: that is written to, never replaced. A signal ends it in good order
+/// while a file is being made.
 class Sink {
  public:
   static Result<std::unique_ptr<Sink>> open(const std::string& path) {
@@ -59,33 +63,48 @@ class Sink {
     // A name of this process: two of them may write the same file, and it is one's or the other's.
     const fs::path beside = fs::path(sink->path_).parent_path() / fmt::format(".cairn-cat.{}.part", ::getpid());
     sink->temporary_ = sink->in_place_ ? sink->path_ : beside.string();
-    if (!sink->in_place_) std::remove(sink->temporary_.c_str());  // a dead one's
+    if (!sink->in_place_) {
+      sink->stopped_ = &stop_on_signals();
+      std::remove(sink->temporary_.c_str());  // a dead one's
+    }
     sink->file_ = std::fopen(sink->temporary_.c_str(), sink->in_place_ ? "wb" : "wbx");
     if (sink->file_ == nullptr) return os_error(errno, sink->path_);
+    sink->half_ = !sink->in_place_;
     return sink;
   }
   ~Sink() {
-    if (path_.empty() || file_ == nullptr) return;
-    std::fclose(file_);
-    if (!in_place_) std::remove(temporary_.c_str());
+    if (path_.empty()) return;
+    if (file_ != nullptr) std::fclose(file_);
+    if (half_) std::remove(temporary_.c_str());
   }
   Status write(std::span<const std::byte> bytes) {
+    RT_TRY(go_on());
     if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
       return os_error(errno != 0 ? errno : EIO, path_.empty() ? "stdout" : path_);
     return {};
   }
   Status finish() {
     if (path_.empty()) return std::fflush(stdout) == 0 ? Status() : Status(os_error(errno, "stdout"));
+    if (!in_place_ && (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)) return os_error(errno, path_);
     if (std::fclose(std::exchange(file_, nullptr)) != 0) return os_error(errno, path_);
-    if (!in_place_ && std::rename(temporary_.c_str(), path_.c_str()) != 0) return os_error(errno, path_);
-    return {};
+    if (in_place_) return {};
+    RT_TRY(go_on());
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return os_error(errno, path_);
+    half_ = false;
+    const fs::path folder = fs::path(path_).parent_path();
+    return ckpt::PosixBackend().sync_dir(folder.empty() ? fs::path(".") : folder);
   }
 
  private:
   Sink() = default;
+  Status go_on() const {
+    if (stopped_ == nullptr || !stopped_->load(std::memory_order_relaxed)) return {};
+    return Error{ErrorCode::kStopped, fmt::format("{}: stopped by a signal; nothing was written", path_)};
+  }
   std::string path_, temporary_;
-  bool in_place_ = false;
+  bool in_place_ = false, half_ = false;  // half_: there is a temporary file
   std::FILE* file_ = nullptr;
+  const std::atomic<bool>* stopped_ = nullptr;
 };
 
 Result<int> cat_of(const fs::path& dir, const CatArgs& args, bool as_json) {

@@ -25,18 +25,21 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 struct Leftover {
-  std::string name;
+  std::string name, host;  // host: of its writer, where it is another one
   bool alive = false;
-  std::string_view text() const {
+  std::string text() const {
     if (!alive) return "its writer is gone; the run's next start removes it";
     if (name.starts_with(ckpt::kSparePrefix)) return "room for the next save; the run's end or next start removes it";
-    return "its writer may be at work";
+    if (host.empty()) return "its writer may be at work";
+    return fmt::format("its writer may be at work on {}; if it is gone, prune --leftovers --other-hosts removes it",
+                       host);
   }
 };
 
 Leftover leftover_of(const std::string& name) {
   const std::optional<ckpt::WorkDir> work = ckpt::parse_work_dir_name(name);
-  return {name, work && ckpt::may_be_alive(work->writer)};
+  if (!work) return {.name = name};
+  return {name, ckpt::is_of_this_host(work->writer) ? "" : work->writer.host, ckpt::may_be_alive(work->writer)};
 }
 
 /// What the manifest of a complete checkpoint has to say in one line.
@@ -90,7 +93,8 @@ Result<int> list(const std::string& path, bool as_json) {
       }
     }
     for (const Leftover& leftover : leftovers) {
-      rest.push_back({{"name", leftover.name}, {"writer_alive", leftover.alive}});
+      rest.push_back(
+          {{"name", leftover.name}, {"writer_alive", leftover.alive}, {"other_host", !leftover.host.empty()}});
     }
     print_json({{"dir", dir.string()},
                 {"checkpoints", std::move(steps)},

@@ -8,9 +8,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -35,9 +37,10 @@ using nlohmann::json;
 
 struct PruneArgs {
   std::string path, keep;
-  std::vector<int64_t> steps;
+  std::vector<int64_t> keep_steps, remove_steps;
+  std::vector<std::string> step;  // what --keep-step was called once
   int64_t run_steps = 0;
-  bool yes = false, leftovers = false, archive = false;
+  bool yes = false, leftovers = false, other_hosts = false, archive = false;
 };
 
 /// What happened to a checkpoint that no rule keeps.
@@ -47,10 +50,15 @@ struct Archived {
   bool damaged = false;
 };
 
+struct ArchivedAll {
+  std::vector<Archived> steps;
+  std::optional<Error> failed;  // of one of them, which says so; those behind it were not tried
+};
+
 /// Compresses each of `steps` where it is. One that shares files with others is left alone: they would lose theirs. So
 /// is one that holds a person's files, and a damaged one, and the others are compressed all the same.
-Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
-                                          const std::vector<int64_t>& steps, bool really) {
+Result<ArchivedAll> archive_all(ckpt::PosixBackend& io, const fs::path& dir, const ckpt::Catalog& catalog,
+                                const std::vector<int64_t>& steps, bool really) {
   RT_TRY_SET(std::set<int64_t> shared, ckpt::announced_references(io, dir));  // also by what cannot be read
   std::map<int64_t, std::string> damaged;
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
@@ -58,10 +66,12 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
     if (!info.references.empty()) shared.insert(info.step);
     if (!info.complete) damaged[info.step] = info.problem;
   }
-  std::vector<Archived> out;
+  ArchivedAll out;
   for (const int64_t step : steps) {
     Archived one{.step = step};
-    if (shared.contains(step)) {
+    if (out.failed) {
+      one.left_alone = "not tried, for one before it failed";
+    } else if (shared.contains(step)) {
       one.left_alone = "it shares files with other steps";
     } else if (const auto problem = damaged.find(step); problem != damaged.end()) {
       one.damaged = true;
@@ -76,29 +86,75 @@ Result<std::vector<Archived>> archive_all(ckpt::PosixBackend& io, const fs::path
                                         [&](int64_t done, int64_t total) { progress.show(done, total); });
       }();
       one.damaged = !report.ok() && report.error().code == ErrorCode::kCorrupt;
-      if (!report.ok() && !one.damaged) return report.error();
       if (report.ok()) {
         if (report.value().was_archived) one.left_alone = "it is compressed already";
         one.bytes_before = report.value().bytes_before;
         one.bytes_after = report.value().bytes_after;
-      } else {
+      } else if (one.damaged) {
         one.left_alone = "it is damaged: " + report.error().message;
+      } else {
+        one.left_alone = "failed: " + report.error().message;
+        out.failed = report.error();
       }
     }
-    out.push_back(std::move(one));
+    out.steps.push_back(std::move(one));
   }
   return out;
 }
 
+/// What clean_leftovers would do.
+ckpt::CleanReport would_clean(const ckpt::Names& names, const std::function<bool(const ckpt::WriterId&)>& alive) {
+  ckpt::CleanReport report;
+  for (const std::string& name : names.leftovers) {
+    if (std::ranges::find(names.cut_off, name, &ckpt::CutOff::made) != names.cut_off.end()) {
+      report.put_back.push_back(name + ": would be put in its place");
+    } else if (const std::string why = ckpt::why_left(name, alive); why.empty()) {
+      report.removed.push_back(name);
+    } else {
+      report.left.push_back(fmt::format("{}: {}", name, why));
+    }
+  }
+  return report;
+}
+
+void tell_leftovers(const ckpt::CleanReport& cleaned, const std::map<std::string, int64_t>& bytes, bool done) {
+  for (const std::string& line : cleaned.put_back) fmt::print("{}\n", line);
+  for (const std::string& name : cleaned.removed) {
+    const std::optional<ckpt::WorkDir> work = ckpt::parse_work_dir_name(name);
+    const bool elsewhere = work && !ckpt::is_of_this_host(work->writer);
+    const auto size = bytes.find(name);
+    fmt::print("{}: {}, {}{}\n", name, done ? "removed" : "would go",
+               format_bytes(size == bytes.end() ? 0 : size->second),
+               elsewhere ? fmt::format(", of another host, {}", work->writer.host) : "");
+  }
+  for (const std::string& name : cleaned.left) fmt::print("left: {}\n", printable(name));
+}
+
 Result<int> prune(const PruneArgs& args, bool as_json) {
-  if (args.archive && args.keep.empty() && args.steps.empty()) {
+  if (!args.step.empty()) {
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("--step {0}: say --keep-step {0} for it to stay with what the rules keep, or --remove-step "
+                    "{0} to remove it and no others",
+                    args.step[0])};
+  }
+  const bool by_rules = !args.keep.empty() || !args.keep_steps.empty(), by_name = !args.remove_steps.empty();
+  if (by_name && (by_rules || args.archive)) {
+    return Error{ErrorCode::kInvalidInput,
+                 "--remove-step removes these steps and no others: give it without --keep, --keep-step and --archive"};
+  }
+  if (args.archive && !by_rules) {
     return Error{ErrorCode::kInvalidInput,
                  "--archive compresses what no rule keeps: say what stays as it is, for example --keep 'last(3)'"};
   }
-  if (args.keep.empty() && args.steps.empty() && !args.leftovers) {
+  if (!by_rules && !by_name && !args.leftovers) {
     return Error{ErrorCode::kInvalidInput,
-                 "say what stays, for example --keep 'last(3), every(1000)', or --step 1200; --leftovers alone removes "
-                 "only what dead saves have left"};
+                 "say what stays, for example --keep 'last(3), every(1000)', or --keep-step 1200, or what goes: "
+                 "--remove-step 1200; --leftovers alone removes only what dead saves have left"};
+  }
+  if (args.other_hosts && !args.leftovers) {
+    return Error{ErrorCode::kInvalidInput,
+                 "--other-hosts is about what dead saves and removals have left: give --leftovers too"};
   }
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.path));
   ckpt::PosixBackend io;
@@ -106,44 +162,86 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   if (args.yes) {
     RT_TRY_SET(lock, lock_run_of(dir));
   }
-  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
-  std::vector<ckpt::Fate> fates;
   ckpt::RetentionPolicy policy;
-  const bool by_rules = !args.keep.empty() || !args.steps.empty();
   if (by_rules) {
     std::vector<Keep> rules;
     if (!args.keep.empty()) {
       RT_TRY_SET(rules, ckpt::parse_keep(args.keep));
     }
     policy = ckpt::retention_policy(rules, args.run_steps);
-    policy.keep_steps = args.steps;
-    for (const int64_t step : args.steps) {
-      const bool there = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
-                                     [&](const ckpt::CheckpointInfo& info) { return info.step == step; });
-      if (!there)
-        return Error{ErrorCode::kInvalidInput, fmt::format("--step {}: {} has no such step", step, dir.string())};
+    policy.keep_steps = args.keep_steps;
+  }
+  ckpt::CatalogCache cache;
+  ckpt::Catalog catalog;
+  std::vector<ckpt::Fate> fates;
+  std::vector<int64_t> unkept;
+  const auto look = [&]() -> Status {
+    RT_TRY_SET(catalog, ckpt::list_checkpoints(io, dir, &cache));
+    for (const auto& [flag, steps] :
+         {std::pair("--keep-step", &args.keep_steps), {"--remove-step", &args.remove_steps}}) {
+      for (const int64_t step : *steps) {
+        if (std::ranges::find(catalog.checkpoints, step, &ckpt::CheckpointInfo::step) == catalog.checkpoints.end())
+          return Error{ErrorCode::kInvalidInput, fmt::format("{} {}: {} has no such step", flag, step, dir.string())};
+      }
     }
-    RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+    if (by_name) {
+      Result<std::vector<ckpt::Fate>> planned =
+          ckpt::plan_removal(catalog.checkpoints, {args.remove_steps.begin(), args.remove_steps.end()});
+      if (!planned.ok()) return std::move(planned).error().with(dir.string());
+      fates = std::move(planned).value();
+    } else if (by_rules) {
+      RT_TRY_SET(fates, ckpt::plan_retention(catalog.checkpoints, policy));
+    }
     if (!args.archive) ckpt::spare_referenced(io, dir, fates);
+    for (const ckpt::Fate& fate : fates) {  // what steps that cannot be read say, and saves at work
+      if (fate.stays && std::ranges::find(args.remove_steps, fate.step) != args.remove_steps.end())
+        return Error{ErrorCode::kInvalidInput, fmt::format("{}: step {} stays: {}", dir.string(), fate.step, fate.why)};
+    }
+    unkept.clear();
+    for (const ckpt::Fate& fate : fates) {
+      if (!fate.stays) unkept.push_back(fate.step);
+    }
+    return {};
+  };
+  RT_TRY(look());
+  // Before all else: the rest may need the room.
+  std::vector<std::string> of_archives;  // and what a killed archiving of these steps has left, asked for or not
+  if (args.archive && !args.leftovers) {
+    std::vector<int64_t> whole;
+    for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
+      if (info.complete && std::ranges::find(unkept, info.step) != unkept.end()) whole.push_back(info.step);
+    }
+    of_archives = ckpt::left_by_saves_of(io, dir, catalog.leftovers, whole);
+  }
+  const auto alive = [&](const ckpt::WriterId& writer) {
+    if (args.leftovers) return ckpt::may_be_alive(writer) && !(args.other_hosts && !ckpt::is_of_this_host(writer));
+    return std::ranges::none_of(
+        of_archives, [&](const std::string& name) { return ckpt::parse_work_dir_name(name)->writer == writer; });
+  };
+  const bool cleans = args.leftovers || !of_archives.empty();
+  ckpt::CleanReport cleaned;
+  std::map<std::string, int64_t> leftover_bytes;
+  if (cleans) {
+    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, dir));
+    for (const std::string& name : names.leftovers) leftover_bytes[name] = ckpt::bytes_lying_there(io, dir / name);
+    cleaned = would_clean(names, alive);
+    if (args.yes) {
+      RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir, alive));
+      RT_TRY(look());  // a step may have been put back
+    }
+    if (!args.leftovers) cleaned.left.clear();
   }
   ckpt::RetentionReport removed;
-  ckpt::CleanReport cleaned;
-  std::vector<Archived> archived;
+  ArchivedAll archived;
   if (args.archive) {
-    std::vector<int64_t> steps;
-    for (const ckpt::Fate& fate : fates) {
-      if (!fate.stays) steps.push_back(fate.step);
-    }
-    RT_TRY_SET(archived, archive_all(io, dir, catalog, steps, args.yes));
-  } else if (args.yes && by_rules) {
-    RT_TRY_SET(removed, ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
+    RT_TRY_SET(archived, archive_all(io, dir, catalog, unkept, args.yes));
+  } else if (args.yes && (by_rules || by_name)) {
+    RT_TRY_SET(removed, by_name ? ckpt::remove_steps(io, dir, unkept, ckpt::this_writer())
+                                : ckpt::apply_retention(io, dir, policy, ckpt::this_writer()));
     for (ckpt::Fate& fate : fates) {
       if (!fate.stays && std::ranges::find(removed.needed, fate.step) != removed.needed.end())
         fate = {fate.step, true, "another checkpoint or a save at work refers to it"};
     }
-  }
-  if (args.yes && args.leftovers) {
-    RT_TRY_SET(cleaned, ckpt::clean_leftovers(io, dir));
   }
   int64_t kept_bytes = 0, freed_bytes = 0;
   const auto size_of = [&](int64_t step) {
@@ -153,17 +251,22 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     return int64_t{0};
   };
   const std::set<int64_t> gone(removed.removed.begin(), removed.removed.end());
-  const bool did_remove = args.yes && by_rules && !args.archive;
+  const bool removes = (by_rules || by_name) && !args.archive;
+  const bool did_remove = args.yes && removes;
   for (const ckpt::Fate& fate : fates) {
     const bool stays = fate.stays || args.archive || (did_remove && !gone.contains(fate.step));
     (stays ? kept_bytes : freed_bytes) += size_of(fate.step);
   }
-  for (const Archived& one : archived) {
+  for (const Archived& one : archived.steps) {
     kept_bytes -= one.bytes_before - one.bytes_after;
     freed_bytes += one.bytes_before - one.bytes_after;
   }
-  const bool damaged = args.yes && std::ranges::any_of(archived, &Archived::damaged);
-  const int code = !removed.problems.empty() ? 74 : damaged ? 65 : 0;
+  const bool damaged = args.yes && std::ranges::any_of(archived.steps, &Archived::damaged);
+  const int code = by_name && !removed.needed.empty() ? 69
+                   : archived.failed                  ? archived.failed->exit_code()
+                   : !removed.problems.empty()        ? 74
+                   : damaged                          ? 65
+                                                      : 0;
   if (as_json) {
     json list = json::array();
     for (const ckpt::Fate& fate : fates) {
@@ -173,9 +276,10 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     json out = {{"dir", dir.string()},         {"done", args.yes},           {"checkpoints", std::move(list)},
                 {"kept_bytes", kept_bytes},    {"freed_bytes", freed_bytes}, {"removed", removed.removed},
                 {"problems", removed.problems}};
+    if (archived.failed) out["problems"].push_back(archived.failed->message);
     if (args.archive) {
       json done = json::array();
-      for (const Archived& one : archived) {
+      for (const Archived& one : archived.steps) {
         done.push_back({{"step", one.step},
                         {"bytes_before", one.bytes_before},
                         {"bytes_after", one.bytes_after},
@@ -183,14 +287,22 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
       }
       out["archived"] = std::move(done);
     }
-    if (args.leftovers)
-      out["leftovers"] = {{"put_back", cleaned.put_back}, {"removed", cleaned.removed}, {"left", cleaned.left}};
-    if (args.leftovers && !args.yes) out["leftovers"] = catalog.leftovers;
+    if (cleans) {
+      int64_t bytes = 0;
+      for (const std::string& name : cleaned.removed) bytes += leftover_bytes[name];
+      out["leftovers"] = {{"put_back", cleaned.put_back},
+                          {args.yes ? "removed" : "would_go", cleaned.removed},
+                          {"left", cleaned.left},
+                          {"freed_bytes", bytes}};
+    }
     print_json(out);
+    // The one object says it too.
+    if (archived.failed) fmt::print(stderr, "cairn ckpt prune: {}\n", printable(archived.failed->message, true));
     return code;
   }
+  tell_leftovers(cleaned, leftover_bytes, args.yes);
   const Palette color = palette_for(STDOUT_FILENO);
-  for (const Archived& one : archived) {
+  for (const Archived& one : archived.steps) {
     const std::string name = ckpt::step_dir_name(one.step);
     if (!one.left_alone.empty()) {
       fmt::print("{:<16}{:>12}   left alone: {}\n", name, format_bytes(size_of(one.step)), printable(one.left_alone));
@@ -209,16 +321,11 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
                fate.stays ? color.green : color.red, word, color.reset, printable(fate.why));
   }
   for (const std::string& problem : removed.problems) fmt::print("not removed: {}\n", problem);
-  if (args.leftovers) {
-    for (const std::string& line : cleaned.put_back) fmt::print("{}\n", line);
-    for (const std::string& name : args.yes ? cleaned.removed : catalog.leftovers)
-      fmt::print("{}: {}\n", name, args.yes ? "removed" : "would go, if its writer is dead");
-    for (const std::string& name : cleaned.left) fmt::print("left: {}\n", name);
-  }
-  if (by_rules && !args.archive) {
+  if (removes) {
     fmt::print("{} {}, {} stay{}\n", format_bytes(freed_bytes), args.yes ? "freed" : "would be freed",
                format_bytes(kept_bytes), args.yes ? "" : "; nothing was removed: --yes does it");
   }
+  if (archived.failed) return *archived.failed;
   return code;
 }
 
@@ -234,11 +341,23 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
                    "rules, as in a recipe: last(n), every(steps or time), best(metric, n), at(steps), within(time), "
                    "fractions(n); what any of them keeps stays")
       ->type_name("RULES");
-  command->add_option("--step", args->steps, "this step stays; repeatable")->type_name("N")->expected(1)->take_all();
+  command->add_option("--keep-step", args->keep_steps, "this step stays too; repeatable")
+      ->type_name("N")
+      ->expected(1)
+      ->take_all();
+  command
+      ->add_option("--remove-step", args->remove_steps,
+                   "this step goes, and no others; repeatable. Not the newest complete one, nor what others refer to")
+      ->type_name("N")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--step", args->step)->expected(1)->take_all()->group("");  // refused, with both names
   command->add_option("--run-steps", args->run_steps, "length of the whole run, for fractions(n)")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
   command->add_flag("--leftovers", args->leftovers, "also what dead saves and removals have left");
+  command->add_flag("--other-hosts", args->other_hosts,
+                    "with --leftovers: also what writers of other hosts have left; you know that they are gone");
   command->add_flag("--archive", args->archive,
                     "what no rule keeps is not removed but compressed where it is, without loss; any command reads it");
   command->add_flag("--yes", args->yes, "do it; without it nothing is touched");
@@ -248,8 +367,10 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
       "training\n"
       "is refused.\n"
       "Examples:\n  cairn ckpt prune runs/gpt2 --keep 'last(3), every(1000)'\n"
-      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --step 1200 --yes\n"
-      "  cairn ckpt prune runs/gpt2 --keep 'last(1)' --archive --yes");
+      "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --keep-step 1200 --yes\n"
+      "  cairn ckpt prune runs/gpt2 --remove-step 1200 --yes\n"
+      "  cairn ckpt prune runs/gpt2 --keep 'last(1)' --archive --yes\n"
+      "  cairn ckpt prune runs/gpt2 --leftovers --other-hosts --yes");
   command->callback([args, &session] { session.action = [args, &session] { return prune(*args, session.json); }; });
 }
 

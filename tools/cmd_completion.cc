@@ -27,6 +27,7 @@ struct Level {
 void collect(const CLI::App& app, const std::string& path, std::vector<Level>* out) {
   Level level{.path = path};
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
     for (const std::string& name : option->get_lnames())
       level.options.push_back({"--" + name, option->get_description()});
     if (option->get_name() == "FIELD") level.wants_field = true;

@@ -271,7 +271,7 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
   for (const Keep& rule : policy.rules) {
     if (makes_sense(rule, policy.run_steps)) continue;
     return invalid(rule.kind == Kind::kFractions && rule.count >= 1
-                       ? fmt::format("{} needs the number of steps of the whole run", to_text(rule))
+                       ? fmt::format("{} needs the number of steps of the whole run (--run-steps)", to_text(rule))
                        : fmt::format("{} is no rule of retention; there are {}", to_text(rule), kRuleForms));
   }
   std::vector<Fate> out;
@@ -311,6 +311,33 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
     } else if (!checkpoints[k].unread && checkpoints[k].step < oldest_of_last) {
       out[k] = {checkpoints[k].step, false, "damaged"};
     }
+  }
+  return out;
+}
+
+Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps) {
+  std::vector<Fate> out;
+  const CheckpointInfo* newest = nullptr;
+  for (const CheckpointInfo& info : checkpoints) {
+    if (info.complete) newest = &info;
+    const bool goes = steps.contains(info.step);
+    out.push_back({info.step, !goes, goes ? "asked for" : "not asked for"});
+    if (goes && info.unread)
+      return invalid(fmt::format("step {} stays, for it cannot be read: {}", info.step, info.problem));
+    for (const int64_t needed : info.references) {
+      if (!goes && steps.contains(needed)) {
+        return invalid(fmt::format("step {} stays, for step {} refers to its files: remove both, or none of them",
+                                   needed, info.step));
+      }
+    }
+  }
+  if (newest == nullptr)
+    return invalid("no checkpoint is complete, so none is removed: one of them may be all that there is");
+  if (steps.contains(newest->step)) {
+    return invalid(
+        fmt::format("step {} stays, for it is the newest complete one, from which a run goes on; to go back to an "
+                    "older one, begin another run from that (--init-from), or move this one's folder away",
+                    newest->step));
   }
   return out;
 }

@@ -53,6 +53,11 @@ struct Fate {
 /// kInvalidInput for a rule that makes no sense (a count below 1, a time of 0, fractions without run_steps).
 Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpoints, const RetentionPolicy& policy);
 
+/// The fates when a person wants `steps`, which are among them, gone and no others. Errors: kInvalidInput naming the
+/// step, and nothing goes: the newest complete one (a run goes on from it), one that could not be read, one whose files
+/// another one needs that stays; or when none is complete.
+Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps);
+
 /// The one place that knows what checkpoints need of others: the steps that those of `kept` refer to, over any number
 /// of hops, without `kept` itself.
 std::set<int64_t> referenced_steps(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& kept);

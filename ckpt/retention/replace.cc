@@ -50,6 +50,21 @@ Replacement replace_step(IoBackend& io, const fs::path& work, bool must_exchange
   return out;
 }
 
+Result<bool> can_exchange(IoBackend& io, const fs::path& checkpoints_dir, const WriterId& writer) {
+  const fs::path one = checkpoints_dir / work_dir_name(kTmpPrefix, 0, writer);
+  const fs::path other = checkpoints_dir / work_dir_name(kTmpPrefix, 1, writer);
+  RT_TRY(io.make_dir(one));
+  Status exchanged = io.make_dir(other);
+  if (exchanged.ok()) {
+    exchanged = io.exchange(one, other);
+    ignore(io.remove_dir(other), "it is rubbish by its name");
+  }
+  ignore(io.remove_dir(one), "it is rubbish by its name");
+  if (exchanged.ok()) return true;
+  if (exchanged.error().code == ErrorCode::kUnsupported) return false;
+  return std::move(exchanged).error();
+}
+
 Result<std::vector<std::string>> finish_replacements(IoBackend& io, const fs::path& checkpoints_dir,
                                                      const Names& names) {
   std::vector<std::string> said;

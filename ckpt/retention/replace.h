@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/format/names.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -29,6 +30,10 @@ struct Replacement {
 /// `work`, durable, in the place of the step that its name tells. Errors: kUnsupported with `must_exchange`, where the
 /// file system cannot; the system's.
 Replacement replace_step(IoBackend& io, const std::filesystem::path& work, bool must_exchange = false);
+
+/// Whether two names of this folder can be exchanged: found out with two empty work directories of `writer`, which are
+/// gone again.
+Result<bool> can_exchange(IoBackend& io, const std::filesystem::path& checkpoints_dir, const WriterId& writer);
 
 /// Ends what was cut off between 1 and 2, durably: with the new one, or where that does not hold with the old one.
 /// Returns a sentence for each.

@@ -28,13 +28,17 @@ bool is_missing(IoBackend& io, const fs::path& path) {
 
 }  // namespace
 
-bool may_be_alive(const WriterId& writer) {
+bool is_of_this_host(const WriterId& writer) {
   char host[256] = {};
-  if (::gethostname(host, sizeof(host) - 1) != 0) return true;
+  if (::gethostname(host, sizeof(host) - 1) != 0) return false;
   // Compared as names spell it: both go through the same replacement of characters.
   const std::optional<WorkDir> here =
       parse_work_dir_name(kTmpPrefix, work_dir_name(kTmpPrefix, 0, WriterId{host, writer.pid, 0, 0}));
-  if (!here || here->writer.host != writer.host) return true;
+  return here && here->writer.host == writer.host;
+}
+
+bool may_be_alive(const WriterId& writer) {
+  if (!is_of_this_host(writer)) return true;
   if (::kill(static_cast<pid_t>(writer.pid), 0) != 0 && errno == ESRCH) return false;
   const std::optional<ProcessStat> stat = process_stat(writer.pid);  // nullopt: not ours to see
   return !stat || (!stat->ended() && stat->start == writer.start);
@@ -80,9 +84,28 @@ void spare_referenced(IoBackend& io, const fs::path& checkpoints_dir, std::vecto
   }
 }
 
+Result<RetentionReport> remove_steps(IoBackend& io, const fs::path& checkpoints_dir, const std::vector<int64_t>& steps,
+                                     const WriterId& writer, SpareFiles* spares) {
+  RetentionReport report;
+  if (steps.empty()) return report;
+  // The names of those that stay must be durable before the first of the others goes.
+  RT_TRY(io.sync_dir(checkpoints_dir));
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    Status removed = remove_checkpoint(io, checkpoints_dir, *step, writer, spares);
+    if (removed.ok()) {
+      report.removed.push_back(*step);
+    } else if (removed.error().code == ErrorCode::kUnavailable) {
+      report.needed.push_back(*step);
+    } else {
+      report.problems.push_back(fmt::format("step {}: {}", *step, removed.error().message));
+    }
+  }
+  std::reverse(report.removed.begin(), report.removed.end());
+  return report;
+}
+
 Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoints_dir, const RetentionPolicy& policy,
                                         const WriterId& writer, CatalogCache* cache, SpareFiles* spares) {
-  RetentionReport report;
   RT_TRY_SET(Catalog catalog, list_checkpoints(io, checkpoints_dir, cache));
   const bool cut_off = std::any_of(catalog.checkpoints.begin(), catalog.checkpoints.end(),
                                    [](const CheckpointInfo& info) { return info.unread && info.os_errno == EAGAIN; });
@@ -96,23 +119,20 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
   for (const Fate& fate : fates) {
     if (!fate.stays) doomed.push_back(fate.step);
   }
-  if (doomed.empty()) return report;
-  // The names of those that stay must be durable before the first of the others goes.
-  RT_TRY(io.sync_dir(checkpoints_dir));
-  WriterId id = writer;
-  std::reverse(doomed.begin(), doomed.end());  // what needs others goes before them
-  for (const int64_t step : doomed) {
-    Status removed = remove_checkpoint(io, checkpoints_dir, step, id, spares);
-    if (removed.ok()) {
-      report.removed.push_back(step);
-    } else if (removed.error().code == ErrorCode::kUnavailable) {
-      report.needed.push_back(step);
-    } else {
-      report.problems.push_back(fmt::format("step {}: {}", step, removed.error().message));
-    }
-  }
-  std::reverse(report.removed.begin(), report.removed.end());
-  return report;
+  return remove_steps(io, checkpoints_dir, doomed, writer, spares);
+}
+
+std::string why_left(const std::string& name, const std::function<bool(const WriterId&)>& alive) {
+  const std::optional<WorkDir> work = parse_work_dir_name(name);
+  if (!work) return "not a name that this program makes";
+  // Without spare files a live one makes new files.
+  if (name.starts_with(kSparePrefix) || !alive(work->writer)) return {};
+  if (is_of_this_host(work->writer))
+    return fmt::format("process {} of {} may still be at work", work->writer.pid, work->writer.host);
+  return fmt::format(
+      "process {} of {}, another host, may still be at work; if it is gone, `cairn ckpt prune --leftovers "
+      "--other-hosts --yes` removes this",
+      work->writer.pid, work->writer.host);
 }
 
 Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_dir,
@@ -134,11 +154,8 @@ Result<CleanReport> clean_leftovers(IoBackend& io, const fs::path& checkpoints_d
   RT_TRY(io.sync_dir(checkpoints_dir));
   for (const std::string& name : names.leftovers) {
     const std::optional<WorkDir> work = parse_work_dir_name(name);
-    if (!work) {
-      report.left.push_back(name + ": not a name that this program makes");
-    } else if (!name.starts_with(kSparePrefix) && alive(work->writer)) {  // without those a live one makes new files
-      report.left.push_back(
-          fmt::format("{}: process {} of {} may still be at work", name, work->writer.pid, work->writer.host));
+    if (const std::string why = why_left(name, alive); !why.empty()) {
+      report.left.push_back(fmt::format("{}: {}", name, why));
     } else if (name.starts_with(kTrashPrefix) && references.contains(work->step) &&
                is_missing(io, checkpoints_dir / step_dir_name(work->step))) {
       RT_TRY(io.rename(checkpoints_dir / name, checkpoints_dir / step_dir_name(work->step)));

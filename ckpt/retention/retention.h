@@ -29,6 +29,11 @@ Result<RetentionReport> apply_retention(IoBackend& io, const std::filesystem::pa
                                         const RetentionPolicy& policy, const WriterId& writer,
                                         CatalogCache* cache = nullptr, SpareFiles* spares = nullptr);
 
+/// Removes these steps (ascending), what needs others before them, as apply_retention does.
+Result<RetentionReport> remove_steps(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                     const std::vector<int64_t>& steps, const WriterId& writer,
+                                     SpareFiles* spares = nullptr);
+
 /// Fates that apply_retention would not carry out now: a step stays where another one that stays refers to it, also one
 /// that cannot be read, or a save at work does. Says which; where that cannot be known, all stay.
 void spare_referenced(IoBackend& io, const std::filesystem::path& checkpoints_dir, std::vector<Fate>& fates);
@@ -43,12 +48,19 @@ struct CleanReport {
   std::vector<std::string> left;  // "name: why": its writer lives, is on another host, or it could not be removed
 };
 
+/// Whether this host's name is that of the writer's.
+bool is_of_this_host(const WriterId& writer);
 /// Whether the process that `writer` names may still be writing: true for a living process with the same start time on
 /// this host, and for every process of another host, which cannot be asked.
 bool may_be_alive(const WriterId& writer);
 
+/// Why clean_leftovers() leaves this one of Names::leftovers alone; empty when it takes it.
+std::string why_left(const std::string& name, const std::function<bool(const WriterId&)>& alive = may_be_alive);
+
 /// Ends replacements that were cut off, then removes what dead saves and half-done removals have left, and spare files
-/// whoever's. For the start of a run, before the first save.
+/// whoever's. For the start of a run, before the first save. That a run holds its folder's lock does not prove that
+/// writers of other hosts are gone: flock stays within a host on NFS with nolock or local_lock, on Lustre without -o
+/// flock and on most of FUSE, and a host that the server has lost sight of loses its lock and goes on writing.
 Result<CleanReport> clean_leftovers(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive = may_be_alive);
 

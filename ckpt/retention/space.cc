@@ -35,11 +35,16 @@ Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, 
   }
   RT_TRY_SET(report.free_bytes, io.free_bytes(asked));
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  int64_t elsewhere_bytes = 0;
   for (const std::string& name : names.leftovers) {
     const std::optional<WorkDir> work = parse_work_dir_name(name);
-    const bool dead_save = work && name.starts_with(kTmpPrefix) && !may_be_alive(work->writer) &&
-                           std::ranges::find(names.cut_off, name, &CutOff::made) == names.cut_off.end();
-    if (dead_save || name.starts_with(kSparePrefix)) report.free_bytes += bytes_lying_there(io, checkpoints_dir / name);
+    const bool save = work && name.starts_with(kTmpPrefix) &&
+                      std::ranges::find(names.cut_off, name, &CutOff::made) == names.cut_off.end();
+    if (name.starts_with(kSparePrefix) || (save && !may_be_alive(work->writer))) {
+      report.free_bytes += bytes_lying_there(io, checkpoints_dir / name);
+    } else if (save && !is_of_this_host(work->writer)) {
+      elsewhere_bytes += bytes_lying_there(io, checkpoints_dir / name);
+    }
   }
   report.needed_bytes = (need.kept.at_least + need.in_flight) * need.checkpoint_bytes;
   // The first save finds all that is there still there; at the fullest moment only what the rules keep is left of it.
@@ -49,11 +54,15 @@ Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, 
   if (report.missing_bytes == 0) return report;
   report.text = fmt::format(
       "{}: {}{} kept + {} being written, {} each, are {}; {} of checkpoints are there and {} are free: {} "
-      "are missing. "
+      "are missing. {}"
       "Make room, keep fewer (checkpoint.keep), save elsewhere (--run), or say checkpoint.space = \"warn\"",
       checkpoints_dir.string(), need.kept.at_most == need.kept.at_least ? "" : "at least ", need.kept.at_least,
       need.in_flight, size_text(need.checkpoint_bytes), size_text(report.needed_bytes), size_text(report.present_bytes),
-      size_text(report.free_bytes), size_text(report.missing_bytes));
+      size_text(report.free_bytes), size_text(report.missing_bytes),
+      elsewhere_bytes == 0 ? ""
+                           : fmt::format("{} lie in saves of other hosts: if those writers are gone, `cairn ckpt prune "
+                                         "--leftovers --other-hosts --yes` frees them. ",
+                                         size_text(elsewhere_bytes)));
   return report;
 }
 

@@ -45,6 +45,28 @@ class CkptTest(ProgramTest):
         os.makedirs(self.path("empty"))
         self.assertEqual(self.cairn_json("ckpt", "ls", "empty")["checkpoints"], [])
 
+    def test_one_checkpoint_or_a_link_to_nothing_is_no_folder_of_steps(self):
+        os.symlink(self.step, self.path("one"))
+        os.makedirs(self.path("run/checkpoints/step-00000020"))  # damaged: its name tells
+        os.makedirs(self.path("away"))
+        os.symlink("../disk", self.path("away/checkpoints"))
+        os.symlink("disk", self.path("dangling"))
+        commands = (["ls"], ["verify", "--all"], ["prune", "--keep", "last(1)", "--yes"],
+                    ["prune", "--leftovers", "--yes"])
+        around = "a run folder or a folder of step-NNNNNNNN, such as run/checkpoints"
+        for path, words in (("run/checkpoints/step-00000012", around), ("run/checkpoints/step-00000012/", around),
+                            ("run/checkpoints/step-00000020", around), ("one", "one: is one checkpoint, expected "),
+                            ("away", "away/checkpoints: is a link to nothing; mount or make what it names"),
+                            ("dangling", "dangling: is a link to nothing"), ("dangling/", "dangling: is a link to nothing")):
+            for command, *more in commands:
+                self.assertIn(words, self.cairn("ckpt", command, path, *more, code=2).stderr)
+        inside = subprocess.run([self.program, "ckpt", "ls", "."], cwd=self.step, capture_output=True, text=True)
+        self.assertEqual(inside.returncode, 2)
+        self.assertIn("step-NNNNNNNN, such as ..;", inside.stderr)
+        self.cairn("ckpt", "verify", "run/checkpoints/step-00000012")  # without --all it is what is meant
+        os.symlink(self.path("run/checkpoints"), self.path("steps"))
+        self.assertEqual(len(self.cairn_json("ckpt", "ls", "steps")["checkpoints"]), 2)
+
     def test_inspect_says_what_the_manifest_holds(self):
         with open(os.path.join(self.step, "manifest.json"), encoding="utf-8") as f:
             stored = json.loads(f.read().split("\n")[1])

@@ -507,6 +507,36 @@ class CkptToolsTest(ProgramTest):
             numpy.testing.assert_array_equal(numpy.load(self.path(to)), expected)
         self.assertFalse([file for file in os.listdir(self.folder.name) if file.endswith(".part")])
 
+    def test_cat_leaves_the_old_file_and_no_other_when_it_fails_or_is_stopped(self):
+        name = min((shape, f"{kind}/{name}") for kind, name, shape in self.tensors_of("a") if len(shape) == 1)[1]
+        self.array("a", name)
+        self.write("there.npy", "old")
+        before = self.names_below("")
+
+        def check():
+            self.assertEqual(self.names_below(""), before)
+            self.assertEqual(self.text("there.npy"), "old")
+
+        cat = ["ckpt", "cat", "a", name, "--out", "there.npy"]
+        self.assertIn("File too large", self.cairn(*cat, code=74, preexec_fn=room(64)).stderr)  # told when it is closed
+        check()
+        strace = [self.strace(), "-f", "-o", "/dev/null"]
+        for inject, code, words in (("rename:error=EIO:when=1", 74, "Input/output error"),
+                                    ("fsync:error=EIO:when=1", 74, "Input/output error"),
+                                    ("fsync:signal=SIGINT:when=1", 75, "stopped by a signal"),
+                                    ("write:signal=SIGTERM:when=1", 75, "stopped by a signal")):
+            with self.subTest(inject):
+                done = subprocess.run([*strace, "-e", "trace=rename,fsync,write", "-e", f"inject={inject}", self.program,
+                                       *cat], cwd=self.folder.name, capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(words, done.stderr)
+                check()
+        with open(self.path("calls"), "w", encoding="utf-8") as calls:
+            subprocess.run([self.strace(), "-f", "-y", "-o", calls.name, "-e", "trace=rename,fsync", self.program, *cat],
+                           cwd=self.folder.name, check=True, timeout=60)
+        order = re.findall(r"(fsync|rename)\(.*?(\.part|there|>)", self.text("calls"))
+        self.assertEqual([call for call, _ in order], ["fsync", "rename", "fsync"])  # file, name, folder
+
     def test_two_cats_into_one_file_leave_one_or_the_other(self):
         first, second = sorted(name for kind, name, shape in self.tensors_of("a") if kind == "weight")[:2]
         arrays = [self.array("a", name) for name in (first, second)]
@@ -577,7 +607,7 @@ class CkptToolsTest(ProgramTest):
             return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
 
         self.assertEqual(steps(), [2, 4, 6])
-        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "2")
+        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "2")
         self.assertEqual([(c["step"], c["stays"]) for c in plan["checkpoints"]], [(2, True), (4, False), (6, True)])
         self.assertEqual((plan["done"], plan["removed"]), (False, []))
         self.assertIn("nothing was removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)").stdout)
@@ -586,15 +616,79 @@ class CkptToolsTest(ProgramTest):
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.assertIn("in use", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--yes", code=69).stderr)
         self.assertEqual(steps(), [2, 4, 6])
-        self.assertIn("removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--step", "2", "--yes").stdout)
+        self.assertIn("removed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "2", "--yes").stdout)
         self.assertEqual(steps(), [2, 6])
         os.makedirs(self.path("a/checkpoints/.tmp-step-00000007.nohost.1.2.3"))
         told = self.cairn_json("ckpt", "prune", "a", "--leftovers", "--yes")
         self.assertEqual(len(told["leftovers"]["removed"] + told["leftovers"]["left"]), 1)
         self.assertEqual(steps(), [2, 6])
-        for args, words in (([], "say what stays"), (["--keep", "newest(3)"], "newest"), (["--step", "5"], "no such step"),
-                            (["--keep", "fractions(4)"], "number of steps")):
+        for args, words in (([], "say what stays"), (["--keep", "newest(3)"], "newest"), (["--keep-step", "5"], "--keep-step 5: a/checkpoints has no such step"),
+                            (["--keep", "fractions(4)"], "of the whole run (--run-steps)")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
+
+    def test_what_other_hosts_left_goes_when_the_user_says_that_they_are_gone(self):
+        own = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:64]
+        with open("/proc/self/stat", encoding="utf-8") as f:
+            start = f.read().rsplit(")", 1)[1].split()[19]
+        dead, alive, pod = (f".tmp-step-00000007.{writer}.0" for writer in
+                            (f"{own}.{os.getpid()}.1", f"{own}.{os.getpid()}.{start}", "pod-7.1.2"))
+        for name in (dead, alive, pod):
+            self.write(f"a/checkpoints/{name}/shard.h5", b"x" * 2048)
+        left = {x["name"]: (x["writer_alive"], x["other_host"])
+                for x in self.cairn_json("ckpt", "ls", "a")["leftovers"]}
+        self.assertEqual(left, {dead: (False, False), alive: (True, False), pod: (True, True)})
+        self.assertIn("may be at work on pod-7; if it is gone, prune --leftovers --other-hosts removes it",
+                      self.cairn("ckpt", "ls", "a").stdout)
+        before = self.names_below("a")
+        prune = ["ckpt", "prune", "a", "--leftovers"]
+        said = self.cairn(*prune).stdout
+        self.assertIn(f"{dead}: would go, 2.00 KiB\n", said)
+        self.assertIn(f"left: {pod}: process 1 of pod-7, another host, may still be at work; if it is gone, "
+                      "`cairn ckpt prune --leftovers --other-hosts --yes` removes this", said)
+        said = self.cairn(*prune, "--other-hosts").stdout
+        self.assertIn(f"{pod}: would go, 2.00 KiB, of another host, pod-7\n", said)
+        self.assertIn(f"left: {alive}: process {os.getpid()} of {own} may still be at work\n", said)
+        self.assertEqual(sorted(self.cairn_json(*prune, "--other-hosts")["leftovers"]["would_go"]), sorted([dead, pod]))
+        self.assertEqual(self.names_below("a"), before)
+        self.assertIn("give --leftovers too", self.cairn("ckpt", "prune", "a", "--keep", "last(9)", "--other-hosts",
+                                                         code=2).stderr)
+        self.assertEqual(self.cairn_json(*prune, "--yes")["leftovers"]["removed"], [dead])
+        self.assertEqual(self.cairn_json(*prune, "--other-hosts", "--yes")["leftovers"]["removed"], [pod])
+        self.assertEqual([x["name"] for x in self.cairn_json("ckpt", "ls", "a")["leftovers"]], [alive])
+
+    def test_prune_removes_just_the_steps_that_are_named(self):
+        def steps():
+            return [c["step"] for c in self.cairn_json("ckpt", "ls", "a")["checkpoints"]]
+
+        prune = ["ckpt", "prune", "a"]
+        for args, words in ((["--step", "2", "--yes"], "--step 2: say --keep-step 2 .*, or --remove-step 2 "),
+                            (["--remove-step", "5", "--yes"], "--remove-step 5: a/checkpoints has no such step"),
+                            (["--remove-step", "2", "--keep", "last(1)", "--yes"], "without --keep, "),
+                            (["--remove-step", "2", "--keep-step", "4", "--yes"], "without --keep, "),
+                            (["--remove-step", "2", "--archive", "--yes"], "without --keep, "),
+                            (["--remove-step", "2", "--remove-step", "6", "--yes"],
+                             "a/checkpoints: step 6 stays, for it is the newest complete one")):
+            self.assertRegex(self.cairn(*prune, *args, code=2).stderr, words)
+            self.assertEqual(steps(), [2, 4, 6])
+        self.write(self.step("a", 4) + "/references", "step-00000002\n")
+        for yes in ([], ["--yes"]):
+            said = self.cairn(*prune, "--remove-step", "2", *yes, code=2).stderr
+            self.assertIn("step 2 stays: step 4 refers to it", said)
+            self.assertEqual(steps(), [2, 4, 6])
+        os.remove(self.path(self.step("a", 4) + "/references"))
+        plan = self.cairn_json(*prune, "--remove-step", "4")
+        self.assertEqual([(c["step"], c["stays"]) for c in plan["checkpoints"]], [(2, True), (4, False), (6, True)])
+        self.assertEqual((plan["done"], plan["removed"], steps()), (False, [], [2, 4, 6]))
+        os.truncate(self.path(self.step("a", 6) + "/manifest.json"), 100)  # damaged: then 4 is the newest complete one
+        self.assertIn("step 4 stays", self.cairn(*prune, "--remove-step", "4", "--yes", code=2).stderr)
+        done = self.cairn_json(*prune, "--remove-step", "6", "--remove-step", "2", "--yes")
+        self.assertEqual((done["removed"], steps()), ([2, 6], [4]))
+        self.assertEqual(done["freed_bytes"], sum(c["size_bytes"] for c in done["checkpoints"] if not c["stays"]))
+        self.assertEqual(os.listdir(self.path("a/checkpoints")), ["step-00000004"])
+        os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
+        self.assertIn("no checkpoint is complete", self.cairn(*prune, "--remove-step", "4", "--yes", code=2).stderr)
+        self.assertEqual(steps(), [4])
+        self.assertNotIn("--step ", self.cairn(*prune, "--help").stdout)
 
     def test_prune_counts_the_last_ones_as_a_run_does(self):
         os.truncate(self.path(self.step("a", 4) + "/manifest.json"), 100)
@@ -604,7 +698,7 @@ class CkptToolsTest(ProgramTest):
 
     def test_prune_archives_in_place(self):
         before = {step: self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight") for step in (2, 4)}
-        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--step", "4", "--archive")
+        plan = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--keep-step", "4", "--archive")
         self.assertEqual([(a["step"], a["bytes_after"]) for a in plan["archived"]], [(2, 0)])
         self.assertIn("would be compressed", self.cairn("ckpt", "prune", "a", "--keep", "last(1)", "--archive").stdout)
         self.assertIn("say what stays", self.cairn("ckpt", "prune", "a", "--archive", "--leftovers", code=2).stderr)
@@ -625,6 +719,70 @@ class CkptToolsTest(ProgramTest):
                 self.array(f"a/checkpoints/step-{step:08d}", "weight/layers.0.attn.q.weight"), array)
         again = self.cairn_json("ckpt", "prune", "a", "--keep", "last(1)", "--archive", "--yes")["archived"]
         self.assertEqual([a["left_alone"] for a in again], ["it is compressed already"] * 2)
+
+    def archive_with(self, inject, code, *more):
+        """`prune --archive` with a call of the system that fails: what it says, and which files it made."""
+        done = subprocess.run([self.strace(), "-f", "-o", self.path("calls"), "-e", "trace=openat,renameat2,fsync,mkdir",
+                               "-e", f"inject={inject}", self.program, "ckpt", "prune", "a", "--keep", "last(1)",
+                               "--archive", "--yes", *more], cwd=self.folder.name, capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done, re.findall(r'"([^"]*)", [A-Z_|]*O_CREAT', self.text("calls"))
+
+    def test_where_names_cannot_be_exchanged_nothing_is_compressed(self):
+        before = self.names_below("a")
+        for more in ([], ["--json"]):
+            done, made = self.archive_with("renameat2:error=EINVAL", 2, *more)
+            self.assertFalse([name for name in made if "shard-" in name], made)
+            self.assertEqual(self.names_below("a"), before)
+            self.assertRegex(done.stderr, "step-00000002: not compressed: its file system cannot exchange two names.*"
+                             "`cairn ckpt reshard a/checkpoints/step-00000002 NEW_RUN --mesh ... --compress zstd`")
+        told = json.loads(done.stdout)
+        self.assertEqual(len(told["problems"]), 1)
+        self.assertIn("cannot exchange two names", told["problems"][0])
+
+    def test_what_was_compressed_before_an_error_is_told(self):
+        done, _ = self.archive_with("renameat2:error=EIO:when=4", 74, "--json")  # a step: one to look, one to commit
+        told = json.loads(done.stdout)
+        first, second = told["archived"]
+        self.assertEqual((first["step"], first["left_alone"], second["step"]), (2, "", 4))
+        self.assertLess(first["bytes_after"], first["bytes_before"])
+        self.assertEqual(told["freed_bytes"], first["bytes_before"] - first["bytes_after"])
+        for said in (second["left_alone"], told["problems"][0], done.stderr):
+            self.assertIn("Input/output error", said)
+        self.cairn("ckpt", "verify", "a", "--all")
+        self.assertEqual(self.cairn_json("ckpt", "ls", "a")["leftovers"], [])
+        done, _ = self.archive_with("renameat2:error=EIO:when=2", 74)
+        self.assertIn("left alone: failed: ", done.stdout)
+        self.assertIn("Input/output error", done.stderr)
+
+    def test_what_a_killed_archiving_left_goes_first(self):
+        own = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:64]
+        writer = f"{own}.{os.getpid()}.1"
+        shutil.copytree(self.path(self.step("a", 2)), self.path("raw"))
+        prune = ["ckpt", "prune", "a", "--keep", "last(1)", "--archive"]
+        self.cairn(*prune, "--yes")
+        os.rename(self.path("raw"), self.path(f"a/checkpoints/.tmp-step-00000002.{writer}.0"))  # behind the exchange
+        for name in (f".tmp-step-00000004.{writer}.1/shard-00000-of-00001.h5",  # before it
+                     f".tmp-step-00000004.{writer}.2/shard-00000-of-00001.h5.done",  # a reshard goes on from it
+                     f".tmp-step-00000006.{writer}.3/shard-00000-of-00001.h5", ".tmp-step-00000004.pod-7.1.2.4/x"):
+            self.write(f"a/checkpoints/{name}", b"x" * 100)
+        mine = [f".tmp-step-0000000{step}.{writer}.{count}" for step, count in ((2, 0), (4, 1))]
+        before = self.names_below("a")
+        self.assertEqual(self.cairn_json(*prune)["leftovers"]["would_go"], mine)
+        self.assertEqual(self.names_below("a"), before)
+        raw = sum(os.path.getsize(self.path(f"a/checkpoints/{mine[0]}/{name}"))
+                  for name in os.listdir(self.path(f"a/checkpoints/{mine[0]}")))
+        told = self.cairn_json(*prune, "--yes")
+        self.assertEqual(told["leftovers"], {"put_back": [], "removed": mine, "left": [], "freed_bytes": raw + 100})
+        self.assertEqual([a["left_alone"] for a in told["archived"]], ["it is compressed already"] * 2)
+        self.assertEqual(len(self.cairn_json("ckpt", "ls", "a")["leftovers"]), 3)
+        # Room is made before it is needed, not behind: a step that cannot be compressed finds them gone.
+        self.write(f"a/checkpoints/.tmp-step-00000009.{writer}.5/shard.h5", b"x" * 100)
+        shutil.rmtree(self.path(self.step("a", 2)))
+        shutil.copytree(os.path.join(self.made.name, self.step("a", 2)), self.path(self.step("a", 2)))
+        done, _ = self.archive_with("renameat2:error=EINVAL", 2, "--leftovers")
+        self.assertIn(f".tmp-step-00000009.{writer}.5: removed, 100 B\n", done.stdout)
 
     def test_what_a_step_of_a_newer_build_refers_to_stays_as_it_is(self):
         late = self.step("a", 4)

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/retention/space.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
@@ -255,6 +256,25 @@ TEST_SUITE("ckpt/retention/policy") {
     CHECK(referenced_steps(all, {6}) == std::set<int64_t>{4});
   }
 
+  TEST_CASE("steps that a person names go, and no others; what must stay is named") {
+    std::vector<CheckpointInfo> all;
+    for (int64_t step = 1; step <= 6; ++step) all.push_back({.step = step, .complete = step != 2 && step != 5});
+    all[4].unread = true;
+    all[4].problem = "a newer build's";
+    all[3].references = {1, 3};
+    const auto refused = [&](const std::set<int64_t>& steps) { return plan_removal(all, steps).error().message; };
+    CHECK(refused({2, 3}).find("step 3 stays, for step 4 refers to its files") == 0);
+    CHECK(refused({5}) == "step 5 stays, for it cannot be read: a newer build's");
+    CHECK(refused({4, 6}).find("step 6 stays, for it is the newest complete one") == 0);
+    std::vector<int64_t> gone;
+    for (const Fate& fate : plan_removal(all, {1, 2, 3, 4}).value()) {
+      if (!fate.stays) gone.push_back(fate.step);
+    }
+    CHECK(gone == std::vector<int64_t>{1, 2, 3, 4});
+    for (CheckpointInfo& info : all) info.complete = false;
+    CHECK(refused({2}).find("no checkpoint is complete") == 0);
+  }
+
   TEST_CASE("rules as text: what is read is what is written, and mistakes say what is accepted") {
     const char* text =
         "last(3), every(1000), every(1d), best(valid_loss, 2), at(100, 85000), within(2h), fractions(10)";
@@ -371,6 +391,16 @@ TEST_SUITE("ckpt/retention/space") {
       const int64_t free = check_space(io, dir.path, {.checkpoint_bytes = 1, .kept = {1, 1}}).value().free_bytes;
       CHECK(free < io.free_bytes(dir.path).value() + kLarge);
     }
+    // What is another host's may be of a save at work: named, not counted.
+    const fs::path left = kDir / work_dir_name(kTmpPrefix, 12, {"another-host", 1, 1, 0});
+    REQUIRE(disk.make_dir(left).ok());
+    REQUIRE(write_file(disk, left / "shard", std::string(60 * kMiB, 'x')).ok());
+    const SpaceReport shared = check_space(disk, kDir, {.checkpoint_bytes = 200 * kMiB, .kept = {2, 2}}).value();
+    CHECK(shared.free_bytes == 290 * kMiB);
+    CHECK_MESSAGE(shared.text.find("60.0 MiB lie in saves of other hosts: if those writers are gone, `cairn ckpt prune "
+                                   "--leftovers --other-hosts --yes` frees them. ") != std::string::npos,
+                  shared.text);
+    CHECK(report.text.find("other hosts") == std::string::npos);
     const SpaceReport elsewhere = report_with_free(100 * kMiB, "/ck/not/there/yet");
     CHECK(elsewhere.free_bytes == 100 * kMiB);
     CHECK(elsewhere.missing_bytes == 300 * kMiB);
@@ -399,14 +429,19 @@ TEST_SUITE("ckpt/retention/retention") {
   TEST_CASE("a removal killed at any call, then power loss: the kept ones are whole, the others whole or not there") {
     MemoryBackend start;
     for (int64_t step = 10; step <= 40; step += 10) add_step(start, step);
-    bool fired = true;
-    int64_t calls = 0;
-    for (int64_t n = 0; fired; ++n) {
+    bool fired[] = {true, true};  // by rules, by name
+    int64_t calls[] = {0, 0};
+    for (int64_t k = 0; fired[0] || fired[1]; ++k) {
+      const int64_t n = k / 2;
+      const bool by_name = k % 2 == 1;
+      if (!fired[by_name]) continue;
       const auto disk = start.clone();
       FaultBackend io(*disk, FaultPlan::stop_at_call(n));
-      const Result<RetentionReport> report = apply_retention(io, kDir, {2, {}}, kWriter);
-      fired = io.fired();
-      calls = n;
+      const Result<RetentionReport> report =
+          by_name ? remove_steps(io, kDir, {10, 20}, kWriter) : apply_retention(io, kDir, {2, {}}, kWriter);
+      fired[by_name] = io.fired();
+      calls[by_name] = n;
+      CAPTURE(by_name);
       for (uint64_t seed = 0; seed < 16; ++seed) {
         const auto after = disk->clone();
         after->power_cycle(seed);
@@ -427,7 +462,7 @@ TEST_SUITE("ckpt/retention/retention") {
         REQUIRE(list_checkpoints(*after, kDir).value().leftovers.empty());
       }
     }
-    CHECK(calls > 10);
+    CHECK((calls[0] > 10 && calls[1] > 10));
   }
 
   TEST_CASE("what is said to go is what goes, whoever refers to it") {
@@ -493,6 +528,25 @@ TEST_SUITE("ckpt/retention/retention") {
     }
   }
 
+  TEST_CASE("whether two names can be exchanged is found out, and nothing stays of it") {
+    MemoryBackend disk;
+    add_step(disk, 10);
+    CHECK(can_exchange(disk, kDir, kWriter).value());
+    for (const auto& [os_errno, only] :
+         {std::pair(EINVAL, IoOp::kExchange), {EIO, IoOp::kExchange}, {EIO, IoOp::kMakeDir}}) {
+      for (const int64_t call : {0, 1}) {
+        FaultBackend io(disk, {.action = FaultPlan::Action::kFail, .call = call, .os_errno = os_errno, .only = only});
+        const Result<bool> can = can_exchange(io, kDir, kWriter);
+        if (os_errno == EINVAL || !io.fired()) {
+          CHECK(can.value() == !io.fired());
+        } else {
+          CHECK(can.error().os_errno == EIO);
+        }
+        CHECK(disk.list(kDir).value().size() == 1);
+      }
+    }
+  }
+
   TEST_CASE("leftovers go only when their writer is gone") {
     MemoryBackend disk;
     add_step(disk, 10);
@@ -517,7 +571,18 @@ TEST_SUITE("ckpt/retention/retention") {
     CHECK(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, elsewhere)).ok());
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, dead)).ok());
     CHECK_FALSE(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, reused)).ok());
+    for (const std::string& line : report.left) {
+      const bool other = line.find("another-host") != std::string::npos;
+      CHECK_MESSAGE((line.find("prune --leftovers --other-hosts --yes` removes this") != std::string::npos) == other,
+                    line);
+    }
     CHECK(complete_steps(disk) == std::vector<int64_t>{10});
+    // Who says that the writers of other hosts are gone does not say it of this one's.
+    const CleanReport rest = clean_leftovers(disk, kDir, [](const WriterId& writer) {
+                               return is_of_this_host(writer) && may_be_alive(writer);
+                             }).value();
+    CHECK(rest.removed == std::vector<std::string>{work_dir_name(kTmpPrefix, 20, elsewhere)});
+    CHECK(disk.stat(kDir / work_dir_name(kTmpPrefix, 20, me)).ok());
   }
 
   TEST_CASE("trash that only a dead save has asked for is not put back: it may be half gone") {
