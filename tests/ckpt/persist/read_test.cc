@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 
@@ -224,6 +225,34 @@ TEST_SUITE("ckpt/persist/read") {
     const VerifyReport report = verify_checkpoint(disk, dir).value();
     REQUIRE(report.damages.size() == 1);
     CHECK(report.damages[0].chunk == 52);
+  }
+
+  TEST_CASE("of many files some are open at a time, and none is closed that is being read") {
+    constexpr int64_t kFiles = 200;
+    const TestState state = make_state(12, 3, kFiles, {{"t", "weight", DType::kF32, {kFiles * 3, 700}, kFiles * 3}});
+    const std::unique_ptr<IoBackend> disk = make_best_backend();
+    const cairn::testing::TempDir dir("read-many");
+    REQUIRE(save(*disk, dir.path, state).ok());
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    // Two descriptors a file, and some for this program.
+    const rlimit few{64, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    const auto restore = [&] { REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0); };
+    const fs::path step = dir.path / "step-00000012";
+    const std::string all_open = compare(*disk, step, state, {.open_files = kFiles});
+    std::vector<std::string> found;
+    for (const int64_t open_files : {1, 3, 16})
+      found.push_back(compare(*disk, step, state, {.open_files = open_files}));
+    read_at_random(*disk, step, {.window_bytes = 64 << 20, .open_files = 3}, uint64_t{1} << 40);
+    restore();
+    CHECK(all_open.find("Too many open files") != std::string::npos);
+    CHECK((found == std::vector<std::string>(3)));
+    const rlimit ours{2 * kOpenReadFiles + 64, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &ours) == 0);
+    const std::string usual = compare(*disk, step, state);
+    restore();
+    CHECK(usual == "");
   }
 
   TEST_CASE("a range outside every shard is refused, whatever its numbers") {
