@@ -150,6 +150,14 @@ class CkptToolsTest(ProgramTest):
             self.assertEqual(apart[tuple(json.loads(tensor["max_abs_at"]))], apart.max())
         text = self.cairn("ckpt", "diff", self.step("a", 2), "b", "--exit-code", code=1).stdout
         self.assertIn("elements differ, at most by", text)
+        # A reshard is confirmed by its tensors: its recipe has another mesh.
+        self.cairn("ckpt", "diff", "a", "b", "--exit-code", code=1)
+        alone = self.cairn("ckpt", "diff", "a", "b", "--exit-code", "--tensors-only").stdout
+        self.assertNotIn("mesh.pp", alone)
+        self.assertIn("tensors equal bit for bit, 0 differ", alone)
+        alone = self.cairn_json("ckpt", "diff", self.step("a", 2), "b", "--exit-code", "--tensors-only", code=1)
+        self.assertEqual((alone["equal"], "recipe" in alone, "state" in alone), (False, False, False))
+        self.assertTrue(self.cairn_json("ckpt", "diff", "a", "b", "--tensors-only")["equal"])
         self.assertIn("no tensor", self.cairn("ckpt", "diff", "a", "b", "--only", "zzz", code=2).stderr)
 
     def test_average_is_the_mean_and_a_checkpoint(self):
