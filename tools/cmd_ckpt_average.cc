@@ -2,12 +2,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "ckpt/average.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/plan/partial.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
@@ -69,6 +72,20 @@ Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBacke
   return out;
 }
 
+void warn_of(const std::vector<ckpt::NotFinite>& tensors, int64_t averaged, const std::vector<fs::path>& dirs) {
+  constexpr size_t kMaxListed = 20;
+  if (tensors.empty()) return;
+  fmt::print(stderr,
+             "warning: {} of {} weights have elements that are not finite (NaN or infinite), from these sources:\n",
+             tensors.size(), averaged);
+  for (size_t t = 0; t < std::min(tensors.size(), kMaxListed); ++t) {
+    std::vector<std::string> from;
+    for (const size_t source : tensors[t].sources) from.push_back(dirs[source].string());
+    fmt::print(stderr, "  {}: {}\n", printable(tensors[t].tensor), printable(fmt::format("{}", fmt::join(from, ", "))));
+  }
+  if (tensors.size() > kMaxListed) fmt::print(stderr, "  and {} more\n", tensors.size() - kMaxListed);
+}
+
 Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& args, bool as_json) {
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
@@ -110,21 +127,28 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
   RT_TRY(run->keep());
 
   const bool moments = options.moments == ckpt::Moments::kLast;
+  const std::string taken = ckpt::kinds_in(last).has(StateKind::kEma) ? "Moments, the moving average (ema)" : "Moments";
   const std::string moments_text =
       moments && run->newer()
-          ? fmt::format(
-                "Moments and position are those of {}; but `cairn resume {}` goes on from step {}, which is newer.",
-                dirs.back().string(), target.string(), *run->newer())
-      : moments
-          ? fmt::format("Moments and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
-                        dirs.back().string(), target.string())
-          : std::string(
-                "Moments are dropped and there is no position: it is a model to evaluate, to export, or to "
-                "begin a run from, not to resume.");
+          ? fmt::format("{} and position are those of {}; but `cairn resume {}` goes on from step {}, which is newer.",
+                        taken, dirs.back().string(), target.string(), *run->newer())
+      : moments ? fmt::format("{} and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
+                              taken, dirs.back().string(), target.string())
+                : fmt::format(
+                      "{} and position are dropped: it is a model to evaluate, to export, or to begin a run "
+                      "from, not to resume ({}).",
+                      taken, ckpt::how_to_begin_from(run->newer() ? report.dir : target));
+  warn_of(report.not_finite, report.averaged_tensors, dirs);
   if (as_json) {
     json list = json::array();
     for (const ckpt::AverageSource& source : sources)
       list.push_back({{"dir", source.dir.string()}, {"weight", source.weight}});
+    json not_finite = json::array();
+    for (const ckpt::NotFinite& one : report.not_finite) {
+      json from = json::array();
+      for (const size_t source : one.sources) from.push_back(dirs[source].string());
+      not_finite.push_back({{"tensor", one.tensor}, {"sources", std::move(from)}});
+    }
     print_json({{"dir", report.dir.string()},
                 {"sources", std::move(list)},
                 {"run_id", report.manifest.run.id},
@@ -132,6 +156,7 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
                 {"origin", report.manifest.origin},
                 {"step", report.manifest.step},
                 {"averaged_tensors", report.averaged_tensors},
+                {"not_finite", std::move(not_finite)},
                 {"moments", args.moments},
                 {"payload_bytes", ckpt::payload_bytes(report.manifest)},
                 {"seconds", report.seconds},
@@ -169,7 +194,7 @@ void add_ckpt_average(CLI::App& ckpt, Session& session) {
       ->check(CLI::Range(int64_t{2}, int64_t{100000}));
   command
       ->add_option("--moments", args->moments,
-                   "drop: weights alone (default). last: moments and position of the last SRC, to train on")
+                   "drop: weights alone (default). last: moments, ema and position of the last SRC, to train on")
       ->type_name("drop|last")
       ->check(CLI::IsMember({"drop", "last"}));
   command->add_option("--memory", args->memory_bytes, "what it may take (default 256MiB)")

@@ -29,7 +29,7 @@ struct DiffArgs {
   std::string left, right;
   std::vector<std::string> only;
   uint64_t memory_bytes = 256 << 20;
-  bool exit_code = false;
+  bool exit_code = false, tensors_only = false;
 };
 
 const char* what_name(What what) {
@@ -90,14 +90,20 @@ json diff_json(const ckpt::TensorDiff& diff, const ckpt::Manifest& a, const ckpt
 Result<int> diff_of(const fs::path& left_dir, const fs::path& right_dir, const DiffArgs& args, bool as_json) {
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   const std::unique_ptr<ckpt::IoBackend> left_io = ckpt::make_best_backend(), right_io = ckpt::make_best_backend();
-  const ckpt::ReadOptions reading{.window_bytes = std::max<int64_t>(memory / 8, 8 << 20)};
+  int64_t largest = 0;
+  for (const fs::path& dir : {left_dir, right_dir}) {
+    RT_TRY_SET(const ckpt::Manifest manifest, ckpt::read_manifest(*left_io, dir));
+    largest = std::max(largest, ckpt::largest_chunk(manifest));
+  }
+  RT_TRY_SET(const ckpt::SourceMemory share, ckpt::memory_of_sources(memory, 2, largest, "a comparison"));
+  const ckpt::ReadOptions reading{.window_bytes = share.reader_bytes};
   RT_TRY_SET(ckpt::CheckpointReader left, ckpt::CheckpointReader::open(*left_io, left_dir, reading));
   RT_TRY_SET(ckpt::CheckpointReader right, ckpt::CheckpointReader::open(*right_io, right_dir, reading));
   const ckpt::Manifest &a = left.manifest(), &b = right.manifest();
   Result<std::vector<ckpt::TensorDiff>> compared = [&] {
     ByteProgress progress("compared");
     return ckpt::diff_tensors(left, right,
-                              {.stream = {.memory_bytes = std::max<int64_t>(memory / 4, 1 << 20), .ahead = true},
+                              {.stream = {.memory_bytes = share.window_bytes, .ahead = true},
                                .only = args.only,
                                .progress = [&](int64_t done, int64_t total) { progress.show(done, total); }});
   }();
@@ -110,24 +116,24 @@ Result<int> diff_of(const fs::path& left_dir, const fs::path& right_dir, const D
   const auto count = [&](What what) {
     return std::count_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.what == what; });
   };
-  const Changes recipe = json_changes(a.recipe, b.recipe);
-  const Changes state = json_changes(a.state, b.state);
+  const Changes recipe = args.tensors_only ? Changes() : json_changes(a.recipe, b.recipe);
+  const Changes state = args.tensors_only ? Changes() : json_changes(a.state, b.state);
   const bool tensors_equal = count(What::kEqual) == static_cast<int64_t>(tensors.size());
-  const bool equal = tensors_equal && recipe.empty() && state.empty() && a.step == b.step;
+  const bool equal = tensors_equal && (args.tensors_only || (recipe.empty() && state.empty() && a.step == b.step));
   const int code = args.exit_code && !equal ? 1 : 0;
   if (as_json) {
     json list = json::array();
     for (const ckpt::TensorDiff& tensor : tensors) {
       if (tensor.what != What::kEqual) list.push_back(diff_json(tensor, a, b));
     }
-    print_json({{"left", {{"dir", left_dir.string()}, {"step", a.step}, {"mesh", mesh_json(a.mesh)}}},
+    json out = {{"left", {{"dir", left_dir.string()}, {"step", a.step}, {"mesh", mesh_json(a.mesh)}}},
                 {"right", {{"dir", right_dir.string()}, {"step", b.step}, {"mesh", mesh_json(b.mesh)}}},
                 {"equal", equal},
                 {"tensors_equal", tensors_equal},
                 {"equal_tensors", count(What::kEqual)},
-                {"tensors", std::move(list)},
-                {"recipe", changes_json(recipe)},
-                {"state", changes_json(state)}});
+                {"tensors", std::move(list)}};
+    if (!args.tensors_only) out.update({{"recipe", changes_json(recipe)}, {"state", changes_json(state)}});
+    print_json(out);
     return code;
   }
   const Palette color = palette_for(STDOUT_FILENO);
@@ -197,10 +203,13 @@ void add_ckpt_diff(CLI::App& ckpt, Session& session) {
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--exit-code", args->exit_code, "exit with 1 when step, recipe, state or a tensor differs");
+  command->add_flag("--tensors-only", args->tensors_only,
+                    "compare no step, recipe or state: a reshard has its own mesh in the recipe, and the same tensors");
   add_json_flag(*command, session);
   command->footer(
       "Elements are compared bit by bit: a NaN equals itself, 0 and -0 differ by 0. Every chunk is verified.\n"
       "Examples:\n  cairn ckpt diff runs/a runs/b\n"
+      "  cairn ckpt diff runs/a runs/a-resharded --tensors-only --exit-code\n"
       "  cairn ckpt diff runs/a/checkpoints/step-00000100 runs/a/checkpoints/step-00000200 --only 'weight/*'");
   command->callback([args, &session] { session.action = [args, &session] { return diff(*args, session.json); }; });
 }

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "ckpt/mirror/place.h"
+#include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
@@ -21,6 +23,7 @@
 #include "runtime/telemetry/trace.h"
 #include "tools/commands.h"
 #include "tools/init_options.h"
+#include "tools/run_copies.h"
 #include "tools/run_folder.h"
 #include "tools/train_agent.h"
 
@@ -51,8 +54,38 @@ Result<Kill> parse_kill(const std::string& text, int64_t world) {
   return kill;
 }
 
-/// Runs a resolved recipe to its end in `run`.
-Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args) {
+/// `ckpt fetch` into a folder that was not there, or a copy by hand: not to be begun anew beside.
+Status check_steps_lie_below(const fs::path& run) {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
+  RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
+  if (!below.steps.empty() || here.steps.empty()) return {};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to go on from them, "
+                           "or choose another run folder",
+                           run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
+}
+
+/// A checkpoint that came by hand from a second place of its run goes on as that run, as one does that a start brings:
+/// else the place would refuse what is saved from here on, as a stranger's.
+Status take_id_of_place(const std::vector<CopyTo>& places, const std::string& saved_by, RunFolder& folder) {
+  for (const CopyTo& to : places) {
+    RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(place_options(to, folder.path())));
+    RT_TRY_SET(const std::string owner,
+               place_owner(*place).with(fmt::format("it is not known whether {} has the copies of run {}, which saved "
+                                                    "the checkpoint that is here",
+                                                    place->describe(), saved_by)));
+    if (owner != saved_by || owner == folder.id()) continue;
+    fmt::print("goes on as run {}, whose copies {} has\n", saved_by, place->describe());
+    return folder.take_id(saved_by);
+  }
+  return {};
+}
+
+/// Runs a resolved recipe to its end in `run`. `saved_by`: the run of the checkpoint that was brought into a folder
+/// which was no run's before.
+Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
+                      const std::string& saved_by = {}) {
   ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
   ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
   Recipe recipe = loaded.recipe;
@@ -84,24 +117,14 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
                              "or leave --fresh out to go on from them",
                              run.string())};
   }
-  // `ckpt fetch` into a folder that was not there, or a copy by hand: not to be begun anew beside.
-  if (recipe.init.path.empty() && !fs::exists(run / "world")) {
-    ckpt::PosixBackend io;
-    RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
-    RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
-    if (below.steps.empty() && !here.steps.empty()) {
-      return Error{
-          ErrorCode::kInvalidInput,
-          fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to go on from them, "
-                      "or choose another run folder",
-                      run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
-    }
-  }
+  if (recipe.init.path.empty() && !fs::exists(run / "world")) RT_TRY(check_steps_lie_below(run));
   RT_TRY_SET(RunFolder folder, RunFolder::open(run, loaded.recipe.name));
   if (!folder.copied_from().empty()) {
     fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
                folder.copied_from());
   }
+  if (!saved_by.empty() && folder.copied_from().empty())
+    RT_TRY(take_id_of_place(recipe.checkpoint.copy_to, saved_by, folder));
   RT_TRY(write_text_file(run / "world", std::to_string(world)));  // first: a recipe without it is no training's
   RT_TRY_SET(const bool changed, folder.write_recipe(loaded));
   if (changed) fmt::print("the recipe differs from the one this run had; it goes on with the new one\n");
@@ -139,31 +162,71 @@ Result<int> train(TrainArgs args, bool json_errors) {
   return run_agent(loaded, args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run), world, args);
 }
 
+struct RunRecipe {
+  std::string json, where;  // where it stands, for people
+  std::string saved_by;     // the run that saved the checkpoint which it is of; empty: it is the run folder's own
+};
+
+Result<ckpt::Manifest> newest_manifest(const fs::path& run, fs::path* dir = nullptr) {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::CheckpointInfo newest, ckpt::newest_complete(io, run / "checkpoints"));
+  if (dir != nullptr) *dir = newest.dir;
+  return ckpt::read_manifest(io, newest.dir);
+}
+
+/// The run folder's, or, where checkpoints alone were brought there, that of the newest one.
+Result<RunRecipe> recipe_to_resume(const fs::path& run) {
+  Result<std::string> own = recipe_of_run(run);
+  if (own.ok()) return RunRecipe{.json = std::move(own).value(), .where = (run / "recipe.resolved.json").string()};
+  if (!ckpt::is_not_found(own.error())) return std::move(own).error();
+  const auto refuse = [&](std::string_view why) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", run.string(), why)};
+  };
+  RT_TRY_SET(const fs::file_type type, type_of(run));
+  if (type != fs::file_type::directory) return refuse("no such folder; expected a run folder");
+  const std::string name = (run / "").lexically_normal().parent_path().filename().string();
+  if (name == "checkpoints" || ckpt::parse_step_dir_name(name))
+    return refuse("is a folder of checkpoints or one of them; give the run's folder");
+  RT_TRY(check_steps_lie_below(run));
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
+  if (names.steps.empty()) {
+    return refuse("no run to go on with: it has no recipe.resolved.json, and no checkpoint in `checkpoints`");
+  }
+  fs::path dir;
+  RT_TRY_SET(ckpt::Manifest manifest, newest_manifest(run, &dir));
+  fmt::print("{} has no recipe.resolved.json; going on with the recipe that {} holds\n", run.string(), dir.string());
+  return RunRecipe{
+      .json = std::move(manifest.recipe), .where = "recipe in " + dir.string(), .saved_by = std::move(manifest.run.id)};
+}
+
 /// The recipe stored with the run, its newest complete checkpoint, any world size.
 Result<int> resume(const TrainArgs& args) {
-  RT_TRY_SET(dsl::LoadedRecipe loaded, [&]() -> Result<dsl::LoadedRecipe> {
-    dsl::LoadedRecipe out;
-    RT_TRY_SET(out.canonical_json, recipe_of_run(args.run));
-    Result<Recipe> decoded = dsl::decode_recipe(out.canonical_json);
-    if (!decoded.ok()) return std::move(decoded).error().with(args.run + "/recipe.resolved.json");
-    out.recipe = std::move(decoded).value();
-    return out;
-  }());
+  const fs::path run(args.run);
+  RT_TRY_SET(const RunRecipe stored, recipe_to_resume(run));
+  dsl::LoadedRecipe loaded;
+  RT_TRY_SET(loaded.recipe, dsl::decode_recipe(stored.json).with(stored.where));
   MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t before = wanted_world(mesh);
-  // A mesh without dp takes what remains of the world; the run folder knows how many ranks that last were.
-  const Result<std::string> stored = read_text_file(fs::path(args.run) / "world");
-  if (!stored.ok()) {  // every training writes `world` before it starts; reshard and average do not
+  // A mesh without dp takes what remains of the world: as many ranks as there last were.
+  int64_t last = before;
+  const Result<std::string> world_text = read_text_file(run / "world");
+  if (world_text.ok()) {
+    if (mesh.dp == 0) last = std::atoll(world_text.value().c_str());
+  } else {  // every training writes it before it starts; reshard, average and copies of checkpoints do not
     ckpt::PosixBackend io;
-    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, fs::path(args.run) / "checkpoints"));
+    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
     if (names.steps.empty()) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("{}: nothing was trained there and it has no checkpoint; a `cairn ckpt reshard` or "
                                "`average` into it was cut off: give that command again",
                                args.run)};
     }
+    if (mesh.dp == 0) {
+      RT_TRY_SET(const ckpt::Manifest manifest, newest_manifest(run));
+      last = manifest.mesh.world;
+    }
   }
-  const int64_t last = mesh.dp == 0 && stored.ok() ? std::atoll(stored.value().c_str()) : before;
   const int64_t world = args.nproc > 0 ? args.nproc : std::max(before, last);
   if (world != before) mesh.dp = 0;
   const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world);
@@ -173,7 +236,7 @@ Result<int> resume(const TrainArgs& args) {
   }
   loaded.canonical_json = dsl::encode_recipe(loaded.recipe);
   loaded.hash_hex = dsl::recipe_hash(loaded.canonical_json);
-  return run_agent(loaded, args.run, world, args);
+  return run_agent(loaded, run, world, args, stored.saved_by);
 }
 
 void add_run_options(CLI::App& command, TrainArgs& args) {

@@ -39,7 +39,8 @@ void open_standard_streams() {
   }
 }
 
-/// A checkpoint has a file a rank, and who reads it has them open, twice: more than the 1024 that shells begin with.
+/// An agent has some descriptors for each rank, and readers of checkpoints some hundred files open, twice: more than
+/// the 1024 that shells begin with.
 void raise_file_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -161,22 +161,34 @@ struct CheckpointReader::Impl {
   fs::path dir;
   Manifest manifest;
   ReadOptions options;
-  std::vector<std::unique_ptr<IoFile>> files;
+  std::vector<std::unique_ptr<IoFile>> files;  // as the manifest's; null: not open
   struct Extent {
     int64_t file = 0, offset = 0, shard = 0;
     bool operator<(const Extent& o) const { return file != o.file ? file < o.file : offset < o.offset; }
   };
   std::vector<Extent> extents;  // of all shards, sorted
+  std::vector<int64_t> recent;  // files that are open, the last used one last
   ReadStats stats = {};
   BufferStore own_buffers{options.window_bytes};
   BufferStore* buffers = options.buffers != nullptr ? options.buffers : &own_buffers;
 
-  Result<IoFile*> file(int64_t index) {
+  /// `reads`: that may be under way in the file that is closed for it.
+  Result<IoFile*> file(int64_t index, ReadPipeline& reads) {
     std::unique_ptr<IoFile>& slot = files[static_cast<size_t>(index)];
-    if (!slot) {
-      const FileEntry& entry = manifest.files[static_cast<size_t>(index)];
-      RT_TRY_SET(slot, io.open(checkpoint_file_path(dir, entry.step, entry.name)));
+    if (slot) {
+      const auto at = std::find(recent.rbegin(), recent.rend(), index).base();
+      std::rotate(at - 1, at, recent.end());
+      return slot.get();
     }
+    if (!recent.empty() && std::ssize(recent) >= options.open_files) {
+      std::unique_ptr<IoFile>& oldest = files[static_cast<size_t>(recent.front())];
+      RT_TRY(reads.finish(*oldest));
+      oldest.reset();
+      recent.erase(recent.begin());
+    }
+    const FileEntry& entry = manifest.files[static_cast<size_t>(index)];
+    RT_TRY_SET(slot, io.open(checkpoint_file_path(dir, entry.step, entry.name)));
+    recent.push_back(index);
     return slot.get();
   }
 
@@ -315,7 +327,7 @@ Result<CheckpointReader> CheckpointReader::open(IoBackend& io, const fs::path& d
       return Error{ErrorCode::kCorrupt, fmt::format("{}: {} bytes, the manifest has {}", path.string(),
                                                     stat.value().size_bytes, file.size_bytes)};
   }
-  auto impl = std::unique_ptr<Impl>(new Impl{io, dir, std::move(manifest), options, {}, {}});
+  auto impl = std::unique_ptr<Impl>(new Impl{io, dir, std::move(manifest), options, {}, {}, {}});
   impl->files.resize(impl->manifest.files.size());
   impl->extents.reserve(impl->manifest.shards.size());
   for (const ShardEntry& shard : impl->manifest.shards)
@@ -394,7 +406,7 @@ Status CheckpointReader::read_ranges(std::span<const ReadRange> ranges) {
       end = new_end;
       ++next;
     }
-    RT_TRY_SET(IoFile * file, impl_->file(head.file));
+    RT_TRY_SET(IoFile * file, impl_->file(head.file, pipeline));
     const std::span<const Piece> group = std::span(pieces).subspan(first, next - first);
     const int64_t offset = head.task_offset;
     impl_->stats.read_bytes += end - offset;

@@ -30,12 +30,17 @@ struct ReadRange {
   int64_t span_bytes() const { return (rows - 1) * source_stride + bytes; }
 };
 
+inline constexpr int64_t kOpenReadFiles = 128;  // more than a disk has requests under way
+
 struct ReadOptions {
   bool verify = true;                   // check each touched chunk's hash
   int64_t window_bytes = kBounceBytes;  // reads in flight, which is also the bounce memory
   int64_t codec_threads = 0;            // for coded shards; 0: as many as may run, at most 4
   bool huge_pages = false;              // dst lies in huge pages: whole chunks are read to where they belong
   BufferStore* buffers = nullptr;       // bounce memory, kept from reader to reader; null: the reader's own
+  /// Files held open at once, at least 1, some with two descriptors: for one more the one whose use is the longest ago
+  /// is closed, behind its reads.
+  int64_t open_files = kOpenReadFiles;
 };
 
 /// What read_ranges has done so far.

@@ -97,6 +97,13 @@ Status ReadPipeline::finish_oldest() {
   return result;
 }
 
+Status ReadPipeline::finish(const IoFile& file) {
+  const auto last =
+      std::find_if(flights_.rbegin(), flights_.rend(), [&](const Flight& flight) { return flight.file == &file; });
+  for (auto count = flights_.rend() - last; count > 0; --count) RT_TRY(finish_oldest());
+  return {};
+}
+
 Status ReadPipeline::drain() {
   while (!flights_.empty()) RT_TRY(finish_oldest());
   return {};

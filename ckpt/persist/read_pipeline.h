@@ -28,9 +28,11 @@ class ReadPipeline {
   explicit ReadPipeline(int64_t window_bytes, BufferStore* kept = nullptr, int64_t expected_bytes = 0);
   ~ReadPipeline();
 
-  /// Starts reading; may finish older reads first. `file` and `dst` must stay until drain(). With dst null the bytes
-  /// are in bounce memory and valid during the callback only. `file_bytes`: size of the file.
+  /// Starts reading; may finish older reads first. `dst` must stay until drain(), `file` until that or finish(). With
+  /// dst null the bytes are in bounce memory and valid during the callback only. `file_bytes`: size of the file.
   Status submit(IoFile& file, int64_t file_bytes, int64_t offset, int64_t bytes, std::byte* dst, Done done);
+  /// Finishes the reads of this file, and those before them: it may be closed then.
+  Status finish(const IoFile& file);
   /// Finishes all reads.
   Status drain();
 

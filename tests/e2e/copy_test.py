@@ -68,6 +68,33 @@ class Copies(RunTest):
         self.assertEqual(self.contents("run", 40)[1], self.contents("reference", 40)[1])
         self.assertEqual(self.placed(far / "run")[-1], 40)
 
+    def test_a_step_that_is_fetched_by_hand_goes_on_as_the_run_whose_copies_are_there(self):
+        far = self.folder / "far"
+        self.train(self.copies(f'"{far}"', steps=20, save=2, keep=100), "run")
+        wanted, identity = self.metrics("run"), self.run_id("run")
+        last = self.contents("run", 20)
+        step = self.checkpoints("run")[0]
+        self.assertLess(step, 20)
+        self.cairn("ckpt", "push", self.checkpoint("run", step), far / "run")
+        shutil.rmtree(self.folder / "run")
+        (self.folder / "run" / "checkpoints").mkdir(parents=True)
+        self.cairn("ckpt", "fetch", far / "run" / f"step-{step:08d}", "run")
+        said = self.cairn("resume", self.folder / "run", "--threads", 1).stdout.decode()
+        self.assertIn(f"goes on as run {identity}, whose copies", said)
+        self.assertEqual(self.run_id("run"), identity)
+        got = self.metrics("run")
+        self.assertEqual({at: line["loss"] for at, line in got.items()},
+                         {at: line["loss"] for at, line in wanted.items() if at > step})
+        self.assertEqual(self.contents("run", 20), last)
+        self.assertTrue(self.events("run", "copied"))
+
+        # Elsewhere it is a run of its own, which has a place of its own.
+        (self.folder / "other" / "checkpoints").mkdir(parents=True)
+        self.cairn("ckpt", "fetch", far / "run" / f"step-{step:08d}", "other")
+        self.assertNotIn("goes on as run", self.cairn("resume", self.folder / "other", "--threads", 1).stdout.decode())
+        self.assertNotEqual(self.run_id("other"), identity)
+        self.assertEqual(self.placed(far / "other")[-1], 20)
+
     def test_the_process_that_copies_is_killed_again_and_again(self):
         far = self.folder / "far"
         # Slow enough to be killed in the middle, and local retention leaves nothing to copy but what is held.

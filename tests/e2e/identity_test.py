@@ -30,6 +30,30 @@ class Identity(RunTest):
                 self.assert_same_training(cut, whole, STEPS)
                 self.assertEqual(self.memory_left(self.folder), [])
 
+    def test_a_step_alone_in_a_new_folder_goes_on_as_its_run_did(self):
+        # Without dp the ranks are as many as the checkpoint's were.
+        recipe = self.recipe(name="alone", tp=2, pp=1, dp="nil", steps=20, save=2, keep=100)
+        self.train(recipe, "whole", "--nproc", 4)
+        step = self.checkpoints("whole")[0]
+        self.assertLess(step, 20)
+        (self.folder / "moved" / "checkpoints").mkdir(parents=True)
+        os.rename(self.checkpoint("whole", step), self.checkpoint("moved", step))
+        said = self.cairn("resume", self.folder / "moved", "--threads", 1).stdout.decode()
+        self.assertIn("moved has no recipe.resolved.json; going on with the recipe that", said)
+        self.assertIn("on 4 ranks", said)
+        got, wanted = self.metrics("moved"), self.metrics("whole")
+        self.assertEqual(sorted(got), list(range(step + 1, 21)))
+        for at, line in got.items():
+            for key in ("loss", "grad_norm", "lr", "samples", "tokens", "source_loss"):
+                self.assertEqual(line.get(key), wanted[at].get(key), f"step {at}: {key}")
+        self.assertEqual(self.contents("moved", 20), self.contents("whole", 20))
+        self.assertNotEqual(self.run_id("moved"), self.run_id("whole"))
+        for name in ("recipe.resolved.json", "world"):  # as if it had been trained there
+            self.assertEqual((self.folder / "moved" / name).read_bytes(), (self.folder / "whole" / name).read_bytes())
+        said = self.cairn("resume", self.folder / "moved").stdout.decode()
+        self.assertIn("nothing to do", said)
+        self.assertNotIn("has no recipe", said)
+
     def test_a_copied_folder_is_a_run_of_its_own_and_a_moved_one_is_not(self):
         recipe = self.recipe(name="first", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
         more = ["--set", "checkpoint.save={T.every{steps=4}}"]

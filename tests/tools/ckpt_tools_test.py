@@ -150,6 +150,14 @@ class CkptToolsTest(ProgramTest):
             self.assertEqual(apart[tuple(json.loads(tensor["max_abs_at"]))], apart.max())
         text = self.cairn("ckpt", "diff", self.step("a", 2), "b", "--exit-code", code=1).stdout
         self.assertIn("elements differ, at most by", text)
+        # A reshard is confirmed by its tensors: its recipe has another mesh.
+        self.cairn("ckpt", "diff", "a", "b", "--exit-code", code=1)
+        alone = self.cairn("ckpt", "diff", "a", "b", "--exit-code", "--tensors-only").stdout
+        self.assertNotIn("mesh.pp", alone)
+        self.assertIn("tensors equal bit for bit, 0 differ", alone)
+        alone = self.cairn_json("ckpt", "diff", self.step("a", 2), "b", "--exit-code", "--tensors-only", code=1)
+        self.assertEqual((alone["equal"], "recipe" in alone, "state" in alone), (False, False, False))
+        self.assertTrue(self.cairn_json("ckpt", "diff", "a", "b", "--tensors-only")["equal"])
         self.assertIn("no tensor", self.cairn("ckpt", "diff", "a", "b", "--only", "zzz", code=2).stderr)
 
     def test_average_is_the_mean_and_a_checkpoint(self):
@@ -180,6 +188,48 @@ class CkptToolsTest(ProgramTest):
                             (["a", "--last", "9", "--to", "x"], "3 complete"),
                             (["a", "b", "--to", "a"], "belongs to"), (["a", "b", "--to", "m"], "is there already")):
             self.assertIn(words, self.cairn("ckpt", "average", *args, code=2).stderr)
+
+    def test_weights_only_are_begun_with_and_not_resumed(self):
+        self.bring_data("r.lua")
+        begin = r"cairn (train RECIPE --run NEW_RUN --init-from \S+ --init-weights-only)"
+        said = self.cairn("ckpt", "average", "a", "--last", "2", "--to", "m").stdout
+        self.assertIn("m --init-weights-only", re.search(begin, said)[1])
+        alone = self.cairn_json("ckpt", "reshard", "a", "w", "--mesh", "tp=1", "--weights-only")
+        self.assertTrue(alone["weights_only"])
+        self.assertEqual({kind for kind, name, shape in self.tensors_of("w")}, {"weight"})
+        self.assertTrue(self.cairn_json("ckpt", "diff", "a", "w", "--only", "weight/*", "--tensors-only")["equal"])
+        self.assertEqual(self.cairn_json("ckpt", "inspect", "w")["state"], self.cairn_json("ckpt", "inspect", "a")["state"])
+        self.assertFalse(self.cairn_json("ckpt", "reshard", "a", "whole", "--mesh", "tp=1")["weights_only"])
+        for source in ("a", "w", "m"):
+            flags = ["--weights-only"] if source == "a" else []
+            said = self.cairn("ckpt", "reshard", source, f"{source}2", "--mesh", "dp=2", *flags).stdout
+            self.assertNotIn("cairn resume", said)
+            self.assertIn(f"{source}2 --init-weights-only", re.search(begin, said)[1])
+        for run in ("m", "w", "m2"):
+            said = self.cairn("resume", run, code=2).stderr
+            self.assertIn(f"{run}/checkpoints/step-00000006: weights only", said)
+            self.assertNotIn("missing", said)
+            words = re.search(begin, said)[1].replace("RECIPE", "r.lua").replace("NEW_RUN", f"{run}-on").split()
+            self.assertIn("step 1/1", self.cairn(*words, "--nproc", "2", "--set", "stop=T.steps(1)").stdout)
+        for last in ("m", "w"):
+            said = self.cairn("ckpt", "average", "a", last, "--to", "x", "--moments", "last", code=2).stderr
+            self.assertIn(f"{last}/checkpoints/step-00000006: weights only", said)
+        self.assertFalse(os.path.exists(self.path("x")))
+        self.cairn("ckpt", "average", "m", "a", "--to", "x", "--moments", "last")
+        self.assertIn("2 ranks", self.cairn("resume", "x", "--dry-run").stdout)
+
+    def test_what_is_no_run_is_not_resumed(self):
+        os.makedirs(self.path("empty/checkpoints"))
+        shutil.copytree(self.path(self.step("a", 6)), self.path("fetched/step-00000006"))
+        os.makedirs(self.path("hurt/checkpoints/step-00000006"))
+        for run, words in (("nowhere", "no such folder"), ("empty", "no run to go on with"),
+                           ("a/checkpoints/", "give the run's folder"), (self.step("a", 6), "give the run's folder"),
+                           ("fetched", "fetched holds step-00000006, and a run keeps its checkpoints in"),
+                           ("hurt", "manifest.json")):
+            said = self.cairn("resume", run, "--dry-run", code=2)
+            self.assertIn(words, said.stderr)
+            self.assertIn(run, said.stderr)
+        self.assertEqual(os.listdir(self.path("empty")), ["checkpoints"])
 
     def test_a_source_is_known_by_whatever_path_it_is_called(self):
         before = os.stat(self.path(self.step("a", 6))).st_ino
@@ -401,6 +451,12 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.listdir(self.path("d/checkpoints")), ["step-00000006"])
         self.assertEqual(os.listdir(self.path("e/checkpoints")), ["step-00000006"])
 
+    def test_too_little_memory_for_a_comparison_says_how_much_is_needed(self):
+        for given in ("1", "8388607"):
+            told = self.cairn("ckpt", "diff", "a", "b", "--memory", given, code=2).stderr
+            self.assertIn(f"a comparison needs 8388608 bytes of memory, {given} are given", told)
+        self.cairn("ckpt", "diff", "a", "b", "--memory", "8388608")
+
     def test_too_little_memory_for_an_average_says_how_much_is_needed(self):
         average = ["ckpt", "average", "a", "b", "--to", "d", "--memory"]
         told = self.cairn(*average, "0", code=2).stderr
@@ -452,6 +508,12 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "push", "many", "place", preexec_fn=limit)
         self.cairn("ckpt", "reshard", "many", "back", "--mesh", "tp=2", preexec_fn=limit)
         self.assertIn(" 0 differ", self.cairn("ckpt", "diff", "wide", "back").stdout)
+
+        def hard_limit():  # less than two for each file of ten
+            resource.setrlimit(resource.RLIMIT_NOFILE, (640, 640))
+
+        self.cairn("ckpt", "average", *["many"] * 10, "--to", "mean", preexec_fn=hard_limit)
+        self.cairn("ckpt", "diff", "many", "mean", "--only", "weight/*", "--tensors-only", "--exit-code")
 
     def test_prune_counts_what_is_gone_only(self):
         strace = self.strace()

@@ -2,12 +2,14 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/planned_range.h"
 #include "ckpt/verify/verify.h"
@@ -74,6 +76,37 @@ void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& optio
     REQUIRE((buffers[i] == expected));
   }
 }
+
+// Counts the files that are open for reading, and those that were closed with a read under way.
+struct WatchedDisk : PosixBackend {
+  int64_t open_now = 0, open_most = 0, opened = 0, closed_in_use = 0;
+
+  struct File : PosixFile {
+    File(WatchedDisk& on, Fd fd, const fs::path& path) : PosixFile(std::move(fd), path.string()), disk(on) {
+      ++disk.opened;
+      disk.open_most = std::max(disk.open_most, ++disk.open_now);
+    }
+    ~File() override {
+      --disk.open_now;
+      disk.closed_in_use += under_way > 0 ? 1 : 0;
+    }
+    Result<IoTicket> submit_read(int64_t offset, std::byte* data, int64_t bytes) override {
+      ++under_way;
+      return PosixFile::submit_read(offset, data, bytes);
+    }
+    Status wait(IoTicket ticket) override {
+      --under_way;
+      return PosixFile::wait(ticket);
+    }
+    WatchedDisk& disk;
+    int64_t under_way = 0;
+  };
+
+  Result<std::unique_ptr<IoFile>> open(const fs::path& path) override {
+    RT_TRY_SET(Fd fd, open_fd(path));
+    return std::unique_ptr<IoFile>(std::make_unique<File>(*this, std::move(fd), path));
+  }
+};
 
 }  // namespace
 
@@ -224,6 +257,56 @@ TEST_SUITE("ckpt/persist/read") {
     const VerifyReport report = verify_checkpoint(disk, dir).value();
     REQUIRE(report.damages.size() == 1);
     CHECK(report.damages[0].chunk == 52);
+  }
+
+  TEST_CASE("of many files some are open at a time, and none is closed that is being read") {
+    constexpr int64_t kFiles = 200;
+    const TestState state = make_state(12, 3, kFiles, {{"t", "weight", DType::kF32, {kFiles * 3, 700}, kFiles * 3}});
+    const std::unique_ptr<IoBackend> disk = make_best_backend();
+    const cairn::testing::TempDir dir("read-many");
+    REQUIRE(save(*disk, dir.path, state).ok());
+    for (const int64_t open_files : {1, 5, 128}) {
+      CAPTURE(open_files);
+      WatchedDisk watched;
+      Result<CheckpointReader> reader =
+          CheckpointReader::open(watched, dir.path / "step-00000012", {.open_files = open_files});
+      REQUIRE_OK(reader);
+      const Manifest& m = reader.value().manifest();
+      watched.opened = watched.open_most = 0;
+      std::vector<std::byte> all(static_cast<size_t>(payload_bytes(m)));
+      std::vector<ReadRange> ranges;
+      int64_t at = 0;
+      for (const ShardEntry& shard : m.shards) {
+        ranges.push_back({shard.file, shard.offset, shard.bytes, all.data() + at});
+        at += shard.bytes;
+      }
+      REQUIRE(reader.value().read_ranges(ranges).ok());
+      CHECK(watched.opened == kFiles);  // once each, as a load does
+      CHECK(watched.open_most == open_files);
+      CHECK(watched.closed_in_use == 0);
+      REQUIRE(reader.value().read_ranges(std::span(ranges).last(1)).ok());
+      CHECK(watched.opened == kFiles);  // the last one is open still
+    }
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    // Two descriptors a file, and some for this program.
+    const rlimit few{64, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    const auto restore = [&] { REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0); };
+    const fs::path step = dir.path / "step-00000012";
+    const std::string all_open = compare(*disk, step, state, {.open_files = kFiles});
+    std::vector<std::string> found;
+    for (const int64_t open_files : {1, 3, 16})
+      found.push_back(compare(*disk, step, state, {.open_files = open_files}));
+    read_at_random(*disk, step, {.window_bytes = 64 << 20, .open_files = 3}, uint64_t{1} << 40);
+    restore();
+    CHECK(all_open.find("Too many open files") != std::string::npos);
+    CHECK((found == std::vector<std::string>(3)));
+    const rlimit ours{2 * kOpenReadFiles + 64, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &ours) == 0);
+    const std::string usual = compare(*disk, step, state);
+    restore();
+    CHECK(usual == "");
   }
 
   TEST_CASE("a range outside every shard is refused, whatever its numbers") {
