@@ -19,12 +19,12 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
-#include "ckpt/retention/catalog.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/store/uring_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_copies.h"
 #include "tools/run_folder.h"
+#include "tools/step_target.h"
 
 namespace cairn::tools {
 namespace {
@@ -106,28 +106,9 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
 
 /// A directory's path in full, as names that can be taken apart; an S3 place as it stands, and what was meant as one.
 std::string plain(const std::string& place) {
-  if (place.empty() || place.find("://") != std::string::npos || place.starts_with("s3:") || place.starts_with("S3:"))
-    return place;
+  if (place.empty() || ckpt::is_store_address(place)) return place;
   const fs::path path = fs::absolute(place).lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).string();
-}
-
-/// A run goes on from the newest step of its folder, and retention counts all of them: none of another run gets in.
-Status check_run(const std::string& where, const std::string& owner, int64_t step,
-                 const std::vector<std::string>& from) {
-  if (owner.empty() || std::find(from.begin(), from.end(), owner) != from.end()) return {};
-  return Error{
-      ErrorCode::kInvalidInput,
-      fmt::format("{} has the checkpoints of run {}, and step {} is of run {}: that run would go on with it, and "
-                  "its retention count it; choose another folder",
-                  where, owner, step, from.front())};
-}
-
-/// The run that a place says it belongs to.
-Result<std::string> owner_of(ckpt::Place& place) {
-  Result<std::string> owner = place_owner(place);
-  if (!owner.ok() && owner.error().code == ErrorCode::kCorrupt) return std::string();  // a run.json of something else
-  return owner;
 }
 
 /// PLACE or PLACE/step-NNNNNNNN.
@@ -157,25 +138,15 @@ Result<int> push(CopyArgs args, bool as_json) {
   }
   args.place.path = plain(args.to);
   RT_TRY(check_folder_of_steps(args.place.path, "the place"));
-  // As every command reads such a path.
-  std::error_code unknown;
-  if (const fs::path below = fs::path(args.place.path) / "checkpoints"; fs::is_directory(below, unknown)) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: steps would be looked for in {}, and not there; name that "
-                                                       "or another folder",
-                                                       args.to, below.string())};
-  }
+  RT_TRY(check_not_beside_checkpoints(args.to));
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const Fd lock, ckpt::is_s3_path(args.to) ? Result<Fd>(Fd()) : lock_run_of(args.place.path));
   if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(*io, source); manifest.ok()) {
-    RT_TRY_SET(std::string owner, owner_of(*place));
-    if (owner.empty() && !ckpt::is_s3_path(args.to)) owner = run_around(args.place.path);
-    RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place->list());
-    if (!there.empty()) {
-      RT_TRY(check_run(place->describe(), owner, manifest.value().step,
-                       {manifest.value().run.id, run_around(source.parent_path())}));
-    }
+    RT_TRY_SET(const std::string owner, run_of_target(*place));
+    RT_TRY(check_run(place->describe(), owner, manifest.value().step,
+                     {manifest.value().run.id, run_around(source.parent_path())}));
   }
   Result<ckpt::CopyReport> done = [&] {
     CopyProgress progress;
@@ -211,14 +182,15 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   if (fs::is_directory(target / "checkpoints", failed)) target /= "checkpoints";
   RT_TRY_SET(const Fd lock, lock_run_of(target));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(*io, target));
-  if (const std::string owner = run_around(target); !owner.empty() && !names.steps.empty()) {
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> here, ckpt::open_directory_place({.path = target.string()}));
+  RT_TRY_SET(const std::string owner, run_of_target(*here));
+  if (!owner.empty()) {
     // What a run has copied there comes back to it, also what it began with, and what is here can be repaired.
     const Result<ckpt::Manifest> manifest = ckpt::placed_manifest(*place, found->step);
     const Result<bool> same = ckpt::same_checkpoint(*place, found->step, target / ckpt::step_dir_name(found->step));
-    RT_TRY_SET(const std::string from, owner_of(*place));
+    RT_TRY_SET(const std::string from, noted_run(*place));
     if (manifest.ok() && !(same.ok() && same.value())) {
-      RT_TRY(check_run(target.string(), owner, found->step,
+      RT_TRY(check_run(here->describe(), owner, found->step,
                        {manifest.value().run.id, from, ckpt::is_s3_path(path) ? "" : run_around(path)}));
     }
   }

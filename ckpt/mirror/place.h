@@ -103,6 +103,8 @@ struct PlaceOptions {
 Result<std::unique_ptr<Place>> open_place(const PlaceOptions& options);
 
 bool is_s3_path(std::string_view path);
+/// Whether it is meant as the address of a store, of a kind that there is or not, rather than as a directory.
+bool is_store_address(std::string_view path);
 
 /// `path` with one more part: where a run's steps lie below the place that the recipe names.
 std::string place_join(const std::string& path, const std::string& part);

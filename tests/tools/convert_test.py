@@ -219,6 +219,15 @@ class ConvertTest(ProgramTest):
         for more in ([], ["--overwrite"]):
             said = self.cairn("import", golden("hf-llama-tied-bias"), "own/checkpoints", *more, code=2).stderr
             self.assertIn("has the checkpoints of run ", said)
+        for target in ("own", "own/", "run"):  # where no later command looks
+            said = self.cairn("import", hf, target, code=2).stderr
+            self.assertIn("steps would be looked for in", said)
+            self.assertIn("checkpoints, and not there; name that or another folder", said)
+            self.assertNotIn("step-00000000", os.listdir(self.path(target)))
+        self.write("place/run.json", json.dumps({"id": "run-7", "name": "mine"}))  # a run's second place
+        said = self.cairn("import", hf, "place", code=2).stderr
+        self.assertIn("place has the checkpoints of run run-7", said)
+        self.assertEqual(os.listdir(self.path("place")), ["run.json"])
         step = self.path("own/checkpoints/step-00000000")
         for words in (["import", hf, f"{step}/more"], ["convert", hf, f"{step}/more", "--to", "hf"],
                       ["export", "run", f"{step}/more"]):

@@ -307,6 +307,27 @@ class DirectoryTest(CopyTest):
         self.cairn("ckpt", "fetch", "place", "new")
         self.assertEqual(os.listdir(new / "checkpoints"), [STEP])
 
+    def test_no_step_of_another_run_gets_into_a_place_that_a_run_has_made_its_own(self):
+        self.cairn("ckpt", "push", "run", "place")
+        mine = self.path("mine")
+        shutil.copytree(self.step, f"{mine}/step-00000009")
+        self.change_manifest(f"{mine}/step-00000009", step=9, run={"id": "run-2", "name": "mine", "parents": []})
+        self.write("mine/run.json", json.dumps({"id": "run-2", "name": "mine"}))
+        self.write("empty/run.json", json.dumps({"id": "run-3", "name": "empty"}))  # nothing copied there yet
+        for place, owner in (("mine", "run-2"), ("empty", "run-3")):
+            before = sorted(os.listdir(self.path(place)))
+            for command in (("push", "run", place), ("fetch", "place", place), ("fetch", f"place/{STEP}", f"{place}/")):
+                said = self.cairn("ckpt", *command, code=2).stderr
+                self.assertIn(f"{self.path(place)} has the checkpoints of run {owner}, and step 12 is of run run-1", said)
+                self.assertIn("choose another folder", said)
+            self.assertEqual(sorted(os.listdir(self.path(place))), before)
+        # That run's own steps go there, and a run.json of something else says nothing.
+        self.change_manifest(self.path(f"place/{STEP}"), run={"id": "run-2", "name": "mine", "parents": []})
+        self.cairn("ckpt", "fetch", "place", "mine")
+        self.assertEqual(sorted(os.listdir(mine)), ["run.json", "step-00000009", STEP])
+        self.write("other/run.json", "[1, 2]")
+        self.cairn("ckpt", "fetch", "place", "other")
+
     def test_a_step_is_found_however_its_folder_is_written(self):
         os.symlink(self.step, self.path("link"))
         for i, name in enumerate((f"{self.step}/", f"{self.step}/.", f"run/../run/checkpoints//{STEP}///", "link", "link/")):
