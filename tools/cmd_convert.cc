@@ -211,6 +211,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
                 {"linked", report.linked},
                 {"taken_files", report.taken_files},
                 {"taken_bytes", report.taken_bytes},
+                {"not_finite", report.not_finite},
                 {"seconds", report.seconds},
                 {"warnings", report.warnings}});
     return 0;
