@@ -1,4 +1,5 @@
-// cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back.
+// cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back; and ls
+// of a store, where that of folders (cmd_ckpt_ls.cc) has nothing to look at.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -31,6 +32,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+bool weights_only(const ckpt::Manifest& manifest) {
+  return std::ranges::none_of(manifest.tensors, ckpt::is_moment_kind, &ckpt::TensorEntry::kind);
+}
 
 struct CopyArgs {
   std::string from, to;
@@ -202,7 +207,110 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   return tell(report, place->describe(), report.dir.string(), "received_bytes", as_json);
 }
 
+/// CLI::Range lets nan pass.
+CLI::Validator number_between(double low, double high, const std::string& expected) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double number = 0;
+        const bool inside = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
+        return inside ? std::string() : text + ": expected " + expected;
+      },
+      "FLOAT in [" + expected + "]");
+}
+
+struct StoreRow {
+  ckpt::PlacedStep step;
+  ckpt::PlacedLook look;
+  std::string address;
+};
+
+json store_json(const StoreRow& row) {
+  json out{{"step", row.step.step},
+           {"dir", row.address},
+           {"complete", row.look.problem.empty()},
+           {"created_unix_ms", row.look.manifest ? row.look.manifest->created_unix_ms : 0},
+           {"size_bytes", row.step.bytes}};
+  if (!row.look.problem.empty()) out.update({{"problem", row.look.problem}, {"unread", row.look.unread}});
+  if (!row.look.problem.empty()) return out;
+  const ckpt::Manifest& manifest = *row.look.manifest;
+  out.update({{"metrics", manifest.metrics},
+              {"samples", manifest.samples},
+              {"tokens", manifest.tokens},
+              {"weights_only", weights_only(manifest)},
+              {"origin", manifest.origin},
+              {"host", manifest.writer.host}});
+  return out;
+}
+
+void print_store_row(const StoreRow& row, bool newest, const Palette& color) {
+  const std::optional<ckpt::Manifest>& manifest = row.look.manifest;
+  const bool has_loss = row.look.problem.empty() && manifest->metrics.contains("loss");
+  fmt::print("{:<16}{:>14}{:>12}{:>12}   ", ckpt::step_dir_name(row.step.step),
+             manifest ? age_text(manifest->created_unix_ms) : "?", format_bytes(row.step.bytes),
+             has_loss ? fmt::format("{:.5g}", manifest->metrics.at("loss")) : "-");
+  if (row.look.problem.empty()) {
+    fmt::print("{}complete{}{}{}{}\n", color.green, color.reset, newest ? ", the newest" : "",
+               weights_only(*manifest) ? ", weights alone" : "",
+               manifest->origin.empty() ? "" : ", " + printable(manifest->origin));
+    return;
+  }
+  const char* kind = row.look.unread ? "not read" : row.step.complete ? "damaged" : "incomplete";
+  fmt::print("{}{}{}: {}\n", color.red, kind, color.reset, printable(row.look.problem));
+}
+
 }  // namespace
+
+Result<int> list_store(ckpt::PlaceOptions options, bool as_json) {
+  const auto [path, asked] = split_step(options.path);
+  options.path = path;
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(options));
+  RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place->list());
+  RT_TRY_SET(const std::string run, noted_run(*place));
+  std::vector<StoreRow> rows;
+  std::optional<int64_t> newest;
+  int64_t bytes = 0;
+  for (const ckpt::PlacedStep& step : there) {
+    if (asked && step.step != *asked) continue;
+    RT_TRY_SET(ckpt::PlacedLook look, ckpt::look_at_placed(*place, there, step));
+    if (look.problem.empty()) newest = step.step;
+    if (look.manifest) look.manifest->shards = {};  // the hashes of all chunks: not to be held of every step
+    bytes += step.bytes;
+    rows.push_back({step, std::move(look), ckpt::place_join(place->describe(), ckpt::step_dir_name(step.step))});
+  }
+  if (as_json) {
+    json steps = json::array();
+    for (const StoreRow& row : rows) steps.push_back(store_json(row));
+    print_json({{"dir", place->describe()},
+                {"run", run.empty() ? json() : json(run)},
+                {"checkpoints", std::move(steps)},
+                {"newest_complete", newest ? json(*newest) : json()},
+                {"leftovers", json::array()},
+                {"unknown", json::array()}});
+    return 0;
+  }
+  const Palette color = palette_for(STDOUT_FILENO);
+  const std::string whose = run.empty() ? "" : fmt::format(" (of run {})", printable(run));
+  if (rows.empty()) {
+    fmt::print("{}{}: {}\n", place->describe(), whose,
+               asked ? fmt::format("no step {}", *asked) : "no checkpoints; a run's copies lie below its name");
+    return 0;
+  }
+  fmt::print("{}{:<16}{:>14}{:>12}{:>12}{}   {}{}\n", color.dim, "step", "age", "size", "loss", color.reset,
+             place->describe(), whose);
+  for (const StoreRow& row : rows) print_store_row(row, row.step.step == newest, color);
+  if (rows.size() > 1) fmt::print("{} in all\n", format_bytes(bytes));
+  return 0;
+}
+
+void add_store_options(CLI::App& command, ckpt::PlaceOptions& place) {
+  command.add_option("--ca-file", place.ca_file, "of an S3 store with https: whom to believe (PEM)");
+  command.add_option("--endpoint", place.endpoint, "of an S3 store that is not Amazon's, as http://HOST:PORT")
+      ->type_name("URL");
+  command.add_option("--region", place.region, "of the bucket (default: AWS_REGION, or us-east-1)")->type_name("NAME");
+  command.add_option("--timeout", place.timeout_s, "seconds without any progress before giving up (default 60)")
+      ->type_name("SECONDS")
+      ->check(number_between(1, 86400, "1 to 86400 (seconds)"));
+}
 
 void add_ckpt_copy(CLI::App& ckpt, Session& session) {
   const auto declare = [&](const char* name, const char* what, const char* from, const char* from_what, const char* to,
@@ -211,27 +319,10 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     const auto args = std::make_shared<CopyArgs>();
     command->add_option(from, args->from, from_what)->required();
     command->add_option(to, args->to, to_what)->required();
-    command->add_option("--ca-file", args->place.ca_file, "of an S3 store with https: whom to believe (PEM)");
-    command->add_option("--endpoint", args->place.endpoint, "of an S3 store that is not Amazon's, as http://HOST:PORT")
-        ->type_name("URL");
-    command->add_option("--region", args->place.region, "of the bucket (default: AWS_REGION, or us-east-1)")
-        ->type_name("NAME");
-    const auto between = [](double low, double high, const std::string& expected) {  // nan is in every CLI::Range
-      return CLI::Validator(
-          [=](const std::string& text) {
-            double number = 0;
-            const bool inside = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
-            return inside ? std::string() : text + ": expected " + expected;
-          },
-          "FLOAT in [" + expected + "]");
-    };
+    add_store_options(*command, args->place);
     command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
         ->type_name("RATE")
-        ->check(between(0.001, 1e6, "0.001 to 1000000 (10^6 bytes a second)"));
-    command
-        ->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
-        ->type_name("SECONDS")
-        ->check(between(1, 86400, "1 to 86400 (seconds)"));
+        ->check(number_between(0.001, 1e6, "0.001 to 1000000 (10^6 bytes a second)"));
     add_json_flag(*command, session);
     command->callback([args, action, &session] {
       session.action = [args, action, &session] { return action(*args, session.json); };
@@ -241,7 +332,9 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
   const auto [command, args] = declare(
       "push", "copy a checkpoint to another directory or an S3 store; goes on where a killed one ended", "DIR",
       "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix", push);
-  command->add_option("--part-size", args->part_bytes, "of large files on S3, as 16MiB (default)")
+  command
+      ->add_option("--part-size", args->part_bytes,
+                   "of large files on S3, 5MiB to 5GiB (default 16MiB); each is in memory while it is sent")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
