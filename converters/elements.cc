@@ -50,6 +50,16 @@ void each(const std::byte* in, int64_t count, float* out, Convert convert) {
   }
 }
 
+/// Whether an element has all of its exponent's bits set.
+template <typename Bits>
+bool any_has(Bits exponent, std::span<const std::byte> elements) {
+  const auto* bits = reinterpret_cast<const Bits*>(elements.data());
+  Bits found = 0;  // without a way out of the loop, which the compiler then makes wide
+  for (size_t k = 0; k < elements.size() / sizeof(Bits); ++k)
+    found |= static_cast<Bits>((bits[k] & exponent) == exponent ? 1 : 0);
+  return found != 0;
+}
+
 }  // namespace
 
 bool is_float_dtype(std::string_view name) { return name == "F32" || name == "F16" || name == "BF16" || name == "F64"; }
@@ -93,6 +103,12 @@ int64_t from_floats(DType dtype, std::span<const float> values, std::byte* out) 
     if ((half[k] & 0x7fff) == 0x7c00 && !std::isinf(values[k]) && too_large < 0) too_large = static_cast<int64_t>(k);
   }
   return too_large;
+}
+
+bool any_not_finite(DType dtype, std::span<const std::byte> elements) {
+  if (dtype == DType::kF32) return any_has<uint32_t>(0x7f800000, elements);
+  RT_CHECK(dtype == DType::kBf16 || dtype == DType::kF16, "weights are not written as {}", dtype_name(dtype));
+  return any_has<uint16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, elements);
 }
 
 void transpose_into(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride) {

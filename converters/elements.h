@@ -24,6 +24,9 @@ void to_floats(std::string_view dtype, const std::byte* in, int64_t count, float
 /// -1. `out` holds values.size() elements and is aligned to one.
 int64_t from_floats(DType dtype, std::span<const float> values, std::byte* out);
 
+/// Whether a NaN or an infinity is among these elements of f32, bf16 or f16, which are aligned.
+bool any_not_finite(DType dtype, std::span<const std::byte> elements);
+
 /// out[c * stride + r] = in[r * columns + c], in squares that the caches hold.
 void transpose_into(const float* in, int64_t rows, int64_t columns, float* out, int64_t stride);
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -272,7 +273,9 @@ class Exporter {
                          .make_io = options_.make_io};
     if (options_.hdf5) {
       write.write_file = [this](const fs::path& path, const std::vector<SafeTensor>& tensors,
-                                std::span<const int64_t> indices) { return write_with_hdf5(path, tensors, indices); };
+                                std::span<const int64_t> indices, const std::function<Status()>& has_room) {
+        return write_with_hdf5(path, tensors, indices, has_room);
+      };
     }
     RT_TRY_SET(const HfWriteReport written, write_hf_folder(target, output, opener(), write));
     report_.dir = written.dir;
@@ -283,6 +286,8 @@ class Exporter {
     report_.files_passed = written.texts;
     report_.taken_files = written.taken_files;
     report_.taken_bytes = written.taken_bytes;
+    report_.not_finite.insert(report_.not_finite.end(), written.not_finite.begin(), written.not_finite.end());
+    if (!report_.not_finite.empty()) report_.warnings.push_back(not_finite_warning(report_.not_finite));
     return {};
   }
 
@@ -397,8 +402,8 @@ class Exporter {
 
   /// One file for both kinds of readers, under a name for each. Where the family stores logical tensors as they are and
   /// there is one file of f32, the folder is a checkpoint as well, and exporting that one writes no weights at all.
-  Status write_with_hdf5(const fs::path& path, const std::vector<SafeTensor>& tensors,
-                         std::span<const int64_t> indices) {
+  Status write_with_hdf5(const fs::path& path, const std::vector<SafeTensor>& tensors, std::span<const int64_t> indices,
+                         const std::function<Status()>& has_room) {
     const auto logical = logical_tensors(indices);
     const fs::path second = fs::path(path).replace_extension(".h5");
     const auto name_twice = [&]() -> Status {
@@ -411,6 +416,7 @@ class Exporter {
       RT_TRY(name_twice());
       return write_manifest(path.parent_path(), source_.manifest());
     }
+    RT_TRY(has_room());
     std::vector<DualTensor> dual;
     for (size_t k = 0; k < tensors.size(); ++k) {
       dual.push_back({.name = tensors[k].name,
@@ -425,11 +431,15 @@ class Exporter {
     RT_TRY_SET(DualReport written,
                write_dual(path, dual, {{"format", "pt"}}, step, [&](size_t k, const ByteSink& sink) -> Status {
                  const int64_t bytes = tensors[k].end - tensors[k].begin;
+                 bool finite = true;
                  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(block.size())) {
                    const auto n = std::min<int64_t>(bytes - at, static_cast<int64_t>(block.size()));
-                   RT_TRY(source->fill(indices[k], at / elem, std::span(block).first(static_cast<size_t>(n))));
+                   const std::span<std::byte> part = std::span(block).first(static_cast<size_t>(n));
+                   RT_TRY(source->fill(indices[k], at / elem, part));
+                   finite = finite && !any_not_finite(report_.dtype, part);
                    RT_TRY(sink(block.data(), n));
                  }
+                 if (!finite) report_.not_finite.push_back(tensors[k].name);
                  return {};
                }));
     RT_TRY(name_twice());
@@ -473,6 +483,14 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_d
   RT_TRY(Exporter(*source, checkpoint_dir, options, report).run(hf_dir));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
+}
+
+std::string not_finite_warning(const std::vector<std::string>& tensors) {
+  constexpr size_t kNamed = 5;
+  const std::span named = std::span(tensors).first(std::min(tensors.size(), kNamed));
+  return fmt::format("{} tensor{} NaN or infinity: {}{}", tensors.size(), tensors.size() == 1 ? " holds" : "s hold",
+                     fmt::join(named, ", "),
+                     tensors.size() > kNamed ? fmt::format(" and {} more", tensors.size() - kNamed) : "");
 }
 
 Status check_export_dtype(const std::optional<DType>& dtype) {

@@ -31,8 +31,8 @@ struct ExportOptions {
   bool overwrite = false;      // a target folder that is not empty
   std::filesystem::path like;  // a Hugging Face folder whose family, token ids and tokenizer files are taken; empty:
                                // those that the checkpoint keeps
-  bool hdf5 = false;  // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
-                      // one file of f32 makes the folder a checkpoint
+  bool hdf5 = false;           // each weights file is HDF5 as well (dual_file.h), and has a second name, model*.h5;
+                               // one file of f32 makes the folder a checkpoint
   const std::atomic<bool>* cancel = nullptr;                              // as HfWriteOptions'
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // the same
   std::function<std::unique_ptr<ckpt::IoBackend>()> make_io;              // the same
@@ -46,6 +46,7 @@ struct ExportReport {
   int64_t taken_files = 0, taken_bytes = 0;  // that an earlier export, cut off, had written
   bool linked = false;  // the checkpoint's own weights file was given a name in the folder; no weights were written
   double seconds = 0;
+  std::vector<std::string> not_finite;  // as HfWriteReport's; among the warnings too
   std::vector<std::string> warnings;
 };
 
@@ -54,6 +55,9 @@ struct ExportReport {
 Result<ExportReport> export_hf(ckpt::IoBackend& io, const std::filesystem::path& checkpoint_dir,
                                const std::filesystem::path& hf_dir, const ExportOptions& options,
                                const RecipeDecoder& decode);
+
+/// What is said of tensors that hold a NaN or an infinity.
+std::string not_finite_warning(const std::vector<std::string>& tensors);
 
 /// Errors: kInvalidInput for a dtype that no folder is written in.
 Status check_export_dtype(const std::optional<DType>& dtype);

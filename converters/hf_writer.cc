@@ -22,6 +22,7 @@
 #include "ckpt/persist/buffer.h"
 #include "ckpt/persist/unfinished.h"
 #include "ckpt/store/uring_backend.h"
+#include "converters/elements.h"
 #include "converters/hf_folder.h"
 #include "converters/safetensors.h"
 #include "runtime/core/unique_handle.h"
@@ -170,6 +171,30 @@ Result<std::vector<Shard>> lay_out(const HfOutput& output, const Split& split) {
   return out;
 }
 
+/// Removes all else from the work folder.
+Status keep_only(const fs::path& work, const std::set<std::string>& keep) {
+  RT_TRY_SET(const std::vector<std::string> names, names_in(work));
+  std::error_code error;
+  for (const std::string& name : names) {
+    if (keep.contains(name)) continue;
+    fs::remove_all(work / name, error);
+    if (error) return os_error(error.value(), (work / name).string());
+  }
+  return {};
+}
+
+/// What a failed attempt leaves for the next one: the files that are done, which have notes. Returns how many they are.
+Result<int64_t> keep_done(const fs::path& work) {
+  RT_TRY_SET(const std::vector<std::string> names, names_in(work));
+  std::set<std::string> keep;
+  for (const std::string& name : names) {
+    if (!std::ranges::binary_search(names, ckpt::note_name(name))) continue;
+    keep.insert({name, ckpt::note_name(name)});
+  }
+  RT_TRY(keep_only(work, keep));
+  return static_cast<int64_t>(keep.size()) / 2;
+}
+
 std::unique_ptr<ckpt::IoBackend> make_io(const HfWriteOptions& options) {
   if (options.make_io) return options.make_io();
   return ckpt::make_best_backend({.depth = 16, .in_flight_bytes = int64_t{16} << 20});
@@ -258,6 +283,8 @@ class FolderWriter {
     report.data_bytes = total_bytes_;
     report.shards = static_cast<int64_t>(shards.size());
     RT_TRY(write_shards(shards, report));
+    for (const int64_t tensor : not_finite_)
+      report.not_finite.push_back(output_.tensors[static_cast<size_t>(tensor)].name);
     if (shards.size() == 1 && shards[0].name == kSingleFile) return {};
     const nlohmann::json index = {
         {"metadata", {{"total_parameters", report.parameters}, {"total_size", report.data_bytes}}},
@@ -274,22 +301,29 @@ class FolderWriter {
 
   Status write_shards(const std::vector<Shard>& shards, HfWriteReport& report) {
     if (options_.write_file) {
-      RT_TRY(keep_only({}));
+      RT_TRY(keep_only(work_, {}));
+      int64_t to_come = 0;
+      for (const Shard& shard : shards) to_come += shard.file_bytes();
       for (const Shard& shard : shards) {
-        RT_TRY(options_.write_file(work_ / shard.name, shard.tensors, shard.indices));
+        RT_TRY(
+            options_.write_file(work_ / shard.name, shard.tensors, shard.indices, [&] { return room_for(to_come); }));
         count(shard.data_bytes);
+        to_come -= shard.file_bytes();
       }
       return {};
     }
     RT_TRY_SET(const std::set<std::string> finished, take_over(shards, report));
     std::vector<const Shard*> open;
+    int64_t to_come = 0;
     for (const Shard& shard : shards) {
       if (finished.contains(shard.name)) {
         count(shard.data_bytes);
       } else {
         open.push_back(&shard);
+        to_come += shard.file_bytes();
       }
     }
+    RT_TRY(room_for(to_come));
     std::atomic<size_t> next{0};
     const auto work = [&] {
       const std::unique_ptr<ckpt::IoBackend> io = make_io(options_);
@@ -309,6 +343,16 @@ class FolderWriter {
     return std::move(first_error_);
   }
 
+  /// That weights files of so many bytes, and the small ones, find room. Errors: kNoSpace.
+  Status room_for(int64_t bytes) {
+    for (const auto& [name, text] : output_.texts) bytes += static_cast<int64_t>(text.size());
+    RT_TRY_SET(const int64_t free, make_io(options_)->free_bytes(work_));
+    if (free >= bytes) return {};
+    return Error{ErrorCode::kNoSpace,
+                 fmt::format("{}: {} bytes free, what is still to be written needs {}: {} are missing",
+                             work_.parent_path().string(), free, bytes, bytes - free)};
+  }
+
   /// Names of the files that an earlier attempt finished, each byte of them checked. Everything else is removed.
   Result<std::set<std::string>> take_over(const std::vector<Shard>& shards, HfWriteReport& report) {
     const std::unique_ptr<ckpt::IoBackend> io = make_io(options_);
@@ -323,19 +367,8 @@ class FolderWriter {
       ++report.taken_files;
       report.taken_bytes += shard.file_bytes();
     }
-    RT_TRY(keep_only(keep));
+    RT_TRY(keep_only(work_, keep));
     return out;
-  }
-
-  Status keep_only(const std::set<std::string>& keep) {
-    RT_TRY_SET(const std::vector<std::string> names, names_in(work_));
-    std::error_code error;
-    for (const std::string& name : names) {
-      if (keep.contains(name)) continue;
-      fs::remove_all(work_ / name, error);
-      if (error) return os_error(error.value(), (work_ / name).string());
-    }
-    return {};
   }
 
   Status write_shard(ckpt::IoBackend& io, const Shard& shard) {
@@ -353,6 +386,7 @@ class FolderWriter {
     const int64_t elem = dtype_size_bytes(output_.dtype);
     for (size_t k = 0; k < shard.tensors.size(); ++k) {
       const int64_t bytes = shard.tensors[k].end - shard.tensors[k].begin;
+      bool finite = true;
       for (int64_t at = 0; at < bytes;) {
         if (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed))
           return Error{ErrorCode::kStopped, "the conversion was stopped"};
@@ -360,10 +394,14 @@ class FolderWriter {
         RT_TRY_SET(const std::span<std::byte> room, stream.room());
         const auto n = std::min<size_t>(room.size(), static_cast<size_t>(bytes - at));
         RT_TRY(source->fill(shard.indices[k], at / elem, room.first(n)));
+        finite = finite && !any_not_finite(output_.dtype, room.first(n));
         stream.advance(n);
         at += static_cast<int64_t>(n);
         count(static_cast<int64_t>(n));
       }
+      if (finite) continue;
+      const std::lock_guard lock(mutex_);
+      not_finite_.insert(shard.indices[k]);
     }
     RT_TRY(stream.finish());
     RT_TRY(file->sync());
@@ -371,7 +409,9 @@ class FolderWriter {
     ckpt::FinishedFile note{.file = {shard.name, shard.file_bytes(), ckpt::StreamingHash().digest()}};
     note.shards.push_back(
         {.offset = 0, .bytes = shard.file_bytes(), .chunk_bytes = kBufferBytes, .hashes = stream.take_hashes()});
-    return ckpt::write_note(io, work_, key_, note);
+    Status noted = ckpt::write_note(io, work_, key_, note);
+    if (!noted.ok()) ignore(io.remove_file(work_ / ckpt::note_name(shard.name)), "torn, it notes nothing");
+    return noted;
   }
 
   void count(int64_t bytes) {
@@ -387,6 +427,7 @@ class FolderWriter {
   uint64_t key_ = 0;
   std::mutex mutex_;
   int64_t done_bytes_ = 0, total_bytes_ = 0;
+  std::set<int64_t> not_finite_;  // tensors
   std::atomic<bool> failed_{false};
   Status first_error_;
 };
@@ -546,10 +587,19 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
                             work.string()))
           .error();
     }
+    Error failed = std::move(done).error();
     // Nor is what a failing disk does not let us take back.
-    if (done.error().code != ErrorCode::kStopped && !half_replaced && take_back(*io, work, target).ok())
+    if (failed.code == ErrorCode::kStopped || half_replaced || !take_back(*io, work, target).ok()) return failed;
+    // With more room, or on a disk that is well again, the next attempt need not make again what is done.
+    const bool goes_on = failed.code == ErrorCode::kNoSpace || failed.code == ErrorCode::kIo;
+    const Result<int64_t> kept = goes_on ? keep_done(work) : int64_t{0};
+    if (kept.ok() && kept.value() > 0) {
+      failed.message += fmt::format("; {} finished file{} in {}, from which the same command goes on", kept.value(),
+                                    kept.value() == 1 ? " stays" : "s stay", work.string());
+    } else {
       ignore(ckpt::remove_tree(*io, work), "the next conversion clears it");
-    return std::move(done).error();
+    }
+    return failed;
   }
   report.dir = target;
   return report;

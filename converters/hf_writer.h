@@ -4,8 +4,9 @@
 //   1. Work in .NAME.converting beside the target, under a lock: two conversions into one folder never meet. In the
 //      target where nothing can be renamed into it from beside it (a mount point), or nothing written there.
 //   2. Each weights file is made in a stream, several at a time, in bounded memory; durable, it gets a note with the
-//      hashes of its bytes. A conversion that was killed or stopped leaves them; the same one, started again, takes
-//      over the files whose bytes hold and removes the rest. What is left of another one is removed.
+//      hashes of its bytes. A conversion that was killed or stopped, or whose disk was full or failed, leaves them; the
+//      same one, started again, takes over the files whose bytes hold and removes the rest. What is left of another one
+//      is removed. What is still to be written has to find room before the first byte of it is.
 //   3. The small files, config.json last.
 //   4. Notes are removed; the folder takes the target's name. Over a folder that is not empty (overwrite): remove its
 //      config.json (what is left cannot be opened), remove the other files that a conversion writes, move the new ones
@@ -13,7 +14,8 @@
 //      Their names are noted in the work folder before (.moving): what one that was killed or failed has moved goes
 //      back to the rest, so that a target in which nothing else lay is empty again, and the next attempt takes it over.
 //      Other files are never touched, and a README.md that is there stays.
-// On any other error the target is as it was and nothing is left beside it.
+// On any other error the target is as it was and nothing is left beside it; where the disk was full or failed, the
+// files that were done, for the next attempt.
 
 #include <atomic>
 #include <cstdint>
@@ -71,9 +73,10 @@ struct HfWriteOptions {
   const std::atomic<bool>* cancel = nullptr;  // looked at every few MiB; when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // from one thread at a time; may be empty
   std::function<std::unique_ptr<ckpt::IoBackend>()> make_io;              // one a thread; empty: make_best_backend
-  /// Instead of step 2, one file after the other: makes `path`, whose tensors are in file order.
+  /// Instead of step 2, one file after the other: makes `path`, whose tensors are in file order. To be asked before it
+  /// takes room: `has_room`, whether this file and those after it will find it.
   std::function<Status(const std::filesystem::path& path, const std::vector<SafeTensor>& tensors,
-                       std::span<const int64_t> indices)>
+                       std::span<const int64_t> indices, const std::function<Status()>& has_room)>
       write_file;
 };
 
@@ -81,10 +84,11 @@ struct HfWriteReport {
   std::filesystem::path dir;
   int64_t tensors = 0, parameters = 0, data_bytes = 0, shards = 0, texts = 0;
   int64_t taken_files = 0, taken_bytes = 0;  // that an earlier, cut-off conversion had written
+  std::vector<std::string> not_finite;       // tensors with a NaN or an infinity, but for those of files taken over
 };
 
-/// Errors: kInvalidInput (the target is not empty, is no folder, or another process converts into it), kNoSpace, kIo,
-/// kStopped, and what `open` and its sources say.
+/// Errors: kInvalidInput (the target is not empty, is no folder, or another process converts into it), kNoSpace (also
+/// before anything is written, with what is missing), kIo, kStopped, and what `open` and its sources say.
 Result<HfWriteReport> write_hf_folder(const std::filesystem::path& target, const HfOutput& output,
                                       const OpenTensors& open, const HfWriteOptions& options);
 

@@ -144,6 +144,8 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.files_passed = written.texts;
   report.taken_files = written.taken_files;
   report.taken_bytes = written.taken_bytes;
+  report.not_finite = written.not_finite;
+  if (!report.not_finite.empty()) report.warnings.push_back(not_finite_warning(report.not_finite));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

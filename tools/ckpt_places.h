@@ -25,7 +25,8 @@ class App;
 
 namespace cairn::ckpt {
 class IoBackend;
-}
+struct PlaceOptions;
+}  // namespace cairn::ckpt
 
 namespace cairn::tools {
 
@@ -40,6 +41,11 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session);
 void add_ckpt_reshard(CLI::App& ckpt, Session& session);
 void add_ckpt_copy(CLI::App& ckpt, Session& session);
 void add_ckpt_verify(CLI::App& ckpt, Session& session);
+
+/// --endpoint, --region, --ca-file, --timeout: of a command that takes an S3 store (cmd_ckpt_copy.cc).
+void add_store_options(CLI::App& command, ckpt::PlaceOptions& place);
+/// `cairn ckpt ls` of a store, or of one step there: what names, sizes and manifests tell (cmd_ckpt_copy.cc).
+Result<int> list_store(ckpt::PlaceOptions place, bool as_json);
 
 /// RUN/checkpoints, or the folder itself. Errors: kInvalidInput where it is not there, is a link to nothing or has one
 /// in that place, or is one checkpoint; the system's.

@@ -1,4 +1,5 @@
-// cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back.
+// cairn ckpt push | fetch: checkpoints to a second place (another directory, an S3-compatible store) and back; and ls
+// of a store, where that of folders (cmd_ckpt_ls.cc) has nothing to look at.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,18 +20,22 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
-#include "ckpt/retention/catalog.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/store/uring_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_copies.h"
 #include "tools/run_folder.h"
+#include "tools/step_target.h"
 
 namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+bool weights_only(const ckpt::Manifest& manifest) {
+  return std::ranges::none_of(manifest.tensors, ckpt::is_moment_kind, &ckpt::TensorEntry::kind);
+}
 
 struct CopyArgs {
   std::string from, to;
@@ -106,28 +111,9 @@ int tell(const ckpt::CopyReport& report, const std::string& from, const std::str
 
 /// A directory's path in full, as names that can be taken apart; an S3 place as it stands, and what was meant as one.
 std::string plain(const std::string& place) {
-  if (place.empty() || place.find("://") != std::string::npos || place.starts_with("s3:") || place.starts_with("S3:"))
-    return place;
+  if (place.empty() || ckpt::is_store_address(place)) return place;
   const fs::path path = fs::absolute(place).lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).string();
-}
-
-/// A run goes on from the newest step of its folder, and retention counts all of them: none of another run gets in.
-Status check_run(const std::string& where, const std::string& owner, int64_t step,
-                 const std::vector<std::string>& from) {
-  if (owner.empty() || std::find(from.begin(), from.end(), owner) != from.end()) return {};
-  return Error{
-      ErrorCode::kInvalidInput,
-      fmt::format("{} has the checkpoints of run {}, and step {} is of run {}: that run would go on with it, and "
-                  "its retention count it; choose another folder",
-                  where, owner, step, from.front())};
-}
-
-/// The run that a place says it belongs to.
-Result<std::string> owner_of(ckpt::Place& place) {
-  Result<std::string> owner = place_owner(place);
-  if (!owner.ok() && owner.error().code == ErrorCode::kCorrupt) return std::string();  // a run.json of something else
-  return owner;
 }
 
 /// PLACE or PLACE/step-NNNNNNNN.
@@ -157,25 +143,15 @@ Result<int> push(CopyArgs args, bool as_json) {
   }
   args.place.path = plain(args.to);
   RT_TRY(check_folder_of_steps(args.place.path, "the place"));
-  // As every command reads such a path.
-  std::error_code unknown;
-  if (const fs::path below = fs::path(args.place.path) / "checkpoints"; fs::is_directory(below, unknown)) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("{}: steps would be looked for in {}, and not there; name that "
-                                                       "or another folder",
-                                                       args.to, below.string())};
-  }
+  RT_TRY(check_not_beside_checkpoints(args.to));
   args.place.part_bytes = args.part_bytes;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const Fd lock, ckpt::is_s3_path(args.to) ? Result<Fd>(Fd()) : lock_run_of(args.place.path));
   if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(*io, source); manifest.ok()) {
-    RT_TRY_SET(std::string owner, owner_of(*place));
-    if (owner.empty() && !ckpt::is_s3_path(args.to)) owner = run_around(args.place.path);
-    RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place->list());
-    if (!there.empty()) {
-      RT_TRY(check_run(place->describe(), owner, manifest.value().step,
-                       {manifest.value().run.id, run_around(source.parent_path())}));
-    }
+    RT_TRY_SET(const std::string owner, run_of_target(*place));
+    RT_TRY(check_run(place->describe(), owner, manifest.value().step,
+                     {manifest.value().run.id, run_around(source.parent_path())}));
   }
   Result<ckpt::CopyReport> done = [&] {
     CopyProgress progress;
@@ -211,14 +187,15 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   if (fs::is_directory(target / "checkpoints", failed)) target /= "checkpoints";
   RT_TRY_SET(const Fd lock, lock_run_of(target));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(*io, target));
-  if (const std::string owner = run_around(target); !owner.empty() && !names.steps.empty()) {
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> here, ckpt::open_directory_place({.path = target.string()}));
+  RT_TRY_SET(const std::string owner, run_of_target(*here));
+  if (!owner.empty()) {
     // What a run has copied there comes back to it, also what it began with, and what is here can be repaired.
     const Result<ckpt::Manifest> manifest = ckpt::placed_manifest(*place, found->step);
     const Result<bool> same = ckpt::same_checkpoint(*place, found->step, target / ckpt::step_dir_name(found->step));
-    RT_TRY_SET(const std::string from, owner_of(*place));
+    RT_TRY_SET(const std::string from, noted_run(*place));
     if (manifest.ok() && !(same.ok() && same.value())) {
-      RT_TRY(check_run(target.string(), owner, found->step,
+      RT_TRY(check_run(here->describe(), owner, found->step,
                        {manifest.value().run.id, from, ckpt::is_s3_path(path) ? "" : run_around(path)}));
     }
   }
@@ -230,7 +207,110 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   return tell(report, place->describe(), report.dir.string(), "received_bytes", as_json);
 }
 
+/// CLI::Range lets nan pass.
+CLI::Validator number_between(double low, double high, const std::string& expected) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double number = 0;
+        const bool inside = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
+        return inside ? std::string() : text + ": expected " + expected;
+      },
+      "FLOAT in [" + expected + "]");
+}
+
+struct StoreRow {
+  ckpt::PlacedStep step;
+  ckpt::PlacedLook look;
+  std::string address;
+};
+
+json store_json(const StoreRow& row) {
+  json out{{"step", row.step.step},
+           {"dir", row.address},
+           {"complete", row.look.problem.empty()},
+           {"created_unix_ms", row.look.manifest ? row.look.manifest->created_unix_ms : 0},
+           {"size_bytes", row.step.bytes}};
+  if (!row.look.problem.empty()) out.update({{"problem", row.look.problem}, {"unread", row.look.unread}});
+  if (!row.look.problem.empty()) return out;
+  const ckpt::Manifest& manifest = *row.look.manifest;
+  out.update({{"metrics", manifest.metrics},
+              {"samples", manifest.samples},
+              {"tokens", manifest.tokens},
+              {"weights_only", weights_only(manifest)},
+              {"origin", manifest.origin},
+              {"host", manifest.writer.host}});
+  return out;
+}
+
+void print_store_row(const StoreRow& row, bool newest, const Palette& color) {
+  const std::optional<ckpt::Manifest>& manifest = row.look.manifest;
+  const bool has_loss = row.look.problem.empty() && manifest->metrics.contains("loss");
+  fmt::print("{:<16}{:>14}{:>12}{:>12}   ", ckpt::step_dir_name(row.step.step),
+             manifest ? age_text(manifest->created_unix_ms) : "?", format_bytes(row.step.bytes),
+             has_loss ? fmt::format("{:.5g}", manifest->metrics.at("loss")) : "-");
+  if (row.look.problem.empty()) {
+    fmt::print("{}complete{}{}{}{}\n", color.green, color.reset, newest ? ", the newest" : "",
+               weights_only(*manifest) ? ", weights alone" : "",
+               manifest->origin.empty() ? "" : ", " + printable(manifest->origin));
+    return;
+  }
+  const char* kind = row.look.unread ? "not read" : row.step.complete ? "damaged" : "incomplete";
+  fmt::print("{}{}{}: {}\n", color.red, kind, color.reset, printable(row.look.problem));
+}
+
 }  // namespace
+
+Result<int> list_store(ckpt::PlaceOptions options, bool as_json) {
+  const auto [path, asked] = split_step(options.path);
+  options.path = path;
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(options));
+  RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place->list());
+  RT_TRY_SET(const std::string run, noted_run(*place));
+  std::vector<StoreRow> rows;
+  std::optional<int64_t> newest;
+  int64_t bytes = 0;
+  for (const ckpt::PlacedStep& step : there) {
+    if (asked && step.step != *asked) continue;
+    RT_TRY_SET(ckpt::PlacedLook look, ckpt::look_at_placed(*place, there, step));
+    if (look.problem.empty()) newest = step.step;
+    if (look.manifest) look.manifest->shards = {};  // the hashes of all chunks: not to be held of every step
+    bytes += step.bytes;
+    rows.push_back({step, std::move(look), ckpt::place_join(place->describe(), ckpt::step_dir_name(step.step))});
+  }
+  if (as_json) {
+    json steps = json::array();
+    for (const StoreRow& row : rows) steps.push_back(store_json(row));
+    print_json({{"dir", place->describe()},
+                {"run", run.empty() ? json() : json(run)},
+                {"checkpoints", std::move(steps)},
+                {"newest_complete", newest ? json(*newest) : json()},
+                {"leftovers", json::array()},
+                {"unknown", json::array()}});
+    return 0;
+  }
+  const Palette color = palette_for(STDOUT_FILENO);
+  const std::string whose = run.empty() ? "" : fmt::format(" (of run {})", printable(run));
+  if (rows.empty()) {
+    fmt::print("{}{}: {}\n", place->describe(), whose,
+               asked ? fmt::format("no step {}", *asked) : "no checkpoints; a run's copies lie below its name");
+    return 0;
+  }
+  fmt::print("{}{:<16}{:>14}{:>12}{:>12}{}   {}{}\n", color.dim, "step", "age", "size", "loss", color.reset,
+             place->describe(), whose);
+  for (const StoreRow& row : rows) print_store_row(row, row.step.step == newest, color);
+  if (rows.size() > 1) fmt::print("{} in all\n", format_bytes(bytes));
+  return 0;
+}
+
+void add_store_options(CLI::App& command, ckpt::PlaceOptions& place) {
+  command.add_option("--ca-file", place.ca_file, "of an S3 store with https: whom to believe (PEM)");
+  command.add_option("--endpoint", place.endpoint, "of an S3 store that is not Amazon's, as http://HOST:PORT")
+      ->type_name("URL");
+  command.add_option("--region", place.region, "of the bucket (default: AWS_REGION, or us-east-1)")->type_name("NAME");
+  command.add_option("--timeout", place.timeout_s, "seconds without any progress before giving up (default 60)")
+      ->type_name("SECONDS")
+      ->check(number_between(1, 86400, "1 to 86400 (seconds)"));
+}
 
 void add_ckpt_copy(CLI::App& ckpt, Session& session) {
   const auto declare = [&](const char* name, const char* what, const char* from, const char* from_what, const char* to,
@@ -239,27 +319,10 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     const auto args = std::make_shared<CopyArgs>();
     command->add_option(from, args->from, from_what)->required();
     command->add_option(to, args->to, to_what)->required();
-    command->add_option("--ca-file", args->place.ca_file, "of an S3 store with https: whom to believe (PEM)");
-    command->add_option("--endpoint", args->place.endpoint, "of an S3 store that is not Amazon's, as http://HOST:PORT")
-        ->type_name("URL");
-    command->add_option("--region", args->place.region, "of the bucket (default: AWS_REGION, or us-east-1)")
-        ->type_name("NAME");
-    const auto between = [](double low, double high, const std::string& expected) {  // nan is in every CLI::Range
-      return CLI::Validator(
-          [=](const std::string& text) {
-            double number = 0;
-            const bool inside = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
-            return inside ? std::string() : text + ": expected " + expected;
-          },
-          "FLOAT in [" + expected + "]");
-    };
+    add_store_options(*command, args->place);
     command->add_option("--max-mb-per-s", args->max_mb_per_s, "not faster than so many 10^6 bytes a second")
         ->type_name("RATE")
-        ->check(between(0.001, 1e6, "0.001 to 1000000 (10^6 bytes a second)"));
-    command
-        ->add_option("--timeout", args->place.timeout_s, "seconds without any progress before giving up (default 60)")
-        ->type_name("SECONDS")
-        ->check(between(1, 86400, "1 to 86400 (seconds)"));
+        ->check(number_between(0.001, 1e6, "0.001 to 1000000 (10^6 bytes a second)"));
     add_json_flag(*command, session);
     command->callback([args, action, &session] {
       session.action = [args, action, &session] { return action(*args, session.json); };
@@ -269,7 +332,9 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
   const auto [command, args] = declare(
       "push", "copy a checkpoint to another directory or an S3 store; goes on where a killed one ended", "DIR",
       "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix", push);
-  command->add_option("--part-size", args->part_bytes, "of large files on S3, as 16MiB (default)")
+  command
+      ->add_option("--part-size", args->part_bytes,
+                   "of large files on S3, 5MiB to 5GiB (default 16MiB); each is in memory while it is sent")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");

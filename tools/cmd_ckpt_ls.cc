@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "ckpt/format/names.h"
+#include "ckpt/mirror/place.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/catalog.h"
@@ -136,13 +137,18 @@ Result<int> list(const std::string& path, bool as_json) {
 
 void add_ckpt_ls(CLI::App& ckpt, Session& session) {
   CLI::App* command = ckpt.add_subcommand("ls", "steps, ages, sizes, loss, and whether each is complete");
-  const auto path = std::make_shared<std::string>();
-  command->add_option("PATH", *path, "run folder or folder of steps")->required();
+  const auto place = std::make_shared<ckpt::PlaceOptions>();
+  command->add_option("PATH", place->path, "run folder, folder of steps, or s3://bucket/prefix")->required();
+  add_store_options(*command, *place);
   add_json_flag(*command, session);
   command->footer(
       "Complete: the manifest holds and all files are there with their sizes. What lies in them is checked by verify.\n"
       "Examples:\n  cairn ckpt ls runs/gpt2\n  cairn ckpt ls runs/gpt2 --json | jq '.checkpoints[].metrics.loss'");
-  command->callback([path, &session] { session.action = [path, &session] { return list(*path, session.json); }; });
+  command->callback([place, &session] {
+    session.action = [place, &session] {
+      return ckpt::is_store_address(place->path) ? list_store(*place, session.json) : list(place->path, session.json);
+    };
+  });
 }
 
 }  // namespace cairn::tools

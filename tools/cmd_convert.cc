@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
-#include "ckpt/retention/catalog.h"
+#include "ckpt/mirror/place.h"
 #include "ckpt/store/uring_backend.h"
 #include "converters/export.h"
 #include "converters/hf_folder.h"
@@ -25,6 +25,7 @@
 #include "tools/commands.h"
 #include "tools/model_source.h"
 #include "tools/run_folder.h"
+#include "tools/step_target.h"
 
 namespace cairn::tools {
 namespace {
@@ -118,17 +119,14 @@ Result<int> to_checkpoint(const Options& options, bool as_json) {
   import.run_name = options.name;
   import.cancel = &stop_on_signals();
   RT_TRY(check_outside_checkpoints(options.to));
+  RT_TRY(check_not_beside_checkpoints(options.to));
   RT_TRY_SET(const Fd lock, lock_run_of(options.to));
-  if (const std::string owner = run_around((fs::absolute(options.to).lexically_normal() / "").parent_path());
-      !owner.empty()) {
-    ckpt::PosixBackend steps;
-    RT_TRY_SET(const ckpt::Names names, ckpt::list_names(steps, options.to));
-    if (!names.steps.empty()) {
-      return invalid(
-          fmt::format("{} has the checkpoints of run {}, whose retention would count this one; choose "
-                      "another folder",
-                      options.to, owner));
-    }
+  RT_TRY_SET(const std::unique_ptr<ckpt::Place> target, ckpt::open_directory_place({.path = options.to}));
+  RT_TRY_SET(const std::string owner, run_of_target(*target));
+  if (!owner.empty()) {
+    return invalid(
+        fmt::format("{} has the checkpoints of run {}, whose retention would count this one; choose another folder",
+                    options.to, owner));
   }
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   const auto encode = [](const Recipe& recipe) {
@@ -213,6 +211,7 @@ Result<int> to_folder(const Options& options, Kind kind, bool as_json) {
                 {"linked", report.linked},
                 {"taken_files", report.taken_files},
                 {"taken_bytes", report.taken_bytes},
+                {"not_finite", report.not_finite},
                 {"seconds", report.seconds},
                 {"warnings", report.warnings}});
     return 0;

@@ -11,9 +11,12 @@
 #include <charconv>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
+#include "ckpt/format/manifest.h"
 #include "ckpt/mirror/copy.h"
+#include "ckpt/mirror/placed_step.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
@@ -83,6 +86,29 @@ Status check_not_gone(const ckpt::Place& place, const fs::path& claim) {
                fmt::format("{}: nothing is there any more of what was copied there; mount it, or move it back where it "
                            "was (or remove {} to begin there anew)",
                            place.describe(), claim.string())};
+}
+
+bool is_of(const ckpt::Manifest& step, const std::string& run) {
+  return step.run.id == run || std::ranges::find(step.run.parents, run) != step.run.parents.end();
+}
+
+/// The run that a step there is of, when it was put among those of `owner` and is none of them: it does not go on from
+/// that run, and is newer than a step of its own, as what that run began with is not. Else empty. `steps`: complete
+/// ones there, ascending.
+Result<std::string> stranger(ckpt::Place& place, const std::string& owner, std::span<const ckpt::PlacedStep> steps,
+                             int64_t step) {
+  const Result<ckpt::Manifest> manifest = ckpt::placed_manifest(place, step);
+  if (!manifest.ok() && ckpt::unreadable(manifest.error())) return std::string();  // whoever fetches it is told
+  if (!manifest.ok()) return manifest.error();
+  if (is_of(manifest.value(), owner)) return std::string();
+  for (auto older = steps.rbegin(); older != steps.rend(); ++older) {
+    if (older->step >= step) continue;
+    const Result<ckpt::Manifest> other = ckpt::placed_manifest(place, older->step);
+    if (!other.ok() && !ckpt::unreadable(other.error())) return other.error();
+    if (!other.ok() || !is_of(other.value(), owner)) continue;
+    return manifest.value().run.id.empty() ? std::string("?") : manifest.value().run.id;
+  }
+  return std::string();
 }
 
 }  // namespace
@@ -155,6 +181,7 @@ Status RunCopies::prepare(bool fresh) {
   struct Found {
     std::shared_ptr<ckpt::Place> place;
     std::string owner;
+    std::shared_ptr<const std::vector<ckpt::PlacedStep>> all;  // complete ones there
     ckpt::PlacedStep step;
   };
   std::vector<Found> found;
@@ -191,7 +218,8 @@ Status RunCopies::prepare(bool fresh) {
                       "would bring that one",
                       place->describe(), steps.back().step, newest_here));
     }
-    for (ckpt::PlacedStep& step : steps) found.push_back({place, owner, std::move(step)});
+    const auto all = std::make_shared<const std::vector<ckpt::PlacedStep>>(std::move(steps));
+    for (const ckpt::PlacedStep& step : *all) found.push_back({place, owner, all, step});
   }
   if (newest_here >= 0 || fresh || found.empty()) return {};
 
@@ -199,6 +227,16 @@ Status RunCopies::prepare(bool fresh) {
                    [](const Found& a, const Found& b) { return a.step.step > b.step.step; });
   Status last;
   for (const Found& one : found) {
+    if (!one.owner.empty()) {
+      RT_TRY_SET(const std::string run, stranger(*one.place, one.owner, *one.all, one.step.step));
+      if (!run.empty()) {
+        callbacks_.say(
+            fmt::format("warning: step {} in {} is of run {}, and the place and steps in it are of run {}: not taken; "
+                        "move it away from there, or `cairn ckpt fetch` it to begin with it",
+                        one.step.step, one.place->describe(), run, one.owner));
+        continue;
+      }
+    }
     callbacks_.say(fmt::format("no checkpoint here; bringing step {} ({}) from {}", one.step.step,
                                format_bytes(one.step.bytes), one.place->describe()));
     const Result<ckpt::CopyReport> fetched = ckpt::fetch_checkpoint(*one.place, *io, one.step, folder_.checkpoints());

@@ -7,6 +7,10 @@ namespace cairn::ckpt {
 
 bool is_s3_path(std::string_view path) { return path.substr(0, 5) == "s3://"; }
 
+bool is_store_address(std::string_view path) {
+  return path.find("://") != std::string_view::npos || path.starts_with("s3:") || path.starts_with("S3:");
+}
+
 std::string place_join(const std::string& path, const std::string& part) {
   return !path.empty() && path.back() == '/' ? path + part : path + "/" + part;
 }
@@ -20,8 +24,7 @@ bool valid_file_name(std::string_view name) {
 Result<std::unique_ptr<Place>> open_place(const PlaceOptions& options) {
   if (options.path.empty()) return Error{ErrorCode::kInvalidInput, "a place needs a path or s3://bucket/prefix"};
   if (is_s3_path(options.path)) return open_s3_place(options);
-  if (options.path.find("://") != std::string::npos || options.path.starts_with("s3:") ||
-      options.path.starts_with("S3:")) {  // ./s3: is that folder
+  if (is_store_address(options.path)) {  // ./s3: is that folder
     return Error{ErrorCode::kInvalidInput, options.path + ": expected a directory or s3://bucket/prefix"};
   }
   return open_directory_place(options);

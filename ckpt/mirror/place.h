@@ -95,14 +95,19 @@ struct PlaceOptions {
   std::string region;     // S3; empty: AWS_REGION, AWS_DEFAULT_REGION, us-east-1
   std::string ca_file;    // S3 over https: PEM; empty: AWS_CA_BUNDLE, the system's. A certificate is always verified
   double timeout_s = 60;  // without any progress
-  int64_t part_bytes = int64_t{16} << 20;  // S3: larger files are sent in parts of this size, or more if they are many
+  /// S3: larger files are sent in parts of this size, or more if they are many; a part is in memory while it is sent.
+  int64_t part_bytes = int64_t{16} << 20;
 };
+/// S3's own limits of a part; the last one of a file may be shorter.
+inline constexpr int64_t kMinPartBytes = int64_t{5} << 20, kMaxPartBytes = int64_t{5} << 30;
 
 /// Does not touch the network or the disk. Errors: kInvalidInput naming what is wrong with the path, the endpoint or
 /// the credentials.
 Result<std::unique_ptr<Place>> open_place(const PlaceOptions& options);
 
 bool is_s3_path(std::string_view path);
+/// Whether it is meant as the address of a store, of a kind that there is or not, rather than as a directory.
+bool is_store_address(std::string_view path);
 
 /// `path` with one more part: where a run's steps lie below the place that the recipe names.
 std::string place_join(const std::string& path, const std::string& part);

@@ -54,6 +54,45 @@ Result<Manifest> placed_manifest(Place& place, int64_t step) {
   return decode_manifest(json, table.value(), dir);
 }
 
+Result<PlacedLook> look_at_placed(Place& place, const std::vector<PlacedStep>& there, const PlacedStep& step) {
+  PlacedLook look;
+  const auto address = [&](int64_t number, std::string_view name) {
+    return place_join(place_join(place.describe(), step_dir_name(number)), std::string(name));
+  };
+  if (!has_file(step, kManifestName)) {
+    look.problem = address(step.step, kManifestName) + " is not there: a copy at work, or the rest of one";
+    return look;
+  }
+  Result<Manifest> manifest = placed_manifest(place, step.step);
+  if (!manifest.ok()) {
+    look.unread = manifest.error().code == ErrorCode::kUnsupported;
+    if (!look.unread && !unreadable(manifest.error())) return std::move(manifest).error();
+    look.problem = manifest.error().message;
+    return look;
+  }
+  look.manifest = std::move(manifest).value();
+  if (look.manifest->step != step.step) {
+    look.problem = fmt::format("{}: is of step {}", address(step.step, kManifestName), look.manifest->step);
+    look.manifest.reset();
+    return look;
+  }
+  for (const FileEntry& file : look.manifest->files) {
+    const int64_t number = file.step < 0 ? step.step : file.step;
+    const auto in = std::ranges::find(there, number, &PlacedStep::step);
+    const PlacedFile* found = nullptr;
+    if (in != there.end()) {
+      const auto at = std::ranges::find(in->files, file.name, &PlacedFile::name);
+      if (at != in->files.end()) found = &*at;
+    }
+    if (found != nullptr && found->bytes == file.size_bytes) continue;
+    look.problem = found == nullptr ? address(number, file.name) + " is not there"
+                                    : fmt::format("{}: {} bytes, the manifest has {}", address(number, file.name),
+                                                  found->bytes, file.size_bytes);
+    return look;
+  }
+  return look;
+}
+
 Result<bool> same_file(Place& place, int64_t step, SourceFile& here, const Traffic& traffic) {
   std::vector<std::byte> piece;
   int64_t at = 0;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +28,15 @@ Result<std::vector<int64_t>> announced_steps(Place& place, const PlacedStep& ste
 bool broken(const Error& error);
 /// Or its disk does not give it, which may be for now; not a place that is away.
 bool unreadable(const Error& error);
+
+/// What a step there is, as far as names, sizes and its manifest tell; none of its payload is read.
+struct PlacedLook {
+  std::string problem;               // why it is no complete checkpoint; empty: it is one
+  bool unread = false;               // though nothing shows that it is damaged: a newer build wrote it
+  std::optional<Manifest> manifest;  // where it holds
+};
+/// `step` is one of `there`, which list() gave. Errors: those of a place that cannot be asked.
+Result<PlacedLook> look_at_placed(Place& place, const std::vector<PlacedStep>& there, const PlacedStep& step);
 
 /// Whether the file there has the bytes of this one.
 Result<bool> same_file(Place& place, int64_t step, SourceFile& here, const Traffic& traffic);

@@ -489,7 +489,11 @@ Result<std::unique_ptr<Place>> open_s3_place(const PlaceOptions& options) {
                              "letters, digits, - _ . and single /",
                              options.path)};
   }
-  if (options.part_bytes < 1) return Error{ErrorCode::kInvalidInput, "part_bytes must be at least 1"};
+  if (options.part_bytes < kMinPartBytes || options.part_bytes > kMaxPartBytes) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("parts of {} bytes (--part-size): an S3 store takes 5MiB to 5GiB ({} to {} bytes)",
+                             options.part_bytes, kMinPartBytes, kMaxPartBytes)};
+  }
   RT_TRY_SET(std::unique_ptr<S3Client> client, S3Client::make(options, bucket));
   return std::unique_ptr<Place>(
       std::make_unique<S3Place>(std::move(client), options, bucket, prefix.empty() ? "" : prefix + "/"));

@@ -95,6 +95,26 @@ class Copies(RunTest):
         self.assertNotEqual(self.run_id("other"), identity)
         self.assertEqual(self.placed(far / "other")[-1], 20)
 
+    def test_a_lost_node_does_not_begin_with_a_step_of_another_run(self):
+        far = self.folder / "far"
+        recipe = self.copies(f'"{far}"', steps=10, save=5, dp=1)
+        self.train(recipe, "run")
+        self.train(self.recipe(steps=20, save=20, tp=1, pp=1, dp=1, sp="false"), "other")
+        shutil.copytree(self.checkpoint("other", 20), far / "run" / "step-00000020")
+        mine, other = self.run_id("run"), self.run_id("other")
+        shutil.rmtree(self.folder / "run")
+        job = self.train(self.copies(f'"{far}"', steps=15, save=5, dp=1), "run")
+        self.assertIn(f"step 20 in {far}/run is of run {other}, and the place and steps in it are of run {mine}: not taken",
+                      job.output())
+        self.assertEqual(self.events("run", "fetched")[0]["step"], 10)
+        self.assertEqual(self.run_id("run"), mine)
+        # With no step of its own below it, it may be what the run began with.
+        for step in (5, 10, 15):
+            shutil.rmtree(far / "run" / f"step-{step:08d}")
+        shutil.rmtree(self.folder / "run")
+        self.train(self.copies(f'"{far}"', steps=25, save=5, dp=1), "run")
+        self.assertEqual(self.events("run", "fetched")[0]["step"], 20)
+
     def test_the_process_that_copies_is_killed_again_and_again(self):
         far = self.folder / "far"
         # Slow enough to be killed in the middle, and local retention leaves nothing to copy but what is held.

@@ -101,7 +101,6 @@ paste.filter_factory = swift_server:cache_filter
 [filter:s3api]
 use = egg:swift#s3api
 s3_acl = false
-min_segment_size = 4096
 [filter:tempauth]
 use = egg:swift#tempauth
 user_test_tester = {secret} .admin

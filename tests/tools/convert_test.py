@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import time
 import unittest
@@ -31,40 +30,6 @@ def contents(folder):
 
 
 class ConvertTest(ProgramTest):
-    def big_folder(self, name, layers, width=512):
-        """A Llama-shaped folder in bf16, one shard for each layer: {file: bytes written}."""
-        folder = self.path(name)
-        os.makedirs(folder)
-        ffn, vocab = width * 4, 320
-        config = {"model_type": "llama", "hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": layers,
-                  "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": width // 8, "vocab_size": vocab,
-                  "max_position_embeddings": 64, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
-        with open(os.path.join(folder, "config.json"), "w") as f:
-            json.dump(config, f)
-        groups = [{"model.embed_tokens.weight": [vocab, width], "model.norm.weight": [width]}]
-        for k in range(layers):
-            shapes = {"input_layernorm": [width], "post_attention_layernorm": [width], "mlp.gate_proj": [ffn, width],
-                      "mlp.up_proj": [ffn, width], "mlp.down_proj": [width, ffn]}
-            shapes.update({f"self_attn.{p}_proj": [width, width] for p in "qkvo"})
-            groups.append({f"model.layers.{k}.{n}.weight": s for n, s in shapes.items()})
-        weight_map = {}
-        for k, group in enumerate(groups):
-            file = f"model-{k + 1:05}-of-{len(groups):05}.safetensors"
-            header, at = {"__metadata__": {"format": "pt"}}, 0
-            for tensor, shape in sorted(group.items()):
-                size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-                header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-                weight_map[tensor] = file
-                at += size
-            text = json.dumps(header, separators=(",", ":")).encode()
-            text += b" " * (-len(text) % 8)
-            block = bytes(((i * 7 + k) % 64) if i % 2 == 0 else 0x3C for i in range(4096))
-            with open(os.path.join(folder, file), "wb") as f:
-                f.write(struct.pack("<Q", len(text)) + text + block * (at // 4096) + block[: at % 4096])
-        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
-            json.dump({"metadata": {}, "weight_map": weight_map}, f)
-        return folder
-
     def test_directions_follow_from_the_source(self):
         made = self.cairn_json("convert", golden("hf-gpt2-tied"), "run", "--mesh", "tp=2")
         self.assertEqual(made["mesh"], {"tp": 2, "pp": 1, "dp": 1})
@@ -219,6 +184,15 @@ class ConvertTest(ProgramTest):
         for more in ([], ["--overwrite"]):
             said = self.cairn("import", golden("hf-llama-tied-bias"), "own/checkpoints", *more, code=2).stderr
             self.assertIn("has the checkpoints of run ", said)
+        for target in ("own", "own/", "run"):  # where no later command looks
+            said = self.cairn("import", hf, target, code=2).stderr
+            self.assertIn("steps would be looked for in", said)
+            self.assertIn("checkpoints, and not there; name that or another folder", said)
+            self.assertNotIn("step-00000000", os.listdir(self.path(target)))
+        self.write("place/run.json", json.dumps({"id": "run-7", "name": "mine"}))  # a run's second place
+        said = self.cairn("import", hf, "place", code=2).stderr
+        self.assertIn("place has the checkpoints of run run-7", said)
+        self.assertEqual(os.listdir(self.path("place")), ["run.json"])
         step = self.path("own/checkpoints/step-00000000")
         for words in (["import", hf, f"{step}/more"], ["convert", hf, f"{step}/more", "--to", "hf"],
                       ["export", "run", f"{step}/more"]):

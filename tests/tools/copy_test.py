@@ -307,6 +307,27 @@ class DirectoryTest(CopyTest):
         self.cairn("ckpt", "fetch", "place", "new")
         self.assertEqual(os.listdir(new / "checkpoints"), [STEP])
 
+    def test_no_step_of_another_run_gets_into_a_place_that_a_run_has_made_its_own(self):
+        self.cairn("ckpt", "push", "run", "place")
+        mine = self.path("mine")
+        shutil.copytree(self.step, f"{mine}/step-00000009")
+        self.change_manifest(f"{mine}/step-00000009", step=9, run={"id": "run-2", "name": "mine", "parents": []})
+        self.write("mine/run.json", json.dumps({"id": "run-2", "name": "mine"}))
+        self.write("empty/run.json", json.dumps({"id": "run-3", "name": "empty"}))  # nothing copied there yet
+        for place, owner in (("mine", "run-2"), ("empty", "run-3")):
+            before = sorted(os.listdir(self.path(place)))
+            for command in (("push", "run", place), ("fetch", "place", place), ("fetch", f"place/{STEP}", f"{place}/")):
+                said = self.cairn("ckpt", *command, code=2).stderr
+                self.assertIn(f"{self.path(place)} has the checkpoints of run {owner}, and step 12 is of run run-1", said)
+                self.assertIn("choose another folder", said)
+            self.assertEqual(sorted(os.listdir(self.path(place))), before)
+        # That run's own steps go there, and a run.json of something else says nothing.
+        self.change_manifest(self.path(f"place/{STEP}"), run={"id": "run-2", "name": "mine", "parents": []})
+        self.cairn("ckpt", "fetch", "place", "mine")
+        self.assertEqual(sorted(os.listdir(mine)), ["run.json", "step-00000009", STEP])
+        self.write("other/run.json", "[1, 2]")
+        self.cairn("ckpt", "fetch", "place", "other")
+
     def test_a_step_is_found_however_its_folder_is_written(self):
         os.symlink(self.step, self.path("link"))
         for i, name in enumerate((f"{self.step}/", f"{self.step}/.", f"run/../run/checkpoints//{STEP}///", "link", "link/")):
@@ -345,7 +366,11 @@ class DirectoryTest(CopyTest):
         for seconds in ("nan", "0", "inf", "long"):
             self.assertIn("expected 1 to 86400", self.cairn("ckpt", "push", "run", "place", "--timeout", seconds,
                                                             code=2).stderr)
+        for size, found in (("8KiB", 8192), ("5242879", 5242879), ("6GiB", 6 << 30)):
+            said = self.cairn("ckpt", "push", "run", "s3://bucket/a", "--part-size", size, code=2).stderr
+            self.assertIn(f"parts of {found} bytes (--part-size): an S3 store takes 5MiB to 5GiB", said)
         for typed in ("s3:/bucket/a", "S3:/bucket/a", "s3:bucket"):
+            self.assertIn("expected a directory or s3://", self.cairn("ckpt", "ls", typed, code=2).stderr)
             self.assertIn("expected a directory or s3://", self.cairn("ckpt", "push", "run", typed, code=2).stderr)
             self.assertIn("expected a directory or s3://", self.cairn("ckpt", "fetch", typed, "x", code=2).stderr)
         keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_SESSION_TOKEN": "", "AWS_REGION": "here"}
@@ -428,23 +453,66 @@ class StoreTest(CopyTest):
         return {key[len(prefix) + 1:]: self.store.get(key) for key in self.store.keys(prefix + "/")}
 
     def expected(self):
-        return {f"{STEP}/{name}": data for name, data in self.whole.items()}
+        return {f"{os.path.basename(self.step)}/{name}": data for name, data in self.whole.items()}
+
+    def large(self):
+        """The run's checkpoint is one with three files of two parts of 5 MiB, which S3 takes at least."""
+        shutil.rmtree(self.step)
+        self.cairn("import", self.big_folder("hf", layers=1), "run/checkpoints", "--mesh", "dp=3")
+        self.step = self.path("run/checkpoints/step-00000000")
+        self.whole = contents(self.step)
+        self.bytes = sum(map(len, self.whole.values()))
+        self.assertEqual(sum(5 << 20 < len(data) < 10 << 20 for data in self.whole.values()), 3)
 
     def test_a_checkpoint_goes_and_comes_back_in_parts_and_in_one(self):
-        for part in ("16MiB", "8KiB"):
+        self.large()
+        for part in ("16MiB", "5MiB"):
             prefix = f"{self.prefix}-{part}"
             place = f"s3://{self.store.bucket}/{prefix}"
             proxy = self.proxy()
             sent = self.s3_json("push", "run", place, "--part-size", part, proxy=proxy)
             self.assertEqual((sent["bytes"], sent["sent_bytes"], sent["kept_bytes"]), (self.bytes, self.bytes, 0))
-            self.assertEqual(proxy.count("PUT .*partNumber=") > 0, part == "8KiB")
+            self.assertEqual(proxy.count("PUT .*partNumber="), 6 if part == "5MiB" else 0)
             self.assertEqual(self.stored(prefix), self.expected())
             self.assertTrue(self.s3_json("push", "run", place)["was_there"])
             back = f"back-{part}"
             self.assertEqual(self.s3_json("fetch", place, back)["received_bytes"], self.bytes)
-            self.assertEqual(contents(self.path(f"{back}/{STEP}")), self.whole)
+            self.assertEqual(contents(self.path(f"{back}/step-00000000")), self.whole)
         self.assertEqual(self.store.uploads(), [])
-        self.assertIn("there: 12", self.s3("fetch", self.place + "-8KiB/step-00000007", "x", code=2).stderr)
+        self.assertIn("there: 0", self.s3("fetch", self.place + "-5MiB/step-00000007", "x", code=2).stderr)
+
+    def test_ls_tells_what_lies_in_a_store(self):
+        self.assertIn(f"{self.place}: no checkpoints", self.s3("ls", self.place).stdout)
+        here = self.cold("again/checkpoints")
+        self.s3("push", "again", self.place)
+        proxy = self.proxy()
+        told = self.s3_json("ls", self.place, proxy=proxy)
+        self.assertEqual(proxy.count("[.]h5"), 0)
+        local = self.cairn_json("ckpt", "ls", "again")
+        self.assertEqual((told["dir"], told["run"], told["newest_complete"]), (self.place, None, 13))
+        self.assertEqual([step["step"] for step in told["checkpoints"]], [12, 13])
+        for step, same in zip(told["checkpoints"], local["checkpoints"]):
+            name = f"step-{step['step']:08d}"
+            expected = {"dir": f"{self.place}/{name}", "size_bytes": sum(map(len, contents(here / name).values()))}
+            self.assertEqual(step, {key: same[key] for key in step} | expected)
+        said = self.s3("ls", f"{self.place}/").stdout
+        self.assertEqual(len(said.splitlines()), 4)
+        self.assertRegex(said, "step-00000012 .* complete\n")
+        self.assertRegex(said, "step-00000013 .* complete, the newest")
+        self.assertNotIn("step-00000013", self.s3("ls", f"{self.place}/{STEP}").stdout)
+        self.assertIn("no step 7", self.s3("ls", f"{self.place}/step-00000007").stdout)
+        # A file of step 12, which 13 refers to, has another size; then 12 has no manifest; whose they are.
+        self.store.put(f"{self.prefix}/{STEP}/shard-00000-of-00002.h5", b"short")
+        self.assertRegex(self.s3("ls", self.place).stdout, "damaged: .*shard-00000-of-00002.h5: 5 bytes, the manifest has")
+        self.store.delete(f"{self.prefix}/{STEP}/manifest.json")
+        self.store.put(f"{self.prefix}/run.json", b'{"id": "run-1", "name": "again"}')
+        told = self.s3_json("ls", self.place)
+        self.assertEqual(told["run"], "run-1")
+        self.assertIs(told["checkpoints"][0]["complete"], False)
+        self.assertIn("manifest.json is not there", told["checkpoints"][0]["problem"])
+        self.assertIn("incomplete: ", self.s3("ls", self.place).stdout)
+        # A store that is away is no empty one.
+        self.s3("ls", self.place, "--endpoint", "http://127.0.0.1:1", code=69)
 
     def test_without_its_manifest_a_copy_does_not_count(self):
         self.s3("push", "run", self.place)
@@ -456,15 +524,17 @@ class StoreTest(CopyTest):
         self.assertEqual(proxy.count("^PUT"), 1)  # the manifest: the rest is there
 
     def test_the_manifest_comes_last(self):
+        self.large()
         proxy = self.proxy()
-        self.s3("push", "run", self.place, "--part-size", "8KiB", proxy=proxy)
+        self.s3("push", "run", self.place, "--part-size", "5MiB", proxy=proxy)
         writes = [f"{m} {p}" for m, p, _ in proxy.seen if m in ("PUT", "POST")]
         self.assertRegex(writes[-1], "^PUT .*/manifest.json$")
         self.assertEqual(sum("manifest.json" in w for w in writes), 1)
 
     def test_killed_at_any_request_the_next_push_sends_only_what_is_missing(self):
+        self.large()
         counting = self.proxy()
-        self.s3("push", "run", self.place + "-all", "--part-size", "8KiB", proxy=counting)
+        self.s3("push", "run", self.place + "-all", "--part-size", "5MiB", proxy=counting)
         requests = len(counting.seen)
         self.assertGreater(requests, 20)
         draw = random.Random(11)
@@ -483,16 +553,16 @@ class StoreTest(CopyTest):
 
             proxy = self.proxy(decide)
             with self.subTest(request=at):
-                push = subprocess.Popen([self.program, "ckpt", "push", "run", place, "--part-size", "8KiB"],
+                push = subprocess.Popen([self.program, "ckpt", "push", "run", place, "--part-size", "5MiB"],
                                         cwd=self.folder.name, env=self.store.environment(proxy.endpoint),
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 self.assertTrue(reached.wait(PATIENCE_S))
                 push.send_signal(signal.SIGKILL)
                 push.wait()
-                committed = f"{prefix}/{STEP}/manifest.json" in self.store.keys(prefix)
+                committed = f"{prefix}/step-00000000/manifest.json" in self.store.keys(prefix)
                 self.assertEqual(committed, at == requests - 1)  # only the last read-back was still to come
                 again = self.proxy()
-                self.s3("push", "run", place, "--part-size", "8KiB", proxy=again)
+                self.s3("push", "run", place, "--part-size", "5MiB", proxy=again)
                 self.assertEqual(self.stored(prefix), self.expected())
                 before = {p for m, p, _ in proxy.seen if m == "PUT"}
                 after = {p for m, p, _ in again.seen if m == "PUT"}
@@ -500,6 +570,7 @@ class StoreTest(CopyTest):
                 self.assertEqual(uploads(before) & uploads(after), set(), "sent twice")
 
     def test_every_request_fails_once_and_the_copy_is_made(self):
+        self.large()
         failed, lock = set(), threading.Lock()
         kinds = ["refuse", "reset", "cut", ("short", 0), "refuse"]
 
@@ -510,19 +581,19 @@ class StoreTest(CopyTest):
                 failed.add((method, path))
                 return kinds[len(failed) % len(kinds)]
 
-        self.s3("push", "run", self.place, "--part-size", "16KiB", proxy=self.proxy(decide))
+        self.s3("push", "run", self.place, "--part-size", "5MiB", proxy=self.proxy(decide))
         self.assertGreater(len(failed), 10)
         self.assertEqual(self.stored(), self.expected())
         failed.clear()
         kinds[:] = [("short", 10000), "reset", ("short", 1)]
         self.s3("fetch", self.place, "back", proxy=self.proxy(decide))
-        self.assertEqual(contents(self.path(f"back/{STEP}")), self.whole)
+        self.assertEqual(contents(self.path("back/step-00000000")), self.whole)
         failed.clear()
         kinds[:] = ["end"]
         self.s3("fetch", self.place, "again", proxy=self.proxy(lambda method, path, head: decide(method, path, head)
                                                                if "list-type" not in path and method == "GET" else None))
         self.assertGreater(len(failed), 3)
-        self.assertEqual(contents(self.path(f"again/{STEP}")), self.whole)
+        self.assertEqual(contents(self.path("again/step-00000000")), self.whole)
 
     def test_damage_there_is_found_by_reading_back(self):
         shard = f"{STEP}/shard-00000-of-00002.h5"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,40 @@ class ProgramTest(unittest.TestCase):
     def cairn_json(self, *args, code=0):
         done = self.cairn(*args, "--json", code=code)
         return json.loads(done.stdout)
+
+    def big_folder(self, name, layers, width=512):
+        """A Llama-shaped folder in bf16, one shard for each layer: {file: bytes written}."""
+        folder = self.path(name)
+        os.makedirs(folder)
+        ffn, vocab = width * 4, 320
+        config = {"model_type": "llama", "hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": layers,
+                  "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": width // 8, "vocab_size": vocab,
+                  "max_position_embeddings": 64, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(config, f)
+        groups = [{"model.embed_tokens.weight": [vocab, width], "model.norm.weight": [width]}]
+        for k in range(layers):
+            shapes = {"input_layernorm": [width], "post_attention_layernorm": [width], "mlp.gate_proj": [ffn, width],
+                      "mlp.up_proj": [ffn, width], "mlp.down_proj": [width, ffn]}
+            shapes.update({f"self_attn.{p}_proj": [width, width] for p in "qkvo"})
+            groups.append({f"model.layers.{k}.{n}.weight": s for n, s in shapes.items()})
+        weight_map = {}
+        for k, group in enumerate(groups):
+            file = f"model-{k + 1:05}-of-{len(groups):05}.safetensors"
+            header, at = {"__metadata__": {"format": "pt"}}, 0
+            for tensor, shape in sorted(group.items()):
+                size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+                header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+                weight_map[tensor] = file
+                at += size
+            text = json.dumps(header, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % 8)
+            block = bytes(((i * 7 + k) % 64) if i % 2 == 0 else 0x3C for i in range(4096))
+            with open(os.path.join(folder, file), "wb") as f:
+                f.write(struct.pack("<Q", len(text)) + text + block * (at // 4096) + block[: at % 4096])
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump({"metadata": {}, "weight_map": weight_map}, f)
+        return folder
 
 
 def main():

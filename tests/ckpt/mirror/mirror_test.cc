@@ -8,10 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "ckpt/format/names.h"
+#include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/fault_backend.h"
@@ -118,6 +121,8 @@ class LyingPlace final : public Place {
   }
   Status read(Of of, int64_t step, const std::string& name, int64_t offset, const ByteSink& sink,
               const Traffic& traffic) override {
+    names_read.insert(name);
+    if (away) return Error{ErrorCode::kUnavailable, "the place is away"};
     if (no_manifest && of == Of::kComplete && name == kManifestName) return Error{ErrorCode::kIo, "the disk fails"};
     bool lie = lies_ > 0 && name != kManifestName;
     if (lie) --lies_;
@@ -139,6 +144,8 @@ class LyingPlace final : public Place {
 
   int64_t puts = 0, discards = 0, commits = 0;
   bool no_manifest = false;  // of complete steps
+  bool away = false;
+  std::set<std::string> names_read;
 
  private:
   Place& inner_;
@@ -221,6 +228,73 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(!copy_checkpoint(*place, io, temp.path / "other" / step_dir_name(12)).value().was_there);
     check_same(temp.path / "other" / step_dir_name(12), there / step_dir_name(12));
     CHECK(place->tidy(std::nullopt).value().empty());
+  }
+
+  TEST_CASE("a step at a place is looked at by its manifest and sizes, and no payload is read") {
+    cairn::testing::TempDir temp("mirror-look");
+    PosixBackend io;
+    const fs::path there = temp.path / "place";
+    const Manifest ten = save(io, there, cold_state(10)).value().manifest;
+    save_on(io, there, 40, ten);
+    const auto inner = directory(there);
+    LyingPlace place(*inner, 0);
+    const std::vector<PlacedStep> steps = inner->list().value();
+    REQUIRE(steps.size() == 2);
+    const auto problem = [&](const std::vector<PlacedStep>& all, size_t k) {
+      const Result<PlacedLook> look = look_at_placed(place, all, all[k]);
+      REQUIRE_OK(look);
+      return look.value().problem;
+    };
+    const auto has = [](const std::string& text, const std::string& part) { return text.find(part) != text.npos; };
+    for (size_t k = 0; k < 2; ++k) {
+      const PlacedLook look = look_at_placed(place, steps, steps[k]).value();
+      CHECK(look.problem.empty());
+      CHECK(look.manifest.value() == read_manifest(io, there / step_dir_name(steps[k].step)).value());
+    }
+    // Files that are short or missing, its own and those that it refers to.
+    for (const PlacedFile& file : steps[0].files) {
+      if (!file.name.ends_with(".h5")) continue;
+      CAPTURE(file.name);
+      std::vector<PlacedStep> other = steps;
+      const auto at = [&] { return std::ranges::find(other[0].files, file.name, &PlacedFile::name); };
+      --at()->bytes;
+      CHECK(has(problem(other, 0), fmt::format("/step-00000010/{}: {} bytes, the manifest has {}", file.name,
+                                               file.bytes - 1, file.bytes)));
+      other[0].files.erase(at());
+      CHECK(has(problem(other, 0), "/step-00000010/" + file.name + " is not there"));
+    }
+    const std::vector<PlacedStep> alone = {steps[1]};
+    CHECK(has(problem(alone, 0), "/step-00000010/"));
+    CHECK(has(problem(alone, 0), " is not there"));
+    // Without its manifest, with another step's, with one that does not hold, and with a place that is away.
+    std::vector<PlacedStep> bare = steps;
+    std::erase_if(bare[1].files, [](const PlacedFile& file) { return file.name == kManifestName; });
+    CHECK(has(problem(bare, 1), "manifest.json is not there: a copy at work, or the rest of one"));
+    for (const std::string_view name : {kManifestName, kTableName})
+      fs::copy_file(there / step_dir_name(10) / name, there / step_dir_name(40) / name,
+                    fs::copy_options::overwrite_existing);
+    CHECK(has(problem(steps, 1), "is of step 10"));
+    flip_middle(there / step_dir_name(40) / kManifestName);
+    CHECK(has(problem(steps, 1), "manifest.json"));
+    CHECK(place.names_read == std::set<std::string>{std::string(kManifestName), std::string(kTableName)});
+    place.away = true;
+    CHECK(look_at_placed(place, steps, steps[0]).error().code == ErrorCode::kUnavailable);
+  }
+
+  TEST_CASE("parts that an S3 store does not take are refused before it is asked for anything") {
+    for (const int64_t bytes : {int64_t{0}, kMinPartBytes - 1, kMaxPartBytes + 1}) {
+      const Result<std::unique_ptr<Place>> place = open_place({.path = "s3://bucket/prefix", .part_bytes = bytes});
+      REQUIRE(!place.ok());
+      CHECK(place.error().code == ErrorCode::kInvalidInput);
+      CHECK(place.error().message.find(fmt::format("parts of {} bytes (--part-size): an S3 store takes 5MiB to 5GiB",
+                                                   bytes)) != std::string::npos);
+      CHECK(open_place({.path = "/anywhere", .part_bytes = bytes}).ok());
+    }
+    CHECK(is_store_address("s3://b/p"));
+    CHECK(is_store_address("s3:/b"));
+    CHECK(is_store_address("gs://b"));
+    CHECK(!is_store_address("./s3:b"));
+    CHECK(!is_store_address("runs/mine"));
   }
 
   TEST_CASE("what a dead copy left is taken up wherever it was cut, and only the rest is sent") {
