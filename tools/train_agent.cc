@@ -402,8 +402,9 @@ void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, dou
 }
 
 void TrainAgent::on_stop_requested(int signal) {
-  progress_.say(fmt::format("{}: saving at the next step boundary, then leaving; once more leaves at once",
-                            signal == SIGINT ? "interrupted" : "asked to stop"));
+  progress_.say(
+      fmt::format("{}: saving at the next step boundary, then leaving; Ctrl-C (SIGINT) from a second on leaves at once",
+                  signal == SIGINT ? "interrupted" : "asked to stop"));
   record({{"event", "stop_requested"}, {"signal", signal}});
   node_->request_stop();
 }

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 from harness import PATIENCE_S, RunTest, main
 
@@ -31,7 +32,31 @@ class Stop(RunTest):
                 self.assertEqual(self.events(run, "start")[-1]["step"], reached)
                 self.assert_same_training(run, "whole", STEPS)
 
-    def test_a_second_signal_leaves_at_once_and_memory_keeps_the_steps(self):
+    def test_what_schedulers_and_wrappers_send_besides_does_not_cost_the_save(self):
+        recipe = self.recipe(steps=STEPS, save=1000)
+        for name, first, apart_s, second in (("LSF", signal.SIGINT, 1.3, signal.SIGTERM),
+                                             ("a wrapper and its group", signal.SIGINT, 0.05, signal.SIGTERM),
+                                             ("Slurm", signal.SIGTERM, 1.3, signal.SIGTERM),
+                                             ("a group twice", signal.SIGINT, 0.05, signal.SIGINT)):
+            with self.subTest(name):
+                run = name.replace(" ", "-")
+                job = self.start(recipe, run)
+                self.until_step(run, 5, job)
+                # With a stopped rank the save cannot have come before the second signal.
+                for pid in job.children().values():
+                    os.kill(pid, signal.SIGSTOP)
+                job.signal(first)
+                self.until(lambda: self.events(run, "stop_requested"), "the first signal", job)
+                time.sleep(apart_s)
+                job.signal(second)
+                time.sleep(0.1)
+                for pid in job.children().values():
+                    os.kill(pid, signal.SIGCONT)
+                self.finish(job, 0)
+                self.assertEqual(self.checkpoints(run), [self.last_step(run)])
+                self.assertLess(self.last_step(run), STEPS)
+
+    def test_a_second_ctrl_c_leaves_at_once_and_memory_keeps_the_steps(self):
         recipe = self.recipe(steps=STEPS, save=1000)
         self.train(recipe, "whole")
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,8 +69,9 @@ class Stop(RunTest):
                     os.kill(pid, signal.SIGSTOP)
                 job.signal(number)
                 self.until(lambda: self.events(run, "stop_requested"), "the first signal", job)
-                job.signal(number)
-                self.finish(job, 128 + number)
+                time.sleep(1.3)
+                job.signal(signal.SIGINT)
+                self.finish(job, 128 + signal.SIGINT)
                 self.assertIn("left at once", job.output())
                 self.assertEqual(self.checkpoints(run), [])
                 self.assertEqual(len(self.memory_left(self.folder)), 1)
