@@ -126,7 +126,8 @@ std::optional<PersistEvent> CheckpointNode::flush() {
       std::max_element(events_.begin(), events_.end(), [](const PersistEvent& a, const PersistEvent& b) {
         return a.step <= b.step;  // of one step the later try
       });
-  if (newest != events_.end()) {
+  // One that a newer step on disk has overtaken is news like any other.
+  if (newest != events_.end() && newest->step >= arena_.control().persisted_step.load(std::memory_order_acquire)) {
     last = std::move(*newest);
     events_.erase(newest);
   }

@@ -61,7 +61,7 @@ class CheckpointNode {
   std::vector<PersistEvent> take_events();
 
   /// When no rank runs any more: ends what is promised, and saves the newest whole snapshot if the disk does not have
-  /// it. The save of the newest step, or nullopt when there was none.
+  /// it. The save of the newest step; nullopt when there was none, or a newer one is on disk already.
   std::optional<PersistEvent> flush();
 
   /// The arena outlives this object: the next start of the run takes it over.

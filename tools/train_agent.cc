@@ -120,6 +120,12 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   }
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
+  take_persist_events();           // of saves that have ended meanwhile
+  if (choice.step < told_step_) {  // the line that those were of is left
+    told_step_ = choice.step;
+    last_persist_ = {};
+  }
+  saved_step_ = std::min(saved_step_, choice.step);
   std::string from = "a fresh start";
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
@@ -339,15 +345,21 @@ void TrainAgent::tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreCho
           {"left", match.left}});
 }
 
+/// Saves may end in any order (checkpoint.in_flight): what counts, for the end too, is what came of the newest step.
 void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
+  const bool overtaken = event.step <= saved_step_;
+  const bool newest = event.step >= told_step_;
+  if (newest) told_step_ = event.step;
   if (!event.status.ok()) {
     if (event.step == failed_step_) return;  // told already
     failed_step_ = event.step;
-    const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop;
+    const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop && !overtaken;
     progress_.say(fmt::format("warning: {}; {}", not_saved(event),
-                              stop ? "the run stops, as checkpoint.on_failure says" : "the next save tries again"));
+                              overtaken ? fmt::format("step {} is on disk", saved_step_)
+                              : stop    ? "the run stops, as checkpoint.on_failure says"
+                                        : "the next save tries again"));
     record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
-    last_persist_ = event.status;
+    if (newest && !overtaken) last_persist_ = event.status;
     if (stop && stopped_by_.ok()) {
       Error error = event.status.error();
       if (error.code != ErrorCode::kNoSpace) error.code = ErrorCode::kIo;  // 74, whatever was in the way
@@ -356,12 +368,15 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
     }
     return;
   }
-  last_persist_ = {};
+  if (newest) last_persist_ = {};
   if (event.problems.size() > problems_) {  // each save meets the old ones again
     for (const std::string& problem : event.problems) progress_.say("warning: retention: " + problem);
   }
   problems_ = event.problems.size();
-  newest_checkpoint_ = event.dir;
+  if (!overtaken) {
+    newest_checkpoint_ = event.dir;
+    saved_step_ = event.step;
+  }
   record({{"event", "saved"},
           {"step", event.step},
           {"seconds", event.seconds},
@@ -411,10 +426,16 @@ void TrainAgent::on_stop_requested(int signal) {
 
 void TrainAgent::close() {
   if (!node_) return;
-  if (!concluded_) {
-    if (const std::optional<ckpt::PersistEvent> saved = node_->flush()) tell_flushed(*saved);
-  }
+  if (!concluded_) flush();
   node_.reset();
+}
+
+void TrainAgent::flush() {
+  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  const bool done = saved && saved->status.ok();
+  if (done) tell_flushed(*saved);  // first: the others are older, and judged by it
+  take_persist_events();
+  if (saved && !done) tell_flushed(*saved);
 }
 
 void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
@@ -444,9 +465,7 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
         "up");
     return outcome.exit_code;
   }
-  const std::optional<ckpt::PersistEvent> saved = node_->flush();
-  take_persist_events();  // older than what flush saved
-  if (saved) tell_flushed(*saved);
+  flush();
   if (!stopped_by_.ok()) {
     const Error& error = stopped_by_.error();
     if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));

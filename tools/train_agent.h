@@ -111,6 +111,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
   void tell_persisted(const ckpt::PersistEvent& event);
   void tell_flushed(const ckpt::PersistEvent& event);
+  void flush();
 
   const Plan& plan_;
   RunFolder& folder_;
@@ -137,13 +138,15 @@ class TrainAgent final : public agent::SupervisorClient {
   double started_s_ = SystemClock().unix_s();
   double peak_tflops_ = 0;  // of the whole world; 0: not known
   std::filesystem::path newest_checkpoint_;
+  int64_t saved_step_ = -1;                    // of newest_checkpoint_, or an older one where the run went back
   std::filesystem::path report_path_;          // of the last failure
   std::vector<std::filesystem::path> traced_;  // files of ranks, until they are merged
   std::vector<telemetry::TraceSpan> saves_;    // for the trace
-  Status last_persist_;
-  int64_t failed_step_ = -1;  // of the last save that failed
-  size_t problems_ = 0;       // of retention after the last save
-  Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
+  int64_t told_step_ = -1;                     // the newest whose save was told
+  Status last_persist_;                        // of that one
+  int64_t failed_step_ = -1;                   // of the last save that failed
+  size_t problems_ = 0;                        // of retention after the last save
+  Status stopped_by_;                          // the first save that failed, with checkpoint.on_failure = "stop"
   bool concluded_ = false;
 };
 

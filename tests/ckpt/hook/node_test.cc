@@ -7,6 +7,8 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <future>
+#include <thread>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
@@ -204,6 +206,46 @@ TEST_SUITE("ckpt/node") {
     REQUIRE_OK(back);
     CHECK(back.value().source == arena::Source::kDisk);
     CHECK(back.value().step == 3);
+  }
+
+  TEST_CASE("an older save that ends last, well or not, is no news of the newest step") {
+    for (const bool fails : {false, true}) {
+      CAPTURE(fails);
+      const TempDir dir;
+      const Plan plan = saving({2, 1, 1}, {.save = {{.steps = 1}}, .snapshot_steps = 1, .in_flight = 2});
+      std::promise<void> let_pass;
+      NodeOptions options = options_for(fresh_run_id(), dir.path);
+      options.before_save = [passes = let_pass.get_future().share()](int64_t step, std::span<const std::string>) {
+        if (step == 1) passes.wait();
+      };
+      std::vector<std::string> notices;
+      auto opened = CheckpointNode::open(plan, options, &notices);
+      REQUIRE_OK(opened);
+      CheckpointNode& node = *opened.value();
+      REQUIRE(node.begin_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, node.arena(), {.steps = 2}, nullptr, report).ok());
+      CHECK(report.finished[0].ok());  // which has waited for step 2
+      while (node.take_events().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::vector<SlotView> views = node.arena().views();
+      for (int64_t slot = 0; slot < node.arena().slots() && fails; ++slot) {
+        if (views[slot].whole && views[slot].step == 1) node.arena().payload(0, slot)[100] ^= std::byte{1};
+      }
+      std::thread late([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        let_pass.set_value();
+      });
+      CHECK_FALSE(node.flush().has_value());
+      late.join();
+      const std::vector<PersistEvent> events = node.take_events();
+      REQUIRE(events.size() == 1);
+      CHECK(events[0].step == 1);
+      CHECK(events[0].status.ok() == !fails);
+      const std::string memory = node.arena().name();
+      REQUIRE(std::filesystem::exists(memory));
+      opened.value().reset();
+      CHECK_FALSE(std::filesystem::exists(memory));
+    }
   }
 
   TEST_CASE("a folder with checkpoints is refused when a fresh start is asked for") {
