@@ -13,10 +13,13 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/core/random.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
 
 namespace cairn::tools {
 
@@ -130,6 +133,70 @@ Result<std::string> recipe_of_run(const fs::path& run) {
   return read_text_file(run / "recipe.resolved.json");
 }
 
+namespace {
+
+/// The line of run.lock: who has the run, for whoever finds it locked.
+struct Holder {
+  std::string host, since;  // empty: an older build's, which tells its pid alone
+  std::string pid;
+};
+
+std::string holder_line() {
+  const ckpt::WriterId me = ckpt::this_writer();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  const nlohmann::json line{{"host", me.host}, {"pid", me.pid}, {"since", time_text(now.count())}};
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+/// Over what the one before has left, which never leaves nothing: somebody may be reading.
+Status write_holder(int fd, const std::string& line, const fs::path& lock) {
+  const auto bytes = static_cast<ssize_t>(line.size());
+  const ssize_t written = ::pwrite(fd, line.data(), line.size(), 0);
+  if (written >= 0 && written < bytes) return os_error(ENOSPC, lock.string());
+  if (written < 0 || ::ftruncate(fd, bytes) != 0) return os_error(errno, lock.string());
+  return {};
+}
+
+Holder holder_of(const fs::path& lock) {
+  const Result<std::string> text = read_text_file(lock);
+  if (!text.ok()) return {.host = {}, .since = {}, .pid = "unknown"};
+  const auto line = nlohmann::json::parse(text.value(), nullptr, false);
+  const auto word = [&](const char* key) {
+    return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
+                                                                           : std::string();
+  };
+  Holder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
+  const bool older = line.is_number_integer();
+  if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
+    holder.pid = (older ? line : line["pid"]).dump();
+  return holder;
+}
+
+std::string describe(const Holder& holder) {
+  std::string text = "pid " + holder.pid;
+  if (!holder.host.empty()) text += " on " + holder.host;
+  if (!holder.since.empty()) text += ", since " + holder.since;
+  return text;
+}
+
+/// `what` follows "is in use by another cairn (...)".
+Error in_use(const fs::path& lock, std::string_view what) {
+  const Holder holder = holder_of(lock);
+  std::string text =
+      fmt::format("{} is in use by another cairn ({}){}", lock.parent_path().string(), describe(holder), what);
+  if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
+    text += fmt::format(
+        ". If {0} is dead, the file system keeps its lock for a while: NFSv4 some 90 s, NFSv3 until {0} is up again; "
+        "then, or when {1} has been removed, the same command goes on. Remove it only when that cairn is gone: two "
+        "would save into one folder, each removing the other's steps",
+        holder.host, lock.string());
+  }
+  return Error{ErrorCode::kUnavailable, std::move(text)};
+}
+
+}  // namespace
+
 Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
   RunFolder out;
   out.path_ = path;
@@ -159,16 +226,11 @@ Status RunFolder::take() {
   if (!lock_) return os_error(errno, lock.string());
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-    const Result<std::string> holder = read_text_file(lock);
-    return Error{ErrorCode::kUnavailable, fmt::format("{} is in use by another cairn (pid {}); one run folder, one run",
-                                                      path_.string(), holder.ok() ? holder.value() : "unknown")};
+    return in_use(lock, "; one run folder, one run");
   }
   if (!had_lock) made_.push_back(lock);
   if (!had_identity) made_.push_back(path_ / "run.json");
-  const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), pid.data(), pid.size(), 0) < 0) {
-    return os_error(errno, lock.string());
-  }
+  RT_TRY(write_holder(lock_.get(), holder_line(), lock));
 
   const std::string here = fs::canonical(path_).string();
   std::string written_at;
@@ -239,19 +301,12 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
   if (!fd && errno == EACCES) fd.reset(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));  // another user's run
   if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
-    const std::string pid = std::to_string(::getpid());  // or the next one is told of who held it before
-    // Only to be told: a full disk, which `prune` is for, is no reason to refuse.
-    if (mine && ::pwrite(fd.get(), pid.data(), pid.size(), 0) > 0)
-      static_cast<void>(!::ftruncate(fd.get(), static_cast<off_t>(pid.size())));
+    // Or the next one is told of who held it before. A full disk, which `prune` is for, is no reason to refuse.
+    if (mine) ignore(write_holder(fd.get(), holder_line(), lock), "only to be told");
     return fd;
   }
   if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-  const Result<std::string> holder = read_text_file(lock);
-  return Error{
-      ErrorCode::kUnavailable,
-      fmt::format("{} is in use by another cairn (pid {}), which has its own retention; stop it first, or choose "
-                  "another folder",
-                  lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
+  return in_use(lock, ", which has its own retention; stop it first, or choose another folder");
 }
 
 Status RunFolder::take_id(const std::string& id) {

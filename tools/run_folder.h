@@ -20,7 +20,7 @@ namespace cairn::tools {
 
 class RunFolder {
  public:
-  /// Makes what is missing and takes the lock. Errors: kUnavailable when another agent holds it, naming its pid.
+  /// Makes what is missing and takes the lock. Errors: kUnavailable when another agent holds it, naming it.
   static Result<RunFolder> open(const std::filesystem::path& path, const std::string& name);
 
   const std::filesystem::path& path() const { return path_; }
@@ -67,7 +67,7 @@ Result<std::string> recipe_of_run(const std::filesystem::path& run);
 
 /// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
 /// the folder, or applies its retention to it, meanwhile. A folder of another name, or outside any run, has none.
-/// Errors: kUnavailable when another process holds it, naming its pid.
+/// Errors: kUnavailable when another process holds it, naming it.
 Result<Fd> lock_run_of(const std::filesystem::path& checkpoints);
 
 /// Text into a file that appears whole or not at all.

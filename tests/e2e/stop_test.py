@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -87,7 +88,8 @@ class Stop(RunTest):
         second = subprocess.run([self.program, "train", recipe, "--run", self.folder / "run"], timeout=PATIENCE_S,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(second.returncode, 69, second.stdout)
-        self.assertIn(f"is in use by another cairn (pid {job.pid})", second.stdout)
+        self.assertRegex(second.stdout, rf"is in use by another cairn \(pid {job.pid} on {re.escape(socket.gethostname())}, "
+                                        r"since [\d-]+ [\d:]+ UTC\); one run folder, one run\n")
         before = self.last_step("run")
         self.until_step("run", before + 3, job)  # the first one did not notice
         job.signal(signal.SIGTERM)
