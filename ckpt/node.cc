@@ -85,6 +85,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
           .incremental = plan.recipe.checkpoint.incremental,
           .in_flight = plan.recipe.checkpoint.in_flight,
           .buffers = &node->buffers_,
+          .check_owner = node->options_.check_owner,
           .before_save = node->options_.before_save,
           .on_event = [raw = node.get()](const PersistEvent& event) {
             {

@@ -29,6 +29,7 @@ struct NodeOptions {
   std::optional<std::filesystem::path> init_from;  // checkpoint to start from when the run has none of its own
   OpenForeign open_foreign;                        // when that may be no checkpoint
   bool resume = true;                              // false: refuse a folder that already holds checkpoints
+  std::function<Status()> check_owner;             // PersistOptions::check_owner
   BeforeSave before_save;                          // may be empty
   std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
 };

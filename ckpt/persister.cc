@@ -138,6 +138,7 @@ struct NodePersister::Impl {
   Status last_status;  // of last_step, the newest written since flush() began
 
   void hold_folder(IoBackend& io);
+  Status is_the_folder(IoBackend& io);
   Status check_folder(IoBackend& io);
   void prepare(Writer& writer);
   SaveOptions save_options(Writer& writer);
@@ -160,6 +161,11 @@ void NodePersister::Impl::hold_folder(IoBackend& io) {
 }
 
 Status NodePersister::Impl::check_folder(IoBackend& io) {
+  RT_TRY(is_the_folder(io));  // first: where it is away, nothing tells whose it is
+  return options.check_owner ? options.check_owner() : Status();
+}
+
+Status NodePersister::Impl::is_the_folder(IoBackend& io) {
   const std::lock_guard lock(of_folder);
   if (!folder) {
     const Result<FileStat> there = io.stat(dir);
@@ -219,6 +225,7 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
+  RT_TRY(check_folder(*writer.io).with(fmt::format("step {} was not saved", position.step)));
   if (options.before_save) {
     std::vector<std::string> news = arena.news_until(position.step - 1);
     news.push_back(position.metrics);
@@ -254,6 +261,10 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
 
 void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
   if (!options.retention) return;
+  if (const Status meant = check_folder(*writer.io); !meant.ok()) {
+    event.problems.push_back(meant.error().message);
+    return;
+  }
   // The newest one is kept by name: after going back in a run there may be higher steps of an older line.
   RetentionPolicy policy = *options.retention;
   policy.keep_steps.push_back(arena.control().persisted_step.load(std::memory_order_acquire));

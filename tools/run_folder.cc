@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
@@ -135,7 +136,8 @@ Result<std::string> recipe_of_run(const fs::path& run) {
 
 namespace {
 
-/// The line of run.lock: who has the run, for whoever finds it locked.
+/// The line of run.lock: who has the run, for whoever finds it locked. No two are equal, so that who has written one
+/// sees by it whether the run is still his.
 struct Holder {
   std::string host, since;  // empty: an older build's, which tells its pid alone
   std::string pid;
@@ -145,7 +147,11 @@ std::string holder_line() {
   const ckpt::WriterId me = ckpt::this_writer();
   const auto now =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-  const nlohmann::json line{{"host", me.host}, {"pid", me.pid}, {"since", time_text(now.count())}};
+  std::random_device random;
+  const nlohmann::json line{{"host", me.host},
+                            {"pid", me.pid},
+                            {"since", time_text(now.count())},
+                            {"token", fmt::format("{:08x}{:08x}", random(), random())}};
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -158,10 +164,8 @@ Status write_holder(int fd, const std::string& line, const fs::path& lock) {
   return {};
 }
 
-Holder holder_of(const fs::path& lock) {
-  const Result<std::string> text = read_text_file(lock);
-  if (!text.ok()) return {.host = {}, .since = {}, .pid = "unknown"};
-  const auto line = nlohmann::json::parse(text.value(), nullptr, false);
+Holder holder_in(const std::string& text) {
+  const auto line = nlohmann::json::parse(text, nullptr, false);
   const auto word = [&](const char* key) {
     return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
                                                                            : std::string();
@@ -182,14 +186,15 @@ std::string describe(const Holder& holder) {
 
 /// `what` follows "is in use by another cairn (...)".
 Error in_use(const fs::path& lock, std::string_view what) {
-  const Holder holder = holder_of(lock);
+  const Result<std::string> line = read_text_file(lock);
+  const Holder holder = holder_in(line.ok() ? line.value() : "");
   std::string text =
       fmt::format("{} is in use by another cairn ({}){}", lock.parent_path().string(), describe(holder), what);
   if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
     text += fmt::format(
         ". If {0} is dead, the file system keeps its lock for a while: NFSv4 some 90 s, NFSv3 until {0} is up again; "
-        "then, or when {1} has been removed, the same command goes on. Remove it only when that cairn is gone: two "
-        "would save into one folder, each removing the other's steps",
+        "then, or when {1} has been removed, the same command goes on. Should that cairn be alive after all, "
+        "the two train side by side until its next save, at which it leaves",
         holder.host, lock.string());
   }
   return Error{ErrorCode::kUnavailable, std::move(text)};
@@ -230,7 +235,9 @@ Status RunFolder::take() {
   }
   if (!had_lock) made_.push_back(lock);
   if (!had_identity) made_.push_back(path_ / "run.json");
-  RT_TRY(write_holder(lock_.get(), holder_line(), lock));
+  lock_line_ = holder_line();
+  RT_TRY(write_holder(lock_.get(), lock_line_, lock));
+  if (Result<ckpt::HeldFolder> held = ckpt::HeldFolder::open(path_); held.ok()) held_ = std::move(held).value();
 
   const std::string here = fs::canonical(path_).string();
   std::string written_at;
@@ -255,6 +262,23 @@ Status RunFolder::take() {
   }
   if (written_at != here && copied_from_.empty()) RT_TRY(take_id(id_));
   return settle_recipe();
+}
+
+Status RunFolder::check_held() const {
+  const Result<std::string> line = read_text_file(path_ / "run.lock");
+  if (line.ok() && line.value() == lock_line_) return {};
+  if (!line.ok()) {
+    if (!ckpt::is_not_found(line.error())) return line.error();
+    if (held_) RT_TRY(held_->check());  // moved or unmounted as a whole, it comes back with its lock
+    if (is_gone(path_)) return Error{ErrorCode::kIo, fmt::format("{}: {}", path_.string(), ckpt::kFolderGone), ENOENT};
+  }
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("{} is not this cairn's any more: {}. This one has stopped and leaves the folder as it is; "
+                           "what it had not saved stays in this machine's shared memory, from where a start of the run "
+                           "here takes it up",
+                           path_.string(),
+                           line.ok() ? fmt::format("another one has taken it ({})", describe(holder_in(line.value())))
+                                     : "its run.lock was removed")};
 }
 
 void RunFolder::remove_made() const {

@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ckpt/store/held_folder.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
 
@@ -48,6 +50,11 @@ class RunFolder {
   /// it waits for the next one who opens the folder.
   Status settle_recipe();
 
+  /// That run.lock still holds what open() has written there. Where a lock is local to a machine, or its lease has
+  /// ended, another agent may have taken the run; and who removes it means this one to be dead. From any thread.
+  /// Errors: kUnavailable, naming who has the run; kIo where that cannot be told, as when the folder was moved away.
+  Status check_held() const;
+
   /// Removes what open() has made, as far as nothing was put into it.
   void remove_made() const;
 
@@ -58,6 +65,8 @@ class RunFolder {
   std::filesystem::path path_;
   std::string id_, name_, copied_from_;
   Fd lock_;
+  std::string lock_line_;                    // what run.lock holds while the run is this one's
+  std::optional<ckpt::HeldFolder> held_;     // path_
   std::vector<std::filesystem::path> made_;  // in that order
 };
 

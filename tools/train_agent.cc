@@ -58,6 +58,7 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
                                     .recipe_json = loaded.canonical_json,
                                     .recipe_hash = loaded.hash_hex},
                             .resume = !options_.fresh,
+                            .check_owner = [this] { return check_owner(); },
                             .before_save =
                                 [this](int64_t step, std::span<const std::string> news) {
                                   const Status complete = metrics_->complete(step, news);
@@ -113,11 +114,20 @@ Status TrainAgent::check_nothing_saved() const {
                   folder_.checkpoints().string(), saved)};
 }
 
+/// That the run is this agent's. If not, it ends: by the supervisor, whichever thread finds it out.
+Status TrainAgent::check_owner() {
+  Status mine = folder_.check_held();
+  if (!mine.ok() && mine.error().code == ErrorCode::kUnavailable) supervisor_->abandon(mine.error());
+  return mine;
+}
+
 Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
   const int64_t world = plan_.mesh.world();
   if (is_gone(folder_.path())) {
     return Error{ErrorCode::kIo, fmt::format("{}: {}", folder_.path().string(), ckpt::kFolderGone), ENOENT};
   }
+  ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
+  if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
   RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
   take_persist_events();           // of saves that have ended meanwhile
@@ -395,6 +405,7 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
 }
 
 void TrainAgent::take_persist_events() {
+  if (supervisor_->abandoned()) return;  // events.jsonl is another one's
   for (const ckpt::PersistEvent& event : node_->take_events()) tell_persisted(event);
 }
 
@@ -427,11 +438,14 @@ void TrainAgent::on_stop_requested(int signal) {
 void TrainAgent::close() {
   if (!node_) return;
   if (!concluded_) flush();
+  if (supervisor_->abandoned()) node_->keep_memory();
   node_.reset();
 }
 
 void TrainAgent::flush() {
+  if (supervisor_->abandoned()) return;
   const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  if (supervisor_->abandoned()) return;
   const bool done = saved && saved->status.ok();
   if (done) tell_flushed(*saved);  // first: the others are older, and judged by it
   take_persist_events();
@@ -466,6 +480,7 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
     return outcome.exit_code;
   }
   flush();
+  if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
   if (!stopped_by_.ok()) {
     const Error& error = stopped_by_.error();
     if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));

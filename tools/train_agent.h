@@ -104,6 +104,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_traced(const std::string& path);
   void finish_trace();
   Status check_nothing_saved() const;
+  Status check_owner();
   void watch_memory();
   std::filesystem::path trace_dir() const { return folder_.path() / "trace"; }
   void take_persist_events();

@@ -109,6 +109,19 @@ void Supervisor::wake() {
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
 }
 
+void Supervisor::abandon(Error error) {
+  {
+    const std::lock_guard lock(of_end_);
+    if (!abandoned_) abandoned_ = std::move(error);
+  }
+  wake();
+}
+
+std::optional<Error> Supervisor::abandoned() {
+  const std::lock_guard lock(of_end_);
+  return abandoned_;
+}
+
 // --- Start ---------------------------------------------------------------------------------------------------------
 
 Status Supervisor::start_generation() {
@@ -216,11 +229,13 @@ bool Supervisor::restartable(const Failure& failure) const {
 // --- Watch ---------------------------------------------------------------------------------------------------------
 
 Status Supervisor::supervise() {
-  while (running_ > 0 && !failure_ && leave_signal_ == 0) {
+  while (running_ > 0 && !failure_ && leave_signal_ == 0 && !abandoned()) {
     RT_TRY(dispatch_events(next_timeout_ms()));
+    if (abandoned()) break;
     run_timers();
     judge();
   }
+  if (std::optional<Error> why = abandoned()) return *std::move(why);
   if (!failure_ && leave_signal_ == 0) return {};
   if (failure_) client_.on_failing(*failure_);
   kill_all();
@@ -256,7 +271,7 @@ Status Supervisor::dispatch_events(int64_t timeout_ms) {
       case Source::kWake: {
         uint64_t count = 0;
         [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
-        client_.on_tick();
+        if (!abandoned()) client_.on_tick();
         break;
       }
       case Source::kEvents:
@@ -514,6 +529,7 @@ Status Supervisor::reap_all(int64_t limit_ms) {
 Status Supervisor::wait_backoff(double seconds) {
   const int64_t until = clock_.now_ns() + static_cast<int64_t>(seconds * 1e9);
   while (leave_signal_ == 0 && outcome_.stop_signal == 0) {
+    if (std::optional<Error> why = abandoned()) return *std::move(why);
     const int64_t left_ns = until - clock_.now_ns();
     if (left_ns <= 0) break;
     const int64_t left_ms = (left_ns + kNsPerMs - 1) / kNsPerMs;

@@ -155,6 +155,11 @@ class Supervisor {
   /// From any thread: on_tick soon.
   void wake();
 
+  /// From any thread: the run ends at once and with this error; children are killed, and nothing is asked of the client
+  /// or started any more. The first counts.
+  void abandon(Error error);
+  std::optional<Error> abandoned();
+
   // What has come while a callback keeps the thread of run(), or after run(): from any thread, each looks itself.
   bool stop_asked();
   int leave_signal();  // 0: none has come that leaves at once
@@ -201,6 +206,8 @@ class Supervisor {
   int64_t next_tick_ns_ = 0, next_hang_check_ns_ = 0;
   int64_t restarts_in_a_row_ = 0;
   bool killing_ = false;
+  std::mutex of_end_;
+  std::optional<Error> abandoned_;  // guarded by of_end_
   std::mutex of_signals_;
   int64_t looked_ns_ = 0, stopped_ns_ = 0;  // guarded by of_signals_: the last look for signals; when the first came
   std::atomic<int> stop_signal_{0};         // the first

@@ -1,5 +1,6 @@
 """Stopping on request, refusing a second agent, and the exit codes that schedulers read."""
 
+import json
 import os
 import re
 import signal
@@ -94,6 +95,35 @@ class Stop(RunTest):
         self.until_step("run", before + 3, job)  # the first one did not notice
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
+
+    def test_a_run_that_another_agent_has_taken_is_left_to_it(self):
+        recipe = self.recipe(name="long", steps=100000, save=50, keep=2)
+        last = self.recipe(name="last", steps=60, save=1000)
+        taken = json.dumps({"host": "far", "pid": 7, "since": "2026-11-25 01:02:03 UTC", "token": "0"}) + "\n"
+        for run, content, wanted in (("taken", taken, "another one has taken it (pid 7 on far, since 2026-11-25 01:02:03 UTC)"),
+                                     ("removed", None, "its run.lock was removed"), ("at-the-end", taken, "pid 7 on far")):
+            with self.subTest(run):
+                job = self.start(last if run == "at-the-end" else recipe, run)
+                if run == "at-the-end":
+                    self.until_step(run, 2, job)
+                else:
+                    self.until(lambda: len(self.events(run, "saved")) >= 3, "three saves", job)  # and retention is at work
+                lock, checkpoints = self.folder / run / "run.lock", self.folder / run / "checkpoints"
+                if content:
+                    lock.write_text(content)
+                else:
+                    lock.unlink()
+                before = sorted(os.listdir(checkpoints))
+                self.finish(job, 69)
+                self.assertEqual(sorted(os.listdir(checkpoints)), before)
+                self.assertEqual(lock.read_text() if content else lock.exists(), content or False)
+                self.assertIn(f"{self.folder / run} is not this cairn's any more: ", job.output())
+                self.assertIn(wanted, job.output())
+                for kind in ("failure", "save_failed", "end"):
+                    self.assertEqual(self.events(run, kind), [])
+                self.assertEqual(len(self.events(run, "start")), 1)
+                self.assertEqual(job.children(), {})
+        self.assertEqual(len(self.memory_left(self.folder)), 3)  # for a start of the run here
 
     def test_two_runs_side_by_side_leave_each_other_alone_and_what_a_dead_one_would_lose(self):
         recipe = self.recipe(name="long", steps=100000, tp=1, pp=1, dp=2, sp="false", save=100000)

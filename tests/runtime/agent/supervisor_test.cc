@@ -628,6 +628,42 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(ticks == 1);
   }
 
+  TEST_CASE("abandoned from another thread, a run ends with that error: nothing is told, nothing started again") {
+    for (const char* role : {"sleep", "kill always", "exit 69"}) {
+      CAPTURE(role);
+      Recorder client;
+      client.roles = {"sleep", role};
+      SupervisorOptions options;
+      options.restart.backoff_s = 60;
+      Result<std::unique_ptr<Supervisor>> made = Supervisor::make(options, client, system_clock);
+      REQUIRE(made.ok());
+      int64_t ticks = 0;
+      std::atomic<bool> ended = false;
+      client.tick_hook = [&] { ticks += ended ? 1 : 0; };
+      std::thread other;
+      const bool runs = role == std::string("sleep");
+      const auto abandon = [&] {
+        ended = true;
+        made.value()->abandon({ErrorCode::kUnavailable, "the run is another one's"});
+        made.value()->abandon({ErrorCode::kInternal, "too late"});
+      };
+      client.started_hook = [&](int64_t) {
+        if (runs) other = std::thread(abandon);
+      };
+      client.failure_hook = [&](const RestartInfo& info, bool) {
+        if (info.restarts_in_a_row == 1) other = std::thread(abandon);  // in the back-off
+      };
+      const Result<Outcome> outcome = made.value()->run();
+      other.join();
+      REQUIRE_FALSE(outcome.ok());
+      CHECK(outcome.error().code == ErrorCode::kUnavailable);
+      CHECK(outcome.error().message == "the run is another one's");
+      CHECK(client.generations == (runs ? 1 : 2));
+      CHECK(ticks == 0);
+      CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+    }
+  }
+
   TEST_CASE("a program or log that cannot be opened is an error that names it, and nothing is left running") {
     struct Wrong : Recorder {
       ChildSpec second;
