@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -136,6 +137,27 @@ Result<std::string> recipe_of_run(const fs::path& run) {
 
 namespace {
 
+bool is_mount_point(const fs::path& dir) {
+  struct stat here {
+  }, above{};
+  return ::stat(dir.c_str(), &here) == 0 && ::stat((dir / "..").c_str(), &above) == 0 && here.st_dev != above.st_dev;
+}
+
+/// RUN and the folder of runs may well be made by the first run. A third level that is not there is more likely a mount
+/// point's, and so are two below an empty folder that is none now. Only to be told: either may be what is meant.
+std::string doubt_about(const fs::path& run) {
+  if (!run.is_absolute()) return {};
+  std::error_code unknown;
+  int64_t missing = 0;
+  fs::path outermost, at = (run.lexically_normal() / "").parent_path();
+  for (; at.has_relative_path() && !fs::exists(fs::symlink_status(at, unknown)); at = at.parent_path()) {
+    outermost = at;
+    ++missing;
+  }
+  if (missing < 2 || (missing == 2 && (!fs::is_empty(at, unknown) || is_mount_point(at)))) return {};
+  return fmt::format("{} was not there and was made: is a file system not mounted?", outermost.string());
+}
+
 /// The line of run.lock: who has the run, for whoever finds it locked. No two are equal, so that who has written one
 /// sees by it whether the run is still his.
 struct Holder {
@@ -216,6 +238,7 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
 Status RunFolder::take() {
   std::error_code unknown;
   ckpt::PosixBackend io;
+  doubt_ = doubt_about(path_);
   for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
     const size_t before = made_.size();
     // A link whose disk is away is there.

@@ -30,6 +30,8 @@ class RunFolder {
   /// The folder that this one was copied from since, and that is still there: this one has an id of its own from now
   /// on. Else empty.
   const std::string& copied_from() const { return copied_from_; }
+  /// A sentence where the folder was made at a place that looks like one whose disk is not mounted. Else empty.
+  const std::string& doubt() const { return doubt_; }
   /// A copy's new id is written down, once nothing refuses it any more: the original may go, and this be that run.
   Status settle();
   /// The run that this folder goes on with is that of a lost one: its id is taken over.
@@ -63,7 +65,7 @@ class RunFolder {
   Status forget_announced();
 
   std::filesystem::path path_;
-  std::string id_, name_, copied_from_;
+  std::string id_, name_, copied_from_, doubt_;
   Fd lock_;
   std::string lock_line_;                    // what run.lock holds while the run is this one's
   std::optional<ckpt::HeldFolder> held_;     // path_
