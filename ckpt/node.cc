@@ -10,6 +10,7 @@
 #include "ckpt/retention/space.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/store/posix_backend.h"
+#include "ckpt/store/stoppable_backend.h"
 #include "ckpt/store/uring_backend.h"
 
 namespace cairn::ckpt {
@@ -41,7 +42,7 @@ CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena aren
     : plan_(plan),
       options_(std::move(options)),
       arena_(std::move(arena)),
-      io_(make_backend(plan)),
+      io_(make_stoppable(make_backend(plan), options_.stop)),
       buffers_(kBounceBytes * std::max<int64_t>(1, plan.recipe.checkpoint.in_flight)) {}
 
 Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, NodeOptions options,
@@ -57,9 +58,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     }
   }
   RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
-  RT_TRY_SET(Arena arena, open_run_memory(
-                              plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices,
-                              options.before_save));
+  RT_TRY_SET(Arena arena,
+             open_run_memory(
+                 plan, options.run, options.checkpoints_dir,
+                 [&] { return make_stoppable(make_backend(plan), options.leave); }, notices, options.before_save));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
   if (!node->options_.resume) {
@@ -120,7 +122,7 @@ std::vector<PersistEvent> CheckpointNode::take_events() {
 
 std::optional<PersistEvent> CheckpointNode::flush() {
   std::vector<PersistEvent> before = take_events();
-  if (!persister_->flush().ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
+  if (!persister_->flush(options_.leave).ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
   const std::lock_guard lock(mutex_);
   std::optional<PersistEvent> last;
   const auto newest =

@@ -30,6 +30,8 @@ struct NodeOptions {
   OpenForeign open_foreign;                        // when that may be no checkpoint
   bool resume = true;                              // false: refuse a folder that already holds checkpoints
   std::function<Status()> check_owner;             // PersistOptions::check_owner
+  std::function<bool()> stop;                      // asked while a checkpoint is being loaded: true ends that, kStopped
+  std::function<bool()> leave;                     // asked while whoever opens or flushes waits for a save: gives it up
   BeforeSave before_save;                          // may be empty
   std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
 };

@@ -32,7 +32,7 @@
 namespace cairn::ckpt {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{20};
+constexpr std::chrono::milliseconds kLookEvery{20}, kAskEvery{50};
 constexpr int64_t kSmallArenaBytes = int64_t{256} << 20;  // with the weights; a save takes some 10 ms of CPU then
 
 /// What a save of a slot is made of, kept from save to save: with many shards, making it anew costs as much as writing.
@@ -405,7 +405,7 @@ void NodePersister::Impl::loop(Writer& writer) {
       last_status = {};
       lock.unlock();
       try {
-        write_newest(writer);
+        if (!given_up) write_newest(writer);
       } catch (const std::exception& error) {  // out of memory; whoever flushes keeps the arena then
         const std::lock_guard guard(mutex);
         last_status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()};
@@ -477,7 +477,7 @@ void NodePersister::ranks_gone() {
   }
 }
 
-Status NodePersister::flush() {
+Status NodePersister::flush(const std::function<bool()>& leave) {
   ranks_gone();
   std::unique_lock lock(impl_->mutex);
   impl_->last_step = -1;
@@ -486,7 +486,10 @@ Status NodePersister::flush() {
   impl_->flushing = true;
   ++impl_->notices;
   impl_->changed.notify_all();
-  impl_->changed.wait(lock, [&] { return impl_->flushed; });
+  while (!impl_->changed.wait_for(lock, kAskEvery, [&] { return impl_->flushed; })) {
+    if (leave && leave()) give_up();
+  }
+  if (impl_->given_up) return Error{ErrorCode::kStopped, "the save was given up"};
   return impl_->last_status;
 }
 

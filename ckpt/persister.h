@@ -83,8 +83,9 @@ class NodePersister {
   void give_up();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
-  /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write.
-  Status flush();
+  /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write. `leave` is
+  /// asked all the while, and when it says so this is given up: give_up(), kStopped.
+  Status flush(const std::function<bool()>& leave = {});
 
  private:
   struct Impl;

@@ -59,6 +59,8 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
                                     .recipe_hash = loaded.hash_hex},
                             .resume = !options_.fresh,
                             .check_owner = [this] { return check_owner(); },
+                            .stop = [this] { return supervisor_->stop_asked(); },
+                            .leave = [this] { return supervisor_->leave_signal() != 0; },
                             .before_save =
                                 [this](int64_t step, std::span<const std::string> news) {
                                   const Status complete = metrics_->complete(step, news);
@@ -128,7 +130,12 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   }
   ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
   if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
-  RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
+  const Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
+  if (!chosen.ok() && supervisor_->stop_asked()) {
+    return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command goes on"};
+  }
+  if (!chosen.ok()) return chosen.error();
+  const ckpt::RestoreChoice& choice = chosen.value();
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
   take_persist_events();           // of saves that have ended meanwhile
   if (choice.step < told_step_) {  // the line that those were of is left
@@ -446,10 +453,18 @@ void TrainAgent::flush() {
   if (supervisor_->abandoned()) return;
   const std::optional<ckpt::PersistEvent> saved = node_->flush();
   if (supervisor_->abandoned()) return;
+  if (supervisor_->leave_signal() != 0) return leave();
   const bool done = saved && saved->status.ok();
   if (done) tell_flushed(*saved);  // first: the others are older, and judged by it
   take_persist_events();
   if (saved && !done) tell_flushed(*saved);
+}
+
+void TrainAgent::leave() {
+  node_->keep_memory();
+  progress_.say(
+      "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
+      "up");
 }
 
 void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
@@ -473,14 +488,12 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
   finish_trace();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
-    node_->keep_memory();
-    progress_.say(
-        "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
-        "up");
+    leave();
     return outcome.exit_code;
   }
   flush();
   if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
+  if (const int signal = supervisor_->leave_signal(); signal != 0) return 128 + signal;
   if (!stopped_by_.ok()) {
     const Error& error = stopped_by_.error();
     if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));

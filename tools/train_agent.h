@@ -113,6 +113,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void tell_persisted(const ckpt::PersistEvent& event);
   void tell_flushed(const ckpt::PersistEvent& event);
   void flush();
+  void leave();
 
   const Plan& plan_;
   RunFolder& folder_;

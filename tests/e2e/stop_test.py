@@ -1,14 +1,17 @@
 """Stopping on request, refusing a second agent, and the exit codes that schedulers read."""
 
+import contextlib
 import json
 import os
+import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import time
 
-from harness import PATIENCE_S, RunTest, main
+from harness import PATIENCE_S, Job, RunTest, main
 
 STEPS = 150
 
@@ -81,6 +84,65 @@ class Stop(RunTest):
                 self.assertIn("took over the snapshot memory of this run", second.output())
                 self.assert_same_training(run, "whole", STEPS)
                 self.assertEqual(self.memory_left(self.folder), [])
+
+    def slowed(self, call, delay_s, *train, path=()):
+        """An agent of which each such system call (on that path) takes a while, under strace; it and its own pid."""
+        strace = shutil.which("strace")
+        if strace is None or subprocess.run([strace, "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no strace")
+        job = Job(strace, ["-f", "-o", "/dev/null", *path, "-e", f"trace={call}", "-e",
+                           f"inject={call}:delay_enter={int(delay_s * 1e6)}", self.program, "train", *train,
+                           "--threads", 1, "--set", "checkpoint.direct_io=false"], self.folder / "slow.out", self.folder)
+        self.jobs.append(job)
+        task = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children")
+
+        def agent():
+            for pid in task.read_text().split():
+                with contextlib.suppress(OSError):
+                    if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(self.program) + b"\0"):
+                        return int(pid)
+            return None
+
+        return job, self.until(agent, "the agent", job)
+
+    def test_a_load_ends_at_a_signal(self):
+        recipe = self.recipe(name="two", steps=10, tp=1, pp=1, dp=2, sp="false", save=5)
+        self.train(recipe, "run")
+        files = [f for path in self.checkpoint("run", 10).glob("*.h5") for f in ("-P", path)]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with self.subTest(number.name):
+                job, agent = self.slowed("pread64", 3, recipe, "--run", self.folder / "run", "--set", "stop=T.steps(20)",
+                                         path=files)
+                self.until(lambda: "run folder" in job.output(), "the start", job)
+                time.sleep(2)  # in a read, which may end
+                os.kill(agent, number)
+                self.finish(job, 75)
+                self.assertIn("asked to stop while a checkpoint was being loaded", job.output())
+                self.assertEqual(len(self.events("run", "start")), 1)  # no rank was started
+                self.assertEqual(self.memory_left(self.folder), [])
+        self.train(recipe, "run", "--set", "stop=T.steps(20)")
+        self.assertEqual(self.events("run", "start")[-1]["step"], 10)
+
+    def test_the_save_after_a_failure_is_given_up_by_a_second_ctrl_c(self):
+        recipe = self.recipe(name="two", steps=100000, tp=1, pp=1, dp=2, sp="false", save=100000)
+        job, agent = self.slowed("pwrite64", 3, recipe, "--run", self.folder / "run", "--kill", "1@5", "--set",
+                                 "restart.max_restarts=0")
+        self.until(lambda: self.events("run", "failure"), "the failure", job)
+        os.kill(agent, signal.SIGTERM)
+        time.sleep(1.3)
+        os.kill(agent, signal.SIGTERM)
+        time.sleep(0.3)
+        self.assertIsNone(job.process.poll())
+        os.kill(agent, signal.SIGINT)
+        self.finish(job, 128 + signal.SIGINT)
+        self.assertIn("left at once", job.output())
+        self.assertEqual(self.checkpoints("run"), [])
+        self.assertEqual(len(self.memory_left(self.folder)), 1)
+        job = self.start(recipe, "run")
+        self.until(lambda: len(self.events("run", "start")) == 2, "the next start", job)
+        self.assertIn("shared memory", self.events("run", "start")[-1]["from"])
+        job.signal(signal.SIGTERM)
+        self.finish(job, 0)
 
     def test_one_run_folder_has_one_agent(self):
         recipe = self.recipe(steps=100000, save=1000)

@@ -333,6 +333,9 @@ TEST_SUITE("ckpt/hook/in_flight") {
   }
 
   TEST_CASE("who leaves at once does not wait for a slow disk, and what was being written stays promised") {
+    bool flushing = false;
+    SUBCASE("beside training") {}
+    SUBCASE("in the last save") { flushing = true; }
     const TempDir dir;
     const Plan plan = saving_each_step(1);
     Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
@@ -347,7 +350,14 @@ TEST_SUITE("ckpt/hook/in_flight") {
     const auto names = [&] { return list_names(io, dir.path).value(); };
     while (names().leftovers.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const auto begin = std::chrono::steady_clock::now();
-    persister->give_up();
+    if (flushing) {  // and asks for it only while he waits for the last save
+      int64_t asked = 0;
+      const Status flushed = persister->flush([&] { return ++asked > 2; });
+      REQUIRE_FALSE(flushed.ok());
+      CHECK(flushed.error().code == ErrorCode::kStopped);
+    } else {
+      persister->give_up();
+    }
     persister.reset();
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
     CHECK(names().leftovers.empty());

@@ -248,6 +248,61 @@ TEST_SUITE("ckpt/node") {
     }
   }
 
+  TEST_CASE("a load ends at any read where somebody asks for it, and the next start loads the same") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {});
+    std::vector<std::string> notices;
+    {
+      auto node = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices).value();
+      REQUIRE(node->begin_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, node->arena(), {.steps = 2}, nullptr, report).ok());
+    }
+    int64_t ended = 0, in_reads = 0;
+    for (bool done = false; !done; ended += done ? 0 : 1) {
+      CAPTURE(ended);
+      NodeOptions options = options_for(fresh_run_id(), dir.path);
+      options.stop = [left = ended]() mutable { return left-- <= 0; };
+      const auto opened = CheckpointNode::open(plan, options, &notices);
+      REQUIRE_OK(opened);
+      const Result<RestoreChoice> choice = opened.value()->begin_incarnation();
+      done = choice.ok();
+      if (done) {
+        CHECK(choice.value().step == 2);
+        continue;
+      }
+      CHECK(choice.error().message.find("asked to stop") != std::string::npos);
+      in_reads += choice.error().message.find(".h5: asked to stop") != std::string::npos ? 1 : 0;
+      CHECK_FALSE(newest_whole(opened.value()->arena().views()).has_value());
+    }
+    CHECK(ended > 5);
+    CHECK(in_reads > 0);
+    PosixBackend io;
+    CHECK(list_names(io, dir.path / "checkpoints").value().steps == std::vector<int64_t>{2});
+  }
+
+  TEST_CASE("a start that is not waited for leaves the memory of a dead agent to the next one") {
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    run_and_kill(saving({2, 1, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path),
+                 {.steps = 20, .die_at = 3, .snapshots_at_death = 2});
+    const Plan plan = saving({1, 1, 2}, {});  // another layout: the memory has to be written first
+    CHECK(in_child([&] {
+            NodeOptions options = options_for(run_id, dir.path);
+            options.leave = [] { return true; };
+            std::vector<std::string> unheard;
+            const auto left = CheckpointNode::open(plan, options, &unheard);
+            return !left.ok() && left.error().code == ErrorCode::kStopped ? 0 : 1;
+          }) == 0);
+    PosixBackend io;
+    CHECK(list_names(io, dir.path / "checkpoints").value().steps.empty());
+    CHECK(list_names(io, dir.path / "checkpoints").value().leftovers.empty());
+    std::vector<std::string> notices;
+    const auto opened = CheckpointNode::open(plan, options_for(run_id, dir.path), &notices);
+    REQUIRE_OK(opened);
+    CHECK(opened.value()->begin_incarnation().value().step == 3);
+  }
+
   TEST_CASE("a folder with checkpoints is refused when a fresh start is asked for") {
     const TempDir dir;
     const Plan plan = saving({1, 1, 1}, {});
