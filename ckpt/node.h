@@ -59,6 +59,9 @@ class CheckpointNode {
   /// Ranks save at the next step boundary and leave.
   void request_stop();
 
+  /// Of the persister: for a stop whose boundary is long in coming.
+  std::optional<int64_t> promise_newest() { return persister_->promise_newest(); }
+
   /// A rank says its slot is complete: look now.
   void notify();
   std::vector<PersistEvent> take_events();

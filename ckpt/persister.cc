@@ -477,6 +477,28 @@ void NodePersister::ranks_gone() {
   }
 }
 
+std::optional<int64_t> NodePersister::promise_newest() {
+  const Arena& arena = impl_->arena;
+  arena::Control& control = arena.control();
+  const std::vector<SlotView> views = arena.views();
+  const std::optional<int64_t> newest = newest_whole(views);
+  if (!newest || views[*newest].reserved) return std::nullopt;
+  const int64_t step = views[*newest].step;
+  if (control.persisted_step.load(std::memory_order_acquire) >= step) return std::nullopt;
+  int64_t reserved = 0;
+  if (!control.reserved[*newest].compare_exchange_strong(reserved, step)) return std::nullopt;
+  // The newest whole slot is not written, by the rules (slot_rule.h); whether it was still that, only a look behind the
+  // exchange tells. Ranks that have just given up waiting for the disk may write it all the same; its sums refuse it.
+  const std::vector<SlotView> now = arena.views();
+  if (newest_whole(now) != newest || now[*newest].step != step) {
+    reserved = step;
+    control.reserved[*newest].compare_exchange_strong(reserved, 0);
+    return std::nullopt;
+  }
+  notify();
+  return step;
+}
+
 Status NodePersister::flush(const std::function<bool()>& leave) {
   ranks_gone();
   std::unique_lock lock(impl_->mutex);

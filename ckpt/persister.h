@@ -79,6 +79,10 @@ class NodePersister {
   /// this agent's. Errors: kIo; those of check_owner.
   Status check_folder();
 
+  /// Beside the ranks, which may be long in coming to the boundary where they would save: promises the newest whole
+  /// snapshot, and returns its step. nullopt: it is on disk, or on its way there. No update writes it until it is done.
+  std::optional<int64_t> promise_newest();
+
   /// Whoever leaves at once: a save that is being written ends at its next chunk, and stays promised.
   void give_up();
 

@@ -25,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr int64_t kBoundaryPatienceNs = 5'000'000'000;  // a sixth of Kubernetes' default grace
+
 double unix_now() { return SystemClock().unix_s(); }
 int64_t clock_ns() { return SystemClock().now_ns(); }
 
@@ -440,6 +442,17 @@ void TrainAgent::on_stop_requested(int signal) {
                   signal == SIGINT ? "interrupted" : "asked to stop"));
   record({{"event", "stop_requested"}, {"signal", signal}});
   node_->request_stop();
+  stop_asked_ns_ = clock_ns();
+}
+
+/// A step or a validation may take longer than whoever asked for the stop grants, and a rank may hang.
+void TrainAgent::watch_stop() {
+  if (stop_asked_ns_ == 0 || clock_ns() - stop_asked_ns_ < kBoundaryPatienceNs) return;
+  stop_asked_ns_ = 0;
+  if (const std::optional<int64_t> step = node_->promise_newest()) {
+    progress_.say(fmt::format("no step boundary in {} s: saving step {}, the newest in memory, meanwhile",
+                              kBoundaryPatienceNs / 1'000'000'000, *step));
+  }
 }
 
 void TrainAgent::close() {

@@ -72,6 +72,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_stop_requested(int signal) override;
   void on_tick() override {
     take_persist_events();
+    watch_stop();
     watch_memory();
     waits_.look(world_ ? &*world_ : nullptr);
     copies_.poll();
@@ -106,6 +107,7 @@ class TrainAgent final : public agent::SupervisorClient {
   Status check_nothing_saved() const;
   Status check_owner();
   void watch_memory();
+  void watch_stop();
   std::filesystem::path trace_dir() const { return folder_.path() / "trace"; }
   void take_persist_events();
   void record(nlohmann::json event);
@@ -125,7 +127,8 @@ class TrainAgent final : public agent::SupervisorClient {
   std::unique_ptr<telemetry::MetricsWriter> metrics_;  // used by threads of node_
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<comm::ShmWorld> world_;
-  Fd memory_;  // of the arena, for ranks
+  Fd memory_;                  // of the arena, for ranks
+  int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough
   bool told_nameless_ = false;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
   telemetry::LineFile events_;                                // events.jsonl

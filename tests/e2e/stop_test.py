@@ -85,6 +85,26 @@ class Stop(RunTest):
                 self.assert_same_training(run, "whole", STEPS)
                 self.assertEqual(self.memory_left(self.folder), [])
 
+    def test_what_memory_holds_is_saved_when_the_boundary_is_long_in_coming(self):
+        recipe = self.recipe(steps=100000, save=100000)
+        job = self.start(recipe, "run")
+        reached = self.until_step("run", 5, job)
+        for pid in job.children().values():
+            os.kill(pid, signal.SIGSTOP)
+        job.signal(signal.SIGTERM)
+        saved = self.until(lambda: self.events("run", "saved"), "the save", job)[0]
+        took = saved["time"] - self.events("run", "stop_requested")[0]["time"]
+        self.assertTrue(4.9 < took < 15, took)
+        self.assertGreaterEqual(saved["step"], reached - 1)
+        self.assertIn(f"no step boundary in 5 s: saving step {saved['step']}, the newest in memory", job.output())
+        self.assertEqual(self.checkpoints("run"), [saved["step"]])
+        for pid in job.children().values():
+            os.kill(pid, signal.SIGCONT)
+        self.finish(job, 0)
+        self.assertEqual([e["step"] for e in self.events("run", "saved")], [saved["step"], self.last_step("run")])
+        self.assertGreater(self.last_step("run"), saved["step"])
+        self.assertEqual(self.checkpoints("run"), [saved["step"], self.last_step("run")])
+
     def slowed(self, call, delay_s, *train, path=()):
         """An agent of which each such system call (on that path) takes a while, under strace; it and its own pid."""
         strace = shutil.which("strace")

@@ -4,15 +4,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <functional>
 #include <future>
+#include <set>
 #include <thread>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/verify/verify.h"
 #include "runtime/core/process.h"
 #include "tests/ckpt/hook/fake_run.h"
 #include "tests/support/ok.h"
@@ -245,6 +248,67 @@ TEST_SUITE("ckpt/node") {
       REQUIRE(std::filesystem::exists(memory));
       opened.value().reset();
       CHECK_FALSE(std::filesystem::exists(memory));
+    }
+  }
+
+  TEST_CASE("the newest step in memory is saved while its ranks are on their way to the next boundary") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices);
+    REQUIRE_OK(opened);
+    CheckpointNode& node = *opened.value();
+    REQUIRE(node.begin_incarnation().ok());
+    CHECK_FALSE(node.promise_newest().has_value());  // there is none
+    LifeReport report;
+    REQUIRE(live(plan, node.arena(), {.steps = 9, .die_at = 3, .snapshots_at_death = 1}, nullptr, report).ok());
+    REQUIRE(node.promise_newest() == 2);  // of step 3 one rank's part is missing
+    CHECK_FALSE(node.promise_newest().has_value());
+    std::vector<PersistEvent> events;
+    while (events.empty()) events = node.take_events();
+    CHECK(events[0].step == 2);
+    CHECK(events[0].status.ok());
+    CHECK_FALSE(node.promise_newest().has_value());
+    PosixBackend io;
+    CHECK(newest_complete(io, dir.path / "checkpoints").value().step == 2);
+  }
+
+  TEST_CASE("saves that are promised beside training, at any moment, are of one step each") {
+    for (const int64_t in_flight : {1, 2}) {
+      CAPTURE(in_flight);
+      const TempDir dir;
+      const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1, .in_flight = in_flight});
+      std::vector<std::string> notices;
+      auto opened = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices);
+      REQUIRE_OK(opened);
+      CheckpointNode& node = *opened.value();
+      REQUIRE(node.begin_incarnation().ok());
+      std::atomic<bool> done = false;
+      std::set<int64_t> promised;
+      std::thread agent([&] {
+        while (!done) {
+          if (const auto step = node.promise_newest()) promised.insert(*step);
+        }
+      });
+      LifeReport report;
+      const Status lived = live(plan, node.arena(), {.steps = 400}, nullptr, report);
+      done = true;
+      agent.join();
+      REQUIRE_OK(lived);
+      CHECK(report.finished[0].ok());
+      CHECK_FALSE(node.flush().has_value());
+      CHECK(promised.size() > 2);
+      promised.insert(400);
+      std::set<int64_t> saved;
+      for (const PersistEvent& event : node.take_events()) {
+        CHECK_MESSAGE(event.status.ok(), event.step);
+        saved.insert(event.step);
+      }
+      CHECK(saved == promised);
+      CHECK(node.arena().control().distrusted == 0);
+      PosixBackend io;
+      for (const int64_t step : promised)
+        CHECK(verify_checkpoint(io, dir.path / "checkpoints" / step_dir_name(step)).value().whole());
     }
   }
 
