@@ -257,7 +257,7 @@ int64_t Supervisor::next_timeout_ms() const {
 
 /// One turn of the loop: waits up to `timeout_ms` (-1: for ever) and handles what is ready.
 Status Supervisor::dispatch_events(int64_t timeout_ms) {
-  if (read_signals(0)) timeout_ms = 0;  // while a callback was at work
+  while (read_signals(0)) timeout_ms = 0;  // that came while a callback was at work, also the one that tells of them
   epoll_event ready[64];
   const int n = epoll_wait(epoll_.get(), ready, 64, static_cast<int>(std::min<int64_t>(timeout_ms, 60'000)));
   if (n < 0) return errno == EINTR ? Status() : Status(os_error(errno, "epoll_wait"));
