@@ -231,7 +231,6 @@ bool Supervisor::restartable(const Failure& failure) const {
 Status Supervisor::supervise() {
   while (running_ > 0 && !failure_ && leave_signal_ == 0 && !abandoned()) {
     RT_TRY(dispatch_events(next_timeout_ms()));
-    if (abandoned()) break;
     run_timers();
     judge();
   }
@@ -286,6 +285,7 @@ Status Supervisor::dispatch_events(int64_t timeout_ms) {
 }
 
 void Supervisor::run_timers() {
+  if (abandoned()) return;
   const int64_t now = clock_.now_ns();
   if (options_.tick_ms > 0 && now >= next_tick_ns_) {
     next_tick_ns_ = now + options_.tick_ms * kNsPerMs;

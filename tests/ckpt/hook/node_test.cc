@@ -291,14 +291,14 @@ TEST_SUITE("ckpt/node") {
         }
       });
       LifeReport report;
-      const Status lived = live(plan, node.arena(), {.steps = 400}, nullptr, report);
+      const Status lived = live(plan, node.arena(), {.steps = 100}, nullptr, report);
       done = true;
       agent.join();
       REQUIRE_OK(lived);
       CHECK(report.finished[0].ok());
       CHECK_FALSE(node.flush().has_value());
       CHECK(promised.size() > 2);
-      promised.insert(400);
+      promised.insert(100);
       std::set<int64_t> saved;
       for (const PersistEvent& event : node.take_events()) {
         CHECK_MESSAGE(event.status.ok(), event.step);
