@@ -10,6 +10,7 @@
 #include "ckpt/retention/space.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/store/posix_backend.h"
+#include "ckpt/store/stoppable_backend.h"
 #include "ckpt/store/uring_backend.h"
 
 namespace cairn::ckpt {
@@ -41,7 +42,7 @@ CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena aren
     : plan_(plan),
       options_(std::move(options)),
       arena_(std::move(arena)),
-      io_(make_backend(plan)),
+      io_(make_stoppable(make_backend(plan), options_.stop)),
       buffers_(kBounceBytes * std::max<int64_t>(1, plan.recipe.checkpoint.in_flight)) {}
 
 Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, NodeOptions options,
@@ -57,9 +58,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     }
   }
   RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
-  RT_TRY_SET(Arena arena, open_run_memory(
-                              plan, options.run, options.checkpoints_dir, [&] { return make_backend(plan); }, notices,
-                              options.before_save));
+  RT_TRY_SET(Arena arena,
+             open_run_memory(
+                 plan, options.run, options.checkpoints_dir,
+                 [&] { return make_stoppable(make_backend(plan), options.leave); }, notices, options.before_save));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
   if (!node->options_.resume) {
@@ -85,6 +87,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
           .incremental = plan.recipe.checkpoint.incremental,
           .in_flight = plan.recipe.checkpoint.in_flight,
           .buffers = &node->buffers_,
+          .check_owner = node->options_.check_owner,
           .before_save = node->options_.before_save,
           .on_event = [raw = node.get()](const PersistEvent& event) {
             {
@@ -121,14 +124,15 @@ std::vector<PersistEvent> CheckpointNode::take_events() {
 
 std::optional<PersistEvent> CheckpointNode::flush() {
   std::vector<PersistEvent> before = take_events();
-  if (!persister_->flush().ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
+  if (!persister_->flush(options_.leave).ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
   const std::lock_guard lock(mutex_);
   std::optional<PersistEvent> last;
   const auto newest =
       std::max_element(events_.begin(), events_.end(), [](const PersistEvent& a, const PersistEvent& b) {
         return a.step <= b.step;  // of one step the later try
       });
-  if (newest != events_.end()) {
+  // One that a newer step on disk has overtaken is news like any other.
+  if (newest != events_.end() && newest->step >= arena_.control().persisted_step.load(std::memory_order_acquire)) {
     last = std::move(*newest);
     events_.erase(newest);
   }

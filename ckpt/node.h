@@ -29,6 +29,9 @@ struct NodeOptions {
   std::optional<std::filesystem::path> init_from;  // checkpoint to start from when the run has none of its own
   OpenForeign open_foreign;                        // when that may be no checkpoint
   bool resume = true;                              // false: refuse a folder that already holds checkpoints
+  std::function<Status()> check_owner;             // PersistOptions::check_owner
+  std::function<bool()> stop;                      // asked while a checkpoint is being loaded: true ends that, kStopped
+  std::function<bool()> leave;                     // asked while whoever opens or flushes waits for a save: gives it up
   BeforeSave before_save;                          // may be empty
   std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
 };
@@ -56,12 +59,15 @@ class CheckpointNode {
   /// Ranks save at the next step boundary and leave.
   void request_stop();
 
+  /// Of the persister: for a stop whose boundary is long in coming.
+  std::optional<int64_t> promise_newest() { return persister_->promise_newest(); }
+
   /// A rank says its slot is complete: look now.
   void notify();
   std::vector<PersistEvent> take_events();
 
   /// When no rank runs any more: ends what is promised, and saves the newest whole snapshot if the disk does not have
-  /// it. The save of the newest step, or nullopt when there was none.
+  /// it. The save of the newest step; nullopt when there was none, or a newer one is on disk already.
   std::optional<PersistEvent> flush();
 
   /// The arena outlives this object: the next start of the run takes it over.

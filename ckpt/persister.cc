@@ -32,7 +32,7 @@
 namespace cairn::ckpt {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{20};
+constexpr std::chrono::milliseconds kLookEvery{20}, kAskEvery{50};
 constexpr int64_t kSmallArenaBytes = int64_t{256} << 20;  // with the weights; a save takes some 10 ms of CPU then
 
 /// What a save of a slot is made of, kept from save to save: with many shards, making it anew costs as much as writing.
@@ -138,6 +138,7 @@ struct NodePersister::Impl {
   Status last_status;  // of last_step, the newest written since flush() began
 
   void hold_folder(IoBackend& io);
+  Status is_the_folder(IoBackend& io);
   Status check_folder(IoBackend& io);
   void prepare(Writer& writer);
   SaveOptions save_options(Writer& writer);
@@ -160,6 +161,11 @@ void NodePersister::Impl::hold_folder(IoBackend& io) {
 }
 
 Status NodePersister::Impl::check_folder(IoBackend& io) {
+  RT_TRY(is_the_folder(io));  // first: where it is away, nothing tells whose it is
+  return options.check_owner ? options.check_owner() : Status();
+}
+
+Status NodePersister::Impl::is_the_folder(IoBackend& io) {
   const std::lock_guard lock(of_folder);
   if (!folder) {
     const Result<FileStat> there = io.stat(dir);
@@ -220,6 +226,7 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
   put_starts(arena.starts(), manifest);
+  RT_TRY(check_folder(*writer.io).with(fmt::format("step {} was not saved", position.step)));
   if (options.before_save) {
     std::vector<std::string> news = arena.news_until(position.step - 1);
     news.push_back(position.metrics);
@@ -255,6 +262,10 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
 
 void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
   if (!options.retention) return;
+  if (const Status meant = check_folder(*writer.io); !meant.ok()) {
+    event.problems.push_back(meant.error().message);
+    return;
+  }
   // The newest one is kept by name: after going back in a run there may be higher steps of an older line.
   RetentionPolicy policy = *options.retention;
   policy.keep_steps.push_back(arena.control().persisted_step.load(std::memory_order_acquire));
@@ -395,7 +406,7 @@ void NodePersister::Impl::loop(Writer& writer) {
       last_status = {};
       lock.unlock();
       try {
-        write_newest(writer);
+        if (!given_up) write_newest(writer);
       } catch (const std::exception& error) {  // out of memory; whoever flushes keeps the arena then
         const std::lock_guard guard(mutex);
         last_status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()};
@@ -472,7 +483,29 @@ void NodePersister::ranks_gone() {
   }
 }
 
-Status NodePersister::flush() {
+std::optional<int64_t> NodePersister::promise_newest() {
+  const Arena& arena = impl_->arena;
+  arena::Control& control = arena.control();
+  const std::vector<SlotView> views = arena.views();
+  const std::optional<int64_t> newest = newest_whole(views);
+  if (!newest || views[*newest].reserved) return std::nullopt;
+  const int64_t step = views[*newest].step;
+  if (control.persisted_step.load(std::memory_order_acquire) >= step) return std::nullopt;
+  int64_t reserved = 0;
+  if (!control.reserved[*newest].compare_exchange_strong(reserved, step)) return std::nullopt;
+  // The newest whole slot is not written, by the rules (slot_rule.h); whether it was still that, only a look behind the
+  // exchange tells. Ranks that have just given up waiting for the disk may write it all the same; its sums refuse it.
+  const std::vector<SlotView> now = arena.views();
+  if (newest_whole(now) != newest || now[*newest].step != step) {
+    reserved = step;
+    control.reserved[*newest].compare_exchange_strong(reserved, 0);
+    return std::nullopt;
+  }
+  notify();
+  return step;
+}
+
+Status NodePersister::flush(const std::function<bool()>& leave) {
   ranks_gone();
   std::unique_lock lock(impl_->mutex);
   impl_->last_step = -1;
@@ -481,7 +514,10 @@ Status NodePersister::flush() {
   impl_->flushing = true;
   ++impl_->notices;
   impl_->changed.notify_all();
-  impl_->changed.wait(lock, [&] { return impl_->flushed; });
+  while (!impl_->changed.wait_for(lock, kAskEvery, [&] { return impl_->flushed; })) {
+    if (leave && leave()) give_up();
+  }
+  if (impl_->given_up) return Error{ErrorCode::kStopped, "the save was given up"};
   return impl_->last_status;
 }
 

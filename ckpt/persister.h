@@ -7,7 +7,8 @@
 // first; its bytes are compared with the word sums of the update on the way to the disk, so damage in memory never
 // becomes a checkpoint. Failures are reported and training goes on; the next save tries again. Saves may end in any
 // order: what the rules of retention keep is judged from the newest that is complete, so that an older one which ends
-// late may go at once. A save is refused where the path leads to another folder than at the beginning (held_folder.h).
+// late may go at once. A save is refused where the path leads to another folder than at the beginning (held_folder.h),
+// and where the folder is another agent's by now (PersistOptions::check_owner).
 
 #include <cstdint>
 #include <filesystem>
@@ -50,6 +51,9 @@ struct PersistOptions {
   int64_t in_flight = 1;                     // saves being written at once, at most; each has up to save.fill_bytes
   BufferStore* buffers = nullptr;            // memory that payload passes through, shared with who reads; null: its own
   bool low_priority = true;
+  /// That the folder is still this agent's to write to: asked before a save begins, before its commit, and before
+  /// retention removes anything. An error refuses that. On threads of the persister's; may be empty.
+  std::function<Status()> check_owner;
   BeforeSave before_save;                             // may be empty
   std::function<void(const PersistEvent&)> on_event;  // on a thread of the persister's, one at a time; may be empty
 };
@@ -75,15 +79,21 @@ class NodePersister {
   void gone_on_from(int64_t step);
 
   /// That the folder of the checkpoints is the one that there was when this was made, or one that has what was saved
-  /// last, as where it was mounted anew. What lies there, or not, says nothing of the run else. Errors: kIo.
+  /// last, as where it was mounted anew. What lies there, or not, says nothing of the run else. And that it is still
+  /// this agent's. Errors: kIo; those of check_owner.
   Status check_folder();
+
+  /// Beside the ranks, which may be long in coming to the boundary where they would save: promises the newest whole
+  /// snapshot, and returns its step. nullopt: it is on disk, or on its way there. No update writes it until it is done.
+  std::optional<int64_t> promise_newest();
 
   /// Whoever leaves at once: a save that is being written ends at its next chunk, and stays promised.
   void give_up();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
-  /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write.
-  Status flush();
+  /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write. `leave` is
+  /// asked all the while, and when it says so this is given up: give_up(), kStopped.
+  Status flush(const std::function<bool()>& leave = {});
 
  private:
   struct Impl;

@@ -188,6 +188,7 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
     }
   }
   RT_TRY_SET(RunFolder folder, RunFolder::open(run, name));  // nobody trains in it meanwhile
+  if (!folder.doubt().empty()) fmt::print(stderr, "warning: {}\n", folder.doubt());
   if (fs::exists(run / "recipe.resolved.json", failed)) {
     RT_TRY(recipe_of_run(run));  // one that waits until its step can be read is not to be written over
     RT_TRY_SET(out->recipe_before_, read_text_file(run / "recipe.resolved.json"));

@@ -119,6 +119,7 @@ Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int6
   }
   if (recipe.init.path.empty() && !fs::exists(run / "world")) RT_TRY(check_steps_lie_below(run));
   RT_TRY_SET(RunFolder folder, RunFolder::open(run, loaded.recipe.name));
+  if (!folder.doubt().empty()) fmt::print("warning: {}\n", folder.doubt());
   if (!folder.copied_from().empty()) {
     fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
                folder.copied_from());

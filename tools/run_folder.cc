@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,13 +11,17 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/core/random.h"
+#include "tools/ckpt_places.h"
+#include "tools/commands.h"
 
 namespace cairn::tools {
 
@@ -130,6 +135,95 @@ Result<std::string> recipe_of_run(const fs::path& run) {
   return read_text_file(run / "recipe.resolved.json");
 }
 
+namespace {
+
+bool is_mount_point(const fs::path& dir) {
+  struct stat here {
+  }, above{};
+  return ::stat(dir.c_str(), &here) == 0 && ::stat((dir / "..").c_str(), &above) == 0 && here.st_dev != above.st_dev;
+}
+
+/// RUN and the folder of runs may well be made by the first run. A third level that is not there is more likely a mount
+/// point's, and so are two below an empty folder that is none now. Only to be told: either may be what is meant.
+std::string doubt_about(const fs::path& run) {
+  if (!run.is_absolute()) return {};
+  std::error_code unknown;
+  int64_t missing = 0;
+  fs::path outermost, at = (run.lexically_normal() / "").parent_path();
+  for (; at.has_relative_path() && !fs::exists(fs::symlink_status(at, unknown)); at = at.parent_path()) {
+    outermost = at;
+    ++missing;
+  }
+  if (missing < 2 || (missing == 2 && (!fs::is_empty(at, unknown) || is_mount_point(at)))) return {};
+  return fmt::format("{} was not there and was made: is a file system not mounted?", outermost.string());
+}
+
+/// The line of run.lock: who has the run, for whoever finds it locked. No two are equal, so that who has written one
+/// sees by it whether the run is still his.
+struct Holder {
+  std::string host, since;  // empty: an older build's, which tells its pid alone
+  std::string pid;
+};
+
+std::string holder_line() {
+  const ckpt::WriterId me = ckpt::this_writer();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+  std::random_device random;
+  const nlohmann::json line{{"host", me.host},
+                            {"pid", me.pid},
+                            {"since", time_text(now.count())},
+                            {"token", fmt::format("{:08x}{:08x}", random(), random())}};
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+/// Over what the one before has left, which never leaves nothing: somebody may be reading.
+Status write_holder(int fd, const std::string& line, const fs::path& lock) {
+  const auto bytes = static_cast<ssize_t>(line.size());
+  const ssize_t written = ::pwrite(fd, line.data(), line.size(), 0);
+  if (written >= 0 && written < bytes) return os_error(ENOSPC, lock.string());
+  if (written < 0 || ::ftruncate(fd, bytes) != 0) return os_error(errno, lock.string());
+  return {};
+}
+
+Holder holder_in(const std::string& text) {
+  const auto line = nlohmann::json::parse(text, nullptr, false);
+  const auto word = [&](const char* key) {
+    return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
+                                                                           : std::string();
+  };
+  Holder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
+  const bool older = line.is_number_integer();
+  if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
+    holder.pid = (older ? line : line["pid"]).dump();
+  return holder;
+}
+
+std::string describe(const Holder& holder) {
+  std::string text = "pid " + holder.pid;
+  if (!holder.host.empty()) text += " on " + holder.host;
+  if (!holder.since.empty()) text += ", since " + holder.since;
+  return text;
+}
+
+/// `what` follows "is in use by another cairn (...)".
+Error in_use(const fs::path& lock, std::string_view what) {
+  const Result<std::string> line = read_text_file(lock);
+  const Holder holder = holder_in(line.ok() ? line.value() : "");
+  std::string text =
+      fmt::format("{} is in use by another cairn ({}){}", lock.parent_path().string(), describe(holder), what);
+  if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
+    text += fmt::format(
+        ". If {0} is dead, the file system keeps its lock for a while: NFSv4 some 90 s, NFSv3 until {0} is up again; "
+        "then, or when {1} has been removed, the same command goes on. Should that cairn be alive after all, "
+        "the two train side by side until its next save, at which it leaves",
+        holder.host, lock.string());
+  }
+  return Error{ErrorCode::kUnavailable, std::move(text)};
+}
+
+}  // namespace
+
 Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
   RunFolder out;
   out.path_ = path;
@@ -144,6 +238,7 @@ Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name)
 Status RunFolder::take() {
   std::error_code unknown;
   ckpt::PosixBackend io;
+  doubt_ = doubt_about(path_);
   for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
     const size_t before = made_.size();
     // A link whose disk is away is there.
@@ -159,16 +254,13 @@ Status RunFolder::take() {
   if (!lock_) return os_error(errno, lock.string());
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-    const Result<std::string> holder = read_text_file(lock);
-    return Error{ErrorCode::kUnavailable, fmt::format("{} is in use by another cairn (pid {}); one run folder, one run",
-                                                      path_.string(), holder.ok() ? holder.value() : "unknown")};
+    return in_use(lock, "; one run folder, one run");
   }
   if (!had_lock) made_.push_back(lock);
   if (!had_identity) made_.push_back(path_ / "run.json");
-  const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), pid.data(), pid.size(), 0) < 0) {
-    return os_error(errno, lock.string());
-  }
+  lock_line_ = holder_line();
+  RT_TRY(write_holder(lock_.get(), lock_line_, lock));
+  if (Result<ckpt::HeldFolder> held = ckpt::HeldFolder::open(path_); held.ok()) held_ = std::move(held).value();
 
   const std::string here = fs::canonical(path_).string();
   std::string written_at;
@@ -193,6 +285,23 @@ Status RunFolder::take() {
   }
   if (written_at != here && copied_from_.empty()) RT_TRY(take_id(id_));
   return settle_recipe();
+}
+
+Status RunFolder::check_held() const {
+  const Result<std::string> line = read_text_file(path_ / "run.lock");
+  if (line.ok() && line.value() == lock_line_) return {};
+  if (!line.ok()) {
+    if (!ckpt::is_not_found(line.error())) return line.error();
+    if (held_) RT_TRY(held_->check());  // moved or unmounted as a whole, it comes back with its lock
+    if (is_gone(path_)) return Error{ErrorCode::kIo, fmt::format("{}: {}", path_.string(), ckpt::kFolderGone), ENOENT};
+  }
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("{} is not this cairn's any more: {}. This one has stopped and leaves the folder as it is; "
+                           "what it had not saved stays in this machine's shared memory, from where a start of the run "
+                           "here takes it up",
+                           path_.string(),
+                           line.ok() ? fmt::format("another one has taken it ({})", describe(holder_in(line.value())))
+                                     : "its run.lock was removed")};
 }
 
 void RunFolder::remove_made() const {
@@ -239,19 +348,16 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
   if (!fd && errno == EACCES) fd.reset(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));  // another user's run
   if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
-    const std::string pid = std::to_string(::getpid());  // or the next one is told of who held it before
-    // Only to be told: a full disk, which `prune` is for, is no reason to refuse.
-    if (mine && ::pwrite(fd.get(), pid.data(), pid.size(), 0) > 0)
-      static_cast<void>(!::ftruncate(fd.get(), static_cast<off_t>(pid.size())));
+    // Or the next one is told of who held it before. A full disk, which `prune` is for, is no reason to refuse. What an
+    // agent of another host has written stays: where a lock is local to a host it may be alive, and would stop for this.
+    const Result<std::string> before = read_text_file(lock);
+    const std::string host = before.ok() ? holder_in(before.value()).host : "";
+    if (mine && (host.empty() || host == ckpt::this_writer().host))
+      ignore(write_holder(fd.get(), holder_line(), lock), "only to be told");
     return fd;
   }
   if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-  const Result<std::string> holder = read_text_file(lock);
-  return Error{
-      ErrorCode::kUnavailable,
-      fmt::format("{} is in use by another cairn (pid {}), which has its own retention; stop it first, or choose "
-                  "another folder",
-                  lock.parent_path().string(), holder.ok() ? holder.value() : "unknown")};
+  return in_use(lock, ", which has its own retention; stop it first, or choose another folder");
 }
 
 Status RunFolder::take_id(const std::string& id) {

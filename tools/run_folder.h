@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ckpt/store/held_folder.h"
 #include "runtime/core/result.h"
 #include "runtime/core/unique_handle.h"
 
@@ -20,7 +22,7 @@ namespace cairn::tools {
 
 class RunFolder {
  public:
-  /// Makes what is missing and takes the lock. Errors: kUnavailable when another agent holds it, naming its pid.
+  /// Makes what is missing and takes the lock. Errors: kUnavailable when another agent holds it, naming it.
   static Result<RunFolder> open(const std::filesystem::path& path, const std::string& name);
 
   const std::filesystem::path& path() const { return path_; }
@@ -28,6 +30,8 @@ class RunFolder {
   /// The folder that this one was copied from since, and that is still there: this one has an id of its own from now
   /// on. Else empty.
   const std::string& copied_from() const { return copied_from_; }
+  /// A sentence where the folder was made at a place that looks like one whose disk is not mounted. Else empty.
+  const std::string& doubt() const { return doubt_; }
   /// A copy's new id is written down, once nothing refuses it any more: the original may go, and this be that run.
   Status settle();
   /// The run that this folder goes on with is that of a lost one: its id is taken over.
@@ -48,6 +52,11 @@ class RunFolder {
   /// it waits for the next one who opens the folder.
   Status settle_recipe();
 
+  /// That run.lock still holds what open() has written there. Where a lock is local to a machine, or its lease has
+  /// ended, another agent may have taken the run; and who removes it means this one to be dead. From any thread.
+  /// Errors: kUnavailable, naming who has the run; kIo where that cannot be told, as when the folder was moved away.
+  Status check_held() const;
+
   /// Removes what open() has made, as far as nothing was put into it.
   void remove_made() const;
 
@@ -56,8 +65,10 @@ class RunFolder {
   Status forget_announced();
 
   std::filesystem::path path_;
-  std::string id_, name_, copied_from_;
+  std::string id_, name_, copied_from_, doubt_;
   Fd lock_;
+  std::string lock_line_;                    // what run.lock holds while the run is this one's
+  std::optional<ckpt::HeldFolder> held_;     // path_
   std::vector<std::filesystem::path> made_;  // in that order
 };
 
@@ -67,7 +78,7 @@ Result<std::string> recipe_of_run(const std::filesystem::path& run);
 
 /// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
 /// the folder, or applies its retention to it, meanwhile. A folder of another name, or outside any run, has none.
-/// Errors: kUnavailable when another process holds it, naming its pid.
+/// Errors: kUnavailable when another process holds it, naming it.
 Result<Fd> lock_run_of(const std::filesystem::path& checkpoints);
 
 /// Text into a file that appears whole or not at all.

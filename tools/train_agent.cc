@@ -25,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr int64_t kBoundaryPatienceNs = 5'000'000'000;  // a sixth of Kubernetes' default grace
+
 double unix_now() { return SystemClock().unix_s(); }
 int64_t clock_ns() { return SystemClock().now_ns(); }
 
@@ -58,6 +60,9 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
                                     .recipe_json = loaded.canonical_json,
                                     .recipe_hash = loaded.hash_hex},
                             .resume = !options_.fresh,
+                            .check_owner = [this] { return check_owner(); },
+                            .stop = [this] { return supervisor_->stop_asked(); },
+                            .leave = [this] { return supervisor_->leave_signal() != 0; },
                             .before_save =
                                 [this](int64_t step, std::span<const std::string> news) {
                                   const Status complete = metrics_->complete(step, news);
@@ -113,13 +118,33 @@ Status TrainAgent::check_nothing_saved() const {
                   folder_.checkpoints().string(), saved)};
 }
 
+/// That the run is this agent's. If not, it ends: by the supervisor, whichever thread finds it out.
+Status TrainAgent::check_owner() {
+  Status mine = folder_.check_held();
+  if (!mine.ok() && mine.error().code == ErrorCode::kUnavailable) supervisor_->abandon(mine.error());
+  return mine;
+}
+
 Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t generation) {
   const int64_t world = plan_.mesh.world();
   if (is_gone(folder_.path())) {
     return Error{ErrorCode::kIo, fmt::format("{}: {}", folder_.path().string(), ckpt::kFolderGone), ENOENT};
   }
-  RT_TRY_SET(const ckpt::RestoreChoice choice, node_->begin_incarnation());
+  ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
+  if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
+  const Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
+  if (!chosen.ok() && supervisor_->stop_asked()) {
+    return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command goes on"};
+  }
+  if (!chosen.ok()) return chosen.error();
+  const ckpt::RestoreChoice& choice = chosen.value();
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
+  take_persist_events();           // of saves that have ended meanwhile
+  if (choice.step < told_step_) {  // the line that those were of is left
+    told_step_ = choice.step;
+    last_persist_ = {};
+  }
+  saved_step_ = std::min(saved_step_, choice.step);
   std::string from = "a fresh start";
   if (choice.source == ckpt::arena::Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
@@ -339,15 +364,21 @@ void TrainAgent::tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreCho
           {"left", match.left}});
 }
 
+/// Saves may end in any order (checkpoint.in_flight): what counts, for the end too, is what came of the newest step.
 void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
+  const bool overtaken = event.step <= saved_step_;
+  const bool newest = event.step >= told_step_;
+  if (newest) told_step_ = event.step;
   if (!event.status.ok()) {
     if (event.step == failed_step_) return;  // told already
     failed_step_ = event.step;
-    const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop;
+    const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop && !overtaken;
     progress_.say(fmt::format("warning: {}; {}", not_saved(event),
-                              stop ? "the run stops, as checkpoint.on_failure says" : "the next save tries again"));
+                              overtaken ? fmt::format("step {} is on disk", saved_step_)
+                              : stop    ? "the run stops, as checkpoint.on_failure says"
+                                        : "the next save tries again"));
     record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
-    last_persist_ = event.status;
+    if (newest && !overtaken) last_persist_ = event.status;
     if (stop && stopped_by_.ok()) {
       Error error = event.status.error();
       if (error.code != ErrorCode::kNoSpace) error.code = ErrorCode::kIo;  // 74, whatever was in the way
@@ -356,12 +387,15 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
     }
     return;
   }
-  last_persist_ = {};
+  if (newest) last_persist_ = {};
   if (event.problems.size() > problems_) {  // each save meets the old ones again
     for (const std::string& problem : event.problems) progress_.say("warning: retention: " + problem);
   }
   problems_ = event.problems.size();
-  newest_checkpoint_ = event.dir;
+  if (!overtaken) {
+    newest_checkpoint_ = event.dir;
+    saved_step_ = event.step;
+  }
   record({{"event", "saved"},
           {"step", event.step},
           {"seconds", event.seconds},
@@ -380,6 +414,7 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
 }
 
 void TrainAgent::take_persist_events() {
+  if (supervisor_->abandoned()) return;  // events.jsonl is another one's
   for (const ckpt::PersistEvent& event : node_->take_events()) tell_persisted(event);
 }
 
@@ -402,18 +437,47 @@ void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, dou
 }
 
 void TrainAgent::on_stop_requested(int signal) {
-  progress_.say(fmt::format("{}: saving at the next step boundary, then leaving; once more leaves at once",
-                            signal == SIGINT ? "interrupted" : "asked to stop"));
+  progress_.say(
+      fmt::format("{}: saving at the next step boundary, then leaving; Ctrl-C (SIGINT) from a second on leaves at once",
+                  signal == SIGINT ? "interrupted" : "asked to stop"));
   record({{"event", "stop_requested"}, {"signal", signal}});
   node_->request_stop();
+  stop_asked_ns_ = clock_ns();
+}
+
+/// A step or a validation may take longer than whoever asked for the stop grants, and a rank may hang.
+void TrainAgent::watch_stop() {
+  if (stop_asked_ns_ == 0 || clock_ns() - stop_asked_ns_ < kBoundaryPatienceNs) return;
+  stop_asked_ns_ = 0;
+  if (const std::optional<int64_t> step = node_->promise_newest()) {
+    progress_.say(fmt::format("no step boundary in {} s: saving step {}, the newest in memory, meanwhile",
+                              kBoundaryPatienceNs / 1'000'000'000, *step));
+  }
 }
 
 void TrainAgent::close() {
   if (!node_) return;
-  if (!concluded_) {
-    if (const std::optional<ckpt::PersistEvent> saved = node_->flush()) tell_flushed(*saved);
-  }
+  if (!concluded_) flush();
+  if (supervisor_->abandoned()) node_->keep_memory();
   node_.reset();
+}
+
+void TrainAgent::flush() {
+  if (supervisor_->abandoned()) return;
+  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  if (supervisor_->abandoned()) return;
+  if (supervisor_->leave_signal() != 0) return leave();
+  const bool done = saved && saved->status.ok();
+  if (done) tell_flushed(*saved);  // first: the others are older, and judged by it
+  take_persist_events();
+  if (saved && !done) tell_flushed(*saved);
+}
+
+void TrainAgent::leave() {
+  node_->keep_memory();
+  progress_.say(
+      "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
+      "up");
 }
 
 void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
@@ -437,15 +501,12 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
   finish_trace();
   if (outcome.kind == agent::EndKind::kLeftBySignal) {
-    node_->keep_memory();
-    progress_.say(
-        "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
-        "up");
+    leave();
     return outcome.exit_code;
   }
-  const std::optional<ckpt::PersistEvent> saved = node_->flush();
-  take_persist_events();  // older than what flush saved
-  if (saved) tell_flushed(*saved);
+  flush();
+  if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
+  if (const int signal = supervisor_->leave_signal(); signal != 0) return 128 + signal;
   if (!stopped_by_.ok()) {
     const Error& error = stopped_by_.error();
     if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));

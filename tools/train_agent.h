@@ -72,6 +72,7 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_stop_requested(int signal) override;
   void on_tick() override {
     take_persist_events();
+    watch_stop();
     watch_memory();
     waits_.look(world_ ? &*world_ : nullptr);
     copies_.poll();
@@ -104,13 +105,17 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_traced(const std::string& path);
   void finish_trace();
   Status check_nothing_saved() const;
+  Status check_owner();
   void watch_memory();
+  void watch_stop();
   std::filesystem::path trace_dir() const { return folder_.path() / "trace"; }
   void take_persist_events();
   void record(nlohmann::json event);
   void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
   void tell_persisted(const ckpt::PersistEvent& event);
   void tell_flushed(const ckpt::PersistEvent& event);
+  void flush();
+  void leave();
 
   const Plan& plan_;
   RunFolder& folder_;
@@ -122,7 +127,8 @@ class TrainAgent final : public agent::SupervisorClient {
   std::unique_ptr<telemetry::MetricsWriter> metrics_;  // used by threads of node_
   std::unique_ptr<ckpt::CheckpointNode> node_;
   std::optional<comm::ShmWorld> world_;
-  Fd memory_;  // of the arena, for ranks
+  Fd memory_;                  // of the arena, for ranks
+  int64_t stop_asked_ns_ = 0;  // 0: not asked, or the ranks have been waited for long enough
   bool told_nameless_ = false;
   std::optional<telemetry::TensorBoardWriter> tensorboard_;
   telemetry::LineFile events_;                                // events.jsonl
@@ -137,13 +143,15 @@ class TrainAgent final : public agent::SupervisorClient {
   double started_s_ = SystemClock().unix_s();
   double peak_tflops_ = 0;  // of the whole world; 0: not known
   std::filesystem::path newest_checkpoint_;
+  int64_t saved_step_ = -1;                    // of newest_checkpoint_, or an older one where the run went back
   std::filesystem::path report_path_;          // of the last failure
   std::vector<std::filesystem::path> traced_;  // files of ranks, until they are merged
   std::vector<telemetry::TraceSpan> saves_;    // for the trace
-  Status last_persist_;
-  int64_t failed_step_ = -1;  // of the last save that failed
-  size_t problems_ = 0;       // of retention after the last save
-  Status stopped_by_;         // the first save that failed, with checkpoint.on_failure = "stop"
+  int64_t told_step_ = -1;                     // the newest whose save was told
+  Status last_persist_;                        // of that one
+  int64_t failed_step_ = -1;                   // of the last save that failed
+  size_t problems_ = 0;                        // of retention after the last save
+  Status stopped_by_;                          // the first save that failed, with checkpoint.on_failure = "stop"
   bool concluded_ = false;
 };
 

@@ -945,6 +945,9 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
       return save_all();
     }
   }
+  if (options.check_folder) {
+    if (Status meant = options.check_folder(); !meant.ok()) return abandon(std::move(meant).error());
+  }
   report.replaced = existing.ok();
   Replacement replacement;
   if (report.replaced) {

@@ -59,8 +59,8 @@ struct SaveOptions {
   int64_t chunk_bytes = int64_t{4} << 20;  // of a request and of a checksum (less: checksum_bytes.h); of 4096
   int64_t fill_bytes = int64_t{64} << 20;  // memory for payload on its way; at least two chunks when filled
   int64_t max_bytes_per_s = 0;             // payload throttle; 0: as fast as it goes
-  /// That the folder of the checkpoints is the one that is meant: asked before anything is written, and once what is
-  /// written lies in it. Empty: it is made when it is missing.
+  /// That the folder of the checkpoints is the one that is meant: asked before anything is written, once what is
+  /// written lies in it, and before that gets its name. Empty: it is made when it is missing.
   std::function<Status()> check_folder;
   bool replace_existing = true;  // false: a committed step of this number is an error
   /// Also where other steps of the folder refer to the replaced one: a run that comes by its number again has left

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
 constexpr int64_t kTailLines = 5;
-constexpr int64_t kLeaveLimitMs = 2000;  // how long a second signal waits for killed children to go
+constexpr int64_t kLeaveLimitMs = 2000;  // how long who leaves at once waits for killed children to go
 
 // Keys of the epoll set: what it is in the upper half, which one in the lower.
 enum class Source : uint64_t { kSignals = 1, kWake, kEvents, kExit };
@@ -107,6 +107,19 @@ void Supervisor::wake() {
   const uint64_t one = 1;
   // Full means that a wake is pending already.
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
+}
+
+void Supervisor::abandon(Error error) {
+  {
+    const std::lock_guard lock(of_end_);
+    if (!abandoned_) abandoned_ = std::move(error);
+  }
+  wake();
+}
+
+std::optional<Error> Supervisor::abandoned() {
+  const std::lock_guard lock(of_end_);
+  return abandoned_;
 }
 
 // --- Start ---------------------------------------------------------------------------------------------------------
@@ -216,11 +229,12 @@ bool Supervisor::restartable(const Failure& failure) const {
 // --- Watch ---------------------------------------------------------------------------------------------------------
 
 Status Supervisor::supervise() {
-  while (running_ > 0 && !failure_ && leave_signal_ == 0) {
+  while (running_ > 0 && !failure_ && leave_signal_ == 0 && !abandoned()) {
     RT_TRY(dispatch_events(next_timeout_ms()));
     run_timers();
     judge();
   }
+  if (std::optional<Error> why = abandoned()) return *std::move(why);
   if (!failure_ && leave_signal_ == 0) return {};
   if (failure_) client_.on_failing(*failure_);
   kill_all();
@@ -242,20 +256,21 @@ int64_t Supervisor::next_timeout_ms() const {
 
 /// One turn of the loop: waits up to `timeout_ms` (-1: for ever) and handles what is ready.
 Status Supervisor::dispatch_events(int64_t timeout_ms) {
+  while (read_signals(0)) timeout_ms = 0;  // that came while a callback was at work, also the one that tells of them
   epoll_event ready[64];
   const int n = epoll_wait(epoll_.get(), ready, 64, static_cast<int>(std::min<int64_t>(timeout_ms, 60'000)));
   if (n < 0) return errno == EINTR ? Status() : Status(os_error(errno, "epoll_wait"));
+  read_signals(clock_.now_ns());
   for (int i = 0; i < n; ++i) {
     const auto source = static_cast<Source>(ready[i].data.u64 >> 32);
     const auto index = static_cast<size_t>(ready[i].data.u64 & 0xffffffffu);
     switch (source) {
       case Source::kSignals:
-        read_signals();
-        break;
+        break;  // read above
       case Source::kWake: {
         uint64_t count = 0;
         [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
-        client_.on_tick();
+        if (!abandoned()) client_.on_tick();
         break;
       }
       case Source::kEvents:
@@ -270,6 +285,7 @@ Status Supervisor::dispatch_events(int64_t timeout_ms) {
 }
 
 void Supervisor::run_timers() {
+  if (abandoned()) return;
   const int64_t now = clock_.now_ns();
   if (options_.tick_ms > 0 && now >= next_tick_ns_) {
     next_tick_ns_ = now + options_.tick_ms * kNsPerMs;
@@ -338,17 +354,43 @@ Status Supervisor::reap(Child& child) {
   return {};
 }
 
-void Supervisor::read_signals() {
+/// `came_ns`: the earliest moment at which what is found can have come, or 0: after the last look. A callback that
+/// hangs in a slow disk must not make two signals of one moment look a second apart.
+void Supervisor::take_signals(int64_t came_ns) {
+  const std::lock_guard lock(of_signals_);
+  const int64_t now = clock_.now_ns();
+  if (came_ns == 0) came_ns = looked_ns_;
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     const int signal = static_cast<int>(info.ssi_signo);
-    if (outcome_.stop_signal == 0) {
-      outcome_.stop_signal = signal;
-      client_.on_stop_requested(signal);
-    } else {
+    if (stop_signal_ == 0) {
+      stopped_ns_ = now;
+      stop_signal_ = signal;
+    } else if (signal == SIGINT && came_ns - stopped_ns_ >= kLeaveAfterMs * kNsPerMs) {
       leave_signal_ = signal;
     }
   }
+  looked_ns_ = now;
+}
+
+/// On the thread of run(). True when that changed something.
+bool Supervisor::read_signals(int64_t came_ns) {
+  const int left_before = leave_signal_;
+  take_signals(came_ns);
+  if (stop_signal_ == 0 || outcome_.stop_signal != 0) return leave_signal_ != left_before;
+  outcome_.stop_signal = stop_signal_;
+  client_.on_stop_requested(outcome_.stop_signal);
+  return true;
+}
+
+bool Supervisor::stop_asked() {
+  take_signals(0);
+  return stop_signal_ != 0;
+}
+
+int Supervisor::leave_signal() {
+  take_signals(0);
+  return leave_signal_;
 }
 
 void Supervisor::check_hangs() {
@@ -487,6 +529,7 @@ Status Supervisor::reap_all(int64_t limit_ms) {
 Status Supervisor::wait_backoff(double seconds) {
   const int64_t until = clock_.now_ns() + static_cast<int64_t>(seconds * 1e9);
   while (leave_signal_ == 0 && outcome_.stop_signal == 0) {
+    if (std::optional<Error> why = abandoned()) return *std::move(why);
     const int64_t left_ns = until - clock_.now_ns();
     if (left_ns <= 0) break;
     const int64_t left_ms = (left_ns + kNsPerMs - 1) / kNsPerMs;

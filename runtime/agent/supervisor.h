@@ -10,7 +10,12 @@
 //      b. a child failed, or hangs                -> all others get SIGKILL at once (their collectives cannot finish),
 //         all are reaped, on_failure; then 1 with g + 1 after the back-off, or run() returns kFailed
 //      c. a stop signal                           -> on_stop_requested, children go on: the client tells them to save
-//         a second one                            -> SIGKILL all, run() returns kLeftBySignal with 128 + signal
+//         a SIGINT a second after it, or later    -> SIGKILL all, run() returns kLeftBySignal with 128 + signal
+//
+// What a second signal means. Schedulers send more than one by themselves (LSF INT and 10 s later TERM, Slurm TERM
+// again at the limit), and wrappers forward what the whole process group has had already. None of that may cost the
+// save that the first one has asked for: SIGTERM only ever asks, and a SIGINT is a person's second thought only when it
+// comes kLeaveAfterMs after the first signal.
 //
 // Who is blamed. The first child that failed, by time. A child that exits with 69 or 75 only says that a peer or the
 // run went away, so it is blamed only if nobody else fails within `cause_grace_ms`; an `error` event counts as a
@@ -22,8 +27,10 @@
 // Nothing here polls: pidfds, pipes, a signalfd and one timeout are one epoll set, so from a SIGKILL to the new
 // generation pass as many milliseconds as the kernel needs to tear the processes down.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -41,6 +48,7 @@ struct RestartPolicy {
   double backoff_s = 0;      // before the 2nd restart in a row; doubles each time, up to kMaxBackoffS
 };
 constexpr double kMaxBackoffS = 600;
+constexpr int64_t kLeaveAfterMs = 1000;  // from the first stop signal to the SIGINT that leaves at once
 
 struct SupervisorOptions {
   RestartPolicy restart;
@@ -147,6 +155,15 @@ class Supervisor {
   /// From any thread: on_tick soon.
   void wake();
 
+  /// From any thread: the run ends at once and with this error; children are killed, and nothing is asked of the client
+  /// or started any more. The first counts.
+  void abandon(Error error);
+  std::optional<Error> abandoned();
+
+  // What has come while a callback keeps the thread of run(), or after run(): from any thread, each looks itself.
+  bool stop_asked();
+  int leave_signal();  // 0: none has come that leaves at once
+
  private:
   struct Child;
 
@@ -163,7 +180,8 @@ class Supervisor {
   void read_events(Child& child);
   void take_event(Child& child, std::string_view line);
   Status reap(Child& child);
-  void read_signals();
+  void take_signals(int64_t came_ns);
+  bool read_signals(int64_t came_ns);
   void check_hangs();
   void judge();
   void blame(const Child& child, bool hang, std::string detail);
@@ -187,8 +205,13 @@ class Supervisor {
   int64_t cause_deadline_ns_ = 0;  // 0: not waiting for a cause
   int64_t next_tick_ns_ = 0, next_hang_check_ns_ = 0;
   int64_t restarts_in_a_row_ = 0;
-  int leave_signal_ = 0;  // the second stop signal
   bool killing_ = false;
+  std::mutex of_end_;
+  std::optional<Error> abandoned_;  // guarded by of_end_
+  std::mutex of_signals_;
+  int64_t looked_ns_ = 0, stopped_ns_ = 0;  // guarded by of_signals_: the last look for signals; when the first came
+  std::atomic<int> stop_signal_{0};         // the first
+  std::atomic<int> leave_signal_{0};        // the one that does not wait for what the first has asked for
 };
 
 }  // namespace cairn::agent

@@ -2,11 +2,12 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
 
-from harness import RunTest, main
+from harness import PATIENCE_S, RunTest, main
 
 
 class Failure(RunTest):
@@ -64,6 +65,27 @@ class Failure(RunTest):
         told = [line for line in job.output().splitlines() if "Device or resource busy" in line]
         self.assertEqual(len(told), 1, job.output())
         self.assertIn(f"warning: retention: step {first}: ", told[0])
+
+    def test_an_older_save_that_fails_behind_the_last_one_costs_nothing(self):
+        recipe = self.recipe(name="short", steps=6, tp=1, pp=1, dp=1, zero=0, sp="false", save=5)
+        looks = "stat,lstat,newfstatat"  # whether the step is there already
+        fault = [shutil.which("strace"), "-f", "-o", "/dev/null", "-e", f"trace={looks}", "-e",
+                 f"inject={looks}:error=EIO:delay_enter=5000000"]  # microseconds
+        if fault[0] is None or subprocess.run([fault[0], "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no strace")
+        for run, how in (("run", "continue"), ("stop", "stop")):
+            with self.subTest(how):
+                done = subprocess.run([*fault, "-P", self.checkpoint(run, 5), self.program, "train", recipe, "--run", self.folder / run, "--threads", "1",
+                                       "--set", "checkpoint.in_flight=2", "--set", f"checkpoint.on_failure={how}"],
+                                      cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                      timeout=PATIENCE_S)
+                said = done.stdout + done.stderr
+                self.assertEqual(done.returncode, 0, said)
+                self.assertRegex(said, "warning: step 5 was not saved: .*Input/output error; step 6 is on disk")
+                self.assertRegex(said, f"done: 6 steps .*{self.checkpoint(run, 6)}")
+                self.assertEqual([e["step"] for e in self.events(run, "save_failed")], [5])
+                self.assertEqual(self.checkpoints(run), [6])
+                self.assertEqual(self.memory_left(self.folder), [])
 
     def test_a_disk_full_at_the_end_keeps_the_state_in_memory(self):
         recipe = self.recipe(name="short", steps=30, tp=1, pp=1, dp=2, sp="false", save=1000)

@@ -1,6 +1,7 @@
 """A run that was killed and went on is the run that was never killed, bit for bit: losses, weights, moments, sampler."""
 
 import os
+import re
 import shutil
 import signal
 
@@ -93,6 +94,23 @@ class Identity(RunTest):
         shutil.rmtree(there)
         self.train(recipe, "run", *more, "--fresh")
         self.assertEqual(self.events("run", "start")[-1]["step"], 0)
+
+    def test_a_run_below_what_may_be_a_mount_point_whose_disk_is_away_is_begun_with_a_question(self):
+        recipe = self.recipe(steps=5, tp=1, pp=1, dp=1, zero=0, sp="false")
+        for name in ("away", "empty", "disk"):
+            (self.folder / name).mkdir()
+        (self.folder / "disk" / "mine").touch()
+        question = lambda output: re.findall("warning: (.*) was not there and was made: is a file system not mounted", output)
+        for run, doubted in (("away/runs/mine", "away/runs"), ("away/runs/mine", None), ("away/runs/other", None),
+                             ("empty/mine", None), ("disk/runs/mine", None), ("disk/big/runs/mine/", "disk/big")):
+            with self.subTest(run):
+                said = self.cairn("train", recipe, "--run", f"{self.folder}/{run}").stdout.decode()
+                self.assertEqual(question(said), [str(self.folder / doubted)] if doubted else [])
+                self.assertTrue((self.folder / run / "checkpoints" / "step-00000005").is_dir())
+        self.assertEqual(question(self.cairn("train", recipe, "--run", "a/b/c/d").stdout.decode()), [])
+        to = self.folder / "far" / "runs" / "mine"
+        said = self.cairn("ckpt", "reshard", self.folder / "disk/runs/mine", to, "--mesh", "tp=1").stderr.decode()
+        self.assertEqual(question(said), [str(self.folder / "far")])
 
     def test_checkpoints_that_go_while_a_run_trains_are_not_written_below_their_mount_point(self):
         recipe = self.recipe(name="disk", tp=1, pp=1, dp=2, sp="false", steps=100000, save=2)

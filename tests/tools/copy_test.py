@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -243,7 +244,9 @@ class DirectoryTest(CopyTest):
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.002)
             said = self.cairn("ckpt", "push", "run", "live/checkpoints", code=69).stderr
-            self.assertIn(f"in use by another cairn (pid {fetch.pid})", said)
+            self.assertRegex(said, rf"in use by another cairn \(pid {fetch.pid} on {re.escape(socket.gethostname())}, "
+                                   r"since \d+-\d\d-\d\d \d\d:\d\d:\d\d UTC\), which has its own")
+            self.assertNotIn("dead", said)
         finally:
             fetch.kill()
             fetch.wait()
@@ -253,10 +256,32 @@ class DirectoryTest(CopyTest):
             done = subprocess.Popen([self.program, "ckpt", *command], cwd=self.folder.name, stdin=subprocess.DEVNULL,
                                     stdout=subprocess.DEVNULL)
             self.assertEqual(done.wait(PATIENCE_S), 0)
-            self.assertEqual((live / "run.lock").read_text(), str(done.pid))
+            holder = json.loads((live / "run.lock").read_text())
+            self.assertEqual((holder["pid"], holder["host"]), (done.pid, socket.gethostname()))
         (live / "run.lock").unlink()
         (live / "run.lock").symlink_to("/dev/full")  # a full disk, which prune is for
         self.cairn("ckpt", "prune", "live", "--leftovers", "--yes")
+
+    def test_of_a_run_that_another_host_holds_it_is_told_what_to_do_when_that_is_dead(self):
+        self.cairn("ckpt", "push", "run", "place")
+        live = self.run_folder("live", "run-1")
+        push = ("ckpt", "push", "run", "live/checkpoints")
+        with open(live / "run.lock", "r+", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for text, told in (({"host": "far\x1b", "pid": 7, "since": "then"}, r"(pid 7 on far\x1b, since then)"),
+                               ({"host": "far"}, "(pid unknown on far)"), (4711, "(pid 4711)"),
+                               ({"host": 1, "pid": "x"}, "(pid unknown)"), (None, "(pid unknown)")):
+                (live / "run.lock").write_text(json.dumps(text) if text else "")
+                said = self.cairn(*push, code=69).stderr
+                self.assertIn(f"in use by another cairn {told}, which has its own retention", said)
+                if "far" not in told:
+                    self.assertNotIn("dead", said)
+                    continue
+                self.assertRegex(said, r"If far\S* is dead, the file system keeps its lock for a while: NFSv4 some 90 s")
+                self.assertRegex(said, r"or when \S*live/run.lock has been removed, the same command goes on")
+            (live / "run.lock").unlink()
+            self.write("live/run.lock", "1")
+            self.cairn(*push)
 
     def has_open(self, process, path):
         for file in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():

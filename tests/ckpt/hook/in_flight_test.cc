@@ -362,6 +362,9 @@ TEST_SUITE("ckpt/hook/in_flight") {
   }
 
   TEST_CASE("who leaves at once does not wait for a slow disk, and what was being written stays promised") {
+    bool flushing = false;
+    SUBCASE("beside training") {}
+    SUBCASE("in the last save") { flushing = true; }
     const TempDir dir;
     const Plan plan = saving_each_step(1);
     Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
@@ -376,7 +379,14 @@ TEST_SUITE("ckpt/hook/in_flight") {
     const auto names = [&] { return list_names(io, dir.path).value(); };
     while (names().leftovers.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const auto begin = std::chrono::steady_clock::now();
-    persister->give_up();
+    if (flushing) {  // and asks for it only while he waits for the last save
+      int64_t asked = 0;
+      const Status flushed = persister->flush([&] { return ++asked > 2; });
+      REQUIRE_FALSE(flushed.ok());
+      CHECK(flushed.error().code == ErrorCode::kStopped);
+    } else {
+      persister->give_up();
+    }
     persister.reset();
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
     CHECK(names().leftovers.empty());
@@ -449,6 +459,58 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(run.persister->flush().ok());
     CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
     CHECK(complete_steps(away) == std::vector<int64_t>{1});
+  }
+
+  TEST_CASE("a folder that another agent takes, whenever it does, gets no step any more and loses none") {
+    for (int64_t looks = 0; looks <= 5; ++looks) {
+      CAPTURE(looks);
+      const TempDir dir;
+      const Plan plan = saving_each_step(1);
+      Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+      std::atomic<int64_t> ours = 1000;
+      std::atomic<int64_t> told = 0;
+      std::vector<PersistEvent> events;
+      {
+        NodePersister persister(
+            arena, [] { return std::make_unique<PosixBackend>(); }, dir.path,
+            PersistOptions{.retention = RetentionPolicy{1},
+                           .check_owner = [&]() -> Status {
+                             if (ours-- > 0) return {};
+                             return Error{ErrorCode::kUnavailable, "another one has taken it"};
+                           },
+                           .before_save = [&](int64_t, std::span<const std::string>) { ++told; },
+                           .on_event = [&](const PersistEvent& event) { events.push_back(event); }});
+        PosixBackend io;
+        RestoreDecider decider(plan, arena, io, {dir.path});
+        for (const int64_t step : {1, 2}) {
+          REQUIRE(decider.next_incarnation().ok());
+          if (step == 2) ours = looks;
+          LifeReport report;
+          REQUIRE(live(plan, arena, {.steps = step}, &persister, report).ok());
+          if (step == 2) CHECK(report.finished[0].ok() == (looks >= 4));
+        }
+        if (looks < 4) CHECK_FALSE(persister.check_folder().ok());
+        persister.give_up();  // as who has lost it does: its spare files stay too
+      }
+      REQUIRE(events.size() == 2);
+      // Refused before the news are told, before anything is written, in the new folder, before the commit; and then
+      // what is whole is removed by its new owner alone.
+      CHECK(told == (looks == 0 ? 1 : 2));
+      const std::vector<int64_t> whole = complete_steps(dir.path);
+      CHECK(whole == (looks < 4    ? std::vector<int64_t>{1}
+                      : looks == 4 ? std::vector<int64_t>{1, 2}
+                                   : std::vector<int64_t>{2}));
+      PosixBackend io;
+      for (const std::string& name : list_names(io, dir.path).value().leftovers) CHECK(name.starts_with(kSparePrefix));
+      CHECK(events[1].status.ok() == (looks >= 4));
+      if (looks < 4) {
+        CHECK(events[1].status.error().code == ErrorCode::kUnavailable);
+        CHECK(events[1].status.error().message == "step 2 was not saved: another one has taken it");
+      }
+      CHECK(events[1].problems ==
+            (looks == 4 ? std::vector<std::string>{"another one has taken it"} : std::vector<std::string>{}));
+      ignore(arena.remove(), "end of the test");
+    }
   }
 
   TEST_CASE("each save in flight costs one bank and its headers") {

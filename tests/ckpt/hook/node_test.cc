@@ -4,13 +4,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <future>
+#include <set>
+#include <thread>
 
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/verify/verify.h"
 #include "runtime/core/process.h"
 #include "tests/ckpt/hook/fake_run.h"
 #include "tests/support/ok.h"
@@ -281,6 +286,162 @@ TEST_SUITE("ckpt/node") {
     REQUIRE_OK(back);
     CHECK(back.value().source == arena::Source::kDisk);
     CHECK(back.value().step == 3);
+  }
+
+  TEST_CASE("an older save that ends last, well or not, is no news of the newest step") {
+    for (const bool fails : {false, true}) {
+      CAPTURE(fails);
+      const TempDir dir;
+      const Plan plan = saving({2, 1, 1}, {.save = {{.steps = 1}}, .snapshot_steps = 1, .in_flight = 2});
+      std::promise<void> let_pass;
+      NodeOptions options = options_for(fresh_run_id(), dir.path);
+      options.before_save = [passes = let_pass.get_future().share()](int64_t step, std::span<const std::string>) {
+        if (step == 1) passes.wait();
+      };
+      std::vector<std::string> notices;
+      auto opened = CheckpointNode::open(plan, options, &notices);
+      REQUIRE_OK(opened);
+      CheckpointNode& node = *opened.value();
+      REQUIRE(node.begin_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, node.arena(), {.steps = 2}, nullptr, report).ok());
+      CHECK(report.finished[0].ok());  // which has waited for step 2
+      while (node.take_events().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::vector<SlotView> views = node.arena().views();
+      for (int64_t slot = 0; slot < node.arena().slots() && fails; ++slot) {
+        if (views[slot].whole && views[slot].step == 1) node.arena().payload(0, slot)[100] ^= std::byte{1};
+      }
+      std::thread late([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        let_pass.set_value();
+      });
+      CHECK_FALSE(node.flush().has_value());
+      late.join();
+      const std::vector<PersistEvent> events = node.take_events();
+      REQUIRE(events.size() == 1);
+      CHECK(events[0].step == 1);
+      CHECK(events[0].status.ok() == !fails);
+      const std::string memory = node.arena().name();
+      REQUIRE(std::filesystem::exists(memory));
+      opened.value().reset();
+      CHECK_FALSE(std::filesystem::exists(memory));
+    }
+  }
+
+  TEST_CASE("the newest step in memory is saved while its ranks are on their way to the next boundary") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices);
+    REQUIRE_OK(opened);
+    CheckpointNode& node = *opened.value();
+    REQUIRE(node.begin_incarnation().ok());
+    CHECK_FALSE(node.promise_newest().has_value());  // there is none
+    LifeReport report;
+    REQUIRE(live(plan, node.arena(), {.steps = 9, .die_at = 3, .snapshots_at_death = 1}, nullptr, report).ok());
+    REQUIRE(node.promise_newest() == 2);  // of step 3 one rank's part is missing
+    CHECK_FALSE(node.promise_newest().has_value());
+    std::vector<PersistEvent> events;
+    while (events.empty()) events = node.take_events();
+    CHECK(events[0].step == 2);
+    CHECK(events[0].status.ok());
+    CHECK_FALSE(node.promise_newest().has_value());
+    PosixBackend io;
+    CHECK(newest_complete(io, dir.path / "checkpoints").value().step == 2);
+  }
+
+  TEST_CASE("saves that are promised beside training, at any moment, are of one step each") {
+    for (const int64_t in_flight : {1, 2}) {
+      CAPTURE(in_flight);
+      const TempDir dir;
+      const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1, .in_flight = in_flight});
+      std::vector<std::string> notices;
+      auto opened = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices);
+      REQUIRE_OK(opened);
+      CheckpointNode& node = *opened.value();
+      REQUIRE(node.begin_incarnation().ok());
+      std::atomic<bool> done = false;
+      std::set<int64_t> promised;
+      std::thread agent([&] {
+        while (!done) {
+          if (const auto step = node.promise_newest()) promised.insert(*step);
+        }
+      });
+      LifeReport report;
+      const Status lived = live(plan, node.arena(), {.steps = 100}, nullptr, report);
+      done = true;
+      agent.join();
+      REQUIRE_OK(lived);
+      CHECK(report.finished[0].ok());
+      CHECK_FALSE(node.flush().has_value());
+      CHECK(promised.size() > 2);
+      promised.insert(100);
+      std::set<int64_t> saved;
+      for (const PersistEvent& event : node.take_events()) {
+        CHECK_MESSAGE(event.status.ok(), event.step);
+        saved.insert(event.step);
+      }
+      CHECK(saved == promised);
+      CHECK(node.arena().control().distrusted == 0);
+      PosixBackend io;
+      for (const int64_t step : promised)
+        CHECK(verify_checkpoint(io, dir.path / "checkpoints" / step_dir_name(step)).value().whole());
+    }
+  }
+
+  TEST_CASE("a load ends at any read where somebody asks for it, and the next start loads the same") {
+    const TempDir dir;
+    const Plan plan = saving({2, 1, 1}, {});
+    std::vector<std::string> notices;
+    {
+      auto node = CheckpointNode::open(plan, options_for(fresh_run_id(), dir.path), &notices).value();
+      REQUIRE(node->begin_incarnation().ok());
+      LifeReport report;
+      REQUIRE(live(plan, node->arena(), {.steps = 2}, nullptr, report).ok());
+    }
+    int64_t ended = 0, in_reads = 0;
+    for (bool done = false; !done; ended += done ? 0 : 1) {
+      CAPTURE(ended);
+      NodeOptions options = options_for(fresh_run_id(), dir.path);
+      options.stop = [left = ended]() mutable { return left-- <= 0; };
+      const auto opened = CheckpointNode::open(plan, options, &notices);
+      REQUIRE_OK(opened);
+      const Result<RestoreChoice> choice = opened.value()->begin_incarnation();
+      done = choice.ok();
+      if (done) {
+        CHECK(choice.value().step == 2);
+        continue;
+      }
+      CHECK(choice.error().message.find("asked to stop") != std::string::npos);
+      in_reads += choice.error().message.find(".h5: asked to stop") != std::string::npos ? 1 : 0;
+      CHECK_FALSE(newest_whole(opened.value()->arena().views()).has_value());
+    }
+    CHECK(ended > 5);
+    CHECK(in_reads > 0);
+    PosixBackend io;
+    CHECK(list_names(io, dir.path / "checkpoints").value().steps == std::vector<int64_t>{2});
+  }
+
+  TEST_CASE("a start that is not waited for leaves the memory of a dead agent to the next one") {
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    run_and_kill(saving({2, 1, 1}, {.snapshot_steps = 1}), options_for(run_id, dir.path),
+                 {.steps = 20, .die_at = 3, .snapshots_at_death = 2});
+    const Plan plan = saving({1, 1, 2}, {});  // another layout: the memory has to be written first
+    CHECK(in_child([&] {
+            NodeOptions options = options_for(run_id, dir.path);
+            options.leave = [] { return true; };
+            std::vector<std::string> unheard;
+            const auto left = CheckpointNode::open(plan, options, &unheard);
+            return !left.ok() && left.error().code == ErrorCode::kStopped ? 0 : 1;
+          }) == 0);
+    PosixBackend io;
+    CHECK(list_names(io, dir.path / "checkpoints").value().steps.empty());
+    CHECK(list_names(io, dir.path / "checkpoints").value().leftovers.empty());
+    std::vector<std::string> notices;
+    const auto opened = CheckpointNode::open(plan, options_for(run_id, dir.path), &notices);
+    REQUIRE_OK(opened);
+    CHECK(opened.value()->begin_incarnation().value().step == 3);
   }
 
   TEST_CASE("a folder with checkpoints is refused when a fresh start is asked for") {

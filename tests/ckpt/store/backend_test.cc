@@ -18,6 +18,7 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/store/posix_backend.h"
+#include "ckpt/store/stoppable_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/core/random.h"
 #include "tests/support/ok.h"
@@ -48,6 +49,8 @@ void on_each(const std::function<void(IoBackend&, const fs::path&)>& body) {
   REQUIRE(inner.make_dir("/d").ok());
   run("memory", memory, "/d");
   run("fault, with nothing to do", fault, "/d");
+  run("stoppable, not stopped", *make_stoppable(std::make_unique<PosixBackend>(), [] { return false; }),
+      cairn::testing::TempDir("store-stoppable").path);
   run("posix", posix, cairn::testing::TempDir("store-posix").path);
   for (const bool direct : {true, false}) {
     const cairn::testing::TempDir dir("store-uring");
@@ -64,6 +67,27 @@ void on_each(const std::function<void(IoBackend&, const fs::path&)>& body) {
 }  // namespace
 
 TEST_SUITE("ckpt/store/backend") {
+  TEST_CASE("once it is stopped nothing is made, opened, read or written, and what tidies up goes on") {
+    const cairn::testing::TempDir dir("store-stopped");
+    bool stopped = false;
+    const std::unique_ptr<IoBackend> io = make_stoppable(std::make_unique<PosixBackend>(), [&] { return stopped; });
+    REQUIRE(io->make_dir(dir.path / "a").ok());
+    REQUIRE(write_file(*io, dir.path / "a" / "x", "one").ok());
+    const std::unique_ptr<IoFile> file = io->open(dir.path / "a" / "x").value();
+    const std::unique_ptr<IoFile> made = io->create(dir.path / "a" / "y", 4).value();
+    stopped = true;
+    std::vector<std::byte> bytes(3);
+    CHECK(file->read(0, bytes).error().code == ErrorCode::kStopped);
+    CHECK(made->write(0, bytes).error().code == ErrorCode::kStopped);
+    CHECK(io->open(dir.path / "a" / "x").error().code == ErrorCode::kStopped);
+    CHECK(io->reopen(dir.path / "a" / "x", 3).error().code == ErrorCode::kStopped);
+    CHECK(io->create(dir.path / "a" / "z", 1).error().message == (dir.path / "a" / "z").string() + ": asked to stop");
+    CHECK(made->close().ok());
+    CHECK(io->rename(dir.path / "a", dir.path / "b").ok());
+    CHECK(io->list(dir.path / "b").value().size() == 2);
+    CHECK(remove_tree(*io, dir.path / "b").ok());
+  }
+
   TEST_CASE("names: make, list, rename, exchange, remove") {
     on_each([](IoBackend& io, const fs::path& dir) {
       REQUIRE(io.make_dir(dir / "a").ok());

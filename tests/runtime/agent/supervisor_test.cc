@@ -89,9 +89,18 @@ void send(const nlohmann::json& event) {
     usleep(50'000);
     _exit(65);
   }
-  // Asks for a stop, then ends when told through descriptor 200.
-  if (role == "signal parent" || role == "signal parent and die") {
-    kill(getppid(), SIGTERM);
+  // Asks for a stop, or for what a scheduler and its wrapper may send in all, then ends when told through descriptor
+  // 200.
+  if (role == "signal parent" || role == "signal parent and die" || role == "signal parent often" || role == "wait") {
+    if (role == "signal parent often") {
+      for (const int signal : {SIGINT, SIGINT, SIGTERM}) {
+        kill(getppid(), signal);
+        usleep(30'000);  // equal pending signals merge into one
+      }
+      usleep(1'100'000);
+    }
+    if (role != "wait") kill(getppid(), SIGTERM);
+    usleep(role == "signal parent often" ? 100'000 : 0);
     uint64_t count = 0;
     (void)!read(200, &count, sizeof count);
     if (role == "signal parent and die") raise(SIGKILL);
@@ -99,7 +108,7 @@ void send(const nlohmann::json& event) {
   }
   if (role == "signal parent twice") {
     kill(getppid(), SIGTERM);
-    usleep(30'000);  // equal pending signals merge into one
+    usleep(1'100'000);
     kill(getppid(), SIGINT);
     sleep_for_ever();
   }
@@ -434,7 +443,39 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(outcome.exit_code == 0);
   }
 
-  TEST_CASE("the second signal leaves at once") {
+  TEST_CASE("what a scheduler and its wrapper send besides only asks again") {
+    const Fd told(eventfd(1, EFD_CLOEXEC));
+    REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
+    const Fd at_200(200);
+    Recorder client;
+    client.roles = {"signal parent often"};
+    client.inherit = {200};
+    const Outcome outcome = run_all(client);
+    CHECK(client.stop_signal == SIGINT);
+    CHECK(outcome.kind == EndKind::kFinished);
+    CHECK(outcome.exit_code == 0);
+  }
+
+  TEST_CASE("signals that came while a callback was held up count as of one moment, however long it took") {
+    const Fd told(eventfd(0, EFD_CLOEXEC));
+    REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
+    const Fd at_200(200);
+    Recorder client;
+    client.roles = {"wait"};
+    client.inherit = {200};
+    SupervisorOptions options;
+    options.tick_ms = 20;
+    client.started_hook = [&](int64_t) { kill(getpid(), SIGINT); };
+    client.stop_hook = [&](int) {
+      kill(getpid(), SIGINT);  // of the same moment, found when the disk has let go
+      std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+      const uint64_t one = 1;
+      (void)!write(told.get(), &one, sizeof one);
+    };
+    CHECK(run_all(client, options).kind == EndKind::kFinished);
+  }
+
+  TEST_CASE("a SIGINT a second after the first signal leaves at once") {
     Recorder client;
     client.roles = {"signal parent twice", "sleep"};
     const Outcome outcome = run_all(client);
@@ -563,8 +604,12 @@ TEST_SUITE("runtime/agent/supervisor") {
   }
 
   TEST_CASE("a client is woken from another thread") {
+    const Fd told(eventfd(0, EFD_CLOEXEC));
+    REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
+    const Fd at_200(200);
     Recorder client;
-    client.roles = {"sleep"};
+    client.roles = {"wait"};
+    client.inherit = {200};
     SupervisorOptions options;
     options.tick_ms = 0;
     Result<std::unique_ptr<Supervisor>> made = Supervisor::make(options, client, system_clock);
@@ -572,14 +617,51 @@ TEST_SUITE("runtime/agent/supervisor") {
     int64_t ticks = 0;
     client.tick_hook = [&] {
       ++ticks;
-      for (const int signal : {SIGTERM, SIGINT}) kill(getpid(), signal);
+      const uint64_t one = 1;
+      (void)!write(told.get(), &one, sizeof one);
     };
     std::thread waker([&] { made.value()->wake(); });
     const Result<Outcome> outcome = made.value()->run();
     waker.join();
     REQUIRE(outcome.ok());
-    CHECK(outcome.value().kind == EndKind::kLeftBySignal);
+    CHECK(outcome.value().kind == EndKind::kFinished);
     CHECK(ticks == 1);
+  }
+
+  TEST_CASE("abandoned from another thread, a run ends with that error: nothing is told, nothing started again") {
+    for (const char* role : {"sleep", "kill always", "exit 69"}) {
+      CAPTURE(role);
+      Recorder client;
+      client.roles = {"sleep", role};
+      SupervisorOptions options;
+      options.restart.backoff_s = 60;
+      Result<std::unique_ptr<Supervisor>> made = Supervisor::make(options, client, system_clock);
+      REQUIRE(made.ok());
+      int64_t ticks = 0;
+      std::atomic<bool> ended = false;
+      client.tick_hook = [&] { ticks += ended ? 1 : 0; };
+      std::thread other;
+      const bool runs = role == std::string("sleep");
+      const auto abandon = [&] {
+        ended = true;
+        made.value()->abandon({ErrorCode::kUnavailable, "the run is another one's"});
+        made.value()->abandon({ErrorCode::kInternal, "too late"});
+      };
+      client.started_hook = [&](int64_t) {
+        if (runs) other = std::thread(abandon);
+      };
+      client.failure_hook = [&](const RestartInfo& info, bool) {
+        if (info.restarts_in_a_row == 1) other = std::thread(abandon);  // in the back-off
+      };
+      const Result<Outcome> outcome = made.value()->run();
+      other.join();
+      REQUIRE_FALSE(outcome.ok());
+      CHECK(outcome.error().code == ErrorCode::kUnavailable);
+      CHECK(outcome.error().message == "the run is another one's");
+      CHECK(client.generations == (runs ? 1 : 2));
+      CHECK(ticks == 0);
+      CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+    }
   }
 
   TEST_CASE("a program or log that cannot be opened is an error that names it, and nothing is left running") {
