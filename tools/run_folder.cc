@@ -349,7 +349,8 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
   if (!fd) return errno == ENOENT || errno == ENOTDIR ? Result<Fd>(Fd()) : os_error(errno, lock.string());
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
     // Or the next one is told of who held it before. A full disk, which `prune` is for, is no reason to refuse. What an
-    // agent of another host has written stays: where a lock is local to a host it may be alive, and would stop for this.
+    // agent of another host has written stays: where a lock is local to a host it may be alive, and would stop for
+    // this.
     const Result<std::string> before = read_text_file(lock);
     const std::string host = before.ok() ? holder_in(before.value()).host : "";
     if (mine && (host.empty() || host == ckpt::this_writer().host))
