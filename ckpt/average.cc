@@ -103,6 +103,13 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
                .with(fmt::format("{} against {}", sources[i].dir.string(), sources.back().dir.string())));
   }
 
+  if (options.moments == Moments::kLast && !has_moments(last)) {
+    return invalid(
+        fmt::format("{}: weights only: there are no moments to take and to train on with; leave them out, or "
+                    "name a checkpoint that has some last",
+                    sources.back().dir.string()));
+  }
+
   AverageReport report;
   Manifest skeleton = last;
   skeleton.files.clear();

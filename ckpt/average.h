@@ -1,6 +1,7 @@
 #pragma once
 // The weighted mean of the weights of several checkpoints as a checkpoint of its own, streamed. Sums are in double
-// precision and rounded once. The last source gives everything else: layout, step, recipe, files kept by an import.
+// precision and rounded once. The last source gives everything else: layout, step, recipe, files kept by an import. The
+// moving average of the weights (kEma) goes with the moments: it is dropped, or the last source's, never averaged.
 
 #include <atomic>
 #include <cstdint>

@@ -208,8 +208,8 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
       (source_step_dir / "").lexically_normal().parent_path()) {
     return invalid(fmt::format("{}: the source would be replaced; give another target", source_step_dir.string()));
   }
-  Result<StateKinds> kinds = kinds_of(source, target);
-  if (!kinds.ok()) return std::move(kinds).error().with(source_step_dir.string());
+  RT_TRY_SET(const StateKinds saved_kinds, kinds_of(source, target).with(source_step_dir.string()));
+  const StateKinds kinds = options.weights_only ? StateKinds::weights_alone() : saved_kinds;
 
   ReshardReport report;
   report.from = source.mesh;
@@ -222,23 +222,26 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
   skeleton.tokens = source.tokens;
   skeleton.state = source.state;
   skeleton.metrics = source.metrics;
-  skeleton.origin = fmt::format("reshard of {} step {}", source.run.id.empty() ? "?" : source.run.id, source.step);
+  skeleton.origin = fmt::format("reshard of {} step {}{}", source.run.id.empty() ? "?" : source.run.id, source.step,
+                                kinds == saved_kinds ? "" : ", weights only");
   skeleton.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();
-  skeleton.tensors = state_tensors(target.tensors, kinds.value());
-  const StateIndex index(target.tensors, kinds.value());
+  skeleton.tensors = state_tensors(target.tensors, kinds);
+  const StateIndex index(target.tensors, kinds);
 
   const LoadPlanner planner(source);
+  int64_t total_bytes = 0;
   const auto add = [&](WriterPart& part, int64_t tensor, const Box& box) {
     const int64_t bytes = box.count_elems() * dtype_size_bytes(skeleton.tensors[static_cast<size_t>(tensor)].dtype);
     part.shards.push_back({.tensor = tensor, .lo = box.lo, .hi = box.hi, .bytes = bytes});
+    total_bytes += bytes;
   };
 
   std::vector<WriterPart> parts;
   for (int64_t rank = 0; rank < target.mesh.world(); ++rank) {
     WriterPart part{shard_file_name(rank, target.mesh.world()), {}};
-    for (const SlotShard& shard : slot_layout(target, rank, kinds.value()).shards) {
+    for (const SlotShard& shard : slot_layout(target, rank, kinds).shards) {
       add(part, index.at(shard.kind, shard.tensor), shard.box);
     }
     if (rank == 0) {
@@ -253,7 +256,6 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
 
   // Ranks of more tp than the source has want the same chunks.
   const bool shared = target.mesh.tp() > source.mesh.tp && options.codec == Codec::kRaw;
-  const int64_t total_bytes = payload_bytes(source);
   SaveOptions save;
   save.commit_bytes = options.commit_bytes;
   if (save.commit_bytes == 0) save.commit_bytes = shared ? std::max(kSharedCommitBytes, total_bytes / 2) : kCommitBytes;

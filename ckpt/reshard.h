@@ -33,6 +33,7 @@ struct ReshardOptions {
   /// For payload on its way, with room left in it for manifests of some megabytes; larger ones come on top.
   int64_t memory_bytes = int64_t{256} << 20;
   Codec codec = Codec::kRaw;                  // of what is written; the source may be of any
+  bool weights_only = false;                  // moments, and an average of the weights, stay behind
   bool replace_existing = false;              // else a committed step of this number in the target is an error
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true it ends with kStopped
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each chunk; may be empty
@@ -59,13 +60,13 @@ struct ReshardReport {
 
 /// Writes the state in `source_step_dir` as `target_checkpoints_dir`/step-N, in the layout of `target`.
 ///
-/// Carried over bit for bit: all stored numbers, step, samples, tokens, `state`, and tensors that are no state of the
-/// model (files kept by an import). Weights alone (no moments) stay weights alone. `run` gives name, recipe and its
-/// hash (those of the target plan) and the id of the new run, made here when empty; its parents are set here: those of
-/// the source, then the source. Errors: kInvalidInput when the tensors are not of the target's model (each one named),
-/// the target is the source, the step is there already, or memory_bytes is below kMinReshardBytes or too small for the
-/// source's chunks; kCorrupt naming the source's damaged chunk; kNoSpace before anything is written; kIo; kStopped.
-/// Threads: as the backend.
+/// Carried over bit for bit, but for what weights_only leaves: all stored numbers, step, samples, tokens, `state`, and
+/// tensors that are no state of the model (files kept by an import). Weights alone (no moments) stay weights alone.
+/// `run` gives name, recipe and its hash (those of the target plan) and the id of the new run, made here when empty;
+/// its parents are set here: those of the source, then the source. Errors: kInvalidInput when the tensors are not of
+/// the target's model (each one named), the target is the source, the step is there already, or memory_bytes is below
+/// kMinStreamBytes or too small for the source's chunks; kCorrupt naming the source's damaged chunk; kNoSpace before
+/// anything is written; kIo; kStopped. Threads: as the backend.
 Result<ReshardReport> reshard_checkpoint(IoBackend& io, const std::filesystem::path& source_step_dir,
                                          const std::filesystem::path& target_checkpoints_dir, const Plan& target,
                                          RunText run, const ReshardOptions& options = {});

@@ -30,7 +30,13 @@ using trainer::TrainPosition;
 
 /// check_tensors on weights and moments; files that an import kept are none of the trainer's business, and averages are
 /// taken where they are there and wanted.
-Status check_state(const Manifest& manifest, const Plan& plan) {
+Status check_state(const Manifest& manifest, const Plan& plan, const std::filesystem::path& dir) {
+  if (!has_moments(manifest)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("weights only, without the optimizer state that training goes on from; a new run can "
+                             "begin with them: {}",
+                             how_to_begin_from(dir))};
+  }
   Manifest state;
   std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state.tensors),
                [](const TensorEntry& entry) { return is_state_kind(entry.kind) && entry.kind != kEmaKind; });
@@ -203,7 +209,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     }
     const auto check = [&]() -> Status {
       RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
-      RT_TRY(check_state(manifest, plan_).with(info.dir.string()));
+      RT_TRY(check_state(manifest, plan_, info.dir).with(info.dir.string()));
       RT_TRY(position_of(manifest).with(info.dir.string()));
       return {};
     };

@@ -8,6 +8,8 @@
 
 #include "ckpt/average.h"
 #include "ckpt/persist/read.h"
+#include "ckpt/plan/partial.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
@@ -110,17 +112,17 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
   RT_TRY(run->keep());
 
   const bool moments = options.moments == ckpt::Moments::kLast;
+  const std::string taken = ckpt::kinds_in(last).has(StateKind::kEma) ? "Moments, the moving average (ema)" : "Moments";
   const std::string moments_text =
       moments && run->newer()
-          ? fmt::format(
-                "Moments and position are those of {}; but `cairn resume {}` goes on from step {}, which is newer.",
-                dirs.back().string(), target.string(), *run->newer())
-      : moments
-          ? fmt::format("Moments and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
-                        dirs.back().string(), target.string())
-          : std::string(
-                "Moments are dropped and there is no position: it is a model to evaluate, to export, or to "
-                "begin a run from, not to resume.");
+          ? fmt::format("{} and position are those of {}; but `cairn resume {}` goes on from step {}, which is newer.",
+                        taken, dirs.back().string(), target.string(), *run->newer())
+      : moments ? fmt::format("{} and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
+                              taken, dirs.back().string(), target.string())
+                : fmt::format(
+                      "{} and position are dropped: it is a model to evaluate, to export, or to begin a run "
+                      "from, not to resume ({}).",
+                      taken, ckpt::how_to_begin_from(run->newer() ? report.dir : target));
   if (as_json) {
     json list = json::array();
     for (const ckpt::AverageSource& source : sources)
@@ -169,7 +171,7 @@ void add_ckpt_average(CLI::App& ckpt, Session& session) {
       ->check(CLI::Range(int64_t{2}, int64_t{100000}));
   command
       ->add_option("--moments", args->moments,
-                   "drop: weights alone (default). last: moments and position of the last SRC, to train on")
+                   "drop: weights alone (default). last: moments, ema and position of the last SRC, to train on")
       ->type_name("drop|last")
       ->check(CLI::IsMember({"drop", "last"}));
   command->add_option("--memory", args->memory_bytes, "what it may take (default 256MiB)")

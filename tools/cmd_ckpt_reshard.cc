@@ -11,6 +11,8 @@
 #include <set>
 
 #include "ckpt/persist/read.h"
+#include "ckpt/plan/partial.h"
+#include "ckpt/plan/save_plan.h"
 #include "ckpt/reshard.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
@@ -32,7 +34,7 @@ struct ReshardArgs {
   int zero = -1;  // as it was
   uint64_t memory_bytes = 256 << 20;
   std::string compress = "off";
-  bool overwrite = false;
+  bool weights_only = false, overwrite = false;
 };
 
 /// "tp=1,pp=2,dp=2", any order; an axis that is not named has size 1.
@@ -146,6 +148,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
   ckpt::ReshardOptions options;
   options.memory_bytes = memory;
   options.replace_existing = args.overwrite;
+  options.weights_only = args.weights_only;
   if (args.compress == "zstd") options.codec = ckpt::Codec::kShuffleZstd;
   options.cancel = &stop_on_signals();
   const std::unique_ptr<ckpt::IoBackend> source_io = ckpt::make_best_backend();
@@ -175,6 +178,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
                       {"run_id", report.manifest.run.id},
                       {"parents", report.manifest.run.parents},
                       {"step", report.manifest.step},
+                      {"weights_only", !ckpt::has_moments(report.manifest)},
                       {"from", mesh_json(report.from)},
                       {"to", mesh_json(report.manifest.mesh)},
                       {"recipe_hash", loaded.hash_hex},
@@ -207,7 +211,12 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
         "goes to; more --memory makes the stretches longer\n",
         format_bytes(report.read_bytes), format_bytes(written));
   }
-  if (!run->newer()) fmt::print("go on with: cairn resume {}\n", target.string());
+  if (!ckpt::has_moments(report.manifest)) {
+    fmt::print("weights only, which no run goes on from; a new one can begin with them: {}\n",
+               ckpt::how_to_begin_from(run->newer() ? report.dir : target));
+  } else if (!run->newer()) {
+    fmt::print("go on with: cairn resume {}\n", target.string());
+  }
   return 0;
 }
 
@@ -229,7 +238,10 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command->add_option("--zero", args->zero, "what is split over dp: 0 to 3 (default: as it was)")
       ->type_name("0|1|2|3")
       ->check(CLI::IsMember({0, 1, 2, 3}));
-  command->add_option("--memory", args->memory_bytes, "what the copy may take, as 256MiB (default) or 4GiB")
+  command->add_flag("--weights-only", args->weights_only,
+                    "leave the optimizer's state and the average of the weights behind");
+  command
+      ->add_option("--memory", args->memory_bytes, "what the copy may take, as 256MiB (default) or 4GiB; 8MiB at least")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
   command->add_option("--compress", args->compress, "zstd: smaller files for cold storage (default: off)")
@@ -243,7 +255,8 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
       "the\n"
       "target has no half-made step; the same command goes on from the files that were done.\n"
       "Examples:\n  cairn ckpt reshard runs/gpt2 runs/gpt2-tp4 --mesh tp=4,dp=2\n"
-      "  cairn ckpt reshard runs/gpt2/checkpoints/step-00001200 runs/one --mesh tp=1 --memory 64MiB");
+      "  cairn ckpt reshard runs/gpt2/checkpoints/step-00001200 runs/one --mesh tp=1 --memory 64MiB\n"
+      "  cairn ckpt reshard runs/gpt2 runs/small --mesh tp=1 --weights-only");
   command->callback([args, &session] { session.action = [args, &session] { return reshard(*args, session.json); }; });
 }
 

@@ -87,11 +87,10 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
   if (!how.weights_only) RT_TRY(check_moments(kinds_in(manifest), kinds));
   LoadMatch out;
   out.weights_only = how.weights_only;
-  out.has_moments = false;
+  out.has_moments = has_moments(manifest);
   std::unordered_map<std::string, const TensorEntry*> saved;
   for (const TensorEntry& entry : manifest.tensors) {
     if (!is_state_kind(entry.kind)) continue;  // kept files
-    out.has_moments = out.has_moments || is_moment_kind(entry.kind);
     saved.emplace(key(entry.kind, entry.name), &entry);
   }
   Complaints wrong;
@@ -175,6 +174,10 @@ Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<Tens
                  "nothing of the checkpoint would be taken: `only` and `except` leave no tensor"};
   }
   return out;
+}
+
+std::string how_to_begin_from(const std::filesystem::path& checkpoint) {
+  return fmt::format("cairn train RECIPE --run NEW_RUN --init-from {} --init-weights-only", checkpoint.string());
 }
 
 std::vector<std::string> report_lines(const LoadMatch& match, const std::vector<TensorSpec>& tensors, int64_t step) {

@@ -6,6 +6,7 @@
 // has a name in InitConfig, and a message about a misfit names the one that would allow it.
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +43,9 @@ struct LoadMatch {
 /// `kinds` of state of the run.
 Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<TensorSpec>& tensors,
                                 const StateKinds& kinds, const InitConfig& how);
+
+/// For people: the command that begins a run with the weights of a checkpoint, or of a run's newest.
+std::string how_to_begin_from(const std::filesystem::path& checkpoint);
 
 /// For people: what was taken, what starts anew and why, what was left. One line, then up to 20 for exceptions.
 std::vector<std::string> report_lines(const LoadMatch& match, const std::vector<TensorSpec>& tensors, int64_t step);

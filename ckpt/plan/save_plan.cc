@@ -50,6 +50,11 @@ StateKinds kinds_in(const Manifest& manifest) {
   return out;
 }
 
+bool has_moments(const Manifest& manifest) {
+  return std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                     [](const TensorEntry& entry) { return is_moment_kind(entry.kind); });
+}
+
 Status check_moments(const StateKinds& saved, const StateKinds& wanted) {
   if (!saved.has(StateKind::kExpAvgSq) || saved.factored() == wanted.factored()) return {};
   const auto name = [](const StateKinds& kinds) { return kinds.factored() ? "Adafactor" : "AdamW or LAMB"; };

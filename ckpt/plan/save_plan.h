@@ -30,6 +30,8 @@ bool is_state_kind(std::string_view kind);
 bool is_moment_kind(std::string_view kind);
 /// Kinds of state that a checkpoint holds.
 StateKinds kinds_in(const Manifest& manifest);
+/// Whether it holds optimizer state: without, it is nothing that training goes on from.
+bool has_moments(const Manifest& manifest);
 /// Refuses moments that are factored where the run's are not, and the other way round. Errors: kInvalidInput.
 Status check_moments(const StateKinds& saved, const StateKinds& wanted);
 

@@ -276,6 +276,44 @@ TEST_SUITE("ckpt/reshard") {
     }
   }
 
+  TEST_CASE("weights only leaves moments and the average behind, and is another reshard than one of all") {
+    Recipe recipe = plan_of({2, 1, 1}, true).recipe;
+    recipe.optimizer.ema = 0.9;
+    const Plan from = make_plan(recipe, 2).value();
+    recipe.mesh = {.tp = 1, .pp = 2};
+    const Plan to = make_plan(recipe, 4).value();
+    MemoryBackend start;
+    const Result<SaveReport> saved = save_state(start, kSource, from, kStateKindCount);
+    REQUIRE_OK(saved);
+    ReshardOptions options{.weights_only = true, .commit_bytes = 1};
+    options.alive = [](const WriterId&) { return false; };
+    std::atomic<bool> cancel = false;
+    options.cancel = &cancel;
+    int64_t total_bytes = 0;
+    options.progress = [&](int64_t done, int64_t total) {
+      cancel = done > total / 2;
+      total_bytes = total;
+    };
+    REQUIRE(reshard(start, to, options).error().code == ErrorCode::kStopped);
+    CHECK(total_bytes == payload_bytes(saved.value().manifest) / 4);
+    options.cancel = nullptr;
+    for (const bool weights_only : {true, false}) {
+      CAPTURE(weights_only);
+      const auto disk = start.clone();
+      options.weights_only = weights_only;
+      const Result<ReshardReport> report = reshard(*disk, to, options);
+      REQUIRE_OK(report);
+      CHECK((report.value().taken_files > 0) == weights_only);
+      CHECK(report.value().cleaned.empty() == weights_only);
+      const size_t kinds = weights_only ? 1 : kStateKindCount;
+      CHECK(compare(*disk, report.value().dir, to, kinds) == "");
+      const Manifest& m = report.value().manifest;
+      CHECK(m.tensors.size() == to.tensors.size() * (weights_only ? 1 : 4));
+      CHECK((m.step == kStep && m.state == saved.value().manifest.state));
+      CHECK(m.origin == (weights_only ? "reshard of run-b step 7, weights only" : "reshard of run-b step 7"));
+    }
+  }
+
   TEST_CASE("what cannot be done is said before anything is written") {
     const Plan from = plan_of({2, 1, 1}, true), to = plan_of({1, 2, 1}, true);
     MemoryBackend disk;

@@ -189,6 +189,48 @@ class CkptToolsTest(ProgramTest):
                             (["a", "b", "--to", "a"], "belongs to"), (["a", "b", "--to", "m"], "is there already")):
             self.assertIn(words, self.cairn("ckpt", "average", *args, code=2).stderr)
 
+    def test_weights_only_are_begun_with_and_not_resumed(self):
+        self.bring_data("r.lua")
+        begin = r"cairn (train RECIPE --run NEW_RUN --init-from \S+ --init-weights-only)"
+        said = self.cairn("ckpt", "average", "a", "--last", "2", "--to", "m").stdout
+        self.assertIn("m --init-weights-only", re.search(begin, said)[1])
+        alone = self.cairn_json("ckpt", "reshard", "a", "w", "--mesh", "tp=1", "--weights-only")
+        self.assertTrue(alone["weights_only"])
+        self.assertEqual({kind for kind, name, shape in self.tensors_of("w")}, {"weight"})
+        self.assertTrue(self.cairn_json("ckpt", "diff", "a", "w", "--only", "weight/*", "--tensors-only")["equal"])
+        self.assertEqual(self.cairn_json("ckpt", "inspect", "w")["state"], self.cairn_json("ckpt", "inspect", "a")["state"])
+        self.assertFalse(self.cairn_json("ckpt", "reshard", "a", "whole", "--mesh", "tp=1")["weights_only"])
+        for source in ("a", "w", "m"):
+            flags = ["--weights-only"] if source == "a" else []
+            said = self.cairn("ckpt", "reshard", source, f"{source}2", "--mesh", "dp=2", *flags).stdout
+            self.assertNotIn("cairn resume", said)
+            self.assertIn(f"{source}2 --init-weights-only", re.search(begin, said)[1])
+        for run in ("m", "w", "m2"):
+            said = self.cairn("resume", run, code=2).stderr
+            self.assertIn(f"{run}/checkpoints/step-00000006: weights only", said)
+            self.assertNotIn("missing", said)
+            words = re.search(begin, said)[1].replace("RECIPE", "r.lua").replace("NEW_RUN", f"{run}-on").split()
+            self.assertIn("step 1/1", self.cairn(*words, "--nproc", "2", "--set", "stop=T.steps(1)").stdout)
+        for last in ("m", "w"):
+            said = self.cairn("ckpt", "average", "a", last, "--to", "x", "--moments", "last", code=2).stderr
+            self.assertIn(f"{last}/checkpoints/step-00000006: weights only", said)
+        self.assertFalse(os.path.exists(self.path("x")))
+        self.cairn("ckpt", "average", "m", "a", "--to", "x", "--moments", "last")
+        self.assertIn("2 ranks", self.cairn("resume", "x", "--dry-run").stdout)
+
+    def test_what_is_no_run_is_not_resumed(self):
+        os.makedirs(self.path("empty/checkpoints"))
+        shutil.copytree(self.path(self.step("a", 6)), self.path("fetched/step-00000006"))
+        os.makedirs(self.path("hurt/checkpoints/step-00000006"))
+        for run, words in (("nowhere", "no such folder"), ("empty", "no run to go on with"),
+                           ("a/checkpoints/", "give the run's folder"), (self.step("a", 6), "give the run's folder"),
+                           ("fetched", "fetched holds step-00000006, and a run keeps its checkpoints in"),
+                           ("hurt", "manifest.json")):
+            said = self.cairn("resume", run, "--dry-run", code=2)
+            self.assertIn(words, said.stderr)
+            self.assertIn(run, said.stderr)
+        self.assertEqual(os.listdir(self.path("empty")), ["checkpoints"])
+
     def test_a_source_is_known_by_whatever_path_it_is_called(self):
         before = os.stat(self.path(self.step("a", 6))).st_ino
         os.symlink(self.step("a", 6), self.path("newest"))
