@@ -32,6 +32,10 @@ std::vector<TensorEntry> weights_of(const Manifest& manifest) {
   return out;
 }
 
+bool all_finite(std::span<const double> values) {
+  return std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
+}
+
 /// One source, read in the order in which the result is written.
 struct Input {
   std::unique_ptr<IoBackend> io;
@@ -57,30 +61,23 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
     total_weight += source.weight;
   }
   if (!std::isfinite(total_weight)) return invalid("the sum of the weights is too large for a double");
-  // Half for windows, a quarter for reads on their way, an eighth for writes.
   const auto count = static_cast<int64_t>(sources.size());
-  const int64_t window_bytes = options.memory_bytes / 2 / count;
+  int64_t largest = 0;
+  for (const AverageSource& source : sources) {
+    RT_TRY_SET(const Manifest manifest, read_manifest(io, source.dir));
+    largest = std::max(largest, largest_chunk(manifest));
+  }
+  RT_TRY_SET(const SourceMemory memory,
+             memory_of_sources(options.memory_bytes, count, largest, fmt::format("an average of {}", count)));
   std::vector<Input> inputs(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     Input& input = inputs[i];
     if (options.make_io) input.io = options.make_io();
     IoBackend& own = input.io ? *input.io : io;
-    int64_t largest = 0;
-    {
-      RT_TRY_SET(const Manifest manifest, read_manifest(own, sources[i].dir));
-      const Status fits = check_chunks_fit(manifest, std::max(window_bytes, options.memory_bytes / 8), &largest);
-      if (!fits.ok()) {
-        for (const ShardEntry& shard : manifest.shards)
-          largest = std::max(largest, std::min(shard.chunk_bytes, shard.bytes));
-        return invalid(fmt::format(
-            "{}: has chunks of {} bytes, which are read whole: an average of {} needs {} bytes of "
-            "memory, {} are given",
-            sources[i].dir.string(), largest, count, std::min<int64_t>(2 * count, 8) * largest, options.memory_bytes));
-      }
-    }
     RT_TRY_SET(CheckpointReader reader,
                CheckpointReader::open(own, sources[i].dir,
-                                      {.window_bytes = std::max(options.memory_bytes / 4 / count, largest)}));
+                                      {.window_bytes = memory.reader_bytes,
+                                       .open_files = std::max<int64_t>(1, 2 * kOpenReadFiles / count)}));
     input.reader = std::make_unique<CheckpointReader>(std::move(reader));
     const Manifest& manifest = input.reader->manifest();
     input.planner = std::make_unique<LoadPlanner>(manifest);
@@ -142,24 +139,44 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
   }
   report.averaged_tensors = static_cast<int64_t>(weights.size());
 
+  constexpr size_t kPieceElems = 64 << 10;
   int64_t total_bytes = 0, done_bytes = 0;
   std::vector<std::byte> bytes;
   std::vector<double> values, sums;
+  std::vector<std::vector<bool>> not_finite(last.tensors.size());  // sources, of tensors that have such elements
+  const auto mean = [&](const TensorEntry& tensor, const std::vector<int64_t>& item_of, int64_t offset,
+                        std::span<std::byte> out) -> Status {
+    const size_t elems = out.size() / static_cast<size_t>(dtype_size_bytes(tensor.dtype));
+    bytes.resize(out.size());
+    values.resize(elems);
+    sums.assign(elems, 0);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      RT_TRY(inputs[i].stream->copy(item_of[i], offset, bytes));
+      to_doubles(tensor.dtype, bytes, values);
+      for (size_t e = 0; e < elems; ++e) sums[e] += inputs[i].share * values[e];
+    }
+    from_doubles(tensor.dtype, sums, out);
+    if (all_finite(sums)) return {};
+    std::vector<bool>& from = not_finite[static_cast<size_t>(&tensor - last.tensors.data())];
+    from.resize(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (from[i]) continue;
+      RT_TRY(inputs[i].stream->copy(item_of[i], offset, bytes));  // again: it is in the window still, mostly
+      to_doubles(tensor.dtype, bytes, values);
+      from[i] = !all_finite(values);
+    }
+    return {};
+  };
   const auto fill = [&](const TensorEntry& tensor, const std::vector<int64_t>& item_of, int64_t offset,
                         std::span<std::byte> out) -> Status {
     if (!is_weight(tensor)) {
       RT_TRY(inputs.back().stream->copy(item_of.back(), offset, out));
     } else {
-      const size_t elems = out.size() / static_cast<size_t>(dtype_size_bytes(tensor.dtype));
-      bytes.resize(out.size());
-      values.resize(elems);
-      sums.assign(elems, 0);
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        RT_TRY(inputs[i].stream->copy(item_of[i], offset, bytes));
-        to_doubles(tensor.dtype, bytes, values);
-        for (size_t e = 0; e < elems; ++e) sums[e] += inputs[i].share * values[e];
+      const size_t piece = kPieceElems * static_cast<size_t>(dtype_size_bytes(tensor.dtype));
+      for (size_t at = 0; at < out.size(); at += piece) {
+        RT_TRY(mean(tensor, item_of, offset + static_cast<int64_t>(at),
+                    out.subspan(at, std::min(piece, out.size() - at))));
       }
-      from_doubles(tensor.dtype, sums, out);
     }
     done_bytes += static_cast<int64_t>(out.size());
     if (options.progress) options.progress(done_bytes, total_bytes);
@@ -201,11 +218,11 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
   for (Input& input : inputs) {
     input.stream =
         std::make_unique<BoxStream>(*input.reader, *input.planner, input.items,
-                                    StreamOptions{.memory_bytes = window_bytes, .ahead = input.io != nullptr});
+                                    StreamOptions{.memory_bytes = memory.window_bytes, .ahead = input.io != nullptr});
   }
 
   SaveOptions save;
-  save.fill_bytes = options.memory_bytes / 16;
+  save.fill_bytes = payload_share(options.memory_bytes) / 8;
   save.chunk_bytes = int64_t{64} << 10;
   while (save.chunk_bytes < int64_t{4} << 20 && save.chunk_bytes * 2 <= save.fill_bytes / 4) save.chunk_bytes *= 2;
   save.replace_existing = options.replace_existing;
@@ -213,6 +230,13 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
   RT_TRY_SET(SaveReport saved, save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save));
   report.dir = std::move(saved.dir);
   report.manifest = std::move(saved.manifest);
+  for (size_t t = 0; t < not_finite.size(); ++t) {
+    if (not_finite[t].empty()) continue;
+    NotFinite& one = report.not_finite.emplace_back(NotFinite{last.tensors[t].name, {}});
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (not_finite[t][i]) one.sources.push_back(i);
+    }
+  }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

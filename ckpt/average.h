@@ -40,17 +40,24 @@ struct AverageOptions {
   std::function<std::unique_ptr<IoBackend>()> make_io;
 };
 
+struct NotFinite {
+  std::string tensor;
+  std::vector<size_t> sources;  // that have elements which are not finite where the mean has, ascending
+};
+
 struct AverageReport {
   std::filesystem::path dir;
   Manifest manifest;  // as written
   int64_t averaged_tensors = 0;
+  std::vector<NotFinite> not_finite;  // averaged tensors with such elements, in the order of the manifest
   double seconds = 0;
 };
 
 /// Writes `checkpoints_dir`/step-N, N being the last source's step. Weights are divided by their sum. Lineage: parents
 /// are the last source's, then the runs of all sources; Manifest::origin names each with its share.
 /// Errors: kInvalidInput when the sources do not have the same weights (each tensor named), when fewer than two are
-/// given, or a weight is no positive number, or the step is there already; those of reading and saving.
+/// given, or a weight is no positive number, or kLast and the last source has no moments, or memory_bytes is too small
+/// for their chunks, or the step is there already; those of reading and saving.
 Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const AverageSource> sources,
                                           const std::filesystem::path& checkpoints_dir, const AverageOptions& options);
 

@@ -35,12 +35,8 @@ struct Budget {
   int64_t fill_bytes;    // chunks on their way to the disk
   int64_t chunk_bytes;   // of the target
 
-  // What is not payload, as measured for states from 0.1 to 1 GiB: ring, libhdf5 and its pages, manifests, stacks, and
-  // what rounding to huge pages adds.
-  static constexpr int64_t kFixedBytes = int64_t{12} << 20;
-
   explicit Budget(int64_t memory) : memory_bytes(memory), chunk_bytes(64 << 10) {
-    const int64_t payload = std::max(memory - kFixedBytes, memory / 2);
+    const int64_t payload = payload_share(memory);
     window_bytes = payload / 2;
     reader_bytes = payload / 8;
     fill_bytes = payload / 8;
@@ -64,7 +60,7 @@ struct Budget {
       const int64_t chunk = std::min(shard.chunk_bytes, shard.bytes);
       if (chunk > window_bytes / 2) {
         return invalid(fmt::format("{} has chunks of {} bytes, which are read whole: {} bytes of memory are needed",
-                                   describe_shard(source, shard), chunk, 4 * chunk + kFixedBytes));
+                                   describe_shard(source, shard), chunk, memory_for(4 * chunk)));
       }
       reader_bytes = std::max(reader_bytes, chunk);
     }
@@ -192,9 +188,9 @@ Result<ReshardReport> reshard_checkpoint(IoBackend& io, const fs::path& source_s
                                          const fs::path& target_checkpoints_dir, const Plan& target, RunText run,
                                          const ReshardOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  if (options.memory_bytes < kMinReshardBytes) {
-    return invalid(fmt::format("{} bytes of memory to reshard in; at least {} are needed", options.memory_bytes,
-                               kMinReshardBytes));
+  if (options.memory_bytes < kMinStreamBytes) {
+    return invalid(
+        fmt::format("{} bytes of memory to reshard in; at least {} are needed", options.memory_bytes, kMinStreamBytes));
   }
   Budget budget(options.memory_bytes);
   {

@@ -27,8 +27,6 @@
 
 namespace cairn::ckpt {
 
-inline constexpr int64_t kMinReshardBytes = int64_t{8} << 20;
-
 struct ReshardOptions {
   /// For payload on its way, with room left in it for manifests of some megabytes; larger ones come on top.
   int64_t memory_bytes = int64_t{256} << 20;

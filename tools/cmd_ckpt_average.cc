@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -71,6 +72,20 @@ Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBacke
   return out;
 }
 
+void warn_of(const std::vector<ckpt::NotFinite>& tensors, int64_t averaged, const std::vector<fs::path>& dirs) {
+  constexpr size_t kMaxListed = 20;
+  if (tensors.empty()) return;
+  fmt::print(stderr,
+             "warning: {} of {} weights have elements that are not finite (NaN or infinite), from these sources:\n",
+             tensors.size(), averaged);
+  for (size_t t = 0; t < std::min(tensors.size(), kMaxListed); ++t) {
+    std::vector<std::string> from;
+    for (const size_t source : tensors[t].sources) from.push_back(dirs[source].string());
+    fmt::print(stderr, "  {}: {}\n", printable(tensors[t].tensor), printable(fmt::format("{}", fmt::join(from, ", "))));
+  }
+  if (tensors.size() > kMaxListed) fmt::print(stderr, "  and {} more\n", tensors.size() - kMaxListed);
+}
+
 Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& args, bool as_json) {
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
@@ -123,10 +138,17 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
                       "{} and position are dropped: it is a model to evaluate, to export, or to begin a run "
                       "from, not to resume ({}).",
                       taken, ckpt::how_to_begin_from(run->newer() ? report.dir : target));
+  warn_of(report.not_finite, report.averaged_tensors, dirs);
   if (as_json) {
     json list = json::array();
     for (const ckpt::AverageSource& source : sources)
       list.push_back({{"dir", source.dir.string()}, {"weight", source.weight}});
+    json not_finite = json::array();
+    for (const ckpt::NotFinite& one : report.not_finite) {
+      json from = json::array();
+      for (const size_t source : one.sources) from.push_back(dirs[source].string());
+      not_finite.push_back({{"tensor", one.tensor}, {"sources", std::move(from)}});
+    }
     print_json({{"dir", report.dir.string()},
                 {"sources", std::move(list)},
                 {"run_id", report.manifest.run.id},
@@ -134,6 +156,7 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
                 {"origin", report.manifest.origin},
                 {"step", report.manifest.step},
                 {"averaged_tensors", report.averaged_tensors},
+                {"not_finite", std::move(not_finite)},
                 {"moments", args.moments},
                 {"payload_bytes", ckpt::payload_bytes(report.manifest)},
                 {"seconds", report.seconds},

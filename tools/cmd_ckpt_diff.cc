@@ -90,14 +90,20 @@ json diff_json(const ckpt::TensorDiff& diff, const ckpt::Manifest& a, const ckpt
 Result<int> diff_of(const fs::path& left_dir, const fs::path& right_dir, const DiffArgs& args, bool as_json) {
   RT_TRY_SET(const int64_t memory, memory_option(args.memory_bytes));
   const std::unique_ptr<ckpt::IoBackend> left_io = ckpt::make_best_backend(), right_io = ckpt::make_best_backend();
-  const ckpt::ReadOptions reading{.window_bytes = std::max<int64_t>(memory / 8, 8 << 20)};
+  int64_t largest = 0;
+  for (const fs::path& dir : {left_dir, right_dir}) {
+    RT_TRY_SET(const ckpt::Manifest manifest, ckpt::read_manifest(*left_io, dir));
+    largest = std::max(largest, ckpt::largest_chunk(manifest));
+  }
+  RT_TRY_SET(const ckpt::SourceMemory share, ckpt::memory_of_sources(memory, 2, largest, "a comparison"));
+  const ckpt::ReadOptions reading{.window_bytes = share.reader_bytes};
   RT_TRY_SET(ckpt::CheckpointReader left, ckpt::CheckpointReader::open(*left_io, left_dir, reading));
   RT_TRY_SET(ckpt::CheckpointReader right, ckpt::CheckpointReader::open(*right_io, right_dir, reading));
   const ckpt::Manifest &a = left.manifest(), &b = right.manifest();
   Result<std::vector<ckpt::TensorDiff>> compared = [&] {
     ByteProgress progress("compared");
     return ckpt::diff_tensors(left, right,
-                              {.stream = {.memory_bytes = std::max<int64_t>(memory / 4, 1 << 20), .ahead = true},
+                              {.stream = {.memory_bytes = share.window_bytes, .ahead = true},
                                .only = args.only,
                                .progress = [&](int64_t done, int64_t total) { progress.show(done, total); }});
   }();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/persist/read.h"
@@ -35,9 +36,26 @@ struct StreamOptions {
   bool ahead = false;
 };
 
+/// How a tool spends the memory that it is given: payload_share of it goes to payload, the rest is what else it takes,
+/// and manifests of some megabytes; larger ones come on top. memory_for: the least memory with such a share.
+inline constexpr int64_t kMinStreamBytes = int64_t{8} << 20;
+int64_t payload_share(int64_t memory_bytes);
+int64_t memory_for(int64_t payload_bytes);
+
+/// Of checkpoints that are read side by side: seven eighths of payload's share; an eighth is left.
+struct SourceMemory {
+  int64_t window_bytes = 0, reader_bytes = 0;  // of each: its stream's, and its reader's for reads under way
+};
+/// `largest_chunk` of all of them: chunks are read whole. `what` needs it, in words: "a comparison".
+/// Errors: kInvalidInput with the least memory that would do.
+Result<SourceMemory> memory_of_sources(int64_t memory_bytes, int64_t sources, int64_t largest_chunk,
+                                       std::string_view what);
+
+int64_t largest_chunk(const Manifest& source);
+
 /// What a stream may take besides its windows: bounce memory of the reader that it is given.
 /// Errors: kInvalidInput when a chunk of the source, which is read whole, does not fit into `window_bytes`.
-Status check_chunks_fit(const Manifest& source, int64_t window_bytes, int64_t* largest_chunk);
+Status check_chunks_fit(const Manifest& source, int64_t window_bytes, int64_t* largest);
 
 class BoxStream {
  public:

@@ -16,10 +16,12 @@
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "ckpt/store/uring_backend.h"
+#include "ckpt/tensors/box_stream.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/core/random.h"
 #include "tests/ckpt/plan/layouts.h"
 #include "tests/support/ok.h"
+#include "tests/support/status_kib.h"
 #include "tests/support/temp_dir.h"
 
 using namespace cairn;
@@ -27,6 +29,7 @@ using namespace cairn::ckpt;
 using cairn::ckpt::testing::box_values;
 using cairn::ckpt::testing::Layout;
 using cairn::ckpt::testing::plan_of;
+using cairn::testing::status_kib;
 namespace fs = std::filesystem;
 
 namespace {
@@ -115,14 +118,6 @@ std::vector<Layout> eight_layouts() {
           {2, 2, 2},
           {2, 2, 2, 0, {MeshAxis::kPp, MeshAxis::kDp, MeshAxis::kTp}},
           {2, 2, 1, 1, {MeshAxis::kTp, MeshAxis::kDp, MeshAxis::kPp}, {1, 3}}};
-}
-
-int64_t status_kib(const std::string& field) {
-  std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with(field)) return std::stoll(line.substr(field.size() + 1));
-  }
-  return -1;
 }
 
 // A state of some hundred MiB that is made on its way to the disk: each number is a function of where it is.
@@ -417,7 +412,7 @@ TEST_SUITE("ckpt/reshard") {
       REQUIRE(saved.ok());
       const int64_t commit_bytes = shared ? saved.value().payload_bytes * 2 / 5 : 1;
       ReshardOptions options{.replace_existing = true, .commit_bytes = commit_bytes};
-      if (shared) options.memory_bytes = kMinReshardBytes;    // a group is some bands
+      if (shared) options.memory_bytes = kMinStreamBytes;     // a group is some bands
       options.alive = [](const WriterId&) { return false; };  // the "killed" one is this process
       int64_t went_on = 0, anew = 0, most = 0;
       bool fired = true;
@@ -492,7 +487,7 @@ TEST_SUITE("ckpt/reshard") {
     }
     CHECK(tried >= 3);
     const auto disk = start.clone();
-    options.memory_bytes = kMinReshardBytes;  // other chunks, other bytes
+    options.memory_bytes = kMinStreamBytes;  // other chunks, other bytes
     const Result<ReshardReport> other = reshard(*disk, to, options);
     REQUIRE(other.ok());
     CHECK(other.value().taken_files == 0);

@@ -451,6 +451,12 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(os.listdir(self.path("d/checkpoints")), ["step-00000006"])
         self.assertEqual(os.listdir(self.path("e/checkpoints")), ["step-00000006"])
 
+    def test_too_little_memory_for_a_comparison_says_how_much_is_needed(self):
+        for given in ("1", "8388607"):
+            told = self.cairn("ckpt", "diff", "a", "b", "--memory", given, code=2).stderr
+            self.assertIn(f"a comparison needs 8388608 bytes of memory, {given} are given", told)
+        self.cairn("ckpt", "diff", "a", "b", "--memory", "8388608")
+
     def test_too_little_memory_for_an_average_says_how_much_is_needed(self):
         average = ["ckpt", "average", "a", "b", "--to", "d", "--memory"]
         told = self.cairn(*average, "0", code=2).stderr
@@ -502,6 +508,12 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "push", "many", "place", preexec_fn=limit)
         self.cairn("ckpt", "reshard", "many", "back", "--mesh", "tp=2", preexec_fn=limit)
         self.assertIn(" 0 differ", self.cairn("ckpt", "diff", "wide", "back").stdout)
+
+        def hard_limit():  # less than two for each file of ten
+            resource.setrlimit(resource.RLIMIT_NOFILE, (640, 640))
+
+        self.cairn("ckpt", "average", *["many"] * 10, "--to", "mean", preexec_fn=hard_limit)
+        self.cairn("ckpt", "diff", "many", "mean", "--only", "weight/*", "--tensors-only", "--exit-code")
 
     def test_prune_counts_what_is_gone_only(self):
         strace = self.strace()

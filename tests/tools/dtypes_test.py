@@ -86,6 +86,21 @@ class DtypesTest(ProgramTest):
                     if whole:
                         self.assertIn(f"min {x.min()}  max {x.max()}", text)
 
+    def test_an_average_of_what_is_not_finite_warns(self):
+        weights = {f"weight/{name}": ("f32", numpy.ones((7, 9), numpy.float32)) for name in ("fine", "hurt")}
+        write_checkpoint(self.path("a"), 1, weights)
+        weights["weight/hurt"][1][3, 4] = numpy.nan
+        hurt = write_checkpoint(self.path("b"), 2, weights)
+        done = self.cairn("ckpt", "average", "a", "b", "--to", "m")
+        self.assertIn("warning: 1 of 2 weights have elements that are not finite", done.stderr)
+        self.assertIn("hurt: b/step-00000002\n", done.stderr)
+        self.assertEqual(numpy.isnan(self.cat("m", "hurt")).sum(), 1)
+        told = self.cairn_json("ckpt", "average", "a", "b", "--to", "n")
+        self.assertEqual(told["not_finite"], [{"tensor": "hurt", "sources": ["b/step-00000002"]}])
+        self.assertEqual(hurt.name, "step-00000002")
+        done = self.cairn("ckpt", "average", "a", "a", "--to", "o")
+        self.assertEqual((done.stderr, self.cairn_json("ckpt", "average", "a", "a", "--to", "p")["not_finite"]), ("", []))
+
     def test_a_difference_is_the_one_of_numbers(self):
         two53 = 1 << 53
         left = {"weight/near": ("i64", numpy.array([two53, 4])), "weight/far": ("i64", numpy.array([-1 << 63, 4])),
