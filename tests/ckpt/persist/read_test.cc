@@ -9,6 +9,7 @@
 #include "ckpt/plan/load_plan.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/planned_range.h"
 #include "ckpt/verify/verify.h"
@@ -75,6 +76,37 @@ void read_at_random(IoBackend& io, const fs::path& dir, const ReadOptions& optio
     REQUIRE((buffers[i] == expected));
   }
 }
+
+// Counts the files that are open for reading, and those that were closed with a read under way.
+struct WatchedDisk : PosixBackend {
+  int64_t open_now = 0, open_most = 0, opened = 0, closed_in_use = 0;
+
+  struct File : PosixFile {
+    File(WatchedDisk& on, Fd fd, const fs::path& path) : PosixFile(std::move(fd), path.string()), disk(on) {
+      ++disk.opened;
+      disk.open_most = std::max(disk.open_most, ++disk.open_now);
+    }
+    ~File() override {
+      --disk.open_now;
+      disk.closed_in_use += under_way > 0 ? 1 : 0;
+    }
+    Result<IoTicket> submit_read(int64_t offset, std::byte* data, int64_t bytes) override {
+      ++under_way;
+      return PosixFile::submit_read(offset, data, bytes);
+    }
+    Status wait(IoTicket ticket) override {
+      --under_way;
+      return PosixFile::wait(ticket);
+    }
+    WatchedDisk& disk;
+    int64_t under_way = 0;
+  };
+
+  Result<std::unique_ptr<IoFile>> open(const fs::path& path) override {
+    RT_TRY_SET(Fd fd, open_fd(path));
+    return std::unique_ptr<IoFile>(std::make_unique<File>(*this, std::move(fd), path));
+  }
+};
 
 }  // namespace
 
@@ -233,6 +265,28 @@ TEST_SUITE("ckpt/persist/read") {
     const std::unique_ptr<IoBackend> disk = make_best_backend();
     const cairn::testing::TempDir dir("read-many");
     REQUIRE(save(*disk, dir.path, state).ok());
+    for (const int64_t open_files : {1, 5, 128}) {
+      CAPTURE(open_files);
+      WatchedDisk watched;
+      Result<CheckpointReader> reader =
+          CheckpointReader::open(watched, dir.path / "step-00000012", {.open_files = open_files});
+      REQUIRE_OK(reader);
+      const Manifest& m = reader.value().manifest();
+      watched.opened = watched.open_most = 0;
+      std::vector<std::byte> all(static_cast<size_t>(payload_bytes(m)));
+      std::vector<ReadRange> ranges;
+      int64_t at = 0;
+      for (const ShardEntry& shard : m.shards) {
+        ranges.push_back({shard.file, shard.offset, shard.bytes, all.data() + at});
+        at += shard.bytes;
+      }
+      REQUIRE(reader.value().read_ranges(ranges).ok());
+      CHECK(watched.opened == kFiles);  // once each, as a load does
+      CHECK(watched.open_most == open_files);
+      CHECK(watched.closed_in_use == 0);
+      REQUIRE(reader.value().read_ranges(std::span(ranges).last(1)).ok());
+      CHECK(watched.opened == kFiles);  // the last one is open still
+    }
     rlimit before{};
     REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
     // Two descriptors a file, and some for this program.
