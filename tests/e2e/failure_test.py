@@ -68,15 +68,14 @@ class Failure(RunTest):
 
     def test_an_older_save_that_fails_behind_the_last_one_costs_nothing(self):
         recipe = self.recipe(name="short", steps=6, tp=1, pp=1, dp=1, zero=0, sp="false", save=5)
-        renames = "rename,renameat,renameat2"
-        fault = [shutil.which("strace"), "-f", "-o", "/dev/null", "-P", self.checkpoint("run", 5), "-e", f"trace={renames}",
-                 "-e", f"inject={renames}:error=EIO:delay_enter=5000000"]  # microseconds
+        looks = "stat,lstat,newfstatat"  # whether the step is there already
+        fault = [shutil.which("strace"), "-f", "-o", "/dev/null", "-e", f"trace={looks}", "-e",
+                 f"inject={looks}:error=EIO:delay_enter=5000000"]  # microseconds
         if fault[0] is None or subprocess.run([fault[0], "-o", "/dev/null", "true"], capture_output=True).returncode != 0:
             self.skipTest("no strace")
         for run, how in (("run", "continue"), ("stop", "stop")):
             with self.subTest(how):
-                fault[fault.index("-P") + 1] = self.checkpoint(run, 5)
-                done = subprocess.run([*fault, self.program, "train", recipe, "--run", self.folder / run, "--threads", "1",
+                done = subprocess.run([*fault, "-P", self.checkpoint(run, 5), self.program, "train", recipe, "--run", self.folder / run, "--threads", "1",
                                        "--set", "checkpoint.in_flight=2", "--set", f"checkpoint.on_failure={how}"],
                                       cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                       timeout=PATIENCE_S)
