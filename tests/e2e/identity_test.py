@@ -72,7 +72,7 @@ class Identity(RunTest):
         self.assertEqual(self.events("run", "start")[-1]["step"], 0)
 
     def test_a_run_below_what_may_be_a_mount_point_whose_disk_is_away_is_begun_with_a_question(self):
-        recipe = self.recipe(steps=1, tp=1, pp=1, dp=1, zero=0, sp="false")
+        recipe = self.recipe(steps=5, tp=1, pp=1, dp=1, zero=0, sp="false")
         for name in ("away", "empty", "disk"):
             (self.folder / name).mkdir()
         (self.folder / "disk" / "mine").touch()
@@ -82,7 +82,7 @@ class Identity(RunTest):
             with self.subTest(run):
                 said = self.cairn("train", recipe, "--run", f"{self.folder}/{run}").stdout.decode()
                 self.assertEqual(question(said), [str(self.folder / doubted)] if doubted else [])
-                self.assertTrue((self.folder / run / "checkpoints" / "step-00000001").is_dir())
+                self.assertTrue((self.folder / run / "checkpoints" / "step-00000005").is_dir())
         self.assertEqual(question(self.cairn("train", recipe, "--run", "a/b/c/d").stdout.decode()), [])
         to = self.folder / "far" / "runs" / "mine"
         said = self.cairn("ckpt", "reshard", self.folder / "disk/runs/mine", to, "--mesh", "tp=1").stderr.decode()
