@@ -161,8 +161,9 @@ class Stop(RunTest):
         job = self.start(recipe, "run")
         self.until(lambda: len(self.events("run", "start")) == 2, "the next start", job)
         # Another recipe, by what `slowed` sets: written first, and gone on from there.
-        self.assertRegex(job.output(), "wrote step [45] from the snapshot memory of this run's dead agent")
-        self.assertIn(self.events("run", "start")[-1]["step"], (4, 5))
+        step = self.events("run", "start")[-1]["step"]
+        self.assertGreaterEqual(step, 4)
+        self.assertIn(f"wrote step {step} from the snapshot memory of this run's dead agent", job.output())
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
 
