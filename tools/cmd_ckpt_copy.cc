@@ -334,7 +334,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
       "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix", push);
   command
       ->add_option("--part-size", args->part_bytes,
-                   "of large files on S3, 5MiB to 5GiB (default 16MiB); each is in memory while it is sent")
+                   "of large files on S3, 5MiB to 5GiB (default 16MiB); up to four, in 256 MiB, or one are in memory")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");

@@ -95,7 +95,8 @@ struct PlaceOptions {
   std::string region;     // S3; empty: AWS_REGION, AWS_DEFAULT_REGION, us-east-1
   std::string ca_file;    // S3 over https: PEM; empty: AWS_CA_BUNDLE, the system's. A certificate is always verified
   double timeout_s = 60;  // without any progress
-  /// S3: larger files are sent in parts of this size, or more if they are many; a part is in memory while it is sent.
+  /// S3: larger files are sent in parts of this size, or more if they are many. A part is in memory while it is sent:
+  /// up to four at a time, as long as they come to 256 MiB at most.
   int64_t part_bytes = int64_t{16} << 20;
 };
 /// S3's own limits of a part; the last one of a file may be shorter.

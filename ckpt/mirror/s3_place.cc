@@ -6,12 +6,14 @@
 // Whoever wants to know what the store has kept reads it back (copy.h does).
 //
 // Large files go in parts of a size that depends on the file's alone, so that a later process finds an interrupted
-// upload's parts by their numbers, and sends only those that are missing or differ.
+// upload's parts by their numbers, and sends only those that are missing or differ. They go over a few connections at a
+// time, with a thread each, unless a rate is asked for; each part under way is in memory.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <future>
 #include <map>
 #include <set>
 
@@ -28,6 +30,8 @@ namespace {
 
 constexpr int64_t kMaxParts = 10000;   // of one upload, by S3's rules
 constexpr int64_t kMaxPages = 100000;  // of a listing: 10^8 names
+constexpr int64_t kMaxLanes = 4;       // parts under way, as long as they are in kLanesBytes together
+constexpr int64_t kLanesBytes = int64_t{256} << 20;
 
 struct StoredObject {
   int64_t bytes = 0;
@@ -327,10 +331,10 @@ class S3Place final : public Place {
   }
 
   /// PUT of an object or a part, with its MD5; checks the ETag that comes back.
-  Status send(S3Request request, const std::vector<std::byte>& digest, const Traffic& traffic) {
+  Status send(S3Client& client, S3Request request, const std::vector<std::byte>& digest, const Traffic& traffic) {
     request.method = "PUT";
     request.headers.emplace_back("content-md5", base64(digest));
-    RT_TRY_SET(const S3Response answer, client_->call(request, traffic));
+    RT_TRY_SET(const S3Response answer, client.call(request, traffic));
     const auto found = answer.headers.find("etag");
     const std::string etag = found == answer.headers.end() ? std::string() : unquoted(found->second);
     if (is_md5_etag(etag, 0) && etag != hex(digest)) {
@@ -350,7 +354,7 @@ class S3Place final : public Place {
     if (present != present_.end() && present->second.bytes == source.bytes() && present->second.etag == hex(digest)) {
       report.reused_bytes = source.bytes();
     } else {
-      RT_TRY(send({.key = key_of(step, source.name()), .body = data}, digest, traffic));
+      RT_TRY(send(*client_, {.key = key_of(step, source.name()), .body = data}, digest, traffic));
       report.sent_bytes = source.bytes();
     }
     if (traffic.on_bytes) traffic.on_bytes(source.bytes());
@@ -369,6 +373,23 @@ class S3Place final : public Place {
       RT_TRY(each(number, std::span<const std::byte>(part)));
     }
     return {};
+  }
+
+  /// A part under way.
+  struct Lane {
+    std::vector<std::byte> memory;
+    std::span<std::byte> part;
+    std::future<Status> sent;  // the last, so that whoever leaves early waits for it before the memory goes
+  };
+
+  /// The connection of a lane: that of all else is the first one's.
+  Result<S3Client*> client_of(size_t lane) {
+    if (lane == 0) return client_.get();
+    while (more_clients_.size() < lane) {
+      RT_TRY_SET(std::unique_ptr<S3Client> client, S3Client::make(options_, bucket_));
+      more_clients_.push_back(std::move(client));
+    }
+    return more_clients_[lane - 1].get();
   }
 
   Result<PutReport> put_parts(int64_t step, SourceFile& source, int64_t part_bytes, const Traffic& traffic) {
@@ -415,23 +436,41 @@ class S3Place final : public Place {
       id = answer.get("UploadId");
       if (id.empty()) return Error{ErrorCode::kUnavailable, fmt::format("POST s3://{}/{}: no UploadId", bucket_, key)};
     }
-    RT_TRY(each_part(source, part_bytes, traffic, [&](int64_t number, std::span<const std::byte> part) -> Status {
-      hash.update(part);
-      const std::vector<std::byte> digest = md5(part);
+    const int64_t most = traffic.max_bytes_per_s > 0 ? 1 : std::clamp(kLanesBytes / part_bytes, int64_t{1}, kMaxLanes);
+    std::vector<Lane> lanes(std::min(parts, static_cast<size_t>(most)));
+    const auto land = [&](Lane& lane) -> Status {
+      if (!lane.sent.valid()) return {};
+      RT_TRY(lane.sent.get());
+      report.sent_bytes += static_cast<int64_t>(lane.part.size());
+      if (traffic.on_bytes) traffic.on_bytes(static_cast<int64_t>(lane.part.size()));
+      return {};
+    };
+    for (size_t k = 0; k < parts; ++k) {
+      Lane& lane = lanes[k % lanes.size()];
+      RT_TRY(land(lane));
+      if (traffic.cancelled()) return Error{ErrorCode::kStopped, "the copy was told to stop"};
+      const int64_t at = static_cast<int64_t>(k) * part_bytes, bytes = std::min(part_bytes, source.bytes() - at);
+      lane.memory.resize(static_cast<size_t>(part_bytes));
+      lane.part = std::span(lane.memory).first(static_cast<size_t>(bytes));
+      RT_TRY(source.read(at, lane.part));
+      hash.update(lane.part);
+      const std::vector<std::byte> digest = md5(lane.part);
       digests.insert(digests.end(), digest.begin(), digest.end());
       etags.push_back(hex(digest));
-      const auto found = there.find(number);
-      const auto bytes = static_cast<int64_t>(part.size());
+      const std::string number = std::to_string(k + 1);
+      const auto found = there.find(static_cast<int64_t>(k) + 1);
       if (found != there.end() && found->second.bytes == bytes && found->second.etag == etags.back()) {
         report.reused_bytes += bytes;
-      } else {
-        RT_TRY(send({.key = key, .query = {{"partNumber", std::to_string(number)}, {"uploadId", id}}, .body = part},
-                    digest, traffic));
-        report.sent_bytes += bytes;
+        if (traffic.on_bytes) traffic.on_bytes(bytes);
+        continue;
       }
-      if (traffic.on_bytes) traffic.on_bytes(bytes);
-      return {};
-    }));
+      RT_TRY_SET(S3Client* const client, client_of(k % lanes.size()));
+      lane.sent = std::async(std::launch::async, [this, &lane, &traffic, client, digest, key, number, id] {
+        return send(*client, {.key = key, .query = {{"partNumber", number}, {"uploadId", id}}, .body = lane.part},
+                    digest, traffic);
+      });
+    }
+    for (Lane& lane : lanes) RT_TRY(land(lane));
     std::string body = "<CompleteMultipartUpload>";
     for (size_t i = 0; i < etags.size(); ++i) {
       body += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>\"{}\"</ETag></Part>", i + 1, etags[i]);
@@ -461,6 +500,7 @@ class S3Place final : public Place {
   }
 
   std::unique_ptr<S3Client> client_;
+  std::vector<std::unique_ptr<S3Client>> more_clients_;  // for parts, from the first file on that needs them
   PlaceOptions options_;
   std::string bucket_, prefix_;                  // the prefix is empty or ends in '/'
   int64_t step_ = -1;                            // begun

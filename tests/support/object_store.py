@@ -1,6 +1,7 @@
 """An S3 store for a test: starts Swift (swift_server.py), speaks S3 to it with a signer of its own, and can stand in
 between as a proxy that fails on purpose."""
 
+import contextlib
 import datetime
 import hashlib
 import hmac
@@ -168,6 +169,7 @@ class Proxy:
                 self.tls.set_ciphers("ALL:@SECLEVEL=0")
         self.store, self.decide = store, decide or (lambda *request: None)
         self.seen = []  # (method, path, body bytes passed on)
+        self.under_way = 0  # requests that the store has not answered to the end
         self.lock = threading.Lock()
         self.server = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http{'s' if self.tls else ''}://127.0.0.1:{self.server.getsockname()[1]}"
@@ -183,6 +185,22 @@ class Proxy:
     def count(self, pattern):
         with self.lock:
             return sum(1 for verb, path, _ in self.seen if re.search(pattern, f"{verb} {path}"))
+
+    @contextlib.contextmanager
+    def counted(self):
+        with self.lock:
+            self.under_way += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+    def settle(self):
+        """Waits until the store has done what it was sent, also by a client that is gone."""
+        end = time.monotonic() + 60
+        while self.under_way > 0 and time.monotonic() < end:
+            time.sleep(0.005)
 
     def accept(self):
         while True:
@@ -252,7 +270,7 @@ class Proxy:
                 client.sendall(b"HTTP/1.1 %d Said\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n" %
                                (status, len(body)) + body)
                 continue
-            with socket.create_connection(self.store.address, timeout=120) as upstream:
+            with self.counted(), socket.create_connection(self.store.address, timeout=120) as upstream:
                 # One request a connection upstream; the client's side stays open.
                 upstream.sendall(head[:-2] + b"Connection: close\r\n\r\n")
                 left, passed = (size // 2 if what == "cut" else size), 0

@@ -584,6 +584,7 @@ class StoreTest(CopyTest):
                 self.assertTrue(reached.wait(PATIENCE_S))
                 push.send_signal(signal.SIGKILL)
                 push.wait()
+                proxy.settle()  # parts go side by side: others were on their way
                 committed = f"{prefix}/step-00000000/manifest.json" in self.store.keys(prefix)
                 self.assertEqual(committed, at == requests - 1)  # only the last read-back was still to come
                 again = self.proxy()
@@ -593,6 +594,29 @@ class StoreTest(CopyTest):
                 after = {p for m, p, _ in again.seen if m == "PUT"}
                 uploads = lambda paths: {re.sub("uploadId=[^&]*", "", p) for p in paths}
                 self.assertEqual(uploads(before) & uploads(after), set(), "sent twice")
+
+    def test_parts_go_side_by_side_unless_a_rate_is_asked_for(self):
+        self.large()
+        pair, alone = threading.Barrier(2), []
+
+        def decide(method, path, head):
+            if "partNumber=" in path:
+                pair.wait(PATIENCE_S)  # until both parts of the file are under way
+
+        self.s3("push", "run", self.place, "--part-size", "5MiB", proxy=self.proxy(decide))
+        self.assertEqual(self.stored(), self.expected())
+        slow = self.proxy(lambda method, path, head: alone.append(slow.under_way) if "partNumber=" in path else None)
+        self.s3("push", "run", self.place + "-slow", "--part-size", "5MiB", "--max-mb-per-s", "200", proxy=slow)
+        self.assertEqual(alone, [0] * 6)
+
+    def test_a_part_that_fails_ends_the_push_and_the_others_stay(self):
+        self.large()
+        down = self.proxy(lambda method, path, head: "refuse" if "partNumber=2" in path else None)
+        self.assertIn("SlowDown", self.s3("push", "run", self.place, "--part-size", "5MiB", proxy=down, code=69).stderr)
+        again = self.proxy()
+        self.s3("push", "run", self.place, "--part-size", "5MiB", proxy=again)
+        self.assertEqual(again.count("PUT .*partNumber="), 5)  # one of the first file was there
+        self.assertEqual(self.stored(), self.expected())
 
     def test_every_request_fails_once_and_the_copy_is_made(self):
         self.large()
