@@ -53,10 +53,15 @@ void each(const std::byte* in, int64_t count, float* out, Convert convert) {
 /// Whether an element has all of its exponent's bits set.
 template <typename Bits>
 bool any_has(Bits exponent, std::span<const std::byte> elements) {
+  constexpr size_t kAtOnce = 128;  // by a loop that has a length and no way out, which the compiler makes wide
   const auto* bits = reinterpret_cast<const Bits*>(elements.data());
-  Bits found = 0;  // without a way out of the loop, which the compiler then makes wide
-  for (size_t k = 0; k < elements.size() / sizeof(Bits); ++k)
-    found |= static_cast<Bits>((bits[k] & exponent) == exponent ? 1 : 0);
+  const size_t count = elements.size() / sizeof(Bits);
+  Bits found = 0;
+  size_t k = 0;
+  for (; k + kAtOnce <= count; k += kAtOnce) {
+    for (size_t j = 0; j < kAtOnce; ++j) found |= static_cast<Bits>((bits[k + j] & exponent) == exponent ? 1 : 0);
+  }
+  for (; k < count; ++k) found |= static_cast<Bits>((bits[k] & exponent) == exponent ? 1 : 0);
   return found != 0;
 }
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <fstream>
@@ -351,8 +352,9 @@ Result<Fd> lock_run_of(const fs::path& checkpoints) {
     // Or the next one is told of who held it before. A full disk, which `prune` is for, is no reason to refuse. What an
     // agent of another host has written stays: where a lock is local to a host it may be alive, and would stop for
     // this.
-    const Result<std::string> before = read_text_file(lock);
-    const std::string host = before.ok() ? holder_in(before.value()).host : "";
+    std::string before(4096, '\0');
+    before.resize(static_cast<size_t>(std::max<ssize_t>(0, ::pread(fd.get(), before.data(), before.size(), 0))));
+    const std::string host = holder_in(before).host;
     if (mine && (host.empty() || host == ckpt::this_writer().host))
       ignore(write_holder(fd.get(), holder_line(), lock), "only to be told");
     return fd;

@@ -226,6 +226,29 @@ TEST_SUITE("converters/convert") {
     }());
   }
 
+  TEST_CASE("one NaN or infinity is found wherever it stands, and the largest number is none") {
+    const float inf = std::numeric_limits<float>::infinity();
+    for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+      CAPTURE(dtype_name(dtype));
+      const float largest = dtype == DType::kF16 ? kMaxF16 : 3.0e38f;
+      for (const size_t count : {1, 127, 128, 129, 300}) {
+        std::vector<float> values(count, -largest);
+        std::vector<std::byte> stored(count * static_cast<size_t>(dtype_size_bytes(dtype)));
+        from_floats(dtype, values, stored.data());
+        CHECK(!any_not_finite(dtype, stored));
+        for (size_t k = 0; k < count; ++k) {
+          for (const float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()}) {
+            values[k] = bad;
+            from_floats(dtype, values, stored.data());
+            CHECK(any_not_finite(dtype, stored));
+          }
+          values[k] = largest;
+        }
+      }
+    }
+    CHECK(!any_not_finite(DType::kF32, {}));
+  }
+
   TEST_CASE("tensors that hold a NaN or an infinity are told, whichever way their bytes go") {
     TempDir temp;
     ckpt::PosixBackend io;

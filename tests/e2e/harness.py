@@ -255,7 +255,7 @@ wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; 
     def contents(self, run, step):
         """What a checkpoint holds, without what may differ between two runs: names, ids and times."""
         manifest = self.manifest(run, step)
-        for key in ("created_unix_ms", "run"):
+        for key in ("created_unix_ms", "run", "extra"):  # extra: the starts that led to it
             del manifest[key]
         manifest["state"].pop("metrics", None)  # has times in it
         files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in self.checkpoint(run, step).glob("*.h5")}

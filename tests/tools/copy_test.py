@@ -258,6 +258,11 @@ class DirectoryTest(CopyTest):
             self.assertEqual(done.wait(PATIENCE_S), 0)
             holder = json.loads((live / "run.lock").read_text())
             self.assertEqual((holder["pid"], holder["host"]), (done.pid, socket.gethostname()))
+        # Of another host's agent nobody knows here whether it is alive: a file system may lock for a host alone.
+        far = json.dumps({"host": "far", "pid": 7, "since": "then", "token": "1"})
+        (live / "run.lock").write_text(far)
+        self.cairn("ckpt", "prune", "live", "--leftovers", "--yes")
+        self.assertEqual((live / "run.lock").read_text(), far)
         (live / "run.lock").unlink()
         (live / "run.lock").symlink_to("/dev/full")  # a full disk, which prune is for
         self.cairn("ckpt", "prune", "live", "--leftovers", "--yes")
