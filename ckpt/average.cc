@@ -112,6 +112,7 @@ Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const Average
   skeleton.files.clear();
   skeleton.shards.clear();
   skeleton.writer = {};
+  skeleton.extra = "{}";     // no agent has saved it
   skeleton.metrics.clear();  // of the sources, not of what comes out
   skeleton.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())

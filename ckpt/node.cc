@@ -58,10 +58,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     }
   }
   RT_TRY(look_for_space(plan, *io, options.checkpoints_dir, notices));
-  RT_TRY_SET(Arena arena,
-             open_run_memory(
-                 plan, options.run, options.checkpoints_dir,
-                 [&] { return make_stoppable(make_backend(plan), options.leave); }, notices, options.before_save));
+  RT_TRY_SET(Arena arena, open_run_memory(
+                              plan, options.run, options.checkpoints_dir,
+                              [&] { return make_stoppable(make_backend(plan), options.leave); }, notices,
+                              options.before_save, options.stop));
   std::unique_ptr<CheckpointNode> node(new CheckpointNode(plan, std::move(options), std::move(arena)));
   node->keep_memory_ = true;  // until the node is open: the memory may be a dead agent's only copy
   if (!node->options_.resume) {
@@ -76,7 +76,8 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
-                     &node->buffers_, [raw = node.get()] { return raw->persister_->check_folder(); }});
+                     &node->buffers_, [raw = node.get()] { return raw->persister_->check_folder(); },
+                     node->options_.stop});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
-#include <thread>
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/persist/read.h"
@@ -18,6 +17,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/replace.h"
 #include "ckpt/snapshot/snapshot.h"
+#include "ckpt/store/read_again.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/trainer/initial.h"
 
@@ -148,21 +148,7 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
   return Error(loaded.error()).with("restoring");
 }
 
-/// Whether the disk itself does not have it any more. Through the page cache that is EIO; a direct read gives the block
-/// layer's own word (a bad sector, a target's error, a checksum below), a file system its own for what does not hold.
-static bool disk_fails(int os_errno) {
-  switch (os_errno) {
-    case EIO:
-    case ENODATA:
-    case EREMOTEIO:
-    case EILSEQ:
-    case EUCLEAN:
-    case EBADMSG:
-      return true;
-    default:
-      return false;
-  }
-}
+static bool disk_failed(const CheckpointInfo& info) { return info.unread && disk_fails(info.os_errno); }
 
 /// Whether an older checkpoint may be taken instead: this one is damaged, or its disk is failing. A limit of the
 /// system, a missing right or an old build say nothing about it.
@@ -171,23 +157,9 @@ static bool may_pass_over(const Error& error) {
          (error.code == ErrorCode::kIo && (error.os_errno == 0 || disk_fails(error.os_errno)));
 }
 
-static bool disk_failed(const CheckpointInfo& info) { return info.unread && disk_fails(info.os_errno); }
-static bool disk_failed(const Status& status) { return !status.ok() && disk_fails(status.error().os_errno); }
-template <typename T>
-static bool disk_failed(const Result<T>& result) {
-  return !result.ok() && disk_fails(result.error().os_errno);
-}
-
-/// What a disk has failed, a network file system may have again in a moment (a soft mount's time-out, an evicted
-/// client). What is damaged stays so.
 template <typename Read>
 auto RestoreDecider::until_it_stays(const Read& read) {
-  auto result = read();
-  for (auto wait = request_.read_again.begin(); disk_failed(result) && wait != request_.read_again.end(); ++wait) {
-    std::this_thread::sleep_for(*wait);
-    result = read();
-  }
-  return result;
+  return read_again(read, request_.read_again, request_.stop);
 }
 
 static Error not_now(Error error, const std::filesystem::path& dir) {
@@ -235,8 +207,11 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
       return {};
     });
     if (checked.ok()) {
-      return std::optional<RestoreChoice>(RestoreChoice{
-          .source = arena::Source::kDisk, .step = info.step, .dir = info.dir, .created_unix_ms = info.created_unix_ms});
+      return std::optional<RestoreChoice>(RestoreChoice{.source = arena::Source::kDisk,
+                                                        .step = info.step,
+                                                        .dir = info.dir,
+                                                        .created_unix_ms = info.created_unix_ms,
+                                                        .starts = info.starts});
     }
     if (checked.error().code == ErrorCode::kInvalidInput)
       return Error(checked.error());  // another model: ask the person
@@ -305,6 +280,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.step = disk.value()->step;
     choice.dir = disk.value()->dir;
     choice.created_unix_ms = disk.value()->created_unix_ms;
+    choice.starts = disk.value()->starts;
     return choice;
   }
   if (!request_.from) return choice;
@@ -337,6 +313,7 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
     in_memory = choice.source == arena::Source::kMemory;
     if (in_memory) break;
     RT_TRY(arena_.invalidate_slots());  // another line of training, or damaged
+    arena_.go_on_from(choice.starts);
     if (choice.source != arena::Source::kDisk) break;
     const Result<bool> filled = until_it_stays([&] { return fill_slot(choice); });
     if (filled.ok()) {

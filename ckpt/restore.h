@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -32,6 +33,7 @@
 #include "ckpt/plan/partial.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
+#include "ckpt/store/read_again.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
 #include "runtime/trainer/checkpoint_hook.h"
@@ -46,6 +48,7 @@ struct RestoreChoice {
   bool weights_ready = false;         // kMemory: the weights need not be made from the masters
   std::filesystem::path dir;          // kDisk
   int64_t created_unix_ms = 0;        // kDisk, of the run's own folder
+  std::vector<uint64_t> starts;       // kDisk, of the run's own folder: CheckpointInfo::starts
   std::vector<std::string> metrics;   // kMemory: TrainPosition::metrics of the latest steps up to this one, in order
   std::optional<LoadMatch> match;     // kDisk, from what a person named: what is taken of it
   bool foreign = false;               // kDisk: it is no checkpoint, and ranks read it themselves
@@ -61,8 +64,9 @@ struct RestoreRequest {
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
   /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
   std::function<Status()> check_folder;
+  std::function<bool()> stop;  // asked while this waits; may be empty
   /// What a disk fails is read again after each of these, before it counts as damaged.
-  std::vector<std::chrono::milliseconds> read_again = {std::chrono::milliseconds(500), std::chrono::milliseconds(2500)};
+  std::vector<std::chrono::milliseconds> read_again{std::begin(kReadAgain), std::end(kReadAgain)};
 };
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.

@@ -10,6 +10,8 @@
 #include "ckpt/format/manifest.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/store/read_again.h"
+#include "ckpt/store/stoppable_backend.h"
 #include "ckpt/verify/verify.h"
 
 namespace cairn::ckpt {
@@ -26,6 +28,8 @@ std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view
     const bool mine = stale.run_id == run_id;
     if (mine ? begun : stale.unsaved_step == 0 && stale.unread.empty()) {
       if (remove_stale_arena(stale)) say(fmt::format("removed {} of a dead run", stale.name));
+    } else if (stale.elsewhere) {
+      if (!begun) say(fmt::format("left alone: {}, another machine's", stale.name));
     } else if (!mine) {
       left.push_back(std::move(stale));
     }
@@ -40,23 +44,32 @@ int64_t newest_step(const Arena& arena) {
   return newest ? views[*newest].step : -1;
 }
 
+/// The newest checkpoint, of which what a disk fails is read again. Nullopt: there is none, or none that can be read.
+Result<std::optional<CheckpointInfo>> newest_on_disk(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                                                     const std::function<bool()>& stop) {
+  Result<CheckpointInfo> newest = read_again([&] { return newest_complete(io, checkpoints_dir); }, kReadAgain, stop);
+  if (newest.ok()) return std::optional(std::move(newest).value());
+  if (stop && stop()) return Error{ErrorCode::kStopped, "asked to stop at the start"};
+  return std::optional<CheckpointInfo>();
+}
+
+/// Whether a start has saved it that leads to this memory. Of what no run has saved nobody can tell.
 bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
-  return saved.starts.empty() || std::ranges::count(memory.starts(), saved.starts.front()) > 0;
+  return saved.starts.empty() || saved.run_id != memory.run_id() ||
+         std::ranges::count(memory.starts(), saved.starts.front()) > 0;
 }
 
 /// Whether the run has gone on without this memory, as at another machine: then it is not gone on with, for what was
-/// saved there would be given up.
-bool is_left_behind(IoBackend& io, const Arena& memory, const CheckpointInfo& newest) {
-  if (newest_step(memory) < 0 || leads_to(newest, memory)) return false;
-  const Result<VerifyReport> checked = verify_checkpoint(io, newest.dir, {.max_damages = 1, .structure = false});
-  return checked.ok() && checked.value().whole();  // memory is given up for it: be sure
-}
-
-void begin_start(Arena& memory, const Result<CheckpointInfo>& newest) {
-  std::vector<uint64_t> before(memory.starts().begin(), memory.starts().end());
-  if (newest.ok() && !leads_to(newest.value(), memory))
-    before.insert(before.begin(), newest.value().starts.begin(), newest.value().starts.end());
-  memory.begin_start(before);
+/// saved there would be given up. Errors: those of reading that, kStopped.
+Result<bool> is_left_behind(IoBackend& io, const Arena& memory, const std::optional<CheckpointInfo>& newest,
+                            const std::function<bool()>& stop) {
+  if (!newest || newest_step(memory) < 0 || leads_to(*newest, memory)) return false;
+  const auto holds = [&]() -> Result<bool> {
+    RT_TRY_SET(const VerifyReport report, verify_checkpoint(io, newest->dir, {.max_damages = 1, .structure = false}));
+    return report.whole();
+  };
+  RT_TRY_SET(const bool whole, read_again(holds, kReadAgain, stop));  // memory is given up for it: be sure
+  return whole ? Result<bool>(true) : holds();                        // what a disk fails counts as damage there
 }
 
 /// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
@@ -115,11 +128,12 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
 }
 
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
-                              const MakeIo& make_io, std::vector<std::string>* report, const BeforeSave& before_save) {
+                              const MakeIo& make_io, std::vector<std::string>* report, const BeforeSave& before_save,
+                              const std::function<bool()>& stop) {
   const auto say = [&](std::string line) {
     if (report != nullptr) report->push_back(std::move(line));
   };
-  const std::unique_ptr<IoBackend> io = make_io();
+  const std::unique_ptr<IoBackend> io = make_stoppable(make_io(), stop);
   {
     RT_TRY(make_dirs(*io, checkpoints_dir));
     RT_TRY_SET(const CleanReport cleaned, clean_leftovers(*io, checkpoints_dir));
@@ -147,34 +161,39 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     }
   };
   clean(false);
+  RT_TRY_SET(const std::optional<CheckpointInfo> newest, newest_on_disk(*io, checkpoints_dir, stop));
   std::optional<Arena> left;
   for (const std::string& folder : folders) {
-    RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder));
-    if (found && left) {  // the run had an offload folder, and once none
-      const bool later = newest_step(*found) > newest_step(*left);
-      Arena& older = later ? *left : *found;
-      say(fmt::format("removed {}, which held step {} of this run: {} has step {}", older.name(), newest_step(older),
-                      (later ? *found : *left).name(), newest_step(later ? *found : *left)));
-      RT_TRY(older.remove());
-      if (!later) continue;
+    for (;;) {  // those that agents have left, the newest first
+      RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder));
+      if (!found) break;
+      RT_TRY_SET(const bool behind, is_left_behind(*io, *found, newest, stop));
+      if (behind) {
+        say(
+            fmt::format("warning: removed {}, which held step {} of this run: the run has gone on without it, as on "
+                        "another machine, and saved step {} ({})",
+                        found->name(), newest_step(*found), newest->step, newest->dir.string()));
+        RT_TRY(found->remove());
+        continue;
+      }
+      if (left) {  // the run had an offload folder, and once none
+        const bool later = newest_step(*found) > newest_step(*left);
+        Arena& older = later ? *left : *found;
+        say(fmt::format("removed {}, which held step {} of this run: {} has step {}", older.name(), newest_step(older),
+                        (later ? *found : *left).name(), newest_step(later ? *found : *left)));
+        RT_TRY(older.remove());
+        if (!later) break;
+      }
+      left = std::move(found);
+      break;
     }
-    if (found) left = std::move(found);
-  }
-  Result<CheckpointInfo> newest = newest_complete(*io, checkpoints_dir);
-  if (left && newest.ok() && is_left_behind(*io, *left, newest.value())) {
-    say(fmt::format(
-        "warning: removed {}, which held step {} of this run: the run has gone on without it, as on another "
-        "machine, and saved step {} ({})",
-        left->name(), newest_step(*left), newest.value().step, newest.value().dir.string()));
-    RT_TRY(left->remove());
-    left.reset();
   }
   if (left) {
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
         left->directory() == spec.directory) {
       say("took over the snapshot memory of this run's dead agent");
       tell(clean(true));
-      begin_start(*left, newest);
+      left->begin_start(newest && !newest->starts.empty() ? newest->starts.front() : 0);
       return std::move(*left);
     }
     Status flushed;
@@ -198,7 +217,6 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     }
     RT_TRY(left->remove());
     left.reset();  // unlinked is not freed: the mapping holds the pages that the new memory needs
-    newest = newest_complete(*io, checkpoints_dir);
   }
   std::vector<StaleArena> dead = clean(true);
   ArenaSpec least = spec;
@@ -206,7 +224,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   make_room(least, dead, say);
   tell(dead);
   RT_TRY_SET(Arena made, create_what_fits(spec, say));
-  begin_start(made, newest);
+  made.begin_start(0);
   return made;
 }
 

@@ -3,6 +3,7 @@
 // there is.
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,7 @@ namespace cairn::ckpt {
 /// beside it with two banks. `report` gets a line for each such event.
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report = nullptr,
-                              const BeforeSave& before_save = {});
+                              const BeforeSave& before_save = {}, const std::function<bool()>& stop = {});
 
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);

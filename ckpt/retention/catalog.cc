@@ -59,6 +59,7 @@ Result<CatalogAccess::Seen> decode(const std::string& json, const std::string& t
     if (file.step < 0) seen.info.size_bytes += file.size_bytes;  // the others are counted where they lie
   }
   seen.info.references = needed_steps(manifest.files);
+  seen.info.run_id = manifest.run.id;
   seen.info.starts = starts_of(manifest);
   return seen;
 }

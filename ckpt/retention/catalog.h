@@ -28,6 +28,7 @@ struct CheckpointInfo {
   int64_t size_bytes = 0;  // of the files the manifest names (or that lie there, when it cannot be read)
   std::optional<double> loss, valid_loss;  // of the step that was saved, when the manifest has them
   std::vector<int64_t> references;         // steps of this folder whose files it needs besides its own
+  std::string run_id;                      // of the run that saved it
   std::vector<uint64_t> starts;            // starts_of() its manifest
 };
 

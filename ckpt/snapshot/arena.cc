@@ -477,13 +477,23 @@ std::span<const uint64_t> Arena::starts() const {
   return kept.first(static_cast<size_t>(std::ranges::find(kept, 0) - kept.begin()));
 }
 
-void Arena::begin_start(std::span<const uint64_t> before) {
-  std::random_device random;
-  std::vector<uint64_t> starts{uint64_t{random()} << 32 | random() | 1};  // not 0, which ends the list
-  starts.insert(starts.end(), before.begin(), before.end());
+/// `first` and then `rest`, of which the last may be too many.
+static void put_starts(arena::Control& control, uint64_t first, std::span<const uint64_t> rest) {
+  std::vector<uint64_t> starts{first};
+  starts.insert(starts.end(), rest.begin(), rest.end());
   starts.resize(arena::kStartsKept);
-  std::ranges::copy(starts, control().starts);
+  std::ranges::copy(starts, control.starts);
 }
+
+void Arena::begin_start(uint64_t saved) {
+  const std::span<const uint64_t> known = starts();
+  const auto from = std::ranges::find(known, saved);
+  const std::vector<uint64_t> before(saved == 0 || from == known.end() ? known.begin() : from, known.end());
+  std::random_device random;
+  put_starts(control(), uint64_t{random()} << 32 | random() | 1, before);  // not 0, which ends the list
+}
+
+void Arena::go_on_from(std::span<const uint64_t> starts) { put_starts(control(), control().starts[0], starts); }
 
 void Arena::forget_weights() {
   for (int64_t rank = 0; rank < world(); ++rank) weights_mark(rank).sequence.store(0, std::memory_order_release);
@@ -594,6 +604,7 @@ std::vector<StaleArena> stale_arenas(const std::string& folder) {
       }
     } else if (found.error().code != ErrorCode::kCorrupt) {
       stale.unread = found.error().message;
+      stale.elsewhere = found.error().code == ErrorCode::kUnavailable;
     }
     out.push_back(std::move(stale));
   }

@@ -120,8 +120,11 @@ class Arena {
 
   /// Of the starts of agents that lead to what is here, the present one first.
   std::span<const uint64_t> starts() const;
-  /// Agent, before any rank runs: names a new start, which goes on from `before`.
-  void begin_start(std::span<const uint64_t> before);
+  /// Agent, while no rank runs: a new start, which goes on from what is here. Of those before it, the ones ahead of
+  /// `saved` have saved nothing that is there, and are forgotten; 0: none is.
+  void begin_start(uint64_t saved);
+  /// Agent, while no rank runs: the present start goes on from a checkpoint that these led to, not from what was here.
+  void go_on_from(std::span<const uint64_t> starts);
 
   /// Whether the weights of all ranks are those of the step of this incarnation.
   bool weights_are_of(uint64_t incarnation, int64_t step) const;
@@ -165,6 +168,7 @@ class Arena {
 struct StaleArena {
   std::string name, run_id;  // run_id: empty where the segment cannot be read
   std::string unread;        // why it cannot be read now, by this build; it may hold what no checkpoint has
+  bool elsewhere = false;    // it is another machine's, in a folder that several have; `unread` says so too
   int64_t bytes = 0;
   int64_t unsaved_step = 0;  // its newest whole step, where that is not known to be on disk; 0: nothing to lose
 };

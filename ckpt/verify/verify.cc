@@ -210,6 +210,10 @@ class Verifier {
     const FileEntry& entry = manifest_.files[index];
     FileState& state = files_[index];
     Result<std::unique_ptr<IoFile>> file = io_.open(checkpoint_file_path(dir_, entry.step, entry.name));
+    if (!file.ok() && file.error().code == ErrorCode::kStopped) {
+      refused_ = file.error();
+      return;
+    }
     if (!file.ok() && is_refused(file.error())) {
       refused_ = Error{ErrorCode::kIo, file.error().message, file.error().os_errno};
       return;
@@ -382,6 +386,10 @@ class Verifier {
         }
         count(segment);
         if (segment.shard < 0) state.rest_good = false;
+        if (one.error().code == ErrorCode::kStopped) {
+          refused_ = one.error();
+          continue;
+        }
         const std::string place =
             segment.shard < 0
                 ? std::string()
@@ -578,7 +586,8 @@ Result<VerifyReport> verify_checkpoint(IoBackend& io, const fs::path& dir, const
   const Result<Manifest> manifest = read_manifest(io, dir);
   if (!manifest.ok()) {
     if (is_refused(manifest.error())) return Error{ErrorCode::kIo, manifest.error().message, manifest.error().os_errno};
-    if (manifest.error().code == ErrorCode::kUnsupported) return manifest.error();
+    if (manifest.error().code == ErrorCode::kUnsupported || manifest.error().code == ErrorCode::kStopped)
+      return manifest.error();
     const bool of_table = manifest.error().message.find((dir / kTableName).string()) != std::string::npos;
     report.damages.push_back(
         {.file = std::string(of_table ? kTableName : kManifestName), .message = manifest.error().message});

@@ -41,8 +41,8 @@ struct VerifyOptions {
 /// Checks manifest, file sizes, each chunk, each file's HDF5 structure (its checksum first; libhdf5 sees only bytes
 /// that passed) and that each dataset lies where the manifest says. Damage is in the report; an error means that
 /// nothing is known: kInvalidInput when the directory is not there, kIo when the system refuses a file of it
-/// (is_refused), kUnsupported when a newer build wrote it. Memory: up to 128 MiB of payload on its way, and the HDF5
-/// structure of the files at work.
+/// (is_refused), kUnsupported when a newer build wrote it, kStopped when `io` was asked to stop. Memory: up to 128 MiB
+/// of payload on its way, and the HDF5 structure of the files at work.
 Result<VerifyReport> verify_checkpoint(IoBackend& io, const std::filesystem::path& dir,
                                        const VerifyOptions& options = {});
 

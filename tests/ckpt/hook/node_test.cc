@@ -8,6 +8,7 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <future>
 #include <set>
 #include <thread>
@@ -15,6 +16,8 @@
 #include "ckpt/format/names.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/run_memory.h"
+#include "ckpt/store/fault_backend.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/core/process.h"
 #include "tests/ckpt/hook/fake_run.h"
@@ -206,6 +209,71 @@ TEST_SUITE("ckpt/node") {
     }
   }
 
+  TEST_CASE("nor where a stop, or a disk that fails once, comes between") {
+    const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    const NodeOptions options = options_for(run_id, dir.path);
+    run_until(plan, options, 5);
+    run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 2});
+    const std::vector<std::filesystem::path> memory = memory_of(run_id);
+    REQUIRE(memory.size() == 1);
+    const std::filesystem::path elsewhere = memory[0].parent_path() / ("elsewhere-" + run_id);
+    std::filesystem::rename(memory[0], elsewhere);
+    run_until(plan, options, 7);
+    enum { kRefused, kOldLine, kNew, kUndisturbed };
+    for (const bool fails : {false, true}) {
+      int64_t refused = 0;
+      for (int64_t n = 0;; ++n) {
+        for (const std::filesystem::path& left : memory_of(run_id)) std::filesystem::remove(left);
+        std::filesystem::copy(elsewhere, memory[0]);
+        const int got = in_child([&] {
+          PosixBackend real;
+          const auto make_io = [&]() -> std::unique_ptr<IoBackend> {
+            if (!fails) return std::make_unique<PosixBackend>();
+            return std::make_unique<FaultBackend>(real, FaultPlan::fail_call(n, EIO));
+          };
+          int64_t asked = 0;
+          const auto stop = [&] { return !fails && asked++ >= n; };
+          const auto opened = open_run_memory(plan, options.run, options.checkpoints_dir, make_io, nullptr, {}, stop);
+          if (!opened.ok()) return int{kRefused};
+          if (newest_whole(opened.value().views()).has_value()) return int{kOldLine};
+          return int{asked > n ? kNew : kUndisturbed};
+        });
+        CAPTURE(n);
+        CAPTURE(fails);
+        REQUIRE(got >= kRefused);
+        CHECK(got != kOldLine);
+        if (got == kRefused) ++refused;
+        if (n == 60 || (!fails && got == kUndisturbed)) break;
+      }
+      CHECK(refused > 0);
+    }
+    for (const std::filesystem::path& left : memory_of(run_id)) std::filesystem::remove(left);
+    std::filesystem::remove(elsewhere);
+  }
+
+  TEST_CASE("an agent that starts again and again without a save keeps its memory") {
+    const TempDir dir;
+    const Plan plan = saving({1, 1, 1}, {.snapshot_steps = 1});
+    const NodeOptions options = options_for(fresh_run_id(), dir.path);
+    run_until(plan, options, 2);
+    run_and_kill(plan, options, {.steps = 200, .die_at = 4, .snapshots_at_death = 1});
+    for (int64_t k = 0; k < 2 * arena::kStartsKept; ++k) {
+      REQUIRE(in_child([&] {
+                std::vector<std::string> notices;
+                auto node = CheckpointNode::open(plan, options, &notices);
+                const bool kept = node.ok() && newest_whole(node.value()->arena().views()).has_value();
+                if (kept) kill(getpid(), SIGKILL);
+                return 1;
+              }) == -1);
+    }
+    std::vector<std::string> notices;
+    auto opened = CheckpointNode::open(plan, options, &notices);
+    REQUIRE_OK(opened);
+    CHECK(opened.value()->begin_incarnation().value().step == 4);
+  }
+
   TEST_CASE("memory that goes on from what another machine saved is gone on with, however often agents die") {
     const TempDir dir;
     const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
@@ -223,7 +291,7 @@ TEST_SUITE("ckpt/node") {
     CHECK(starts().size() == 1);
     LifeReport report;
     REQUIRE(live(plan, opened.value()->arena(), {.steps = 10}, nullptr, report).ok());
-    CHECK(starts().size() == 5);  // those that saved nothing too
+    CHECK(starts().size() == 2);  // those that saved nothing are forgotten
   }
 
   TEST_CASE("memory that cannot be written to disk is kept, and the error says where it is") {
@@ -403,9 +471,12 @@ TEST_SUITE("ckpt/node") {
     for (bool done = false; !done; ended += done ? 0 : 1) {
       CAPTURE(ended);
       NodeOptions options = options_for(fresh_run_id(), dir.path);
-      options.stop = [left = ended]() mutable { return left-- <= 0; };
+      options.stop = [left = std::make_shared<int64_t>(ended)] { return (*left)-- <= 0; };
       const auto opened = CheckpointNode::open(plan, options, &notices);
-      REQUIRE_OK(opened);
+      if (!opened.ok()) {
+        REQUIRE(opened.error().code == ErrorCode::kStopped);
+        continue;
+      }
       const Result<RestoreChoice> choice = opened.value()->begin_incarnation();
       done = choice.ok();
       if (done) {
