@@ -8,8 +8,8 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
-#include <memory>
 #include <future>
+#include <memory>
 #include <set>
 #include <thread>
 
