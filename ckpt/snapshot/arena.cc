@@ -478,7 +478,7 @@ std::span<const uint64_t> Arena::starts() const {
 }
 
 /// `first` and then `rest`, of which the last may be too many.
-static void put_starts(arena::Control& control, uint64_t first, std::span<const uint64_t> rest) {
+static void store_starts(arena::Control& control, uint64_t first, std::span<const uint64_t> rest) {
   std::vector<uint64_t> starts{first};
   starts.insert(starts.end(), rest.begin(), rest.end());
   starts.resize(arena::kStartsKept);
@@ -490,10 +490,10 @@ void Arena::begin_start(uint64_t saved) {
   const auto from = std::ranges::find(known, saved);
   const std::vector<uint64_t> before(saved == 0 || from == known.end() ? known.begin() : from, known.end());
   std::random_device random;
-  put_starts(control(), uint64_t{random()} << 32 | random() | 1, before);  // not 0, which ends the list
+  store_starts(control(), uint64_t{random()} << 32 | random() | 1, before);  // not 0, which ends the list
 }
 
-void Arena::go_on_from(std::span<const uint64_t> starts) { put_starts(control(), control().starts[0], starts); }
+void Arena::go_on_from(std::span<const uint64_t> starts) { store_starts(control(), control().starts[0], starts); }
 
 void Arena::forget_weights() {
   for (int64_t rank = 0; rank < world(); ++rank) weights_mark(rank).sequence.store(0, std::memory_order_release);

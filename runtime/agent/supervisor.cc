@@ -201,7 +201,7 @@ Result<Outcome> Supervisor::run() {
     if (leave_signal_ != 0) {
       outcome_.kind = EndKind::kLeftBySignal;
       outcome_.exit_code = 128 + leave_signal_;
-      outcome_.message = fmt::format("left at once on a second signal ({})", strsignal(leave_signal_));
+      outcome_.message = fmt::format("left at once ({})", strsignal(leave_signal_));
       return outcome_;
     }
     ++restarts_in_a_row_;

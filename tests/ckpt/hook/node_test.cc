@@ -90,6 +90,19 @@ std::vector<std::filesystem::path> memory_of(const std::string& run_id) {
   return out;
 }
 
+/// A run whose agent dies with step 9 in memory and 5 on disk, and that goes on from there without that memory, as on
+/// another machine, to step 7. Gives the memory's name, and moves it to `kept`.
+std::filesystem::path leave_memory_behind(const Plan& plan, const NodeOptions& options, std::filesystem::path& kept) {
+  run_until(plan, options, 5);
+  run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 2});
+  const std::vector<std::filesystem::path> memory = memory_of(options.run.run_id);
+  REQUIRE(memory.size() == 1);
+  kept = memory[0].parent_path() / ("elsewhere-" + options.run.run_id);
+  std::filesystem::rename(memory[0], kept);
+  run_until(plan, options, 7);
+  return memory[0];
+}
+
 void flip_last_shard(const std::filesystem::path& checkpoint) {
   PosixBackend io;
   const Manifest manifest = read_manifest(io, checkpoint).value();
@@ -186,14 +199,9 @@ TEST_SUITE("ckpt/node") {
       const TempDir dir;
       const std::string run_id = fresh_run_id();
       const NodeOptions options = options_for(run_id, dir.path);
-      run_until(plan, options, 5);
-      run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 2});
-      const std::vector<std::filesystem::path> memory = memory_of(run_id);
-      REQUIRE(memory.size() == 1);
-      const std::filesystem::path elsewhere = memory[0].parent_path() / ("elsewhere-" + run_id);
-      std::filesystem::rename(memory[0], elsewhere);
-      run_until(plan, options, 7);
-      std::filesystem::rename(elsewhere, memory[0]);
+      std::filesystem::path elsewhere;
+      const std::filesystem::path memory = leave_memory_behind(plan, options, elsewhere);
+      std::filesystem::rename(elsewhere, memory);
       if (now == kDamaged) flip_last_shard(options.checkpoints_dir / step_dir_name(7));
       const Plan& next = now == kAnotherLayout ? saving({1, 1, 1}, {.snapshot_steps = 1}) : plan;
       std::vector<std::string> notices;
@@ -214,19 +222,14 @@ TEST_SUITE("ckpt/node") {
     const TempDir dir;
     const std::string run_id = fresh_run_id();
     const NodeOptions options = options_for(run_id, dir.path);
-    run_until(plan, options, 5);
-    run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 2});
-    const std::vector<std::filesystem::path> memory = memory_of(run_id);
-    REQUIRE(memory.size() == 1);
-    const std::filesystem::path elsewhere = memory[0].parent_path() / ("elsewhere-" + run_id);
-    std::filesystem::rename(memory[0], elsewhere);
-    run_until(plan, options, 7);
+    std::filesystem::path elsewhere;
+    const std::filesystem::path memory = leave_memory_behind(plan, options, elsewhere);
     enum { kRefused, kOldLine, kNew, kUndisturbed };
     for (const bool fails : {false, true}) {
       int64_t refused = 0;
       for (int64_t n = 0;; ++n) {
         for (const std::filesystem::path& left : memory_of(run_id)) std::filesystem::remove(left);
-        std::filesystem::copy(elsewhere, memory[0]);
+        std::filesystem::copy(elsewhere, memory);
         const int got = in_child([&] {
           PosixBackend real;
           const auto make_io = [&]() -> std::unique_ptr<IoBackend> {
