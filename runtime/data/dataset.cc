@@ -10,7 +10,6 @@
 #include "runtime/data/split.h"
 
 namespace cairn::data {
-namespace {
 
 Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab) {
   Dataset::Source source;
@@ -30,11 +29,15 @@ Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab) {
   }
   RT_TRY_SET(auto parts, split_source(std::move(whole), config.split));
   source.train = std::move(parts[static_cast<size_t>(Part::kTrain)]);
+  if (config.tokens > source.train->token_count())
+    return Error{
+        ErrorCode::kInvalidInput,
+        fmt::format("{}: tokens is {}, but the training part has {}; take fewer, or leave the field out for all",
+                    source.train->name(), config.tokens, source.train->token_count())};
+  if (config.tokens > 0) source.train = slice_tokens(std::move(source.train), 0, config.tokens);
   if (!source.valid) source.valid = std::move(parts[static_cast<size_t>(Part::kValid)]);
   return source;
 }
-
-}  // namespace
 
 Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab) {
   Dataset dataset;
@@ -56,8 +59,11 @@ Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uin
   Sampler::Spec spec;
   spec.seed = config.seed != 0 ? config.seed : recipe_seed;
   spec.seq_len = seq_len;
-  for (const Dataset::Source& source : dataset.sources)
-    spec.sources.push_back({source.name, source.train->token_count(), source.train->fingerprint(), source.weight});
+  for (const Dataset::Source& source : dataset.sources) {
+    const TokenSource& train = *source.train;
+    spec.sources.push_back({source.name, train.token_count(), train.fingerprint(), source.weight,
+                            [&train](int64_t first_tokens) { return content_hash(train, first_tokens); }});
+  }
   return spec;
 }
 

@@ -25,13 +25,17 @@ struct Dataset {
   std::vector<Source> sources;
 };
 
+/// One source, opened and cut as open_dataset() does it; without the name in front of an error.
+Result<Dataset::Source> open_source(const DataSource& config, int64_t vocab);
+
 /// Opens every source and cuts train and validation parts (split.h); a token file with a valid_path has that as its
-/// validation part and no other. `vocab`: tokens beyond it are errors when read.
-/// Errors: those of open_megatron, open_token_file and split_source, in front of them the source's name; kInvalidInput
-/// for two sources of one name.
+/// validation part and no other; DataSource::tokens limits the training part. `vocab`: tokens beyond it are errors when
+/// read. Errors: those of open_megatron, open_token_file and split_source, in front of them the source's name;
+/// kInvalidInput for two sources of one name, or for more tokens than a training part has.
 Result<Dataset> open_dataset(const DataConfig& config, int64_t vocab);
 
-/// What Sampler::make and resume need. `recipe_seed` is used where config.seed is 0.
+/// What Sampler::make, changes and resume need, for as long as `dataset` is there: they read from it. `recipe_seed` is
+/// used where config.seed is 0.
 Sampler::Spec sampler_spec(const Dataset& dataset, const DataConfig& config, uint64_t recipe_seed, int64_t seq_len);
 
 /// m samples of L tokens, row-major: inputs [m, L], targets [m, L] (targets[i][j] = inputs[i][j + 1], and the token

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "runtime/data/file_io.h"
 
@@ -16,8 +17,10 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are little-endian and read as they stand");
 
 constexpr int64_t kStagingBytes = 32 << 10;  // on the stack; a window of 2048 uint32 tokens fits twice
+constexpr int64_t kScanBytes = 256 << 10;    // read at once where no token is kept: fits a core's own cache
 constexpr int64_t kSampledBlocks = 64;
 constexpr int64_t kSampledBlockBytes = 4096;
+constexpr int64_t kContentBlockTokens = 2048;
 
 // Converts n stored tokens, returns the index of the first one outside [0, limit) or -1. The check is a running
 // maximum of the value as unsigned, so that the loop stays a vector loop; the culprit is searched only if there is one.
@@ -63,6 +66,48 @@ int64_t convert_any(DType dtype, const unsigned char* bytes, int64_t n, uint64_t
   }
 }
 
+/// A running minimum and maximum in the stored type, so that the loop is a vector loop.
+template <typename T>
+IdRange range_of(const unsigned char* bytes, int64_t n, int64_t limit) {
+  const auto load = [bytes](int64_t i) {
+    T value;
+    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  };
+  T least = std::numeric_limits<T>::max(), greatest = std::numeric_limits<T>::min();
+  for (int64_t i = 0; i < n; ++i) {
+    const T value = load(i);
+    least = std::min(least, value);
+    greatest = std::max(greatest, value);
+  }
+  IdRange out{static_cast<int64_t>(least), static_cast<int64_t>(greatest), 0};
+  if (out.least >= 0 && out.greatest < limit) return out;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto value = static_cast<int64_t>(load(i));
+    out.outside += value < 0 || value >= limit ? 1 : 0;
+  }
+  return out;
+}
+
+IdRange range_of_any(DType dtype, const unsigned char* bytes, int64_t n, int64_t limit) {
+  switch (dtype) {
+    case DType::kU8:
+      return range_of<uint8_t>(bytes, n, limit);
+    case DType::kU16:
+      return range_of<uint16_t>(bytes, n, limit);
+    case DType::kU32:
+      return range_of<uint32_t>(bytes, n, limit);
+    case DType::kI16:
+      return range_of<int16_t>(bytes, n, limit);
+    case DType::kI32:
+      return range_of<int32_t>(bytes, n, limit);
+    case DType::kI64:
+      return range_of<int64_t>(bytes, n, limit);
+    default:
+      RT_CHECK(false, "no token type: {}", dtype_name(dtype));
+  }
+}
+
 std::string stored_value(DType dtype, const unsigned char* bytes, int64_t index) {
   const int64_t size = dtype_size_bytes(dtype);
   uint64_t raw = 0;
@@ -78,6 +123,20 @@ std::string stored_value(DType dtype, const unsigned char* bytes, int64_t index)
 Result<int64_t> TokenSource::sequence_start(int64_t index) const {
   RT_CHECK(index >= 0 && index <= sequence_count(), "sequence {} of {}", index, sequence_count());
   return index == 0 ? 0 : token_count();
+}
+
+std::string TokenSource::place(int64_t token) const {
+  int64_t low = 0, high = sequence_count();  // the last sequence that begins at or before it is in [low, high)
+  int64_t first = 0;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const Result<int64_t> start = sequence_start(middle);
+    if (!start.ok()) return fmt::format("{}: token {}", name(), token);
+    (start.value() <= token ? low : high) = middle;
+    if (start.value() <= token) first = start.value();
+  }
+  if (sequence_count() == 1) return fmt::format("{}: token {}", name(), token);
+  return fmt::format("{}: document {}, token {} of it", name(), low, token - first);
 }
 
 Status FileTokens::read(int64_t start, int64_t count, int32_t* out) const {
@@ -105,11 +164,53 @@ Status FileTokens::read(int64_t start, int64_t count, int32_t* out) const {
   return {};
 }
 
+Result<IdRange> FileTokens::id_range(int64_t start, int64_t count, int64_t limit) const {
+  RT_CHECK(start >= 0 && count >= 0 && start <= region_.count - count, "{}: tokens [{}, {} + {}) of {}", region_.path,
+           start, start, count, region_.count);
+  const int64_t size = dtype_size_bytes(region_.dtype);
+  std::vector<unsigned char> staging(static_cast<size_t>(std::min(kScanBytes, count * size)));
+  IdRange out;
+  while (count > 0) {
+    const int64_t n = std::min(count, kScanBytes / size);
+    RT_TRY(read_exact(region_.fd.get(), region_.path, region_.offset_bytes + start * size, staging.data(), n * size));
+    out.add(range_of_any(region_.dtype, staging.data(), n, limit));
+    start += n;
+    count -= n;
+  }
+  return out;
+}
+
 Status FileTokens::compute_fingerprint(uint64_t salt) {
   const uint64_t seed = hash_words({static_cast<uint64_t>(region_.dtype), static_cast<uint64_t>(region_.count), salt});
   RT_TRY_SET(fingerprint_, hash_sampled_blocks(region_.fd.get(), region_.path, region_.offset_bytes,
                                                region_.count * dtype_size_bytes(region_.dtype), seed));
   return {};
+}
+
+namespace {
+
+// Of `whole` blocks, the i-th of `sampled`: spread over all, the first and the last among them. The division keeps
+// i * (whole - 1) far below 2^63 for any real file.
+int64_t sampled_block(int64_t i, int64_t sampled, int64_t whole) {
+  return sampled == 1 ? 0 : i * (whole - 1) / (sampled - 1);
+}
+
+}  // namespace
+
+Result<uint64_t> content_hash(const TokenSource& source, int64_t first_tokens) {
+  RT_CHECK(first_tokens >= 1 && first_tokens <= source.token_count(), "{}: content of {} tokens of {}", source.name(),
+           first_tokens, source.token_count());
+  std::vector<int32_t> block(kContentBlockTokens);
+  uint64_t hash = hash_words({static_cast<uint64_t>(first_tokens)});
+  const int64_t whole = (first_tokens + kContentBlockTokens - 1) / kContentBlockTokens;  // the last may be short
+  const int64_t sampled = std::min(whole, kSampledBlocks);
+  for (int64_t i = 0; i < sampled; ++i) {
+    const int64_t begin = sampled_block(i, sampled, whole) * kContentBlockTokens;
+    const int64_t count = std::min(kContentBlockTokens, first_tokens - begin);
+    RT_TRY(source.read(begin, count, block.data()));
+    hash = XXH3_64bits_withSeed(block.data(), static_cast<size_t>(count) * sizeof(int32_t), hash);
+  }
+  return std::max<uint64_t>(hash, 1);
 }
 
 Result<uint64_t> hash_sampled_blocks(int fd, const std::string& path, int64_t offset, int64_t size, uint64_t seed) {
@@ -118,9 +219,7 @@ Result<uint64_t> hash_sampled_blocks(int fd, const std::string& path, int64_t of
   const int64_t whole = (size + kSampledBlockBytes - 1) / kSampledBlockBytes;  // blocks, the last may be short
   const int64_t sampled = std::min(whole, kSampledBlocks);
   for (int64_t i = 0; i < sampled; ++i) {
-    // Spread over the whole file; the division keeps i * (whole - 1) far below 2^63 for any real file.
-    const int64_t index = sampled == 1 ? 0 : i * (whole - 1) / (sampled - 1);
-    const int64_t begin = index * kSampledBlockBytes;
+    const int64_t begin = sampled_block(i, sampled, whole) * kSampledBlockBytes;
     const int64_t length = std::min(kSampledBlockBytes, size - begin);
     RT_TRY(read_exact(fd, path, offset + begin, block.data(), length));
     hash = XXH3_64bits_withSeed(block.data(), static_cast<size_t>(length), hash);

@@ -21,6 +21,7 @@ class FileTokens : public TokenSource {
   const std::string& name() const override { return region_.path; }
   int64_t token_count() const override { return region_.count; }
   Status read(int64_t start, int64_t count, int32_t* out) const override;
+  Result<IdRange> id_range(int64_t start, int64_t count, int64_t limit) const override;
   uint64_t fingerprint() const override { return fingerprint_; }
 
   /// Hashes the sampled blocks (and `salt`, what else belongs to the identity). Once, at open.

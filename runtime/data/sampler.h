@@ -2,16 +2,21 @@
 // The global order of training samples and its resumable state.
 //
 // Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the positions [P_s, P_s + B_s). Which
-// sample that is depends on the seed, the ordered sources with their content, the weights and the sequence length, and
-// on nothing else: not on world size, any parallel degree, the micro-batch, or how long the run is meant to be.
+// sample that is depends on the seed, the sources with their content, the weights and the sequence length, on the
+// positions at which these changed, and on nothing else: not on world size, any parallel degree, the micro-batch, or
+// how long the run is meant to be.
 //
 // The saved position is that of the last APPLIED optimizer step: peek() looks ahead without moving, advance() is called
 // once the step is done. So a crash between reading and stepping loses nothing and repeats nothing.
+//
+// Data that changed since the state was saved is taken up by rules (Sampler::resume) which depend on the saved state
+// and the present data alone: every rank comes to the same order, and resuming where nothing changed changes nothing.
 //
 // Cost: O(sources) a sample for the blend, about 10 hash mixes for the permutation; memory O(sources). All ranks
 // compute the whole global batch, identically. Threads: none of its own; one object per thread.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,41 +27,75 @@
 
 namespace cairn::data {
 
-/// What a checkpoint keeps. A few integers a source, global, written once and not per rank.
+/// Windows of a source from its sample `k0` on: `windows` to an epoch, the first of which has number `epoch`.
+struct Era {
+  int64_t k0 = 0;
+  int64_t windows = 0;
+  int64_t epoch = 0;
+  bool operator==(const Era&) const = default;
+};
+
+/// What is kept of a source.
+struct SourceState {
+  std::string name;        // as in the recipe; empty: from a state of version 1, which had no names
+  int64_t stream = 0;      // takes the source's place in order_key(): its index when the run began, else the next free
+  int64_t taken = 0;       // samples consumed by applied steps
+  int64_t base_taken = 0;  // of them, before the present blend stage
+  int64_t tokens = 0;      // of the training part; 0: not known (version 1)
+  uint64_t content = 0;    // content_hash() of them; 0: not known
+  uint64_t fingerprint = 0;  // TokenSource::fingerprint() where the content is not known, else 0
+  double weight = 0;         // normalised to sum 1 over the sources drawn from; 0: retired
+  std::vector<Era> growth;   // two at most, for a source that grew; empty: {0, window_count(tokens, seq_len), 0}
+  /// Left the recipe; resumes behind `taken` when it comes back.
+  bool retired() const { return weight == 0; }
+  bool operator==(const SourceState&) const = default;
+};
+
+/// What a checkpoint keeps. Some 80 bytes a source as JSON, global, written once and not per rank.
 struct SamplerState {
-  int64_t position = 0;        // samples consumed by applied steps
-  std::vector<int64_t> taken;  // of them, per source; sums to position
+  int64_t position = 0;  // samples consumed by applied steps
   uint64_t seed = 0;
-  std::vector<uint64_t> fingerprints;  // content of each source
-  int64_t seq_len = 0;                 // L: inputs a sample
-  std::vector<double> weights;         // normalised to sum 1
-  int32_t order_version = kOrderVersion;
+  int64_t seq_len = 0;               // L: inputs a sample
+  int64_t base_position = 0;         // where the present blend stage began
+  std::vector<SourceState> sources;  // by stream
   bool operator==(const SamplerState&) const = default;
 };
 
-/// One JSON object, keys in the order of the struct; fingerprints as 16 hex digits, doubles so that they read back
-/// bit for bit.
+/// One JSON object of order version 2 (docs/format.md, state.sampler); hashes as 16 hex digits, doubles so that they
+/// read back bit for bit.
 std::string to_json(const SamplerState& state);
 
-/// Strict: every field there, of its type, no other. Errors: kCorrupt naming the field.
+/// Reads versions 1 and 2. Strict: every field there, of its type, no other. Errors: kCorrupt naming the field;
+/// kInvalidInput for a version that this build does not know.
 Result<SamplerState> sampler_state_from_json(std::string_view json);
 
 /// One sample of the order.
 struct SampleRef {
   int64_t position = 0;
-  int32_t source = 0;
-  int64_t k = 0;      // sample number within its source
-  int64_t start = 0;  // first token; inputs are [start, start + L), targets one further
+  int32_t source = 0;  // index in the present Spec
+  int64_t k = 0;       // sample number within its source
+  int64_t start = 0;   // first token; inputs are [start, start + L), targets one further
   bool operator==(const SampleRef&) const = default;
+};
+
+/// A difference between a saved order and the present data.
+struct OrderChange {
+  enum class Kind { kSeed, kSeqLen, kWeights, kAdded, kRemoved, kReturned, kGrown, kReplaced } kind;
+  std::string source;         // its name; empty for seed, sequence length and weights
+  std::string before, after;  // what differs, short; may be empty
+  double repeats = 0;         // share of the samples left in the epochs under way that were drawn in them already
+  std::string text;           // a sentence for a person
 };
 
 class Sampler {
  public:
   struct Source {
-    std::string name;  // for messages
-    int64_t tokens = 0;
+    std::string name;
+    int64_t tokens = 0;  // of the training part
     uint64_t fingerprint = 0;
     double weight = 1.0;
+    /// content_hash() of the first so many tokens, at most `tokens`. None: known by the fingerprint alone.
+    std::function<Result<uint64_t>(int64_t first_tokens)> content;
   };
   struct Spec {
     uint64_t seed = 0;
@@ -65,12 +104,23 @@ class Sampler {
   };
 
   /// At position 0. Errors: kInvalidInput for no sources, seq_len < 1, a weight that is not positive and finite, or a
-  /// source shorter than seq_len + 1 tokens.
+  /// source shorter than seq_len + 1 tokens; those of Source::content.
   static Result<Sampler> make(const Spec& spec);
 
-  /// At a saved position. Errors: also kInvalidInput when seed, seq_len, number of sources, a fingerprint, a weight or
-  /// the order version differ from the state's, naming the field, the saved and the present value; kCorrupt when the
-  /// state contradicts itself.
+  /// What resume() would change, all of it; empty when the order goes on as it was. A source that was renamed or
+  /// stored otherwise, its tokens unchanged, is none. Errors: as resume().
+  static Result<std::vector<OrderChange>> changes(const Spec& spec, const SamplerState& state);
+
+  /// At a saved position, with the data as it is now. Sources are matched by name, then by content, never by place.
+  /// - Weights changed, sources added or removed: a new blend stage begins at this position, which makes up for nothing
+  ///   of the past. A removed source's place is kept; an added one begins at its first sample.
+  /// - A source grew (the tokens it had are the first ones now): the epoch under way ends over the old windows.
+  /// - A source changed otherwise: its next sample number is drawn from the new windows.
+  /// - Another seed: new permutations for the sample numbers to come. Another seq_len: sample numbers are scaled so
+  /// that
+  ///   the tokens consumed stay, rounded up.
+  /// Whether a change is wanted is for the caller to ask before (changes()).
+  /// Errors: also kCorrupt when the state contradicts itself.
   static Result<Sampler> resume(const Spec& spec, const SamplerState& state);
 
   const SamplerState& state() const { return state_; }
@@ -82,15 +132,23 @@ class Sampler {
   /// Counts the next `count` positions as trained on. (Also a way to any later position from 0.)
   void advance(int64_t count);
 
-  /// Passes over source `s` so far, for display.
+  /// Passes over source `source` of the Spec so far, for display.
   double epochs(int64_t source) const;
 
  private:
-  explicit Sampler(SamplerState state) : state_(std::move(state)) {}
-  int64_t next_source(const std::vector<int64_t>& taken, int64_t draws) const;
+  /// A source that is drawn from.
+  struct Drawn {
+    size_t state = 0;    // index in state_.sources
+    int32_t source = 0;  // index in the Spec
+    std::vector<Era> eras;
+  };
+  Sampler(SamplerState state, const std::vector<size_t>& state_of_source);
+  int64_t next_source(std::span<const int64_t> taken, int64_t position) const;
+  std::vector<int64_t> taken_in_stage() const;
 
   SamplerState state_;
-  std::vector<int64_t> windows_;  // per source
+  std::vector<Drawn> drawn_;  // by stream: the order in which ties of the blend fall
+  std::vector<double> weights_;
 };
 
 /// The samples of one micro-step on one data-parallel rank: samples [a * micro * dp + dp_rank * micro, + micro) of the

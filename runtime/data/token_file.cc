@@ -108,9 +108,15 @@ class SlicedTokens final : public TokenSource {
              count, count_);
     return base_->read(begin_ + start, count, out);
   }
+  Result<IdRange> id_range(int64_t start, int64_t count, int64_t limit) const override {
+    RT_CHECK(start >= 0 && count >= 0 && start <= count_ - count, "{}: tokens [{}, {} + {}) of {}", name_, start, start,
+             count, count_);
+    return base_->id_range(begin_ + start, count, limit);
+  }
   uint64_t fingerprint() const override {
     return hash_words({base_->fingerprint(), static_cast<uint64_t>(begin_), static_cast<uint64_t>(count_)});
   }
+  std::string place(int64_t token) const override { return base_->place(begin_ + token); }
 
  private:
   std::shared_ptr<const TokenSource> base_;
@@ -142,6 +148,20 @@ class JoinedTokens final : public TokenSource {
     }
     return {};
   }
+  Result<IdRange> id_range(int64_t start, int64_t count, int64_t limit) const override {
+    RT_CHECK(start >= 0 && count >= 0 && start <= starts_.back() - count, "{}: tokens [{}, {} + {}) of {}", name_,
+             start, start, count, starts_.back());
+    auto part = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin() - 1);
+    IdRange out;
+    for (; count > 0; ++part) {
+      const int64_t n = std::min(count, starts_[part + 1] - start);
+      RT_TRY_SET(const IdRange of_part, parts_[part]->id_range(start - starts_[part], n, limit));
+      out.add(of_part);
+      start += n;
+      count -= n;
+    }
+    return out;
+  }
   uint64_t fingerprint() const override {
     uint64_t hash = hash_words({parts_.size()});
     for (const auto& part : parts_) hash = hash_words({hash, part->fingerprint()});
@@ -149,6 +169,11 @@ class JoinedTokens final : public TokenSource {
   }
   int64_t sequence_count() const override { return static_cast<int64_t>(parts_.size()); }
   Result<int64_t> sequence_start(int64_t index) const override { return starts_.at(static_cast<size_t>(index)); }
+  std::string place(int64_t token) const override {
+    const auto part =
+        static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end() - 1, token) - starts_.begin() - 1);
+    return parts_[part]->place(token - starts_[part]);
+  }
 
  private:
   std::vector<std::shared_ptr<const TokenSource>> parts_;

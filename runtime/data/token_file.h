@@ -8,7 +8,9 @@
 //
 // Threads: a TokenSource is immutable; any number of threads may read from it.
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +19,19 @@
 #include "runtime/core/result.h"
 
 namespace cairn::data {
+
+/// The smallest and the largest of some ids, and how many are outside [0, a limit); none where least > greatest.
+struct IdRange {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  int64_t greatest = std::numeric_limits<int64_t>::min();
+  int64_t outside = 0;
+  void add(const IdRange& other) {
+    least = std::min(least, other.least);
+    greatest = std::max(greatest, other.greatest);
+    outside += other.outside;
+  }
+  bool operator==(const IdRange&) const = default;
+};
 
 class TokenSource {
  public:
@@ -31,6 +46,10 @@ class TokenSource {
   /// delivers. RT_CHECKs that the range is inside the source.
   virtual Status read(int64_t start, int64_t count, int32_t* out) const = 0;
 
+  /// Of tokens [start, start + count) as they are stored, whatever the vocabulary; no id is refused. Errors: kCorrupt
+  /// or kIo when the file no longer delivers. RT_CHECKs that the range is inside the source.
+  virtual Result<IdRange> id_range(int64_t start, int64_t count, int64_t limit) const = 0;
+
   /// A cheap identity of the content, the same on every machine and for every path. XXH3-64 over: kind, element type,
   /// token count; for a Megatron pair the .idx header and 64 sampled blocks of the rest of the .idx; and 64 blocks of
   /// 4096 bytes of the tokens, evenly spaced, the first and the last included. A change of size is always seen; a
@@ -42,6 +61,10 @@ class TokenSource {
 
   /// First token of sequence `index`, 0 <= index <= sequence_count(). The last value is token_count().
   virtual Result<int64_t> sequence_start(int64_t index) const;
+
+  /// Where a token stands, for people: "text.bin: document 12, token 5 of it", both from 0; without documents the token
+  /// of the file.
+  virtual std::string place(int64_t token) const;
 };
 
 struct OpenOptions {
@@ -66,6 +89,12 @@ Result<std::unique_ptr<TokenSource>> open_token_file(const std::string& path, co
 /// Tokens [begin, end) of `base` as a source of its own; its fingerprint covers base and range. 0 <= begin <= end <=
 /// base->token_count() is RT_CHECKed.
 std::unique_ptr<TokenSource> slice_tokens(std::shared_ptr<const TokenSource> base, int64_t begin, int64_t end);
+
+/// What the first `first_tokens` tokens of a source are, however they are stored: XXH3-64 over their count and 64
+/// blocks of 2048 tokens as int32, evenly spaced, the first and the last included (up to 131,072 tokens: all of them).
+/// Never 0. Two sources of which one begins with the other's n tokens have one content_hash(n). 1 <= first_tokens <=
+/// token_count() is RT_CHECKed. Errors: those of TokenSource::read.
+Result<uint64_t> content_hash(const TokenSource& source, int64_t first_tokens);
 
 /// The sources one after the other as one stream; a sequence border at each joint. At least one source.
 std::unique_ptr<TokenSource> concat_tokens(std::vector<std::shared_ptr<const TokenSource>> parts);

@@ -128,6 +128,72 @@ TEST_SUITE("runtime/data/dataset") {
     CHECK(says(open_dataset(config, 0).error().message, {"nowhere.bin", "No such file"}));
   }
 
+  TEST_CASE("tokens limits the training part to its first ones, which are those of a source before it grew") {
+    const TempDir dir;
+    DataConfig config = write_two_sources(dir);
+    const Dataset all = open_dataset(config, 0).value();
+    config.sources[0].tokens = 450;
+    const Dataset limited = open_dataset(config, 0).value();
+    CHECK(limited.sources[0].train->token_count() == 450);
+    CHECK(limited.sources[0].valid->token_count() == 100);
+    CHECK(limited.sources[1].train->token_count() == 540);
+    int32_t last = 0;
+    REQUIRE(limited.sources[0].train->read(449, 1, &last).ok());
+    CHECK(last == 449);
+
+    // A run of the first 450 tokens, and then of all.
+    const Sampler::Spec before = sampler_spec(limited, config, 5, 16), now = sampler_spec(all, config, 5, 16);
+    Sampler sampler = Sampler::make(before).value();
+    sampler.advance(30);
+    const auto changes = Sampler::changes(now, sampler.state()).value();
+    REQUIRE(changes.size() == 1);
+    CHECK(changes[0].kind == OrderChange::Kind::kGrown);
+    CHECK(says(changes[0].text, {"\"a\"", "450", "900"}));
+    CHECK(Sampler::changes(before, sampler.state()).value().empty());
+
+    config.sources[0].tokens = 900;
+    CHECK(open_dataset(config, 0).value().sources[0].train->token_count() == 900);
+    config.sources[0].tokens = 901;
+    CHECK(says(open_dataset(config, 0).error().message, {"data source", "a.bin", "tokens is 901", "has 900"}));
+  }
+
+  TEST_CASE("a file that grows, with a split too, is the source that it was; its container does not count") {
+    const TempDir dir;
+    DataConfig config = write_two_sources(dir);
+    const auto changes = [&](const SamplerState& state) {
+      const Dataset dataset = open_dataset(config, 0).value();
+      std::vector<std::string> out;
+      for (const OrderChange& change : Sampler::changes(sampler_spec(dataset, config, 5, 16), state).value())
+        out.push_back(change.text);
+      return out;
+    };
+    const Dataset dataset = open_dataset(config, 0).value();
+    Sampler sampler = Sampler::make(sampler_spec(dataset, config, 5, 16)).value();
+    sampler.advance(50);
+    std::vector<uint16_t> tokens(1000);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint16_t>(i);
+    write_file(config.sources[0].path, bytes_of(std::vector<uint32_t>(tokens.begin(), tokens.end())));
+    config.sources[0].dtype = "uint32";
+    CHECK(changes(sampler.state()).empty());
+    config.sources[0].dtype = "uint16";
+    tokens.resize(2000, 7);
+    write_file(config.sources[0].path, bytes_of(tokens));
+    auto found = changes(sampler.state());
+    REQUIRE(found.size() == 1);
+    CHECK(says(found[0], {"\"a\"", "grew from 900 tokens to 1800"}));
+    tokens[3] = 9;
+    write_file(config.sources[0].path, bytes_of(tokens));
+    found = changes(sampler.state());
+    REQUIRE(found.size() == 1);
+    CHECK(says(found[0], {"\"a\"", "not those that it began with"}));
+    // A greater training part is a longer beginning, a smaller one is another source.
+    write_two_sources(dir);
+    config.sources[0].split = {99, 1};
+    CHECK(says(changes(sampler.state()).at(0), {"grew from 900 tokens to 990"}));
+    config.sources[0].split = {50, 50};
+    CHECK(says(changes(sampler.state()).at(0), {"not those that it began with", "900 tokens, 500 now"}));
+  }
+
   TEST_CASE("the recipe's seed is used unless the data has its own") {
     const TempDir dir;
     DataConfig config = write_two_sources(dir);

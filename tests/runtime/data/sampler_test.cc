@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <map>
 
 #include "tests/runtime/data/scratch.h"
@@ -17,7 +19,7 @@ Sampler::Spec spec_of(int64_t sources) {
   spec.seed = 99;
   spec.seq_len = 8;
   for (int64_t i = 0; i < sources; ++i)
-    spec.sources.push_back({"s" + std::to_string(i), 100 + 37 * i, 1000 + static_cast<uint64_t>(i), 1.0 + 0.5 * i});
+    spec.sources.push_back({"s" + std::to_string(i), 100 + 37 * i, 1000 + static_cast<uint64_t>(i), 1.0 + 0.5 * i, {}});
   return spec;
 }
 
@@ -136,7 +138,7 @@ TEST_SUITE("runtime/data/sampler") {
     CHECK(counts[1] == 300);
     CHECK(counts[2] == 400);
     sampler.advance(900);
-    CHECK(sampler.state().taken == std::vector<int64_t>{200, 300, 400});
+    for (size_t i = 0; i < 3; ++i) CHECK(sampler.state().sources[i].taken == 200 + 100 * static_cast<int64_t>(i));
   }
 
   TEST_CASE("weights count relative to each other, seeds and source order matter") {
@@ -148,49 +150,61 @@ TEST_SUITE("runtime/data/sampler") {
     CHECK(Sampler::make(seeded).value().peek(20) != sampler_of(3).peek(20));
   }
 
-  TEST_CASE("a changed field refuses to resume and is named with old and new value") {
-    Sampler sampler = sampler_of(2);
-    sampler.advance(10);
-    const auto refused = [](Sampler::Spec spec, const SamplerState& state) {
-      auto resumed = Sampler::resume(spec, state);
-      REQUIRE(!resumed.ok());
-      CHECK(resumed.error().code == ErrorCode::kInvalidInput);
-      return resumed.error().message;
-    };
-    Sampler::Spec spec = spec_of(2);
-    spec.seed = 7;
-    CHECK(says(refused(spec, sampler.state()), {"the seed was 99", "is 7 now"}));
-    spec = spec_of(2);
-    spec.seq_len = 16;
-    CHECK(says(refused(spec, sampler.state()), {"sequence length was 8", "is 16 now"}));
-    spec = spec_of(2);
-    spec.sources[1].fingerprint = 0xabc;
-    CHECK(
-        says(refused(spec, sampler.state()), {"fingerprint of source 1 (s1)", "00000000000003e9", "0000000000000abc"}));
-    spec = spec_of(2);
-    spec.sources[0].weight = 4.5;
-    CHECK(says(refused(spec, sampler.state()), {"weight of source 0 (s0)", "was 0.4", "is 0.75"}));
-    CHECK(says(refused(spec_of(3), sampler.state()), {"number of sources was 2", "is 3"}));
-    SamplerState other = sampler.state();
-    other.order_version = 2;
-    CHECK(says(refused(spec_of(2), other), {"order version was 2", "is 1 now"}));
-    spec = spec_of(2);
-    std::swap(spec.sources[0], spec.sources[1]);
-    CHECK(says(refused(spec, sampler.state()), {"source 0"}));
-  }
-
   TEST_CASE("a state that contradicts itself is corrupt") {
     Sampler sampler = sampler_of(2);
     sampler.advance(10);
-    for (int mistake = 0; mistake < 4; ++mistake) {
-      SamplerState state = sampler.state();
-      if (mistake == 0) state.position = 11;
-      if (mistake == 1) state.taken[0] = -1;
-      if (mistake == 2) state.taken.push_back(0);
-      if (mistake == 3) state.taken = {INT64_MAX, INT64_MAX};
-      auto resumed = Sampler::resume(spec_of(2), state);
+    Sampler::Spec heavier = spec_of(2);
+    heavier.sources[0].weight = 5;
+    Sampler staged = Sampler::resume(heavier, sampler.state()).value();
+    staged.advance(10);
+    REQUIRE(Sampler::resume(heavier, staged.state()).ok());
+    const std::vector<std::function<void(SamplerState&)>> mistakes = {
+        [](SamplerState& s) { s.position = 21; },
+        [](SamplerState& s) { s.position = INT64_MAX; },
+        [](SamplerState& s) { s.base_position = -1; },
+        [](SamplerState& s) { s.base_position = 21; },
+        [](SamplerState& s) { s.base_position = 0; },
+        [](SamplerState& s) { s.seq_len = 0; },
+        [](SamplerState& s) { s.sources[0].taken = -1; },
+        [](SamplerState& s) { s.sources[0].taken = s.sources[1].taken = INT64_MAX; },
+        [](SamplerState& s) { s.sources[0].taken += 1; },
+        [](SamplerState& s) { s.sources[0].base_taken = s.sources[0].taken + 1; },
+        [](SamplerState& s) { s.sources.pop_back(); },
+        [](SamplerState& s) { s.sources[1].stream = 0; },
+        [](SamplerState& s) { s.sources[0].stream = -1; },
+        [](SamplerState& s) { s.sources[1].name = s.sources[0].name; },
+        [](SamplerState& s) { s.sources[0].tokens = -1; },
+        [](SamplerState& s) { s.sources[0].tokens = 8; },
+        [](SamplerState& s) { s.sources[0].weight = -0.5; },
+        [](SamplerState& s) { s.sources[0].weight = 0; },
+        [](SamplerState& s) { s.sources[0].weight = std::numeric_limits<double>::quiet_NaN(); },
+        [](SamplerState& s) {
+          s.sources[0].growth = {{0, 11, 0}};
+        },
+        [](SamplerState& s) {
+          s.sources[0].growth = {{0, 0, 0}, {6, 12, 1}};
+        },
+        [](SamplerState& s) {
+          s.sources[0].growth = {{0, 4, 0}, {6, 12, 1}};
+        },
+        [](SamplerState& s) {
+          s.sources[0].growth = {{0, 6, 0}, {6, 12, 2}};
+        },
+        [](SamplerState& s) {
+          s.sources[0].growth = {{600, 6, 100}, {606, 12, 101}};
+        },
+        [](SamplerState& s) {
+          s.sources[0].growth = {{0, 12, 0}, {12, 12, 1}, {24, 12, 2}};
+        },
+    };
+    for (size_t i = 0; i < mistakes.size(); ++i) {
+      CAPTURE(i);
+      SamplerState state = staged.state();
+      mistakes[i](state);
+      auto resumed = Sampler::resume(heavier, state);
       REQUIRE(!resumed.ok());
       CHECK(resumed.error().code == ErrorCode::kCorrupt);
+      CHECK(!Sampler::changes(heavier, state).ok());
     }
   }
 
@@ -211,17 +225,21 @@ TEST_SUITE("runtime/data/sampler") {
 
   TEST_CASE("the state's JSON reads back bit for bit and nothing else passes") {
     SamplerState state;
-    state.position = 3;
-    state.taken = {1, 2};
+    state.position = 9;
     state.seed = UINT64_MAX;
-    state.fingerprints = {0, UINT64_MAX};
     state.seq_len = 1024;
-    state.weights = {1.0 / 3, 2.0 / 3};
+    state.base_position = 6;
+    SourceState web{"w\"eb", 0, 5, 3, 70000, UINT64_MAX, 0, 1.0 / 3, {{0, 2, 0}, {6, 68, 3}}};
+    SourceState old{"", 1, 2, 2, 0, 0, 0xab, 0, {}};
+    SourceState code{"code", 3, 2, 1, 5000, 1, 0, 2.0 / 3, {}};
+    state.sources = {web, old, code};
     const std::string text = to_json(state);
     CHECK(
         text ==
-        R"({"position":3,"taken":[1,2],"seed":18446744073709551615,"fingerprints":["0000000000000000","ffffffffffffffff"],)"
-        R"("seq_len":1024,"weights":[0.3333333333333333,0.6666666666666666],"order_version":1})");
+        R"({"position":9,"names":["w\"eb","","code"],"streams":[0,1,3],"taken":[5,2,2],"base":{"position":6,"taken":[3,2,1]},)"
+        R"("seed":18446744073709551615,"tokens":[70000,0,5000],"content":["ffffffffffffffff",null,"0000000000000001"],)"
+        R"("fingerprints":{"1":"00000000000000ab"},"seq_len":1024,"weights":[0.3333333333333333,0.0,0.6666666666666666],)"
+        R"("growth":{"0":[[0,2,0],[6,68,3]]},"order_version":2})");
     auto back = sampler_state_from_json(text);
     REQUIRE(back.ok());
     CHECK(back.value() == state);
@@ -236,16 +254,68 @@ TEST_SUITE("runtime/data/sampler") {
       CHECK(read.error().code == ErrorCode::kCorrupt);
       return read.error().message;
     };
-    CHECK(says(refused("\"position\":3", "\"position\":3.0"), {"position", "3.0", "integer"}));
-    CHECK(says(refused("\"position\":3,", ""), {"position", "missing"}));
-    CHECK(says(refused("\"position\":3", "\"position\":-3"), {"position", "-3"}));
+    CHECK(says(refused("\"position\":9", "\"position\":9.0"), {"position", "9.0", "integer"}));
+    CHECK(says(refused("\"position\":9,", ""), {"position", "missing"}));
+    CHECK(says(refused("\"position\":9", "\"position\":-3"), {"position", "-3"}));
     CHECK(says(refused("18446744073709551615", "1.8446744073709552e19"), {"seed"}));
-    CHECK(says(refused("ffffffffffffffff", "fffffffffffffff"), {"fingerprints"}));
-    CHECK(says(refused("ffffffffffffffff", "fffffffffffffffg"), {"fingerprints"}));
-    CHECK(says(refused("[1,2]", "[1,\"2\"]"), {"taken"}));
+    CHECK(says(refused("ffffffffffffffff", "fffffffffffffff"), {"content"}));
+    CHECK(says(refused("ffffffffffffffff", "fffffffffffffffg"), {"content"}));
+    CHECK(says(refused("ffffffffffffffff", "0000000000000000"), {"content"}));
+    CHECK(says(refused("[5,2,2]", "[5,2,\"2\"]"), {"taken"}));
+    CHECK(says(refused("[5,2,2]", "[5,2]"), {"taken", "2 entries", "3 sources"}));
+    CHECK(says(refused("[0,1,3]", "[0,1]"), {"streams"}));
+    CHECK(says(refused("[3,2,1]", "[3,2]"), {"base.taken"}));
+    CHECK(says(refused("\"base\":{", "\"base\":{\"k\":1,"), {"base.k"}));
+    CHECK(says(refused("\"base\":{\"position\":6,", "\"base\":{"), {"position", "missing"}));
+    CHECK(says(refused("[6,68,3]", "[6,68]"), {"growth.0"}));
+    CHECK(says(refused("{\"0\":[[", "{\"2\":[["), {"growth", "stream 2"}));
+    CHECK(says(refused("{\"1\":\"", "{\"1\":\"x"), {"fingerprints.1"}));
     CHECK(says(refused("\"seed\"", "\"extra\":1,\"seed\""), {"unknown field \"extra\""}));
     CHECK(says(refused("1024", "0"), {"seq_len"}));
+    CHECK(says(refused("\"order_version\":2", "\"order_version\":1"), {"fingerprints"}));
+    CHECK(says(refused("\"order_version\":2", "\"order_version\":0"), {"order_version"}));
     CHECK(says(refused("{", "["), {"not a JSON object"}));
     for (size_t cut = 0; cut < text.size(); ++cut) CHECK(!sampler_state_from_json(text.substr(0, cut)).ok());
+
+    std::string newer = text;
+    newer.replace(newer.find("version\":2"), 10, "version\":3");
+    auto read = sampler_state_from_json(newer);
+    REQUIRE(!read.ok());
+    CHECK(read.error().code == ErrorCode::kInvalidInput);
+    CHECK(says(read.error().message, {"order_version", "is 3", "reads 1 to 2"}));
+  }
+
+  TEST_CASE("a state of version 1 is as strict") {
+    const std::string text =
+        R"({"position":3,"taken":[1,2],"seed":5,"fingerprints":["0000000000000000","ffffffffffffffff"],)"
+        R"("seq_len":1024,"weights":[0.3333333333333333,0.6666666666666666],"order_version":1})";
+    REQUIRE(sampler_state_from_json(text).ok());
+    const auto refused = [&text](std::string_view from, std::string_view to) {
+      std::string changed = text;
+      changed.replace(changed.find(from), from.size(), to);
+      auto read = sampler_state_from_json(changed);
+      REQUIRE(!read.ok());
+      CHECK(read.error().code == ErrorCode::kCorrupt);
+      return read.error().message;
+    };
+    CHECK(says(refused("[1,2]", "[1]"), {"fingerprints", "2 entries"}));
+    CHECK(says(refused(",0.6666666666666666", ""), {"weights", "1 entries"}));
+    CHECK(says(refused("\"taken\":[1,2],", ""), {"taken", "missing"}));
+    CHECK(says(refused("\"taken\"", "\"names\":[],\"taken\""), {"unknown field \"names\""}));
+    for (size_t cut = 0; cut < text.size(); ++cut) CHECK(!sampler_state_from_json(text.substr(0, cut)).ok());
+  }
+
+  TEST_CASE("the state of 100 sources fits a snapshot's position at its greatest counters") {
+    Sampler::Spec spec;
+    spec.seed = UINT64_MAX;
+    spec.seq_len = 4096;
+    for (int i = 0; i < 100; ++i)
+      spec.sources.push_back({"source-name-" + std::to_string(1000 + i), 900'000'000'000 + i, 1, 1.0 + i / 97.0,
+                              [i](int64_t) -> Result<uint64_t> { return UINT64_MAX - static_cast<uint64_t>(i); }});
+    SamplerState state = Sampler::make(spec).value().state();
+    for (SourceState& source : state.sources) source.taken = 1'000'000'000, state.position += source.taken;
+    CHECK(to_json(state).size() < 10 << 10);
+    spec.sources[0].weight = 7;  // and with a base
+    CHECK(to_json(Sampler::resume(spec, state).value().state()).size() < 12 << 10);
   }
 }

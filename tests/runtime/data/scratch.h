@@ -1,6 +1,7 @@
 #pragma once
 // A few file functions for the data tests.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/data/token_file.h"
 #include "tests/support/temp_dir.h"
 
 namespace cairn::data {
@@ -44,6 +46,24 @@ inline std::string from_hex(std::string_view hex) {
     bytes.push_back(static_cast<char>(std::strtol(std::string(hex.substr(i, 2)).c_str(), nullptr, 16)));
   return bytes;
 }
+
+/// Tokens in memory.
+class MemoryTokens final : public TokenSource {
+ public:
+  explicit MemoryTokens(std::vector<int32_t> tokens) : tokens_(std::move(tokens)) {}
+  const std::string& name() const override { return name_; }
+  int64_t token_count() const override { return static_cast<int64_t>(tokens_.size()); }
+  Status read(int64_t start, int64_t count, int32_t* out) const override {
+    std::copy_n(tokens_.begin() + start, count, out);
+    return {};
+  }
+  Result<IdRange> id_range(int64_t, int64_t, int64_t) const override { return IdRange{}; }
+  uint64_t fingerprint() const override { return 1; }
+
+ private:
+  std::vector<int32_t> tokens_;
+  std::string name_ = "memory";
+};
 
 /// True if the error's message holds every one of the parts.
 inline bool says(const std::string& message, std::initializer_list<std::string_view> parts) {
