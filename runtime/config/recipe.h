@@ -36,6 +36,7 @@ enum class MeshAxis { kTp, kDp, kPp, kCp };
 enum class RouterKind { kSoftmax, kSigmoid };
 enum class Deterministic { kRun, kLayout };
 enum class OptimizerKind { kAdamW, kLamb, kAdafactor };
+enum class LrFrom { kStart, kStage };  // where an LR schedule counts from: of the run, or of the stage that set it
 enum class WeightInit { kScaled, kPlain, kSmallWang, kDeepNorm };
 
 /// A quantity of training in the unit the person wrote. Positions in samples survive a change of batch.
@@ -123,6 +124,7 @@ struct DataSource {
   std::string valid_path;     // token file: its validation file, may be empty
   std::string dtype;          // token file: "uint16" or "uint32"
   double weight = 1.0;        // in a blend; normalised
+  int64_t tokens = 0;         // of the training part, its first ones; 0: all
   std::vector<double> split;  // Megatron: train, valid, test parts by documents; one document is cut by tokens instead
 };
 
@@ -191,12 +193,13 @@ struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double peak_lr = 0;
   std::vector<LrStage> lr;  // empty: constant
+  LrFrom lr_from = LrFrom::kStart;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // Adafactor reads beta1 alone
-  double decay_power = 0.8;     // Adafactor: of step t, second moments keep 1 - t^-decay_power
+  double decay_power = 0.8;                      // Adafactor: of step t, second moments keep 1 - t^-decay_power
   double update_clip = 1;       // Adafactor: largest root mean square of a tensor's step, before the rate; 0: off
   bool scale_parameter = true;  // Adafactor: the rate is times the root mean square of the tensor's weights
   double least_scale = 1e-3;    // Adafactor: and that is at least this
-  double weight_decay = 0;  // matrices only; none on biases and norm weights
+  double weight_decay = 0;      // matrices only; none on biases and norm weights
   std::vector<ParameterGroup> groups;
   double clip = 0;                  // global gradient norm over the whole mesh; 0: off
   double z_loss = 0;                // weight of the squared logarithm of the softmax's denominator, added to each loss
@@ -279,7 +282,7 @@ struct CheckpointConfig {
   std::vector<Every> save;     // persisted to disk when any is due; the end of the run and a signal always save
   int64_t snapshot_steps = 1;  // restorable from shared memory every n steps; 0: only when saving
   SnapshotBy snapshot_by = SnapshotBy::kBanks;  // kCopy: the state is the process's own, updated in place and copied
-  std::vector<Keep> keep;      // complete checkpoints that stay; empty: all
+  std::vector<Keep> keep;                       // complete checkpoints that stay; empty: all
   std::vector<CopyTo> copy_to;
   OnSaveFailure on_failure = OnSaveFailure::kContinue;
   Compress compress = Compress::kOff;
@@ -315,6 +318,20 @@ struct RestartConfig {
   double deadline_s = 60;    // of every collective and p2p wait
 };
 
+/// What is looked for in the numbers of the steps, to tell good checkpoints from others (ckpt/retention/labels.h). It
+/// changes nothing in what is trained.
+struct WatchConfig {
+  int64_t window = 128;    // clean steps that a new one is compared with
+  int64_t proof = 32;      // clean steps behind a checkpoint that make it good
+  bool forensics = false;  // a state with ruined weights is written to RUN/forensics, which no start takes
+};
+
+/// From the first step at which `at` has been trained on, other values. Made and read by dsl/stages.h.
+struct RecipeStage {
+  Span at;              // above 0; a fraction is of the recipe's stop
+  std::string changes;  // canonical JSON: an object from canonical key path ("optimizer.peak_lr") to the new value
+};
+
 struct Recipe {
   std::string name;
   uint64_t seed = 0;
@@ -336,6 +353,8 @@ struct Recipe {
   EvalConfig eval;
   LogConfig log;
   RestartConfig restart;
+  WatchConfig watch;
+  std::vector<RecipeStage> stages;  // in the order of their beginnings
 };
 
 }  // namespace cairn

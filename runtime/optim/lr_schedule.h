@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "runtime/config/recipe.h"
+#include "runtime/plan/batch_schedule.h"
 
 namespace cairn::optim {
 
@@ -14,6 +15,10 @@ namespace cairn::optim {
 /// `to`; inverse square root falls as 1 / sqrt(step) from it, not below `to`; hold keeps it. A stage without a length
 /// takes what the others leave of the run. Past the last stage the rate stays. Without stages it is the peak
 /// throughout.
-double learning_rate(const Recipe& recipe, int64_t step, int64_t stop_steps);
+///
+/// In a run under way whose recipe has changed (`past`), spans in samples and tokens are read on what was really
+/// consumed. With optimizer.lr_from = "stage" the schedule begins behind step past.lr_step at the rate past.lr, warm-up
+/// rises from there, and fractions are of what remained of the run.
+double learning_rate(const Recipe& recipe, int64_t step, int64_t stop_steps, const RunPast& past = {});
 
 }  // namespace cairn::optim

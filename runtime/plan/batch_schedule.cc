@@ -12,8 +12,9 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 struct Walk {
   const Recipe& recipe;
-  int64_t step = 1;      // the next one
-  int64_t consumed = 0;  // samples before it
+  PastPoint origin;
+  int64_t step = origin.step + 1;     // the next one
+  int64_t consumed = origin.samples;  // samples before it
 
   bool ramps() const { return recipe.batch.ramp.from > 0; }
   int64_t increments() const { return (recipe.batch.samples - recipe.batch.ramp.from) / recipe.batch.ramp.by; }
@@ -26,8 +27,12 @@ struct Walk {
     if (span.unit == Span::Unit::kSteps) {
       return std::max<int64_t>(0, static_cast<int64_t>(std::ceil(span.value)) - (step - 1));
     }
-    const double per_sample = span.unit == Span::Unit::kTokens ? static_cast<double>(recipe.model.context) : 1.0;
-    const double left = span.value / per_sample - static_cast<double>(consumed);
+    double left = span.value - static_cast<double>(consumed);
+    if (span.unit == Span::Unit::kTokens) {  // of the past, samples may have had another length
+      const auto context = static_cast<double>(recipe.model.context);
+      left =
+          (span.value - static_cast<double>(origin.tokens)) / context - static_cast<double>(consumed - origin.samples);
+    }
     return left <= 0 ? 0 : static_cast<int64_t>(std::ceil(left / static_cast<double>(samples)));
   }
 
@@ -74,9 +79,9 @@ struct Walk {
 
 }  // namespace
 
-std::vector<StepStage> step_stages(const Recipe& recipe) {
+std::vector<StepStage> step_stages(const Recipe& recipe, const RunPast& past) {
   std::vector<StepStage> out;
-  for (Walk walk{recipe};;) {
+  for (Walk walk{recipe, past.origin()};;) {
     const StepStage now = walk.settings();
     if (out.empty() || !out.back().same_batch(now)) out.push_back(now);
     const int64_t steps = walk.steps_to_change(now.samples);
@@ -105,6 +110,75 @@ int64_t steps_for_samples(const std::vector<StepStage>& stages, double samples) 
   const StepStage& stage = *(after - 1);
   const double left = samples - static_cast<double>(stage.samples_before);
   return stage.first_step - 1 + static_cast<int64_t>(std::ceil(left / static_cast<double>(stage.samples)));
+}
+
+RunClock::RunClock(const Recipe& recipe, const RunPast& past)
+    : points_{PastPoint{}}, stages_(step_stages(recipe, past)), context_(recipe.model.context) {
+  for (const PastPoint& point : past.points) {
+    if (point.step > points_.back().step) points_.push_back(point);
+  }
+}
+
+PastPoint RunClock::at(int64_t step) const {
+  const PastPoint& origin = points_.back();
+  step = std::max<int64_t>(0, step);
+  if (step >= origin.step) {
+    const int64_t samples = samples_after(stages_, step);
+    return {step, samples, origin.tokens + (samples - origin.samples) * context_};
+  }
+  const auto next =
+      std::ranges::upper_bound(points_, step, {}, &PastPoint::step);  // not the first, and there: step < origin.step
+  const PastPoint &a = *(next - 1), &b = *next;
+  const auto between = [&](int64_t from, int64_t to) {
+    return from + (to - from) * (step - a.step) / (b.step - a.step);
+  };
+  return {step, between(a.samples, b.samples), between(a.tokens, b.tokens)};
+}
+
+int64_t RunClock::first_step_of(double value, int64_t PastPoint::*what) const {
+  int64_t low = 0, high = points_.back().step;  // what it grows to in the past
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (static_cast<double>(at(middle).*what) >= value) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+int64_t RunClock::step_of_samples(double samples) const {
+  const PastPoint& origin = points_.back();
+  if (origin.step > 0 && samples <= static_cast<double>(origin.samples)) {
+    return first_step_of(samples, &PastPoint::samples);
+  }
+  return steps_for_samples(stages_, samples);
+}
+
+int64_t RunClock::step_of_tokens(double tokens) const {
+  const PastPoint& origin = points_.back();
+  if (origin.step > 0 && tokens <= static_cast<double>(origin.tokens)) {
+    return first_step_of(tokens, &PastPoint::tokens);
+  }
+  const auto context = static_cast<double>(context_);
+  if (origin.step == 0) return steps_for_samples(stages_, tokens / context);
+  return steps_for_samples(
+      stages_, static_cast<double>(origin.samples) + (tokens - static_cast<double>(origin.tokens)) / context);
+}
+
+int64_t RunClock::step_of(const Span& span, int64_t stop_steps) const {
+  switch (span.unit) {
+    case Span::Unit::kSteps:
+      return static_cast<int64_t>(std::ceil(span.value));
+    case Span::Unit::kSamples:
+      return step_of_samples(span.value);
+    case Span::Unit::kTokens:
+      return step_of_tokens(span.value);
+    case Span::Unit::kFraction:
+      return static_cast<int64_t>(std::llround(span.value * static_cast<double>(stop_steps)));
+  }
+  return 0;
 }
 
 }  // namespace cairn

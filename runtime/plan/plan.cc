@@ -95,20 +95,6 @@ Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfi
   return stages;
 }
 
-int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps) {
-  switch (span.unit) {
-    case Span::Unit::kSteps:
-      return static_cast<int64_t>(std::ceil(span.value));
-    case Span::Unit::kSamples:
-      return steps_for_samples(step_stages(recipe), span.value);
-    case Span::Unit::kTokens:
-      return steps_for_samples(step_stages(recipe), span.value / static_cast<double>(recipe.model.context));
-    case Span::Unit::kFraction:
-      return static_cast<int64_t>(std::llround(span.value * static_cast<double>(stop_steps)));
-  }
-  return 0;
-}
-
 Status check_qk_clip(const Recipe& recipe) {
   if (recipe.optimizer.qk_clip > 0 && recipe.model.top_query) {
     return refuse(
@@ -349,7 +335,7 @@ int64_t largest_boundary_room(const Plan& plan) {
 
 }  // namespace
 
-Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
+Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past) {
   const ModelConfig& m = recipe.model;
   const MeshConfig& mesh = recipe.mesh;
   RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
@@ -376,7 +362,8 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
 
   Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
   plan.padded_vocab = padded_vocab(m.vocab, std::max(mesh.tp, plan.sum_parts()));
-  plan.step_stages = step_stages(recipe);
+  plan.past = past;
+  plan.step_stages = step_stages(recipe, past);
   for (size_t k = plan.step_stages.size(); k-- > 0;) {
     const StepStage& stage = plan.step_stages[k];
     Status fits = check_schedule(plan.at(k).schedule());
@@ -391,7 +378,7 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world) {
   plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
   plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
-  plan.steps = span_in_steps(recipe.stop, recipe, 0);
+  plan.steps = plan.end_step = RunClock(recipe, past).step_of(recipe.stop, 0);
   for (const ParameterGroup& group : recipe.optimizer.groups) {
     const bool used = std::any_of(plan.tensors.begin(), plan.tensors.end(),
                                   [&](const TensorSpec& tensor) { return matches(group.tensors, tensor.name); });

@@ -200,11 +200,14 @@ struct Plan {
   int64_t boundary_room = 0;  // bytes of a pipeline rank's boundary tensors, in any stage of the run
   int64_t padded_vocab = 0;
   int64_t pass_tokens = 0;  // of a sample in one forward pass, in generation and evaluation; 0: sequence_tokens
+  RunPast past;             // of a run under way
   std::vector<StepStage> step_stages;  // how the batch changes; one unless the recipe says. What follows is at()'s
   int64_t sequence_tokens = 0;         // model.context, or the part of it that samples are cut into
   int64_t micro_batches = 0;           // a step and data-parallel rank: accumulation
   int64_t tokens_per_step = 0;
   int64_t steps = 0;  // of the run, from recipe.stop
+  int64_t end_step =
+      0;  // where this recipe ends: steps, or before that another stage of the run begins (Recipe::stages)
   int64_t parameters = 0;
   int64_t checkpoint_bytes = 0;  // payload of one checkpoint
 
@@ -256,8 +259,9 @@ struct Plan {
   double flops_per_token() const;
 };
 
-/// Errors: kInvalidInput, naming the fields, the values and the nearest valid ones.
-Result<Plan> make_plan(const Recipe& recipe, int64_t world);
+/// `past`: of the position that the run goes on from; stages of the batch and spans in samples or tokens are read
+/// there. Errors: kInvalidInput, naming the fields, the values and the nearest valid ones.
+Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past = {});
 
 /// Refuses batches that no replica can be given its part of, in any stage of the run. Errors: kInvalidInput.
 Status check_batch(const Recipe& recipe, int64_t dp);
@@ -289,8 +293,5 @@ Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfi
 /// What mesh.stages could be for a model of `layers`, at least as many as there are stages: the list as written with
 /// its shortest stages longer or its longest ones shorter, or balanced when it has not an entry for each stage.
 std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers);
-
-/// The steps that a span takes from the beginning of the run, rounded up; kFraction is of `stop_steps`.
-int64_t span_in_steps(const Span& span, const Recipe& recipe, int64_t stop_steps);
 
 }  // namespace cairn

@@ -72,4 +72,37 @@ TEST_SUITE("runtime/optim/lr_schedule") {
     CHECK(optim::learning_rate(r, 5, 10) == doctest::Approx(2.0));
     CHECK(optim::learning_rate(r, 10, 10) == doctest::Approx(0.0));
   }
+
+  TEST_CASE("a change of the batch under way does not bend a rate that is read on samples") {
+    Recipe r;
+    r.batch.samples = 16;
+    r.model.context = 32;
+    r.stop = {Span::Unit::kSamples, 160};
+    r.optimizer.peak_lr = 1.0;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSamples, 32}, 0}, {LrStage::Kind::kLinear, {}, 0}};
+    const RunPast past{.points = {{10, 80, 80 * 32}}};  // of 8 until then
+    for (int64_t step = 1; step <= 15; ++step) {
+      CAPTURE(step);
+      const double samples = step <= 10 ? 8.0 * step : 80 + 16.0 * (step - 10);
+      const double wanted = samples <= 32 ? samples / 32 : 1 - (samples - 32) / 128;
+      CHECK(optim::learning_rate(r, step, 15, past) == doctest::Approx(wanted));
+    }
+  }
+
+  TEST_CASE("a schedule from its stage on begins at the rate so far, and fractions are of what remained") {
+    Recipe r;
+    r.batch.samples = 1;
+    r.optimizer.peak_lr = 1.0;
+    r.optimizer.lr_from = LrFrom::kStage;
+    r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSteps, 10}, 0}, {LrStage::Kind::kLinear, {}, 0}};
+    const RunPast past{.lr_step = 20, .lr = 0.2};
+    CHECK(optim::learning_rate(r, 21, 50, past) == doctest::Approx(0.28));
+    CHECK(optim::learning_rate(r, 30, 50, past) == doctest::Approx(1.0));
+    CHECK(optim::learning_rate(r, 40, 50, past) == doctest::Approx(0.5));
+    CHECK(optim::learning_rate(r, 50, 50, past) == doctest::Approx(0.0));
+    r.optimizer.lr = {{LrStage::Kind::kHold, {Span::Unit::kFraction, 0.5}, 0}, {LrStage::Kind::kLinear, {}, 0}};
+    CHECK(optim::learning_rate(r, 35, 50, past) == doctest::Approx(0.2));
+    CHECK(optim::learning_rate(r, 50, 50, past) == doctest::Approx(0.0));
+    CHECK(optim::learning_rate(r, 50, 50) == doctest::Approx(0.0));
+  }
 }

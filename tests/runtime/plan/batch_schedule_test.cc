@@ -29,7 +29,8 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     CHECK(steps_for_samples(stages, 100) == 25);
     CHECK(steps_for_samples(stages, 101) == 26);
     CHECK(steps_for_samples(stages, 0) == 0);
-    CHECK(span_in_steps({Span::Unit::kTokens, 16 * 8}, r, 0) == 2);
+    CHECK(RunClock(r, {}).step_of({Span::Unit::kTokens, 16 * 8}, 0) == 2);
+    CHECK(RunClock(r, {}).step_of({Span::Unit::kFraction, 0.25}, 100) == 25);
   }
 
   TEST_CASE("the ramp of BLOOM gives the counts of its log") {
@@ -106,5 +107,58 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     r.schedule = PipelineKind::kInterleaved;
     r.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .samples = 3}};
     CHECK(refusal(r, 2).find("from step 6 on") != std::string::npos);
+  }
+
+  TEST_CASE("what is left of a run is counted from its position") {
+    Recipe r = recipe_of(16);
+    r.stop = {Span::Unit::kSamples, 160};
+    const RunPast past{.points = {{10, 80, 80 * 16}}};  // ten steps of 8
+    const auto stages = step_stages(r, past);
+    REQUIRE(stages.size() == 1);
+    CHECK(stages[0].first_step == 11);
+    CHECK(stages[0].samples_before == 80);
+    const RunClock clock(r, past);
+    CHECK(clock.samples(5) == 40);
+    CHECK(clock.samples(10) == 80);
+    CHECK(clock.samples(11) == 96);
+    CHECK(clock.tokens(11) == 96 * 16);
+    CHECK(clock.step_of(r.stop, 0) == 15);
+    CHECK(clock.step_of({Span::Unit::kSamples, 32}, 0) == 4);
+    CHECK(clock.step_of({Span::Unit::kSamples, 33}, 0) == 5);
+    CHECK(clock.step_of({Span::Unit::kTokens, 80 * 16}, 0) == 10);
+    CHECK(clock.step_of({Span::Unit::kTokens, 81 * 16}, 0) == 11);
+    const auto plan = make_plan(r, 1, past);
+    REQUIRE(plan.ok());
+    CHECK(plan.value().steps == 15);
+    CHECK(plan.value().end_step == 15);
+  }
+
+  TEST_CASE("phases and ramps are read at the position, and samples of another length count as tokens") {
+    Recipe r = recipe_of(8);
+    r.batch.phases = {{.at = {Span::Unit::kSamples, 40}, .samples = 16},
+                      {.at = {Span::Unit::kTokens, 2000}, .samples = 32}};
+    // 20 steps of 4 samples of 8 tokens, then contexts of 16: 80 samples, 640 tokens.
+    const RunPast past{.points = {{20, 80, 640}}};
+    const auto stages = step_stages(r, past);
+    REQUIRE(stages.size() == 2);
+    CHECK(stages[0].first_step == 21);
+    CHECK(stages[0].samples == 16);
+    CHECK(stages[1].samples == 32);
+    // (2000 - 640) / 16 = 85 samples more: six steps of 16
+    CHECK(stages[1].first_step == 27);
+    CHECK(RunClock(r, past).tokens(26) == 640 + 6 * 16 * 16);
+    r.batch = {.samples = 32, .micro = 1, .ramp = {.from = 8, .by = 8, .over = {Span::Unit::kSamples, 120}}};
+    const auto ramp = step_stages(r, past);
+    CHECK(ramp[0].samples == 24);  // two of three increments lie before sample 80
+    CHECK(ramp[1].samples == 32);
+  }
+
+  TEST_CASE("a stage of the batch that only the position leads to must fit the mesh too") {
+    Recipe r = recipe_of(8);
+    r.batch.micro = 4;
+    r.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .samples = 12}, {.at = {Span::Unit::kSamples, 1000}, .micro = 6}};
+    CHECK(make_plan(r, 1).ok());
+    r.batch.phases[0].at = {Span::Unit::kSteps, 5000};  // from scratch 12 comes before 6, from here 8 meets 6
+    CHECK_FALSE(make_plan(r, 1, RunPast{.points = {{3, 2000, 32000}}}).ok());
   }
 }
