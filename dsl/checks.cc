@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 
+#include "dsl/stages.h"
 #include "runtime/mesh/mesh.h"
 #include "runtime/plan/model_check.h"
 #include "runtime/plan/objective_check.h"
@@ -461,8 +462,9 @@ void CrossCheck::schedule() {
     }
     return std::nullopt;
   };
-  if (!sizes) return;
-  const double whole = *samples(stop);
+  if (!sizes || !schedule_begins) return;
+  const double whole = *samples(stop) - *schedule_begins;
+  if (whole <= 0) return;  // a stage that this run does not reach
   double used = 0;
   size_t open = 0;  // number of the stage without `over`
   for (size_t i = 0; i < stages.size(); ++i) {
@@ -492,8 +494,9 @@ void CrossCheck::schedule() {
   if (used > whole * (1 + 1e-9)) {
     const double steps = static_cast<double>(recipe.batch.samples);
     fail("optimizer.lr",
-         fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g} (stop = {}{})",
-                     used / steps, whole / steps, span_text(stop), where("optimizer.lr", "stop")),
+         fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g}{} (stop = {}{})",
+                     used / steps, whole / steps, *schedule_begins > 0 ? " more" : "", span_text(stop),
+                     where("optimizer.lr", "stop")),
          "stages that sum to at most stop; leave out `over` of one to fill the rest");
   }
 }
@@ -521,11 +524,12 @@ void CrossCheck::data() {
 
 void CrossCheck::snapshots() {
   if (recipe.checkpoint.snapshot_by != SnapshotBy::kCopy || recipe.optimizer.offload.empty()) return;
-  fail("checkpoint.snapshot_by",
-       fmt::format("checkpoint.snapshot_by = \"copy\" keeps the optimizer state in memory and copies it from there, but "
-                   "optimizer.offload keeps it on a disk{}",
-                   where("checkpoint.snapshot_by", "optimizer.offload")),
-       "snapshot_by = \"banks\", or no optimizer.offload");
+  fail(
+      "checkpoint.snapshot_by",
+      fmt::format("checkpoint.snapshot_by = \"copy\" keeps the optimizer state in memory and copies it from there, but "
+                  "optimizer.offload keeps it on a disk{}",
+                  where("checkpoint.snapshot_by", "optimizer.offload")),
+      "snapshot_by = \"banks\", or no optimizer.offload");
 }
 
 void CrossCheck::retention() {
@@ -580,13 +584,36 @@ std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world) {
   const auto head_dim_free = [&](const std::string& path) {
     return path != "model.head_dim" || recipe.model.heads * recipe.model.head_dim != recipe.model.width;
   };
-  CrossCheck check{recipe,
-                   world,
-                   yes,
-                   head_dim_free,
-                   [](const std::string&, const std::string&) { return std::string(); },
-                   [&](const std::string&, Diagnostic diagnostic) { out.push_back(std::move(diagnostic)); }};
-  check.run();
+  const auto run = [&](const Recipe& segment, const std::string& prefix, std::optional<double> schedule_begins) {
+    CrossCheck check{segment,
+                     world,
+                     yes,
+                     head_dim_free,
+                     [](const std::string&, const std::string&) { return std::string(); },
+                     [&](const std::string&, Diagnostic wrong) {
+                       const bool told = std::any_of(out.begin(), out.end(), [&](const Diagnostic& known) {
+                         return known.path == wrong.path && known.message.ends_with(wrong.message);
+                       });
+                       if (told) return;  // of an earlier segment
+                       wrong.message = prefix + wrong.message;
+                       out.push_back(std::move(wrong));
+                     },
+                     schedule_begins};
+    check.run();
+  };
+  run(recipe, "", 0);
+  if (recipe.stages.empty()) return out;
+  const std::vector<Recipe> segments = recipe_segments(recipe).value();  // decoded above
+  for (size_t i = 1; i < segments.size(); ++i)
+    run(segments[i], fmt::format("stages[{}]: ", i), schedule_beginning(recipe, segments, i));
+  if (const auto wrong = stage_out_of_order(recipe, segments)) {
+    Diagnostic order;
+    order.path = "stages";
+    order.code = "cross_field";
+    order.message = wrong->second;
+    order.accepted = "stages in the order of their beginnings";
+    out.push_back(std::move(order));
+  }
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "dsl/dsl.h"
@@ -17,6 +18,7 @@ struct CrossCheck {
   std::function<std::string(const std::string&, const std::string&)> where;  // " (file:line)" of the second, seen from
                                                                              // the first; or ""
   std::function<void(const std::string& path, Diagnostic diagnostic)> report;
+  std::optional<double> schedule_begins = 0;  // samples before optimizer.lr's first stage; nothing: unknown, unchecked
 
   void run();
 

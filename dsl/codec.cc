@@ -5,6 +5,7 @@
 
 #include "dsl/dsl.h"
 #include "dsl/schema.h"
+#include "dsl/stages.h"
 
 namespace cairn::dsl {
 namespace {
@@ -111,6 +112,11 @@ Result<Recipe> decode_recipe(std::string_view json) {
   }
   Recipe out;
   RT_TRY(decode_block(recipe_block(), &out, parsed, ""));
+  if (out.stages.empty()) return out;
+  // Stored changes become canonical: what differs, in the types of the fields.
+  RT_TRY_SET(const std::vector<Recipe> segments, recipe_segments(out));
+  for (size_t i = 0; i < out.stages.size(); ++i)
+    out.stages[i].changes = stage_changes(segments[i], segments[i + 1], schedule_set(out.stages[i]));
   return out;
 }
 

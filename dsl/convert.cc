@@ -1,11 +1,12 @@
 // One value of a recipe, from how it is written to how the canonical JSON holds it.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
 #include "dsl/resolve.h"
+#include "dsl/stages.h"
 
 namespace cairn::dsl {
 namespace {
@@ -44,11 +45,6 @@ Json adapt(const Field& field, Json value) {
   }
   if (!whole && value.is_number_integer()) return value.get<double>();
   return value;
-}
-
-std::string last_part(const std::string& path) {
-  std::string stem = std::filesystem::path(path).stem().string();
-  return stem.empty() ? path : stem;
 }
 
 }  // namespace
@@ -130,6 +126,8 @@ std::optional<Json> Resolver::convert(const std::string& path, const Field& fiel
       }
       return good ? std::optional(out) : std::nullopt;
     }
+    case Form::kSegments:
+      return convert_segments(path, field, value, place);
     case Form::kStages:
       return convert_stages(path, field, value, place, pass);
     case Form::kTokenizer:
@@ -393,11 +391,43 @@ std::optional<Json> Resolver::convert_stages(const std::string& path, const Fiel
   return good ? std::optional(out) : std::nullopt;
 }
 
+std::optional<Json> Resolver::convert_segments(const std::string& path, const Field& field, const Node& value,
+                                               const Place& place) {
+  // What a stage changes is known when it is resolved (resolve_stages): here its form and its beginning alone.
+  if (!is_ctor(value, "stage") && !is_list(value)) return complain_type(path, place, field, value), std::nullopt;
+  if (is_list(value) && value.entries.size() > kMaxStages) {
+    complain(path, place,
+             {"out_of_range", fmt::format("has {} entries, more than {}", value.entries.size(), kMaxStages), "", ""});
+    return std::nullopt;
+  }
+  const Field& at = *find_constructor("stage")->find("at");
+  Json out = Json::array();
+  bool good = true;
+  const auto add = [&](const Node& node, const Place& here) {
+    if (!is_ctor(node, "stage")) return complain_type(path, here, field, node), void(good = false);
+    const std::string beginning = fmt::format("{}[{}].at", path, out.size() + 1);
+    const Entry* entry = node.find("at");
+    std::optional<Json> span;
+    if (entry != nullptr) {
+      span = convert_span(beginning, at, *entry->value, entry->place);
+    } else {
+      complain(beginning, node.place, {"missing", fmt::format("is missing; it must be {}", expected(at)), "", ""});
+    }
+    out.push_back({{"at", span ? *span : Json()}, {"changes", Json::object()}});
+  };
+  if (is_list(value)) {
+    for (const Entry& entry : value.entries) add(*entry.value, entry.place);
+  } else {
+    add(value, place);
+  }
+  return good ? std::optional(out) : std::nullopt;
+}
+
 std::optional<Json> Resolver::convert_source(const std::string& path, const Node& value, Pass pass) {
   const Block& block = *find_constructor(value.text);
   auto fields = convert_fields(path, block, value, pass);
   if (!fields) return std::nullopt;
-  if (!fields->contains("name")) (*fields)["name"] = last_part(fields->at("path"));
+  if (!fields->contains("name")) (*fields)["name"] = default_source_name(fields->at("path"));
   (*fields)["kind"] = value.text;
   if (!fields->contains("valid_path")) (*fields)["valid_path"] = "";
   if (!fields->contains("dtype")) (*fields)["dtype"] = "";
@@ -421,6 +451,32 @@ std::optional<Json> Resolver::convert_source(const std::string& path, const Node
   return fields;
 }
 
+bool Resolver::convert_weights(const std::string& path, const Entry& weights, Json& sources, Pass pass) {
+  const Field& table = *find_constructor("blend")->find("weights");
+  const Field& weight = *find_constructor("megatron")->find("weight");
+  if (!weights.value->is_table()) return complain_type(path, weights.place, table, *weights.value), false;
+  std::vector<std::string> names;
+  for (const Json& source : sources) names.push_back(source.at("name"));
+  bool good = true;
+  for (const Entry& entry : weights.value->entries) {
+    const auto named = std::find(names.begin(), names.end(), entry.key);
+    if (entry.key.empty()) {
+      complain_type(path, entry.place, table, *weights.value);
+      good = false;
+    } else if (named == names.end()) {
+      complain(path + "." + entry.key, entry.place,
+               {"unknown_field", ": no source has this name", nearest(entry.key, names),
+                fmt::format("{}", fmt::join(names, ", "))});
+      good = false;
+    } else if (entry.value->kind != Node::Kind::kUnset) {
+      const auto value = convert_plain(path + "." + entry.key, weight, *entry.value, entry.place, pass);
+      good = good && value.has_value();
+      if (value && !value->is_null()) sources[static_cast<size_t>(named - names.begin())]["weight"] = *value;
+    }
+  }
+  return good;
+}
+
 std::optional<Json> Resolver::convert_data(const std::string& path, const Field& field, const Node& value,
                                            const Place& place, Pass pass) {
   const auto is_source = [](const Node& node) { return is_ctor(node, "megatron") || is_ctor(node, "token_files"); };
@@ -434,11 +490,14 @@ std::optional<Json> Resolver::convert_data(const std::string& path, const Field&
   if (!is_ctor(value, "blend")) return complain_type(path, place, field, value), std::nullopt;
   const Block& blend = *find_constructor("blend");
   bool good = true;
+  const Entry* weights = nullptr;
   for (const Entry& entry : value.entries) {
     const Field* part = entry.key.empty() ? nullptr : blend.find(entry.key);
     if (part == nullptr) {
       unknown_field(blend, path, entry);
       good = false;
+    } else if (part->name == "weights") {
+      weights = &entry;
     } else if (part->name == "seed") {
       const auto seed = convert(path + ".seed", *part, *entry.value, entry.place, pass);
       good = good && seed.has_value();
@@ -468,6 +527,7 @@ std::optional<Json> Resolver::convert_data(const std::string& path, const Field&
              {"missing", "is missing; it must be " + expected(*blend.find("sources")), "", ""});
     good = false;
   }
+  if (good && weights != nullptr) good = convert_weights(path + ".weights", *weights, out["sources"], pass);
   return good ? std::optional(out) : std::nullopt;
 }
 

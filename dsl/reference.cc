@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "dsl/change_rules.h"
 #include "dsl/dsl.h"
 #include "dsl/schema.h"
 
@@ -154,6 +155,7 @@ std::string lua_type(const Field& field) {
     case Form::kData:
       return constructed();
     case Form::kEveryList:
+    case Form::kSegments:
     case Form::kPlaces:
       return constructed() + "[]";
     case Form::kKeep:
@@ -199,6 +201,8 @@ std::string lua_type(const Field& field) {
       const std::string out = constructed();
       return out.find('|') == std::string::npos ? out + "[]" : "(" + out + ")[]";
     }
+    case Type::kObject:
+      return "table<string, number>";
   }
   return "any";
 }
@@ -256,7 +260,7 @@ return T.recipe {
 - **Paths** of data and tokenizers are relative to the working directory of the command, not to the recipe.
 - **All mistakes at once**, each with file, line, the nearest name and what would be accepted. Exit code 2; nothing starts.
 - **Who wins:** default < recipe < `:with` < `--with` < `--set`. Environment variables never change a recipe.
-- **Numbers** may carry a unit as a string where the field has one: `"450B"` (K, M, B, T), `"30min"` (ms, s, min, h, d).
+- **Numbers** may carry a unit as a string where the field has one: `"450B"` (K, M, B, T), `"30min"` or `"1h30min"` (ms, s, min, h, d).
 - **References** (`T.ref "optimizer.peak_lr" * 0.1`) are resolved after all overrides, so they follow them.
 - What ranks, run folders and checkpoints get is the resolved recipe: canonical JSON with every field, and its XXH3-128.
 
@@ -280,6 +284,22 @@ On the command line:
 - `--set optimizer.peak_lr=5e-5`: any Lua expression; a bare word is a string; `--set mesh.tp-` goes back to the default.
 - `--param peak=2e-4`: before the file is read; only what `T.params` declares.
 - `--with small.lua`: merges a file that returns a plain table; repeatable, left to right.
+
+## Other values from a position on
+
+```lua
+return T.recipe {
+  -- ...
+  stages = {
+    T.stage { at = T.tokens "800B", batch = { samples = 512 }, data = { weights = { web = 30, code = 70 } } },
+    T.stage { at = T.tokens "900B", optimizer = { lr = T.schedule { T.linear { to = 0 } } } },
+  },
+}
+```
+
+A stage is merged as `:with` is, over the recipe and the stages before it, and the whole recipe that results is checked
+like any other. It begins at the first step behind `at`. A schedule that a stage sets begins at the rate so far and
+counts from the stage; `optimizer.lr_from` says otherwise. Layouts, shapes and seeds cannot change in a stage.
 
 ## What a recipe may do
 
@@ -314,6 +334,8 @@ Result<std::string> help_text(std::string_view field) {
   }
   if (const Field* known = find_field(field)) {
     std::string out = field_help(std::string(field), *known);
+    if (const ChangeRule* rule = find_change_rule(field); rule != nullptr && known->type != Type::kBlock)
+      out += fmt::format("  changed under a run: {}: {}\n", change_class_name(rule->change), rule->says);
     if (known->type == Type::kBlock && known->form == Form::kPlain)
       list_fields(out, std::string(field) + ".", *known->block);
     return out;
@@ -333,8 +355,12 @@ Result<std::string> explain_text(const LoadedRecipe& loaded, std::string_view fi
   std::string out;
   for (const Origin& origin : loaded.origins) {
     const std::string below = std::string(field);
-    const bool hit = field.empty() || origin.path == field || origin.path.rfind(below + ".", 0) == 0 ||
-                     origin.path.rfind(below + "[", 0) == 0;
+    const auto is = [&](const std::string& path) {
+      return path == field || path.rfind(below + ".", 0) == 0 || path.rfind(below + "[", 0) == 0;
+    };
+    const size_t in_stage = origin.path.rfind("stages[", 0) == 0 ? origin.path.find("].") : std::string::npos;
+    const bool hit = field.empty() || is(origin.path) ||
+                     (in_stage != std::string::npos && is(origin.path.substr(in_stage + 2)));  // changed there
     if (!hit) continue;
     std::string from = origin.set_by;
     if (!origin.file.empty()) from = origin.line > 0 ? fmt::format("{}:{}", origin.file, origin.line) : origin.file;
@@ -380,7 +406,8 @@ std::string editor_types() {
       "---@operator mul(number|cairn.Ref): cairn.Ref\n---@operator div(number|cairn.Ref): cairn.Ref\n"
       "---@operator pow(number|cairn.Ref): cairn.Ref\n---@operator unm: cairn.Ref\n\n";
   for (const Block* block : written_blocks()) {
-    out += fmt::format("--- {}\n---@class {}\n", block->doc, class_name(*block));
+    out += fmt::format("--- {}\n---@class {}{}\n", block->doc, class_name(*block),
+                       block->recipe_fields ? " : " + class_name(recipe_block()) : "");
     // All optional to the editor: the same class stands in :with, where any field may be left out.
     for (const Field& field : block->fields)
       if (!block->positional) out += fmt::format("---@field {}? {} {}\n", field.name, lua_type(field), field.doc);

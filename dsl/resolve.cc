@@ -44,7 +44,14 @@ bool has_constructor(const Block& block, const std::string& name) {
 /// `base` with the entries of `over` put over it.
 NodePtr merged(const Node& base, const std::vector<Entry>& over) {
   Node out = base;
-  for (const Entry& entry : over) {
+  const auto is_weights = [](const Entry& e) { return e.key == "weights"; };
+  // Weights are of the sources that were there, and those of a layer stay beside those of the next.
+  if (std::any_of(over.begin(), over.end(), [](const Entry& e) { return e.key == "sources"; }))
+    std::erase_if(out.entries, is_weights);
+  for (Entry entry : over) {
+    const Entry* weights = out.find("weights");
+    if (is_weights(entry) && weights != nullptr && weights->value->is_table() && entry.value->is_table())
+      entry.value = merged(*weights->value, entry.value->entries);
     const auto same = std::find_if(out.entries.begin(), out.entries.end(),
                                    [&](const Entry& e) { return !e.key.empty() && e.key == entry.key; });
     if (entry.value->kind == Node::Kind::kUnset) {
@@ -340,7 +347,7 @@ void Resolver::fill(const Block& block, const std::string& path, void* object) {
     }
   };
   for (const Field& field : block.fields) {
-    if (!field.stored()) continue;
+    if (!field.stored() || field.form == Form::kSegments) continue;  // stages: see resolve_stages
     const std::string at = join_path(path, field.name);
     if (field.member && field.form == Form::kPlain) {
       if (field.required && blocks_.count(at) == 0 && reported_.count(at) == 0)
@@ -393,8 +400,14 @@ Place Resolver::place_of(const std::string& path) const {
 Recipe Resolver::resolve(int64_t world) {
   Recipe out;
   fill(recipe_block(), "", &out);
+  check(out, world, 0);
+  resolve_stages(out, world);
+  return out;
+}
+
+void Resolver::check(const Recipe& recipe, int64_t world, std::optional<double> schedule_begins) {
   // A required value that is missing keeps the struct's 0, and nothing is said about it again.
-  CrossCheck check{out,
+  CrossCheck check{recipe,
                    world,
                    [&](const std::string& path) {
                      const auto value = resolved_.find(path);
@@ -412,9 +425,9 @@ Recipe Resolver::resolve(int64_t world) {
                      std::tie(diagnostic.file, diagnostic.line) = locate(place_of(path));
                      diagnostic.source = source_line(diagnostic.file, diagnostic.line);
                      diagnostics_.push_back(std::move(diagnostic));
-                   }};
+                   },
+                   schedule_begins};
   check.run();
-  return out;
 }
 
 std::vector<Origin> Resolver::origins() {
@@ -435,6 +448,7 @@ std::vector<Origin> Resolver::origins() {
     origin.set_by = setting->second.place.call->layer;
     std::tie(origin.file, origin.line) = locate(setting->second.place);
     out.push_back(origin);
+    if (field.form == Form::kSegments) out.insert(out.end(), stage_origins_.begin(), stage_origins_.end());
     if (field.form != Form::kStages || !value) return;
     for (size_t i = 0; i < value->size(); ++i) {
       Origin stage = origin;

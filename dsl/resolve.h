@@ -4,6 +4,7 @@
 // derived defaults are resolved, the struct is filled, and the checks across fields run.
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -34,6 +35,10 @@ class Resolver {
   };
   enum class Pass { kApply, kFinal };  // in kApply a T.ref has no value yet
 
+  // stages.cc's side of Lua: resolve_stages.cc
+  void resolve_stages(Recipe& recipe, int64_t world);
+  Resolver layered(const Node& stage, bool* sets_schedule) const;
+
   // resolve.cc: layers, references, defaults
   void apply_entries(const Block& block, const std::string& path, const std::vector<Entry>& entries);
   NodePtr init_from_hf(const std::string& path, const Node& hf);
@@ -49,6 +54,7 @@ class Resolver {
   std::pair<std::string, int> locate(const Place& place);
   std::string source_line(const std::string& file, int line) const;
   Place place_of(const std::string& path) const;
+  void check(const Recipe& recipe, int64_t world, std::optional<double> schedule_begins);
   void fill(const Block& block, const std::string& path, void* object);
 
   // convert.cc: one value. nullopt: reported; null Json: fine, but its number is not known before the final pass
@@ -64,6 +70,9 @@ class Resolver {
                                      Pass pass);
   std::optional<Json> convert_data(const std::string& path, const Field& field, const Node& value, const Place& place,
                                    Pass pass);
+  std::optional<Json> convert_segments(const std::string& path, const Field& field, const Node& value,
+                                       const Place& place);
+  bool convert_weights(const std::string& path, const Entry& weights, Json& sources, Pass pass);
   std::optional<Json> convert_source(const std::string& path, const Node& value, Pass pass);
   std::optional<Json> convert_fields(const std::string& path, const Block& block, const Node& value, Pass pass);
   std::optional<Json> evaluate(const std::string& path, const Node& value, Pass pass);
@@ -76,6 +85,7 @@ class Resolver {
   std::map<std::string, std::optional<Json>> resolved_;
   std::vector<std::string> resolving_;
   std::vector<Diagnostic> diagnostics_;
+  std::vector<Origin> stage_origins_;
 };
 
 }  // namespace cairn::dsl

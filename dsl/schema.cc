@@ -11,14 +11,14 @@ namespace {
 // --- binding: one overload set from C++ member types to schema types and JSON
 // -----------------------------------------
 
-const std::vector<std::string> kSpanUnits = {"steps", "samples", "tokens", "fraction"};
+const std::vector<std::string> kSpanUnits = {"steps", "samples", "tokens", "fraction"};  // as span_json
 
 template <class M>
 Json to_value(const M& member, const std::vector<std::string>& choices) {
   if constexpr (std::is_same_v<M, std::optional<bool>>) {
     return member ? Json(*member) : Json();
   } else if constexpr (std::is_same_v<M, Span>) {
-    return Json{{"unit", kSpanUnits.at(static_cast<size_t>(member.unit))}, {"value", member.value}};
+    return span_json(member);
   } else if constexpr (std::is_same_v<M, std::vector<MeshAxis>>) {
     Json out = Json::array();
     for (const MeshAxis axis : member) out.push_back(choices.at(static_cast<size_t>(axis)));
@@ -154,6 +154,13 @@ Def items(std::string name, std::vector<M> S::*member, const Block& of) {
 }
 
 constexpr double kMany = 1e9;  // above any size that fits a machine, far below overflow of products in int64
+
+/// JSON text that the struct keeps as it is.
+Json parsed_object(const std::string& text) {
+  Json out = text.empty() ? Json::object() : Json::parse(text, nullptr, false);
+  RT_CHECK(out.is_object(), "not a JSON object: {}", text);
+  return out;
+}
 
 // --- the table
 // --------------------------------------------------------------------------------------------------------
@@ -608,6 +615,15 @@ Def source_name_field() {
       .says("what metrics call this source");
 }
 
+Def source_tokens_field(Def field) {
+  return field.range(0, 1LL << 50)
+      .silently()
+      .otherwise(0)
+      .says("use only so many tokens of the training part, the first ones",
+            "0: all. A source that grew under way began with fewer: with the number that it had, a run begins as that "
+            "one did.");
+}
+
 const Block& megatron_block() {
   static const Block out{
       .name = "megatron",
@@ -622,7 +638,7 @@ const Block& megatron_block() {
                      .says("parts for training, validation and test",
                            "Up to three numbers, normalised; by documents, or by tokens when there is one document.")
                      .like("{ 95, 5 }"),
-                 weight_field(), source_name_field()}};
+                 weight_field(), source_name_field(), source_tokens_field(written_only("tokens", Type::kInt))}};
   return out;
 }
 
@@ -639,7 +655,7 @@ const Block& token_files_block() {
                      .one_of({"uint16", "uint32"})
                      .otherwise("uint16")
                      .says("how a token is stored"),
-                 weight_field(), source_name_field()}};
+                 weight_field(), source_name_field(), source_tokens_field(written_only("tokens", Type::kInt))}};
   return out;
 }
 
@@ -650,7 +666,8 @@ const Block& source_block() {
       .fields = {chosen("kind", &DataSource::kind, {"megatron", "token_files"}), bound("name", &DataSource::name),
                  bound("path", &DataSource::path), bound("valid_path", &DataSource::valid_path),
                  bound("dtype", &DataSource::dtype), bound("weight", &DataSource::weight).above(0),
-                 bound("split", &DataSource::split).at_least(0)}};
+                 bound("split", &DataSource::split).at_least(0),
+                 source_tokens_field(bound("tokens", &DataSource::tokens))}};
   return out;
 }
 
@@ -666,6 +683,12 @@ const Block& blend_block() {
                                         .needed()
                                         .written(Form::kPlain, {&megatron_block(), &token_files_block()})
                                         .says("the streams of tokens"),
+                                    written_only("weights", Type::kObject)
+                                        .above(0)
+                                        .otherwise(Json::object())
+                                        .says("weights by the names of sources, over those that they have themselves",
+                                              "For T.stage and :with: a source that is not named keeps its weight.")
+                                        .like("{ web = 30, code = 70 }"),
                                     data_seed_field(written_only("seed", Type::kSeed))}};
   return out;
 }
@@ -980,6 +1003,14 @@ const Block& optimizer_block() {
               .says("the learning rate over the run", "Without it the rate is optimizer.peak_lr throughout.")
               .like("T.schedule { T.warmup { over = T.steps(100) }, T.cosine { to = T.ref \"optimizer.peak_lr\" * "
                     "0.1 } }"),
+          chosen("lr_from", &OptimizerConfig::lr_from, {"start", "stage"})
+              .otherwise("start")
+              .silently()
+              .says("where optimizer.lr counts from: the start of the run, or the start of the T.stage that sets it",
+                    "stage: the schedule begins at the rate so far, and T.fraction in it is of what remains of the "
+                    "run. Default in a T.stage that sets optimizer.lr: stage; T.unset there: the schedule changes and "
+                    "counts on from where it began.")
+              .like("\"stage\""),
           written_only("betas", Type::kNumberList)
               .range(0, 1)
               .written(Form::kBetas)
@@ -1436,8 +1467,9 @@ const Block& checkpoint_block() {
               .written(Form::kKeep,
                        {&last_block(), &every_block(), &best_block(), &at_block(), &within_block(), &fractions_block()})
               .says("which complete checkpoints stay",
-                    "One stays when any of the rules keeps it, and the newest always does. T.every keeps the first at "
-                    "or behind each multiple of its steps, or the first of each such period of time. Default: all.")
+                    "One stays when any of the rules keeps it. The newest, the newest good one and the next that may "
+                    "prove good always do. T.every keeps the first at or behind each multiple of its steps, or the "
+                    "first of each such period of time. Default: all.")
               .like("{ T.last(3), T.every { steps = 10000 }, T.best { metric = \"loss\", count = 2 } }"),
           chosen("on_failure", &CheckpointConfig::on_failure, {"continue", "stop"})
               .otherwise("continue")
@@ -1574,6 +1606,64 @@ const Block& log_block() {
   return out;
 }
 
+const Block& watch_block() {
+  static const Block out{
+      .name = "watch",
+      .constructors = {"watch"},
+      .doc =
+          "What is looked for in loss and gradient norm, to tell good checkpoints from others. It changes nothing in "
+          "what is trained.",
+      .fields = {
+          bound("window", &WatchConfig::window)
+              .range(32, 256)
+              .otherwise(128)
+              .silently()
+              .says("clean steps that a new one is compared with",
+                    "By median and median absolute deviation; more than 6 deviations above are an outlier."),
+          bound("proof", &WatchConfig::proof)
+              .range(1, 100000)
+              .otherwise(32)
+              .silently()
+              .says("clean steps behind a checkpoint that make it good", "The newest good one is never removed."),
+          bound("forensics", &WatchConfig::forensics)
+              .otherwise(false)
+              .silently()
+              .says("write a state with ruined weights to RUN/forensics",
+                    "To be looked at; no command goes on from it.")}};
+  return out;
+}
+
+const Block& run_stage_block() {
+  static const Block out{
+      .name = "stage",
+      .constructors = {"stage"},
+      .recipe_fields = true,
+      .doc =
+          "A change in the middle of the run: T.stage { at = T.tokens \"800B\", batch = { samples = 512 } }. Besides "
+          "`at` it takes fields of the recipe and merges them as :with does, over the recipe and the stages before: "
+          "batch, optimizer, data, objective, precision, loss_scale, deterministic, checkpoint, eval, recompute, "
+          "rotary angles and dropout rates. Shapes, seed, tokenizer, mesh and name stay.",
+      .fields = {written_only("at", Type::kSpan)
+                     .above(0)
+                     .needed()
+                     .says("the amount after which it begins, at the first step behind it",
+                           "T.fraction is of the recipe's stop.")
+                     .like("T.tokens \"800B\"")}};
+  return out;
+}
+
+const Block& run_stage_stored_block() {
+  Def changes = written_only("changes", Type::kObject);
+  changes.load = [](const void* object) { return parsed_object(static_cast<const RecipeStage*>(object)->changes); };
+  changes.store = [](void* object, const Json& value) {
+    static_cast<RecipeStage*>(object)->changes = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  static const Block out{.name = "stage",
+                         .doc = "A change in the middle of the run.",
+                         .fields = {bound("at", &RecipeStage::at).above(0), changes}};
+  return out;
+}
+
 const Block& restart_block() {
   static const Block out{
       .name = "restart",
@@ -1677,6 +1767,17 @@ const Block& recipe_block() {
           block("eval", &Recipe::eval, eval_block()).says("loss on validation data"),
           block("log", &Recipe::log, log_block()).says("what is written down"),
           block("restart", &Recipe::restart, restart_block()).says("what happens when a rank dies"),
+          block("watch", &Recipe::watch, watch_block())
+              .silently()
+              .says("what is looked for in the numbers of the steps"),
+          items("stages", &Recipe::stages, run_stage_stored_block())
+              .otherwise(Json::array())
+              .silently()
+              .written(Form::kSegments, {&run_stage_block()})
+              .says("from given positions on, other values",
+                    "In the order of their beginnings. --set and --with change the recipe below the stages: a value "
+                    "that a stage gives wins from there on.")
+              .like("{ T.stage { at = T.steps(500), batch = { samples = 32 } } }"),
       }};
   return out;
 }
@@ -1713,6 +1814,12 @@ const std::vector<std::pair<std::string, const Block*>>& constructors() {
 const Block* find_constructor(std::string_view name) {
   for (const auto& [known, block] : constructors())
     if (known == name) return block;
+  return nullptr;
+}
+
+const Field* find_source_field(const std::string& kind, std::string_view key) {
+  for (const Field& field : find_constructor(kind)->fields)
+    if (field.key == key) return &field;
   return nullptr;
 }
 

@@ -34,7 +34,8 @@ enum class Type {
   kEnumList,  // each choice once
   kStringList,
   kBlock,
-  kItems,  // a list of blocks
+  kItems,   // a list of blocks
+  kObject,  // by name: numbers (weights of sources), or values by key path (what a stage of the run changes)
 };
 
 enum class Form {
@@ -49,6 +50,7 @@ enum class Form {
   kStages,     // T.schedule { T.warmup {...}, ... }
   kTokenizer,  // T.bytes, T.sentencepiece "path", T.hf_tokenizer "path"
   kData,       // T.megatron {...}, T.token_files {...}, T.blend {...}
+  kSegments,   // { T.stage { at = ..., fields of a recipe }, ... }
 };
 
 enum class Unit { kNone, kCount, kSeconds, kBytes };  // which suffixes a string may carry: "450B", "30min", "2GiB"
@@ -92,6 +94,7 @@ struct Block {
   bool positional = false;                // T.last(3), T.sentencepiece "path": the value is fields[0]
   bool list = false;                      // T.schedule { a, b }
   bool constant = false;                  // T.bytes: no arguments
+  bool recipe_fields = false;             // T.stage: takes the fields of a recipe besides its own
   std::string doc;
   std::vector<Field> fields;
 
@@ -120,9 +123,13 @@ struct Complaint {
 };
 std::optional<Complaint> check_value(const Field& field, const Json& value);
 
+/// A span as it is stored: {"unit": "steps", "value": 100}.
+Json span_json(const Span& span);
+
 /// A JSON value as it would be written in a recipe.
 std::string lua_text(const Json& value);
 std::string lua_text(const Field& field, const Json& value);
+std::string source_text(const Json& source, bool with_weight);  // T.megatron {...} or T.token_files {...}
 
 /// The nearest of `names` by edit distance, or "" when none is near enough to be meant.
 std::string nearest(std::string_view name, const std::vector<std::string>& names);
@@ -131,7 +138,15 @@ std::string nearest(std::string_view name, const std::vector<std::string>& names
 std::optional<Json> derived_default(const std::string& path, bool llama,
                                     const std::function<std::optional<Json>(const std::string&)>& get);
 
-/// "450B" -> 4.5e11, "2GiB", "30min" -> 1800; a plain number is itself. Nothing when it does not parse.
+/// What metrics call a source that has no name of its own: the last part of its path, without extension.
+std::string default_source_name(const std::string& path);
+
+/// The written form of a field of a source as a recipe stores it ("path" of T.megatron is "prefix"), or null when that
+/// constructor has no such field.
+const Field* find_source_field(const std::string& kind, std::string_view key);
+
+/// "450B" -> 4.5e11, "2GiB", "30min" -> 1800, "11h30min" (larger units first); a plain number is itself. Nothing when
+/// it does not parse.
 std::optional<double> parse_quantity(std::string_view text, Unit unit);
 
 }  // namespace cairn::dsl

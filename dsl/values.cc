@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
+#include <limits>
 #include <set>
 
 #include "dsl/node.h"
+#include "dsl/recipe_lua.h"
 #include "dsl/schema.h"
 
 namespace cairn::dsl {
@@ -16,6 +19,22 @@ std::string number_text(double value) {
   if (std::isnan(value)) return "nan";  // fmt keeps its sign, which says nothing
   if (std::isfinite(value) && value == std::floor(value) && std::abs(value) < 1e15) return fmt::format("{:.0f}", value);
   return fmt::format("{}", value);
+}
+
+/// As Lua reads it: JSON's form, but for control characters.
+std::string quoted(const Json& text) {
+  const std::string json = text.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string out;
+  for (size_t i = 0; i < json.size(); ++i) {
+    if (json[i] == '\\' && json[i + 1] == 'u') {  // \u00XX, for control characters alone
+      out += "\\x" + json.substr(i + 4, 2);
+      i += 5;
+    } else {
+      out += json[i];
+      if (json[i] == '\\') out += json[++i];
+    }
+  }
+  return out;
 }
 
 std::string join(std::vector<std::string> parts, std::string_view last_joint = ", ") {
@@ -138,6 +157,8 @@ std::string expected(const Field& field) {
       return "a list of T.last(n), T.every {...}, T.best {...}, T.at {...}, T.within {...} and T.fractions(n)";
     case Form::kPlaces:
       return fmt::format("a list of T.{} {{...}}", field.accepts.front()->name);
+    case Form::kSegments:
+      return "a list of T.stage {...}";
     case Form::kStages:
       return "T.schedule { stages }";
     case Form::kTokenizer:
@@ -192,8 +213,15 @@ std::string expected(const Field& field) {
         for (const std::string& name : block->constructors) names.push_back("T." + name + " {...}");
       return "a list of " + (names.empty() ? "tables" : join(names, " and "));
     }
+    case Type::kObject:
+      return field.name == "weights" ? "a table of numbers by name" : "an object";
   }
   return "";
+}
+
+Json span_json(const Span& span) {
+  static const std::vector<std::string> kUnits = {"steps", "samples", "tokens", "fraction"};
+  return {{"unit", kUnits.at(static_cast<size_t>(span.unit))}, {"value", span.value}};
 }
 
 std::optional<Complaint> check_value(const Field& field, const Json& value) {
@@ -267,6 +295,7 @@ std::optional<Complaint> check_value(const Field& field, const Json& value) {
           return must_be(field, value, "wrong_type");
       }
       return std::nullopt;
+    case Type::kObject:
     case Type::kBlock:
       return value.is_object() ? std::nullopt : std::optional(must_be(field, value, "wrong_type"));
     case Type::kItems:
@@ -289,7 +318,7 @@ std::string lua_text(const Json& value) {
     case Json::value_t::number_float:
       return number_text(value.get<double>());
     case Json::value_t::string:
-      return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+      return quoted(value);
     case Json::value_t::array: {
       std::vector<std::string> parts;
       for (const Json& element : value) parts.push_back(lua_text(element));
@@ -302,6 +331,24 @@ std::string lua_text(const Json& value) {
     }
   }
   return "";
+}
+
+std::string default_source_name(const std::string& path) {
+  std::string stem = std::filesystem::path(path).stem().string();
+  return stem.empty() ? path : stem;
+}
+
+std::string source_text(const Json& source, bool with_weight) {
+  const auto kind = source.at("kind").get<std::string>();
+  std::vector<std::string> parts;
+  for (const Field& field : find_constructor(kind)->fields) {
+    const Json value = source.value(field.key, field.fallback);  // a silent one may be left out
+    const bool needed = field.required || field.name == "split" || field.name == "dtype" ||
+                        (with_weight && field.name == "weight");  // told although it may be the default
+    const Json usual = field.name == "name" ? Json(default_source_name(source.at("path"))) : field.fallback;
+    if (needed || value != usual) parts.push_back(field.name + " = " + lua_text(value));
+  }
+  return "T." + kind + " { " + join(parts) + " }";
 }
 
 std::string lua_text(const Field& field, const Json& value) {
@@ -359,23 +406,21 @@ std::string lua_text(const Field& field, const Json& value) {
     }
     return parts.empty() ? "constant" : "T.schedule { " + join(parts) + " }";
   }
+  if (field.form == Form::kSegments) {
+    for (const Json& stage : value) parts.push_back(stage_lua(stage));
+    return parts.empty() ? "none" : "{ " + join(parts) + " }";
+  }
   if (field.form == Form::kTokenizer) {
     if (value.at("kind") == "none") return "none";
     if (value.at("kind") == "bytes") return "T.bytes";
     return (value.at("kind") == "hf" ? "T.hf_tokenizer " : "T.sentencepiece ") + lua_text(value.at("path"));
   }
   if (field.form == Form::kData) {
-    for (const Json& source : value.at("sources")) {
-      const bool megatron = source.at("kind") == "megatron";
-      std::vector<std::string> inner = {(megatron ? "prefix = " : "train = ") + lua_text(source.at("path"))};
-      if (megatron) inner.push_back("split = " + lua_text(source.at("split")));
-      if (!megatron && source.at("valid_path") != "") inner.push_back("valid = " + lua_text(source.at("valid_path")));
-      if (!megatron) inner.push_back("dtype = " + lua_text(source.at("dtype")));
-      if (value.at("sources").size() > 1) inner.push_back("weight = " + lua_text(source.at("weight")));
-      parts.push_back((megatron ? "T.megatron { " : "T.token_files { ") + join(inner) + " }");
-    }
-    if (parts.size() == 1 && value.at("seed") == 0) return parts[0];
-    return "T.blend { seed = " + lua_text(value.at("seed")) + ", sources = { " + join(parts) + " } }";
+    const bool blend = value.at("sources").size() != 1 || value.at("seed") != 0;
+    for (const Json& source : value.at("sources")) parts.push_back(source_text(source, blend));
+    if (!blend) return parts[0];
+    const std::string seed = value.at("seed") == 0 ? "" : "seed = " + lua_text(value.at("seed")) + ", ";
+    return "T.blend { " + seed + "sources = { " + join(parts) + " } }";
   }
   if (field.type == Type::kSpan && value.is_object()) return span(value);
   return lua_text(value);
@@ -393,16 +438,11 @@ std::string nearest(std::string_view name, const std::vector<std::string>& names
 }
 
 std::optional<double> parse_quantity(std::string_view text, Unit unit) {
+  double sum = 0, last_factor = std::numeric_limits<double>::infinity();
   const auto trim = [&] {
     while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
     while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
   };
-  trim();
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end == text.data()) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  trim();
   struct Suffix {
     std::string_view text;
     Unit unit;
@@ -416,10 +456,25 @@ std::optional<double> parse_quantity(std::string_view text, Unit unit) {
       {"GB", Unit::kBytes, 1e9},      {"TB", Unit::kBytes, 1e12},        {"KiB", Unit::kBytes, 1024},
       {"MiB", Unit::kBytes, 1048576}, {"GiB", Unit::kBytes, 1073741824}, {"TiB", Unit::kBytes, 1099511627776},
   };
-  if (text.empty()) return number;
-  for (const Suffix& suffix : kSuffixes)
-    if (suffix.unit == unit && suffix.text == text) return number * suffix.factor;
-  return std::nullopt;
+  for (bool first = true;; first = false) {
+    trim();
+    double number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end == text.data()) return std::nullopt;
+    text.remove_prefix(static_cast<size_t>(end - text.data()));
+    trim();
+    if (text.empty()) return first ? std::optional(number) : std::nullopt;
+    // Times alone may have more parts behind: "11h30min".
+    const size_t size =
+        unit == Unit::kSeconds ? std::min(text.find_first_of("0123456789.+- "), text.size()) : text.size();
+    const auto* const suffix = std::ranges::find_if(
+        kSuffixes, [&](const Suffix& s) { return s.unit == unit && s.text == text.substr(0, size); });
+    if (suffix == std::end(kSuffixes) || suffix->factor >= last_factor) return std::nullopt;
+    if (!first && number < 0) return std::nullopt;
+    sum += number * (last_factor = suffix->factor);
+    text.remove_prefix(size);
+    if (text.empty()) return sum;
+  }
 }
 
 std::string describe(const Node& node) {

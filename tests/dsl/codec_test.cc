@@ -70,13 +70,14 @@ Recipe everything_changed() {
              .init_std = 0.125,
              .init = WeightInit::kDeepNorm};
   r.tokenizer = {TokenizerConfig::Kind::kSentencePiece, "p"};
-  r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, {1, 2}}};
+  r.data.sources = {{DataSource::Kind::kTokenFile, "a", "b", "c", "uint16", 2.5, 7, {1, 2}}};
   r.data.seed = 3;
   r.objective = {ObjectiveConfig::Kind::kInfill, 1, false, false, true, 2, 3, 4, 5, 0.5, 6};
   r.batch = {4, 5, 6, {7, 8, {Span::Unit::kSamples, 9}}, {{{Span::Unit::kTokens, 10}, 11, 12, 13, 14.5}}};
   r.optimizer = {.kind = OptimizerKind::kLamb,
                  .peak_lr = 0.1,
                  .lr = {{LrStage::Kind::kCosine, {Span::Unit::kSamples, 6}, 0.25}},
+                 .lr_from = LrFrom::kStage,
                  .beta1 = 0.5,
                  .beta2 = 0.25,
                  .eps = 0.125,
@@ -127,6 +128,7 @@ Recipe everything_changed() {
   r.eval = {10, 11};
   r.log = {12, false};
   r.restart = {13, 14.5, 15.5};
+  r.stages = {{{Span::Unit::kFraction, 0.5}, R"({"batch.micro":9,"optimizer.lr_from":"stage"})"}};
   return r;
 }
 
@@ -154,13 +156,14 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 195);
+    CHECK(changed.size() == 201);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
     CHECK(sizeof(ModelConfig) == 448);
     CHECK(sizeof(RopeConfig) == 96);
     CHECK(sizeof(MoeConfig) == 88);
-    CHECK(sizeof(DataSource) == 168);
-    CHECK(sizeof(OptimizerConfig) == 224);
+    CHECK(sizeof(DataSource) == 176);
+    CHECK(sizeof(OptimizerConfig) == 232);
+    CHECK(sizeof(RecipeStage) == 48);
     CHECK(sizeof(BatchConfig) == 80);
     CHECK(sizeof(BatchPhase) == 48);
     CHECK(sizeof(ParameterGroup) == 48);

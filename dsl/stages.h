@@ -1,0 +1,52 @@
+#pragma once
+// A run is a list of segments: the recipe, and from the beginning of each of its stages on that recipe with changes.
+//
+// In Lua a stage is a layer like :with. Stored it is its beginning and what it changes: an object from key path of the
+// canonical JSON to value, lists whole, only what differs from the recipe before. One key stands there without a
+// difference: "optimizer.lr_from" in a stage that sets the schedule anew, even to the same one. So the schedule of a
+// segment with lr_from = "stage" counts from the latest stage whose changes have that key, or from the start.
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/config/recipe.h"
+#include "runtime/core/result.h"
+
+namespace cairn::dsl {
+
+constexpr size_t kMaxStages = 1000;  // each is resolved and checked as a recipe of its own
+
+/// Whether a stage may change the field at a written path, as compare_recipes names it.
+bool may_change_in_stage(const std::string& path);
+
+/// The recipe without its stages, then the recipe from each stage on, without stages.
+/// Errors: kInvalidInput naming the stage and the field: unknown, ill-typed, or one that a stage may not change.
+Result<std::vector<Recipe>> recipe_segments(const Recipe& recipe);
+
+/// RecipeStage::changes of a stage that leads from one recipe to the other. `sets_schedule`: the stage sets the
+/// schedule anew (see above).
+std::string stage_changes(const Recipe& before, const Recipe& after, bool sets_schedule);
+
+/// Whether the stage sets the schedule anew: its changes have "optimizer.lr_from".
+bool schedule_set(const RecipeStage& stage);
+
+/// The first step of a stage, as far as the recipe alone says.
+struct StageBeginning {
+  double step = 0, samples = 0;  // trained before it
+  bool before_last = false;      // `at` lies before the beginning of the stage in front of it
+};
+
+/// Of each stage; nothing behind a batch that grows by ramps or phases. `segments`: of recipe_segments.
+std::vector<std::optional<StageBeginning>> stage_beginnings(const Recipe& recipe, const std::vector<Recipe>& segments);
+
+/// Samples before the first step that optimizer.lr of segment i counts from; nothing where steps and samples are not
+/// in one proportion up to there.
+std::optional<double> schedule_beginning(const Recipe& recipe, const std::vector<Recipe>& segments, size_t i);
+
+/// The first stage that does not begin behind the one before it: its index and a message that names both.
+std::optional<std::pair<size_t, std::string>> stage_out_of_order(const Recipe& recipe,
+                                                                 const std::vector<Recipe>& segments);
+
+}  // namespace cairn::dsl
