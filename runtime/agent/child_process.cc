@@ -41,8 +41,6 @@ struct Launch {
   char* const* envp = nullptr;
   const int* keep_fds = nullptr;
   size_t keep_count = 0;
-  const int* ignored = nullptr;
-  size_t ignored_count = 0;
   int null_fd = -1;
   int log_fd = -1;  // -1: keep stdout and stderr
 };
@@ -77,7 +75,7 @@ struct LaunchFailure {
   sigaction(SIGPIPE, &action, nullptr);
   sigaction(SIGCHLD, &action, nullptr);
   action.sa_handler = SIG_IGN;
-  for (size_t i = 0; i < launch.ignored_count; ++i) sigaction(launch.ignored[i], &action, nullptr);
+  for (const int signal : kAnsweredByAgent) sigaction(signal, &action, nullptr);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -115,7 +113,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
 
 }  // namespace
 
-Result<ChildProcess> start_child(const ChildSpec& spec, const std::vector<int>& ignored_signals) {
+Result<ChildProcess> start_child(const ChildSpec& spec) {
   RT_CHECK(!spec.argv.empty(), "a child needs a program");
   ChildProcess child;
   child.log_path = spec.log_path;
@@ -151,8 +149,6 @@ Result<ChildProcess> start_child(const ChildSpec& spec, const std::vector<int>& 
                       .envp = envp.data(),
                       .keep_fds = keep.data(),
                       .keep_count = keep.size(),
-                      .ignored = ignored_signals.data(),
-                      .ignored_count = ignored_signals.size(),
                       .null_fd = null_fd.get(),
                       .log_fd = log_fd.get()};
   LaunchFailure failure;

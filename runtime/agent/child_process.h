@@ -4,6 +4,8 @@
 
 #include <sys/types.h>
 
+#include <array>
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,6 +16,10 @@
 #include "runtime/core/unique_handle.h"
 
 namespace cairn::agent {
+
+/// What the agent answers for all its children: terminals and schedulers send these to the whole group, or to each
+/// process of a job, and no child may end by them.
+inline constexpr std::array kAnsweredByAgent = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU};
 
 struct ChildSpec {
   std::vector<std::string> argv;                         // argv[0] is a path; PATH is not searched
@@ -37,12 +43,12 @@ struct ChildProcess {
   int64_t log_start_bytes = 0;  // size of the log when the child started
 };
 
-/// Starts a child: stdin is /dev/null, `ignored_signals` are ignored in it (what the terminal or the scheduler sends to
-/// the whole group is the supervisor's to answer), other signals are at their defaults and none is blocked.
+/// Starts a child: stdin is /dev/null, kAnsweredByAgent are ignored in it from its first instruction on, other signals
+/// are as they are here (SIGPIPE and SIGCHLD at their defaults) and none is blocked.
 ///
 /// The child is tied to the calling *thread*: the kernel kills it when that thread ends.
 /// Errors: kInvalidInput for a program or log that cannot be opened, kUnsupported without pidfd (Linux < 5.3).
-Result<ChildProcess> start_child(const ChildSpec& spec, const std::vector<int>& ignored_signals);
+Result<ChildProcess> start_child(const ChildSpec& spec);
 
 /// SIGKILL; a child that has ended already is no error.
 void kill_child(const ChildProcess& child);

@@ -77,6 +77,7 @@ Status Supervisor::open_descriptors() {
   sigset_t stop;
   sigemptyset(&stop);
   for (const int signal : options_.stop_signals) sigaddset(&stop, signal);
+  for (const int signal : options_.told_signals) sigaddset(&stop, signal);
   // An inherited "ignore" would make the kernel reap children by itself, without their status.
   struct sigaction action {};
   action.sa_handler = SIG_DFL;
@@ -135,7 +136,7 @@ Status Supervisor::start_generation() {
   for (size_t rank = 0; rank < specs.size(); ++rank) {
     auto child = std::make_unique<Child>();
     child->rank = static_cast<int64_t>(rank);
-    Result<ChildProcess> started = start_child(specs[rank], options_.stop_signals);
+    Result<ChildProcess> started = start_child(specs[rank]);
     if (!started.ok()) return std::move(started).error().with(fmt::format("rank {}", rank));
     child->process = std::move(started).value();
     child->moved_ns = clock_.now_ns();
@@ -363,7 +364,9 @@ void Supervisor::take_signals(int64_t came_ns) {
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     const int signal = static_cast<int>(info.ssi_signo);
-    if (stop_signal_ == 0) {
+    if (std::ranges::find(options_.told_signals, signal) != options_.told_signals.end()) {
+      if (std::ranges::find(told_, signal) == told_.end()) told_.push_back(signal);
+    } else if (stop_signal_ == 0) {
       stopped_ns_ = now;
       stop_signal_ = signal;
     } else if (signal == SIGINT && came_ns - stopped_ns_ >= kLeaveAfterMs * kNsPerMs) {
@@ -377,10 +380,26 @@ void Supervisor::take_signals(int64_t came_ns) {
 bool Supervisor::read_signals(int64_t came_ns) {
   const int left_before = leave_signal_;
   take_signals(came_ns);
-  if (stop_signal_ == 0 || outcome_.stop_signal != 0) return leave_signal_ != left_before;
+  std::vector<int> told;
+  {
+    const std::lock_guard lock(of_signals_);
+    told.swap(told_);
+  }
+  for (const int signal : told) client_.on_signal(signal);
+  if (stop_signal_ == 0 || outcome_.stop_signal != 0) return !told.empty() || leave_signal_ != left_before;
   outcome_.stop_signal = stop_signal_;
   client_.on_stop_requested(outcome_.stop_signal);
   return true;
+}
+
+void Supervisor::ask_stop() {
+  {
+    const std::lock_guard lock(of_signals_);
+    if (stop_signal_ != 0) return;
+    stopped_ns_ = clock_.now_ns();
+    stop_signal_ = SIGTERM;
+  }
+  wake();
 }
 
 bool Supervisor::stop_asked() {

@@ -9,8 +9,9 @@
 //      a. every child exited 0                    -> run() returns kFinished
 //      b. a child failed, or hangs                -> all others get SIGKILL at once (their collectives cannot finish),
 //         all are reaped, on_failure; then 1 with g + 1 after the back-off, or run() returns kFailed
-//      c. a stop signal                           -> on_stop_requested, children go on: the client tells them to save
+//      c. a stop signal, or ask_stop()            -> on_stop_requested, children go on: the client tells them to save
 //         a SIGINT a second after it, or later    -> SIGKILL all, run() returns kLeftBySignal with 128 + signal
+//      d. any other signal that it answers        -> on_signal; nothing else changes
 //
 // What a second signal means. Schedulers send more than one by themselves (LSF INT and 10 s later TERM, Slurm TERM
 // again at the limit), and wrappers forward what the whole process group has had already. None of that may cost the
@@ -52,7 +53,8 @@ constexpr int64_t kLeaveAfterMs = 1000;  // from the first stop signal to the SI
 
 struct SupervisorOptions {
   RestartPolicy restart;
-  std::vector<int> stop_signals;     // empty: SIGTERM and SIGINT. Ignored in the children.
+  std::vector<int> stop_signals;     // empty: SIGTERM and SIGINT
+  std::vector<int> told_signals;     // on_signal; they end nothing
   int64_t tick_ms = 1000;            // between on_tick calls; 0: none
   int64_t hang_deadline_ms = 0;      // a child that shows no sign of life for so long hangs; 0: never
   int64_t cause_grace_ms = 250;      // how long to wait for the cause behind an exit of 69 or 75
@@ -111,8 +113,10 @@ class SupervisorClient {
   virtual void on_failing(const Failure& /*failure*/) {}
   /// All children of the generation are gone. `backoff_s` is the wait before the next one.
   virtual void on_failure(const RestartInfo& /*info*/, bool /*restarting*/, double /*backoff_s*/) {}
-  /// The first stop signal.
+  /// The first stop signal; SIGTERM for ask_stop().
   virtual void on_stop_requested(int /*signal*/) {}
+  /// One of the told signals. Several of one kind that came together are one.
+  virtual void on_signal(int /*signal*/) {}
   virtual void on_tick() {}
   /// A line for the log: dropped events, children that do not die.
   virtual void on_notice(const std::string& /*text*/) {}
@@ -139,8 +143,9 @@ struct Outcome {
 
 class Supervisor {
  public:
-  /// Blocks the stop signals in the calling thread, so call it before any other thread starts; they inherit the mask.
-  /// A signal whose disposition is "ignore" (SIGINT of a shell's background job) stays ignored.
+  /// Blocks the stop signals and the told ones in the calling thread, so call it before any other thread starts; they
+  /// inherit the mask. They stay blocked after the run: one that comes too late ends nothing. A blocked signal is
+  /// answered also when it was ignored before; leave out of the options what is to stay ignored.
   static Result<std::unique_ptr<Supervisor>> make(SupervisorOptions options, SupervisorClient& client,
                                                   const Clock& clock);
   ~Supervisor();  // kills and reaps what still runs
@@ -154,6 +159,9 @@ class Supervisor {
   void note_progress() { restarts_in_a_row_ = 0; }
   /// From any thread: on_tick soon.
   void wake();
+
+  /// From any thread: as a SIGTERM that comes now.
+  void ask_stop();
 
   /// From any thread: the run ends at once and with this error; children are killed, and nothing is asked of the client
   /// or started any more. The first counts.
@@ -209,6 +217,7 @@ class Supervisor {
   std::mutex of_end_;
   std::optional<Error> abandoned_;  // guarded by of_end_
   std::mutex of_signals_;
+  std::vector<int> told_;                   // guarded by of_signals_: those that on_signal has not had yet
   int64_t looked_ns_ = 0, stopped_ns_ = 0;  // guarded by of_signals_: the last look for signals; when the first came
   std::atomic<int> stop_signal_{0};         // the first
   std::atomic<int> leave_signal_{0};        // the one that does not wait for what the first has asked for

@@ -50,6 +50,8 @@ json to_json(const StepMetrics& m) {
               {"step_ms", finite(m.step_ms)},
               {"checkpoint_lost_ms", finite(m.checkpoint_lost_ms)}};
   if (m.valid_loss) out["valid_loss"] = finite(*m.valid_loss);
+  for (const auto& [name, loss] : m.valid_source_loss) out["valid_source_loss"][name] = finite(loss);
+  if (m.end_loss) out["end_loss"] = finite(*m.end_loss);
   if (m.loss_scale) {
     out["loss_scale"] = finite(*m.loss_scale);
     out["skipped"] = m.skipped;
@@ -98,6 +100,11 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
     number("valid_loss", loss);
     out.valid_loss = loss;
   }
+  if (in.contains("end_loss")) {
+    double loss = 0;
+    number("end_loss", loss);
+    out.end_loss = loss;
+  }
   if (in.contains("loss_scale")) {
     double scale = 0;
     number("loss_scale", scale);
@@ -120,9 +127,11 @@ Result<StepMetrics> step_metrics_from_json(const json& in) {
   for (const auto& [name, into] : {std::pair("tflops", &out.tflops), std::pair("mfu", &out.mfu)}) {
     if (in.contains(name) && in[name].is_number()) *into = in[name].get<double>();
   }
-  if (in.contains("source_loss") && in["source_loss"].is_object()) {
-    for (const auto& [name, loss] : in["source_loss"].items()) {
-      if (loss.is_number()) out.source_loss.emplace_back(name, loss.get<double>());
+  for (const auto& [name, into] :
+       {std::pair("source_loss", &out.source_loss), std::pair("valid_source_loss", &out.valid_source_loss)}) {
+    if (!in.contains(name) || !in[name].is_object()) continue;
+    for (const auto& [source, loss] : in[name].items()) {
+      if (loss.is_number()) into->emplace_back(source, loss.get<double>());
     }
   }
   return out;

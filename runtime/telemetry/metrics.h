@@ -29,7 +29,9 @@ struct StepMetrics {
   double tokens_per_s = 0, step_ms = 0;
   double checkpoint_lost_ms = 0;  // the rank stood still for a snapshot
   std::optional<double> valid_loss;
-  std::optional<double> loss_scale;           // fp16: of this step
+  std::vector<std::pair<std::string, double>> valid_source_loss;  // of the sources that have validation windows
+  std::optional<double> end_loss;                                 // the run's last step: of its batch, after its update
+  std::optional<double> loss_scale;                               // fp16: of this step
   int64_t skipped = 0;                        // fp16: steps of the run whose gradients overflowed, this one included
   std::optional<double> max_attention_score;  // qk_clip: before softmax, of all layers and heads
   int64_t clipped_heads = 0;                  // qk_clip: whose projections were scaled down

@@ -162,6 +162,9 @@ Status TensorBoardWriter::write(const StepMetrics& m) {
   if (m.tflops) scalar("speed/model_tflops", *m.tflops);
   if (m.mfu) scalar("speed/mfu", *m.mfu);
   if (m.valid_loss) scalar("valid/loss", *m.valid_loss);
+  for (const auto& [name, loss] : m.valid_source_loss) {
+    if (m.valid_source_loss.size() > 1) scalar("valid/loss/" + name, loss);
+  }
   if (m.loss_scale) scalar("train/loss_scale", *m.loss_scale);
   return append(records);
 }

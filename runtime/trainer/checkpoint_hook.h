@@ -11,6 +11,7 @@
 #include "runtime/core/result.h"
 #include "runtime/core/shape.h"
 #include "runtime/optim/loss_scale.h"
+#include "runtime/plan/batch_schedule.h"
 #include "runtime/plan/state_kinds.h"
 #include "runtime/tensor/copy_gate.h"
 #include "runtime/tensor/pager.h"
@@ -36,6 +37,7 @@ struct TrainPosition {
   int64_t samples = 0, tokens = 0;
   double lr = 0, loss = 0;
   optim::LossScale loss_scale;
+  RunPast past;         // of the plan that trained this step
   uint64_t seed = 0;    // of all counter-based random numbers: initialisation, order
   std::string sampler;  // data::SamplerState as JSON
   std::string metrics;  // telemetry::StepMetrics of this step as JSON, times left out: a kill may come before
@@ -135,6 +137,10 @@ class CheckpointHook {
   /// in that bank; `sums` are the word_sums of its saved tensors, of no meaning with a gate.
   virtual Status snapshot(const StepOrder& order, const TrainPosition& position, int64_t bank,
                           std::span<const StateTensor> state, std::span<const uint64_t> sums) = 0;
+
+  /// Every rank, after it has agreed with the others that the state of `step` is ruined: its weights are not finite, or
+  /// give a loss that is not. It is not to be saved, nor gone on with. Before any rank leaves with the error.
+  virtual void condemn(int64_t step) { static_cast<void>(step); }
 
   /// Every rank, once, after the last step: returns when everything that was promised is on disk.
   virtual Status finish() = 0;

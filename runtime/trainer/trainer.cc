@@ -8,10 +8,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "runtime/core/exact_sum.h"
+#include "runtime/core/finite.h"
 #include "runtime/core/log.h"
 #include "runtime/core/random.h"
 #include "runtime/data/dataset.h"
@@ -24,6 +26,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/plan/communication.h"
 #include "runtime/telemetry/trace.h"
+#include "runtime/trainer/ruin.h"
 #include "runtime/trainer/state.h"
 
 namespace cairn::trainer {
@@ -96,11 +99,11 @@ struct WorldSums {
   }
   void put(double integer) { words.push_back(integer); }
   double take() { return words[at++]; }
-  double take_sum() {
+  ExactSum take_exact() {
     at += ExactSum::kWords;
-    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at - ExactSum::kWords], ExactSum::kWords))
-        .value();
+    return ExactSum::from(std::span<const double, ExactSum::kWords>(&words[at - ExactSum::kWords], ExactSum::kWords));
   }
+  double take_sum() { return take_exact().value(); }
 };
 
 /// Token losses of one source.
@@ -180,6 +183,22 @@ class Run {
   Status enter(size_t stage);
   Status load_micro_batches(data::DataPart part, std::span<const data::SampleRef> samples);
   Status step(int64_t number);
+  /// What forward and backward of a step give, summed over the world; the gradients lie where the update takes them.
+  struct Pass {
+    double loss = 0, norm = 0, gradient_scale = 1;
+    std::vector<std::pair<std::string, double>> source_loss;
+    std::vector<double> words;  // of the exact sums: equal bits, equal result
+    bool finite() const { return std::isfinite(loss) && std::isfinite(norm); }
+  };
+  /// `bank`: chosen here when it is null, as the sums travel.
+  Result<Pass> pass(int64_t number, std::optional<int64_t>* bank);
+  /// Loss or norm of `number` is not finite. Ok: it was not so when computed again, twice and with the same bits, which
+  /// `found` is then.
+  Status recompute(int64_t number, Pass* found);
+  /// Whose doing it is: the error that ends the run.
+  Error why_not_finite(int64_t number, const Pass& found);
+  /// The mean loss of these samples with the present weights, forward alone.
+  Result<double> forward_loss(std::span<const data::SampleRef> samples);
   void finish_trace(bool last);
   Result<double> evaluate();
   Result<StepOrder> agree_on_order(bool last);
@@ -210,6 +229,7 @@ class Run {
   TrainState state_;
   data::Dataset dataset_;
   data::Sampler sampler_;
+  std::vector<data::SampleRef> last_batch_;  // of the step before, in this process
   std::optional<data::ValidationSet> validation_;
   optim::ShardedOptimizer optimizer_;
   std::unique_ptr<StageRun> now_;  // before what it runs on goes
@@ -301,6 +321,7 @@ Status Run::start() {
   } else if (position_.loss_scale.scale == 0) {
     position_.loss_scale = optim::initial_loss_scale(recipe.loss_scale);
   }
+  position_.past = plan_.past;
   position_.sampler = data::to_json(sampler_.state());
   if (position_.sampler.size() > 12 << 10) {  // it grows by digits only; a snapshot's position holds 16 KiB
     return Error{ErrorCode::kInvalidInput, fmt::format("{} data sources are too many for a snapshot's position; blend "
@@ -348,15 +369,10 @@ Status Run::load_micro_batches(data::DataPart part, std::span<const data::Sample
   return {};
 }
 
-Status Run::step(int64_t number) {
-  const Clock::time_point begin = Clock::now();
-  RT_TRY(enter(stage_of_step(plan_.step_stages, number)));
+Result<Run::Pass> Run::pass(int64_t number, std::optional<int64_t>* chosen_bank) {
   const Plan& plan = now_->plan;
   const Recipe& recipe = plan.recipe;
-
-  phase(number, "data", Phase::kData);
-  RT_TRY(load_micro_batches(data::DataPart::kTrain, sampler_.peek(recipe.batch.samples)));
-
+  Pass out;
   phase(number, "forward and backward", Phase::kOther);
   const auto sources = static_cast<int64_t>(recipe.data.sources.size());
   std::vector<LossSum> losses(sources);
@@ -387,11 +403,11 @@ Status Run::step(int64_t number) {
     sums.put(static_cast<double>(source.tokens));
   }
   sums.put(optimizer_.squared_norm_part());
+  const size_t words = sums.words.size();
   // The bank of the update travels with the sums: rank 0 chooses as late as it can, and no collective is added.
-  paused_ms_ = 0;
   sums.put(0);
   Status chosen;
-  if (groups_.world->rank() == 0) {
+  if (chosen_bank != nullptr && groups_.world->rank() == 0) {
     const PhaseScope scope(Phase::kCheckpoint);
     const Clock::time_point asked = Clock::now();
     Result<int64_t> bank = env_.hook.next_bank(bank_);
@@ -401,32 +417,53 @@ Status Run::step(int64_t number) {
   }
   RT_TRY(add_over_world(sums.words, "losses, gradient norm and bank"));
   RT_TRY(std::move(chosen));
-  double loss = 0, counted = 0;
-  metrics_ = {};
+  out.words.assign(sums.words.begin(), sums.words.begin() + static_cast<std::ptrdiff_t>(words));
+  double counted = 0;
   for (int64_t s = 0; s < sources; ++s) {
     const double sum = sums.take_sum(), tokens = sums.take();
-    loss += sum;
+    out.loss += sum;
     counted += tokens;
-    if (tokens > 0) metrics_.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
+    if (tokens > 0) out.source_loss.emplace_back(recipe.data.sources[s].name, sum / tokens);
   }
   if (counted == 0) {
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("step {}: the objective leaves no token of the batch to be guessed", number)};
   }
   // Backward has weighed each loss as one of all tokens; with an objective that leaves some out they weigh more.
-  const double gradient_scale = static_cast<double>(plan.tokens_per_step) / counted;
-  const double norm = std::sqrt(sums.take_sum()) / loss_scale * gradient_scale;
+  out.gradient_scale = static_cast<double>(plan.tokens_per_step) / counted;
+  out.norm = std::sqrt(sums.take_sum()) / loss_scale * out.gradient_scale;
+  out.loss /= counted;
   const auto bank = static_cast<int64_t>(sums.take());
   if (bank < 0) return Error{ErrorCode::kStopped, "rank 0 could not choose a bank"};
   if (bank >= std::ssize(state_.arrays().banks)) return Error{ErrorCode::kInternal, fmt::format("bank {}", bank)};
-  loss /= counted;
-  const bool overflow = !std::isfinite(norm);
-  if (!std::isfinite(loss) || (overflow && !scaled)) {  // no loss scale mends the loss itself
-    return Error{ErrorCode::kGuard,
-                 fmt::format("step {}: loss {} and gradient norm {} are not finite; stopped before the update, so step "
-                             "{} is the last good state",
-                             number, loss, norm, number - 1)};
+  if (chosen_bank != nullptr) *chosen_bank = bank;
+  return out;
+}
+
+Status Run::step(int64_t number) {
+  const Clock::time_point begin = Clock::now();
+  RT_TRY(enter(stage_of_step(plan_.step_stages, number)));
+  const Plan& plan = now_->plan;
+  const Recipe& recipe = plan.recipe;
+
+  phase(number, "data", Phase::kData);
+  std::vector<data::SampleRef> batch = sampler_.peek(recipe.batch.samples);
+  RT_TRY(load_micro_batches(data::DataPart::kTrain, batch));
+
+  paused_ms_ = 0;
+  std::optional<int64_t> chosen;
+  RT_TRY_SET(Pass found, pass(number, &chosen));
+  const int64_t bank = *chosen;
+  const bool scaled = position_.loss_scale.scale > 0;
+  const double loss_scale = scaled ? position_.loss_scale.scale : 1.0;
+  if (!std::isfinite(found.loss) || (!std::isfinite(found.norm) && !scaled)) {  // no loss scale mends the loss itself
+    RT_TRY(recompute(number, &found));
   }
+  last_batch_ = std::move(batch);
+  const double loss = found.loss, norm = found.norm, gradient_scale = found.gradient_scale;
+  const bool overflow = !std::isfinite(norm);
+  metrics_ = {};
+  metrics_.source_loss = std::move(found.source_loss);
 
   if (scaled) {
     metrics_.loss_scale = loss_scale;
@@ -437,7 +474,7 @@ Status Run::step(int64_t number) {
   }
 
   phase(number, "optimizer", Phase::kOptimizer);
-  const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps);
+  const double lr = optim::learning_rate(plan_.recipe, number, plan_.steps, plan_.past);
   const double clip = recipe.optimizer.clip;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   {
@@ -485,25 +522,135 @@ Status Run::step(int64_t number) {
   return {};
 }
 
+Status Run::recompute(int64_t number, Pass* found) {
+  const bool scaled = position_.loss_scale.scale > 0;
+  const auto passes = [scaled](const Pass& one) { return std::isfinite(one.loss) && (scaled || one.finite()); };
+  RT_TRY_SET(Pass second, pass(number, nullptr));
+  if (!passes(second)) return why_not_finite(number, second);
+  RT_TRY_SET(Pass third, pass(number, nullptr));
+  if (!passes(third) || second.words != third.words) return why_not_finite(number, third);
+  spdlog::warn(
+      "step {}: loss {} and gradient norm {} were not finite, and are {} and {} when computed again, twice: an "
+      "error of the machine that has passed",
+      number, found->loss, found->norm, third.loss, third.norm);
+  *found = std::move(third);
+  return {};
+}
+
+Error Run::why_not_finite(int64_t number, const Pass& found) {
+  phase(number, "why it is not finite", Phase::kOther);
+  // 1. Which samples, by a forward of the step's batch, which is loaded; and the weights that this rank saves.
+  std::set<int64_t> positions;
+  const auto forward = [&]() -> Status {
+    const Plan& plan = now_->plan;
+    const int64_t pieces = plan.recipe.model.context / plan.sequence_tokens;
+    const std::vector<data::SampleRef> batch = sampler_.peek(plan.recipe.batch.samples);
+    now_->data_parallel.begin_pass(false);
+    return now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
+      if (!counts_losses()) return;
+      const auto mine =
+          data::micro_batch_samples(batch, plan.mesh.dp(), rank_.at.dp, plan.recipe.batch.micro, micro_batch);
+      for (size_t row = 0; row < losses.size(); ++row) {
+        if (std::isfinite(losses[row]) || now_->batches[micro_batch].targets[row] == kNoTarget) continue;
+        const int64_t sequence = now_->tokens.place(static_cast<int64_t>(row), plan.recipe.batch.micro * pieces).sample;
+        positions.insert(mine[static_cast<size_t>(sequence / pieces)].position);
+      }
+    });
+  };
+  if (Status done = forward(); !done.ok()) return std::move(done).error();
+  RuinReport report{.step = number, .loss = found.loss, .norm = found.norm};
+  std::vector<double> words(static_cast<size_t>(groups_.world->size()) * kNamedSamples + 1, 0.0);
+  size_t slot = static_cast<size_t>(groups_.world->rank()) * kNamedSamples;
+  const size_t end = slot + kNamedSamples;
+  for (const int64_t position : positions) {
+    if (slot < end) words[slot++] = static_cast<double>(position + 1);
+  }
+  for (const StateTensor& item : tensors_[bank_]) {
+    if (!item.primary || item.kind != StateKind::kWeight) continue;
+    words.back() += static_cast<double>(
+        count_not_finite({reinterpret_cast<const float*>(item.data), static_cast<size_t>(item.bytes) / sizeof(float)}));
+  }
+  if (Status added = add_over_world(words, "samples and weights that are not finite"); !added.ok())
+    return std::move(added).error();
+  report.ruined_weights = static_cast<int64_t>(words.back());
+  words.pop_back();
+  positions.clear();
+  for (const double word : words) {
+    if (word > 0) positions.insert(static_cast<int64_t>(word) - 1);
+  }
+  for (const data::SampleRef& sample : sampler_.peek(now_->plan.recipe.batch.samples)) {
+    if (!positions.contains(sample.position) || std::ssize(report.samples) == kNamedSamples) continue;
+    const data::Dataset::Source& source = dataset_.sources[static_cast<size_t>(sample.source)];
+    report.samples.push_back(
+        fmt::format("position {}, source \"{}\", {}", sample.position, source.name, source.train->place(sample.start)));
+  }
+  // 2. Forward alone on the batch of the step before; at a start that is not known, and the one behind this does.
+  const auto samples = static_cast<size_t>(now_->plan.recipe.batch.samples);
+  report.own_batch = last_batch_.size() == samples;
+  std::vector<data::SampleRef> other = last_batch_;
+  if (!report.own_batch) {
+    other = sampler_.peek(2 * static_cast<int64_t>(samples));
+    other.erase(other.begin(), other.begin() + static_cast<std::ptrdiff_t>(samples));
+  }
+  const Result<double> loss = forward_loss(other);
+  if (!loss.ok()) return loss.error();
+  report.other_loss = loss.value();
+  report.vocab = plan_.recipe.model.vocab;
+  if (report.ruined() && position_.step > 0) env_.hook.condemn(position_.step);
+  return Error{ErrorCode::kGuard, to_text(report)};
+}
+
+Result<double> Run::forward_loss(std::span<const data::SampleRef> samples) {
+  RT_TRY(load_micro_batches(data::DataPart::kTrain, samples));
+  LossSum sum;
+  now_->data_parallel.begin_pass(false);
+  RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
+    if (!counts_losses()) return;
+    for (size_t row = 0; row < losses.size(); ++row) sum.add(losses[row], now_->batches[micro_batch].targets[row]);
+  }));
+  WorldSums sums;
+  sums.put(sum.loss);
+  sums.put(static_cast<double>(sum.tokens));
+  RT_TRY(add_over_world(sums.words, "loss, forward alone"));
+  const double loss = sums.take_sum();
+  return loss / sums.take();
+}
+
 Result<double> Run::evaluate() {
   RT_TRY(enter(plan_.step_stages.size() - 1));  // all of a run's validation losses are of the same batches
-  LossSum sum;
+  const std::vector<DataSource>& sources = plan_.recipe.data.sources;
+  std::vector<LossSum> losses(sources.size());
+  const int64_t pieces = plan_.recipe.model.context / now_->plan.sequence_tokens;  // sequences of a sample
+  const int64_t sequences = now_->plan.recipe.batch.micro * pieces;
   for (int64_t batch = 0; batch < validation_->batches(); ++batch) {
     RT_TRY(load_micro_batches(data::DataPart::kValid, validation_->batch(batch)));
     now_->data_parallel.begin_pass(false);
-    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> losses) {
+    RT_TRY(now_->executor->evaluate(now_->batches, [&](int64_t micro_batch, std::span<const float> token_losses) {
       if (!counts_losses()) return;
-      for (size_t row = 0; row < losses.size(); ++row) {
-        sum.add(losses[row], now_->batches[micro_batch].targets[row]);
+      for (size_t row = 0; row < token_losses.size(); ++row) {
+        const int64_t sequence = now_->tokens.place(static_cast<int64_t>(row), sequences).sample;
+        losses[now_->loaded[micro_batch].sources[sequence / pieces]].add(token_losses[row],
+                                                                         now_->batches[micro_batch].targets[row]);
       }
     }));
   }
   WorldSums sums;
-  sums.put(sum.loss);
-  sums.put(static_cast<double>(sum.tokens));
+  for (const LossSum& source : losses) {
+    sums.put(source.loss);
+    sums.put(static_cast<double>(source.tokens));
+  }
   RT_TRY(add_over_world(sums.words, "validation loss"));
-  const double loss = sums.take_sum();
-  return loss / sums.take();
+  ExactSum loss;  // of exact sums, so that it has the bits of one sum over all tokens
+  double tokens = 0;
+  metrics_.valid_source_loss.clear();
+  for (size_t s = 0; s < sources.size(); ++s) {
+    const ExactSum of_source = sums.take_exact();
+    const double counted = sums.take();
+    loss.add(of_source);
+    tokens += counted;
+    if (counted > 0) metrics_.valid_source_loss.emplace_back(sources[s].name, of_source.value() / counted);
+  }
+  return loss.value() / tokens;
 }
 
 Result<StepOrder> Run::agree_on_order(bool last) {
@@ -541,11 +688,23 @@ Result<Outcome> Run::loop() {
   RT_TRY(start());
   const EvalConfig& eval = plan_.recipe.eval;
   bool stopped = false;
-  while (position_.step < plan_.steps && !stopped) {
+  while (position_.step < plan_.end_step && !stopped) {
     const int64_t number = position_.step + 1;
     recorder_.begin_step(number);
     RT_TRY(step(number));
-    const bool last = number == plan_.steps;
+    const bool last = number == plan_.end_step;
+    if (number == plan_.steps && env_.try_end) {
+      phase(number, "last step once more", Phase::kValidation);
+      RT_TRY_SET(metrics_.end_loss, forward_loss(last_batch_));
+      if (!std::isfinite(*metrics_.end_loss)) {
+        env_.hook.condemn(number);
+        return Error{
+            ErrorCode::kGuard,
+            fmt::format("step {}, the run's last: after its update its own batch gives loss {}: that update has "
+                        "ruined the weights, and step {} is not saved",
+                        number, *metrics_.end_loss, number)};
+      }
+    }
     if (validation_ && (number % eval.every_steps == 0 || last)) {
       phase(number, "validation", Phase::kValidation);
       RT_TRY_SET(metrics_.valid_loss, evaluate());

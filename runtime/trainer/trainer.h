@@ -27,6 +27,9 @@ struct Environment {
   std::function<void(const telemetry::StepMetrics&)> on_step;
   /// Every rank: tells where it is ("step 12 forward"), for reports of hangs. May be empty.
   std::function<void(int64_t step, const char* phase)> on_phase;
+  /// The run's last step is tried once more after its update, forward alone: no step follows that would show weights
+  /// which that update has ruined (StepMetrics::end_loss).
+  bool try_end = false;
   telemetry::TraceWindow trace;  // steps whose timeline is drawn
   /// Every rank, once the window has passed or the run ends inside it: a trace file's text. May be empty.
   std::function<void(const std::string& trace)> on_trace;
@@ -38,6 +41,9 @@ struct Outcome {
   std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };
 
+/// Errors, besides: kGuard when loss or gradient norm of a step is not finite, the same when computed again. Whether
+/// the batch did it or the update before is found out: where the weights, or what they give on the batch before, are
+/// not finite, CheckpointHook::condemn() was told; else the message names the samples.
 Result<Outcome> run(const Environment& environment);
 
 /// Shared memory for the ranks of this plan, with room for all boundary tensors that its schedule has under way at

@@ -113,11 +113,13 @@ void send(const nlohmann::json& event) {
     sleep_for_ever();
   }
   if (role == "survive signals") {
-    raise(SIGTERM);
-    raise(SIGINT);
     sigset_t mask;
     sigprocmask(SIG_BLOCK, nullptr, &mask);
-    _exit(sigismember(&mask, SIGTERM) || sigismember(&mask, SIGUSR1) ? 97 : 0);
+    for (const int signal : kAnsweredByAgent) {
+      if (sigismember(&mask, signal)) _exit(97);  // it would wait for what unblocks it
+      raise(signal);
+    }
+    _exit(0);
   }
   if (role == "list fds") {
     nlohmann::json open = nlohmann::json::array();
@@ -167,6 +169,7 @@ struct Recorder : SupervisorClient {
   std::string log_path;
   std::function<void(int64_t, const nlohmann::json&)> event_hook;
   std::function<void(int)> stop_hook;
+  std::vector<int> told;
   std::function<void()> tick_hook;
   std::function<void(int64_t)> started_hook;
   std::function<void(const RestartInfo&, bool)> failure_hook;
@@ -205,6 +208,7 @@ struct Recorder : SupervisorClient {
     stop_signal = signal;
     if (stop_hook) stop_hook(signal);
   }
+  void on_signal(int signal) override { told.push_back(signal); }
   void on_tick() override {
     if (tick_hook) tick_hook();
   }
@@ -483,6 +487,65 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(outcome.exit_code == 128 + SIGINT);
     CHECK(outcome.stop_signal == SIGTERM);
     CHECK(client.generations == 1);
+  }
+
+  TEST_CASE("told signals are told, before, while and after children run, and end nothing") {
+    Recorder client;
+    client.roles = {"beat"};
+    SupervisorOptions options;
+    options.told_signals = {SIGUSR1, SIGQUIT};
+    client.started_hook = [&](int64_t) {
+      for (const int signal : {SIGQUIT, SIGUSR1, SIGUSR1}) kill(getpid(), signal);
+    };
+    auto made = Supervisor::make(options, client, system_clock);
+    REQUIRE(made.ok());
+    kill(getpid(), SIGUSR1);  // nobody runs yet
+    CHECK_FALSE(made.value()->stop_asked());
+    const Result<Outcome> outcome = made.value()->run();
+    REQUIRE_OK(outcome);
+    CHECK(outcome.value().kind == EndKind::kFinished);
+    CHECK(outcome.value().stop_signal == 0);
+    std::ranges::sort(client.told);
+    CHECK(client.told == std::vector<int>{SIGQUIT, SIGUSR1});
+    kill(getpid(), SIGUSR1);  // nobody runs any more
+    made.value().reset();
+    kill(getpid(), SIGQUIT);
+    sigset_t both;
+    sigemptyset(&both);
+    for (const int signal : {SIGUSR1, SIGQUIT}) sigaddset(&both, signal);
+    const timespec now{};
+    for (int i = 0; i < 2; ++i) CHECK(sigtimedwait(&both, nullptr, &now) > 0);  // they waited, and would for ever
+    sigprocmask(SIG_UNBLOCK, &both, nullptr);
+  }
+
+  TEST_CASE("whoever asks for a stop without a signal gets what SIGTERM gets, once") {
+    Fd told(eventfd(0, EFD_CLOEXEC));
+    REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
+    const Fd at_200(200);
+    Recorder client;
+    client.roles = {"wait"};
+    client.inherit = {200};
+    int64_t stops = 0;
+    client.stop_hook = [&](int) {
+      const uint64_t one = ++stops;
+      (void)!write(told.get(), &one, sizeof one);
+    };
+    auto made = Supervisor::make({}, client, system_clock);
+    REQUIRE(made.ok());
+    std::thread asks;
+    client.started_hook = [&](int64_t) {
+      asks = std::thread([&] {
+        for (int i = 0; i < 3; ++i) made.value()->ask_stop();
+      });
+    };
+    const Result<Outcome> outcome = made.value()->run();
+    asks.join();
+    REQUIRE_OK(outcome);
+    CHECK(outcome.value().kind == EndKind::kFinished);
+    CHECK(outcome.value().stop_signal == SIGTERM);
+    CHECK(stops == 1);
+    CHECK(made.value()->stop_asked());
+    CHECK(made.value()->leave_signal() == 0);
   }
 
   TEST_CASE("a signal during the back-off ends the run") {

@@ -29,7 +29,9 @@ TEST_SUITE("runtime/telemetry/metrics") {
     {
       const auto writer = MetricsWriter::open(path, "a").value();
       CHECK(writer->resumed(3).ok());
-      CHECK(writer->write({.step = 4, .source_loss = {{"x", 1.5}}, .valid_loss = 2.5}).ok());
+      CHECK(
+          writer->write({.step = 4, .source_loss = {{"x", 1.5}}, .valid_loss = 2.5, .valid_source_loss = {{"x", 2.25}}})
+              .ok());
     }
     const auto steps = read_metrics(path).value();
     REQUIRE(steps.size() == 4);
@@ -37,6 +39,8 @@ TEST_SUITE("runtime/telemetry/metrics") {
     CHECK(steps[3].step == 4);
     CHECK(steps[3].valid_loss == 2.5);
     CHECK(steps[3].source_loss[0].second == 1.5);
+    CHECK(steps[3].valid_source_loss == std::vector<std::pair<std::string, double>>{{"x", 2.25}});
+    CHECK(steps[2].valid_source_loss.empty());
   }
 
   TEST_CASE("a line that did not fit on the disk takes none behind it along") {

@@ -92,6 +92,7 @@ class MemoryHook : public trainer::CheckpointHook {
     int64_t stop_after = 0;                          // 0: at the end
     int64_t banks = 0;
     Pager* pager = nullptr;
+    std::vector<int64_t> condemned;  // by each rank
   };
   explicit MemoryHook(Shared& shared) : shared_(shared) {}
 
@@ -112,6 +113,7 @@ class MemoryHook : public trainer::CheckpointHook {
     out.weights = place(weight_bytes);
     std::memset(out.weights, 0, weight_bytes);  // rows of padding are never written
     out.pager = shared_.pager;
+    weights_ = out.weights;
     return out;
   }
   Result<std::optional<trainer::Restored>> restore(std::span<const trainer::StateTensor> state) override {
@@ -145,8 +147,13 @@ class MemoryHook : public trainer::CheckpointHook {
     saved_ = position;
     return {};
   }
+  void condemn(int64_t step) override {
+    const std::lock_guard lock(shared_.mutex);
+    shared_.condemned.push_back(step);
+  }
   Status finish() override { return {}; }
   std::optional<trainer::TrainPosition> saved() const { return saved_; }
+  std::byte* weights() const { return weights_; }  // with banks
 
  private:
   void copy(const trainer::StateTensor& piece, bool save) {
@@ -166,6 +173,7 @@ class MemoryHook : public trainer::CheckpointHook {
   };
   Shared& shared_;
   std::vector<std::unique_ptr<std::byte, Freer>> owned_;
+  std::byte* weights_ = nullptr;
   int64_t written_ = -1, begun_ = 0;
   std::optional<trainer::TrainPosition> saved_;
 };
@@ -183,9 +191,16 @@ struct Trained {
 /// `make_engine`, called on each rank's own thread, replaces the thread world's engine.
 using MakeEngine = std::function<Result<std::unique_ptr<comm::Engine>>(int64_t rank)>;
 
+/// What few tests ask for besides.
+struct Extra {
+  bool try_end = false;
+  std::function<void(int64_t rank, int64_t step, const char* phase, std::byte* weights)> on_phase;
+  std::vector<int64_t>* condemned = nullptr;  // what the ranks have condemned
+};
+
 inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, const Trained* from = nullptr,
                                         int64_t stop_after = 0, const MakeEngine& make_engine = {}, int64_t banks = 0,
-                                        Pager* pager = nullptr) {
+                                        Pager* pager = nullptr, const Extra& extra = {}) {
   RT_TRY_SET(const Plan plan, make_plan(recipe, world));
   MemoryHook::Shared shared{.plan = &plan, .stop_after = stop_after, .banks = banks, .pager = pager};
   if (from != nullptr) {
@@ -213,6 +228,10 @@ inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, con
       }
       MemoryHook hook(shared);
       trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = hook};
+      env.try_end = extra.try_end;
+      if (extra.on_phase) {
+        env.on_phase = [&](int64_t step, const char* phase) { extra.on_phase(rank, step, phase, hook.weights()); };
+      }
       if (rank == 0) {
         env.on_step = [&](const telemetry::StepMetrics& metrics) {
           out.losses.push_back(metrics.loss);
@@ -228,6 +247,7 @@ inline Result<Trained> train_on_threads(const Recipe& recipe, int64_t world, con
     });
   }
   for (std::thread& thread : threads) thread.join();
+  if (extra.condemned != nullptr) *extra.condemned = shared.condemned;
   for (auto& outcome : outcomes) {
     if (!outcome->ok()) return std::move(*outcome).error();
     out.allocated_bytes.push_back(outcome->value().allocated_bytes);
