@@ -268,6 +268,18 @@ bool SharedMemoryHook::save_is_due(int64_t step) const {
   return false;
 }
 
+/// One at a time: what is asked while such a save is being written is one more save, however often it is asked.
+bool SharedMemoryHook::save_is_asked() const {
+  const arena::Control& control = arena_.control();
+  if (control.saves_asked.load(std::memory_order_acquire) == control.saves_answered.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  for (int64_t slot = 0; slot < arena_.slots(); ++slot) {
+    if (control.reserved[slot].load(std::memory_order_acquire) != 0 && control.asked[slot] != 0) return false;
+  }
+  return true;
+}
+
 bool SharedMemoryHook::may_reserve() const {
   int64_t reserved = 0;
   for (int64_t slot = 0; slot < arena_.slots(); ++slot) {
@@ -281,9 +293,14 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
   arena_.keep_news(position.step, position.metrics);
   StepOrder order;
   const CheckpointConfig& config = plan_.recipe.checkpoint;
-  order.stop = arena_.control().stop.load(std::memory_order_acquire) != 0;
+  arena::Control& control = arena_.control();
+  const uint64_t asked = control.saves_asked.load(std::memory_order_acquire);
+  const int64_t stop_at = control.stop_at_step.load(std::memory_order_acquire);
+  const bool wanted = save_pending_ || save_is_due(position.step) || save_is_asked();
+  order.stop = control.stop.load(std::memory_order_acquire) != 0 || (stop_at > 0 && position.step >= stop_at) ||
+               (wanted && control.stop_at_save.load(std::memory_order_acquire) != 0);
   const bool must = order.stop || last;  // no update follows that would need a bank
-  const bool due = must || save_pending_ || save_is_due(position.step);
+  const bool due = must || wanted;
   order.persist = due && (must || may_reserve());
   order.snapshot = order.persist || (config.snapshot_steps > 0 && position.step % config.snapshot_steps == 0);
   if (order.snapshot && copies()) {
@@ -309,8 +326,10 @@ Result<StepOrder> SharedMemoryHook::decide(const TrainPosition& position, bool l
   }
   if (order.persist) {
     save_pending_ = false;
-    arena_.control().saved_ns.store(clock_.now_ns(), std::memory_order_relaxed);
-    arena_.control().reserved[begun_bank_].store(position.step, std::memory_order_release);
+    control.saved_ns.store(clock_.now_ns(), std::memory_order_relaxed);
+    control.asked[begun_bank_] = asked != control.saves_answered.load(std::memory_order_relaxed) ? asked : 0;
+    control.saves_answered.store(asked, std::memory_order_relaxed);
+    control.reserved[begun_bank_].store(position.step, std::memory_order_release);
   }
   return order;
 }
@@ -357,6 +376,8 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
 void SharedMemoryHook::tell(const StepOrder& order, int64_t step) const {
   if (order.persist && options_.on_snapshot) options_.on_snapshot(step);
 }
+
+void SharedMemoryHook::condemn(int64_t step) { arena_.control().ruined_step.store(step, std::memory_order_release); }
 
 void SharedMemoryHook::release() {
   if (copier_ != nullptr) ignore(copier_->finish(), "whoever ordered a copy was told, or leaves with another error");

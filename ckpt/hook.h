@@ -82,6 +82,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   Result<trainer::StepOrder> decide(const trainer::TrainPosition& position, bool last) override;
   Status snapshot(const trainer::StepOrder& order, const trainer::TrainPosition& position, int64_t bank,
                   std::span<const trainer::StateTensor> state, std::span<const uint64_t> sums) override;
+  void condemn(int64_t step) override;
   Status finish() override;
   void release() override;
 
@@ -92,6 +93,7 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
                    uint64_t incarnation, const Clock& clock, HookOptions options);
   Status check_layout() const;
   bool save_is_due(int64_t step) const;
+  bool save_is_asked() const;
   double longest_wait_s() const;  // the other ranks wait for this one no longer than restart.deadline
   bool may_reserve() const;
   bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "ckpt/persist/save.h"
+#include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
 #include "ckpt/retention/policy.h"
 #include "ckpt/retention/space.h"
 #include "ckpt/run_memory.h"
@@ -21,13 +24,14 @@ std::unique_ptr<IoBackend> make_backend(const Plan& plan) {
   return make_best_backend();
 }
 
-/// Before anything is made or started.
+}  // namespace
+
 Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::path& checkpoints_dir,
                       std::vector<std::string>* notices) {
   const CheckpointConfig& config = plan.recipe.checkpoint;
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
   if (!names.steps.empty() && names.steps.back() >= plan.steps) return {};  // nothing left to save
-  const KeptAtOnce kept = kept_at_once(config, plan.steps, names.steps);
+  const KeptAtOnce kept = kept_at_once(config, plan.steps, names.steps, plan.recipe.watch.proof);
   RT_TRY_SET(const SpaceReport space,
              check_space(io, checkpoints_dir, {plan.checkpoint_bytes, kept, config.in_flight}));
   if (space.missing_bytes == 0) return {};
@@ -36,12 +40,11 @@ Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::pa
   return {};
 }
 
-}  // namespace
-
 CheckpointNode::CheckpointNode(const Plan& plan, NodeOptions options, Arena arena)
     : plan_(plan),
       options_(std::move(options)),
       arena_(std::move(arena)),
+      labels_(watch_rules(plan), plan.steps),
       io_(make_stoppable(make_backend(plan), options_.stop)),
       buffers_(kBounceBytes * std::max<int64_t>(1, plan.recipe.checkpoint.in_flight)) {}
 
@@ -73,11 +76,13 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
                                node->arena_.name(), views[*newest].step)};
     }
   }
+  if (const Status opened = node->open_labels(notices); !opened.ok() && notices != nullptr)  // as on a full disk
+    notices->push_back("warning: " + opened.error().message);
   node->decider_ = std::make_unique<RestoreDecider>(
       plan, node->arena_, *node->io_,
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
-                     &node->buffers_, [raw = node.get()] { return raw->persister_->check_folder(); },
-                     node->options_.stop});
+                     node->options_.from_step, &node->buffers_,
+                     [raw = node.get()] { return raw->persister_->check_folder(); }, node->options_.stop});
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
       PersistOptions{
@@ -90,6 +95,10 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
           .buffers = &node->buffers_,
           .check_owner = node->options_.check_owner,
           .before_save = node->options_.before_save,
+          .lineage = node->options_.run.lineage,
+          .labels = &node->labels_,
+          .forensics = plan.recipe.watch.forensics ? node->options_.checkpoints_dir.parent_path() / "forensics"
+                                                   : std::filesystem::path(),
           .on_event = [raw = node.get()](const PersistEvent& event) {
             {
               const std::lock_guard lock(raw->mutex_);
@@ -111,10 +120,58 @@ Result<RestoreChoice> CheckpointNode::begin_incarnation() {
   persister_->ranks_gone();
   RT_TRY_SET(RestoreChoice choice, decider_->next_incarnation());
   persister_->gone_on_from(choice.step);
+  labels_.go_back(choice.step);
+  labels_.note(choice.metrics);
+  if (const std::optional<int64_t> named = std::exchange(options_.from_step, std::nullopt)) {
+    RT_TRY_SET(abandoned_, abandon_steps(*io_, options_.checkpoints_dir,
+                                         options_.checkpoints_dir.parent_path() / "abandoned", *named, this_writer()));
+  }
   return choice;
 }
 
+Status CheckpointNode::open_labels(std::vector<std::string>* notices) {
+  const Result<std::vector<telemetry::StepMetrics>> steps =
+      telemetry::read_metrics(options_.checkpoints_dir.parent_path() / "metrics.jsonl");
+  if (steps.ok()) labels_.seed(steps.value());
+  RT_TRY_SET(const Names names, list_names(*io_, options_.checkpoints_dir));
+  if (names.steps.empty()) return {};
+  const Result<Labels> read = read_labels(*io_, options_.checkpoints_dir);
+  if (read.ok() && !read.value().empty()) return labels_.settle(*io_, options_.checkpoints_dir);
+  if (!read.ok() && read.error().code != ErrorCode::kCorrupt) return read.error();
+  const Labels labels = labels_from_metrics(*io_, options_.checkpoints_dir, watch_rules(plan_), plan_.steps);
+  if (!read.ok() && notices != nullptr)
+    notices->push_back(fmt::format("warning: {}: made again from metrics.jsonl", read.error().message));
+  if (!labels.empty()) RT_TRY(write_labels(*io_, options_.checkpoints_dir, labels));
+  return labels_.settle(*io_, options_.checkpoints_dir);
+}
+
+void CheckpointNode::note_step(const telemetry::StepMetrics& metrics) {
+  labels_.note(metrics);
+  if (labels_.may_prove(metrics.step)) persister_->settle_labels();
+}
+
+Result<trainer::TrainPosition> CheckpointNode::decided_position() const {
+  const arena::Decision& decision = arena_.control().decision;
+  if (decision.source != arena::Source::kMemory) return trainer::TrainPosition{};
+  return decode_position({decision.position, static_cast<size_t>(decision.position_bytes)});
+}
+
 void CheckpointNode::request_stop() { arena_.control().stop.store(1, std::memory_order_release); }
+
+void CheckpointNode::stop_at_step(int64_t step) {
+  arena_.control().stop_at_save = 0;
+  arena_.control().stop_at_step.store(step, std::memory_order_release);
+}
+
+void CheckpointNode::stop_at_save() {
+  arena_.control().stop_at_step = 0;
+  arena_.control().stop_at_save.store(1, std::memory_order_release);
+}
+
+void CheckpointNode::take_back_stop() {
+  arena_.control().stop_at_step = 0;
+  arena_.control().stop_at_save = 0;
+}
 
 void CheckpointNode::notify() { persister_->notify(); }
 
@@ -124,6 +181,7 @@ std::vector<PersistEvent> CheckpointNode::take_events() {
 }
 
 std::optional<PersistEvent> CheckpointNode::flush() {
+  persister_->wait_told();  // ranks leave once a save is on disk, which is before retention has done its part
   std::vector<PersistEvent> before = take_events();
   if (!persister_->flush(options_.leave).ok()) keep_memory_ = true;  // told by the event; the memory is the only copy
   const std::lock_guard lock(mutex_);

@@ -16,6 +16,7 @@
 #include "ckpt/persister.h"
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/restore.h"
+#include "ckpt/run_labels.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
@@ -28,6 +29,7 @@ struct NodeOptions {
   RunText run;
   std::optional<std::filesystem::path> init_from;  // checkpoint to start from when the run has none of its own
   OpenForeign open_foreign;                        // when that may be no checkpoint
+  std::optional<int64_t> from_step;                // of the run: where it goes on, later steps are abandoned
   bool resume = true;                              // false: refuse a folder that already holds checkpoints
   std::function<Status()> check_owner;             // PersistOptions::check_owner
   std::function<bool()> stop;                      // asked while a checkpoint is being loaded: true ends that, kStopped
@@ -35,6 +37,12 @@ struct NodeOptions {
   BeforeSave before_save;                          // may be empty
   std::function<void()> on_persisted;              // wakes the agent; called from the persist thread
 };
+
+/// Whether the disk holds what the rules of retention leave lying there at once; looks only, before anything is made or
+/// started. `notices` (may be null) gets the warning where checkpoint.space = "warn". Errors: kNoSpace, saying what is
+/// missing; those of reading the folder, which need not be there.
+Status look_for_space(const Plan& plan, IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                      std::vector<std::string>* notices);
 
 class CheckpointNode {
  public:
@@ -52,12 +60,29 @@ class CheckpointNode {
   /// will read. A write that is under way goes on, and is waited for only when memory must be emptied.
   Result<RestoreChoice> begin_incarnation();
 
+  /// Where training stands by that decision; the beginning for a fresh start and for foreign weights.
+  Result<trainer::TrainPosition> decided_position() const;
+
   /// A rank died of a signal that a wild write may lie behind (SIGSEGV, SIGBUS, SIGABRT, ...): before memory is used
   /// again, every byte of it is checked.
   void distrust_memory() { arena_.control().distrusted.store(1, std::memory_order_release); }
 
   /// Ranks save at the next step boundary and leave.
   void request_stop();
+  /// The same at the first boundary not before `step` (from 1), at the next one where a save is due, or no more.
+  void stop_at_step(int64_t step);
+  void stop_at_save();
+  void take_back_stop();
+
+  /// Ranks save at the next step boundary and go on (NodePersister::ask_save); PersistEvent::asked tells of it.
+  uint64_t ask_save() { return persister_->ask_save(); }
+
+  /// A step is done, as its rank has told: what the labels of saves are made of.
+  void note_step(const telemetry::StepMetrics& metrics);
+  /// No rank runs any more, and the guard has stopped the run (76): what was saved in the trouble before is bad.
+  Status condemn_from_onset() { return labels_.condemn_from_onset(*io_, options_.checkpoints_dir); }
+  /// With from_step: the later steps that the first begin_incarnation() has moved to RUN/abandoned.
+  const std::vector<int64_t>& abandoned() const { return abandoned_; }
 
   /// Of the persister: for a stop whose boundary is long in coming.
   std::optional<int64_t> promise_newest() { return persister_->promise_newest(); }
@@ -75,11 +100,14 @@ class CheckpointNode {
 
  private:
   CheckpointNode(const Plan& plan, NodeOptions options, Arena arena);
+  Status open_labels(std::vector<std::string>* notices);
 
   const Plan& plan_;
   NodeOptions options_;
   Arena arena_;
   bool keep_memory_ = false;
+  RunLabels labels_;
+  std::vector<int64_t> abandoned_;
   std::unique_ptr<IoBackend> io_;  // of the event loop
   BufferStore buffers_;            // what a load has touched serves the saves
   std::unique_ptr<RestoreDecider> decider_;

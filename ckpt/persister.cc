@@ -21,18 +21,30 @@
 #include "ckpt/persist/priority.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/retention/spare_files.h"
+#include "ckpt/run_labels.h"
 #include "ckpt/snapshot/snapshot.h"
 #include "ckpt/store/held_folder.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/verify/verify.h"
+#include "runtime/core/clock.h"
 
 namespace cairn::ckpt {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{20}, kAskEvery{50};
+/// What stands in the way of a save is the disk's: a person who takes a right away, or mounts read-only, beside a run
+/// refuses no recipe and no flag, and the same command goes on once that is mended.
+Status storage_failure(Status saved) {
+  if (saved.ok() || saved.error().os_errno == 0 || saved.error().code != ErrorCode::kInvalidInput) return saved;
+  Error error = std::move(saved).error();
+  error.code = ErrorCode::kIo;
+  return error;
+}
+
 constexpr int64_t kSmallArenaBytes = int64_t{256} << 20;  // with the weights; a save takes some 10 ms of CPU then
 
 /// What a save of a slot is made of, kept from save to save: with many shards, making it anew costs as much as writing.
@@ -83,7 +95,8 @@ class SlotSource {
                                            .lo = shard.box.lo,
                                            .hi = shard.box.hi,
                                            .data = payload.data() + shard.offset,
-                                           .bytes = shard.bytes});
+                                           .bytes = shard.bytes,
+                                           .finite = manifest.tensors[shard.tensor].kind == kWeightKind});
     }
     manifest.files.clear();
     manifest.shards.clear();
@@ -131,7 +144,7 @@ struct NodePersister::Impl {
 
   std::mutex mutex;  // guards newest_saved and what follows; never held while writing
   std::condition_variable changed;
-  bool stopping = false, flushing = false, flushed = false;
+  bool stopping = false, flushing = false, flushed = false, labels_due = false;
   int64_t notices = 0;  // counts up: each thread looks after each
   int64_t busy = 0;     // threads that look for work or do it
   int64_t last_step = -1;
@@ -148,6 +161,9 @@ struct NodePersister::Impl {
   bool write_promised(Writer& writer);
   void write_newest(Writer& writer);
   void retain(Writer& writer, PersistEvent& event);
+  void settle(Writer& writer);
+  void keep_forensics(Writer& writer);
+  bool is_ruined(int64_t step) const { return arena.control().ruined_step.load(std::memory_order_acquire) == step; }
   void failed(int64_t step, const Error& error);
   void loop(Writer& writer);
 };
@@ -226,11 +242,13 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
   RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
   put_position(position, manifest);
   put_starts(arena.starts(), manifest);
+  put_lineage(options.lineage, manifest);
   RT_TRY(check_folder(*writer.io).with(fmt::format("step {} was not saved", position.step)));
   if (options.before_save) {
     std::vector<std::string> news = arena.news_until(position.step - 1);
     news.push_back(position.metrics);
     options.before_save(position.step, news);
+    if (options.labels != nullptr) options.labels->note(news);
   }
   manifest.created_unix_ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -261,11 +279,18 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
 }
 
 void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
-  if (!options.retention) return;
+  if (!options.retention && options.labels == nullptr) return;
   if (const Status meant = check_folder(*writer.io); !meant.ok()) {
     event.problems.push_back(meant.error().message);
     return;
   }
+  // What is removed relies on the labels that are on disk: where new ones cannot be written, as on a full disk, the old
+  // ones keep no less.
+  if (options.labels != nullptr) {
+    if (const Status settled = options.labels->settle(*writer.io, dir, &catalog); !settled.ok())
+      event.problems.push_back(settled.error().message);
+  }
+  if (!options.retention) return;
   // The newest one is kept by name: after going back in a run there may be higher steps of an older line.
   RetentionPolicy policy = *options.retention;
   policy.keep_steps.push_back(arena.control().persisted_step.load(std::memory_order_acquire));
@@ -277,6 +302,43 @@ void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
   }
   event.removed = kept.value().removed;
   event.problems.insert(event.problems.end(), kept.value().problems.begin(), kept.value().problems.end());
+}
+
+void NodePersister::Impl::settle(Writer& writer) {
+  const std::lock_guard one_at_a_time(after_save);
+  if (options.labels != nullptr && check_folder(*writer.io).ok())
+    ignore(options.labels->settle(*writer.io, dir, &catalog), "the next save tries again, and removes nothing before");
+}
+
+/// The state that the ranks have found ruined, where a person may look at it and no start does.
+void NodePersister::Impl::keep_forensics(Writer& writer) {
+  if (options.forensics.empty()) return;
+  const std::vector<SlotView> views = arena.views();
+  for (int64_t slot = 0; slot < arena.slots(); ++slot) {
+    if (!views[slot].whole || !is_ruined(views[slot].step)) continue;
+    const auto attempt = [&]() -> Status {
+      RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, Check::kHeaders));
+      RT_TRY_SET(const trainer::TrainPosition position, decode_position(snapshot.position));
+      RT_TRY_SET(Manifest manifest, writer.source.take_skeleton());
+      put_position(position, manifest);
+      manifest.created_unix_ms = static_cast<int64_t>(SystemClock().unix_s() * 1000);
+      std::span<const WriterPart> parts = writer.source.parts(slot, snapshot.ranks);
+      std::vector<WriterPart> as_it_is(parts.begin(), parts.end());
+      for (WriterPart& part : as_it_is) {
+        for (ShardData& shard : part.shards) shard.finite = false;
+      }
+      SaveOptions save = options.save;
+      save.chunk_bytes = arena.chunk_bytes();
+      RT_TRY_SET(const SaveReport report,
+                 save_checkpoint(*writer.io, options.forensics, std::move(manifest), as_it_is, save));
+      return put_label(*writer.io, options.forensics, position.step, Label::kBad,
+                       "ruined weights, kept to be looked at", "guard");
+    };
+    if (const Status kept = attempt(); !kept.ok()) {
+      const std::lock_guard one_at_a_time(after_save);
+      if (options.on_event) options.on_event({.step = 0, .status = kept});
+    }
+  }
 }
 
 void NodePersister::Impl::failed(int64_t step, const Error& error) {
@@ -291,6 +353,8 @@ void NodePersister::Impl::failed(int64_t step, const Error& error) {
 
 void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
   PersistEvent event{.step = step};
+  if (arena.control().reserved[slot].load(std::memory_order_acquire) == -step)
+    event.asked = arena.control().asked[slot];
   const auto begin = std::chrono::steady_clock::now();
   const auto attempt = [&]() -> Status {
     RT_TRY_SET(const CommonSnapshot snapshot, read_common(arena, slot, Check::kHeaders));
@@ -304,7 +368,7 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
     if (!report.leftover.empty()) event.problems.push_back("could not remove " + report.leftover);
     return {};
   };
-  event.status = attempt();
+  event.status = storage_failure(attempt());
   event.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const std::lock_guard one_at_a_time(after_save);
   if (event.status.ok()) {
@@ -315,6 +379,8 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
     // Whatever has scribbled over it: the next life looks at every byte before it goes on from memory.
     if (event.status.error().code == ErrorCode::kCorrupt)
       arena.control().distrusted.store(1, std::memory_order_release);
+    if (event.status.error().code == ErrorCode::kGuard)
+      arena.control().ruined_step.store(step, std::memory_order_release);
     failed(step, event.status.error());
   }
   {
@@ -341,6 +407,10 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
   }
   if (slot < 0) return false;
   int64_t expected = step;
+  if (is_ruined(step)) {  // the promise of a save that would be of no use
+    control.reserved[slot].compare_exchange_strong(expected, 0);
+    return true;
+  }
   if (!control.reserved[slot].compare_exchange_strong(expected, -step)) return true;  // taken or taken back; look again
   // A slot that was whole before the exchange may have been ordered anew, taken back and promised again meanwhile.
   if (const std::vector<SlotView> now = arena.views(); !now[slot].whole || now[slot].step != step) {
@@ -356,23 +426,38 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     control.reserved[slot].store(step, std::memory_order_release);  // promised still
     throw;
   }
+  if (!given_up) control.asked[slot] = 0;
   control.reserved[slot].store(given_up ? step : 0, std::memory_order_release);
   return !given_up;
 }
 
 void NodePersister::Impl::write_newest(Writer& writer) {
-  const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
-  if (!newest || newest->step == 0) return;
-  // What a dead agent had written is looked at like anything else that lies there.
-  if (decided() && arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
-  const Result<CheckpointInfo> on_disk = newest_complete(*writer.io, dir);
-  if (on_disk.ok() && on_disk.value().step >= newest->step) {
-    // Its files have the right sizes; only its bytes are a reason to give up what memory holds.
-    const Result<VerifyReport> checked =
-        verify_checkpoint(*writer.io, on_disk.value().dir, {.max_damages = 1, .structure = false});
-    if (checked.ok() && checked.value().whole()) return;
+  for (;;) {
+    keep_forensics(writer);
+    const Result<int64_t> dropped = drop_ruined(arena, *writer.io, dir);
+    if (!dropped.ok()) {  // it stays marked, and is not written
+      const std::lock_guard one_at_a_time(after_save);
+      if (options.on_event) options.on_event({.step = 0, .status = dropped.error()});
+      return;
+    }
+    if (dropped.value() > 0 && options.labels != nullptr) options.labels->note_ruined();
+    const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
+    if (!newest || newest->step == 0) return;
+    // What a dead agent had written is looked at like anything else that lies there.
+    if (decided() && arena.control().persisted_step.load(std::memory_order_acquire) == newest->step) return;
+    const Result<CheckpointInfo> on_disk = newest_complete(*writer.io, dir);
+    if (on_disk.ok() && on_disk.value().step >= newest->step) {
+      // Its files have the right sizes; only its bytes are a reason to give up what memory holds.
+      const Result<VerifyReport> checked =
+          verify_checkpoint(*writer.io, on_disk.value().dir, {.max_damages = 1, .structure = false});
+      if (checked.ok() && checked.value().whole()) return;
+    }
+    write(writer, newest->slot, newest->step);
+    if (!is_ruined(newest->step)) return;
+    const std::lock_guard lock(mutex);  // the one before it may do
+    last_step = -1;
+    last_status = {};
   }
-  write(writer, newest->slot, newest->step);
 }
 
 void NodePersister::Impl::loop(Writer& writer) {
@@ -400,6 +485,11 @@ void NodePersister::Impl::loop(Writer& writer) {
     lock.lock();
     --busy;
     if (more) continue;
+    if (std::exchange(labels_due, false)) {
+      lock.unlock();
+      settle(writer);
+      lock.lock();
+    }
     if (flushing && busy == 0) {  // else whoever is busy comes here when done
       flushing = false;
       last_step = -1;  // an older promise that failed was told; it counts where it is the newest, which is tried again
@@ -407,6 +497,7 @@ void NodePersister::Impl::loop(Writer& writer) {
       lock.unlock();
       try {
         if (!given_up) write_newest(writer);
+        if (!given_up) settle(writer);
       } catch (const std::exception& error) {  // out of memory; whoever flushes keeps the arena then
         const std::lock_guard guard(mutex);
         last_status = Error{ErrorCode::kInternal, std::string("persister: ") + error.what()};
@@ -458,6 +549,16 @@ void NodePersister::notify() {
   impl_->changed.notify_all();
 }
 
+void NodePersister::settle_labels() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->labels_due = true;
+  }
+  notify();
+}
+
+void NodePersister::wait_told() { const std::lock_guard one_at_a_time(impl_->after_save); }
+
 void NodePersister::gone_on_from(int64_t step) {
   const std::lock_guard lock(impl_->mutex);
   if (impl_->newest_saved && impl_->newest_saved->step > step) impl_->newest_saved.reset();
@@ -479,8 +580,14 @@ void NodePersister::ranks_gone() {
     if (reserved <= 0) continue;
     const std::vector<SlotView> views = arena.views();
     if (views[k].whole && views[k].step == reserved) continue;
-    arena.control().reserved[k].compare_exchange_strong(reserved, 0);
+    if (!arena.control().reserved[k].compare_exchange_strong(reserved, 0)) continue;
+    // Asked for, and not kept: the next ranks are asked again.
+    if (arena.control().asked[k].exchange(0) != 0) arena.control().saves_asked.fetch_add(1, std::memory_order_release);
   }
+}
+
+uint64_t NodePersister::ask_save() {
+  return impl_->arena.control().saves_asked.fetch_add(1, std::memory_order_release) + 1;
 }
 
 std::optional<int64_t> NodePersister::promise_newest() {

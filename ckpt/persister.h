@@ -1,6 +1,8 @@
 #pragma once
 // The agent's writer of checkpoints: what is promised goes from snapshot memory to disk, in background threads with low
 // CPU and I/O priority (ckpt/persist/priority.h), hashing as they write.
+// A state with ruined weights never becomes a checkpoint: ranks say which step has them (Control::ruined_step), and the
+// weights are looked at while they are written.
 //
 // There are as many threads as saves may be in flight. Each looks at the arena itself (every 20 ms, and at once on
 // notify()): a lost notice loses nothing. A slot is written when it is reserved and whole on all ranks, the oldest step
@@ -28,14 +30,17 @@
 
 namespace cairn::ckpt {
 
+class RunLabels;  // run_labels.h
+
 struct PersistEvent {
   int64_t step = 0;
-  Status status;
+  Status status;  // what the system refused is kNoSpace or kIo: a save is no place to be told of a wrong path
   std::filesystem::path dir;          // when ok
   int64_t bytes = 0;                  // payload
   int64_t reused_files = 0;           // written over those of removed checkpoints (spare_files.h)
   double seconds = 0;                 // from the start of the write to the committed name
   double snapshot_ms = 0;             // training stood still for it on the slowest rank
+  uint64_t asked = 0;                 // it answers the calls of ask_save() up to the one that returned this; 0: none
   std::vector<int64_t> removed;       // by retention
   std::vector<std::string> problems;  // of retention, which tries again after the next save
 };
@@ -55,6 +60,9 @@ struct PersistOptions {
   /// retention removes anything. An error refuses that. On threads of the persister's; may be empty.
   std::function<Status()> check_owner;
   BeforeSave before_save;                             // may be empty
+  std::string lineage;                                // RunText::lineage
+  RunLabels* labels = nullptr;                        // labels of what is saved; null: none are kept
+  std::filesystem::path forensics;                    // where a state with ruined weights goes; empty: nowhere
   std::function<void(const PersistEvent&)> on_event;  // on a thread of the persister's, one at a time; may be empty
 };
 
@@ -87,12 +95,22 @@ class NodePersister {
   /// snapshot, and returns its step. nullopt: it is on disk, or on its way there. No update writes it until it is done.
   std::optional<int64_t> promise_newest();
 
+  /// A step may have proved a save: labels are written soon, by a thread of the persister's.
+  void settle_labels();
+
+  /// Ranks save at the next step boundary and go on. Several before that boundary, or while such a save is being
+  /// written, are one more. The number of this call, from 1.
+  uint64_t ask_save();
+
+  /// Returns once on_event has been called for every save that Control::persisted_step already tells of.
+  void wait_told();
+
   /// Whoever leaves at once: a save that is being written ends at its next chunk, and stays promised.
   void give_up();
 
   /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
-  /// snapshot whose every byte holds, so that nothing is lost. Returns the error of that snapshot's write. `leave` is
-  /// asked all the while, and when it says so this is given up: give_up(), kStopped.
+  /// snapshot whose every byte holds and whose weights are not ruined, so that nothing is lost. Returns the error of
+  /// that snapshot's write. `leave` is asked all the while, and when it says so this is given up: give_up(), kStopped.
   Status flush(const std::function<bool()>& leave = {});
 
  private:

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,12 @@ using trainer::TrainPosition;
 
 json number_or_null(double x) { return std::isfinite(x) ? json(x) : json(nullptr); }
 
+json past_json(const RunPast& past) {
+  json points = json::array();
+  for (const PastPoint& point : past.points) points.push_back({point.step, point.samples, point.tokens});
+  return {{"points", std::move(points)}, {"lr_step", past.lr_step}, {"lr", number_or_null(past.lr)}};
+}
+
 json state_of(const TrainPosition& position) {
   json out;
   out["lr"] = number_or_null(position.lr);
@@ -25,6 +32,7 @@ json state_of(const TrainPosition& position) {
                          {"hysteresis_left", s.hysteresis_left},
                          {"skipped", s.skipped}};
   }
+  if (position.past != RunPast{}) out["past"] = past_json(position.past);
   // As JSON where it is JSON, so that a person can read it in the manifest; any other text stays text.
   json sampler = json::parse(position.sampler, nullptr, false);
   out["sampler"] = sampler.is_object() ? std::move(sampler) : json(position.sampler);
@@ -56,6 +64,25 @@ Status read_count(const json& object, const char* field, int64_t& out) {
   return {};
 }
 
+Status read_past(const json& object, RunPast& out) {
+  const json points = object.is_object() ? object.value("points", json()) : json();
+  if (!points.is_array()) return wrong("past.points", points);
+  for (const json& point : points) {
+    const bool counts = point.is_array() && point.size() == 3 && std::ranges::all_of(point, [](const json& number) {
+                          return number.is_number_integer() && number.get<int64_t>() >= 0;
+                        });
+    if (!counts) return wrong("past.points", point);
+    const PastPoint next{point[0].get<int64_t>(), point[1].get<int64_t>(), point[2].get<int64_t>()};
+    const PastPoint before = out.points.empty() ? PastPoint{} : out.points.back();
+    if (next.step < before.step || next.samples < before.samples || next.tokens < before.tokens) {
+      return wrong("past.points", points);
+    }
+    out.points.push_back(next);
+  }
+  RT_TRY(read_count(object, "lr_step", out.lr_step));
+  return read_double(object, "lr", out.lr);
+}
+
 Status read_state(const json& object, TrainPosition& out) {
   RT_TRY(read_double(object, "lr", out.lr));
   RT_TRY(read_double(object, "loss", out.loss));
@@ -67,6 +94,7 @@ Status read_state(const json& object, TrainPosition& out) {
     RT_TRY(read_count(*it, "skipped", out.loss_scale.skipped));
     if (!(out.loss_scale.scale > 0)) return wrong("loss_scale.scale", *it);
   }
+  if (const auto it = object.find("past"); it != object.end()) RT_TRY(read_past(*it, out.past));
   if (const auto it = object.find("seed"); it != object.end()) {
     if (!it->is_number_unsigned()) return wrong("seed", *it);
     out.seed = it->get<uint64_t>();
@@ -107,6 +135,14 @@ Result<TrainPosition> decode_position(std::string_view text) {
   RT_TRY(read_count(object, "tokens", out.tokens));
   RT_TRY(read_state(object, out));
   if (const auto it = object.find("metrics"); it != object.end()) out.metrics = it->dump();
+  return out;
+}
+
+std::string encode_past(const RunPast& past) { return past_json(past).dump(); }
+
+Result<RunPast> decode_past(std::string_view text) {
+  RunPast out;
+  RT_TRY(read_past(json::parse(text, nullptr, false), out));
   return out;
 }
 

@@ -20,6 +20,11 @@ std::string encode_position(trainer::TrainPosition position, int64_t most_bytes)
 /// Errors: kCorrupt naming the field.
 Result<trainer::TrainPosition> decode_position(std::string_view text);
 
+/// Of a position alone: what an agent hands to its ranks.
+std::string encode_past(const RunPast& past);
+/// Errors: kCorrupt naming the field.
+Result<RunPast> decode_past(std::string_view text);
+
 /// Fills step, samples, tokens and state.
 void put_position(const trainer::TrainPosition& position, Manifest& manifest);
 /// Errors: kCorrupt naming the field. A state without sampler (imported weights) gives an empty one: from the start.

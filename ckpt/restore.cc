@@ -88,6 +88,42 @@ Result<TrainPosition> load_from_foreign(const Plan& plan, const ForeignWeights& 
 
 }  // namespace
 
+Status check_resumable(IoBackend& io, const Plan& plan, const std::filesystem::path& dir) {
+  RT_TRY_SET(const Manifest manifest, read_manifest(io, dir));
+  RT_TRY(check_state(manifest, plan, dir).with(dir.string()));
+  RT_TRY(position_of(manifest).with(dir.string()));
+  return {};
+}
+
+Result<InitMatch> match_init(IoBackend& io, const Plan& plan, const std::filesystem::path& from,
+                             const OpenForeign& open_foreign) {
+  const InitConfig& how = plan.recipe.init;
+  RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(open_foreign, from));
+  Manifest manifest;
+  if (foreign != nullptr) {
+    manifest = foreign->manifest();
+  } else {
+    RT_TRY_SET(manifest, read_manifest(io, from));
+    const Result<Labels> labels = read_labels(io, from.parent_path());
+    const LabelEntry* const label =
+        labels.ok() ? entry_of(labels.value(), manifest.step, manifest.created_unix_ms) : nullptr;
+    if (label != nullptr && label->label == Label::kBad) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{}: is bad ({}), and nothing is to begin with it; take another step, or say `cairn ckpt "
+                      "label` what it is",
+                      from.string(), label->why)};
+    }
+  }
+  InitMatch out{.match = {},
+                .foreign = foreign != nullptr,
+                .step = how.weights_only ? 0 : manifest.step,
+                .saved_step = manifest.step};
+  RT_TRY_SET(out.match, match_tensors(manifest, plan.tensors, plan.state_kinds(), how).with(from.string()));
+  if (!out.foreign && !how.weights_only) RT_TRY(position_of(manifest).with(from.string()));
+  return out;
+}
+
 Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
                                                     std::span<const StateTensor> state) {
   std::vector<trainer::Original> out;
@@ -162,13 +198,25 @@ auto RestoreDecider::until_it_stays(const Read& read) {
   return read_again(read, request_.read_again, request_.stop);
 }
 
-static Error not_now(Error error, const std::filesystem::path& dir) {
+Error unreadable_now(Error error, const std::filesystem::path& dir) {
   if (error.os_errno != 0) error.code = ErrorCode::kIo;
   error.message = fmt::format(
       "{}: the newest checkpoint cannot be read, which is no reason to go on from an older one; make "
       "it readable, or move it away: {}",
       dir.string(), error.message);
   return error;
+}
+
+Error unreadable_now(const CheckpointInfo& info) {
+  return unreadable_now({info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported, info.problem, info.os_errno},
+                        info.dir);
+}
+
+Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const std::string> why) {
+  std::string text =
+      fmt::format("{}: none of its checkpoints can be used; not starting anew over them", checkpoints_dir.string());
+  for (const std::string& line : why) text += "\n  " + line;
+  return Error{ErrorCode::kCorrupt, std::move(text)};
 }
 
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
@@ -182,7 +230,8 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     warnings.insert(warnings.end(), ended.begin(), ended.end());
     RT_TRY_SET(names, list_names(io_, request_.checkpoints_dir));
   }
-  bool any = false;
+  const Result<Labels> labels = read_labels(io_, request_.checkpoints_dir);  // lost ones are harmless
+  bool any = false, all_bad = true;
   for (auto step = names.steps.rbegin(); step != names.steps.rend(); ++step) {  // the older ones are not even opened
     if (*step <= above) break;
     const CheckpointInfo info =
@@ -190,22 +239,23 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     any = true;
     if (const auto refused = refused_.find({info.step, info.created_unix_ms}); refused != refused_.end()) {
       warnings.push_back(refused->second);
+      all_bad = false;
       continue;
     }
+    const LabelEntry* const label = labels.ok() ? entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    if (info.complete && label != nullptr && label->label == Label::kBad) {
+      warnings.push_back(fmt::format("step {} is passed over, it is bad: {}", info.step, label->why));
+      continue;
+    }
+    all_bad = false;
     if (info.unread && !disk_fails(info.os_errno)) {
-      return not_now({info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported, info.problem, info.os_errno},
-                     info.dir);
+      return unreadable_now(info);
     }
     if (!info.complete) {
       warnings.push_back(fmt::format("{}: {}", info.dir.string(), info.problem));
       continue;
     }
-    const Status checked = until_it_stays([&]() -> Status {
-      RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
-      RT_TRY(check_state(manifest, plan_, info.dir).with(info.dir.string()));
-      RT_TRY(position_of(manifest).with(info.dir.string()));
-      return {};
-    });
+    const Status checked = until_it_stays([&] { return check_resumable(io_, plan_, info.dir); });
     if (checked.ok()) {
       return std::optional<RestoreChoice>(RestoreChoice{.source = arena::Source::kDisk,
                                                         .step = info.step,
@@ -215,14 +265,15 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     }
     if (checked.error().code == ErrorCode::kInvalidInput)
       return Error(checked.error());  // another model: ask the person
-    if (!may_pass_over(checked.error())) return not_now(checked.error(), info.dir);
+    if (!may_pass_over(checked.error())) return unreadable_now(checked.error(), info.dir);
     warnings.push_back(checked.error().message);
   }
   if (!any) return std::optional<RestoreChoice>();
-  std::string text = fmt::format("{}: none of its checkpoints can be used; not starting anew over them",
-                                 request_.checkpoints_dir.string());
-  for (const std::string& warning : warnings) text += "\n  " + warning;
-  return Error{ErrorCode::kCorrupt, std::move(text)};
+  if (!all_bad) return none_usable(request_.checkpoints_dir, warnings);
+  Error error = none_usable(request_.checkpoints_dir, warnings);
+  error.code = ErrorCode::kInvalidInput;
+  error.message += "\n  begin anew in another folder (--run), or take one all the same (--from-step N)";
+  return error;
 }
 
 bool RestoreDecider::pass_over(const RestoreChoice& choice, std::string_view why) {
@@ -231,7 +282,31 @@ bool RestoreDecider::pass_over(const RestoreChoice& choice, std::string_view why
   return refused_.emplace(std::pair(choice.step, choice.created_unix_ms), fmt::format("{}: {}", name, why)).second;
 }
 
+Result<RestoreChoice> RestoreDecider::named_step(int64_t step) {
+  if (request_.check_folder) RT_TRY(request_.check_folder());
+  RT_TRY_SET(const CheckpointInfo info, find_step(io_, request_.checkpoints_dir, step));
+  RT_TRY_SET(const Manifest manifest, read_manifest(io_, info.dir));
+  RT_TRY(check_state(manifest, plan_, info.dir).with(info.dir.string()));
+  RT_TRY(position_of(manifest).with(info.dir.string()));
+  RestoreChoice choice{.source = arena::Source::kDisk,
+                       .step = step,
+                       .dir = info.dir,
+                       .created_unix_ms = info.created_unix_ms,
+                       .starts = info.starts};
+  const Result<Labels> labels = read_labels(io_, request_.checkpoints_dir);
+  const LabelEntry* const label = labels.ok() ? entry_of(labels.value(), step, info.created_unix_ms) : nullptr;
+  if (label != nullptr && label->label == Label::kBad)
+    choice.warnings.push_back(
+        fmt::format("step {} is bad: {}; taken all the same, as --from-step says", step, label->why));
+  const std::vector<SlotView> views = arena_.views();
+  if (const auto newest = newest_whole(views); newest && views[*newest].step > step)
+    choice.warnings.push_back(
+        fmt::format("step {} in shared memory is given up, as --from-step says", views[*newest].step));
+  return choice;
+}
+
 Result<RestoreChoice> RestoreDecider::choose() {
+  if (first_ && request_.from_step) return named_step(*request_.from_step);
   RestoreChoice choice;
   const bool distrusted = arena_.control().distrusted.load(std::memory_order_acquire) != 0;
   std::vector<int64_t> damaged;
@@ -259,7 +334,7 @@ Result<RestoreChoice> RestoreDecider::choose() {
     // Memory is given up for it: be sure, however large it is.
     const Result<VerifyReport> checked =
         verify_checkpoint(io_, disk.value()->dir, {.max_damages = 1, .structure = false});
-    if (!checked.ok() && !may_pass_over(checked.error())) return not_now(checked.error(), disk.value()->dir);
+    if (!checked.ok() && !may_pass_over(checked.error())) return unreadable_now(checked.error(), disk.value()->dir);
     if (checked.ok() && checked.value().whole()) break;
     pass_over(*disk.value(), checked.ok() ? checked.value().damages[0].message : checked.error().message);
   }
@@ -284,20 +359,11 @@ Result<RestoreChoice> RestoreDecider::choose() {
     return choice;
   }
   if (!request_.from) return choice;
-  const InitConfig& how = plan_.recipe.init;
-  RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(request_.open_foreign, *request_.from));
-  Manifest manifest;
-  if (foreign != nullptr) {
-    manifest = foreign->manifest();
-  } else {
-    RT_TRY_SET(manifest, read_manifest(io_, *request_.from));
-  }
-  RT_TRY_SET(choice.match,
-             match_tensors(manifest, plan_.tensors, plan_.state_kinds(), how).with(request_.from->string()));
-  choice.foreign = foreign != nullptr;
-  if (!choice.foreign && !how.weights_only) RT_TRY(position_of(manifest).with(request_.from->string()));
+  RT_TRY_SET(InitMatch init, match_init(io_, plan_, *request_.from, request_.open_foreign));
+  choice.match = std::move(init.match);
+  choice.foreign = init.foreign;
   choice.source = arena::Source::kDisk;
-  choice.step = how.weights_only ? 0 : manifest.step;
+  choice.step = init.step;
   choice.dir = *request_.from;
   return choice;
 }
@@ -321,9 +387,9 @@ Result<RestoreChoice> RestoreDecider::next_incarnation() {
       break;
     }
     const Error& error = filled.error();
-    const bool named = request_.from && choice.dir == *request_.from;
+    const bool named = (request_.from && choice.dir == *request_.from) || (first_ && request_.from_step);
     if (named) return Error(error);
-    if (!may_pass_over(error)) return not_now(error, choice.dir);
+    if (!may_pass_over(error)) return unreadable_now(error, choice.dir);
     if (!pass_over(choice, error.message)) return Error(error);
   }
   first_ = false;

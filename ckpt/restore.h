@@ -3,12 +3,14 @@
 // decision into the snapshot arena and ranks only carry it out. So ranks cannot disagree.
 //
 // Order of preference:
+//   0. the step of the run that a person named (`from_step`), from disk, once
 //   1. the newest snapshot in memory that is whole and verifies, or the newest checkpoint of the run that verifies:
 //      whichever has the higher step, memory when equal (memory without which the run has gone on elsewhere has been
 //      removed: run_memory.h)
 //   2. a checkpoint that a person named (`from`), of any layout, when the run has no state of its own
 //   3. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
-// A damaged checkpoint is named in the choice's warnings, and the next older one is taken.
+// A damaged checkpoint, and one that is labelled bad, is named in the choice's warnings, and the next older one is
+// taken.
 //
 // Memory is believed by its marks and headers when ranks were stopped or killed: no copy is made and no byte is read,
 // so that a restart takes as long at any size. After a rank died in a way that may have scribbled over memory
@@ -31,6 +33,7 @@
 #include "ckpt/foreign.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/partial.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/io_backend.h"
 #include "ckpt/store/read_again.h"
@@ -61,6 +64,7 @@ struct RestoreRequest {
   std::filesystem::path checkpoints_dir;
   std::optional<std::filesystem::path> from;  // a checkpoint's directory; taken as Plan::recipe.init says
   OpenForeign open_foreign;                   // of `from`; may be empty: it is a checkpoint
+  std::optional<int64_t> from_step;           // of checkpoints_dir: the first choice, whatever is newer
   BufferStore* buffers = nullptr;             // memory that payload passes through, kept; null: made for each load
   /// That checkpoints_dir is the folder that is meant: asked before what lies there, or not, decides. May be empty.
   std::function<Status()> check_folder;
@@ -68,6 +72,21 @@ struct RestoreRequest {
   /// What a disk fails is read again after each of these, before it counts as damaged.
   std::vector<std::chrono::milliseconds> read_again{std::begin(kReadAgain), std::end(kReadAgain)};
 };
+
+/// That a checkpoint of the run, complete by its catalog, is of this plan's model with its training state; reads its
+/// manifest alone. Errors: kInvalidInput for another model, those of reading.
+Status check_resumable(IoBackend& io, const Plan& plan, const std::filesystem::path& dir);
+
+/// What a run begins with of what a person named (Plan::recipe.init says how); reads manifest or headers alone.
+struct InitMatch {
+  LoadMatch match;
+  bool foreign = false;    // no checkpoint
+  int64_t step = 0;        // that the run begins at
+  int64_t saved_step = 0;  // of the checkpoint
+};
+/// Errors: kInvalidInput listing each tensor that does not fit, those of reading.
+Result<InitMatch> match_init(IoBackend& io, const Plan& plan, const std::filesystem::path& from,
+                             const OpenForeign& open_foreign);
 
 /// Agent. One for the life of the process: remembers what turned out unusable. Threads: one.
 class RestoreDecider {
@@ -82,6 +101,8 @@ class RestoreDecider {
   Result<RestoreChoice> choose();
   /// Of the steps above this one.
   Result<std::optional<RestoreChoice>> newest_on_disk(std::vector<std::string>& warnings, int64_t above);
+  /// RestoreRequest::from_step.
+  Result<RestoreChoice> named_step(int64_t step);
   /// From now on, until another save has its place. False: it was already.
   bool pass_over(const RestoreChoice& choice, std::string_view why);
   template <typename Read>
@@ -96,6 +117,12 @@ class RestoreDecider {
   std::map<std::pair<int64_t, int64_t>, std::string> refused_;  // step, time of creation -> why
   bool first_ = true;
 };
+
+/// The newest checkpoint cannot be read now, which shows no damage.
+Error unreadable_now(Error error, const std::filesystem::path& dir);
+Error unreadable_now(const CheckpointInfo& info);
+/// kCorrupt: there are checkpoints, and these are the reasons for which none is taken.
+Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const std::string> why);
 
 /// Rank: carries out the decision for the arena's present incarnation. A snapshot in memory, which a checkpoint is too
 /// by then, stays in its bank; what a rank reads itself are foreign weights: they fill every byte of `state`, whose

@@ -10,6 +10,7 @@
 #include "ckpt/format/manifest.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/run_labels.h"
 #include "ckpt/store/read_again.h"
 #include "ckpt/store/stoppable_backend.h"
 #include "ckpt/verify/verify.h"
@@ -51,12 +52,6 @@ Result<std::optional<CheckpointInfo>> newest_on_disk(IoBackend& io, const std::f
   if (newest.ok()) return std::optional(std::move(newest).value());
   if (stop && stop()) return Error{ErrorCode::kStopped, "asked to stop at the start"};
   return std::optional<CheckpointInfo>();
-}
-
-/// Whether a start has saved it that leads to this memory. Of what no run has saved nobody can tell.
-bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
-  return saved.starts.empty() || saved.run_id != memory.run_id() ||
-         std::ranges::count(memory.starts(), saved.starts.front()) > 0;
 }
 
 /// Whether the run has gone on without this memory, as at another machine: then it is not gone on with, for what was
@@ -109,6 +104,11 @@ Result<Arena> create_what_fits(ArenaSpec spec, const Say& say) {
 }
 
 }  // namespace
+
+bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
+  return saved.starts.empty() || saved.run_id != memory.run_id() ||
+         std::ranges::count(memory.starts(), saved.starts.front()) > 0;
+}
 
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
@@ -167,6 +167,8 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     for (;;) {  // those that agents have left, the newest first
       RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder));
       if (!found) break;
+      RT_TRY_SET(const int64_t ruined, drop_ruined(*found, *io, checkpoints_dir));
+      if (ruined != 0) say(fmt::format("step {} in {} has ruined weights: dropped", ruined, found->name()));
       RT_TRY_SET(const bool behind, is_left_behind(*io, *found, newest, stop));
       if (behind) {
         say(

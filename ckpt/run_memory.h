@@ -9,6 +9,7 @@
 
 #include "ckpt/persister.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/snapshot/arena.h"
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
@@ -24,6 +25,9 @@ namespace cairn::ckpt {
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report = nullptr,
                               const BeforeSave& before_save = {}, const std::function<bool()>& stop = {});
+
+/// Whether a start has saved this checkpoint that leads to this memory. Of what no run has saved nobody can tell: true.
+bool leads_to(const CheckpointInfo& saved, const Arena& memory);
 
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
 Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);

@@ -583,11 +583,32 @@ std::vector<uint64_t> starts_of(const Manifest& manifest) {
   return out;
 }
 
-void put_starts(std::span<const uint64_t> starts, Manifest& manifest) {
+namespace {
+
+json extra_of(const Manifest& manifest) {
   json extra = json::parse(manifest.extra, nullptr, false);
-  if (!extra.is_object()) extra = json::object();
+  return extra.is_object() ? extra : json::object();
+}
+
+}  // namespace
+
+void put_starts(std::span<const uint64_t> starts, Manifest& manifest) {
+  json extra = extra_of(manifest);
   extra["starts"] = json::array();
   for (const uint64_t start : starts) extra["starts"].push_back(hash_to_hex(start));
+  manifest.extra = extra.dump();
+}
+
+std::string lineage_of(const Manifest& manifest) {
+  const json extra = extra_of(manifest);
+  const auto found = extra.find("lineage");
+  return found != extra.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+void put_lineage(const std::string& hash, Manifest& manifest) {
+  if (hash.empty()) return;
+  json extra = extra_of(manifest);
+  extra["lineage"] = hash;
   manifest.extra = extra.dump();
 }
 

@@ -170,6 +170,11 @@ int64_t payload_bytes(const Manifest& manifest);
 std::vector<uint64_t> starts_of(const Manifest& manifest);
 void put_starts(std::span<const uint64_t> starts, Manifest& manifest);
 
+/// Hash of the line of the run's lineage.jsonl that the checkpoint was saved behind: a copy of it tells its past.
+/// Empty: Manifest::extra has none.
+std::string lineage_of(const Manifest& manifest);
+void put_lineage(const std::string& hash, Manifest& manifest);
+
 /// The earlier steps that these files lie in, ascending: a checkpoint that names them needs those steps. It is the
 /// manifest that says so; the note beside it (kReferencesName) has no checksum, and may be lost.
 std::vector<int64_t> needed_steps(std::span<const FileEntry> files);

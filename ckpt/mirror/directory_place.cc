@@ -298,7 +298,7 @@ class DirectoryPlace final : public Place {
   }
 
   Result<std::optional<std::string>> read_note(const std::string& name) override {
-    Result<std::string> text = ckpt::read_file(io_, root_ / name, 1 << 20);
+    Result<std::string> text = ckpt::read_file(io_, root_ / name, 64 << 20);
     if (text.ok()) {
       notes_.insert(name);
       return std::optional<std::string>(std::move(text).value());

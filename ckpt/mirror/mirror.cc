@@ -17,16 +17,55 @@ namespace cairn::ckpt {
 
 namespace fs = std::filesystem;
 
-std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const MirrorPolicy& policy) {
-  std::vector<int64_t> out;
+std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const MirrorPolicy& policy,
+                                     const Labels& labels) {
+  std::vector<int64_t> out, usable;
   if (policy.keep_last <= 0) return out;
-  for (size_t i = 0; i < placed.size(); ++i) {
-    if (placed.size() - i <= static_cast<size_t>(policy.keep_last)) break;
-    const bool oldest_of_window =
-        policy.keep_every > 0 && (i == 0 || placed[i - 1] / policy.keep_every != placed[i] / policy.keep_every);
-    if (!oldest_of_window) out.push_back(placed[i]);
+  const auto label = [&](int64_t step) {
+    const auto found = labels.find(step);
+    return found == labels.end() ? std::optional<Label>() : std::optional(found->second.label);
+  };
+  for (const int64_t step : placed) (label(step) == Label::kBad ? out : usable).push_back(step);
+  if (usable.empty()) return {};
+  int64_t good = -1, candidate = -1;
+  for (const int64_t step : usable) {
+    if (label(step) == Label::kGood) {
+      good = step;
+      candidate = -1;
+    }
+    if (label(step) == Label::kNew && candidate < 0) candidate = step;
   }
+  for (size_t i = 0; i < usable.size(); ++i) {
+    if (usable.size() - i <= static_cast<size_t>(policy.keep_last)) break;
+    const bool oldest_of_window =
+        policy.keep_every > 0 && (i == 0 || usable[i - 1] / policy.keep_every != usable[i] / policy.keep_every);
+    if (!oldest_of_window && usable[i] != good && usable[i] != candidate) out.push_back(usable[i]);
+  }
+  std::sort(out.begin(), out.end());
   return out;
+}
+
+Result<Labels> placed_labels(Place& place) {
+  RT_TRY_SET(const std::optional<std::string> note, place.read_note(std::string(kLabelsName)));
+  if (!note) return Labels();
+  Result<Labels> labels = decode_labels(*note);
+  return labels.ok() ? std::move(labels) : Result<Labels>(Labels());  // lost ones are harmless
+}
+
+Status place_labels(Place& place, const Labels& labels, const std::vector<int64_t>& steps) {
+  RT_TRY_SET(const Labels there, placed_labels(place));
+  Labels wanted;
+  for (const auto& [step, entry] : labels) {
+    if (std::ranges::find(steps, step) != steps.end()) wanted[step] = entry;
+  }
+  return wanted == there ? Status() : place.write_note(std::string(kLabelsName), encode_labels(wanted));
+}
+
+Result<Labels> Mirror::all_labels() {
+  RT_TRY_SET(Labels labels, placed_labels(place_));
+  const Result<Labels> here = read_labels(io_, dir_);
+  if (here.ok()) merge_labels(here.value(), labels);
+  return labels;
 }
 
 std::vector<int64_t> of_this_line(const std::vector<int64_t>& placed, const std::vector<int64_t>& local) {
@@ -35,7 +74,7 @@ std::vector<int64_t> of_this_line(const std::vector<int64_t>& placed, const std:
 }
 
 std::optional<int64_t> next_due(const std::vector<int64_t>& local, const std::vector<int64_t>& placed,
-                                const MirrorPolicy& policy, bool last_one) {
+                                const MirrorPolicy& policy, bool last_one, const Labels& labels) {
   const std::vector<int64_t> own = of_this_line(placed, local);
   for (auto step = local.rbegin(); step != local.rend(); ++step) {
     if (std::binary_search(own.begin(), own.end(), *step)) continue;
@@ -46,7 +85,7 @@ std::optional<int64_t> next_due(const std::vector<int64_t>& local, const std::ve
     if (covered) continue;
     std::vector<int64_t> with = own;
     with.insert(std::upper_bound(with.begin(), with.end(), *step), *step);
-    const std::vector<int64_t> removed = steps_to_remove(with, policy);
+    const std::vector<int64_t> removed = steps_to_remove(with, policy, labels);
     if (!std::binary_search(removed.begin(), removed.end(), *step)) return *step;
   }
   return std::nullopt;
@@ -133,7 +172,9 @@ Result<std::vector<int64_t>> Mirror::steps_to_retire(int64_t copied, const std::
   for (const PlacedStep& step : there) {
     if (step.complete) placed.push_back(step.step);
   }
-  const std::vector<int64_t> removed = steps_to_remove(of_this_line(placed, local), policy_);
+  RT_TRY_SET(const Labels labels, all_labels());
+  RT_TRY(place_labels(place_, labels, placed));  // what is removed relies on them
+  const std::vector<int64_t> removed = steps_to_remove(of_this_line(placed, local), policy_, labels);
   std::set<int64_t> doomed(removed.begin(), removed.end());
   doomed.erase(copied);
   for (auto step = there.rbegin(); step != there.rend(); ++step) {  // newest first: what they need is older
@@ -160,7 +201,7 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
   }
   for (const CheckpointInfo& info : catalog.checkpoints) {
     const std::pair key(info.step, info.created_unix_ms);
-    if (!info.complete || damaged_.contains(key)) continue;
+    if (!info.complete || info.bad() || damaged_.contains(key)) continue;
     local.push_back(info.step);
     created[info.step] = info.created_unix_ms;
     const auto copy = std::find(placed.begin(), placed.end(), info.step);
@@ -195,9 +236,11 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
     if (same) held.reset();  // killed between the commit and the end of the hold
   }
   // What was begun is ended first, or a run that is killed often would never end a copy.
-  const std::optional<int64_t> step = held ? held : next_due(local, placed, policy_, last_one);
+  RT_TRY_SET(const Labels labels, all_labels());
+  const std::optional<int64_t> step = held ? held : next_due(local, placed, policy_, last_one, labels);
   if (!step) {
     RT_TRY(unpin());
+    RT_TRY(place_labels(place_, labels, placed));
     return std::optional<MirrorReport>();
   }
   step_ = *step;
@@ -220,7 +263,12 @@ Result<std::optional<MirrorReport>> Mirror::copy_next(bool last_one) {
   report.removed = report.copy.removed;
   RT_TRY(unpin());
   if (created.contains(*step)) same_.erase({*step, created[*step]});
-  if (policy_.keep_last <= 0) return std::optional<MirrorReport>(std::move(report));
+  if (policy_.keep_last <= 0) {
+    if (std::ranges::find(placed, *step) == placed.end()) placed.push_back(*step);
+    if (const Status put = place_labels(place_, labels, placed); !put.ok())
+      report.problems.push_back(put.error().message);
+    return std::optional<MirrorReport>(std::move(report));
+  }
   Result<std::vector<int64_t>> doomed = steps_to_retire(*step, local);
   if (!doomed.ok()) {
     report.problems.push_back(doomed.error().message);

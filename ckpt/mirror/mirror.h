@@ -17,6 +17,7 @@
 
 #include "ckpt/mirror/copy.h"
 #include "ckpt/mirror/place.h"
+#include "ckpt/retention/labels.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
@@ -31,14 +32,21 @@ struct MirrorPolicy {
 /// The step to copy next: the newest that is due, is not there, and would stay there. `last_one`: the run is at its
 /// end, and its newest checkpoint goes in any case. Only steps of_this_line() count. Both lists ascending. Pure.
 std::optional<int64_t> next_due(const std::vector<int64_t>& local, const std::vector<int64_t>& placed,
-                                const MirrorPolicy& policy, bool last_one);
+                                const MirrorPolicy& policy, bool last_one, const Labels& labels = {});
 
 /// Of the steps there those up to the newest one here. Later ones are from before the run went back to an older step;
 /// what it saves now has lower numbers for a while, and they must not pass for its newest. Both ascending. Pure.
 std::vector<int64_t> of_this_line(const std::vector<int64_t>& placed, const std::vector<int64_t>& local);
 
-/// Which of the complete steps there (ascending) retention takes away. Pure.
-std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const MirrorPolicy& policy);
+/// Which of the complete steps there (ascending) retention takes away. Bad ones do not count, and go; the newest good
+/// one and the oldest new one behind it stay, as they do here (ckpt/retention/policy.h). Pure.
+std::vector<int64_t> steps_to_remove(const std::vector<int64_t>& placed, const MirrorPolicy& policy,
+                                     const Labels& labels = {});
+
+/// The labels that a place has beside its steps; none where it has none that hold.
+Result<Labels> placed_labels(Place& place);
+/// Puts there what `labels` say of `steps`, and forgets other steps, where that changes something.
+Status place_labels(Place& place, const Labels& labels, const std::vector<int64_t>& steps);
 
 struct MirrorReport {
   CopyReport copy;
@@ -67,6 +75,8 @@ class Mirror {
   Status unpin();
   Result<std::optional<int64_t>> pinned();
   Result<std::vector<int64_t>> steps_to_retire(int64_t copied, const std::vector<int64_t>& local);
+  /// What is known here of the steps here, and there of those there; of the same save as merge_labels says.
+  Result<Labels> all_labels();
 
   Place& place_;
   IoBackend& io_;

@@ -52,6 +52,7 @@
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/replace.h"
 #include "ckpt/retention/spare_files.h"
+#include "runtime/core/finite.h"
 #include "runtime/core/process.h"
 #include "runtime/core/word_sums.h"
 
@@ -84,12 +85,27 @@ Status check_sums(const WriterPart& part, const Manifest& manifest, const ShardD
                            hash_to_hex(found), hash_to_hex(*data.word_sums))};
 }
 
+int64_t not_finite_in(const ShardData& data, std::span<const std::byte> bytes) {
+  if (!data.finite) return 0;
+  return count_not_finite({reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)});
+}
+
+Status check_finite(const WriterPart& part, const Manifest& manifest, const ShardData& data, int64_t not_finite) {
+  if (not_finite == 0) return {};
+  const TensorEntry& tensor = manifest.tensors[static_cast<size_t>(data.tensor)];
+  return Error{ErrorCode::kGuard,
+               fmt::format("{} {} {} of {} is ruined: {} of its {} values are not finite", tensor.kind, tensor.name,
+                           to_string(Box{data.lo, data.hi}), part.file_name, not_finite, data.bytes / 4)};
+}
+
 /// A pass of its own, for saves that look at the bytes in another order.
 Status check_all_sums(std::span<const WriterPart> parts, const Manifest& manifest) {
   for (const WriterPart& part : parts) {
     for (const ShardData& data : part.shards) {
-      if (data.word_sums && data.data != nullptr)
-        RT_TRY(check_sums(part, manifest, data, word_sums(data.data, data.bytes / 4)));
+      if (data.data == nullptr) continue;
+      if (data.word_sums) RT_TRY(check_sums(part, manifest, data, word_sums(data.data, data.bytes / 4)));
+      RT_TRY(check_finite(part, manifest, data,
+                          not_finite_in(data, std::span(data.data, static_cast<size_t>(data.bytes)))));
     }
   }
   return {};
@@ -288,10 +304,12 @@ class PartWriter {
       }
       if (at_ < shard.bytes) break;
       RT_TRY(check_sums(part_, report.manifest, data, sums_));
+      RT_TRY(check_finite(part_, report.manifest, data, not_finite_));
       report.payload_bytes += shard.bytes;
       ++shard_;
       at_ = 0;
       sums_ = 0;
+      not_finite_ = 0;
     }
     return flush_run();
   }
@@ -425,6 +443,7 @@ class PartWriter {
         if (ends) shard.hashes[static_cast<size_t>(chunk)] = std::exchange(hash_, std::nullopt)->digest();
       }
       if (data.word_sums) sums_ = add_word_sums(sums_, word_sums(pass.data(), n / 4, (at_ + from) / 4));
+      not_finite_ += not_finite_in(data, pass);
       ahead_ = next_pass(at_ + from + n);
       const int64_t packed = std::clamp<int64_t>(direct - from, 0, n);  // from here on
       RT_TRY(pack(shard.offset + at_ + from + packed, pass.subspan(packed)));
@@ -526,6 +545,7 @@ class PartWriter {
   IoTicket ticket_ = 0;
   int64_t shard_ = 0, at_ = 0;         // how far the payload has been written
   uint64_t sums_ = 0;                  // of this shard up to there
+  int64_t not_finite_ = 0;             // the same
   std::optional<StreamingHash> hash_;  // of the chunk there, when it is looked at in several passes
   std::vector<Late> late_;
   std::span<std::byte> run_;          // what is being packed; empty: nothing

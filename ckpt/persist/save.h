@@ -37,6 +37,9 @@ struct ShardData {
   /// Of the bytes (whole words), as whoever made them has left it: compared on the way to the disk, and a difference
   /// ends the save with kCorrupt, naming the shard. For `data`.
   std::optional<uint64_t> word_sums;
+  /// The bytes are floats that must be numbers: one that is not ends the save with kGuard, naming the shard. For
+  /// `data`.
+  bool finite = false;
 };
 
 /// One HDF5 file. Shards are written in this order, so that `fill` can work ahead.

@@ -86,6 +86,7 @@ struct RunText {
   std::string run_name, run_id;
   std::vector<std::string> parents;  // ids of the runs this one continues, oldest first
   std::string recipe_json, recipe_hash;
+  std::string lineage;  // hash of the last line of the run's lineage.jsonl; empty: none
 };
 
 /// A manifest without step, state, files and shards.

@@ -110,7 +110,7 @@ Result<Names> list_names(IoBackend& io, const fs::path& checkpoints_dir) {
     } else if (entry.is_dir && (entry.name.starts_with(kTmpPrefix) || entry.name.starts_with(kTrashPrefix) ||
                                 entry.name.starts_with(kSparePrefix))) {
       names.leftovers.push_back(entry.name);
-    } else {
+    } else if (entry.is_dir || !entry.name.starts_with(kLabelsName)) {
       names.unknown.push_back(entry.name);
     }
   }
@@ -174,15 +174,31 @@ Result<Catalog> list_checkpoints(IoBackend& io, const fs::path& checkpoints_dir,
   Catalog catalog{.leftovers = std::move(names.leftovers), .unknown = std::move(names.unknown)};
   for (const int64_t step : names.steps)
     catalog.checkpoints.push_back(look_at_checkpoint(io, checkpoints_dir, step, cache));
+  const Result<Labels> labels = read_labels(io, checkpoints_dir);  // lost ones are harmless
+  for (CheckpointInfo& info : catalog.checkpoints) {
+    if (!labels.ok() || labels.value().empty()) break;
+    const LabelEntry* const entry = entry_of(labels.value(), info.step, info.created_unix_ms);
+    info.label = entry != nullptr ? entry->label : Label::kNew;
+    if (entry != nullptr) {
+      info.label_why = entry->why;
+      info.held = entry->held;
+    }
+  }
   CatalogAccess::keep_only(cache, checkpoints_dir, names.steps);
   return catalog;
 }
 
 Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoints_dir) {
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));
+  const Result<Labels> labels = read_labels(io, checkpoints_dir);
   std::string problems;
   for (auto it = names.steps.rbegin(); it != names.steps.rend(); ++it) {
     CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, *it);
+    const LabelEntry* const entry = labels.ok() ? entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    if (info.complete && entry != nullptr && entry->label == Label::kBad) {
+      problems += fmt::format("; step {} is bad: {}", info.step, entry->why);
+      continue;
+    }
     if (info.complete) return info;
     if (info.unread) {
       const ErrorCode code = info.os_errno == EAGAIN ? ErrorCode::kUnavailable
@@ -198,6 +214,19 @@ Result<CheckpointInfo> newest_complete(IoBackend& io, const fs::path& checkpoint
   }
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{}: no complete checkpoint{}", checkpoints_dir.string(), problems)};
+}
+
+Result<CheckpointInfo> find_step(IoBackend& io, const fs::path& checkpoints_dir, int64_t step) {
+  CheckpointInfo found = look_at_checkpoint(io, checkpoints_dir, step);
+  if (found.complete) return found;
+  if (found.unread) return Error{ErrorCode::kIo, found.problem, found.os_errno};
+  RT_TRY_SET(const Catalog catalog, list_checkpoints(io, checkpoints_dir));
+  std::string there;
+  for (const CheckpointInfo& info : catalog.checkpoints) {
+    if (info.complete) there += fmt::format("{}{}{}", there.empty() ? "" : ", ", info.step, info.bad() ? " (bad)" : "");
+  }
+  return Error{ErrorCode::kInvalidInput, fmt::format("{} has no complete step {}; there: {}", checkpoints_dir.string(),
+                                                     step, there.empty() ? "none" : there)};
 }
 
 }  // namespace cairn::ckpt

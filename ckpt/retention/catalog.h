@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ckpt/retention/labels.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 
@@ -30,6 +31,10 @@ struct CheckpointInfo {
   std::vector<int64_t> references;         // steps of this folder whose files it needs besides its own
   std::string run_id;                      // of the run that saved it
   std::vector<uint64_t> starts;            // starts_of() its manifest
+  /// By list_checkpoints. nullopt: the folder has no labels.json that holds, so nobody says anything of any step.
+  std::optional<Label> label;
+  std::string label_why, held;  // as LabelEntry has them
+  bool bad() const { return label == Label::kBad; }
 };
 
 struct Catalog {
@@ -85,9 +90,12 @@ int64_t bytes_lying_there(IoBackend& io, const std::filesystem::path& dir);
 CheckpointInfo look_at_directory(IoBackend& io, const std::filesystem::path& dir, int64_t step,
                                  CatalogCache* cache = nullptr);
 
-/// The complete checkpoint with the highest step. Errors: kInvalidInput when there is none; the message names each
-/// damaged one and why. With a higher one that could not be read: that one's error, not an older checkpoint
-/// (kUnavailable where it has no name just now).
+/// The complete checkpoint with the highest step that is not labelled bad. Errors: kInvalidInput when there is none;
+/// the message names each damaged and each bad one and why. With a higher one that could not be read: that one's error,
+/// not an older checkpoint (kUnavailable where it has no name just now).
 Result<CheckpointInfo> newest_complete(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+
+/// The complete checkpoint of this step. Errors: kInvalidInput, naming the complete steps that there are; kIo.
+Result<CheckpointInfo> find_step(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step);
 
 }  // namespace cairn::ckpt

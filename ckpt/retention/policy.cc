@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <optional>
 
@@ -278,10 +279,11 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
   std::vector<const CheckpointInfo*> complete;
   for (const CheckpointInfo& info : checkpoints) {
     out.push_back({info.step, true, info.unread ? "cannot be read" : "damaged, but not older than all that stay"});
-    if (info.complete) complete.push_back(&info);
+    if (info.complete && !info.bad()) complete.push_back(&info);
   }
   if (complete.empty()) {
-    for (Fate& fate : out) fate.why = "no checkpoint is complete";
+    const bool bad = std::ranges::any_of(checkpoints, [](const CheckpointInfo& info) { return info.complete; });
+    for (Fate& fate : out) fate.why = bad ? "no complete checkpoint is anything but bad" : "no checkpoint is complete";
     return out;
   }
   std::map<int64_t, std::string> why;
@@ -298,6 +300,12 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
   for (const Keep& rule : policy.rules) {
     for (const size_t k : kept_by(rule, complete, policy.run_steps)) keep(complete[k]->step, to_text(rule));
   }
+  const Protected safe = protected_steps(complete);
+  if (safe.good && !policy.even_good) keep(*safe.good, "the newest good one");
+  if (safe.candidate && !policy.even_good) keep(*safe.candidate, "the next that may prove good");
+  for (const CheckpointInfo* info : complete) {
+    if (!info->held.empty()) keep(info->step, info->held);
+  }
   for (const int64_t step : policy.keep_steps) keep(step, "asked for");
   std::set<int64_t> kept;
   for (const auto& [step, rule] : why) kept.insert(step);
@@ -307,7 +315,8 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
     if (found != why.end()) {
       out[k].why = found->second;
     } else if (checkpoints[k].complete) {
-      out[k] = {checkpoints[k].step, false, "no rule keeps it"};
+      out[k] = {checkpoints[k].step, false,
+                checkpoints[k].bad() ? "bad: " + checkpoints[k].label_why : "no rule keeps it"};
     } else if (!checkpoints[k].unread && checkpoints[k].step < oldest_of_last) {
       out[k] = {checkpoints[k].step, false, "damaged"};
     }
@@ -315,11 +324,42 @@ Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpo
   return out;
 }
 
-Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps) {
+Protected protected_steps(std::span<const CheckpointInfo* const> usable) {
+  Protected out;
+  for (const CheckpointInfo* info : usable) {
+    if (info->label == Label::kGood) out = {.good = info->step, .candidate = std::nullopt};
+    if (info->label == Label::kNew && !out.candidate) out.candidate = info->step;
+  }
+  return out;
+}
+
+Result<std::vector<int64_t>> removed_by_change(std::span<const CheckpointInfo> present,
+                                               const std::vector<Keep>& old_keep, int64_t old_run_steps,
+                                               const std::vector<Keep>& new_keep, int64_t new_run_steps) {
+  std::vector<int64_t> out;
+  if (new_keep.empty()) return out;
+  const auto goes = [&](const std::vector<Keep>& keep, int64_t run_steps) -> Result<std::set<int64_t>> {
+    std::set<int64_t> steps;
+    if (keep.empty()) return steps;
+    RT_TRY_SET(const std::vector<Fate> fates, plan_retention(present, retention_policy(keep, run_steps)));
+    for (const Fate& fate : fates) {
+      if (!fate.stays) steps.insert(fate.step);
+    }
+    return steps;
+  };
+  RT_TRY_SET(const std::set<int64_t> before, goes(old_keep, old_run_steps));
+  RT_TRY_SET(const std::set<int64_t> after, goes(new_keep, new_run_steps));
+  std::ranges::set_difference(after, before, std::back_inserter(out));
+  return out;
+}
+
+Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps,
+                                       bool even_good) {
   std::vector<Fate> out;
+  std::vector<const CheckpointInfo*> usable;
   const CheckpointInfo* newest = nullptr;
   for (const CheckpointInfo& info : checkpoints) {
-    if (info.complete) newest = &info;
+    if (info.complete && !info.bad()) usable.push_back(newest = &info);
     const bool goes = steps.contains(info.step);
     out.push_back({info.step, !goes, goes ? "asked for" : "not asked for"});
     if (goes && info.unread)
@@ -332,17 +372,24 @@ Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoin
     }
   }
   if (newest == nullptr)
-    return invalid("no checkpoint is complete, so none is removed: one of them may be all that there is");
+    return invalid("no checkpoint is complete and not bad, so none is removed: one of them may be all that there is");
   if (steps.contains(newest->step)) {
     return invalid(
         fmt::format("step {} stays, for it is the newest complete one, from which a run goes on; to go back to an "
                     "older one, begin another run from that (--init-from), or move this one's folder away",
                     newest->step));
   }
+  const Protected safe = protected_steps(usable);
+  for (const auto& [step, what] : {std::pair(safe.good, "the newest good one, the only sure way back"),
+                                   {safe.candidate, "the next that may prove good"}}) {
+    if (step && steps.contains(*step) && !even_good)
+      return invalid(fmt::format("step {} stays, for it is {}; --even-good removes it all the same", *step, what));
+  }
   return out;
 }
 
-KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::span<const int64_t> present) {
+KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::span<const int64_t> present,
+                        int64_t proof) {
   // The end of the run always saves; rhythms in time may save at any step besides.
   const int64_t done = present.empty() ? 0 : present.back();
   bool by_time = false;
@@ -378,9 +425,27 @@ KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::
                                          : rule.count;
     }
   }
-  const auto kept = static_cast<int64_t>(certain.size());
+  // And the newest good one and the candidate: for certain those that a clean run has at one of its last saves.
+  auto kept = static_cast<int64_t>(certain.size());
+  const size_t first = complete.size() - std::min<size_t>(complete.size(), 8);
+  for (size_t end = first + 1; end <= complete.size(); ++end) {
+    const std::span<const CheckpointInfo* const> then(complete.data(), end);
+    std::set<size_t> stay{end - 1};
+    for (const Keep& rule : config.keep) {
+      const bool in_steps = rule.kind != Kind::kBest && rule.kind != Kind::kWithin && !(rule.seconds > 0);
+      if (!in_steps || !makes_sense(rule, run_steps)) continue;
+      for (const size_t k : kept_by(rule, then, run_steps)) stay.insert(k);
+    }
+    size_t candidate = 0;  // the first that is not proved yet
+    while (candidate < end && complete[candidate]->step + proof <= complete[end - 1]->step) ++candidate;
+    if (candidate > 0) stay.insert(candidate - 1);
+    if (candidate < end) stay.insert(candidate);
+    kept = std::max(kept, std::ssize(stay));
+  }
+  chance += 2;
   if (unbounded) return {kept, by_time ? -1 : count};
-  return {kept, by_time ? std::max(kept, bound + chance) : std::min(count, kept + chance)};
+  const int64_t rules_keep = static_cast<int64_t>(certain.size());
+  return {kept, by_time ? std::max(kept, bound + chance) : std::min(count, std::max(kept, rules_keep + chance))};
 }
 
 }  // namespace cairn::ckpt

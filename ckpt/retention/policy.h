@@ -1,8 +1,11 @@
 #pragma once
 // Which checkpoints stay: pure rules on a list of what is there. No I/O.
 //
-// A checkpoint stays when any rule keeps it; the newest complete one always does, and so does what a kept one refers
-// to.
+// Rules see complete checkpoints that are not labelled bad. One stays when any rule keeps it, and so does what a kept
+// one refers to. Three stay under any rules: the newest; the newest good one; and the candidate, the oldest one behind
+// that which is still new, until it is proved or fails. Without it, saves closer together than it takes to prove one
+// would all be gone before any is good. Bad ones go first. In a folder without labels there are no good ones and no
+// candidate.
 //   last(n)        the n with the highest steps
 //   every(k)       the first at or behind each multiple of k steps (a save that is put off by a step still counts)
 //   every(time)    the first of each such period of the clock (of each UTC day for 24 h)
@@ -13,6 +16,7 @@
 // "The first" never changes by later saves, so that what is kept once is kept by every later application too.
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -30,6 +34,7 @@ struct RetentionPolicy {
   std::vector<int64_t> keep_steps;  // never removed: being read, or asked for by a person
   std::vector<Keep> rules;          // and what these keep
   int64_t run_steps = 0;            // of the whole run, for kFractions
+  bool even_good = false;  // a person wants the newest good one and the candidate to go, where no rule keeps them
 };
 
 /// What a recipe's `keep` means; with an empty list nothing is ever removed, which is for the caller to see.
@@ -54,9 +59,25 @@ struct Fate {
 Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpoints, const RetentionPolicy& policy);
 
 /// The fates when a person wants `steps`, which are among them, gone and no others. Errors: kInvalidInput naming the
-/// step, and nothing goes: the newest complete one (a run goes on from it), one that could not be read, one whose files
-/// another one needs that stays; or when none is complete.
-Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps);
+/// step, and nothing goes: the newest complete one that is not bad (a run goes on from it), one that could not be read,
+/// one whose files another one needs that stays; without `even_good` the newest good one and the candidate; or when
+/// none is complete.
+Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps,
+                                       bool even_good = false);
+
+/// What stays under any rules besides the newest, of complete checkpoints that are not bad (ascending).
+struct Protected {
+  std::optional<int64_t> good;       // the newest good one
+  std::optional<int64_t> candidate;  // the oldest new one behind it
+};
+Protected protected_steps(std::span<const CheckpointInfo* const> usable);
+
+/// Of `present`, complete steps of a run (ascending), those that the new rules would remove and the old ones keep: what
+/// a changed `checkpoint.keep`, or a run of another length, costs. By steps alone: what rules in time or by a metric
+/// keep is known of `present` by its catalog. Errors: those of plan_retention.
+Result<std::vector<int64_t>> removed_by_change(std::span<const CheckpointInfo> present,
+                                               const std::vector<Keep>& old_keep, int64_t old_run_steps,
+                                               const std::vector<Keep>& new_keep, int64_t new_run_steps);
 
 /// The one place that knows what checkpoints need of others: the steps that those of `kept` refer to, over any number
 /// of hops, without `kept` itself.
@@ -64,10 +85,12 @@ std::set<int64_t> referenced_steps(std::span<const CheckpointInfo> checkpoints, 
 
 /// How many checkpoints lie there at once at the most, over a run that saves as `config` says: what is certain, from
 /// rhythms in steps, and what can be counted on not to be exceeded. Without that (rhythms in time) `at_most` is -1.
+/// Counts the newest good one and the candidate, `proof` steps being what it takes.
 /// `present`: steps that are there already, ascending; the run goes on behind the last of them.
 struct KeptAtOnce {
   int64_t at_least = 1, at_most = 1;
 };
-KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::span<const int64_t> present = {});
+KeptAtOnce kept_at_once(const CheckpointConfig& config, int64_t run_steps, std::span<const int64_t> present = {},
+                        int64_t proof = WatchRules{}.proof);
 
 }  // namespace cairn::ckpt

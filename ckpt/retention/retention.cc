@@ -115,11 +115,18 @@ Result<RetentionReport> apply_retention(IoBackend& io, const fs::path& checkpoin
     RT_TRY_SET(catalog, list_checkpoints(io, checkpoints_dir, cache));
   }
   RT_TRY_SET(const std::vector<Fate> fates, plan_retention(catalog.checkpoints, policy));
-  std::vector<int64_t> doomed;
-  for (const Fate& fate : fates) {
-    if (!fate.stays) doomed.push_back(fate.step);
+  std::vector<int64_t> bad, doomed;
+  for (size_t k = 0; k < fates.size(); ++k) {
+    if (!fates[k].stays) (catalog.checkpoints[k].bad() ? bad : doomed).push_back(fates[k].step);
   }
-  return remove_steps(io, checkpoints_dir, doomed, writer, spares);
+  RT_TRY_SET(RetentionReport report, remove_steps(io, checkpoints_dir, bad, writer, spares));
+  doomed.insert(doomed.end(), report.needed.begin(), report.needed.end());  // by others that go too, perhaps
+  std::sort(doomed.begin(), doomed.end());
+  RT_TRY_SET(RetentionReport rest, remove_steps(io, checkpoints_dir, doomed, writer, spares));
+  rest.removed.insert(rest.removed.end(), report.removed.begin(), report.removed.end());
+  std::sort(rest.removed.begin(), rest.removed.end());
+  rest.problems.insert(rest.problems.end(), report.problems.begin(), report.problems.end());
+  return rest;
 }
 
 std::string why_left(const std::string& name, const std::function<bool(const WriterId&)>& alive) {

@@ -30,8 +30,8 @@ Result<SpaceReport> check_space(IoBackend& io, const fs::path& checkpoints_dir, 
   for (;;) {
     const Result<FileStat> stat = io.stat(asked);
     if (stat.ok()) break;
-    if (!is_not_found(stat.error()) || !asked.has_parent_path() || asked == asked.parent_path()) break;
-    asked = asked.parent_path();
+    if (!is_not_found(stat.error()) || asked == asked.parent_path()) break;
+    asked = asked.has_parent_path() ? asked.parent_path() : fs::path(".");
   }
   RT_TRY_SET(report.free_bytes, io.free_bytes(asked));
   RT_TRY_SET(const Names names, list_names(io, checkpoints_dir));

@@ -367,7 +367,9 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
   best->name_ = mine;
   best->control().agent_pid = me.pid;
   best->control().agent_start = me.start;
-  best->control().stop = 0;
+  best->control().stop = best->control().stop_at_save = 0;
+  best->control().stop_at_step = 0;
+  best->control().saves_answered = best->control().saves_asked.load();
   for (int64_t slot = 0; slot < best->slots(); ++slot) {  // what the dead agent was writing is still to be written
     std::atomic<int64_t>& reserved = best->control().reserved[slot];
     if (const int64_t seen = reserved.load(); seen < 0) reserved.store(seen == INT64_MIN ? 0 : -seen);

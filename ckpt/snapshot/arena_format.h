@@ -17,7 +17,7 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 5;
+inline constexpr uint32_t kVersion = 6;
 inline constexpr int64_t kMaxSlots = 8;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
@@ -96,8 +96,12 @@ struct StepNews {
 inline constexpr int64_t kNewsKept = 64;  // of the latest steps, by step modulo this
 
 struct Control {
-  std::atomic<uint64_t> incarnation;  // life of the ranks; 0: none yet
-  std::atomic<uint32_t> stop;         // the agent asks for a save at the next step boundary and an end
+  std::atomic<uint64_t> incarnation;     // life of the ranks; 0: none yet
+  std::atomic<uint32_t> stop;            // the agent asks for a save at the next step boundary and an end
+  std::atomic<int64_t> stop_at_step;     // or at the first boundary not before this step; 0: it does not
+  std::atomic<uint32_t> stop_at_save;    // or at the next boundary where a save is due
+  std::atomic<uint64_t> saves_asked;     // counts the saves that the agent asks for, each at the next boundary
+  std::atomic<uint64_t> saves_answered;  // how far rank 0 has ordered them
   std::atomic<int64_t> agent_pid, agent_start;
   // Of the starts of agents that lead to what is here, the present one first; 0: no more. Written before any rank runs.
   uint64_t starts[kStartsKept];
@@ -106,11 +110,14 @@ struct Control {
   // Step to be persisted from the slot; 0: free. Rank 0 sets it, the agent makes it negative when it starts to write
   // and 0 when it is done.
   std::atomic<int64_t> reserved[kMaxSlots];
-  std::atomic<int64_t> persisted_step;  // newest step of this incarnation on disk
-  std::atomic<int64_t> failed_step;     // newest step whose persist failed
-  std::atomic<uint64_t> beat;           // counts up while the persister lives
-  std::atomic<int32_t> failed_code;     // ErrorCode of that failure
-  char failure[kMessageBytes];          // written before failed_step
+  std::atomic<uint64_t> asked[kMaxSlots];  // how far that save answers saves_asked, 0: not; before `reserved`
+  std::atomic<int64_t> persisted_step;     // newest step of this incarnation on disk
+  std::atomic<int64_t> failed_step;        // newest step whose persist failed
+  // Step of this incarnation whose weights are ruined, so that it is neither saved nor gone on with; 0: none is known.
+  std::atomic<int64_t> ruined_step;
+  std::atomic<uint64_t> beat;        // counts up while the persister lives
+  std::atomic<int32_t> failed_code;  // ErrorCode of that failure
+  char failure[kMessageBytes];       // written before failed_step
   Decision decision;
   StepNews news[kNewsKept];
 };

@@ -134,6 +134,7 @@ TrainPosition position() {
           .tokens = kStep * 24 * 12,
           .lr = 1e-3 / 7,
           .loss = 0.1 + 0.2,
+          .past = {.points = {{3, 80, 960}, {5, 100, 1300}}, .lr_step = 4, .lr = 1e-4 / 3},
           .seed = 0xfedcba9876543210ull,
           .sampler = R"({"epoch":3,"order":17446744073709551615,"sources":[{"next":3288,"pass":2}]})"};
 }
@@ -207,7 +208,7 @@ Manifest save(IoBackend& io, const Plan& plan, bool weights_alone = false) {
 
 bool same_position(const TrainPosition& a, const TrainPosition& b) {
   return a.step == b.step && a.samples == b.samples && a.tokens == b.tokens && a.lr == b.lr && a.loss == b.loss &&
-         a.seed == b.seed && a.sampler == b.sampler;
+         a.seed == b.seed && a.sampler == b.sampler && a.past == b.past;
 }
 
 /// That every rank of `plan` finds all of its state in what `disk` has.

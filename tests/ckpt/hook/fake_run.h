@@ -38,7 +38,8 @@ inline std::string fresh_run_id() {
 }
 
 inline uint32_t bits_at(int64_t step, int64_t kind, int64_t tensor, int64_t flat) {
-  return static_cast<uint32_t>(mix64(mix64(mix64(step * 3 + kind) + tensor) + flat));
+  // Finite as a float: what is not is no state that may be saved.
+  return static_cast<uint32_t>(mix64(mix64(mix64(step * 3 + kind) + tensor) + flat)) & 0xbfffffffu;
 }
 
 /// Fills `state` from one slot of an arena of any layout.

@@ -4,11 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <fstream>
 #include <functional>
 #include <future>
+#include <limits>
 #include <memory>
 #include <set>
 #include <thread>
@@ -17,6 +19,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/run_memory.h"
+#include "ckpt/snapshot/snapshot.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/core/process.h"
@@ -135,7 +138,12 @@ TEST_SUITE("ckpt/node") {
     CHECK(report.restored.value().step == 7);
     CHECK(report.finished[0].ok());
     CHECK(node.arena().control().persisted_step == 9);
-    REQUIRE(node.take_events().size() == 1);
+    std::vector<PersistEvent> told;  // the step is on disk a moment before that is told
+    for (int tries = 0; told.empty() && tries < 1000; ++tries) {
+      told = node.take_events();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    REQUIRE(told.size() == 1);
     CHECK_FALSE(node.flush().has_value());
   }
 
@@ -170,6 +178,91 @@ TEST_SUITE("ckpt/node") {
     CHECK(flushed->status.ok());
     CHECK(told == std::vector<std::string>{news(6), news(7), news(8)});
     CHECK_FALSE(opened.value()->flush().has_value());
+  }
+
+  TEST_CASE("a step that its ranks have found ruined is neither saved nor gone on with, whenever the agent dies") {
+    for (const bool other_layout : {false, true}) {
+      for (const bool saved : {false, true}) {  // on disk already
+        CAPTURE(other_layout);
+        CAPTURE(saved);
+        const TempDir dir;
+        const std::string run_id = fresh_run_id();
+        const NodeOptions options = options_for(run_id, dir.path);
+        CheckpointConfig config{.snapshot_steps = 1};
+        const Plan plan = saving({2, 2, 1}, config);
+        run_until(plan, options, 5);
+        run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 4});
+        const std::vector<std::filesystem::path> memory = memory_of(run_id);
+        REQUIRE(memory.size() == 1);
+        if (saved) {  // as if its save had ended just before
+          PosixBackend io;
+          REQUIRE(in_child([&] {
+                    std::vector<std::string> notices;
+                    const Plan other = saving({1, 1, 3}, config);
+                    NodeOptions apart = options;
+                    auto node = CheckpointNode::open(other, apart, &notices);  // writes step 9, and goes
+                    return node.ok() ? 0 : 1;
+                  }) == 0);
+          REQUIRE(find_step(io, options.checkpoints_dir, 9).ok());
+          run_and_kill(plan, options, {.steps = 20, .die_at = 10, .snapshots_at_death = 4});
+        }
+        const int64_t ruined = saved ? 10 : 9;
+        {
+          const std::vector<std::filesystem::path> left = memory_of(run_id);
+          REQUIRE(left.size() == 1);
+          const Arena arena = Arena::attach(left[0].string()).value();
+          arena.control().ruined_step.store(ruined);  // what ranks do before they leave (CheckpointHook::condemn)
+        }
+        const Plan next = saving(other_layout ? Layout{1, 1, 3} : Layout{2, 2, 1}, config);
+        std::vector<std::string> notices;
+        auto opened = CheckpointNode::open(next, options, &notices);
+        REQUIRE_OK(opened);
+        const RestoreChoice choice = opened.value()->begin_incarnation().value();
+        CHECK(choice.step < ruined);
+        CHECK(choice.step >= (saved ? 9 : 5));
+        CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(ruined)));
+        const auto flushed = opened.value()->flush();
+        CHECK((!flushed || flushed->step < ruined));
+        CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(ruined)));
+      }
+    }
+  }
+
+  TEST_CASE(
+      "weights that are not finite become no checkpoint, the state before them does, and they are not gone on with") {
+    const TempDir dir;
+    const std::string run_id = fresh_run_id();
+    const NodeOptions options = options_for(run_id, dir.path);
+    const Plan plan = saving({2, 2, 1}, {.snapshot_steps = 1});
+    run_and_kill(plan, options, {.steps = 20, .die_at = 9, .snapshots_at_death = 4});
+    const std::vector<std::filesystem::path> memory = memory_of(run_id);
+    REQUIRE(memory.size() == 1);
+    {
+      const Arena arena = Arena::attach(memory[0].string()).value();
+      const std::vector<SlotView> views = arena.views();
+      const int64_t slot = newest_whole(views).value();
+      REQUIRE(views[slot].step == 9);
+      // A value of the first weight, and its checksum as the update that ruined it would have left it.
+      auto* const values = reinterpret_cast<float*>(arena.payload(0, slot).data() + arena.shards(0)[0].offset);
+      const std::vector<uint64_t> sums = read_slot(arena, 0, slot, Check::kHeaders).value().sums;
+      values[1] = std::numeric_limits<float>::quiet_NaN();
+      const uint64_t sum = word_sums(reinterpret_cast<std::byte*>(values), arena.shards(0)[0].bytes / 4);
+      std::vector<uint64_t> changed = sums;
+      changed[0] = sum;
+      const RankSnapshot head = read_slot(arena, 0, slot, Check::kHeaders).value();
+      SnapshotWriter writer(arena, 0);
+      writer.begin(slot, head.incarnation, head.step);
+      REQUIRE(writer.publish(slot, head.incarnation, head.step, head.position, changed, 0).ok());
+    }
+    std::vector<std::string> notices;
+    const Plan other = saving({1, 1, 3}, {.snapshot_steps = 1});  // writes what memory holds at its start
+    auto opened = CheckpointNode::open(other, options, &notices);
+    REQUIRE_OK(opened);
+    CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(9)));
+    const RestoreChoice choice = opened.value()->begin_incarnation().value();
+    CHECK(choice.step == 8);
+    CHECK(std::ranges::any_of(notices,
+                              [](const std::string& line) { return line.find("is ruined") != std::string::npos; }));
   }
 
   TEST_CASE("memory of another layout is written again where what the dead agent had written does not hold any more") {

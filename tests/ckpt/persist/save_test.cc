@@ -469,4 +469,33 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK(report.whole());
     MESSAGE("metadata: " << saved.value().file_bytes - saved.value().payload_bytes << " bytes for 601 shards");
   }
+
+  TEST_CASE("weights that are not finite end the save, in whatever form, and what was there stays") {
+    for (const Codec codec : {Codec::kRaw, Codec::kShuffleZstd}) {
+      for (const bool large : {false, true}) {
+        CAPTURE(large);
+        MemoryBackend disk;
+        const std::vector<TensorSpec> specs{{"a", "weight", DType::kF32, {large ? 300'000 : 40}, 1},
+                                            {"a", "exp_avg", DType::kF32, {40}, 1}};
+        TestState state = make_state(5, 1, 1, specs);
+        for (auto& box : state.boxes) {
+          for (size_t i = 3; i < box.size(); i += 4) box[i] = std::byte{0x3c};
+        }
+        SaveOptions options = small_options();
+        options.codec = codec;
+        state.parts[0].shards[0].finite = true;
+        REQUIRE(save(disk, "/ck", state, options).ok());
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        std::memcpy(state.boxes[1].data() + 8, &nan, 4);  // of moments: not asked for
+        CHECK(save(disk, "/ck", state, options).ok());
+        std::memcpy(state.boxes[0].data() + state.boxes[0].size() - 4, &nan, 4);
+        const Result<SaveReport> refused = save(disk, "/ck", state, options);
+        REQUIRE_FALSE(refused.ok());
+        CHECK(refused.error().code == ErrorCode::kGuard);
+        CHECK(refused.error().message.find("weight a ") != std::string::npos);
+        CHECK(refused.error().message.find("1 of its ") != std::string::npos);
+        CHECK(CheckpointReader::open(disk, fs::path("/ck") / step_dir_name(5), {}).ok());
+      }
+    }
+  }
 }

@@ -332,13 +332,15 @@ TEST_SUITE("ckpt/retention/policy") {
     const std::vector<Every> tens{{.steps = 10}};
     CHECK(at_once(tens, "", 100) == Pair{10, 10});
     CHECK(at_once(tens, "", 105) == Pair{11, 11});
-    CHECK(at_once(tens, "last(3)", 1000) == Pair{3, 3});
-    CHECK(at_once(tens, "last(3), every(100)", 1000) == Pair{12, 12});
-    CHECK(at_once(tens, "last(3), best(loss, 2)", 1000) == Pair{3, 5});
-    CHECK(at_once(tens, "last(3), every(1d)", 1000) == Pair{3, 100});
+    CHECK(at_once(tens, "last(3)", 1000) == Pair{5, 5});  // and the newest good one, and the candidate
+    CHECK(at_once(tens, "last(3), every(100)", 1000) == Pair{14, 14});
+    CHECK(at_once(tens, "last(3), best(loss, 2)", 1000) == Pair{5, 7});
+    CHECK(at_once(tens, "last(3), every(1d)", 1000) == Pair{5, 100});
     CHECK(at_once({{.seconds = 600}}, "", 1000) == Pair{1, -1});
-    CHECK(at_once({{.seconds = 600}}, "last(3)", 1000) == Pair{1, 3});
-    CHECK(at_once({{.steps = 1}}, "last(2), fractions(10)", 1'000'000'000) == Pair{3, 3});
+    CHECK(at_once({{.seconds = 600}}, "last(3)", 1000) == Pair{1, 5});
+    CHECK(at_once({{.steps = 1}}, "last(2), fractions(10)", 1'000'000'000) == Pair{5, 5});
+    CHECK(at_once({{.steps = 500}}, "last(1)", 1000) == Pair{2, 2});  // far apart: the one before is good
+    CHECK(at_once(tens, "last(10)", 1000) == Pair{10, 12});           // they are among these
     const std::vector<int64_t> present{10, 20, 500};
     CHECK(kept_at_once({.save = tens}, 540, present).at_least == 7);
     CHECK(kept_at_once({.save = tens}, 500, present).at_least == 3);

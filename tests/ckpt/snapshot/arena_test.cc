@@ -169,6 +169,10 @@ TEST_SUITE("ckpt/snapshot/arena") {
         for (const int64_t rank : {0, 1}) {
           if (!write_step(made.value(), rank, 0, 1, 5).ok()) return 2;
         }
+        arena::Control& control = made.value().control();  // requests that are not the next agent's
+        control.stop = control.stop_at_save = 1;
+        control.stop_at_step = 7;
+        control.saves_asked = 5;
         return 0;
       });
     };
@@ -185,6 +189,11 @@ TEST_SUITE("ckpt/snapshot/arena") {
     Result<std::optional<Arena>> taken = Arena::adopt(dead_run);
     REQUIRE_OK(taken);
     REQUIRE(taken.value().has_value());
+    const arena::Control& control = taken.value()->control();
+    CHECK(control.stop == 0);
+    CHECK(control.stop_at_save == 0);
+    CHECK(control.stop_at_step == 0);
+    CHECK(control.saves_asked == control.saves_answered);
     const auto found = newest_verified(*taken.value(), Check::kEveryByte);
     REQUIRE(found.has_value());
     CHECK(found->step == 5);

@@ -1,0 +1,252 @@
+#include "ckpt/retention/labels.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace cairn::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::array<std::string_view, 4> kNames{"new", "good", "suspect", "bad"};
+constexpr int64_t kMostBytes = int64_t{64} << 20;
+constexpr const char* kTemporary = "labels.json.tmp";
+
+/// The element of rank floor(n / 2) of the sorted values, which are reordered.
+float middle(std::vector<float>& values) {
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+/// How many robust deviations `x` lies above the window; 0 with less than half a window.
+double deviations(float x, std::vector<float> window, int64_t full, double floor) {
+  if (std::ssize(window) < std::max<int64_t>(1, full / 2)) return 0;
+  const float median = middle(window);
+  for (float& value : window) value = std::fabs(value - median);
+  const double spread = std::max(1.4826 * static_cast<double>(middle(window)), floor);
+  return (static_cast<double>(x) - static_cast<double>(median)) / spread;
+}
+
+}  // namespace
+
+std::string_view to_text(Label label) { return kNames[static_cast<size_t>(label)]; }
+
+std::optional<Label> parse_label(std::string_view text) {
+  for (size_t k = 0; k < kNames.size(); ++k) {
+    if (kNames[k] == text) return static_cast<Label>(k);
+  }
+  return std::nullopt;
+}
+
+std::string encode_labels(const Labels& labels) {
+  json steps = json::object();
+  for (const auto& [step, entry] : labels) {
+    json one{{"label", to_text(entry.label)},        {"why", entry.why}, {"proved_to", entry.proved_to},
+             {"saved_unix_ms", entry.saved_unix_ms}, {"by", entry.by},   {"time", entry.time}};
+    if (!entry.held.empty()) one["held"] = entry.held;
+    steps[std::to_string(step)] = std::move(one);
+  }
+  return json{{"schema", 1}, {"steps", std::move(steps)}}.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+Result<Labels> decode_labels(std::string_view text) {
+  const auto wrong = [](const std::string& what) { return Error{ErrorCode::kCorrupt, what}; };
+  const json file = json::parse(text, nullptr, false);
+  if (!file.is_object()) return wrong("not a JSON object");
+  if (!file.contains("schema") || file["schema"] != 1)
+    return wrong("\"schema\" is not 1, the one that this build knows");
+  if (!file.contains("steps") || !file["steps"].is_object()) return wrong("\"steps\" is not an object");
+  Labels out;
+  for (const auto& [key, value] : file["steps"].items()) {
+    const bool digits = !key.empty() && key.size() < 19 && key.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits || !value.is_object())
+      return wrong(fmt::format("\"steps\" has \"{}\", expected a step and its label", key));
+    LabelEntry entry;
+    const auto field = [&](const char* name, auto& into, bool fits) {
+      if (fits) into = value[name].get<std::decay_t<decltype(into)>>();
+      return fits;
+    };
+    const auto has = [&](const char* name) { return value.contains(name); };
+    std::string label;
+    const char* bad = nullptr;
+    if (!field("label", label, has("label") && value["label"].is_string()) || !parse_label(label)) bad = "label";
+    if (!field("why", entry.why, has("why") && value["why"].is_string())) bad = "why";
+    if (!field("proved_to", entry.proved_to, has("proved_to") && value["proved_to"].is_number_integer()))
+      bad = "proved_to";
+    if (!field("saved_unix_ms", entry.saved_unix_ms,
+               has("saved_unix_ms") && value["saved_unix_ms"].is_number_integer()))
+      bad = "saved_unix_ms";
+    if (!field("by", entry.by, has("by") && value["by"].is_string())) bad = "by";
+    if (!field("time", entry.time, has("time") && value["time"].is_number())) bad = "time";
+    if (has("held") && !field("held", entry.held, value["held"].is_string())) bad = "held";
+    if (bad != nullptr) return wrong(fmt::format("step {}: \"{}\" is missing or of the wrong kind", key, bad));
+    entry.label = *parse_label(label);
+    out[std::stoll(key)] = std::move(entry);
+  }
+  return out;
+}
+
+Result<Labels> read_labels(IoBackend& io, const fs::path& checkpoints_dir) {
+  const fs::path path = checkpoints_dir / kLabelsName;
+  const Result<std::string> text = read_file(io, path, kMostBytes);
+  if (!text.ok() && is_not_found(text.error())) return Labels();
+  if (!text.ok()) return text.error();
+  return decode_labels(text.value()).with(path.string());
+}
+
+Status write_labels(IoBackend& io, const fs::path& checkpoints_dir, const Labels& labels) {
+  const fs::path temporary = checkpoints_dir / kTemporary;
+  if (const Status removed = io.remove_file(temporary); !removed.ok() && !is_not_found(removed.error())) return removed;
+  RT_TRY(write_file(io, temporary, encode_labels(labels)));
+  RT_TRY(io.rename(temporary, checkpoints_dir / kLabelsName));
+  return io.sync_dir(checkpoints_dir);
+}
+
+const LabelEntry* entry_of(const Labels& labels, int64_t step, int64_t saved_unix_ms) {
+  const auto found = labels.find(step);
+  return found != labels.end() && found->second.saved_unix_ms == saved_unix_ms ? &found->second : nullptr;
+}
+
+void merge_labels(const Labels& theirs, Labels& ours) {
+  for (const auto& [step, entry] : theirs) {
+    const auto [mine, added] = ours.try_emplace(step, entry);
+    if (added) continue;
+    const LabelEntry& here = mine->second;
+    const bool same = here.saved_unix_ms == entry.saved_unix_ms;
+    const bool theirs_wins = !same                                         ? entry.saved_unix_ms > here.saved_unix_ms
+                             : (entry.by == "hand") != (here.by == "hand") ? entry.by == "hand"
+                                                                           : entry.time > here.time;
+    if (theirs_wins) mine->second = entry;
+  }
+}
+
+double loss_ceiling(int64_t vocab) { return 1.5 * std::log(static_cast<double>(std::max<int64_t>(2, vocab))) + 1; }
+
+std::vector<float> StepJudge::window_of(bool of_loss) const {
+  std::vector<float> out;
+  for (auto row = rows_.rbegin(); row != rows_.rend() && std::ssize(out) < rules_.window; ++row) {
+    if (row->step < level_from_) break;
+    if (of_loss ? row->loss_counts : row->norm_counts) out.push_back(of_loss ? row->loss : row->norm);
+  }
+  return out;
+}
+
+StepJudge::Row StepJudge::judge_row(const StepNumbers& numbers) const {
+  Row row{.step = numbers.step,
+          .loss = static_cast<float>(numbers.loss),
+          .norm = static_cast<float>(std::log(numbers.grad_norm))};
+  const bool judged = numbers.step >= rules_.begin;
+  bool down = false;
+  if (std::isfinite(row.loss)) {
+    const double z = judged ? deviations(row.loss, window_of(true), rules_.window, rules_.loss_floor) : 0;
+    row.above = rules_.ceiling > 0 && numbers.loss > rules_.ceiling;
+    down = z < -rules_.limit;
+    if (row.above) {
+      row.why =
+          fmt::format("loss {:.4g}, above {:.4g}, which is worse than knowing nothing", numbers.loss, rules_.ceiling);
+    } else if (z > rules_.limit) {
+      row.why = fmt::format("loss {:.4g}, {:.1f} deviations above the steps before", numbers.loss, z);
+    }
+    row.upward = !row.why.empty();
+    row.loss_counts = !row.upward && !down;
+  } else {
+    row.upward = true;
+    row.why = fmt::format("loss {}", numbers.loss);
+  }
+  if (std::isfinite(row.norm)) {
+    const double z = judged ? deviations(row.norm, window_of(false), rules_.window, rules_.norm_floor) : 0;
+    if (z > rules_.limit) {  // the event names the norm where both are outliers
+      row.upward = true;
+      row.why = fmt::format("gradient norm {:.4g}, {:.1f} deviations above the steps before", numbers.grad_norm, z);
+    }
+    row.norm_counts = !(z > rules_.limit);
+  }
+  return row;
+}
+
+void StepJudge::add(const StepNumbers& numbers) {
+  if (numbers.step <= last()) go_back(numbers.step - 1);
+  Row row = judge_row(numbers);
+  outliers_in_row_ = row.upward || !row.loss_counts ? outliers_in_row_ + 1 : 0;
+  if (outliers_in_row_ >= std::max<int64_t>(1, rules_.window / 2)) {  // the level has moved
+    level_from_ = numbers.step + 1;
+    outliers_in_row_ = 0;
+  }
+  rows_.push_back(std::move(row));
+  const int64_t kept = 2 * rules_.window + 4 * rules_.proof + 1024;  // enough for most ways back
+  while (std::ssize(rows_) > kept) rows_.pop_front();
+}
+
+void StepJudge::go_back(int64_t step) {
+  while (!rows_.empty() && rows_.back().step > step) rows_.pop_back();
+  last_ = step;
+  outliers_in_row_ = 0;
+  if (level_from_ > step + 1) level_from_ = 0;
+  end_.reset();
+}
+
+void StepJudge::set_end_loss(int64_t step, double loss) {
+  const Row row = judge_row({step + 1, loss, std::nan("")});
+  end_ = {step, row.upward ? row.why : ""};
+}
+
+std::optional<StepJudge::Onset> StepJudge::onset(int64_t of) const {
+  std::optional<Onset> out;
+  int64_t seen = 0;
+  for (auto row = rows_.rbegin(); row != rows_.rend() && seen < of; ++row, ++seen) {
+    if (row->upward) out = {row->step, row->above};
+  }
+  return out;
+}
+
+std::optional<StepJudge::Verdict> StepJudge::judge(int64_t step, int64_t run_steps) const {
+  if (rows_.empty() || step > last() || step + rules_.proof < rows_.front().step) return std::nullopt;
+  int64_t before = 0, behind = 0;
+  const Row* outlier = nullptr;
+  for (const Row& row : rows_) {
+    if (row.step <= step - rules_.proof || row.step > step + rules_.proof) continue;
+    ++(row.step <= step ? before : behind);
+    if (row.upward && outlier == nullptr) outlier = &row;
+  }
+  if (outlier != nullptr) {
+    return Verdict{Label::kSuspect, fmt::format("step {}: {}", outlier->step, outlier->why), outlier->step};
+  }
+  if (behind == rules_.proof) {
+    return Verdict{Label::kGood, fmt::format("{} clean steps followed", behind), step + behind};
+  }
+  if (step == last() && step >= run_steps && before > 0 && before >= std::min(rules_.proof, step)) {
+    if (end_ && end_->first == step && !end_->second.empty())
+      return Verdict{Label::kSuspect, "after the last update: " + end_->second, step};
+    return Verdict{Label::kGood, fmt::format("ends the run, behind {} clean steps", before), step};
+  }
+  return Verdict{Label::kNew, "", step + behind};
+}
+
+bool judge_saves(const StepJudge& judge, const std::vector<std::pair<int64_t, int64_t>>& saves, int64_t run_steps,
+                 double now, Labels& labels, const std::vector<int64_t>& unknown) {
+  const Labels before = labels;
+  std::erase_if(labels, [&](const auto& one) {
+    return std::ranges::find(saves, std::pair(one.first, one.second.saved_unix_ms)) == saves.end() &&
+           std::ranges::find(unknown, one.first) == unknown.end();
+  });
+  for (const auto& [step, saved_unix_ms] : saves) {
+    LabelEntry& entry = labels[step];
+    if (entry.by.empty()) entry = {.time = now, .by = "watch", .saved_unix_ms = saved_unix_ms};
+    if (entry.by == "hand" || entry.label == Label::kGood || entry.label == Label::kBad) continue;
+    const std::optional<StepJudge::Verdict> verdict = judge.judge(step, run_steps);
+    if (!verdict) continue;
+    if (verdict->label != entry.label) entry.time = now;
+    entry.label = verdict->label;
+    entry.why = verdict->why;
+    entry.proved_to = verdict->proved_to;
+  }
+  return labels != before;
+}
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,138 @@
+#pragma once
+// What a run knows of its checkpoints beyond their bytes: labels, the file that holds them, and the rules that give
+// them. docs/operations.md, "Good checkpoints stay", says what they mean to a person.
+//
+//   new      saved; fewer than `proof` steps have followed
+//   good     `proof` clean steps have followed; or it ends its run, and the `proof` steps before it were clean
+//   suspect  a step within `proof` of it, before or behind, was an outlier upwards of loss or gradient norm
+//   bad      its weights or what they give are not finite: no start takes it, no rule of retention counts it
+//
+// `labels.json` lies beside the steps and is no part of the format of a checkpoint. A label is of one save of a step:
+// it names the time of creation in that save's manifest, and says nothing of another save of the same step. A lost file
+// is harmless: StepJudge makes the labels again from metrics.jsonl.
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/store/io_backend.h"
+#include "runtime/core/result.h"
+
+namespace cairn::ckpt {
+
+enum class Label { kNew, kGood, kSuspect, kBad };
+
+std::string_view to_text(Label label);
+std::optional<Label> parse_label(std::string_view text);
+
+struct LabelEntry {
+  Label label = Label::kNew;
+  std::string why;            // for people
+  int64_t proved_to = 0;      // the last step that counted for it; 0: none
+  double time = 0;            // unix seconds of the last change
+  std::string by;             // "watch", "guard", or "hand": a person's word, which no rule changes
+  int64_t saved_unix_ms = 0;  // time of creation of the save that it is of
+  std::string held;           // why no rule of retention removes it; empty: one may
+  bool operator==(const LabelEntry&) const = default;
+};
+using Labels = std::map<int64_t, LabelEntry>;  // by step
+
+inline constexpr std::string_view kLabelsName = "labels.json";
+
+/// The file's text, and back. Errors: kCorrupt naming the field.
+std::string encode_labels(const Labels& labels);
+Result<Labels> decode_labels(std::string_view text);
+
+/// Those of a checkpoints folder; none where the file is missing. Errors: kCorrupt, naming the file, where it does not
+/// hold; those of reading it.
+Result<Labels> read_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+/// Replaces the file, atomically; durable when it returns.
+Status write_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir, const Labels& labels);
+
+/// The entry that is of this save; null: there is none.
+const LabelEntry* entry_of(const Labels& labels, int64_t step, int64_t saved_unix_ms);
+/// `theirs` into `ours`, entry by entry. Of the same save the word of a person wins, then that with the later time; of
+/// two saves of a step the later one's.
+void merge_labels(const Labels& theirs, Labels& ours);
+
+/// When a step counts as an outlier, and how many steps prove a checkpoint.
+struct WatchRules {
+  int64_t window = 128;                         // clean values that a new one is compared with
+  int64_t begin = 100;                          // no verdict before that step, except by the ceiling
+  int64_t proof = 32;                           // clean steps behind a checkpoint that make it good
+  double limit = 6;                             // robust deviations upwards
+  double loss_floor = 0.01, norm_floor = 0.05;  // least deviation: nats a token, of ln(norm)
+  double ceiling = 0;                           // a loss above it is an outlier at any step; 0: none
+};
+
+/// 1.5 ln(vocab) + 1: worse than knowing nothing.
+double loss_ceiling(int64_t vocab);
+
+/// What a step says of the weights before it. NaN: not known, or an fp16 overflow's norm.
+struct StepNumbers {
+  int64_t step = 0;
+  double loss = 0, grad_norm = 0;
+};
+
+/// Judges steps one by one, and saved steps by those around them. A value is compared with the median and the median
+/// absolute deviation of the last `window` values that were no outliers; half a window is enough. When half a window of
+/// outliers comes in a row the level has moved, and the window begins anew. Pure.
+class StepJudge {
+ public:
+  explicit StepJudge(WatchRules rules) : rules_(rules) {}
+
+  /// The next step. One that is not above the last one means that the run has gone back to the step before it.
+  void add(const StepNumbers& numbers);
+  /// The loss of the last step's batch after its update, where no step follows to show it.
+  void set_end_loss(int64_t step, double loss);
+  /// What followed `step` is of a line that was left.
+  void go_back(int64_t step);
+  int64_t last() const { return rows_.empty() ? last_ : rows_.back().step; }
+
+  struct Verdict {
+    Label label = Label::kNew;
+    std::string why;
+    int64_t proved_to = 0;
+  };
+  /// Of a saved step. `run_steps`: where the run ends. nullopt: the steps around it are not known (any more).
+  std::optional<Verdict> judge(int64_t step, int64_t run_steps) const;
+
+  /// The first of the outliers among the last `of` steps, which a stop ends with; nullopt: there is none. With `above`
+  /// its loss was above the ceiling, so that the weights before it were ruined already.
+  struct Onset {
+    int64_t step = 0;
+    bool above = false;
+  };
+  std::optional<Onset> onset(int64_t of = 8) const;
+
+ private:
+  struct Row {
+    int64_t step = 0;
+    float loss = 0, norm = 0;                       // norm: ln of it
+    bool loss_counts = false, norm_counts = false;  // in the window of later ones
+    bool upward = false, above = false;
+    std::string why;  // of an outlier
+  };
+  Row judge_row(const StepNumbers& numbers) const;
+  std::vector<float> window_of(bool of_loss) const;
+
+  WatchRules rules_;
+  std::deque<Row> rows_;  // of the latest steps, ascending
+  int64_t last_ = 0;      // where rows_ is empty
+  int64_t outliers_in_row_ = 0;
+  int64_t level_from_ = 0;                              // values of steps before it are of another level
+  std::optional<std::pair<int64_t, std::string>> end_;  // outlier after that step's update; empty text: clean
+};
+
+/// Labels of saves as the judge has them now: what is new or suspect is judged again; good, bad, and a person's word
+/// stay. `saves`: complete steps and their times of creation; entries of other saves go, but for those of `unknown`
+/// steps, which are there and cannot be read just now, or are damaged. Returns whether anything changed.
+bool judge_saves(const StepJudge& judge, const std::vector<std::pair<int64_t, int64_t>>& saves, int64_t run_steps,
+                 double now, Labels& labels, const std::vector<int64_t>& unknown = {});
+
+}  // namespace cairn::ckpt

@@ -1,0 +1,105 @@
+#include "ckpt/start_state.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "ckpt/persist/read.h"
+#include "ckpt/plan/save_plan.h"
+#include "ckpt/position.h"
+#include "ckpt/restore.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/run_memory.h"
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/snapshot/snapshot.h"
+#include "ckpt/store/read_again.h"
+#include "ckpt/verify/verify.h"
+
+namespace cairn::ckpt {
+namespace {
+
+Result<StartState> state_of(const Manifest& manifest, std::string place) {
+  StartState out{.source = StartState::Source::kDisk,
+                 .recipe = manifest.recipe,
+                 .mesh = manifest.mesh,
+                 .run_id = manifest.run.id,
+                 .place = std::move(place)};
+  RT_TRY_SET(out.position, position_of(manifest));
+  out.bare = !has_moments(manifest) || out.position.sampler.empty();
+  return out;
+}
+
+struct MemoryState {
+  StartState state;
+  Arena arena;
+};
+
+/// The newest whole state in memory that dead agents of the run left.
+std::optional<MemoryState> newest_in_memory(const StartLook& look) {
+  std::optional<MemoryState> best;
+  for (const std::string& folder : look.folders) {
+    if (look.run_id.empty()) break;
+    for (const StaleArena& stale : stale_arenas(folder)) {
+      if (stale.run_id != look.run_id || stale.elsewhere) continue;
+      Result<Arena> arena = Arena::attach(stale.name);
+      if (!arena.ok()) continue;
+      const bool distrusted = arena.value().control().distrusted.load(std::memory_order_acquire) != 0;
+      const std::optional<CommonSnapshot> newest =
+          newest_verified(arena.value(), distrusted ? Check::kEveryByte : Check::kHeaders);
+      const bool ruined = newest && arena.value().control().ruined_step.load(std::memory_order_acquire) == newest->step;
+      if (!newest || ruined || (best && best->state.step() >= newest->step)) continue;
+      Result<trainer::TrainPosition> position = decode_position(newest->position);
+      const Result<Manifest> directory = decode_manifest(arena.value().directory());
+      if (!position.ok() || !directory.ok()) continue;
+      best.emplace(MemoryState{StartState{.source = StartState::Source::kMemory,
+                                          .position = std::move(position).value(),
+                                          .recipe = directory.value().recipe,
+                                          .mesh = directory.value().mesh,
+                                          .run_id = look.run_id,
+                                          .place = stale.name},
+                               std::move(arena).value()});
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Result<StartState> state_in(IoBackend& io, const std::filesystem::path& checkpoint) {
+  RT_TRY_SET(const Manifest manifest, read_manifest(io, checkpoint));
+  return state_of(manifest, checkpoint.string());
+}
+
+Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
+  std::optional<MemoryState> memory = newest_in_memory(look);
+  StartState disk;
+  std::vector<std::string> passed_over;
+  RT_TRY_SET(const Names names, list_names(io, look.checkpoints_dir));
+  for (auto step = names.steps.rbegin(); step != names.steps.rend() && !disk.any(); ++step) {
+    const CheckpointInfo info = look_at_checkpoint(io, look.checkpoints_dir, *step);
+    if (memory && memory->state.step() > *step) {  // unless the run has gone on without that memory
+      if (!info.complete || leads_to(info, memory->arena)) break;
+      memory.reset();
+    }
+    if (info.unread && !disk_fails(info.os_errno)) return unreadable_now(info);
+    std::string problem = info.problem;
+    if (info.complete && look.refuse) problem = look.refuse(info);
+    if (info.complete && problem.empty() && look.verify) {
+      RT_TRY_SET(const VerifyReport report, verify_checkpoint(io, info.dir, {.max_damages = 1}));
+      if (!report.whole()) problem = report.damages.front().message;
+    }
+    if (!problem.empty()) {
+      passed_over.push_back(fmt::format("{}: {}", info.dir.string(), problem));
+      continue;
+    }
+    RT_TRY_SET(disk, state_in(io, info.dir).with(info.dir.string()));
+    if (memory && !leads_to(info, memory->arena)) memory.reset();
+  }
+  if (memory && memory->state.step() >= disk.step()) disk = std::move(memory->state);
+  if (!disk.any() && !passed_over.empty()) return none_usable(look.checkpoints_dir, passed_over);
+  disk.passed_over = std::move(passed_over);
+  return disk;
+}
+
+}  // namespace cairn::ckpt

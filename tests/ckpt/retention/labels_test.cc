@@ -1,0 +1,391 @@
+#include "ckpt/retention/labels.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
+#include "ckpt/retention/policy.h"
+#include "ckpt/retention/retention.h"
+#include "ckpt/store/fault_backend.h"
+#include "ckpt/store/memory_backend.h"
+#include "runtime/core/random.h"
+#include "tests/ckpt/persist/test_state.h"
+
+using namespace cairn;
+using namespace cairn::ckpt;
+using namespace cairn::ckpt::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kDir = "/ck";
+const WriterId kWriter{"test", 1, 1, 9};
+const WatchRules kRules{.ceiling = loss_ceiling(256)};
+
+std::vector<TensorSpec> one_tensor() { return {{"a", "weight", DType::kF32, {30}, 1}}; }
+
+void add_step(IoBackend& io, int64_t step) {
+  REQUIRE(save(io, kDir, make_state(step, static_cast<uint64_t>(step), 1, one_tensor())).ok());
+}
+
+/// A quiet run's step: a loss that falls, and noise that no draw of it makes an outlier.
+StepNumbers quiet(int64_t step) {
+  const double noise = static_cast<double>(mix64(static_cast<uint64_t>(step)) % 1000) / 1000 - 0.5;
+  return {step, 3 + 2 * std::exp(-static_cast<double>(step) / 200) + 0.1 * noise, std::exp(0.3 * noise)};
+}
+
+StepJudge run_to(int64_t last, const WatchRules& rules = kRules) {
+  StepJudge judge(rules);
+  for (int64_t step = 1; step <= last; ++step) judge.add(quiet(step));
+  return judge;
+}
+
+Label label_of(const StepJudge& judge, int64_t step, int64_t run_steps = 1'000'000) {
+  const auto verdict = judge.judge(step, run_steps);
+  REQUIRE(verdict);
+  return verdict->label;
+}
+
+CheckpointInfo labelled(int64_t step, Label label) {
+  CheckpointInfo info{.step = step, .complete = true, .created_unix_ms = step * 1000};
+  info.loss = 1.0 / static_cast<double>(step);
+  info.label = label;
+  return info;
+}
+
+std::vector<int64_t> staying(const std::vector<CheckpointInfo>& all, const RetentionPolicy& policy) {
+  std::vector<int64_t> out;
+  for (const Fate& fate : plan_retention(all, policy).value()) {
+    if (fate.stays) out.push_back(fate.step);
+  }
+  return out;
+}
+
+using Steps = std::vector<int64_t>;
+
+}  // namespace
+
+TEST_SUITE("ckpt/retention/labels") {
+  TEST_CASE("a save is good once as many clean steps have followed as prove it, and not a step before") {
+    StepJudge judge = run_to(431);
+    CHECK(label_of(judge, 400) == Label::kNew);
+    judge.add(quiet(432));
+    CHECK(label_of(judge, 400) == Label::kGood);
+    CHECK(judge.judge(400, 1000)->proved_to == 432);
+    CHECK(label_of(judge, 401) == Label::kNew);
+    CHECK_FALSE(judge.judge(433, 1000));  // not reached
+  }
+
+  TEST_CASE("an outlier upwards of loss or norm within the proof makes saves on both sides suspect, and no others") {
+    for (const bool of_loss : {true, false}) {
+      CAPTURE(of_loss);
+      StepJudge judge = run_to(399);
+      StepNumbers spike = quiet(400);
+      (of_loss ? spike.loss : spike.grad_norm) *= of_loss ? 1.4 : 30;
+      judge.add(spike);
+      for (int64_t step = 401; step <= 600; ++step) judge.add(quiet(step));
+      CHECK(label_of(judge, 367) == Label::kGood);     // its proof ended at 399
+      CHECK(label_of(judge, 368) == Label::kSuspect);  // 400 is the last step of its proof
+      CHECK(label_of(judge, 399) == Label::kSuspect);
+      CHECK(label_of(judge, 400) == Label::kSuspect);
+      CHECK(label_of(judge, 431) == Label::kSuspect);
+      CHECK(label_of(judge, 432) == Label::kGood);
+      CHECK(judge.judge(399, 1000)->why.find(of_loss ? "step 400: loss" : "step 400: gradient norm") == 0);
+    }
+  }
+
+  TEST_CASE("a drop is no outlier upwards, an fp16 overflow's norm none at all") {
+    StepJudge judge = run_to(399);
+    judge.add({400, quiet(400).loss * 0.5, 1});
+    judge.add({401, quiet(401).loss, std::nan("")});
+    judge.add({402, quiet(402).loss, INFINITY});
+    for (int64_t step = 403; step <= 500; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 399) == Label::kGood);
+  }
+
+  TEST_CASE("a loss worse than knowing nothing is an outlier in the first steps too; a young run's noise is none") {
+    StepJudge judge(kRules);
+    for (int64_t step = 1; step <= 40; ++step) judge.add({step, 5.5 + (step % 3), 1.0 * static_cast<double>(step)});
+    CHECK(label_of(judge, 5) == Label::kGood);
+    StepJudge bad(kRules);
+    for (int64_t step = 1; step <= 40; ++step) bad.add({step, step == 20 ? 9.4 : 5.5, 1});
+    CHECK(1.5 * std::log(256) + 1 < 9.4);
+    CHECK(label_of(bad, 5) == Label::kSuspect);
+    CHECK(bad.onset(40)->step == 20);
+    CHECK(bad.onset(40)->above);
+    CHECK_FALSE(bad.onset());  // not among the last eight
+  }
+
+  TEST_CASE("the end of a run proves its last save by the steps before, unless they, or its own end, were not clean") {
+    CHECK(label_of(run_to(12), 12, 12) == Label::kGood);
+    CHECK(label_of(run_to(12), 12, 30) == Label::kNew);  // stopped, not at its end
+    CHECK(label_of(run_to(12), 10, 12) == Label::kNew);
+    StepJudge spiked = run_to(299);
+    spiked.add({300, 8, 1});
+    for (int64_t step = 301; step <= 310; ++step) spiked.add(quiet(step));
+    CHECK(label_of(spiked, 310, 310) == Label::kSuspect);
+    StepJudge ruined = run_to(12);
+    ruined.set_end_loss(12, 1e9);
+    CHECK(label_of(ruined, 12, 12) == Label::kSuspect);
+    ruined.set_end_loss(12, 4);
+    CHECK(label_of(ruined, 12, 12) == Label::kGood);
+  }
+
+  TEST_CASE("when the level has moved, new saves are normal again") {
+    StepJudge judge = run_to(299);
+    const auto moved = [](int64_t step) { return StepNumbers{step, quiet(step).loss + 1.5, 1}; };
+    for (int64_t step = 300; step <= 600; ++step) judge.add(moved(step));
+    CHECK(label_of(judge, 300) == Label::kSuspect);
+    CHECK(label_of(judge, 500) == Label::kGood);
+  }
+
+  TEST_CASE("a run that goes back is judged by what follows again") {
+    StepJudge judge = run_to(399);
+    judge.add({400, 8, 1});
+    CHECK(label_of(judge, 395) == Label::kSuspect);
+    judge.go_back(395);
+    for (int64_t step = 396; step <= 427; ++step) judge.add(quiet(step));
+    CHECK(label_of(judge, 395) == Label::kGood);
+    judge.add(quiet(396));  // a step that comes again says the same
+    CHECK(judge.last() == 396);
+    CHECK(label_of(judge, 395) == Label::kNew);
+  }
+
+  TEST_CASE("good, bad and a person's word stay; what is new or suspect is judged again; another save is another") {
+    const StepJudge judge = run_to(100);
+    Labels labels;
+    CHECK(judge_saves(judge, {{50, 1}, {90, 2}}, 1000, 5, labels));
+    CHECK(labels.at(50).label == Label::kGood);
+    CHECK(labels.at(90).label == Label::kNew);
+    CHECK_FALSE(judge_saves(judge, {{50, 1}, {90, 2}}, 1000, 6, labels));
+    labels.at(50).label = Label::kBad;
+    labels.at(50).by = "guard";
+    labels.at(90) = {.label = Label::kSuspect, .why = "mine", .by = "hand", .saved_unix_ms = 2};
+    CHECK_FALSE(judge_saves(run_to(200), {{50, 1}, {90, 2}}, 1000, 7, labels));
+    CHECK(judge_saves(run_to(200), {{50, 10}, {90, 20}}, 1000, 7, labels));  // saved anew
+    CHECK(labels.at(50).label == Label::kGood);
+    CHECK(labels.at(90).label == Label::kGood);
+    Labels kept = labels;
+    CHECK_FALSE(judge_saves(run_to(200), {{90, 20}}, 1000, 7, kept, {50}));  // 50 is there, and cannot be read just now
+    CHECK(kept.contains(50));
+    CHECK(judge_saves(run_to(200), {{90, 20}}, 1000, 7, labels));
+    CHECK(labels.size() == 1);
+  }
+
+  TEST_CASE("labels as text: what is read is what was written, and damage is told with its place") {
+    Labels labels;
+    labels[12] = {
+        .label = Label::kGood, .why = "ends the run", .proved_to = 12, .time = 1.5, .by = "watch", .saved_unix_ms = 77};
+    labels[13] = {.label = Label::kBad, .why = "\"nan\"\n", .by = "guard", .saved_unix_ms = 78, .held = "asked for"};
+    CHECK(decode_labels(encode_labels(labels)).value() == labels);
+    for (const char* wrong : {"", "[]", "{}", R"({"schema":2,"steps":{}})", R"({"schema":1,"steps":{"x":{}}})",
+                              R"({"schema":1,"steps":{"7":{"label":"fine"}}})", R"({"schema":1,"steps":[]})"}) {
+      CAPTURE(wrong);
+      const Result<Labels> read = decode_labels(wrong);
+      REQUIRE_FALSE(read.ok());
+      CHECK(read.error().code == ErrorCode::kCorrupt);
+    }
+    const std::string whole = encode_labels(labels);
+    for (size_t n = 0; n + 2 < whole.size(); ++n) REQUIRE_FALSE(decode_labels(whole.substr(0, n)).ok());
+  }
+
+  TEST_CASE("of two folders' labels the person's word counts, then the later; of two saves the later save's") {
+    Labels ours{{1, {.label = Label::kNew, .time = 5, .by = "watch", .saved_unix_ms = 1}}};
+    merge_labels({{1, {.label = Label::kGood, .time = 4, .by = "watch", .saved_unix_ms = 1}}}, ours);
+    CHECK(ours.at(1).label == Label::kNew);
+    merge_labels({{1, {.label = Label::kGood, .time = 6, .by = "watch", .saved_unix_ms = 1}}}, ours);
+    CHECK(ours.at(1).label == Label::kGood);
+    merge_labels({{1, {.label = Label::kBad, .time = 1, .by = "hand", .saved_unix_ms = 1}}}, ours);
+    CHECK(ours.at(1).label == Label::kBad);
+    merge_labels({{1, {.label = Label::kNew, .time = 1, .by = "watch", .saved_unix_ms = 2}}}, ours);
+    CHECK(ours.at(1).label == Label::kNew);
+  }
+}
+
+TEST_SUITE("ckpt/retention/labels/policy") {
+  TEST_CASE("under every kind of rule the newest, the newest good one and the candidate stay, and bad ones go") {
+    const std::vector<CheckpointInfo> all{labelled(10, Label::kGood),    labelled(20, Label::kGood),
+                                          labelled(30, Label::kSuspect), labelled(40, Label::kNew),
+                                          labelled(50, Label::kSuspect), labelled(60, Label::kNew),
+                                          labelled(70, Label::kNew),     labelled(80, Label::kBad)};
+    for (const char* rules : {"last(1)", "every(1000)", "at(1000)", "best(loss, 1)", "within(1s)", "fractions(1)",
+                              "last(1), every(1d), best(valid_loss, 1)"}) {
+      CAPTURE(rules);
+      const Steps stays = staying(all, retention_policy(parse_keep(rules).value(), 100));
+      for (const int64_t step : {20, 40, 70}) CHECK(std::ranges::count(stays, step) == 1);
+      CHECK(std::ranges::count(stays, 80) == 0);
+      CHECK(std::ranges::count(stays, 50) == 0);
+    }
+    CHECK(staying(all, retention_policy(parse_keep("last(1)").value(), 100)) == Steps{20, 40, 70});
+    RetentionPolicy policy = retention_policy(parse_keep("last(1)").value(), 100);
+    policy.even_good = true;
+    CHECK(staying(all, policy) == Steps{70});
+    std::vector<CheckpointInfo> held = all;
+    held[2].held = "checkpoint.keep was changed";
+    CHECK(staying(held, retention_policy(parse_keep("last(1)").value(), 100)) == Steps{20, 30, 40, 70});
+  }
+
+  TEST_CASE("rules do not count bad ones, and where nothing else is complete nothing goes") {
+    const std::vector<CheckpointInfo> all{labelled(10, Label::kSuspect), labelled(20, Label::kSuspect),
+                                          labelled(30, Label::kBad)};
+    CHECK(staying(all, {2, {}}) == Steps{10, 20});
+    CHECK(staying({labelled(10, Label::kBad), labelled(20, Label::kBad)}, {1, {}}) == Steps{10, 20});
+    std::vector<CheckpointInfo> needed = all;
+    needed[1].references = {30};  // as after a way back
+    CHECK(staying(needed, {1, {}}) == Steps{20, 30});
+  }
+
+  TEST_CASE("a person who names the last good one, or the candidate, is refused without --even-good") {
+    const std::vector<CheckpointInfo> all{labelled(10, Label::kGood), labelled(20, Label::kNew),
+                                          labelled(30, Label::kNew), labelled(40, Label::kBad)};
+    CHECK(plan_removal(all, {10}).error().message.find("step 10 stays") == 0);
+    CHECK(plan_removal(all, {20}).error().message.find("step 20 stays") == 0);
+    CHECK(plan_removal(all, {30}).error().message.find("step 30 stays, for it is the newest") == 0);
+    CHECK(plan_removal(all, {40}).ok());
+    CHECK(plan_removal(all, {10, 20}, true).ok());
+    CHECK_FALSE(plan_removal(all, {30}, true).ok());
+  }
+
+  TEST_CASE("what a changed rule, or a run of another length, would remove of what the old ones keep") {
+    std::vector<CheckpointInfo> present;
+    for (int64_t step = 10; step <= 100; step += 10) present.push_back(labelled(step, Label::kSuspect));
+    const auto keep = [](const char* text) { return parse_keep(text).value(); };
+    const auto removed = [&](const char* before, int64_t old_steps, const char* after, int64_t new_steps) {
+      return removed_by_change(present, keep(before), old_steps, keep(after), new_steps).value();
+    };
+    CHECK(removed("last(3)", 100, "last(1)", 100) == Steps{80, 90});
+    CHECK(removed("last(1)", 100, "last(3)", 100).empty());
+    CHECK(removed("fractions(2)", 100, "fractions(2)", 100).empty());
+    CHECK(removed("fractions(2)", 100, "fractions(2)", 400) == Steps{50});
+    CHECK(removed_by_change(present, {}, 100, keep("last(9)"), 100).value() == Steps{10});
+    CHECK(removed_by_change(present, keep("last(9)"), 100, {}, 100).value().empty());
+  }
+}
+
+TEST_SUITE("ckpt/retention/label_store") {
+  TEST_CASE("a catalog shows the labels of the saves that are there, and of no others") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20, 30}) add_step(disk, step);
+    for (const CheckpointInfo& info : list_checkpoints(disk, kDir).value().checkpoints) CHECK_FALSE(info.label);
+    REQUIRE(put_label(disk, kDir, 30, Label::kBad, "nan", "guard").ok());
+    const Catalog catalog = list_checkpoints(disk, kDir).value();
+    CHECK(catalog.unknown.empty());
+    CHECK(catalog.checkpoints[0].label == Label::kNew);
+    CHECK(catalog.checkpoints[2].bad());
+    CHECK(newest_complete(disk, kDir).value().step == 20);
+    CHECK_FALSE(put_label(disk, kDir, 40, Label::kGood, "", "hand").ok());
+    CHECK(find_step(disk, kDir, 40).error().message.find("there: 10, 20, 30 (bad)") != std::string::npos);
+    Labels labels = read_labels(disk, kDir).value();
+    labels.at(30).saved_unix_ms += 1;  // of another save of that step
+    REQUIRE(write_labels(disk, kDir, labels).ok());
+    CHECK(newest_complete(disk, kDir).value().step == 30);
+    disk.bytes_of(kDir / kLabelsName)[0] = std::byte{'x'};  // lost labels are harmless
+    CHECK(newest_complete(disk, kDir).value().step == 30);
+    CHECK_FALSE(list_checkpoints(disk, kDir).value().checkpoints[0].label);
+    CHECK(put_label(disk, kDir, 30, Label::kBad, "nan", "guard").ok());
+  }
+
+  TEST_CASE("held steps stay until they are held no more") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20, 30, 40}) add_step(disk, step);
+    REQUIRE(hold_steps(disk, kDir, {10, 99}, "checkpoint.keep was changed").ok());
+    REQUIRE(put_label(disk, kDir, 20, Label::kGood, "", "hand").ok());
+    CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed.empty());  // 30 is the candidate
+    REQUIRE(put_label(disk, kDir, 30, Label::kSuspect, "", "hand").ok());
+    CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed == Steps{30});
+    REQUIRE(hold_steps(disk, kDir, {}, "").ok());
+    CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed == Steps{10});
+  }
+
+  TEST_CASE("labels and a removal cut off at any call, then power loss: the last good one is never gone") {
+    MemoryBackend start;
+    for (const int64_t step : {10, 20, 30, 40}) add_step(start, step);
+    REQUIRE(put_label(start, kDir, 20, Label::kGood, "", "watch").ok());
+    start.power_cycle(0);
+    bool fired = true;
+    int64_t calls = 0, removed = 0;
+    for (int64_t n = 0; fired; ++n) {
+      const auto disk = start.clone();
+      FaultBackend io(*disk, FaultPlan::stop_at_call(n));
+      const auto work = [&]() -> Status {  // 30 is proved, 40 is found bad: then retention
+        RT_TRY(put_label(io, kDir, 40, Label::kBad, "nan", "guard"));
+        RT_TRY(put_label(io, kDir, 30, Label::kGood, "", "watch"));
+        RT_TRY_SET(const RetentionReport report, apply_retention(io, kDir, {1, {}}, kWriter));
+        removed = std::ssize(report.removed);
+        return {};
+      };
+      ignore(work(), "that is the test");
+      fired = io.fired();
+      calls = n;
+      for (uint64_t seed = 0; seed < 8; ++seed) {
+        CAPTURE(n);
+        CAPTURE(seed);
+        const auto after = disk->clone();
+        after->power_cycle(seed);
+        const Result<Labels> labels = read_labels(*after, kDir);
+        REQUIRE(labels.ok());  // whole, old or new
+        int64_t good = 0;
+        for (const CheckpointInfo& info : list_checkpoints(*after, kDir).value().checkpoints)
+          good += info.complete && info.label == Label::kGood;
+        REQUIRE(good >= 1);
+        REQUIRE(newest_complete(*after, kDir).ok());
+      }
+    }
+    CHECK(calls > 20);
+    CHECK(removed == 3);  // uncut: 10, 20 and the bad 40
+  }
+
+  TEST_CASE("going back moves later steps away, newest first, and two of them stay there") {
+    MemoryBackend disk;
+    const fs::path away = "/abandoned";
+    const auto names = [&] {
+      std::vector<std::string> out;
+      for (const DirEntry& entry : disk.list(away).value()) out.push_back(entry.name);
+      return out;
+    };
+    for (const int64_t step : {10, 20, 30, 40}) add_step(disk, step);
+    CHECK(abandon_steps(disk, kDir, away, 40, kWriter).value().empty());
+    CHECK(abandon_steps(disk, kDir, away, 20, kWriter).value() == Steps{30, 40});
+    CHECK(names() == std::vector<std::string>{"step-00000030-1", "step-00000040-1"});
+    CHECK(list_names(disk, kDir).value().steps == Steps{10, 20});
+    add_step(disk, 30);
+    CHECK(abandon_steps(disk, kDir, away, 10, kWriter).value() == Steps{20, 30});
+    CHECK(names() == std::vector<std::string>{"step-00000020-1", "step-00000030-2"});
+    CHECK(list_checkpoints(disk, away).value().checkpoints.empty());  // nobody takes them for checkpoints
+  }
+
+  TEST_CASE("going back, cut off at any call: the step that was asked for is there, and what is left is whole") {
+    MemoryBackend start;
+    for (const int64_t step : {10, 20, 30, 40}) add_step(start, step);
+    REQUIRE(start.make_dir("/abandoned").ok());
+    start.power_cycle(1);
+    bool fired = true;
+    int64_t n = 0;
+    for (; fired; ++n) {
+      const auto disk = start.clone();
+      FaultBackend io(*disk, FaultPlan::stop_at_call(n));
+      ignore(
+          [&]() -> Status {
+            RT_TRY(abandon_steps(io, kDir, "/abandoned", 20, kWriter));
+            return {};
+          }(),
+          "that is the test");
+      fired = io.fired();
+      for (uint64_t seed = 0; seed < 8; ++seed) {
+        CAPTURE(n);
+        CAPTURE(seed);
+        const auto after = disk->clone();
+        after->power_cycle(seed);
+        for (const CheckpointInfo& info : list_checkpoints(*after, kDir).value().checkpoints)
+          REQUIRE_MESSAGE(info.complete, info.problem);
+        REQUIRE(find_step(*after, kDir, 20).ok());
+        REQUIRE(abandon_steps(*after, kDir, "/abandoned", 20, kWriter).ok());  // the command again
+        REQUIRE(list_names(*after, kDir).value().steps == Steps{10, 20});
+      }
+    }
+    CHECK(n > 8);
+  }
+}
