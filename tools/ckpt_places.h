@@ -37,6 +37,7 @@ void add_ckpt_cat(CLI::App& ckpt, Session& session);
 void add_ckpt_diff(CLI::App& ckpt, Session& session);
 void add_ckpt_inspect(CLI::App& ckpt, Session& session);
 void add_ckpt_ls(CLI::App& ckpt, Session& session);
+void add_ckpt_label(CLI::App& ckpt, Session& session);
 void add_ckpt_prune(CLI::App& ckpt, Session& session);
 void add_ckpt_reshard(CLI::App& ckpt, Session& session);
 void add_ckpt_copy(CLI::App& ckpt, Session& session);

@@ -329,7 +329,7 @@ void add_ckpt(CLI::App& app, Session& session) {
                                       "their layout");
   ckpt->require_subcommand(1);
   for (const auto add : {add_ckpt_ls, add_ckpt_inspect, add_ckpt_verify, add_ckpt_diff, add_ckpt_cat, add_ckpt_average,
-                         add_ckpt_prune, add_ckpt_reshard, add_ckpt_copy})
+                         add_ckpt_label, add_ckpt_prune, add_ckpt_reshard, add_ckpt_copy})
     add(*ckpt, session);
 }
 

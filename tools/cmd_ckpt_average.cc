@@ -49,7 +49,7 @@ Result<std::vector<fs::path>> source_dirs(const AverageArgs& args, ckpt::IoBacke
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(args.sources[0]));
   RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
-    if (info.complete) out.push_back(info.dir);
+    if (info.complete && !info.bad()) out.push_back(info.dir);
   }
   const auto cannot_be_read = [&](const ckpt::CheckpointInfo& info) {
     return Error{info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported,

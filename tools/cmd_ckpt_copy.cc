@@ -17,10 +17,12 @@
 
 #include "ckpt/format/names.h"
 #include "ckpt/mirror/copy.h"
+#include "ckpt/mirror/mirror.h"
 #include "ckpt/mirror/place.h"
 #include "ckpt/mirror/placed_step.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/retention/label_store.h"
 #include "ckpt/store/uring_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
@@ -134,6 +136,18 @@ Status check_folder_of_steps(const std::string& place, const char* what) {
                fmt::format("{}: is the name of one step; give the folder of steps, {}", place, above)};
 }
 
+/// What is known of the step here is known there.
+Status push_label(ckpt::Place& place, ckpt::IoBackend& io, const fs::path& source, int64_t step) {
+  const Result<ckpt::Labels> here = ckpt::read_labels(io, source.parent_path());
+  if (!here.ok() || !here.value().contains(step)) return {};
+  RT_TRY_SET(const std::vector<ckpt::PlacedStep> there, place.list());
+  RT_TRY_SET(ckpt::Labels labels, ckpt::placed_labels(place));
+  ckpt::merge_labels({{step, here.value().at(step)}}, labels);
+  std::vector<int64_t> steps;
+  for (const ckpt::PlacedStep& one : there) steps.push_back(one.step);
+  return ckpt::place_labels(place, labels, steps);
+}
+
 Result<int> push(CopyArgs args, bool as_json) {
   RT_TRY_SET(const fs::path resolved, resolve_checkpoint(args.from));
   fs::path source = plain(resolved.string());  // "DIR/" and "DIR/." are that folder too, and so is a link to it
@@ -158,6 +172,7 @@ Result<int> push(CopyArgs args, bool as_json) {
     return ckpt::copy_checkpoint(*place, *io, source, copy_options(args, progress));
   }();
   RT_TRY_SET(const ckpt::CopyReport report, unless_removed({source}, std::move(done)));
+  RT_TRY(push_label(*place, *io, source, report.step));
   return tell(report, source.string(), place->describe(), "sent_bytes", as_json);
 }
 
@@ -167,9 +182,16 @@ Result<int> fetch(CopyArgs args, bool as_json) {
   args.place.path = path;
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(args.place));
   RT_TRY_SET(const std::vector<ckpt::PlacedStep> steps, place->list());
+  RT_TRY_SET(const ckpt::Labels labels, ckpt::placed_labels(*place));
   const ckpt::PlacedStep* found = nullptr;
-  for (const ckpt::PlacedStep& step : steps) {
-    if (step.complete && (!asked || step.step == *asked)) found = &step;
+  for (auto step = steps.rbegin(); step != steps.rend() && found == nullptr; ++step) {
+    if (!step->complete || (asked && step->step != *asked)) continue;
+    const auto label = labels.find(step->step);
+    if (!asked && label != labels.end() && label->second.label == ckpt::Label::kBad) {
+      fmt::print(stderr, "step {} is passed over, it is bad: {}\n", step->step, printable(label->second.why));
+    } else {
+      found = &*step;
+    }
   }
   if (found == nullptr) {
     std::string there;
@@ -204,6 +226,7 @@ Result<int> fetch(CopyArgs args, bool as_json) {
     return ckpt::fetch_checkpoint(*place, *io, *found, target, copy_options(args, progress));
   }();
   RT_TRY_SET(const ckpt::CopyReport report, std::move(done));
+  RT_TRY(ckpt::take_labels(*io, target, labels));
   return tell(report, place->describe(), report.dir.string(), "received_bytes", as_json);
 }
 

@@ -15,9 +15,13 @@
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/run_labels.h"
 #include "ckpt/store/posix_backend.h"
+#include "dsl/dsl.h"
+#include "runtime/plan/plan.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/run_folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -57,10 +61,54 @@ Told told_by(const ckpt::Manifest& manifest) {
   return {manifest.metrics, manifest.samples, manifest.tokens, !moments, manifest.origin, manifest.writer.host};
 }
 
+/// What the rules of the run that these steps are of make of each.
+struct Kept {
+  std::vector<std::string> rules;    // as the recipe has them; empty: none, and all stay
+  bool by_valid_loss = false;        // one of them chooses by it
+  std::map<int64_t, ckpt::Fate> of;  // by step
+};
+
+/// By the recipe of the run folder around `dir`, else by that of the newest checkpoint; nullopt where neither tells.
+std::optional<Kept> kept_by_rules(const fs::path& dir, const ckpt::Catalog& catalog, ckpt::IoBackend& io) {
+  Result<std::string> text = recipe_of_run((dir / "").lexically_normal().parent_path().parent_path());
+  for (auto info = catalog.checkpoints.rbegin(); !text.ok() && info != catalog.checkpoints.rend(); ++info) {
+    if (!info->complete) continue;
+    Result<ckpt::Manifest> manifest = ckpt::read_manifest(io, info->dir);
+    if (manifest.ok()) text = std::move(manifest).value().recipe;
+  }
+  if (!text.ok()) return std::nullopt;
+  const Result<Recipe> recipe = dsl::decode_recipe(text.value());
+  if (!recipe.ok()) return std::nullopt;  // an older build's, or an import's
+  const std::vector<Keep>& keep = recipe.value().checkpoint.keep;
+  Kept out;
+  bool last = false;
+  for (const Keep& rule : keep) {
+    out.rules.push_back(ckpt::to_text(rule));
+    out.by_valid_loss |= rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss;
+    last |= rule.kind == Keep::Kind::kLast;
+  }
+  if (keep.empty()) {
+    for (const ckpt::CheckpointInfo& info : catalog.checkpoints) out.of[info.step] = {info.step, true, "no rules: all"};
+    return out;
+  }
+  const Result<Plan> plan = make_plan(recipe.value(), wanted_world(recipe.value().mesh));
+  if (!plan.ok()) return std::nullopt;
+  const Result<std::vector<ckpt::Fate>> fates =
+      ckpt::plan_retention(catalog.checkpoints, ckpt::retention_policy(keep, plan.value().steps));
+  if (!fates.ok()) return std::nullopt;
+  for (const ckpt::Fate& fate : fates.value()) {
+    ckpt::Fate& of = out.of[fate.step] = fate;
+    constexpr std::string_view kNewest = "last(1)";  // stays whatever the rules are
+    if (!last && of.why.starts_with(kNewest)) of.why.replace(0, kNewest.size(), "the newest");
+  }
+  return out;
+}
+
 Result<int> list(const std::string& path, bool as_json) {
   RT_TRY_SET(const fs::path dir, checkpoints_dir_of(path));
   ckpt::PosixBackend io;
-  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+  RT_TRY_SET(ckpt::Catalog catalog, ckpt::list_checkpoints(io, dir));
+  ckpt::label_from_metrics(io, dir, catalog);
   std::vector<Leftover> leftovers;
   for (const std::string& name : catalog.leftovers) leftovers.push_back(leftover_of(name));
   std::optional<int64_t> newest;
@@ -75,6 +123,7 @@ Result<int> list(const std::string& path, bool as_json) {
     if (const Result<ckpt::Manifest> manifest = ckpt::read_manifest(io, info.dir); manifest.ok())
       told[info.step] = told_by(manifest.value());
   }
+  const std::optional<Kept> kept = kept_by_rules(dir, catalog, io);
   if (as_json) {
     json steps = json::array(), rest = json::array();
     for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
@@ -84,6 +133,9 @@ Result<int> list(const std::string& path, bool as_json) {
                        {"created_unix_ms", info.created_unix_ms},
                        {"size_bytes", info.size_bytes}});
       if (!info.complete) steps.back().update({{"problem", info.problem}, {"unread", info.unread}});
+      if (info.complete && info.label)
+        steps.back().update(
+            {{"label", ckpt::to_text(*info.label)}, {"label_why", info.label_why}, {"held", info.held}});
       if (const auto more = told.find(info.step); more != told.end()) {
         steps.back().update({{"metrics", more->second.metrics},
                              {"samples", more->second.samples},
@@ -93,6 +145,10 @@ Result<int> list(const std::string& path, bool as_json) {
                              {"host", more->second.host}});
       }
     }
+    for (json& step : steps) {
+      const auto fate = kept ? kept->of.find(step["step"].get<int64_t>()) : std::map<int64_t, ckpt::Fate>::iterator();
+      if (kept && fate != kept->of.end()) step.update({{"stays", fate->second.stays}, {"why", fate->second.why}});
+    }
     for (const Leftover& leftover : leftovers) {
       rest.push_back(
           {{"name", leftover.name}, {"writer_alive", leftover.alive}, {"other_host", !leftover.host.empty()}});
@@ -100,27 +156,38 @@ Result<int> list(const std::string& path, bool as_json) {
     print_json({{"dir", dir.string()},
                 {"checkpoints", std::move(steps)},
                 {"newest_complete", newest ? json(*newest) : json()},
+                {"rules", kept ? json(kept->rules) : json()},
                 {"leftovers", std::move(rest)},
                 {"unknown", catalog.unknown}});
     return 0;
   }
   const Palette color = palette_for(STDOUT_FILENO);
+  const bool valid = kept && kept->by_valid_loss;
   if (catalog.checkpoints.empty()) {
     fmt::print("{}: no checkpoints\n", dir.string());
   } else {
-    fmt::print("{}{:<16}{:>14}{:>12}{:>12}{}   {}\n", color.dim, "step", "age", "size", "loss", color.reset,
-               dir.string());
+    fmt::print("{}{:<16}{:>14}{:>12}{:>12}{}{:>10}{}   {}\n", color.dim, "step", "age", "size", "loss",
+               valid ? fmt::format("{:>12}", "valid_loss") : "", "label", color.reset, dir.string());
   }
   for (const ckpt::CheckpointInfo& info : catalog.checkpoints) {
     const std::string age = info.created_unix_ms == 0 ? "?" : age_text(info.created_unix_ms);
     const auto more = told.find(info.step);
-    const bool has_loss = more != told.end() && more->second.metrics.contains("loss");
-    fmt::print("{:<16}{:>14}{:>12}{:>12}   ", info.dir.filename().string(), age, format_bytes(info.size_bytes),
-               has_loss ? fmt::format("{:.5g}", more->second.metrics.at("loss")) : "-");
+    const auto metric = [&](const char* name) {
+      const bool has = more != told.end() && more->second.metrics.contains(name);
+      return fmt::format("{:>12}", has ? fmt::format("{:.5g}", more->second.metrics.at(name)) : "-");
+    };
+    fmt::print("{:<16}{:>14}{:>12}{}{}{:>10}   ", info.dir.filename().string(), age, format_bytes(info.size_bytes),
+               metric("loss"), valid ? metric("valid_loss") : "",
+               info.complete && info.label ? ckpt::to_text(*info.label) : "-");
+    const auto fate = kept ? kept->of.find(info.step) : std::map<int64_t, ckpt::Fate>::const_iterator();
+    const std::string rule = !kept || kept->rules.empty() || fate == kept->of.end() ? ""
+                             : fate->second.stays ? fmt::format("; kept by {}", fate->second.why)
+                                                  : fmt::format("; goes: {}", fate->second.why);
     if (info.complete) {
-      fmt::print("{}complete{}{}{}{}\n", color.green, color.reset, info.step == newest ? ", the newest" : "",
+      fmt::print("{}complete{}{}{}{}{}{}\n", color.green, color.reset, info.step == newest ? ", the newest" : "",
                  more != told.end() && more->second.weights_only ? ", weights alone" : "",
-                 more != told.end() && !more->second.origin.empty() ? ", " + printable(more->second.origin) : "");
+                 more != told.end() && !more->second.origin.empty() ? ", " + printable(more->second.origin) : "",
+                 info.label_why.empty() ? "" : "; " + printable(info.label_why), rule);
     } else {
       fmt::print("{}{}{}: {}\n", color.red, info.unread ? "not read" : "damaged", color.reset, printable(info.problem));
     }
@@ -136,7 +203,8 @@ Result<int> list(const std::string& path, bool as_json) {
 }  // namespace
 
 void add_ckpt_ls(CLI::App& ckpt, Session& session) {
-  CLI::App* command = ckpt.add_subcommand("ls", "steps, ages, sizes, loss, and whether each is complete");
+  CLI::App* command =
+      ckpt.add_subcommand("ls", "steps, ages, sizes, metrics, whether each is complete, and the rule that keeps it");
   const auto place = std::make_shared<ckpt::PlaceOptions>();
   command->add_option("PATH", place->path, "run folder, folder of steps, or s3://bucket/prefix")->required();
   add_store_options(*command, *place);

@@ -23,6 +23,7 @@
 #include "ckpt/retention/policy.h"
 #include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
+#include "ckpt/run_labels.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/core/unique_handle.h"
 #include "tools/ckpt_places.h"
@@ -40,7 +41,7 @@ struct PruneArgs {
   std::vector<int64_t> keep_steps, remove_steps;
   std::vector<std::string> step;  // what --keep-step was called once
   int64_t run_steps = 0;
-  bool yes = false, leftovers = false, other_hosts = false, archive = false;
+  bool yes = false, leftovers = false, other_hosts = false, archive = false, even_good = false;
 };
 
 /// What happened to a checkpoint that no rule keeps.
@@ -130,6 +131,18 @@ void tell_leftovers(const ckpt::CleanReport& cleaned, const std::map<std::string
   for (const std::string& name : cleaned.left) fmt::print("left: {}\n", printable(name));
 }
 
+/// That nothing proved is left behind what goes.
+void warn_of_good(const ckpt::Catalog& catalog, const std::vector<ckpt::Fate>& fates) {
+  std::optional<int64_t> good;
+  for (size_t k = 0; k < fates.size(); ++k) {
+    const ckpt::CheckpointInfo& info = catalog.checkpoints[k];
+    if (!info.complete || info.label != ckpt::Label::kGood) continue;
+    if (fates[k].stays) return;
+    good = info.step;
+  }
+  if (good) fmt::print(stderr, "warning: step {} is the last good checkpoint, and goes\n", *good);
+}
+
 Result<int> prune(const PruneArgs& args, bool as_json) {
   if (!args.step.empty()) {
     return Error{
@@ -170,6 +183,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     }
     policy = ckpt::retention_policy(rules, args.run_steps);
     policy.keep_steps = args.keep_steps;
+    policy.even_good = args.even_good;
   }
   ckpt::CatalogCache cache;
   ckpt::Catalog catalog;
@@ -177,6 +191,8 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
   std::vector<int64_t> unkept;
   const auto look = [&]() -> Status {
     RT_TRY_SET(catalog, ckpt::list_checkpoints(io, dir, &cache));
+    const ckpt::Labels again = ckpt::label_from_metrics(io, dir, catalog);
+    if (args.yes && !again.empty()) RT_TRY(ckpt::write_labels(io, dir, again));  // what is removed relies on them
     for (const auto& [flag, steps] :
          {std::pair("--keep-step", &args.keep_steps), {"--remove-step", &args.remove_steps}}) {
       for (const int64_t step : *steps) {
@@ -186,7 +202,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     }
     if (by_name) {
       Result<std::vector<ckpt::Fate>> planned =
-          ckpt::plan_removal(catalog.checkpoints, {args.remove_steps.begin(), args.remove_steps.end()});
+          ckpt::plan_removal(catalog.checkpoints, {args.remove_steps.begin(), args.remove_steps.end()}, args.even_good);
       if (!planned.ok()) return std::move(planned).error().with(dir.string());
       fates = std::move(planned).value();
     } else if (by_rules) {
@@ -204,6 +220,7 @@ Result<int> prune(const PruneArgs& args, bool as_json) {
     return {};
   };
   RT_TRY(look());
+  warn_of_good(catalog, fates);
   // Before all else: the rest may need the room.
   std::vector<std::string> of_archives;  // and what a killed archiving of these steps has left, asked for or not
   if (args.archive && !args.leftovers) {
@@ -360,12 +377,14 @@ void add_ckpt_prune(CLI::App& ckpt, Session& session) {
                     "with --leftovers: also what writers of other hosts have left; you know that they are gone");
   command->add_flag("--archive", args->archive,
                     "what no rule keeps is not removed but compressed where it is, without loss; any command reads it");
+  command->add_flag("--even-good", args->even_good,
+                    "the newest good checkpoint, and the next that may prove good, go too where no rule keeps them");
   command->add_flag("--yes", args->yes, "do it; without it nothing is touched");
   add_json_flag(*command, session);
   command->footer(
-      "The newest complete checkpoint always stays, and so does every step that a kept one refers to. A run in "
-      "training\n"
-      "is refused.\n"
+      "The newest complete checkpoint always stays, and so does every step that a kept one refers to. The newest good "
+      "one,\n"
+      "and the next that may prove good, stay without --even-good. A run in training is refused.\n"
       "Examples:\n  cairn ckpt prune runs/gpt2 --keep 'last(3), every(1000)'\n"
       "  cairn ckpt prune runs/gpt2 --keep 'best(loss, 2)' --keep-step 1200 --yes\n"
       "  cairn ckpt prune runs/gpt2 --remove-step 1200 --yes\n"

@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,8 +18,10 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/verify/verify.h"
+#include "dsl/dsl.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
+#include "tools/run_copies.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -97,6 +102,61 @@ void tell(const fs::path& dir, const ckpt::VerifyReport& report, int64_t max_dam
              telemetry::format_duration(report.seconds), gb_per_s);
 }
 
+/// What whoever has heard the verdict does next, of one folder of checkpoints.
+struct Advice {
+  std::optional<int64_t> sound;  // the newest step whose every byte is sound
+  std::string text;
+};
+
+/// Sound steps below the damaged ones are looked for, from the newest down, as a start does: `verdicts` says what is
+/// known already.
+Result<Advice> advise(const fs::path& folder, const std::map<int64_t, bool>& verdicts, ckpt::IoBackend& io,
+                      const std::function<Result<ckpt::VerifyReport>(const fs::path& dir)>& check) {
+  const fs::path run = folder.filename() == "checkpoints" ? folder.parent_path() : fs::path();
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, folder));
+  Advice out;
+  std::vector<int64_t> damaged;
+  for (auto info = catalog.checkpoints.rbegin(); info != catalog.checkpoints.rend() && !out.sound; ++info) {
+    const auto known = verdicts.find(info->step);
+    bool sound = known != verdicts.end() && known->second;
+    if (known == verdicts.end() && info->complete) {
+      const Result<ckpt::VerifyReport> report = check(info->dir);
+      sound = report.ok() && report.value().whole();
+    }
+    if (sound) {
+      out.sound = info->step;
+    } else {
+      damaged.push_back(info->step);
+    }
+  }
+  const bool newest_is_sound = damaged.empty();
+  if (out.sound && newest_is_sound) {
+    out.text = fmt::format(
+        "the newest step, {}, is sound: a start goes on from it. A damaged older one is removed by the "
+        "run's rules in time, or by `cairn ckpt prune {} --remove-step N`",
+        *out.sound, (run.empty() ? folder : run).string());
+  } else if (out.sound) {
+    out.text = fmt::format(
+        "step {} is sound: the next start of the run passes over the damaged one{} above it and goes "
+        "on from there, unless shared memory of this machine holds a newer one",
+        *out.sound, damaged.size() == 1 ? "" : "s");
+  } else {
+    out.text =
+        "no sound step is left here, and a start is refused: bring one from a copy, or begin anew in another folder";
+  }
+  const Result<std::string> recipe = run.empty() ? Result<std::string>(os_error(ENOENT, "run")) : recipe_of_run(run);
+  const Result<Recipe> decoded = recipe.ok() ? dsl::decode_recipe(recipe.value()) : Result<Recipe>(recipe.error());
+  if (!decoded.ok() || newest_is_sound) return out;
+  for (const CopyTo& to : decoded.value().checkpoint.copy_to) {
+    const std::string place = place_of_run(to, run);
+    out.text += fmt::format(
+        "\n  a copy may be whole: `cairn ckpt fetch {0}/{1} {2}` brings it and repairs what "
+        "is damaged here (`cairn ckpt ls {0}` lists what is there)",
+        place, ckpt::step_dir_name(damaged.front()), run.string());
+  }
+  return out;
+}
+
 Result<int> verify(const VerifyArgs& args, bool as_json) {
   constexpr int kDamaged = 65;
   std::vector<fs::path> dirs;
@@ -115,8 +175,9 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
     for (const ckpt::CheckpointInfo& info : catalog.checkpoints) dirs.push_back(info.dir);
   }
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
-  bool whole = true;
-  std::optional<Error> refused;  // nothing is known of that one; the others are looked at
+  bool whole = true, all_removed = true;
+  std::map<fs::path, std::map<int64_t, bool>> verdicts;  // by folder: step -> sound
+  std::optional<Error> refused;                          // nothing is known of that one; the others are looked at
   json all = json::array();
   for (const fs::path& dir : dirs) {
     ckpt::VerifyOptions options;
@@ -150,15 +211,34 @@ Result<int> verify(const VerifyArgs& args, bool as_json) {
     }
     RT_TRY_SET(const ckpt::VerifyReport report, std::move(checked));
     whole = whole && report.whole();
+    all_removed = false;
+    if (const std::optional<int64_t> step = ckpt::parse_step_dir_name(dir.filename().string()))
+      verdicts[fs::absolute(dir).lexically_normal().parent_path()][*step] = report.whole();
     if (as_json) {
       all.push_back(to_json(dir, report));
     } else {
       tell(dir, report, options.max_damages);
     }
   }
+  json next = json::array();
+  for (const auto& [folder, known] : verdicts) {
+    if (std::all_of(known.begin(), known.end(), [](const auto& one) { return one.second; })) continue;
+    RT_TRY_SET(const Advice advice, advise(folder, known, *io, [&](const fs::path& dir) {
+                 ByteProgress progress("verified");
+                 ckpt::VerifyOptions options{.max_damages = 1, .structure = !args.no_structure};
+                 options.progress = [&](int64_t done, int64_t total) { progress.show(done, total); };
+                 return ckpt::verify_checkpoint(*io, dir, options);
+               }));
+    next.push_back({{"folder", folder.string()},
+                    {"sound_step", advice.sound ? json(*advice.sound) : json()},
+                    {"text", advice.text}});
+    if (!as_json) fmt::print("what to do: {}\n", printable(advice.text, true));
+  }
+  if (!as_json && whole && !refused && !all_removed) fmt::print("nothing to do\n");
+  if (as_json && !next.empty() && dirs.size() == 1 && !args.all) all[0]["next"] = next[0];
   if (as_json && dirs.size() == 1 && !args.all) print_json(all[0]);
   if (as_json && (dirs.size() != 1 || args.all))
-    print_json({{"whole", whole && !refused}, {"checkpoints", std::move(all)}});
+    print_json({{"whole", whole && !refused}, {"checkpoints", std::move(all)}, {"next", std::move(next)}});
   if (whole && refused) {
     if (!as_json) return *refused;
     fmt::print(stderr, "cairn ckpt verify: {}\n", printable(refused->message, true));  // the one object says it too
@@ -180,6 +260,7 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   command->add_flag("--no-structure", args->no_structure, "checksums alone; do not open the files with libhdf5");
   add_json_flag(*command, session);
   command->footer(
+      "Ends with what to do: where a step is damaged, older ones are read until a sound one is found.\n"
       "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint,\n"
       "or a newer build's, 74 one could not be read (a right or a limit of the system), 69 a step was removed\n"
       "meanwhile by a run at work (--all says so and goes on); of several 65 comes first.\n"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/data/token_file.h"
+#include "runtime/data/token_scan.h"
 #include "runtime/data/tokenize.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
@@ -37,7 +38,8 @@ struct EncodeOptions {
 
 struct InfoOptions {
   std::string path, dtype;
-  bool scan = false;
+  int64_t vocab = 0;
+  bool scan = false;  // of earlier builds: it is done always
 };
 
 Result<int> tokenize(const TokenizeOptions& options, bool json) {
@@ -101,19 +103,13 @@ Result<int> info(const InfoOptions& options, bool json) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: neither {}.idx (a Megatron pair) nor a file of that name",
                                                        options.path, options.path)};
   }
+  const data::OpenOptions opening{options.vocab};
   RT_TRY_SET(const std::unique_ptr<data::TokenSource> source,
-             prefix.empty() ? data::open_token_file(options.path, options.dtype) : data::open_megatron(prefix));
+             prefix.empty() ? data::open_token_file(options.path, options.dtype, opening)
+                            : data::open_megatron(prefix, opening));
   const int64_t tokens = source->token_count();
   const int64_t sequences = source->sequence_count();
-  int64_t largest = -1;
-  if (options.scan) {
-    std::vector<int32_t> block(1 << 20);
-    for (int64_t at = 0; at < tokens; at += static_cast<int64_t>(block.size())) {
-      const int64_t count = std::min(tokens - at, static_cast<int64_t>(block.size()));
-      RT_TRY(source->read(at, count, block.data()));
-      largest = std::max<int64_t>(largest, *std::max_element(block.begin(), block.begin() + count));
-    }
-  }
+  RT_TRY_SET(const data::ScanReport scan, data::scan_tokens(*source, tokens, {.vocab = options.vocab}));
   const std::string kind = prefix.empty() ? "token file" : "Megatron pair";
   if (json) {
     nlohmann::json out = {{"path", prefix.empty() ? options.path : prefix},
@@ -121,15 +117,21 @@ Result<int> info(const InfoOptions& options, bool json) {
                           {"tokens", tokens},
                           {"sequences", sequences},
                           {"fingerprint", fmt::format("{:016x}", source->fingerprint())}};
-    if (options.scan) out["largest_token"] = largest;
+    out["largest_token"] = scan.ids.greatest;
+    out["smallest_token"] = scan.ids.least;
+    if (options.vocab > 0) out["vocab"] = options.vocab;
+    out["outside"] = scan.ids.outside;
+    if (!scan.bad.ok()) out["error"] = scan.bad.error().message;
     print_json(out);
-    return 0;
+    return scan.bad.ok() ? 0 : kRefused;
   }
   fmt::print("{}: {}, {} tokens", prefix.empty() ? options.path : prefix, kind, tokens);
   if (!prefix.empty()) fmt::print(" in {} sequence{}", sequences, sequences == 1 ? "" : "s");
-  if (options.scan) fmt::print(", largest token {}", largest);
-  fmt::print(", fingerprint {:016x}\n", source->fingerprint());
-  return 0;
+  fmt::print(", largest id {}, fingerprint {:016x}\n", scan.ids.greatest, source->fingerprint());
+  if (scan.bad.ok()) return 0;
+  fmt::print(stderr, "cairn data info: {}\n  {} of {} ids are outside, from {} to {}\n", scan.bad.error().message,
+             scan.ids.outside, tokens, scan.ids.least, scan.ids.greatest);
+  return kRefused;
 }
 
 /// Ids of each line, a line each: to see how a text is cut, and to compare with other programs.
@@ -206,11 +208,15 @@ void add_data(CLI::App& app, Session& session) {
   add_json_flag(*ids, session);
   ids->callback([e, &session] { session.action = [e, &session] { return encode(*e, session.json); }; });
 
-  CLI::App* look = command->add_subcommand("info", "kind, tokens, sequences and fingerprint of a token store");
+  CLI::App* look =
+      command->add_subcommand("info", "kind, tokens, sequences, largest id and fingerprint of a token store");
   const auto i = std::make_shared<InfoOptions>();
   look->add_option("PATH", i->path, "prefix of a Megatron pair, or a token file")->required();
   look->add_option("--dtype", i->dtype, "of a plain token file: uint16 or uint32")->type_name("TYPE");
-  look->add_flag("--scan", i->scan, "read every token and tell the largest");
+  look->add_option("--vocab", i->vocab, "rows of a model: exit code 2 when an id is beyond them")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  look->add_flag("--scan", i->scan, "every token is read and the largest id told in any case")->group("");
   add_json_flag(*look, session);
   look->callback([i, &session] { session.action = [i, &session] { return info(*i, session.json); }; });
 }

@@ -4,11 +4,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "dsl/change_rules.h"
+#include "dsl/compare.h"
 #include "dsl/dsl.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
@@ -43,6 +46,15 @@ Result<int> canonical_of(const std::string& path, bool json, std::string* canoni
   return refused;
 }
 
+/// Where the left side is a run, and the right one what it may go on with: what each difference means for it.
+Result<std::vector<dsl::FieldChange>> field_changes(const DiffArgs& args, const std::string (&sides)[2]) {
+  std::error_code unknown;
+  if (!std::filesystem::is_directory(args.left, unknown)) return std::vector<dsl::FieldChange>();
+  RT_TRY_SET(const Recipe left, dsl::decode_recipe(sides[0]));
+  RT_TRY_SET(const Recipe right, dsl::decode_recipe(sides[1]));
+  return dsl::compare_recipes(left, right);
+}
+
 Result<int> diff(const DiffArgs& args, bool json) {
   std::string sides[2];
   for (const int side : {0, 1}) {
@@ -50,11 +62,29 @@ Result<int> diff(const DiffArgs& args, bool json) {
     if (refused != 0) return refused;
   }
   const Changes changes = json_changes(sides[0], sides[1]);
+  RT_TRY_SET(const std::vector<dsl::FieldChange> fields, field_changes(args, sides));
   if (json) {
-    print_json(nlohmann::json{{"equal", changes.empty()}, {"changes", changes_json(changes)}});
+    nlohmann::json rules = nlohmann::json::array();
+    for (const dsl::FieldChange& one : fields) {
+      const dsl::ChangeRule& rule = dsl::change_rule(one.path);
+      rules.push_back({{"field", one.path},
+                       {"before", one.before},
+                       {"after", one.after},
+                       {"class", dsl::change_class_name(rule.change)},
+                       {"rule", rule.says}});
+    }
+    nlohmann::json out{{"equal", changes.empty()}, {"changes", changes_json(changes)}};
+    if (!fields.empty()) out["under_way"] = std::move(rules);
+    print_json(out);
   } else {
     print_changes(changes);
     if (changes.empty()) fmt::print("no difference\n");
+    if (!fields.empty())
+      fmt::print("\nfor the run under way (`cairn check --run` says what its position makes of them):\n");
+    for (const dsl::FieldChange& one : fields) {
+      const dsl::ChangeRule& rule = dsl::change_rule(one.path);
+      fmt::print("  {}: {}: {}\n", one.path, dsl::change_class_name(rule.change), rule.says);
+    }
   }
   return args.exit_code && !changes.empty() ? 1 : 0;
 }

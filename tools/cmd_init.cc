@@ -107,7 +107,7 @@ Result<int> init(const InitArgs& args) {
     fmt::print("wrote {}\n", file.path.lexically_normal().string());
   }
   const std::string recipe = (folder / "train.lua").lexically_normal().string();
-  fmt::print("next:  cairn check {}\n       cairn plan {}\n       cairn data tokenize TEXT... --out data/text\n",
+  fmt::print("next:  cairn data tokenize TEXT... --out data/text\n       cairn check {}\n       cairn plan {}\n",
              recipe, recipe);
   return 0;
 }

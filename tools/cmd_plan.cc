@@ -27,6 +27,7 @@
 #include "tools/plan_cost.h"
 #include "tools/plan_draw.h"
 #include "tools/plan_search.h"
+#include "tools/start_check.h"
 
 namespace cairn::tools {
 namespace {
@@ -509,8 +510,14 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
     file << svg;
     if (!file.flush()) return os_error(errno != 0 ? errno : EIO, args.svg);
   }
+  StartReport found;
+  const DataFacts data = check_data(loaded.recipe, plan.value(), 0, found);
   if (json) {
     nlohmann::json out = to_json(plan.value(), loaded, memory);
+    out["data"] = data_json(data);
+    const nlohmann::json findings = start_json(found, loaded);
+    out["data"]["problems"] = findings["diagnostics"];
+    out["data"]["warnings"] = findings["warnings"];
     if (time.cost) {
       nlohmann::json parts = nlohmann::json::object();
       for (const CostPart& part : cost_parts()) parts[part.name] = (*time.cost).*part.ms;
@@ -520,6 +527,14 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   } else {
     print_text(plan.value(), loaded, memory);
     const Palette color = palette_for(STDOUT_FILENO);
+    for (const std::string& line : data_lines(data)) fmt::print("{}data{} {}\n", color.bold, color.reset, line);
+    for (const StartFinding& problem : found.problems) {
+      const bool told = std::any_of(data.sources.begin(), data.sources.end(), [&](const SourceFacts& source) {
+        return !source.problem.empty() && problem.message.ends_with(source.problem);
+      });
+      if (!told) fmt::print("  a start would be refused: {}\n", printable(problem.message, true));
+    }
+    for (const StartFinding& warning : found.warnings) fmt::print("  warning: {}\n", printable(warning.message, true));
     fmt::print("{}step time{} {}\n", color.bold, color.reset, step_time_text(time));
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
   }
@@ -537,7 +552,7 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
 
 void add_plan(CLI::App& app, Session& session) {
   CLI::App* command =
-      app.add_subcommand("plan", "mesh, stages, bytes of a rank, batch and checkpoints; needs no machine");
+      app.add_subcommand("plan", "mesh, stages, bytes of a rank, batch, checkpoints and data; needs no machine");
   const auto args = std::make_shared<PlanArgs>();
   add_recipe_options(*command, args->recipe, &args->world);
   command->add_flag("--draw", args->draw, "also draw the pipeline's schedule as a timeline");

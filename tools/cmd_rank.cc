@@ -1,5 +1,6 @@
 // cairn _rank: one rank process. Started by the agent, never by a person; what it needs it inherits.
 #include <omp.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "ckpt/hook.h"
+#include "ckpt/position.h"
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
 #include "runtime/comm/shm_world.h"
@@ -27,6 +29,8 @@ namespace {
 
 struct RankArgs {
   std::string recipe, init;
+  std::string past;              // of the position that training goes on from
+  int64_t end_step = 0;          // where this recipe ends
   std::string trace, trace_dir;  // "5..8", and where the file goes
   int64_t rank = 0, world = 0;
   uint64_t incarnation = 0;
@@ -41,11 +45,27 @@ double ms_since_process_start() {
   return now_ms - static_cast<double>(this_process().start) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
+pid_t agent_pid = 0;
+
+/// The limit of processor time (`ulimit -S -t`, queues of schedulers) counts for each process, and ranks are those that
+/// use it up: the agent is told, which stops the run.
+void pass_on_cpu_limit() {
+  agent_pid = ::getppid();
+  struct sigaction action {};
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = [](int signal) {
+    if (::getppid() == agent_pid) ::kill(agent_pid, signal);
+  };
+  sigaction(SIGXCPU, &action, nullptr);
+}
+
 Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
   RT_TRY_SET(const std::string text, read_text_file(args.recipe));
   RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text));
   RT_TRY_SET(recipe.init, init_from_json(args.init));  // as the agent has resolved it
-  RT_TRY_SET(const Plan plan, make_plan(recipe, args.world));
+  RT_TRY_SET(const RunPast past, ckpt::decode_past(args.past));
+  RT_TRY_SET(Plan plan, make_plan(recipe, args.world, past));
+  plan.end_step = args.end_step;
   const comm::Options options{.deadline_ms = static_cast<int64_t>(recipe.restart.deadline_s * 1000)};
   RT_TRY_SET(std::unique_ptr<comm::Engine> engine, comm::attach_shm_engine(args.comm_fd, args.rank, options));
   telemetry::TraceWindow window;
@@ -63,8 +83,12 @@ Result<int> train_rank(const RankArgs& args, agent::EventWriter& events) {
              ignore(events.send({{"event", "snapshot"}, {"step", step}}), "the agent looks by itself too");
            },
        .open_foreign = open_hf_for(recipe.model)});
-  trainer::Environment env{
-      .plan = plan, .rank = args.rank, .engine = traced ? *traced : *engine, .hook = hook, .trace = window};
+  trainer::Environment env{.plan = plan,
+                           .rank = args.rank,
+                           .engine = traced ? *traced : *engine,
+                           .hook = hook,
+                           .try_end = true,
+                           .trace = window};
   env.on_trace = [&](const std::string& text) {
     const std::string path = fmt::format("{}/rank-{}.json", args.trace_dir, args.rank);
     if (Status written = write_text_file(path, text); !written.ok()) {
@@ -115,11 +139,14 @@ void add_rank(CLI::App& app, Session& session) {
   command->add_option("--incarnation", args->incarnation)->required();
   command->add_option("--comm-fd", args->comm_fd)->required();
   command->add_option("--init", args->init)->required();
+  command->add_option("--past", args->past)->required();
+  command->add_option("--end-step", args->end_step)->required();
   command->add_option("--trace", args->trace);
   command->add_option("--trace-dir", args->trace_dir);
   command->callback([args, &session] {
     session.action = [args]() -> Result<int> {
       init_logging("rank " + std::to_string(args->rank));
+      pass_on_cpu_limit();
       RT_TRY_SET(agent::EventWriter events, agent::EventWriter::from_environment());
       Result<int> done = train_rank(*args, events);
       if (!done.ok()) events.send_error(done.error());

@@ -6,7 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +28,9 @@
 #include "tools/init_options.h"
 #include "tools/run_copies.h"
 #include "tools/run_folder.h"
+#include "tools/run_requests.h"
+#include "tools/run_start.h"
+#include "tools/start_check.h"
 #include "tools/train_agent.h"
 
 namespace cairn::tools {
@@ -32,15 +38,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kMostStarts = 8;
+
 struct TrainArgs {
   RecipeArgs recipe;
+  std::vector<std::string> accept;  // fields that may differ from the recipe that trained the run
   std::string run;
   InitConfig init;  // what the command line says of it; it wins over the recipe
   int64_t nproc = 0, threads = 0;
   std::vector<std::string> kills;  // RANK@STEP
   std::string trace;               // steps=A..B
   double peak_tflops = 0;          // of a rank's device; 0: the calibration of this machine, if there is one
+  int64_t from_step = 0;           // 0: where the run stands
   bool fresh = false, dry_run = false;
+  RequestArgs requests;
 };
 
 Result<Kill> parse_kill(const std::string& text, int64_t world) {
@@ -52,18 +63,6 @@ Result<Kill> parse_kill(const std::string& text, int64_t world) {
                  fmt::format("--kill {}: expected RANK@STEP with a rank below {} and a step from 1", text, world)};
   }
   return kill;
-}
-
-/// `ckpt fetch` into a folder that was not there, or a copy by hand: not to be begun anew beside.
-Status check_steps_lie_below(const fs::path& run) {
-  ckpt::PosixBackend io;
-  RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
-  RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
-  if (!below.steps.empty() || here.steps.empty()) return {};
-  return Error{ErrorCode::kInvalidInput,
-               fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to go on from them, "
-                           "or choose another run folder",
-                           run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
 }
 
 /// A checkpoint that came by hand from a second place of its run goes on as that run, as one does that a start brings:
@@ -82,85 +81,275 @@ Status take_id_of_place(const std::vector<CopyTo>& places, const std::string& sa
   return {};
 }
 
-/// Runs a resolved recipe to its end in `run`. `saved_by`: the run of the checkpoint that was brought into a folder
-/// which was no run's before.
-Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
-                      const std::string& saved_by = {}) {
-  ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
-  ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
-  Recipe recipe = loaded.recipe;
-  RT_TRY_SET(recipe.init, effective_init(loaded.recipe.init, args.init, run));
-  RT_TRY_SET(const Plan plan, make_plan(recipe, world));
-  if (!args.trace.empty()) RT_TRY(telemetry::parse_trace_window(args.trace));
-  TrainAgentOptions options{.threads = args.threads,
-                            .trace = args.trace,
-                            .peak_tflops = args.peak_tflops,
-                            .fresh = args.fresh,
-                            .init_on_command_line = !args.init.path.empty()};
-  for (const std::string& text : args.kills) {
-    RT_TRY_SET(const Kill kill, parse_kill(text, world));
-    options.kills.push_back(kill);
-  }
-  fmt::print("{}: {} parameters on {} ranks ({}), {} steps of {} tokens, checkpoint {} each; run folder {}\n",
-             loaded.recipe.name, format_count(static_cast<double>(plan.parameters)), world, plan.mesh.describe(),
-             plan.steps, format_count(static_cast<double>(plan.tokens_per_step)), format_bytes(plan.checkpoint_bytes),
-             run.string());
-  if (args.dry_run) {
+/// A stop that was asked for before any rank ran has the code of one with steps left; every other error its own.
+Result<int> stopped_early(Error error, const RequestOptions& requests) {
+  if (error.code != ErrorCode::kStopped || requests.exit_when_unfinished == 0) return error;
+  fmt::print(stderr, "{}\n", error.message);
+  return requests.exit_when_unfinished;
+}
+
+/// What is wrong with a start, or nothing: 0, 2, or for a real start the code of what stands first.
+int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool dry_run, nlohmann::json& result) {
+  result.update(start_json(report, loaded));
+  if (report.ok()) {
+    for (const std::string& line : data_lines(report.data)) fmt::print("  {}\n", line);
+    for (const std::string& fact : report.facts) fmt::print("  {}\n", fact);
+    std::fputs(start_text(report, loaded).c_str(), stdout);
     fmt::print("--dry-run: nothing was started; `cairn plan` tells the rest\n");
     return 0;
   }
   std::fflush(stdout);
-  init_logging("agent");
-  if (args.fresh && fs::exists(run / "checkpoints") && !fs::is_empty(run / "checkpoints")) {
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("--fresh: {} already holds checkpoints; choose another run folder, "
-                             "or leave --fresh out to go on from them",
-                             run.string())};
-  }
-  if (recipe.init.path.empty() && !fs::exists(run / "world")) RT_TRY(check_steps_lie_below(run));
-  RT_TRY_SET(RunFolder folder, RunFolder::open(run, loaded.recipe.name));
-  if (!folder.doubt().empty()) fmt::print("warning: {}\n", folder.doubt());
-  if (!folder.copied_from().empty()) {
-    fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
-               folder.copied_from());
-  }
-  if (!saved_by.empty() && folder.copied_from().empty())
-    RT_TRY(take_id_of_place(recipe.checkpoint.copy_to, saved_by, folder));
-  RT_TRY(write_text_file(run / "world", std::to_string(world)));  // first: a recipe without it is no training's
-  RT_TRY_SET(const bool changed, folder.write_recipe(loaded));
-  if (changed) fmt::print("the recipe differs from the one this run had; it goes on with the new one\n");
-  std::fflush(stdout);
+  std::fputs(start_text(report, loaded).c_str(), stderr);
+  const StartFinding& first = report.problems.front();
+  return dry_run ? kRefused : Error{first.code, first.message}.exit_code();
+}
 
-  TrainAgent agent(plan, folder, std::move(options));
-  RT_TRY(agent.prepare_copies());  // may take long, and a signal just ends it: the next start goes on
-  RT_TRY(folder.settle());
+/// How one segment of a run has ended.
+struct SegmentEnd {
+  int code = 0;
+  bool stage_follows = false;
+  std::optional<ckpt::StartState> elsewhere;  // where the run goes on instead: TrainAgent::elsewhere
+};
+
+/// One agent's life. `result`: for programs, what came of it; stays as it is where ranks never ran.
+Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
+                               TrainAgentOptions options, nlohmann::json& result) {
+  const RequestOptions requests = options.requests;
+  TrainAgent agent(plan, folder, copies, start, std::move(options));
   const SystemClock clock;
-  const RestartConfig& restart = loaded.recipe.restart;
+  const RestartConfig& restart = plan.recipe.restart;
   // Blocks the stop signals before the persist thread starts.
   RT_TRY_SET(const std::unique_ptr<agent::Supervisor> supervisor,
              agent::Supervisor::make({.restart = {restart.max_restarts, restart.backoff_s},
+                                      .stop_signals = requests.stop_signals(),
+                                      .told_signals = requests.told_signals(),
                                       .tick_ms = 200,
                                       // Twice the ranks' own deadline: they know more and speak first.
                                       .hang_deadline_ms = static_cast<int64_t>(2000 * restart.deadline_s)},
                                      agent, clock));
   agent.use(*supervisor);
-  if (Status opened = agent.open(loaded); !opened.ok()) {
+  if (Status opened = agent.open(); !opened.ok()) {
     agent.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
-    return std::move(opened).error();
+    RT_TRY_SET(const int code, stopped_early(std::move(opened).error(), requests));
+    return SegmentEnd{.code = code, .stage_follows = false, .elsewhere = {}};
   }
   const Result<agent::Outcome> outcome = supervisor->run();
-  Result<int> code = outcome.ok() ? agent.conclude(outcome.value()) : Result<int>(outcome.error());
+  Result<int> code = outcome.ok() ? agent.conclude(outcome.value()) : stopped_early(outcome.error(), requests);
+  if (!agent.elsewhere()) result = agent.summary(code);
   agent.close();
-  return code;
+  if (agent.elsewhere()) return SegmentEnd{.code = 0, .stage_follows = false, .elsewhere = agent.elsewhere()};
+  if (!code.ok()) return std::move(code).error();
+  return SegmentEnd{.code = code.value(), .stage_follows = agent.stage_follows(), .elsewhere = {}};
 }
 
-Result<int> train(TrainArgs args, bool json_errors) {
+/// A run from its start to its end, segment by segment.
+class RunStarter {
+ public:
+  /// `saved_by`: the run of the checkpoint that was brought into a folder which was no run's before. `result`: for
+  /// programs; stays empty where the start is an Error.
+  RunStarter(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
+             const std::string& saved_by, nlohmann::json& result)
+      : loaded_(loaded), run_(run), world_(world), args_(args), saved_by_(saved_by), result_(result) {}
+
+  Result<int> start();
+
+ private:
+  StartReport look(const dsl::LoadedRecipe& recipe, const Plan& plan) const {
+    return check_start({.loaded = recipe,
+                        .plan = plan,
+                        .init = args_.init,
+                        .run = run_,
+                        .held = held_,
+                        .fresh = args_.fresh,
+                        .scan_seconds = args_.dry_run ? kScanSeconds : 0});
+  }
+  Result<int> tell_all(const Error& first);
+  Result<RunStart> examine(const InitConfig& init);
+  void tell_plan(const Plan& plan);
+  Result<std::optional<int>> allow(const RunStart& start, const Plan& plan);
+  Result<bool> claim(const Recipe& recipe, RunCopies& copies);
+
+  const dsl::LoadedRecipe& loaded_;
+  const fs::path& run_;
+  int64_t world_;
+  const TrainArgs& args_;
+  const std::string& saved_by_;
+  nlohmann::json& result_;
+  RunFolder folder_;
+  bool held_ = false, claimed_ = false;
+  std::optional<ckpt::StartState> known_;  // what the next segment goes on from, where that need not be looked for
+};
+
+/// Where looking at the start has ended at its first problem: all that there are.
+Result<int> RunStarter::tell_all(const Error& first) {
+  const Result<Plan> plan = make_plan(loaded_.recipe, world_);
+  if (!plan.ok()) return first;
+  const StartReport report = look(loaded_, plan.value());
+  if (report.ok()) return first;
+  tell_plan(plan.value());
+  return tell_start(report, loaded_, args_.dry_run, result_);
+}
+
+Result<RunStart> RunStarter::examine(const InitConfig& init) {
+  StartOptions what{.loaded = loaded_, .init = init, .world = world_, .accept = args_.accept, .verify = args_.dry_run};
+  if (known_) {
+    ckpt::StartState known = std::move(*known_);
+    known_.reset();
+    return examine_state(folder_, what, std::move(known));
+  }
+  if (args_.from_step == 0 || claimed_) return examine_start(folder_, what);
+  ckpt::PosixBackend io;
+  what.named_step = true;
+  RT_TRY_SET(const ckpt::CheckpointInfo step,
+             ckpt::find_step(io, folder_.checkpoints(), args_.from_step).with("--from-step"));
+  RT_TRY_SET(ckpt::StartState state, ckpt::state_in(io, step.dir));
+  return examine_state(folder_, what, std::move(state));
+}
+
+void RunStarter::tell_plan(const Plan& plan) {
+  fmt::print("{}: {} parameters on {} ranks ({}), {} steps of {} tokens, checkpoint {} each; run folder {}\n",
+             loaded_.recipe.name, format_count(static_cast<double>(plan.parameters)), world_, plan.mesh.describe(),
+             plan.steps, format_count(static_cast<double>(plan.tokens_per_step)), format_bytes(plan.checkpoint_bytes),
+             run_.string());
+  if (!args_.dry_run) return;
+  result_ = {{"run", run_.string()},
+             {"dry_run", true},
+             {"name", loaded_.recipe.name},
+             {"world", world_},
+             {"mesh", plan.mesh.describe()},
+             {"parameters", plan.parameters},
+             {"steps", plan.steps},
+             {"tokens_per_step", plan.tokens_per_step},
+             {"checkpoint_bytes", plan.checkpoint_bytes}};
+}
+
+/// Nothing where the start may begin; the exit code of a dry run, or of a start that is refused.
+Result<std::optional<int>> RunStarter::allow(const RunStart& start, const Plan& plan) {
+  tell_plan(plan);
+  const Status allowed = start.verdict.check(start.request);
+  if (args_.dry_run) {
+    for (const std::string& line : start.verdict.lines(world_)) fmt::print("{}\n", line);
+    result_["start"] = start.verdict.json();
+  }
+  StartReport report = look(start.remaining, plan);
+  if (!allowed.ok()) {
+    std::fflush(stdout);
+    if (!report.ok()) std::fputs(start_text(report, start.remaining).c_str(), stderr);
+    return allowed.error();
+  }
+  if (args_.dry_run || !report.ok()) return std::optional(tell_start(report, start.remaining, args_.dry_run, result_));
+  for (const std::string& note : start.verdict.notes) fmt::print("{}\n", note);
+  std::erase_if(report.warnings, [](const StartFinding& warning) { return warning.start_says_it; });
+  std::fputs(start_text(report, start.remaining).c_str(), stdout);
+  return std::optional<int>();
+}
+
+/// The folder is this run's from here on. True: a checkpoint came from a second place.
+Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
+  std::fflush(stdout);
+  init_logging("agent");
+  RT_TRY(folder_.claim());
+  claimed_ = true;
+  if (!folder_.doubt().empty()) fmt::print("warning: {}\n", folder_.doubt());
+  if (!folder_.copied_from().empty()) {
+    fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
+               folder_.copied_from());
+  }
+  if (!saved_by_.empty() && folder_.copied_from().empty())
+    RT_TRY(take_id_of_place(recipe.checkpoint.copy_to, saved_by_, folder_));
+  RT_TRY(write_text_file(run_ / "world", std::to_string(world_)));  // first: a recipe without it is no training's
+  std::fflush(stdout);
+  RT_TRY_SET(const bool brought, copies.prepare(args_.fresh));  // a signal just ends it: the next start goes on
+  RT_TRY(folder_.settle());
+  return brought;
+}
+
+Result<int> RunStarter::start() {
+  if (!args_.trace.empty()) RT_TRY(telemetry::parse_trace_window(args_.trace));
+  RT_TRY(check_accepted_names(args_.accept, loaded_.recipe));
+  TrainAgentOptions options{.threads = args_.threads,
+                            .trace = args_.trace,
+                            .peak_tflops = args_.peak_tflops,
+                            .fresh = args_.fresh,
+                            .from_step = args_.from_step > 0 ? std::optional(args_.from_step) : std::nullopt,
+                            .init_on_command_line = !args_.init.path.empty()};
+  RT_TRY_SET(options.requests, request_options(args_.requests));
+  for (const std::string& text : args_.kills) {
+    RT_TRY_SET(const Kill kill, parse_kill(text, world_));
+    options.kills.push_back(kill);
+  }
+  Result<RunFolder> held = RunFolder::hold(run_, loaded_.recipe.name);
+  if (!held.ok()) return args_.dry_run ? tell_all(held.error()) : Result<int>(held.error());
+  folder_ = std::move(held).value();
+  held_ = true;
+  RunCopies copies(loaded_.recipe.checkpoint.copy_to, folder_);
+  for (int64_t segments = 0;; ++segments) {
+    std::string notice;
+    const Result<InitConfig> init = effective_init(loaded_.recipe.init, args_.init, run_, &notice);
+    if (!init.ok()) return tell_all(init.error());
+    if (segments == 0 && !notice.empty()) fmt::print("{}\n", notice);
+    Result<RunStart> examined = examine(init.value());
+    if (!examined.ok()) return claimed_ ? Result<int>(examined.error()) : tell_all(examined.error());
+    RunStart& start = examined.value();
+    Recipe recipe = start.verdict.segment.recipe;
+    recipe.init = init.value();
+    RT_TRY_SET(Plan plan, make_plan(recipe, world_, start.verdict.segment.past));
+    plan.end_step = start.verdict.segment.end_step;
+    if (!claimed_) {
+      RT_TRY_SET(const std::optional<int> ended, allow(start, plan));
+      if (ended) return *ended;
+      RT_TRY_SET(const bool brought, claim(recipe, copies));
+      if (brought) continue;  // the run has a state now
+      RT_TRY(hold_kept_steps(folder_, start));
+    } else {
+      RT_TRY(start.verdict.check(start.request));
+    }
+    RT_TRY_SET(SegmentEnd end, run_segment(plan, folder_, copies, start, options, result_));
+    if (!end.elsewhere && !end.stage_follows) return end.code;
+    if (end.stage_follows) segments = 0;  // counted: starts in a row that did not begin where they were judged
+    known_ = std::move(end.elsewhere);
+    options.from_step.reset();
+    options.init_on_command_line = false;
+    if (segments > kMostStarts) {
+      return Error{ErrorCode::kInternal,
+                   fmt::format("{} starts in a row found another state than they were judged by", kMostStarts)};
+    }
+  }
+}
+
+Result<int> run_agent(const dsl::LoadedRecipe& loaded, const fs::path& run, int64_t world, const TrainArgs& args,
+                      nlohmann::json& result, const std::string& saved_by = {}) {
+  ::signal(SIGPIPE, SIG_IGN);  // a dead reader of this output, or a dead copying process, ends no training
+  ::signal(SIGXFSZ, SIG_IGN);  // past `ulimit -f` a write fails, and is told with its file; ranks inherit it
+  return RunStarter(loaded, run, world, args, saved_by, result).start();
+}
+
+/// `work`; with `json` all that it prints goes to stderr, and its result to stdout as one object.
+Result<int> with_result(bool json, const std::function<Result<int>(nlohmann::json& result)>& work) {
+  nlohmann::json result = nlohmann::json::object();
+  if (!json) return work(result);
+  const Result<int> code = [&] {
+    const StdoutToStderr progress;
+    return work(result);
+  }();
+  if (!code.ok() && result.empty()) return code;  // told as any command's error
+  result["exit_code"] = code.ok() ? code.value() : code.error().exit_code();
+  if (!code.ok()) {
+    fmt::print(stderr, "{}\n", printable(code.error().message, true));
+    result["error"] = {{"code", error_code_name(code.error().code)}, {"message", code.error().message}};
+  }
+  print_json(result);
+  return result["exit_code"].get<int>();
+}
+
+Result<int> train(const TrainArgs& args, bool json) {
   dsl::LoadedRecipe loaded;
-  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.nproc, json_errors, &loaded));
+  RT_TRY_SET(const int refused, load_or_tell(args.recipe, args.nproc, json, &loaded));
   if (refused != 0) return refused;
   const MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t world = args.nproc > 0 ? args.nproc : wanted_world(mesh);
-  return run_agent(loaded, args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run), world, args);
+  const fs::path run = args.run.empty() ? fs::path("runs") / loaded.recipe.name : fs::path(args.run);
+  return with_result(json, [&](nlohmann::json& result) { return run_agent(loaded, run, world, args, result); });
 }
 
 struct RunRecipe {
@@ -202,8 +391,20 @@ Result<RunRecipe> recipe_to_resume(const fs::path& run) {
 }
 
 /// The recipe stored with the run, its newest complete checkpoint, any world size.
-Result<int> resume(const TrainArgs& args) {
+Result<int> resume(const TrainArgs& args, nlohmann::json& result) {
   const fs::path run(args.run);
+  if (!args.recipe.sets.empty() || !args.recipe.params.empty() || !args.recipe.with_files.empty()) {
+    std::string words;
+    for (const auto& [flag, given] : {std::pair("--set", &args.recipe.sets), std::pair("--param", &args.recipe.params),
+                                      std::pair("--with", &args.recipe.with_files)}) {
+      for (const std::string& value : *given) words += fmt::format(" {} {}", flag, value);
+    }
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("resume goes on with the recipe as the run has it; to change it, give the recipe: `cairn "
+                             "train RECIPE --run {}{}` goes on from the same checkpoint (what the run was begun with "
+                             "lies in {})",
+                             args.run, words, (run / "recipe").string())};
+  }
   RT_TRY_SET(const RunRecipe stored, recipe_to_resume(run));
   dsl::LoadedRecipe loaded;
   RT_TRY_SET(loaded.recipe, dsl::decode_recipe(stored.json).with(stored.where));
@@ -233,11 +434,13 @@ Result<int> resume(const TrainArgs& args) {
   const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world);
   if (!problems.empty()) {
     std::fputs(dsl::to_text(problems).c_str(), stderr);
+    result = {{"ok", false}, {"diagnostics", nlohmann::json::array()}};
+    for (const dsl::Diagnostic& problem : problems) result["diagnostics"].push_back(dsl::to_json(problem));
     return kRefused;
   }
   loaded.canonical_json = dsl::encode_recipe(loaded.recipe);
   loaded.hash_hex = dsl::recipe_hash(loaded.canonical_json);
-  return run_agent(loaded, run, world, args, stored.saved_by);
+  return run_agent(loaded, run, world, args, result, stored.saved_by);
 }
 
 void add_run_options(CLI::App& command, TrainArgs& args) {
@@ -263,7 +466,20 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
                   "peak of a rank's device, for the model FLOP utilisation (default: this machine's of `cairn plan "
                   "--calibrate`)")
       ->check(CLI::PositiveNumber);
-  command.add_flag("--dry-run", args.dry_run, "check and plan; start nothing");
+  command
+      .add_option("--from-step", args.from_step,
+                  "go on from this step of the run instead of the newest; later ones are moved to RUN/abandoned")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
+  command
+      .add_option("--accept", args.accept,
+                  "a field that may differ from the recipe that the run was trained with, though that changes its "
+                  "meaning; repeatable (`cairn help FIELD` says what it does)")
+      ->type_name("FIELD")
+      ->expected(1)
+      ->take_all();
+  add_request_options(command, args.requests);
+  command.add_flag("--dry-run", args.dry_run, "say what the start would do, and start nothing");
 }
 
 }  // namespace
@@ -287,7 +503,16 @@ void add_resume(CLI::App& app, Session& session) {
   const auto args = std::make_shared<TrainArgs>();
   command->add_option("RUN", args->run, "the run folder")->required();
   add_run_options(*command, *args);
-  command->callback([args, &session] { session.action = [args] { return resume(*args); }; });
+  add_json_flag(*command, session);
+  for (const auto& [flag, into] : {std::pair("--set", &args->recipe.sets), std::pair("--param", &args->recipe.params),
+                                   std::pair("--with", &args->recipe.with_files)}) {  // to be told what does it
+    command->add_option(flag, *into)->group("")->expected(1)->take_all();
+  }
+  command->callback([args, &session] {
+    session.action = [args, &session] {
+      return with_result(session.json, [&](nlohmann::json& result) { return resume(*args, result); });
+    };
+  });
 }
 
 }  // namespace cairn::tools

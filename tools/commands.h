@@ -43,6 +43,7 @@ void add_generate(CLI::App& app, Session& session);
 void add_help(CLI::App& app, Session& session);
 void add_import(CLI::App& app, Session& session);
 void add_init(CLI::App& app, Session& session);
+void add_lineage(CLI::App& app, Session& session);
 void add_plan(CLI::App& app, Session& session);
 void add_rank(CLI::App& app, Session& session);
 void add_report(CLI::App& app, Session& session);
@@ -63,6 +64,19 @@ void add_recipe_options(CLI::App& command, RecipeArgs& args, int64_t* world = nu
 void add_json_flag(CLI::App& command, Session& session);
 /// Names and messages may hold bytes that are no UTF-8: they are replaced.
 void print_json(const nlohmann::json& value);
+
+/// While it lives whatever is printed to stdout goes to stderr: with --json a command that tells of its progress leaves
+/// stdout to its result.
+class StdoutToStderr {
+ public:
+  StdoutToStderr();
+  ~StdoutToStderr();
+  StdoutToStderr(const StdoutToStderr&) = delete;
+  StdoutToStderr& operator=(const StdoutToStderr&) = delete;
+
+ private:
+  int stdout_ = -1;  // the real one
+};
 
 dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world);
 

@@ -1,4 +1,5 @@
 // What several subcommands share: the recipe's options, numbers for people, colour.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -62,6 +63,19 @@ void add_json_flag(CLI::App& command, Session& session) {
 
 void print_json(const nlohmann::json& value) {
   fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+StdoutToStderr::StdoutToStderr() {
+  std::fflush(stdout);
+  stdout_ = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+  if (stdout_ >= 0) ::dup2(STDERR_FILENO, STDOUT_FILENO);
+}
+
+StdoutToStderr::~StdoutToStderr() {
+  if (stdout_ < 0) return;
+  std::fflush(stdout);
+  ::dup2(stdout_, STDOUT_FILENO);
+  ::close(stdout_);
 }
 
 dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world) {

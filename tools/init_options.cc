@@ -36,7 +36,8 @@ bool has_checkpoints(const fs::path& run) {
 }  // namespace
 
 void add_init_options(CLI::App& command, InitConfig& init) {
-  command.add_option("--init-from", init.path, "run, checkpoint or Hugging Face folder to start from when the run is new")
+  command
+      .add_option("--init-from", init.path, "run, checkpoint or Hugging Face folder to start from when the run is new")
       ->type_name("PATH");
   command.add_flag("--init-weights-only", init.weights_only,
                    "take weights alone: a new run from step 0, with moments of zero");
@@ -51,7 +52,8 @@ void add_init_options(CLI::App& command, InitConfig& init) {
            "tensors like this may be in the checkpoint though the model lacks them; repeatable");
 }
 
-Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& command_line, const fs::path& run) {
+Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& command_line, const fs::path& run,
+                                  std::string* notice) {
   InitConfig out = recipe;
   if (!command_line.path.empty()) out.path = command_line.path;
   out.weights_only = out.weights_only || command_line.weights_only;
@@ -66,8 +68,9 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
                  "init says what to take, but not from where: give init.path in the recipe, or --init-from"};
   }
   if (has_checkpoints(run)) {
-    if (!command_line.path.empty()) {
-      fmt::print("--init-from is for a new run; {} has checkpoints of its own and goes on from them\n", run.string());
+    if (!command_line.path.empty() && notice != nullptr) {
+      *notice = fmt::format("--init-from is for a new run; {} has checkpoints of its own and goes on from them",
+                            run.string());
     }
     return InitConfig{};
   }

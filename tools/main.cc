@@ -19,6 +19,7 @@
 
 #include "runtime/core/log.h"
 #include "tools/commands.h"
+#include "tools/run_requests.h"
 
 namespace cairn::tools {
 namespace {
@@ -27,9 +28,9 @@ constexpr int kMisused = 2;
 
 // In the order of `cairn --help`.
 constexpr void (*kCommands[])(CLI::App&, Session&) = {
-    add_init,     add_check,  add_plan,   add_explain,    add_diff,    add_help,   add_data,
-    add_train,    add_resume, add_report, add_ckpt,       add_convert, add_import, add_export,
-    add_generate, add_eval,   add_rank,   add_completion, add_copy,    add_stacks,
+    add_init,   add_check,    add_plan,   add_explain, add_diff,       add_help,    add_data,
+    add_train,  add_resume,   add_report, add_lineage, add_ckpt,       add_convert, add_import,
+    add_export, add_generate, add_eval,   add_rank,    add_completion, add_copy,    add_stacks,
 };
 
 /// A descriptor of ours must never take the place of a closed stdin, stdout or stderr.
@@ -203,6 +204,7 @@ int run(int argc, char** argv) {
 }  // namespace cairn::tools
 
 int main(int argc, char** argv) {
+  cairn::tools::hold_requests(argc, argv);
   cairn::tools::open_standard_streams();
   cairn::tools::raise_file_limit();
   cairn::init_logging("cairn");

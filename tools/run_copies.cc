@@ -16,8 +16,10 @@
 
 #include "ckpt/format/manifest.h"
 #include "ckpt/mirror/copy.h"
+#include "ckpt/mirror/mirror.h"
 #include "ckpt/mirror/placed_step.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
 #include "ckpt/store/posix_backend.h"
 #include "ckpt/store/uring_backend.h"
 #include "runtime/agent/child_process.h"
@@ -88,6 +90,24 @@ Status check_not_gone(const ckpt::Place& place, const fs::path& claim) {
                            place.describe(), claim.string())};
 }
 
+}  // namespace
+
+Result<PlaceContents> look_at_place(ckpt::Place& place, const fs::path& run, int64_t index) {
+  PlaceContents out;
+  RT_TRY_SET(out.owner, place_owner(place));
+  RT_TRY_SET(out.steps, place.list());
+  if (out.owner.empty() && out.steps.empty()) RT_TRY(check_not_gone(place, claim_of(run, index)));
+  return out;
+}
+
+Error not_known_there(Error why, const ckpt::Place& place, const fs::path& run) {
+  return std::move(why).with(
+      fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew even so)",
+                  run.string(), place.describe()));
+}
+
+namespace {
+
 bool is_of(const ckpt::Manifest& step, const std::string& run) {
   return step.run.id == run || std::ranges::find(step.run.parents, run) != step.run.parents.end();
 }
@@ -143,8 +163,10 @@ struct RunCopies::Child {
   }
 };
 
-RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder, RunCallbacks callbacks)
-    : places_(std::move(places)), folder_(folder), callbacks_(std::move(callbacks)) {}
+RunCopies::RunCopies(std::vector<CopyTo> places, RunFolder& folder)
+    : places_(std::move(places)),
+      folder_(folder),
+      callbacks_{.say = [](const std::string& text) { fmt::print("{}\n", text); }, .record = {}} {}
 
 RunCopies::~RunCopies() {
   for (const auto& child : children_) {
@@ -170,8 +192,8 @@ void RunCopies::record(json event) {
   }
 }
 
-Status RunCopies::prepare(bool fresh) {
-  if (places_.empty()) return {};
+Result<bool> RunCopies::prepare(bool fresh) {
+  if (places_.empty()) return false;
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend();
   RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(*io, folder_.checkpoints()));
   int64_t newest_here = -1;
@@ -188,20 +210,10 @@ Status RunCopies::prepare(bool fresh) {
   for (int64_t index = 0; index < std::ssize(places_); ++index) {
     const CopyTo& to = places_[static_cast<size_t>(index)];
     RT_TRY_SET(std::shared_ptr<ckpt::Place> place, ckpt::open_place(place_options(to, folder_.path())));
-    const auto look = [&]() -> Result<std::pair<std::string, std::vector<ckpt::PlacedStep>>> {
-      RT_TRY_SET(std::string owner, place_owner(*place));
-      RT_TRY_SET(std::vector<ckpt::PlacedStep> steps, place->list());
-      if (owner.empty() && steps.empty()) RT_TRY(check_not_gone(*place, claim_of(folder_.path(), index)));
-      return std::pair(std::move(owner), std::move(steps));
-    };
-    Result<std::pair<std::string, std::vector<ckpt::PlacedStep>>> looked = look();
+    Result<PlaceContents> looked = look_at_place(*place, folder_.path(), index);
     if (!looked.ok()) {
       if (newest_here < 0 && !fresh) {
-        return std::move(looked)
-            .with(fmt::format("{} has no checkpoint, and it is not known whether {} has one (--fresh begins anew even "
-                              "so)",
-                              folder_.path().string(), place->describe()))
-            .error();
+        return not_known_there(std::move(looked).error(), *place, folder_.path());
       }
       callbacks_.say(fmt::format("warning: {}; copies are tried again later", looked.error().message));
       continue;
@@ -219,9 +231,18 @@ Status RunCopies::prepare(bool fresh) {
                       place->describe(), steps.back().step, newest_here));
     }
     const auto all = std::make_shared<const std::vector<ckpt::PlacedStep>>(std::move(steps));
-    for (const ckpt::PlacedStep& step : *all) found.push_back({place, owner, all, step});
+    RT_TRY_SET(const ckpt::Labels labels, ckpt::placed_labels(*place));
+    for (const ckpt::PlacedStep& step : *all) {
+      const auto label = labels.find(step.step);
+      const bool bad = label != labels.end() && label->second.label == ckpt::Label::kBad;
+      if (!bad) found.push_back({place, owner, all, step});
+      if (bad && newest_here < 0) {
+        callbacks_.say(fmt::format("step {} in {} is passed over, it is bad: {}", step.step, place->describe(),
+                                   label->second.why));
+      }
+    }
   }
-  if (newest_here >= 0 || fresh || found.empty()) return {};
+  if (newest_here >= 0 || fresh || found.empty()) return false;
 
   std::stable_sort(found.begin(), found.end(),
                    [](const Found& a, const Found& b) { return a.step.step > b.step.step; });
@@ -247,19 +268,22 @@ Status RunCopies::prepare(bool fresh) {
               {"bytes", fetched.value().bytes},
               {"seconds", fetched.value().seconds}});
       if (!one.owner.empty() && one.owner != folder_.id()) RT_TRY(folder_.take_id(one.owner));
-      return {};
+      RT_TRY_SET(const ckpt::Labels labels, ckpt::placed_labels(*one.place));
+      RT_TRY(ckpt::take_labels(*io, folder_.checkpoints(), labels));
+      return true;
     }
     last = fetched.error();
     const ErrorCode code = last.error().code;
     // Damaged there: an older one will do. Anything else, a person must see: a start over would lose more.
-    if (code != ErrorCode::kCorrupt && code != ErrorCode::kInvalidInput) return last;
+    if (code != ErrorCode::kCorrupt && code != ErrorCode::kInvalidInput) return last.error();
     callbacks_.say("warning: " + last.error().message);
   }
-  return std::move(last).with(
-      "none of the copies can be used; not starting anew over them; another name for the run folder begins anew");
+  return Error(last.error())
+      .with("none of the copies can be used; not starting anew over them; another name for the run folder begins anew");
 }
 
 void RunCopies::start() {
+  if (started_) return;
   started_ = true;
   for (json& event : early_) callbacks_.record(std::move(event));
   early_.clear();
@@ -303,8 +327,7 @@ void RunCopies::launch(Child& child) {
       agent::start_child({.argv = {"/proc/self/exe", "_copy", "--run", folder_.path().string(), "--place",
                                    std::to_string(child.index), "--control-fd", std::to_string(theirs.get())},
                           .inherit_fds = {theirs.get()},
-                          .log_path = (folder_.path() / "logs" / fmt::format("copy-{}.log", child.index)).string()},
-                         {SIGTERM, SIGINT});
+                          .log_path = (folder_.path() / "logs" / fmt::format("copy-{}.log", child.index)).string()});
   if (!started.ok()) {
     callbacks_.say(fmt::format("warning: no copies to {}: {}", child.place, started.error().message));
     child.restart_at = SteadyClock::now() + std::chrono::seconds(60);
@@ -387,7 +410,7 @@ void RunCopies::poll() {
   }
 }
 
-void RunCopies::finish() {
+void RunCopies::finish(std::span<const int> stop_signals, const std::function<bool()>& out_of_time) {
   if (children_.empty()) return;
   const auto begin = SteadyClock::now();
   for (const auto& child : children_) {
@@ -396,9 +419,8 @@ void RunCopies::finish() {
   }
   sigset_t stop;
   sigemptyset(&stop);
-  sigaddset(&stop, SIGTERM);
-  sigaddset(&stop, SIGINT);
-  bool told = false, interrupted = false;
+  for (const int signal : stop_signals) sigaddset(&stop, signal);
+  bool told = false, interrupted = false, late = false;
   for (;;) {
     poll();
     const double waited = seconds_since(begin);
@@ -406,7 +428,8 @@ void RunCopies::finish() {
     for (const auto& child : children_) {
       if (!child->finished && waited < child->finish_s) waiting += (waiting.empty() ? "" : ", ") + child->place;
     }
-    if (waiting.empty() || interrupted) break;
+    late = out_of_time();
+    if (waiting.empty() || interrupted || late) break;
     if (!told && waited > 2) {
       callbacks_.say(fmt::format("waiting for copies to {}; a signal ends the wait", waiting));
       told = true;
@@ -418,7 +441,10 @@ void RunCopies::finish() {
     if (child->finished) continue;
     callbacks_.say(fmt::format(
         "not everything is copied to {} ({} after {}); the next start of this run goes on with it", child->place,
-        interrupted ? "stopped by a signal" : "given up", telemetry::format_duration(seconds_since(begin))));
+        interrupted ? "stopped by a signal"
+        : late      ? "at the time limit"
+                    : "given up",
+        telemetry::format_duration(seconds_since(begin))));
     record({{"event", "copy_given_up"}, {"place", child->place}, {"seconds", seconds_since(begin)}});
   }
 }

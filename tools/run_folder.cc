@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -159,13 +160,7 @@ std::string doubt_about(const fs::path& run) {
   return fmt::format("{} was not there and was made: is a file system not mounted?", outermost.string());
 }
 
-/// The line of run.lock: who has the run, for whoever finds it locked. No two are equal, so that who has written one
-/// sees by it whether the run is still his.
-struct Holder {
-  std::string host, since;  // empty: an older build's, which tells its pid alone
-  std::string pid;
-};
-
+/// No two are equal, so that who has written one sees by it whether the run is still his.
 std::string holder_line() {
   const ckpt::WriterId me = ckpt::this_writer();
   const auto now =
@@ -187,32 +182,25 @@ Status write_holder(int fd, const std::string& line, const fs::path& lock) {
   return {};
 }
 
-Holder holder_in(const std::string& text) {
+RunHolder holder_in(const std::string& text) {
   const auto line = nlohmann::json::parse(text, nullptr, false);
   const auto word = [&](const char* key) {
     return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
                                                                            : std::string();
   };
-  Holder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
+  RunHolder holder{.host = word("host"), .since = word("since"), .pid = "unknown"};
   const bool older = line.is_number_integer();
   if (older || (line.is_object() && line.contains("pid") && line["pid"].is_number_integer()))
     holder.pid = (older ? line : line["pid"]).dump();
   return holder;
 }
 
-std::string describe(const Holder& holder) {
-  std::string text = "pid " + holder.pid;
-  if (!holder.host.empty()) text += " on " + holder.host;
-  if (!holder.since.empty()) text += ", since " + holder.since;
-  return text;
-}
-
 /// `what` follows "is in use by another cairn (...)".
 Error in_use(const fs::path& lock, std::string_view what) {
   const Result<std::string> line = read_text_file(lock);
-  const Holder holder = holder_in(line.ok() ? line.value() : "");
+  const RunHolder holder = holder_in(line.ok() ? line.value() : "");
   std::string text =
-      fmt::format("{} is in use by another cairn ({}){}", lock.parent_path().string(), describe(holder), what);
+      fmt::format("{} is in use by another cairn ({}){}", lock.parent_path().string(), holder.describe(), what);
   if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
     text += fmt::format(
         ". If {0} is dead, the file system keeps its lock for a while: NFSv4 some 90 s, NFSv3 until {0} is up again; "
@@ -223,23 +211,100 @@ Error in_use(const fs::path& lock, std::string_view what) {
   return Error{ErrorCode::kUnavailable, std::move(text)};
 }
 
+/// Whether /proc/locks lists a flock of this file by a process of this machine.
+bool is_flocked(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return false;
+  const std::string wanted = fmt::format("{:02x}:{:02x}:{}", major(info.st_dev), minor(info.st_dev), info.st_ino);
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    const bool waits = line.find("->") != std::string::npos;  // "1: FLOCK  ADVISORY  WRITE 4051 00:2e:9 0 EOF"
+    if (!waits && line.find(" FLOCK ") != std::string::npos && line.find(" " + wanted + " ") != std::string::npos)
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
+std::string RunHolder::describe() const {
+  std::string text = "pid " + pid;
+  if (!host.empty()) text += " on " + host;
+  if (!since.empty()) text += ", since " + since;
+  return text;
+}
+
+std::optional<RunHolder> holder_of_run(const fs::path& run) {
+  const fs::path lock = run / "run.lock";
+  const Fd fd(::open(lock.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return std::nullopt;
+  const Result<std::string> line = read_text_file(lock);
+  const RunHolder holder = holder_in(line.ok() ? line.value() : "");
+  if (is_flocked(fd.get())) return holder;
+  // A file system may number its devices otherwise than the kernel lists them (overlay, btrfs), or share its locks with
+  // other hosts.
+  if (::flock(fd.get(), LOCK_SH | LOCK_NB) == 0) return std::nullopt;
+  return errno == EWOULDBLOCK ? std::optional(holder) : std::nullopt;
+}
+
+Result<RunFolder> RunFolder::hold(const fs::path& path, const std::string& name) {
   RunFolder out;
   out.path_ = path;
   out.name_ = name;
-  if (Status taken = out.take(); !taken.ok()) {
-    if (taken.error().code != ErrorCode::kUnavailable) out.remove_made();  // else another one is at work in it
-    return std::move(taken).error();
-  }
+  out.doubt_ = doubt_about(path);
+  if (is_gone(path)) return out;
+  if (::access(path.c_str(), W_OK | X_OK) != 0) return os_error(errno, path.string());
+  if (!is_gone(path / "run.lock")) RT_TRY(out.lock());
+  RT_TRY(out.read_id());
   return out;
 }
 
-Status RunFolder::take() {
+Status RunFolder::claim() {
+  if (Status made = make(); !made.ok()) {
+    if (made.error().code != ErrorCode::kUnavailable) remove_made();  // else another one is at work in it
+    return made;
+  }
+  return {};
+}
+
+Result<RunFolder> RunFolder::open(const fs::path& path, const std::string& name) {
+  RT_TRY_SET(RunFolder out, hold(path, name));
+  RT_TRY(out.claim());
+  return out;
+}
+
+Status RunFolder::lock() {
+  const fs::path lock = path_ / "run.lock";
+  lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock_) return os_error(errno, lock.string());
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
+    return in_use(lock, "; one run folder, one run");
+  }
+  return {};
+}
+
+/// Of a folder that has one; a moved or copied one is told by where it was written.
+Status RunFolder::read_id() {
+  if (is_gone(path_ / "run.json")) return {};
+  RT_TRY_SET(const Identity identity, read_identity(path_));
+  id_ = identity.id;
+  written_at_ = identity.folder;
+  const std::string here = fs::canonical(path_).string();
+  if (written_at_.empty() || written_at_ == here) return {};
+  // Moved, or a copy: then the other one is still there, and its memory and its second place are not this one's.
+  std::error_code failed;
+  const Result<Identity> other = read_identity(written_at_);
+  if (other.ok() && other.value().id == id_ && !fs::equivalent(written_at_, here, failed)) {
+    copied_from_ = written_at_;
+    id_.clear();
+  }
+  return {};
+}
+
+Status RunFolder::make() {
   std::error_code unknown;
   ckpt::PosixBackend io;
-  doubt_ = doubt_about(path_);
   for (const char* below : {"", "logs", "tensorboard", "checkpoints"}) {
     const size_t before = made_.size();
     // A link whose disk is away is there.
@@ -249,42 +314,24 @@ Status RunFolder::take() {
     }
     RT_TRY(ckpt::make_dirs(io, path_ / below).with("run folder"));  // durable: a step must not vanish with its folder
   }
-  const fs::path lock = path_ / "run.lock";
-  const bool had_lock = fs::exists(lock, unknown), had_identity = fs::exists(path_ / "run.json", unknown);
-  lock_.reset(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!lock_) return os_error(errno, lock.string());
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return os_error(errno, "flock " + lock.string());
-    return in_use(lock, "; one run folder, one run");
+  const fs::path lock_file = path_ / "run.lock";
+  const bool had_lock = fs::exists(lock_file, unknown), had_identity = fs::exists(path_ / "run.json", unknown);
+  if (!lock_) {
+    RT_TRY(lock());
+    RT_TRY(read_id());  // somebody may have made it since hold()
   }
-  if (!had_lock) made_.push_back(lock);
+  if (!had_lock) made_.push_back(lock_file);
   if (!had_identity) made_.push_back(path_ / "run.json");
   lock_line_ = holder_line();
-  RT_TRY(write_holder(lock_.get(), lock_line_, lock));
+  RT_TRY(write_holder(lock_.get(), lock_line_, lock_file));
   if (Result<ckpt::HeldFolder> held = ckpt::HeldFolder::open(path_); held.ok()) held_ = std::move(held).value();
 
-  const std::string here = fs::canonical(path_).string();
-  std::string written_at;
-  if (fs::exists(path_ / "run.json")) {
-    RT_TRY_SET(const Identity identity, read_identity(path_));
-    id_ = identity.id;
-    written_at = identity.folder;
-    if (!written_at.empty() && written_at != here) {
-      // Moved, or a copy: then the other one is still there, and its memory and its second place are not this one's.
-      std::error_code failed;
-      const Result<Identity> other = read_identity(written_at);
-      if (other.ok() && other.value().id == id_ && !fs::equivalent(written_at, here, failed)) {
-        copied_from_ = written_at;
-        id_.clear();
-      }
-    }
-  }
   if (id_.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     id_ =
         fmt::format("{}-{:016x}", name_, mix64(mix64(static_cast<uint64_t>(now)) ^ static_cast<uint64_t>(::getpid())));
   }
-  if (written_at != here && copied_from_.empty()) RT_TRY(take_id(id_));
+  if (written_at_ != fs::canonical(path_).string() && copied_from_.empty()) RT_TRY(take_id(id_));
   return settle_recipe();
 }
 
@@ -301,7 +348,7 @@ Status RunFolder::check_held() const {
                            "what it had not saved stays in this machine's shared memory, from where a start of the run "
                            "here takes it up",
                            path_.string(),
-                           line.ok() ? fmt::format("another one has taken it ({})", describe(holder_in(line.value())))
+                           line.ok() ? fmt::format("another one has taken it ({})", holder_in(line.value()).describe())
                                      : "its run.lock was removed")};
 }
 

@@ -22,11 +22,16 @@ namespace cairn::tools {
 
 class RunFolder {
  public:
-  /// Makes what is missing and takes the lock. Errors: kUnavailable when another agent holds it, naming it.
+  /// Takes the lock of a folder that is there, and changes no byte of it: a start that is refused leaves all as it was.
+  /// Errors: kUnavailable when another agent holds it, naming it; the system's where it cannot be written.
+  static Result<RunFolder> hold(const std::filesystem::path& path, const std::string& name);
+  /// Makes what is missing and writes down whose the run is now. Errors: as hold().
+  Status claim();
+  /// Both.
   static Result<RunFolder> open(const std::filesystem::path& path, const std::string& name);
 
   const std::filesystem::path& path() const { return path_; }
-  const std::string& id() const { return id_; }
+  const std::string& id() const { return id_; }  // empty before claim() where the folder has none
   /// The folder that this one was copied from since, and that is still there: this one has an id of its own from now
   /// on. Else empty.
   const std::string& copied_from() const { return copied_from_; }
@@ -61,16 +66,30 @@ class RunFolder {
   void remove_made() const;
 
  private:
-  Status take();
+  Status lock();
+  Status read_id();
+  Status make();
   Status forget_announced();
 
   std::filesystem::path path_;
   std::string id_, name_, copied_from_, doubt_;
+  std::string written_at_;  // where run.json says it lies; empty: an older build's, or none is there
   Fd lock_;
   std::string lock_line_;                    // what run.lock holds while the run is this one's
   std::optional<ckpt::HeldFolder> held_;     // path_
   std::vector<std::filesystem::path> made_;  // in that order
 };
+
+/// Who has a run folder: the line of its run.lock.
+struct RunHolder {
+  std::string host, since;  // empty: an older build's, which tells its pid alone
+  std::string pid;
+  /// "pid 12 on host, since 2026-01-01 10:00:00"
+  std::string describe() const;
+};
+/// The cairn that holds the run now; nullopt: none, or there is no such folder. Looks only: takes no lock that a start
+/// could meet, except for a moment where the kernel does not tell (run.lock was taken by another host).
+std::optional<RunHolder> holder_of_run(const std::filesystem::path& run);
 
 /// The recipe that the run goes on with: recipe.resolved.json, or the one that came with a step whose writer was killed
 /// right behind its commit. Errors: also where it cannot be told whether that is so.

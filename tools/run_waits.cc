@@ -39,6 +39,7 @@ void RunWaits::look(const comm::ShmWorld* world) {
   if (probe_ && (probe_->take() || clock_ns() >= probe_until_ns_)) {
     take_stacks(0);
     write_report();
+    tell_asked();
   }
   if (world == nullptr || world->aborted()) return;
   const auto limit_ms = static_cast<int64_t>(500 * deadline_s_);
@@ -74,6 +75,30 @@ void RunWaits::look(const comm::ShmWorld* world) {
   wait_->report.finding = agent::find_culprit(wait_->report.ranks);
   tell();
   probe_stacks();
+}
+
+void RunWaits::ask(const comm::ShmWorld* world, const std::string& by) {
+  if (world == nullptr || world->aborted()) {
+    callbacks_.say(fmt::format("{}: no rank runs now; nothing to report", by));
+    return;
+  }
+  if (probe_ || (wait_ && !wait_->over)) {
+    callbacks_.say(fmt::format("{}: a report is there, or being written: {}", by, wait_->path.string()));
+    return;
+  }
+  wait_ = LongWait{.over = true, .asked_by = by};
+  wait_->report.ranks = states_of(*world);
+  wait_->report.finding = agent::find_culprit(wait_->report.ranks);
+  wait_->report.title = fmt::format("{}: asked for by {}", name_, by);
+  write_report();
+  probe_stacks();
+  if (!probe_) tell_asked();  // that there are no stacks has been told
+}
+
+void RunWaits::tell_asked() {
+  if (wait_->asked_by.empty() || !wait_->written) return;
+  callbacks_.say(fmt::format("{}: where each rank is: {}", wait_->asked_by, wait_->file()));
+  callbacks_.record({{"event", "report"}, {"by", wait_->asked_by}, {"report", wait_->file()}});
 }
 
 /// Reads the stacks of all ranks of wait_ in a process of its own.

@@ -28,6 +28,9 @@ class RunWaits {
   /// Now and then. `world`: of the ranks that run; null while there are none.
   void look(const comm::ShmWorld* world);
 
+  /// A person asks where the ranks are: a report with stacks, told when it is written. Training goes on.
+  void ask(const comm::ShmWorld* world, const std::string& by);
+
   /// As SupervisorClient::suspect().
   std::optional<std::pair<int64_t, std::string>> suspect() const;
 
@@ -45,11 +48,13 @@ class RunWaits {
     std::filesystem::path path;  // of the report, also when it could not be written
     bool written = false;        // the file is there
     bool told = false;           // that it could not be written
+    std::string asked_by;        // no wait, but a person's question
     std::string file() const { return written ? path.string() : std::string(); }
   };
   void probe_stacks();
   void take_stacks(int64_t limit_ms);
   void tell();
+  void tell_asked();
   void write_report();
 
   std::filesystem::path run_;

@@ -6,10 +6,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <thread>
 
+#include "ckpt/persist/save.h"
+#include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/core/log.h"
@@ -18,6 +20,7 @@
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
+#include "tools/start_check.h"
 
 namespace cairn::tools {
 namespace {
@@ -39,29 +42,35 @@ std::string not_saved(const ckpt::PersistEvent& event) {
 
 }  // namespace
 
-TrainAgent::TrainAgent(const Plan& plan, RunFolder& folder, TrainAgentOptions options)
+TrainAgent::TrainAgent(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
+                       TrainAgentOptions options)
     : plan_(plan),
       folder_(folder),
+      start_(start),
       options_(std::move(options)),
       progress_(STDOUT_FILENO),
-      copies_(plan.recipe.checkpoint.copy_to, folder, callbacks()),
-      waits_(folder.path(), plan.recipe.name, plan.recipe.restart.deadline_s, callbacks()) {}
+      copies_(copies),
+      waits_(folder.path(), plan.recipe.name, plan.recipe.restart.deadline_s, callbacks()),
+      requests_(folder.path(), options_.requests, callbacks()) {}
 
 RunCallbacks TrainAgent::callbacks() {
   return {.say = [this](const std::string& text) { progress_.say(text); },
           .record = [this](const json& event) { record(event); }};
 }
 
-Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
+Status TrainAgent::open() {
+  const dsl::LoadedRecipe& loaded = start_.remaining;
   RT_TRY_SET(metrics_, telemetry::MetricsWriter::open(folder_.path() / "metrics.jsonl", folder_.id()));
   ckpt::NodeOptions options{.checkpoints_dir = folder_.checkpoints(),
                             .run = {.run_name = loaded.recipe.name,
                                     .run_id = folder_.id(),
                                     .recipe_json = loaded.canonical_json,
-                                    .recipe_hash = loaded.hash_hex},
+                                    .recipe_hash = loaded.hash_hex,
+                                    .lineage = start_.lineage_head()},
+                            .from_step = options_.from_step,
                             .resume = !options_.fresh,
                             .check_owner = [this] { return check_owner(); },
-                            .stop = [this] { return supervisor_->stop_asked(); },
+                            .stop = [this] { return stop_asked(); },
                             .leave = [this] { return supervisor_->leave_signal() != 0; },
                             .before_save =
                                 [this](int64_t step, std::span<const std::string> news) {
@@ -81,12 +90,15 @@ Status TrainAgent::open(const dsl::LoadedRecipe& loaded) {
     options.init_from = plan_.recipe.init.path;
     options.open_foreign = open_hf_for(plan_.recipe.model);
   }
-  if (!options_.fresh) RT_TRY(check_nothing_saved());
+  if (!options_.fresh && start_.verdict.segment.index == 0) RT_TRY(check_nothing_lost(folder_.path()));
+  requests_.set_limit(plan_.checkpoint_bytes);
   std::vector<std::string> notices;
   RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
   for (const std::string& notice : notices) progress_.say(notice);
   RT_TRY_SET(events_, telemetry::LineFile::open(folder_.path() / "events.jsonl"));
-  copies_.start();
+  copies_.report_to(callbacks());
+  requests_.open();
+  requests_.pass_on(*node_, 0);
   return {};
 }
 
@@ -94,28 +106,6 @@ void TrainAgent::record(json event) {
   event["time"] = unix_now();
   const Status written = events_.append(event.dump(-1, ' ', false, json::error_handler_t::replace));
   if (!written.ok()) spdlog::warn("{}", written.error().message);
-}
-
-/// That a run which has no checkpoint had none: it is neither begun anew where their disk is not mounted, nor gone on
-/// with from memory, whose saves would lie below the mount point.
-Status TrainAgent::check_nothing_saved() const {
-  ckpt::PosixBackend io;
-  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, folder_.checkpoints()));
-  if (!names.steps.empty()) return {};
-  std::ifstream events(folder_.path() / "events.jsonl", std::ios::binary);
-  int64_t saved = 0;
-  for (std::string line; std::getline(events, line);) {
-    if (line.find(R"("saved")") == std::string::npos) continue;
-    const json event = json::parse(line, nullptr, false);
-    if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
-    if (event.value("event", json()) == "saved") saved = event["step"].get<int64_t>();
-  }
-  if (saved == 0) return {};
-  return Error{
-      ErrorCode::kInvalidInput,
-      fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
-                  "(--fresh begins anew; without events.jsonl the run goes on from what memory holds)",
-                  folder_.checkpoints().string(), saved)};
 }
 
 /// That the run is this agent's. If not, it ends: by the supervisor, whichever thread finds it out.
@@ -133,12 +123,24 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
   if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
   const Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
-  if (!chosen.ok() && supervisor_->stop_asked()) {
+  if (!chosen.ok() && stop_asked()) {
     return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command goes on"};
   }
   if (!chosen.ok()) return chosen.error();
   const ckpt::RestoreChoice& choice = chosen.value();
+  RT_TRY(check_place(choice));
+  if (generation == 0) {
+    RT_TRY(write_start());
+    copies_.start();  // they read the recipe
+  }
   for (const std::string& warning : choice.warnings) progress_.say("warning: " + warning);
+  if (std::exchange(options_.from_step, std::nullopt)) {
+    const std::vector<int64_t>& abandoned = node_->abandoned();
+    record({{"event", "back_to"}, {"step", choice.step}, {"abandoned", abandoned}});
+    if (!abandoned.empty())
+      progress_.say(fmt::format("back to step {}: {} later step{} moved to {}", choice.step, abandoned.size(),
+                                abandoned.size() == 1 ? "" : "s", (folder_.path() / "abandoned").string()));
+  }
   take_persist_events();           // of saves that have ended meanwhile
   if (choice.step < told_step_) {  // the line that those were of is left
     told_step_ = choice.step;
@@ -152,7 +154,19 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (generation == 0 && choice.source == ckpt::arena::Source::kMemory && options_.init_on_command_line) {
     progress_.say("--init-from is for a new run; this one goes on from its memory (another --run begins anew)");
   }
-  json start{{"event", "start"}, {"generation", generation}, {"step", choice.step}, {"from", from}};
+  if (choice.source == ckpt::arena::Source::kDisk && !choice.match) loaded_ = choice.dir;
+  json start{{"event", "start"},
+             {"generation", generation},
+             {"step", choice.step},
+             {"from", from},
+             {"source", choice.source == ckpt::arena::Source::kMemory ? "memory"
+                        : choice.source == ckpt::arena::Source::kDisk ? "disk"
+                                                                      : "fresh"},
+             {"world", world},
+             {"mesh", plan_.mesh.describe()},
+             {"steps", plan_.steps},
+             {"host", ckpt::this_writer().host},
+             {"pid", static_cast<int64_t>(::getpid())}};
   if (choice.read.wanted_bytes > 0) {
     start["needed_bytes"] = choice.read.wanted_bytes;
     start["read_bytes"] = choice.read.read_bytes;
@@ -195,10 +209,16 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
       std::to_string(options_.threads > 0 ? options_.threads : std::max<int64_t>(1, cores / world));
   std::vector<agent::ChildSpec> specs;
   for (int64_t rank = 0; rank < world; ++rank) {
-    specs.push_back({.argv = {"/proc/self/exe", "_rank", "--recipe", folder_.recipe().string(), "--arena-fd",
-                              std::to_string(memory_.get()), "--rank", std::to_string(rank), "--world",
-                              std::to_string(world), "--incarnation", std::to_string(choice.incarnation), "--comm-fd",
-                              std::to_string(world_->fd()), "--init", init_to_json(plan_.recipe.init)},
+    specs.push_back({.argv = {"/proc/self/exe", "_rank",
+                              "--recipe",       segment_recipe(folder_, start_).string(),
+                              "--past",         ckpt::encode_past(plan_.past),
+                              "--end-step",     std::to_string(plan_.end_step),
+                              "--arena-fd",     std::to_string(memory_.get()),
+                              "--rank",         std::to_string(rank),
+                              "--world",        std::to_string(world),
+                              "--incarnation",  std::to_string(choice.incarnation),
+                              "--comm-fd",      std::to_string(world_->fd()),
+                              "--init",         init_to_json(plan_.recipe.init)},
                      // Passive: a thread that waits must not take the core of a rank that works.
                      .env = {{"OMP_NUM_THREADS", threads}, {"OMP_WAIT_POLICY", "passive"}, {"OMP_PROC_BIND", "false"}},
                      .inherit_fds = {world_->fd(), memory_.get()},
@@ -217,6 +237,53 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
     if (problem) return os_error(problem.value(), trace_dir().string());
   }
   return specs;
+}
+
+/// Whether the plan is of the position that ranks go on from. The start's own, and any that this segment led to, is.
+Status TrainAgent::check_place(const ckpt::RestoreChoice& choice) {
+  RT_TRY_SET(const trainer::TrainPosition position, node_->decided_position());
+  const trainer::TrainPosition& judged = start_.verdict.state.position;
+  if (position.step == judged.step && position.samples == judged.samples && position.past == judged.past) return {};
+  if (choice.source == ckpt::arena::Source::kMemory && position.past == plan_.past) return {};  // trained by this agent
+  ckpt::StartState state{.position = position, .recipe = start_.remaining.canonical_json};
+  if (choice.source == ckpt::arena::Source::kDisk && !choice.foreign) {
+    ckpt::PosixBackend io;
+    RT_TRY_SET(state, ckpt::state_in(io, choice.dir).with(choice.dir.string()));
+  } else if (choice.source == ckpt::arena::Source::kMemory) {
+    state.source = ckpt::StartState::Source::kMemory;
+    state.mesh = start_.verdict.state.mesh;
+    state.place = node_->arena().name();
+  }
+  RT_TRY_SET(const Recipe before, dsl::decode_recipe(state.recipe));
+  RT_TRY_SET(const Segment segment, segment_at(start_.request.recipe, position, &before));
+  if (segment.past == plan_.past && segment.end_step == plan_.end_step &&
+      segment.index == start_.verdict.segment.index) {
+    return {};
+  }
+  elsewhere_ = std::move(state);
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("goes on from step {}, which is in another segment", position.step)};
+}
+
+/// What this start is, once the state that it goes on from has been read: until then it may still be refused.
+Status TrainAgent::write_start() {
+  const StartVerdict& verdict = start_.verdict;
+  RT_TRY(begin_segment(folder_, start_));
+  if (verdict.finished) return {};  // the folder keeps the recipe that trained it
+  RT_TRY(folder_.write_recipe(start_.whole));
+  if (!start_.begins) return {};
+  for (const FieldVerdict& one : verdict.changes) {
+    if (one.change == dsl::ChangeClass::kExact) continue;
+    progress_.say(one.text());
+    record({{"event", "recipe_changed"},
+            {"step", verdict.state.step()},
+            {"field", one.field},
+            {"old", one.before},
+            {"new", one.after},
+            {"rule", one.says},
+            {"accepted", one.change == dsl::ChangeClass::kAccept}});
+  }
+  return {};
 }
 
 void TrainAgent::on_generation_started(int64_t, const agent::Recovery* recovery) {
@@ -291,8 +358,12 @@ void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
   tell_written(metrics_->write(metrics), metrics_failed_);
   if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
+  requests_.step_took(metrics.step_ms / 1000);
   lost_ms_ += metrics.checkpoint_lost_ms;
   last_loss_ = metrics.loss;
+  last_metrics_ = metrics;
+  if (metrics.valid_loss) last_valid_loss_ = metrics.valid_loss;
+  node_->note_step(metrics);
 
   // Steps that the lost generation finished may still be on their way: only those of a new one count.
   if (failed_at_ns_ != 0 && respawned_ && metrics.step > failed_at_step_) {
@@ -324,8 +395,14 @@ void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   if (progress_.terminal()) line += fmt::format("  eta {}", telemetry::format_duration(eta));
   const int64_t every = std::max<int64_t>({1, plan_.recipe.log.every_steps, steps / 40});
   progress_.show(line, metrics.step % every == 0 || metrics.step == steps || metrics.step == first_step_ + 1);
-  if (metrics.valid_loss)
-    progress_.say(fmt::format("step {}: validation loss {:.4f}", metrics.step, *metrics.valid_loss));
+  if (metrics.valid_loss) {
+    std::string sources;
+    for (const auto& [name, loss] : metrics.valid_source_loss)
+      sources += fmt::format("{}{} {:.4f}", sources.empty() ? " (" : ", ", printable(name), loss);
+    if (plan_.recipe.data.sources.size() < 2) sources.clear();
+    progress_.say(fmt::format("step {}: validation loss {:.4f}{}{}", metrics.step, *metrics.valid_loss, sources,
+                              sources.empty() ? "" : ")"));
+  }
 
   for (Kill& kill : options_.kills) {
     if (kill.step != metrics.step) continue;
@@ -366,6 +443,7 @@ void TrainAgent::tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreCho
 
 /// Saves may end in any order (checkpoint.in_flight): what counts, for the end too, is what came of the newest step.
 void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
+  requests_.save_ended(event);
   const bool overtaken = event.step <= saved_step_;
   const bool newest = event.step >= told_step_;
   if (newest) told_step_ = event.step;
@@ -403,7 +481,9 @@ void TrainAgent::tell_persisted(const ckpt::PersistEvent& event) {
           {"reused_files", event.reused_files},
           {"pause_ms", event.snapshot_ms},
           {"dir", event.dir.string()},
+          {"asked", event.asked != 0},
           {"removed", event.removed}});
+  if (event.asked != 0) progress_.say(fmt::format("saved step {}, as asked: {}", event.step, event.dir.string()));
   const int64_t saved_ns = clock_ns();
   if (!options_.trace.empty()) {
     saves_.push_back({fmt::format("save step {}", event.step), saved_ns - static_cast<int64_t>(event.seconds * 1e9),
@@ -422,6 +502,7 @@ void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, dou
   if (failed_at_ns_ == 0) failed_at_ns_ = clock_ns();
   failed_at_step_ = last_step_;
   respawned_ = false;
+  last_failure_ = info.failure.message;
   progress_.say(info.failure.message);
   record({{"event", "failure"},
           {"rank", info.failure.rank},
@@ -437,12 +518,33 @@ void TrainAgent::on_failure(const agent::RestartInfo& info, bool restarting, dou
 }
 
 void TrainAgent::on_stop_requested(int signal) {
+  std::string why, by = requests_.stop_by(&why);
+  if (by.empty()) by = signal_name(signal);
+  if (!why.empty()) by += ": " + why;
   progress_.say(
-      fmt::format("{}: saving at the next step boundary, then leaving; Ctrl-C (SIGINT) from a second on leaves at once",
-                  signal == SIGINT ? "interrupted" : "asked to stop"));
-  record({{"event", "stop_requested"}, {"signal", signal}});
+      fmt::format("{} ({}): saving at the next step boundary, then leaving; Ctrl-C (SIGINT) from a second on leaves at "
+                  "once",
+                  signal == SIGINT ? "interrupted" : "asked to stop", by));
+  record({{"event", "stop_requested"}, {"signal", signal}, {"by", by}});
   node_->request_stop();
   stop_asked_ns_ = clock_ns();
+}
+
+void TrainAgent::on_signal(int signal) {
+  if (signal == SIGQUIT) return waits_.ask(world_ ? &*world_ : nullptr, signal_name(signal));
+  requests_.ask_save(*node_, signal_name(signal));
+}
+
+/// From any thread: a checkpoint that is being loaded keeps the supervisor's.
+bool TrainAgent::stop_asked() {
+  if (requests_.stop_now()) supervisor_->ask_stop();
+  return supervisor_->stop_asked();
+}
+
+void TrainAgent::watch_requests() {
+  if (supervisor_->abandoned()) return;  // the folder is another one's
+  if (requests_.stop_now()) supervisor_->ask_stop();
+  requests_.pass_on(*node_, last_step_);
 }
 
 /// A step or a validation may take longer than whoever asked for the stop grants, and a rank may hang.
@@ -453,6 +555,33 @@ void TrainAgent::watch_stop() {
     progress_.say(fmt::format("no step boundary in {} s: saving step {}, the newest in memory, meanwhile",
                               kBoundaryPatienceNs / 1'000'000'000, *step));
   }
+}
+
+json TrainAgent::summary(const Result<int>& code) {
+  const auto number = [](const std::optional<double>& value) { return value ? json(*value) : json(); };
+  const bool stepped = last_metrics_.step > 0;
+  const int64_t done = stepped ? last_metrics_.step : std::max<int64_t>(first_step_, 0);
+  const bool stopped = done < plan_.steps && supervisor_->stop_asked();
+  const std::string why = !code.ok()            ? std::string(error_code_name(code.error().code))
+                          : code.value() >= 128 ? "signal"
+                          : stopped             ? "stopped"
+                          : code.value() != 0   ? "failed"
+                          : !stepped            ? "nothing_to_do"
+                                                : "done";
+  const std::string message = !code.ok() ? code.error().message : why == "failed" ? last_failure_ : std::string();
+  const fs::path& checkpoint = newest_checkpoint_.empty() ? loaded_ : newest_checkpoint_;
+  return {{"run", folder_.path().string()},
+          {"why", why},
+          {"message", message},
+          {"first_step", std::max<int64_t>(first_step_, 0)},
+          {"step", done},
+          {"of", plan_.steps},
+          {"samples", stepped ? json(last_metrics_.samples) : json()},
+          {"tokens", stepped ? json(last_metrics_.tokens) : json()},
+          {"loss", stepped ? json(last_metrics_.loss) : json()},
+          {"valid_loss", number(last_valid_loss_)},
+          {"checkpoint", checkpoint.empty() ? json() : json(checkpoint.string())},
+          {"seconds", unix_now() - started_s_}};
 }
 
 void TrainAgent::close() {
@@ -497,6 +626,26 @@ void TrainAgent::tell_flushed(const ckpt::PersistEvent& event) {
   last_persist_ = event.status;
 }
 
+std::string TrainAgent::way_back() const {
+  ckpt::PosixBackend io;
+  const Result<ckpt::Catalog> catalog = ckpt::list_checkpoints(io, folder_.checkpoints());
+  if (!catalog.ok()) return "which checkpoints are good is not known: " + catalog.error().message;
+  int64_t good = -1, usable = -1;
+  for (const ckpt::CheckpointInfo& info : catalog.value().checkpoints) {
+    if (!info.complete || info.bad()) continue;
+    usable = info.step;
+    if (info.label == ckpt::Label::kGood) good = info.step;
+  }
+  if (usable < 0)
+    return "No checkpoint is left that is not bad: begin anew in another folder (--run), with a lower rate";
+  const int64_t step = good >= 0 ? good : usable;
+  return fmt::format(
+      "{}: step {}. \"cairn train ... --run {} --from-step {} --set optimizer.peak_lr=...\" goes back to it "
+      "with another rate",
+      good >= 0 ? "Newest good" : "None is proved good; the newest that is not bad", step, folder_.path().string(),
+      step);
+}
+
 Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   concluded_ = true;
   finish_trace();
@@ -513,17 +662,37 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
     record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
     return error;
   }
-  copies_.finish();
+  const bool at_stage = start_.verdict.segment.stage_follows && last_step_ == plan_.end_step;
+  if (at_stage && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 && last_persist_.ok() &&
+      !requests_.stop_due(last_step_)) {
+    stage_follows_ = true;
+    progress_.say(fmt::format("step {}: stage {} of the recipe begins", last_step_, start_.verdict.segment.index + 1));
+    record({{"event", "stage"}, {"step", last_step_}, {"stage", start_.verdict.segment.index + 1}});
+    return 0;
+  }
+  requests_.ended(outcome.kind == agent::EndKind::kFinished, last_persist_.ok());
+  copies_.finish(options_.requests.stop_signals(), [this] { return requests_.out_of_time(); });
   if (outcome.kind == agent::EndKind::kFailed) {
     progress_.say(fmt::format("failed: {}", outcome.message));
-    if (!newest_checkpoint_.empty()) progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
-    record({{"event", "end"}, {"exit_code", outcome.exit_code}, {"message", outcome.message}});
+    const bool guard = outcome.exit_code == Error{ErrorCode::kGuard, ""}.exit_code();
+    if (guard) {
+      if (const Status labelled = node_->condemn_from_onset(); !labelled.ok())
+        progress_.say("warning: " + labelled.error().message);
+    }
+    if (!newest_checkpoint_.empty() && !guard)
+      progress_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+    json end{{"event", "end"}, {"exit_code", outcome.exit_code}, {"message", outcome.message}};
+    if (guard) end["way_back"] = way_back();
+    record(end);
+    if (guard) progress_.say(end["way_back"].get<std::string>());
     return outcome.exit_code;
   }
   if (!last_persist_.ok()) return last_persist_.error();
   const double seconds = unix_now() - started_s_;
   const int64_t done = last_step_ - first_step_;
-  if (last_step_ < plan_.steps && outcome.stop_signal != 0) {
+  const bool stopped = (last_step_ < plan_.steps || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
+  const int code = stopped ? options_.requests.exit_when_unfinished : 0;
+  if (stopped) {
     progress_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command goes on from there",
                               last_step_, plan_.steps, newest_checkpoint_.string()));
   } else if (done == 0) {
@@ -534,8 +703,8 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
                               done, telemetry::format_duration(seconds), last_loss_,
                               static_cast<double>(done) / seconds, lost_ms_, newest_checkpoint_.string()));
   }
-  record({{"event", "end"}, {"exit_code", 0}, {"step", last_step_}});
-  return 0;
+  record({{"event", "end"}, {"exit_code", code}, {"step", last_step_}});
+  return code;
 }
 
 }  // namespace cairn::tools

@@ -27,11 +27,9 @@
 #include "tools/run_callbacks.h"
 #include "tools/run_copies.h"
 #include "tools/run_folder.h"
+#include "tools/run_requests.h"
+#include "tools/run_start.h"
 #include "tools/run_waits.h"
-
-namespace cairn::dsl {
-struct LoadedRecipe;
-}
 
 namespace cairn::tools {
 
@@ -46,20 +44,30 @@ struct TrainAgentOptions {
   std::string trace;                  // steps=A..B; empty: none
   double peak_tflops = 0;             // of a rank's device; 0: the calibration of this machine, if there is one
   bool fresh = false;                 // a run that has been trained is refused
+  std::optional<int64_t> from_step;   // where the run goes on, whatever is newer
   bool init_on_command_line = false;  // what it says is for a new run: it is told when it counts for nothing
+  RequestOptions requests;
 };
 
+/// Of one segment of a run: one recipe without stages, from one position on.
 class TrainAgent final : public agent::SupervisorClient {
  public:
-  /// `plan` and `folder` outlive the agent.
-  TrainAgent(const Plan& plan, RunFolder& folder, TrainAgentOptions options);
+  /// All of them outlive the agent. `plan` is of the start's segment.
+  TrainAgent(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start, TrainAgentOptions options);
 
-  /// Before open(): a checkpoint may have to come from a second place first.
-  Status prepare_copies() { return copies_.prepare(options_.fresh); }
   /// Before open(), whose threads wake it.
   void use(agent::Supervisor& supervisor) { supervisor_ = &supervisor; }
-  Status open(const dsl::LoadedRecipe& loaded);
+  Status open();
+  /// Where the ranks would have to go on is not where this start was judged: the newest checkpoint turned out to be
+  /// damaged, say. Another agent is to go on from here. Nothing has been written for this one.
+  const std::optional<ckpt::StartState>& elsewhere() const { return elsewhere_; }
+  /// The segment has ended, and another stage of the recipe follows.
+  bool stage_follows() const { return stage_follows_; }
   Result<int> conclude(const agent::Outcome& outcome);
+  /// How this start ended, for programs, once conclude() has said `code`: {"run", "why": "done" | "stopped" |
+  /// "nothing_to_do" | "signal" | "failed" | an error's code, "message", "first_step", "step", "of", "samples",
+  /// "tokens", "loss", "valid_loss", "checkpoint", "seconds"}; null where nothing is known.
+  nlohmann::json summary(const Result<int>& code);
   /// After the run, in any way it ended: saves what only memory holds, and stops the persist thread, which wakes the
   /// supervisor and so must not outlive it.
   void close();
@@ -70,8 +78,10 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_child_exit(int64_t rank, const agent::ExitStatus& status, bool killed) override;
   void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override;
   void on_stop_requested(int signal) override;
+  void on_signal(int signal) override;
   void on_tick() override {
     take_persist_events();
+    watch_requests();
     watch_stop();
     watch_memory();
     waits_.look(world_ ? &*world_ : nullptr);
@@ -104,25 +114,33 @@ class TrainAgent final : public agent::SupervisorClient {
   void on_step(const telemetry::StepMetrics& metrics);
   void on_traced(const std::string& path);
   void finish_trace();
-  Status check_nothing_saved() const;
   Status check_owner();
   void watch_memory();
   void watch_stop();
+  void watch_requests();
+  bool stop_asked();
   std::filesystem::path trace_dir() const { return folder_.path() / "trace"; }
   void take_persist_events();
   void record(nlohmann::json event);
+  Status check_place(const ckpt::RestoreChoice& choice);
+  Status write_start();
   void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
   void tell_persisted(const ckpt::PersistEvent& event);
   void tell_flushed(const ckpt::PersistEvent& event);
   void flush();
   void leave();
+  /// After a stop by a guard: which step is good, and the command that goes back to it.
+  std::string way_back() const;
 
   const Plan& plan_;
   RunFolder& folder_;
+  RunStart& start_;
   TrainAgentOptions options_;
+  std::optional<ckpt::StartState> elsewhere_;
   telemetry::ProgressLine progress_;
-  RunCopies copies_;
+  RunCopies& copies_;
   RunWaits waits_;
+  RunRequests requests_;
   agent::Supervisor* supervisor_ = nullptr;
   std::unique_ptr<telemetry::MetricsWriter> metrics_;  // used by threads of node_
   std::unique_ptr<ckpt::CheckpointNode> node_;
@@ -137,7 +155,11 @@ class TrainAgent final : public agent::SupervisorClient {
   int64_t first_step_ = -1;  // before the first generation
   int64_t last_step_ = 0, last_progress_step_ = 0;
   double last_loss_ = 0, lost_ms_ = 0;
-  int64_t failed_at_ns_ = 0;  // of the failure that is being recovered from
+  telemetry::StepMetrics last_metrics_;  // of this start; step 0: none
+  std::optional<double> last_valid_loss_;
+  std::string last_failure_;      // of the ranks
+  std::filesystem::path loaded_;  // the checkpoint that this start goes on from
+  int64_t failed_at_ns_ = 0;      // of the failure that is being recovered from
   int64_t failed_at_step_ = 0;
   bool respawned_ = false;  // since then
   double started_s_ = SystemClock().unix_s();
@@ -152,7 +174,7 @@ class TrainAgent final : public agent::SupervisorClient {
   int64_t failed_step_ = -1;                   // of the last save that failed
   size_t problems_ = 0;                        // of retention after the last save
   Status stopped_by_;                          // the first save that failed, with checkpoint.on_failure = "stop"
-  bool concluded_ = false;
+  bool concluded_ = false, stage_follows_ = false;
 };
 
 }  // namespace cairn::tools

@@ -133,7 +133,8 @@ class Copies(RunTest):
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
         last = self.last_step("run")
-        self.assertEqual(self.checkpoints("run"), [last])
+        self.assertEqual(self.checkpoints("run")[-1], last)
+        self.assertLessEqual(len(self.checkpoints("run")), 3)  # the newest good one and the next that may prove good
         self.assertEqual(self.placed(far / "run")[-1], last)
         self.assert_copy(far / "run" / f"step-{last:08d}", "run", last)
         self.assertEqual(list((self.folder / "run" / "copying" / "0").iterdir()), [])

@@ -45,7 +45,7 @@ class Failure(RunTest):
         job.signal(signal.SIGTERM)
         self.finish(job, 0)
         self.assertEqual(self.checkpoints("run")[-1], self.last_step("run"))
-        self.assertEqual([p.name for p in folder.iterdir() if not p.name.startswith("step-")], [])
+        self.assertEqual([p.name for p in folder.iterdir() if not p.name.startswith("step-")], ["labels.json"])
 
     def test_a_checkpoint_that_cannot_be_removed_is_told_once(self):
         recipe = self.recipe(name="long", steps=100000, tp=1, pp=1, dp=1, zero=0, sp="false", save=20, keep=1)

@@ -112,7 +112,7 @@ class Stop(RunTest):
             self.skipTest("no strace")
         job = Job(strace, ["-f", "-o", "/dev/null", *path, "-e", f"trace={call}", "-e",
                            f"inject={call}:delay_enter={int(delay_s * 1e6)}", self.program, "train", *train,
-                           "--threads", 1, "--set", "checkpoint.direct_io=false"], self.folder / "slow.out", self.folder)
+                           "--accept", "optimizer.lr", "--threads", 1, "--set", "checkpoint.direct_io=false"], self.folder / "slow.out", self.folder)
         self.jobs.append(job)
         task = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children")
 
@@ -124,6 +124,20 @@ class Stop(RunTest):
             return None
 
         return job, self.until(agent, "the agent", job)
+
+    def test_signals_while_the_recipe_is_read_wait_for_the_run(self):
+        recipe = self.recipe(name="two", steps=400, tp=1, pp=1, dp=2, sp="false", save=1000)
+        job, agent = self.slowed("openat", 2, recipe, "--run", self.folder / "run", path=("-P", recipe))
+        time.sleep(0.7)  # in that call
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+            os.kill(agent, number)
+        time.sleep(0.2)
+        self.assertFalse((self.folder / "run").exists(), "too late to prove anything")
+        self.finish(job, 0)
+        self.assertEqual({e["by"] for e in self.events("run", "save_requested")}, {"SIGUSR1", "SIGUSR2"})
+        self.assertIn("SIGQUIT: ", job.output())
+        self.assertGreater(len(self.checkpoints("run")), 1)
+        self.assertEqual(self.checkpoints("run")[-1], 400)
 
     def test_a_load_ends_at_a_signal(self):
         recipe = self.recipe(name="two", steps=10, tp=1, pp=1, dp=2, sp="false", save=5)

@@ -50,7 +50,7 @@ class CliTest(ProgramTest):
         with open("/dev/full", "w") as full:
             self.cairn("init")
             for words in (["--version"], ["completion", "bash"], ["help", "--markdown"],  # more than a buffer holds, too
-                          ["check", "train.lua", "--json"]):
+                          ["check", "train.lua", "--recipe-only", "--json"]):
                 done = subprocess.run([self.program, *words], stdout=full, stderr=subprocess.PIPE, text=True,
                                       cwd=self.folder.name)
                 self.assertEqual(done.returncode, 74, done.stderr)

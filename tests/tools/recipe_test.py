@@ -29,7 +29,7 @@ class RecipeTest(ProgramTest):
         self.cairn("init")
 
     def test_init_writes_what_check_accepts_and_never_destroys(self):
-        self.cairn("check", "train.lua", "--world", 4)
+        self.cairn("check", "train.lua", "--world", 4, "--recipe-only")
         with open(self.path(".luarc.json")) as f:
             self.assertEqual(json.load(f)["runtime"]["version"], "Lua 5.4")
         with open(self.path("types/cairn.lua")) as f:
@@ -42,12 +42,12 @@ class RecipeTest(ProgramTest):
             self.assertEqual(f.read(), "-- mine\n")
         self.assertFalse(os.path.exists(self.path(".luarc.json")))
         self.cairn("init", "--force")
-        self.cairn("check", "train.lua")
+        self.cairn("check", "train.lua", "--recipe-only")
         self.cairn("init", "a/new/folder")
-        self.cairn("check", "a/new/folder/train.lua")
+        self.cairn("check", "a/new/folder/train.lua", "--recipe-only")
 
     def test_check_says_fine_or_every_mistake(self):
-        self.assertIn("train.lua: fine. first, 842K parameters", self.cairn("check", "train.lua").stdout)
+        self.assertIn("train.lua: fine. first, 842K parameters", self.cairn("check", "train.lua", "--recipe-only").stdout)
         done = self.cairn("check", "train.lua", "--set", "model.heads=62", "--set", "optimizer.peak_lr=fast", code=2)
         self.assertEqual(done.stdout, "")
         self.assertIn("model.heads = 62 does not divide model.width = 128", done.stderr)
@@ -55,7 +55,7 @@ class RecipeTest(ProgramTest):
         self.assertIn("2 errors. Nothing was started.", done.stderr)
 
     def test_check_json_is_for_editors(self):
-        fine = self.cairn_json("check", "train.lua")
+        fine = self.cairn_json("check", "train.lua", "--recipe-only")
         self.assertTrue(fine["ok"])
         self.assertEqual(fine["diagnostics"], [])
         self.assertEqual(fine["recipe"]["model"]["layers"], 4)
@@ -68,7 +68,7 @@ class RecipeTest(ProgramTest):
 
     def test_set_param_and_with_reach_the_recipe(self):
         self.write("small.lua", "return { model = { layers = 2 }, batch = { samples = 8 } }")
-        got = self.cairn_json("check", "train.lua", "--with", "small.lua", "--set", "model.layers=3", "--set",
+        got = self.cairn_json("check", "train.lua", "--recipe-only", "--with", "small.lua", "--set", "model.layers=3", "--set",
                               "checkpoint.save={ T.every { minutes = 10 } }", "--set", "stop=T.steps(70)")["recipe"]
         self.assertEqual(got["model"]["layers"], 3)
         self.assertEqual(got["batch"]["samples"], 8)
@@ -101,7 +101,7 @@ class RecipeTest(ProgramTest):
                          "optimizer.clip: 1.0 -> 0.5\nstop: 500 steps -> 600 steps\n")
         self.assertEqual(len(self.cairn_json("diff", "train.lua", "other.lua", "--exit-code", code=1)["changes"]), 2)
         # A run folder and a resolved recipe stand for the recipe that they hold.
-        resolved = self.cairn_json("check", "other.lua")["recipe"]
+        resolved = self.cairn_json("check", "other.lua", "--recipe-only")["recipe"]
         self.write("run/recipe.resolved.json", json.dumps(resolved))
         self.assertEqual(self.cairn("diff", "other.lua", "run").stdout, "no difference\n")
         self.assertEqual(self.cairn("diff", "run/recipe.resolved.json", "run").stdout, "no difference\n")
@@ -182,7 +182,7 @@ class RecipeTest(ProgramTest):
         self.assertLess(elapsed, 1.0)
         text = self.cairn("plan", "big.lua", "--world", 3360).stdout
         self.assertIn("[emb 3] [3] x 33 [3 head]", text)
-        self.assertIn("every 500 steps or 30 min; last(3): 3 at once", text)
+        self.assertIn("every 500 steps or 30 min; last(3): 3 to 5 at once", text)
         self.assertLess(len(text.splitlines()), 24)  # 35 stages, told as ranges
         print(f"plan of 3360 ranks: {elapsed * 1e3:.0f} ms")
 

@@ -1,0 +1,352 @@
+"""A recipe that changes under a run: what each field's class promises, whatever lies between two starts."""
+
+import hashlib
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+
+from harness import RunTest, main, write_tokens
+
+RECIPE = """
+local T = require "cairn"
+local p = T.params {{ stop = T.param {{ 160 }}, samples = T.param {{ 8 }}, heads = T.param {{ 4 }}, data = T.param {{ "tokens" }} }}
+return T.recipe {{
+  name = "small", seed = 7, stop = T.samples(p.stop), deterministic = "layout",
+  model = T.llama {{ layers = 2, width = 32, heads = p.heads, context = 32, vocab = 256 }},
+  tokenizer = T.bytes,
+  data = T.megatron {{ prefix = p.data }},
+  batch = {{ samples = p.samples, micro = 2 }},
+  optimizer = T.adamw {{ peak_lr = 1e-3, lr = T.schedule {{ T.warmup {{ over = T.samples(32) }}, T.linear {{ to = 1e-4 }} }} }},
+  checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = 10 }} }}, snapshot = T.every {{ steps = 1 }} }},
+  log = {{ tensorboard = false }},
+}}
+"""
+
+
+def contents(folder):
+    """Every file below a folder with its bytes, time of change and mode."""
+    out = {}
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        info = path.lstat()
+        text = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        out[str(path.relative_to(folder))] = (info.st_mtime_ns, info.st_mode, text)
+    return out
+
+
+class Changed(RunTest):
+    accept = ()
+
+    def setUp(self):
+        super().setUp()
+        self.file = self.folder / "small.lua"
+        self.file.write_text(RECIPE.format())
+
+    def run_it(self, run, *words, code=0):
+        job = self.train(self.file, run, "--nproc", 1, *words, code=code)
+        text = job.output()
+        job.log_path.unlink()
+        return text
+
+    def half(self, run, *words):
+        """A run that stands in its middle, at step 10 of 20: 80 of 160 samples. What came behind is lost."""
+        self.run_it(run, *words)
+        for step in self.checkpoints(run):
+            if step > 10:
+                shutil.rmtree(self.checkpoint(run, step))
+        metrics = self.folder / run / "metrics.jsonl"
+        lines = [line for line in metrics.read_text().splitlines() if json.loads(line).get("step", 0) <= 10]
+        metrics.write_text("\n".join(lines) + "\n")
+
+    def rates(self, run):
+        return {step: row["lr"] for step, row in self.metrics(run).items()}
+
+    def lineage(self, run):
+        return [json.loads(line) for line in (self.folder / run / "lineage.jsonl").read_text().splitlines()]
+
+    # --- the position decides
+
+    def test_a_changed_batch_counts_from_the_position(self):
+        for name, before, after, steps in (("doubled", 8, 16, 15), ("halved", 8, 4, 30)):
+            with self.subTest(name):
+                self.half(name)
+                text = self.run_it(name, "--param", f"samples={after}")
+                rows = self.metrics(name)
+                self.assertEqual(max(rows), steps)
+                self.assertEqual(rows[steps]["samples"], 160)
+                self.assertIn(f"batch.samples {before} -> {after}", text)
+                event = [e for e in self.events(name, "recipe_changed") if e["field"] == "batch.samples"][0]
+                self.assertEqual((event["old"], event["new"]), (str(before), str(after)))
+                # The rate is read on samples: the same line, whatever the batch.
+                for row in rows.values():
+                    done = row["samples"]
+                    wanted = 1e-3 * done / 32 if done <= 32 else 1e-3 + (1e-4 - 1e-3) * (done - 32) / 128
+                    self.assertAlmostEqual(row["lr"], wanted, 9)
+
+    def test_a_change_before_and_behind_a_phase(self):
+        flat = "optimizer.lr=T.schedule { T.warmup { over = T.samples(16) } }"
+        phase = "batch.phases={ T.phase { T.samples(48), samples = 16 } }"
+        self.run_it("before", "--set", "stop=T.samples(32)", "--set", phase, "--set", flat)
+        self.run_it("before", "--param", "samples=4", "--set", phase, "--set", flat)  # 8 x 4, then 4 x 4, then 16 from 48 on
+        sizes = self.step_sizes("before")
+        self.assertEqual(sizes, [8] * 4 + [4] * 4 + [16] * 7)
+        self.run_it("behind", "--set", "stop=T.samples(80)", "--set", phase, "--set", flat)
+        text = self.run_it("behind", "--set", flat, "--set", "batch.phases={ T.phase { T.samples(48), samples = 20 } }")
+        self.assertEqual(self.step_sizes("behind"), [8] * 6 + [16] * 2 + [20] * 4)
+        self.assertIn("what of it lies before counts as begun here", text)
+
+    def step_sizes(self, run):
+        rows = self.metrics(run)
+        samples = [0] + [rows[step]["samples"] for step in sorted(rows)]
+        return [b - a for a, b in zip(samples, samples[1:])]
+
+    # --- the table of fields
+
+    def test_each_class_does_what_it_says(self):
+        other = self.folder / "other"
+        write_tokens(other, 6000, seed=8)
+        rows = [
+            # name, changed, class, what is said
+            ("layout", ["--set", "mesh.tp=1", "--set", "recompute.mode=full"], "exact", None),
+            ("zero", ["--set", "optimizer.zero=1"], "exact", None),
+            ("log", ["--set", "log.at=T.every { steps = 5 }"], "exact", None),
+            ("init", ["--set", "model.init_std=0.01"], "exact", None),
+            ("stop", ["--param", "stop=176"], "rule", "stop T.samples(160) -> T.samples(176)"),
+            ("micro", ["--set", "batch.micro=1"], "rule", "bits differ from now on"),
+            ("peak", ["--set", "optimizer.peak_lr=1.5e-3"], "rule", "optimizer.peak_lr 0.001 -> 0.0015"),
+            ("decay", ["--set", "optimizer.weight_decay=0.1"], "rule", "optimizer.weight_decay"),
+            ("betas", ["--set", "optimizer.beta2=0.99"], "rule", "optimizer.beta2"),
+            ("clip", ["--set", "optimizer.clip=1"], "rule", "optimizer.clip"),
+            ("zloss", ["--set", "optimizer.z_loss=1e-4"], "rule", "optimizer.z_loss"),
+            ("ema", ["--set", "optimizer.ema=0.9"], "rule", "begins at the present weights"),
+            ("kind", ["--set", "optimizer.kind=\"lamb\""], "rule", "optimizer.kind"),
+            ("bf16", ["--set", "precision=bf16"], "rule", "precision"),
+            ("fp16", ["--set", "precision=fp16"], "rule", "loss_scale.initial"),
+            ("dropout", ["--set", "model.residual_dropout=0.1"], "rule", "model.residual_dropout 0 -> 0.1"),
+            ("bits", ["--set", "deterministic=run"], "rule", "deterministic"),
+            ("rate", ["--set", "optimizer.peak_lr=1e-2"], "optimizer.lr", "more than doubles between two steps"),
+            ("seed", ["--set", "seed=8"], "seed", "may come again"),
+            ("heads", ["--param", "heads=8"], "model.heads", "the shapes fit, the meaning does not"),
+            ("theta", ["--set", "model.rope_theta=5e5"], "model.rope_theta", "T.stage"),
+            ("pairs", ["--set", "model.rope.pairs=interleaved"], "model.rope.pairs", "other angles"),
+            ("eps", ["--set", "model.norm_eps=1e-6"], "model.norm_eps", "the meaning does not"),
+            ("gate", ["--set", "model.activation=geglu"], "model.activation", "the meaning does not"),
+            ("window", ["--set", "model.sliding_window=8"], "model.sliding_window", "the meaning does not"),
+            ("scale", ["--set", "model.logit_scale=0.5"], "model.logit_scale", "the meaning does not"),
+            ("context", ["--set", "model.context=64"], "model.context", "T.phase"),
+            ("name", ["--set", "name=second"], "name", "a folder of its own"),
+            ("data", ["--param", f"data={other}"], "data.tokens|data.other", "data."),
+            ("width", ["--set", "model.width=64"], None, "T.init_from with `except`"),
+            ("layers", ["--set", "model.layers=3"], None, "layers.2"),
+            ("tied", ["--set", "model.tied_embeddings=true"], None, "head.weight"),
+            ("experts", ["--set", "model.moe.experts=2"], None, "other tensors"),
+        ]
+        self.half("made")
+        for name, words, accept, says in rows:
+            with self.subTest(name):
+                run = self.copy_of("made", name)
+                before = contents(self.folder / run)
+                if accept in ("exact", "rule"):
+                    text = self.run_it(run, *words)
+                    self.assertEqual(self.metrics(run)[max(self.metrics(run))]["samples"], 176 if name == "stop" else 160)
+                    if accept == "rule":
+                        self.assertIn(says, text)
+                        self.assertTrue(self.events(run, "recipe_changed"))
+                    continue
+                # Refused: with the field's name and what to do, by a dry run too, and not a byte is touched.
+                for more in ([], ["--dry-run"]):
+                    text = self.run_it(run, *words, *more, code=2)
+                    self.assertIn(says, text)
+                    self.assertEqual(contents(self.folder / run), before)
+                self.cairn("resume", self.folder / run, "--dry-run")
+                if accept is None:
+                    self.assertNotIn("--accept", text)
+                    continue
+                fields = re.findall(r"--accept (\S+)", text)
+                self.assertTrue(any(field in accept.split("|") for field in fields), text)
+                accepted = [word for field in fields for word in ("--accept", field)]
+                self.run_it(run, *words, *accepted)
+                self.assertEqual(self.lineage(run)[-1]["accepted"], fields)
+                self.run_it(run, *words)  # nothing to do: it is the recipe that trained the run
+
+    def copy_of(self, run, name):
+        """The run moved, as a run of its own would lie there."""
+        target = self.folder / name
+        os.system(f"cp -a {self.folder / run} {target}")
+        identity = json.loads((target / "run.json").read_text())
+        identity["id"] += f"-{name}"
+        identity["folder"] = str(target)
+        (target / "run.json").write_text(json.dumps(identity))
+        return name
+
+    # --- ends
+
+    def test_nothing_to_do_is_said_of_the_recipe_that_trained_the_run(self):
+        self.run_it("done")
+        before = (self.folder / "done" / "recipe.resolved.json").read_bytes()
+        self.assertIn("nothing to do", self.run_it("done"))
+        self.assertIn("nothing to do", self.run_it("done", "--param", "stop=80"))
+        for words in (["--set", "optimizer.peak_lr=5e-3"], ["--set", "name=second"], ["--set", "seed=3"],
+                      ["--param", "samples=16"]):
+            kept = contents(self.folder / "done")
+            text = self.run_it("done", *words, code=2)
+            self.assertIn("has finished, at step 20 of", text)
+            self.assertIn("A new experiment needs a new folder", text)
+            self.assertEqual(contents(self.folder / "done"), kept)
+        self.assertEqual((self.folder / "done" / "recipe.resolved.json").read_bytes(), before)
+        self.cairn("resume", self.folder / "done")
+
+    def test_a_longer_run_whose_rate_would_jump_asks(self):
+        zero = ["--set", "optimizer.lr=T.schedule { T.warmup { over = T.samples(32) }, T.linear { to = 0 } }"]
+        self.run_it("longer", *zero)
+        text = self.run_it("longer", *zero, "--param", "stop=320", code=2)
+        self.assertIn("the rate more than doubles between two steps: 0 at step 20", text)
+        self.run_it("longer", *zero, "--param", "stop=320", "--accept", "optimizer.lr")
+        self.assertEqual(max(self.metrics("longer")), 40)
+        # The remedy that the message names: a schedule that begins where the old one ended.
+        self.run_it("smooth", *zero)
+        stage = "stages={ T.stage { at = T.steps(20), optimizer = { lr = T.schedule { T.warmup { over = T.steps(10) }, T.linear { to = 0 } } } } }"
+        self.run_it("smooth", *zero, "--param", "stop=320", "--set", stage)
+        rates = self.rates("smooth")
+        self.assertAlmostEqual(rates[21], 1e-4, 9)
+        self.assertAlmostEqual(rates[30], 1e-3, 9)
+        self.assertAlmostEqual(rates[40], 0, 9)
+
+    def test_steps_that_new_rules_would_remove_stay_unless_that_is_accepted(self):
+        rhythm = ["--set", "checkpoint.save={ T.every { steps = 5 } }", "--set", "watch.proof=1"]
+        self.run_it("kept", *rhythm, "--set", "checkpoint.keep={ T.last(9) }")
+        had = self.checkpoints("kept")
+        last = ["--set", "checkpoint.keep={ T.last(1) }"]
+        text = self.run_it("kept", *rhythm, *last, "--param", "stop=176")
+        self.assertIn("--accept checkpoint.keep", text)
+        self.assertEqual(self.checkpoints("kept")[:len(had) - 1], had[:-1])
+        self.run_it("kept", *rhythm, *last, "--param", "stop=192", "--accept", "checkpoint.keep")
+        self.assertLess(len(self.checkpoints("kept")), 4)
+
+    # --- data
+
+    def test_a_grown_source_goes_on_and_another_one_asks(self):
+        write_tokens(self.folder / "tokens", 3000)
+        self.half("grown")
+        write_tokens(self.folder / "tokens", 6000)
+        text = self.run_it("grown")
+        self.assertIn("data.tokens", text)
+        self.assertEqual(self.lineage("grown")[-1]["cause"], "data")
+        write_tokens(self.folder / "tokens", 6000, seed=9)
+        text = self.run_it("grown", "--param", "stop=320", "--set", "optimizer.lr-", "--accept", "optimizer.lr", code=2)
+        self.assertIn("--accept data.tokens", text)
+
+    def test_a_source_and_weights_come_under_way(self):
+        write_tokens(self.folder / "more", 4000, seed=5)
+        blend = "data=T.blend { sources = { T.megatron { prefix = \"tokens\", weight = %s }, T.megatron { prefix = \"more\", weight = %s } } }"
+        flat = ["--set", "optimizer.lr-"]
+        self.run_it("blend", *flat, "--set", "stop=T.samples(80)")
+        self.run_it("blend", *flat, "--set", "stop=T.samples(120)", "--set", blend % (3, 1))
+        self.run_it("blend", *flat, "--set", blend % (1, 1))
+        order = self.manifest("blend", self.checkpoints("blend")[-1])["state"]["sampler"]
+        self.assertEqual(dict(zip(order["names"], order["taken"])), {"tokens": 80 + 30 + 20, "more": 10 + 20})
+
+    # --- lineage
+
+    def test_a_life_of_changes_is_replayed_by_one_recipe_bit_for_bit(self):
+        """Random lives of changes by rule, other layouts and kills; the recipe that lineage prints does them again."""
+        lives = int(os.environ.get("CAIRN_LIVES", "3"))
+        seed = int(os.environ.get("CAIRN_LIVES_SEED", "1"))
+        for life in range(seed, seed + lives):
+            with self.subTest(life=life):
+                self.one_life(random.Random(life), f"life{life}")
+
+    def one_life(self, draw, run):
+        write_tokens(self.folder / "tokens", 3000)
+        write_tokens(self.folder / "more", 4000, seed=5)
+        changes = {
+            "batch.samples": lambda: draw.choice([4, 8, 16]),
+            "optimizer.peak_lr": lambda: draw.choice(["1e-3", "1.3e-3", "8e-4"]),
+            "optimizer.weight_decay": lambda: draw.choice([0, 0.1]),
+            "optimizer.clip": lambda: draw.choice([0, 0.5]),
+            "optimizer.beta2": lambda: draw.choice([0.95, 0.99]),
+            "optimizer.z_loss": lambda: draw.choice([0, "1e-4"]),
+            "optimizer.ema": lambda: draw.choice(["0.9", "0.99"]),
+            "precision": lambda: draw.choice(["fp32", "bf16"]),
+            "model.residual_dropout": lambda: draw.choice([0, 0.1]),
+            "optimizer.lr": lambda: draw.choice(["T.schedule { T.warmup { over = T.samples(32) }, T.cosine { to = 2e-4 } }",
+                                                 "T.schedule { T.warmup { over = T.steps(3) }, T.linear { to = 5e-4 } }"]),
+            "data": lambda: "T.blend { sources = { T.megatron { prefix = \"tokens\", weight = %d }, T.megatron { prefix = \"more\", weight = %d } } }"
+                            % (draw.randint(1, 3), draw.randint(1, 3)),
+        }
+        exact = {
+            "optimizer.zero": lambda: draw.choice([1, 2]),
+            "recompute.mode": lambda: draw.choice(["none", "full"]), "log.at": lambda: "T.every { steps = 7 }",
+        }
+        now, stop = {"optimizer.zero": 1}, 0
+        for part in range(draw.randint(2, 4)):
+            for table in (changes, exact):
+                for field in draw.sample(sorted(table), draw.randint(0, 2)):
+                    now[field] = table[field]()
+            stop += draw.choice([40, 48, 64])
+            stop = (stop + 15) // 16 * 16
+            if part == 1 and draw.random() < 0.5:
+                write_tokens(self.folder / "tokens", 6000)
+            words = [word for field, value in now.items() for word in ("--set", f"{field}={value}")]
+            nproc = 2 if draw.random() < 0.4 else 1
+            if nproc == 2 and now.get("batch.samples", 8) >= 4:
+                words += ["--nproc", 2]
+            else:
+                words += ["--nproc", 1]
+            if draw.random() < 0.5:
+                words += ["--kill", f"0@{self.last_step(run) + 2}"]
+            self.train(self.file, run, "--set", f"stop=T.samples({stop})", *words, "--accept", "optimizer.lr")
+        text = self.cairn("lineage", self.folder / run, "--recipe").stdout
+        replay = self.folder / f"{run}-again.lua"
+        replay.write_bytes(text)
+        self.train(replay, f"{run}-again", "--nproc", 1)
+        a, b = self.metrics(run), self.metrics(f"{run}-again")
+        self.assertEqual(sorted(a), sorted(b), text.decode())
+        for step in sorted(a):
+            for key in ("loss", "grad_norm", "lr", "samples"):
+                self.assertEqual(a[step][key], b[step][key], f"step {step} {key}\n{text.decode()}")
+        last = self.checkpoints(run)[-1]
+        self.cairn("ckpt", "diff", self.checkpoint(run, last), self.checkpoint(f"{run}-again", last), "--tensors-only",
+                   "--exit-code")
+
+    def test_lineage_tells_what_was_accepted_and_what_no_recipe_says(self):
+        self.half("told")
+        self.run_it("told", "--set", "seed=8", "--accept", "seed")
+        table = self.cairn("lineage", self.folder / "told").stdout.decode()
+        self.assertIn("seed 7 -> 8  (accepted)", table)
+        done = self.cairn("lineage", self.folder / "told", "--recipe", code=2)
+        self.assertIn(b"--accept seed", done.stderr)
+        lines = (self.folder / "told" / "lineage.jsonl").read_text().splitlines()
+        (self.folder / "told" / "lineage.jsonl").write_text(lines[0] + "\n" + lines[1][:-20] + "\n")
+        self.assertIn("lineage.jsonl:2", self.cairn("lineage", self.folder / "told").stdout.decode())
+        self.cairn("resume", self.folder / "told")  # a lost line is harmless
+
+    # --- what a start says before
+
+    def test_a_dry_run_and_check_say_what_the_start_would_do(self):
+        self.half("dry")
+        before = contents(self.folder / "dry")
+        text = self.run_it("dry", "--dry-run")
+        self.assertRegex(text, r"resumes from step 10 \(.*step-00000010\); lr 0.000663 -> 0.00060\d; 10 steps remain")
+        self.assertEqual(contents(self.folder / "dry"), before)
+        shown = self.cairn("check", self.file, "--run", self.folder / "dry", "--world", 1).stdout.decode()
+        self.assertIn("resumes from step 10", shown)
+        self.cairn("check", self.file, "--run", self.folder / "dry", "--world", 1, "--set", "seed=9", code=2)
+        self.assertEqual(contents(self.folder / "dry"), before)
+        # A damaged newest checkpoint is told, and which one is taken.
+        self.run_it("dry", "--set", "checkpoint.save={ T.every { steps = 3 } }")
+        before, last = self.checkpoints("dry")[-2:]
+        newest = self.checkpoint("dry", last)
+        shard = next(newest.glob("*.h5"))
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(bytes(data))
+        text = self.run_it("dry", "--param", "stop=176", "--dry-run")
+        self.assertIn("passed over", text)
+        self.assertIn(f"resumes from step {before} ", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""What check, train --dry-run, plan and data info find before a start, and that they write nothing."""
+
+import fcntl
+import json
+import os
+import random
+import re
+import struct
+
+from program import ProgramTest, main
+
+RECIPE = """
+local T = require "cairn"
+local p = T.params {{ context = T.param {{ 32 }} }}
+return T.recipe {{
+  name = "mine", seed = 7, stop = T.samples(160),
+  model = T.llama {{ layers = 2, width = 32, heads = 4, context = p.context, vocab = 256 }},
+  tokenizer = {tokenizer},
+  data = {data},
+  batch = {{ samples = 8, micro = 2 }},
+  optimizer = T.adamw {{ peak_lr = 1e-3 }},
+  log = {{ tensorboard = false }},
+  {more}
+}}
+"""
+EVAL = "eval = { at = T.every { steps = 5 }, steps = 2 },"
+
+
+class StartTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        draw = random.Random(1)
+        for name in ("text", "other"):
+            self.write(name + ".txt", "".join(draw.choice("some words of a text\n") for _ in range(20000)))
+            self.cairn("data", "tokenize", name + ".txt", "--out", name)
+        self.recipe()
+
+    def recipe(self, data='T.megatron { prefix = "text" }', more="", tokenizer="T.bytes"):
+        self.write("r.lua", RECIPE.format(data=data, more=more, tokenizer=tokenizer))
+
+    def tokens(self, name, change):
+        """A copy of the set `text` with other tokens."""
+        with open(self.path("text.bin"), "rb") as f:
+            raw = bytearray(f.read())
+        change(raw)
+        self.write(name + ".bin", bytes(raw))
+        with open(self.path("text.idx"), "rb") as f:
+            self.write(name + ".idx", f.read())
+
+    def everything(self):
+        """Each path below the test's folder, with its content."""
+        found = {}
+        for folder, folders, files in os.walk(self.folder.name):
+            for name in folders:
+                found[os.path.join(folder, name)] = None
+            for name in files:
+                if os.path.islink(os.path.join(folder, name)):
+                    found[os.path.join(folder, name)] = os.readlink(os.path.join(folder, name))
+                    continue
+                with open(os.path.join(folder, name), "rb") as f:
+                    found[os.path.join(folder, name)] = f.read()
+        return found
+
+    def refused(self, *extra, run=None):
+        """What check and --dry-run say of a start that both refuse, without having written a byte."""
+        before = self.everything()
+        run_words = ["--run", run] if run else []
+        checked = self.cairn("check", "r.lua", *run_words, *extra, code=2)
+        dry = self.cairn("train", "r.lua", "--dry-run", *run_words, *extra, code=2)
+        self.assertEqual(self.everything(), before)
+        self.assertRegex(checked.stderr, r"\d+ problems?\. Nothing was started\.\n$")
+        free = r"[\d.]+ [KMGT]iB (of memory|are free|are available|are missing)"  # others use the disk too
+        self.assertEqual(re.sub(free, "", checked.stderr), re.sub(free, "", dry.stderr))
+        said = self.cairn_json("check", "r.lua", *run_words, *extra, code=2)
+        self.assertFalse(said["ok"])
+        self.assertGreaterEqual(len(said["diagnostics"]), 1)
+        return checked.stderr
+
+    def test_a_fine_start_is_told_with_its_data_and_nothing_is_written(self):
+        self.recipe(data='T.megatron { prefix = "text", split = { 90, 10 } }', more=EVAL)
+        before = self.everything()
+        said = self.cairn("check", "r.lua").stdout
+        self.assertIn("r.lua: fine. mine,", said)
+        self.assertRegex(said, r"text  18K tokens, 562 windows to train on: 160 samples, 0\.285 epochs; 62 windows to "
+                               r"validate on; largest id 120")
+        self.assertIn("largest id 120", self.cairn("train", "r.lua", "--dry-run").stdout)
+        (source,) = self.cairn_json("check", "r.lua")["data"]["sources"]
+        self.assertEqual((source["train_windows"], source["valid_windows"], source["samples"]), (562, 62, 160))
+        self.assertEqual(source["scanned"], 1)
+        self.assertEqual(self.everything(), before)
+
+    def test_a_set_that_is_not_there_is_refused_with_the_recipes_line(self):
+        self.recipe(data='T.megatron { prefix = "nowhere" }')
+        self.assertRegex(self.refused(), r"^r\.lua:8: data: source nowhere: .*nowhere\.idx: No such file")
+        self.cairn("check", "r.lua", "--recipe-only")
+        self.assertFalse(os.path.exists(self.path("runs")))
+        self.cairn("train", "r.lua", code=2)
+        self.assertFalse(os.path.exists(self.path("runs")))  # refused before the folder is made
+
+    def test_all_problems_come_at_once(self):
+        self.write("short.bin", b"\x01\x00" * 20)
+        self.recipe(data='T.blend { sources = { T.megatron { prefix = "nowhere" }, T.token_files { train = "short.bin" }, '
+                         'T.megatron { prefix = "gone", weight = 2 } } }')
+        said = self.refused()
+        for part in ("nowhere.idx", "gone.idx", "short: 20 tokens to train on, and a sample of model.context = 32 needs 33",
+                     "3 problems. Nothing was started."):
+            self.assertIn(part, said)
+        self.assertIn("data.sources[2]", said)
+
+    def test_damaged_headers_are_refused(self):
+        with open(self.path("text.idx"), "r+b") as f:
+            f.truncate(40)
+        self.assertIn("text.idx", self.refused())
+        self.write("odd.bin", b"abc")
+        self.recipe(data='T.token_files { train = "odd.bin" }')
+        self.assertIn("3 bytes is no whole number of uint16 tokens", self.refused())
+
+    def test_one_id_beyond_the_rows_is_found_in_each_part(self):
+        def far_in(raw):
+            raw[-200:-198] = struct.pack("<H", 300)
+        self.tokens("bad", far_in)
+        place = "bad.bin: token 19900 (byte 39800) is 300, expected 0 to 255"
+        self.recipe(data='T.megatron { prefix = "bad" }')
+        self.assertIn(place, self.refused())
+        self.recipe(data='T.megatron { prefix = "bad", split = { 90, 10 } }', more=EVAL)
+        self.assertIn(place, self.refused())  # in the validation part
+        self.recipe(data='T.megatron { prefix = "bad", split = { 90, 10 } }')  # which is not read without eval
+        self.cairn("check", "r.lua")
+        self.recipe(data='T.megatron { prefix = "bad" }')
+        self.assertIn("--dry-run", self.cairn("train", "r.lua", "--dry-run", "--set", "model.vocab=301").stdout)
+
+    def test_data_info_tells_the_largest_id_and_refuses_a_vocabulary(self):
+        def high(raw):
+            raw[:2] = struct.pack("<H", 300)
+        self.tokens("bad", high)
+        self.assertIn("largest id 300", self.cairn("data", "info", "bad").stdout)
+        self.assertEqual(self.cairn_json("data", "info", "bad")["largest_token"], 300)
+        self.cairn("data", "info", "bad", "--vocab", 301)
+        done = self.cairn("data", "info", "bad", "--vocab", 300, code=2)
+        self.assertIn("bad.bin: token 0 (byte 0) is 300, expected 0 to 299", done.stderr)
+        said = self.cairn_json("data", "info", "bad", "--vocab", 256, code=2)
+        self.assertEqual((said["outside"], said["largest_token"]), (1, 300))
+
+    def test_validation_parts_are_counted(self):
+        self.recipe(data='T.megatron { prefix = "text", split = { 999, 1 } }', more=EVAL)
+        self.assertIn("validation parts hold 0 windows", self.refused())
+        self.recipe(data='T.blend { sources = { T.megatron { prefix = "text", split = { 90, 10 }, weight = 1 }, '
+                         'T.megatron { prefix = "other" } } }', more=EVAL)
+        for words in (("check", "r.lua"), ("train", "r.lua", "--dry-run"), ("plan", "r.lua")):
+            self.assertRegex(self.cairn(*words).stdout, "warning: .*source other has no validation part")
+        (warning,) = self.cairn_json("check", "r.lua")["warnings"]
+        self.assertEqual((warning["path"], warning["file"]), ("data.sources[2]", "r.lua"))
+        self.recipe(data='T.blend { sources = { T.megatron { prefix = "text", split = { 90, 10 }, weight = 1 }, '
+                         'T.megatron { prefix = "other", split = { 999, 1 } } } }', more=EVAL)
+        self.assertIn("other has 20 tokens in its validation part, and a window needs 33",
+                      self.cairn("check", "r.lua").stdout)
+        many = ", ".join(f'T.megatron {{ prefix = "text", name = "s{k}", split = {{ 90, 10 }} }}' for k in range(20))
+        self.recipe(data=f"T.blend {{ sources = {{ {many} }} }}", more=EVAL)  # an evaluation has 16 windows
+        self.assertIn("source s16 has so little weight (0.05)", self.cairn("check", "r.lua").stdout)
+        self.assertEqual(len(self.cairn_json("check", "r.lua")["warnings"]), 4)
+        self.recipe(data='T.blend { sources = { T.megatron { prefix = "text", split = { 90, 10 }, weight = 1 }, '
+                         'T.megatron { prefix = "other", split = { 90, 10 } } } }', more=EVAL)
+        self.assertEqual(self.cairn_json("check", "r.lua")["warnings"], [])
+
+    def test_plan_shows_samples_and_epochs_of_each_source(self):
+        self.recipe(data='T.blend { sources = { T.megatron { prefix = "text", weight = 3 }, '
+                         'T.megatron { prefix = "gone" } } }')
+        said = self.cairn("plan", "r.lua").stdout
+        self.assertIn("data text  20K tokens, 624 windows to train on: 120 samples, 0.192 epochs (75 %)", said)
+        self.assertRegex(said, r"data gone  40 samples are to come of it, but it cannot be opened: .*gone\.idx")
+        text, gone = self.cairn_json("plan", "r.lua")["data"]["sources"]
+        self.assertEqual((text["samples"], text["train_windows"], text["there"]), (120, 624, True))
+        self.assertEqual((gone["samples"], gone["there"]), (40, False))
+
+    def test_best_that_no_save_meets_is_told(self):
+        data = 'T.megatron { prefix = "text", split = { 90, 10 } }'
+        keep = ('checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = {} }} }}, keep = {{ T.last(1), '
+                'T.best {{ metric = "valid_loss" }} }} }},')
+        self.recipe(data, EVAL + keep.format(4))  # meets at 20, the last of 20 steps
+        for words in (("check", "r.lua"), ("train", "r.lua", "--dry-run")):
+            self.assertRegex(self.cairn(*words).stdout, "r.lua:.*warning: checkpoint.keep: T.best by valid_loss never finds")
+        self.recipe(data, EVAL + keep.format(10))
+        said = self.cairn_json("check", "r.lua")
+        self.assertEqual((said["warnings"], [f for f in said["facts"] if "T.best" in f]), ([], []))
+        self.recipe(data, EVAL + keep.format(2))
+        self.assertIn("T.best by valid_loss chooses among 1 of 9 saves", self.cairn("check", "r.lua").stdout)
+
+    def test_tokenizer_and_init_are_opened(self):
+        self.recipe(tokenizer='T.sentencepiece "no.model"')
+        self.assertRegex(self.cairn("check", "r.lua").stdout, "warning: tokenizer: .*no.model")
+        self.recipe(more='init = T.init_from { path = "no/such/run" },')
+        self.assertIn("no/such/run", self.refused())
+        self.recipe()
+        self.assertIn("no/such/run", self.cairn("train", "r.lua", "--dry-run", "--init-from", "no/such/run", code=2).stderr)
+
+    def test_a_folder_that_cannot_be_taken_is_refused(self):
+        self.write("file", "")
+        self.assertIn("it is a file, and a folder is needed", self.refused(run="file/run"))
+        self.assertIn("cannot be written", self.refused(run="/proc/run"))
+        os.symlink("nowhere", self.path("link"))
+        self.assertIn("it is a link to nothing", self.refused(run="link"))
+        os.makedirs(self.path("held/checkpoints"))
+        self.write("held/run.lock", json.dumps({"host": "there", "pid": 12, "since": "now", "token": "x"}) + "\n")
+        with open(self.path("held/run.lock")) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.assertIn("held is in use by another cairn (pid 12 on there, since now)", self.refused(run="held"))
+        self.cairn("check", "r.lua", "--run", "held")
+        self.write("lost/events.jsonl", '{"event":"saved","step":30}\n')
+        self.assertIn("step 30 was saved there, and no checkpoint is there any more", self.refused(run="lost"))
+        os.makedirs(self.path("beside/step-00000010"))
+        self.assertIn("move them there", self.refused(run="beside"))
+
+    def test_what_does_not_fit_into_memory_or_on_disk_is_refused(self):
+        self.assertRegex(self.refused("--set", "model.width=65536", "--set", "model.layers=64"),
+                         "snapshots need .* GiB .* are missing")
+        self.recipe(more="checkpoint = T.checkpoint { save = { T.every { steps = 1 } } },")
+        self.assertRegex(self.refused("--set", "stop=T.steps(1000000000)", "--set", "model.width=256"),
+                         "kept .* are missing. Make room")
+
+    def test_dry_run_as_json_is_one_object(self):
+        said = self.cairn_json("train", "r.lua", "--dry-run", "--run", "new")
+        self.assertEqual((said["ok"], said["dry_run"], said["run"], said["steps"], said["world"], said["exit_code"]),
+                         (True, True, "new", 20, 1, 0))
+        said = self.cairn_json("train", "r.lua", "--dry-run", "--set", "data.prefix=gone", code=2)
+        self.assertEqual((said["ok"], said["exit_code"]), (False, 2))
+        self.assertIn("gone.idx", said["diagnostics"][0]["message"])
+
+    def test_resume_set_names_the_command_that_does_it(self):
+        done = self.cairn("resume", "a/run", "--set", "optimizer.peak_lr=1e-4", code=2)
+        self.assertIn("`cairn train RECIPE --run a/run --set optimizer.peak_lr=1e-4`", done.stderr)
+        self.assertNotIn("--set", self.cairn("resume", "--help").stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+// cairn lineage RUN: by which recipes a run was trained, from where on, and a recipe that does it all again.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "dsl/recipe_lua.h"
+#include "tools/commands.h"
+#include "tools/lineage.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+using nlohmann::json;
+
+struct LineageArgs {
+  std::string run;
+  bool recipe = false;
+};
+
+void print_table(const Lineage& lineage) {
+  const std::vector<LineageEntry> segments = lineage.segments();
+  fmt::print("{:>4}  {:>10}  {:>12}  {:<9}  {:<16}  {}\n", "", "from step", "sample", "why", "recipe", "");
+  for (const LineageEntry& entry : lineage.entries()) {
+    bool stays = false;
+    for (const LineageEntry& segment : segments) stays = stays || segment.n == entry.n;
+    fmt::print("{:>4}  {:>10}  {:>12}  {:<9}  {:<16}  {}\n", entry.n, entry.at.step, entry.at.samples, entry.cause,
+               entry.recipe.substr(0, 16), stays ? entry.from : "gone back behind");
+    for (const json& change : entry.changes) {
+      if (change.value("class", "") == "exact") continue;
+      fmt::print("      {} {} -> {}{}\n", printable(change.value("field", "")), printable(change.value("before", "")),
+                 printable(change.value("after", "")),
+                 change.value("class", "") == "only with --accept" ? "  (accepted)" : "");
+    }
+  }
+}
+
+Result<int> show(const LineageArgs& args, bool as_json) {
+  RT_TRY_SET(const Lineage lineage, Lineage::read(args.run));
+  if (lineage.entries().empty() && is_gone(std::filesystem::path(args.run) / "run.json")) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: no run folder", args.run)};
+  }
+  if (args.recipe) {
+    RT_TRY_SET(const Recipe recipe, replay_recipe(args.run, lineage));
+    fmt::print("{}", dsl::recipe_lua(recipe));
+    return 0;
+  }
+  if (as_json) {
+    json lines = json::array();
+    for (const LineageEntry& entry : lineage.entries()) {
+      json line = json::parse(line_of(entry));
+      line["hash"] = entry.hash;
+      lines.push_back(std::move(line));
+    }
+    print_json({{"lineage", std::move(lines)}, {"problem", lineage.problem()}});
+    return 0;
+  }
+  if (lineage.entries().empty()) {
+    fmt::print("{} has no lineage.jsonl: a run of an older build, or one that has not started yet\n", args.run);
+  } else {
+    print_table(lineage);
+  }
+  if (!lineage.problem().empty()) fmt::print("warning: {}; what follows is not read\n", lineage.problem());
+  return 0;
+}
+
+}  // namespace
+
+void add_lineage(CLI::App& app, Session& session) {
+  CLI::App* command = app.add_subcommand("lineage", "by which recipes a run was trained, from where on");
+  const auto args = std::make_shared<LineageArgs>();
+  command->add_option("RUN", args->run, "the run folder")->required();
+  command->add_flag("--recipe", args->recipe, "print one recipe that does the whole run again, from its beginning");
+  add_json_flag(*command, session);
+  command->callback([args, &session] { session.action = [args, &session] { return show(*args, session.json); }; });
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,197 @@
+#include "tools/lineage.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "ckpt/store/posix_backend.h"
+#include "dsl/change_rules.h"
+#include "dsl/compare.h"
+#include "dsl/dsl.h"
+#include "dsl/stages.h"
+#include "runtime/core/clock.h"
+#include "runtime/data/dataset.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kLineageName = "lineage.jsonl";
+
+fs::path recipe_file(const fs::path& run, const std::string& hash) { return run / "recipes" / (hash + ".json"); }
+
+std::string hash_of(std::string_view line) { return fmt::format("{:016x}", XXH3_64bits(line.data(), line.size())); }
+
+/// Throws json::exception where a field is missing or of another type.
+LineageEntry entry_from(const json& line) {
+  LineageEntry out;
+  line.at("n").get_to(out.n);
+  line.at("prev").get_to(out.prev);
+  line.at("time").get_to(out.time);
+  line.at("cause").get_to(out.cause);
+  const json& at = line.at("at");
+  at.at("step").get_to(out.at.step);
+  at.at("samples").get_to(out.at.samples);
+  at.at("tokens").get_to(out.at.tokens);
+  at.at("updates").get_to(out.updates);
+  line.at("recipe").get_to(out.recipe);
+  out.changes = line.at("changes");
+  line.at("accepted").get_to(out.accepted);
+  for (const auto& [name, source] : line.at("data").items()) {
+    out.data[name] = {source.at("content").get<std::string>(), source.at("tokens").get<int64_t>()};
+  }
+  out.tokenizer = line.value("tokenizer", "");
+  out.lr_begins = line.value("lr_begins", false);
+  out.from = line.value("from", "");
+  return out;
+}
+
+}  // namespace
+
+std::string line_of(const LineageEntry& entry) {
+  json data = json::object();
+  for (const auto& [name, source] : entry.data) data[name] = {{"content", source.content}, {"tokens", source.tokens}};
+  json out{{"n", entry.n},
+           {"prev", entry.prev},
+           {"time", entry.time},
+           {"cause", entry.cause},
+           {"at",
+            {{"step", entry.at.step},
+             {"samples", entry.at.samples},
+             {"tokens", entry.at.tokens},
+             {"updates", entry.updates}}},
+           {"recipe", entry.recipe},
+           {"changes", entry.changes},
+           {"accepted", entry.accepted},
+           {"data", std::move(data)}};
+  if (!entry.tokenizer.empty()) out["tokenizer"] = entry.tokenizer;
+  if (entry.lr_begins) out["lr_begins"] = true;
+  if (!entry.from.empty()) out["from"] = entry.from;
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<Lineage> Lineage::read(const fs::path& run) {
+  Lineage out;
+  out.run_ = run;
+  const fs::path file = run / kLineageName;
+  const Result<std::string> text = read_text_file(file);
+  if (!text.ok()) return ckpt::is_not_found(text.error()) ? Result<Lineage>(std::move(out)) : text.error();
+  std::string_view rest = text.value();
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    const std::string_view line = rest.substr(0, end);
+    const std::string where = fmt::format("{}:{}", file.string(), out.entries_.size() + 1);
+    if (end == std::string_view::npos) {
+      out.problem_ = where + ": the line has no end";
+      break;
+    }
+    try {
+      LineageEntry entry = entry_from(json::parse(line));
+      if (entry.prev != out.head()) {
+        out.problem_ = fmt::format("{}: it follows a line with hash \"{}\", and the one before has \"{}\"", where,
+                                   entry.prev, out.head());
+        break;
+      }
+      entry.hash = hash_of(line);
+      out.entries_.push_back(std::move(entry));
+    } catch (const json::exception& error) {
+      out.problem_ = fmt::format("{}: {}", where, error.what());
+      break;
+    }
+    out.text_.append(rest.substr(0, end + 1));
+    rest.remove_prefix(end + 1);
+  }
+  return out;
+}
+
+std::vector<LineageEntry> Lineage::segments() const {
+  std::vector<LineageEntry> out;
+  for (const LineageEntry& entry : entries_) {
+    while (!out.empty() && out.back().at.step >= entry.at.step) out.pop_back();
+    out.push_back(entry);
+  }
+  return out;
+}
+
+LineageEntry Lineage::next(LineageEntry entry) const {
+  entry.n = std::ssize(entries_) + 1;
+  entry.prev = head();
+  entry.time = SystemClock().unix_s();
+  entry.hash = hash_of(line_of(entry));
+  return entry;
+}
+
+Status Lineage::append(LineageEntry entry, const std::string& recipe_json) {
+  ckpt::PosixBackend io;
+  RT_TRY(ckpt::make_dirs(io, run_ / "recipes"));
+  const fs::path recipe = recipe_file(run_, entry.recipe);
+  if (is_gone(recipe)) RT_TRY(write_text_file(recipe, recipe_json));
+  const std::string text = text_ + line_of(entry) + "\n";
+  RT_TRY(write_text_file(run_ / kLineageName, text));
+  text_ = text;
+  entries_.push_back(std::move(entry));
+  problem_.clear();
+  return {};
+}
+
+namespace {
+
+/// `recipe` with all that changes nothing that is trained as `last` has it, and its sources as they were.
+Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& entry, const LineageEntry& newest) {
+  for (const dsl::FieldChange& change : dsl::compare_recipes(recipe, last)) {
+    if (change.path.starts_with("data.")) continue;
+    if (dsl::change_rule(change.path).change == dsl::ChangeClass::kExact) RT_TRY(dsl::set_field(recipe, change));
+  }
+  for (DataSource& source : recipe.data.sources) {
+    const std::string name = source.name;
+    const auto then = entry.data.find(name), now = newest.data.find(name);
+    if (then == entry.data.end() || (now != newest.data.end() && now->second == then->second)) continue;
+    source.tokens = then->second.tokens;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Recipe> replay_recipe(const fs::path& run, const Lineage& lineage) {
+  const std::vector<LineageEntry> segments = lineage.segments();
+  const auto refuse = [&](const std::string& why) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("{}: no recipe does this run again: {}", run.string(), why)};
+  };
+  if (segments.empty()) return refuse("it has no lineage.jsonl, as a run of an older build, or a copied checkpoint");
+  const LineageEntry& first = segments.front();
+  if (first.at.step > 0) return refuse(fmt::format("its lineage begins at step {}", first.at.step));
+  if (!first.from.empty()) return refuse(fmt::format("it began from {}", first.from));
+  std::vector<Recipe> recipes;
+  for (const LineageEntry& segment : segments) {
+    for (const std::string& field : segment.accepted) {
+      // A rate that jumps is a rate all the same.
+      if (dsl::may_change_in_stage(field) && !field.starts_with("data.")) continue;
+      return refuse(fmt::format("at step {} it went on with --accept {}", segment.at.step, field));
+    }
+    const fs::path file = recipe_file(run, segment.recipe);
+    RT_TRY_SET(const std::string text, read_text_file(file));
+    RT_TRY_SET(Recipe recipe, dsl::decode_recipe(text).with(file.string()));
+    recipes.push_back(std::move(recipe));
+  }
+  const Recipe last = recipes.back();
+  for (size_t k = 0; k < recipes.size(); ++k) {
+    RT_TRY(make_replayable(recipes[k], last, segments[k], segments.back()));
+  }
+  Recipe out = recipes.front();
+  for (size_t k = 1; k < recipes.size(); ++k) {
+    const bool sets_schedule = recipes[k].optimizer.lr_from == LrFrom::kStage && segments[k].lr_begins;
+    RecipeStage stage{.at = {Span::Unit::kSteps, static_cast<double>(segments[k].at.step)},
+                      .changes = dsl::stage_changes(recipes[k - 1], recipes[k], sets_schedule)};
+    out.stages.push_back(std::move(stage));
+  }
+  return out;
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,201 @@
+#include "tools/run_start.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
+#include "ckpt/retention/labels.h"
+#include "ckpt/retention/policy.h"
+#include "ckpt/snapshot/arena.h"
+#include "ckpt/store/posix_backend.h"
+#include "runtime/data/dataset.h"
+#include "tools/model_source.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+dsl::LoadedRecipe loaded_from(Recipe recipe, const dsl::LoadedRecipe& whole) {
+  dsl::LoadedRecipe out{.recipe = std::move(recipe), .sources = whole.sources, .origins = whole.origins};
+  out.canonical_json = dsl::encode_recipe(out.recipe);
+  out.hash_hex = dsl::recipe_hash(out.canonical_json);
+  return out;
+}
+
+Result<std::map<std::string, SourceContent>> contents_of(const Recipe& recipe) {
+  RT_TRY_SET(const data::Dataset dataset, data::open_dataset(recipe.data, recipe.model.vocab));
+  std::map<std::string, SourceContent> out;
+  for (const data::Dataset::Source& source : dataset.sources) {
+    const int64_t tokens = source.train->token_count();
+    RT_TRY_SET(const uint64_t content, data::content_hash(*source.train, tokens));
+    out[source.name] = {fmt::format("{:016x}", content), tokens};
+  }
+  return out;
+}
+
+Result<std::string> tokenizer_hash(const TokenizerConfig& tokenizer) {
+  if (tokenizer.path.empty()) return std::string();
+  RT_TRY_SET(const std::string text, read_text_file(tokenizer.path));
+  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+}
+
+/// The start of the segment under way, when it is this very recipe's: what it was begun with needs no --accept again.
+void take_accepted(RunStart& start) {
+  const std::vector<LineageEntry> segments = start.lineage.segments();
+  if (segments.empty()) return;
+  const LineageEntry& last = segments.back();
+  for (const std::string& field : last.accepted) {
+    const auto is_now = [&](const std::string& name) {
+      const auto then = last.data.find(name);
+      const auto now = start.data.find(name);
+      return then != last.data.end() && now != start.data.end() && then->second == now->second;
+    };
+    if (!field.starts_with("data.") || field == "data.seed" || is_now(field.substr(5))) {
+      start.request.accepted.push_back(field);
+    }
+  }
+  if (last.recipe != start.segment_hash) start.request.accepted.clear();
+}
+
+constexpr const char* kKeep = "checkpoint.keep";
+
+bool accepts_keep(const RunStart& start) {
+  return std::ranges::find(start.request.accept, kKeep) != start.request.accept.end();
+}
+
+/// Fills RunStart::held, and says so in the verdict. Rules in fractions change with the run's length too.
+Status judge_keep(const RunFolder& folder, RunStart& start) {
+  const ckpt::StartState& state = start.verdict.state;
+  if (!state.any() || state.recipe.empty() || start.request.init) return {};
+  RT_TRY_SET(const Recipe before, dsl::decode_recipe(state.recipe).with("recipe in " + state.place));
+  const Segment& now = start.verdict.segment;
+  const std::vector<Keep>&old_keep = before.checkpoint.keep, &new_keep = now.recipe.checkpoint.keep;
+  const int64_t old_steps = RunClock(before, state.position.past).step_of(before.stop, 0);
+  if (new_keep.empty() || (old_keep == new_keep && old_steps == now.steps)) return {};
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Catalog catalog, ckpt::list_checkpoints(io, folder.checkpoints()));
+  std::vector<ckpt::CheckpointInfo> complete;
+  std::ranges::copy_if(catalog.checkpoints, std::back_inserter(complete), &ckpt::CheckpointInfo::complete);
+  RT_TRY_SET(start.held, ckpt::removed_by_change(complete, old_keep, old_steps, new_keep, now.steps));
+  if (start.held.empty()) return {};
+  start.verdict.notes.push_back(
+      fmt::format("{}: the new rules would remove step{} {}, which the old ones keep: {}", kKeep,
+                  start.held.size() == 1 ? "" : "s", fmt::join(start.held, ", "),
+                  accepts_keep(start) ? "accepted" : "they stay; --accept checkpoint.keep lets them go"));
+  return {};
+}
+
+/// The line of lineage that this start adds; nothing where it goes on in the segment under way.
+std::optional<LineageEntry> next_line(const RunStart& start) {
+  const StartVerdict& verdict = start.verdict;
+  if (verdict.finished) return std::nullopt;
+  const trainer::TrainPosition& at = verdict.state.position;
+  LineageEntry entry{.at = {at.step, at.samples, at.tokens},
+                     .updates = at.step - at.loss_scale.skipped,
+                     .recipe = start.segment_hash,
+                     .data = start.data,
+                     .tokenizer = start.tokenizer};
+  if (start.request.init) entry.from = verdict.state.place;
+  const std::vector<LineageEntry> segments = start.lineage.segments();
+  if (segments.empty()) {
+    entry.cause = start.request.init ? "init_from" : "start";
+  } else if (const LineageEntry& last = segments.back(); last.recipe != start.segment_hash) {
+    entry.cause = verdict.segment.index > 0 && !verdict.edited ? "stage" : "recipe";
+  } else if (last.data != start.data || last.tokenizer != start.tokenizer) {
+    entry.cause = "data";
+  } else if (start.goes_back || at.step < last.at.step) {
+    entry.cause = "back_to";
+  } else {
+    return std::nullopt;
+  }
+  entry.lr_begins =
+      verdict.segment.recipe.optimizer.lr_from == LrFrom::kStage && verdict.segment.past.lr_step == at.step;
+  for (const FieldVerdict& one : verdict.changes) {
+    entry.changes.push_back(one.json());
+    if (one.change == dsl::ChangeClass::kAccept) entry.accepted.push_back(one.field);
+  }
+  return start.lineage.next(std::move(entry));
+}
+
+}  // namespace
+
+fs::path segment_recipe(const RunFolder& folder, const RunStart& start) {
+  return folder.path() / "recipes" / (start.segment_hash + ".json");
+}
+
+Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& options, ckpt::StartState state) {
+  RunStart out{.request = {.recipe = options.loaded.recipe,
+                           .world = options.world,
+                           .run = folder.path().string(),
+                           .accept = options.accept}};
+  out.whole = options.loaded;
+  out.goes_back = options.named_step;
+  if (!state.any() && !options.init.path.empty() && !is_hf_folder(options.init.path)) {
+    ckpt::PosixBackend io;
+    RT_TRY_SET(state, ckpt::state_in(io, options.init.path).with(options.init.path));
+    out.request.init = true;
+    out.request.weights_only = options.init.weights_only;
+  }
+  RT_TRY_SET(out.lineage, Lineage::read(folder.path()));
+  {
+    // The segment's hash decides what was accepted; where it begins needs no judgement yet.
+    const trainer::TrainPosition at = out.request.weights_only ? trainer::TrainPosition{} : state.position;
+    RT_TRY_SET(const Segment segment, segment_at(out.request.recipe, at, nullptr));
+    out.segment_json = dsl::encode_recipe(segment.recipe);
+    out.segment_hash = dsl::recipe_hash(out.segment_json);
+    out.remaining = loaded_from(segment.remaining, options.loaded);
+    RT_TRY_SET(out.data, contents_of(segment.recipe));
+    RT_TRY_SET(out.tokenizer, tokenizer_hash(segment.recipe.tokenizer));
+  }
+  take_accepted(out);
+  const std::vector<LineageEntry> segments = out.lineage.segments();
+  if (!segments.empty()) out.request.tokenizer_before = segments.back().tokenizer;
+  out.request.tokenizer_now = out.tokenizer;
+  RT_TRY_SET(out.verdict, judge_start(out.request, std::move(state)));
+  RT_TRY(judge_keep(folder, out));
+  out.begins = next_line(out);
+  return out;
+}
+
+Result<RunStart> examine_start(const RunFolder& folder, const StartOptions& options) {
+  ckpt::PosixBackend io;
+  ckpt::StartLook look{.checkpoints_dir = folder.checkpoints(),
+                       .run_id = folder.id(),
+                       .folders = {ckpt::kSharedMemory},
+                       .verify = options.verify};
+  if (const std::string& offload = options.loaded.recipe.optimizer.offload; !offload.empty()) {
+    look.folders.push_back(fs::absolute(offload).lexically_normal().string());
+  }
+  const Result<ckpt::Labels> labels = ckpt::read_labels(io, look.checkpoints_dir);  // made again where they are lost
+  look.refuse = [&](const ckpt::CheckpointInfo& info) -> std::string {
+    const ckpt::LabelEntry* const label =
+        labels.ok() ? ckpt::entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    return label != nullptr && label->label == ckpt::Label::kBad ? "it is bad: " + label->why : std::string();
+  };
+  RT_TRY_SET(ckpt::StartState state, ckpt::look_at_start(io, look));
+  return examine_state(folder, options, std::move(state));
+}
+
+Status hold_kept_steps(const RunFolder& folder, const RunStart& start) {
+  ckpt::PosixBackend io;
+  if (!accepts_keep(start) && start.held.empty()) return {};
+  return ckpt::hold_steps(io, folder.checkpoints(), accepts_keep(start) ? std::vector<int64_t>() : start.held,
+                          "checkpoint.keep changed, and that was not accepted");
+}
+
+Status begin_segment(const RunFolder& folder, RunStart& start) {
+  if (start.begins) return start.lineage.append(*start.begins, start.segment_json);
+  if (!is_gone(segment_recipe(folder, start))) return {};
+  ckpt::PosixBackend io;  // of a finished run, or removed by hand
+  RT_TRY(ckpt::make_dirs(io, folder.path() / "recipes"));
+  return write_text_file(segment_recipe(folder, start), start.segment_json);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,59 @@
+#pragma once
+// The start of a run, in two halves: examine() looks at the folder, the memory, the recipe and the data, and changes
+// nothing; begin_segment() writes down what follows from it, once the agent has read the state that it goes on from.
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dsl/dsl.h"
+#include "runtime/core/result.h"
+#include "tools/lineage.h"
+#include "tools/run_folder.h"
+#include "tools/start_verdict.h"
+
+namespace cairn::tools {
+
+struct StartOptions {
+  const dsl::LoadedRecipe& loaded;  // whole, with its stages
+  InitConfig init;                  // effective: of one checkpoint, or empty
+  int64_t world = 0;
+  std::vector<std::string> accept;
+  bool verify = false;      // a checkpoint counts when every byte of it holds
+  bool named_step = false;  // a person has named the step that the run goes back to
+};
+
+struct RunStart {
+  StartRequest request;
+  StartVerdict verdict;
+  Lineage lineage;
+  dsl::LoadedRecipe whole;      // as it was given
+  dsl::LoadedRecipe remaining;  // from this segment on: what checkpoints keep
+  std::string segment_json, segment_hash;
+  std::map<std::string, SourceContent> data;  // the training parts, as they are now
+  std::string tokenizer;                      // hash of its file
+  bool goes_back = false;                     // a person has named the step
+  std::vector<int64_t> held;  // steps that the new rules of retention would remove and the old ones keep: they stay
+  std::optional<LineageEntry> begins;         // the line that this start adds, where it begins a segment or goes back
+
+  /// Of the last line of lineage once this start has begun.
+  std::string lineage_head() const { return begins ? begins->hash : lineage.head(); }
+};
+
+/// Errors: those of reading; a recipe that may not go on is in the verdict.
+Result<RunStart> examine_start(const RunFolder& folder, const StartOptions& options);
+/// The same for a state that is known.
+Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& options, ckpt::StartState state);
+
+/// Writes RunStart::begins, and the segment's recipe.
+Status begin_segment(const RunFolder& folder, RunStart& start);
+
+/// Without --accept checkpoint.keep, RunStart::held stay from now on; with it, nothing is held any more.
+Status hold_kept_steps(const RunFolder& folder, const RunStart& start);
+
+/// The file with the recipe of the segment, for the ranks.
+std::filesystem::path segment_recipe(const RunFolder& folder, const RunStart& start);
+
+}  // namespace cairn::tools

@@ -1,0 +1,707 @@
+#include "tools/start_check.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "ckpt/format/names.h"
+#include "ckpt/mirror/place.h"
+#include "ckpt/node.h"
+#include "ckpt/persist/read.h"
+#include "ckpt/restore.h"
+#include "ckpt/retention/catalog.h"
+#include "ckpt/run_memory.h"
+#include "ckpt/snapshot/memory_room.h"
+#include "ckpt/store/posix_backend.h"
+#include "dsl/dsl.h"
+#include "runtime/data/dataset.h"
+#include "runtime/data/order.h"
+#include "runtime/data/token_scan.h"
+#include "runtime/plan/activations.h"
+#include "runtime/text/tokenizer.h"
+#include "tools/commands.h"
+#include "tools/hf_start.h"
+#include "tools/init_options.h"
+#include "tools/model_source.h"
+#include "tools/run_copies.h"
+#include "tools/run_folder.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kMostPositionBytes = 12 << 10;  // of a sampler's state, in a snapshot's position (trainer.cc)
+
+/// What is found goes here; `field` of the recipe, empty for machine and folder.
+class Findings {
+ public:
+  explicit Findings(StartReport& report) : report_(report) {}
+  void refuse(std::string field, std::string message, ErrorCode code = ErrorCode::kInvalidInput) {
+    report_.problems.push_back({std::move(field), std::move(message), code});
+  }
+  void refuse(std::string field, const Error& error) { refuse(std::move(field), error.message, error.code); }
+  void warn(std::string field, std::string message, bool start_says_it = false) {
+    report_.warnings.push_back({std::move(field), std::move(message), ErrorCode::kInvalidInput, start_says_it});
+  }
+
+ private:
+  StartReport& report_;
+};
+
+std::string count_text(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+// --- Data
+
+std::string source_field(const Recipe& recipe, size_t k) {
+  return recipe.data.sources.size() == 1 ? "data" : fmt::format("data.sources[{}]", k + 1);
+}
+
+/// The tokens of a source that windows of the run can reach, in its training part and, where that is read, the other.
+int64_t reachable(const data::Dataset::Source& source, const Recipe& recipe, data::DataPart part) {
+  const bool train = part == data::DataPart::kTrain;
+  const data::TokenSource* const tokens = train ? source.train.get() : source.valid.get();
+  if (tokens == nullptr || (!train && recipe.eval.every_steps == 0)) return 0;
+  const int64_t windows = data::window_count(tokens->token_count(), recipe.model.context);
+  return windows == 0 ? 0 : windows * recipe.model.context + 1;
+}
+
+/// All ids that the run may read, as far as `seconds` suffice; each part of a source has its share of them.
+void scan_ids(const data::Dataset& dataset, const std::vector<size_t>& index, const Recipe& recipe, double seconds,
+              DataFacts& facts, StartReport& report) {
+  constexpr std::array kParts = {data::DataPart::kTrain, data::DataPart::kValid};
+  Findings findings(report);
+  int64_t all = 0;
+  for (const data::Dataset::Source& source : dataset.sources) {
+    for (const data::DataPart part : kParts) all += reachable(source, recipe, part);
+  }
+  for (size_t s = 0; s < dataset.sources.size(); ++s) {
+    const data::Dataset::Source& source = dataset.sources[s];
+    SourceFacts& of = facts.sources[index[s]];
+    const DataSource& config = recipe.data.sources[index[s]];
+    const std::string field = source_field(recipe, index[s]);
+    int64_t looked = 0, wanted = 0;
+    for (const data::DataPart part : kParts) {
+      const int64_t tokens = reachable(source, recipe, part);
+      if (tokens == 0) continue;
+      const Result<data::ScanReport> scanned =
+          data::scan_tokens(part == data::DataPart::kTrain ? *source.train : *source.valid, tokens,
+                            {.vocab = recipe.model.vocab,
+                             .threads = 0,
+                             .seconds = seconds * static_cast<double>(tokens) / static_cast<double>(all)});
+      if (!scanned.ok()) {
+        findings.refuse(field, scanned.error());
+        continue;
+      }
+      const data::ScanReport& ids = scanned.value();
+      looked += ids.tokens;
+      wanted += ids.of;
+      of.largest_id = std::max(of.largest_id, ids.ids.greatest);
+      if (ids.bad.ok()) continue;
+      findings.refuse(field,
+                      fmt::format("{} ({} of {} ids looked at are outside, from {} to {}); make it with the recipe's "
+                                  "tokenizer, or give model.vocab at least {} rows",
+                                  ids.bad.error().message, ids.ids.outside, ids.tokens, ids.ids.least, ids.ids.greatest,
+                                  std::max(ids.ids.greatest + 1, recipe.model.vocab)),
+                      ErrorCode::kCorrupt);
+    }
+    of.scanned = wanted > 0 ? static_cast<double>(looked) / static_cast<double>(wanted) : 1;
+    if (looked == wanted) continue;
+    report.facts.push_back(fmt::format(
+        "source {}: {:.3g} % of its ids were looked at, as far as {:g} s go; `cairn data info {}{} --vocab {}` looks "
+        "at "
+        "all",
+        of.name, 100 * of.scanned, seconds, of.path,
+        config.kind == DataSource::Kind::kTokenFile ? " --dtype " + config.dtype : std::string(), recipe.model.vocab));
+  }
+}
+
+/// The validation windows of each source, and which of them the batches of an evaluation hold.
+void check_validation(const data::Dataset& dataset, const Recipe& recipe, const Plan& plan, DataFacts& facts,
+                      Findings& findings) {
+  const int64_t batch = plan.step_stages.back().samples;
+  const Result<data::ValidationSet> made =
+      data::ValidationSet::make(dataset, recipe.model.context, batch, recipe.eval.steps);
+  if (!made.ok()) return findings.refuse("eval", made.error());
+  const data::ValidationSet& set = made.value();
+  facts.valid_batches = set.batches();
+  for (int64_t b = 0; b < set.batches(); ++b) {
+    for (const data::SampleRef& sample : set.batch(b))
+      ++facts.sources[static_cast<size_t>(sample.source)].valid_samples;
+  }
+  if (set.batches() == 0) return;  // eval.steps = 0
+  for (size_t k = 0; k < facts.sources.size(); ++k) {
+    const SourceFacts& source = facts.sources[k];
+    if (source.valid_samples > 0) continue;
+    const std::string why =
+        source.valid_tokens == 0 ? "has no validation part"
+        : source.valid_windows == 0
+            ? fmt::format("has {} in its validation part, and a window needs {}",
+                          count_text(source.valid_tokens, "token"), recipe.model.context + 1)
+            : fmt::format("has so little weight ({:.3g}) that none of the {} validation windows is of it",
+                          source.weight, set.batches() * batch);
+    findings.warn(source_field(recipe, k),
+                  fmt::format("source {} {}: the validation loss, and T.best by it, say nothing of this source; {}",
+                              source.name, why,
+                              source.valid_windows == 0 ? "give its split a greater second part, or name a valid file"
+                                                        : "evaluate more batches (eval.steps)"));
+  }
+}
+
+}  // namespace
+
+DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds, StartReport& report) {
+  Findings findings(report);
+  DataFacts out;
+  data::Dataset dataset;      // those that could be opened
+  std::vector<size_t> index;  // of each in the recipe
+  const int64_t context = recipe.model.context;
+  double weights = 0;
+  for (const DataSource& source : recipe.data.sources) weights += source.weight;
+  const double samples = static_cast<double>(samples_after(plan.step_stages, plan.steps));
+  std::set<std::string> names;
+  bool all_there = true;
+  for (size_t k = 0; k < recipe.data.sources.size(); ++k) {
+    const DataSource& config = recipe.data.sources[k];
+    const std::string field = source_field(recipe, k);
+    SourceFacts& facts = out.sources.emplace_back();
+    facts.path = config.path;
+    facts.name = config.name.empty() ? fs::path(config.path).stem().string() : config.name;
+    facts.weight = weights > 0 ? config.weight / weights : 0;
+    facts.samples = facts.weight * samples;
+    if (!names.insert(facts.name).second) {
+      findings.refuse(field, fmt::format("two data sources are named \"{}\"; give one a name of its own", facts.name));
+    }
+    Result<data::Dataset::Source> opened = data::open_source(config, recipe.model.vocab);
+    if (!opened.ok()) {
+      const Error& error = opened.error();
+      facts.problem = error.message;
+      std::error_code unknown;
+      if (error.message.find(std::strerror(ENOENT)) != std::string::npos && fs::path(config.path).is_relative()) {
+        facts.problem += fmt::format(
+            "; paths are relative to the working directory, {}: start there, mend the path, or "
+            "make the set (cairn data tokenize)",
+            fs::current_path(unknown).string());
+      }
+      findings.refuse(field, fmt::format("source {}: {}", facts.name, facts.problem), error.code);
+      all_there = false;
+      continue;
+    }
+    index.push_back(k);
+    const data::Dataset::Source& source = dataset.sources.emplace_back(std::move(opened).value());
+    facts.train_tokens = source.train->token_count();
+    facts.train_windows = data::window_count(facts.train_tokens, context);
+    facts.valid_tokens = source.valid ? source.valid->token_count() : 0;
+    facts.valid_windows = data::window_count(facts.valid_tokens, context);
+    if (facts.train_windows == 0) {
+      findings.refuse(field,
+                      fmt::format("source {}: {} to train on, and a sample of model.context = {} needs {}; bring "
+                                  "more text, or take a shorter context",
+                                  facts.name, count_text(facts.train_tokens, "token"), context, context + 1));
+    }
+  }
+  if (scan_seconds > 0) scan_ids(dataset, index, recipe, scan_seconds, out, report);
+  if (!all_there) return out;
+  if (recipe.eval.every_steps > 0) check_validation(dataset, recipe, plan, out, findings);
+  const Result<data::Sampler> sampler =
+      data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context));
+  if (sampler.ok() && std::ssize(data::to_json(sampler.value().state())) > kMostPositionBytes) {
+    findings.refuse("data",
+                    fmt::format("{} data sources are too many for a snapshot's position; blend at most about 100",
+                                recipe.data.sources.size()));
+  }
+  const bool other = std::any_of(report.problems.begin(), report.problems.end(),
+                                 [](const StartFinding& problem) { return problem.field.starts_with("data"); });
+  if (!sampler.ok() && !other) findings.refuse("data", sampler.error());
+  return out;
+}
+
+namespace {
+
+// --- Rules of retention
+
+/// T.best by valid_loss sees the checkpoints alone at whose very step an evaluation ran.
+void check_best(const Recipe& recipe, const Plan& plan, StartReport& report) {
+  const CheckpointConfig& checkpoint = recipe.checkpoint;
+  const bool by_valid_loss = std::any_of(checkpoint.keep.begin(), checkpoint.keep.end(), [](const Keep& rule) {
+    return rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss;
+  });
+  const int64_t eval = recipe.eval.every_steps;
+  if (!by_valid_loss || eval <= 0) return;  // without evaluations the recipe is refused
+  int64_t saves = 0;                        // steps at which one is certain, but for the last
+  int64_t meet = 0;                         // of those, with a valid_loss
+  bool by_time = false;
+  std::string rhythm;
+  for (const Every& every : checkpoint.save) {
+    by_time = by_time || every.seconds > 0;
+    if (every.steps <= 0) continue;
+    rhythm += fmt::format("{}{}", rhythm.empty() ? "every " : " and ", every.steps);
+    saves += (plan.steps - 1) / every.steps;
+    meet += (plan.steps - 1) / std::lcm(every.steps, eval);
+  }
+  Findings findings(report);
+  const std::string remedy = fmt::format("let eval.at be a rhythm that divides that of checkpoint.save{}",
+                                         rhythm.empty() ? ", which needs one in steps" : "");
+  if (meet == 0) {
+    findings.warn("checkpoint.keep",
+                  fmt::format("T.best by valid_loss never finds one before the end: evaluations are every {} steps, "
+                              "saves {}, and none falls on the same of the {} steps but the last{}; {}",
+                              eval, rhythm.empty() ? "at no certain step" : rhythm + " steps", plan.steps,
+                              by_time ? " (saves by the clock may, by chance)" : "", remedy));
+  } else if (meet < saves) {
+    report.facts.push_back(
+        fmt::format("T.best by valid_loss chooses among {} of {} saves: those at whose step an "
+                    "evaluation runs; {}",
+                    meet, saves, remedy));
+  }
+}
+
+// --- Tokenizer
+
+void check_tokenizer(const Recipe& recipe, Findings& findings) {
+  if (recipe.tokenizer.kind == TokenizerConfig::Kind::kNone) return;
+  const auto made = text::make_tokenizer(recipe.tokenizer);
+  if (!made.ok()) {  // training reads ids alone
+    return findings.warn("tokenizer", fmt::format("{}; training reads ids alone, but `eval --text`, `generate` and "
+                                                  "`export` will want it",
+                                                  made.error().message));
+  }
+  if (made.value()->vocab() <= recipe.model.vocab) return;
+  findings.warn("tokenizer",
+                fmt::format("it has ids up to {}, and model.vocab = {} has rows for ids up to {}; text that "
+                            "uses the others can be neither trained on nor evaluated",
+                            made.value()->vocab() - 1, recipe.model.vocab, recipe.model.vocab - 1));
+}
+
+// --- The run folder
+
+/// Why no process of this user can make or change entries of a folder; empty: it can, as far as can be known.
+std::string why_not_writable(const fs::path& dir) {
+  if (::faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) return std::strerror(errno);
+  struct statfs system {};
+  if (::statfs(dir.c_str(), &system) == 0 && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))
+    return "a file system of the kernel's own, where nothing can be kept";
+  struct statx more {};  // what the superuser's rights do not overrule
+  if (::statx(AT_FDCWD, dir.c_str(), 0, STATX_BASIC_STATS, &more) == 0 &&
+      (more.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0) {
+    return "it is marked immutable or append-only (chattr)";
+  }
+  return {};
+}
+
+/// A folder that a start makes when it is missing, and writes into.
+void check_folder(const fs::path& wanted, Findings& findings) {
+  const auto refuse = [&](const fs::path& at, std::string_view why) {
+    findings.refuse("", fmt::format("{}: cannot be written{}: {}; choose another run folder (--run), or have it made "
+                                    "writable",
+                                    wanted.string(), at == wanted ? "" : fmt::format(" ({})", at.string()), why));
+  };
+  fs::path at = (fs::absolute(wanted).lexically_normal() / "").parent_path();
+  for (;; at = at.parent_path()) {
+    std::error_code failed;
+    const fs::file_status link = fs::symlink_status(at, failed);
+    if (link.type() == fs::file_type::none) return refuse(at, failed.message());
+    if (link.type() == fs::file_type::not_found) {
+      if (failed.value() == ENOTDIR) continue;  // the file in the way is found above
+      if (!at.has_relative_path()) return;
+      continue;
+    }
+    const fs::file_type type = fs::status(at, failed).type();
+    if (type == fs::file_type::none) return refuse(at, failed.message());
+    if (type == fs::file_type::not_found) return refuse(at, "it is a link to nothing");
+    if (type != fs::file_type::directory) return refuse(at, "it is a file, and a folder is needed");
+    if (const std::string why = why_not_writable(at); !why.empty()) refuse(at, why);
+    return;
+  }
+}
+
+void check_file(const fs::path& file, Findings& findings) {
+  if (::faccessat(AT_FDCWD, file.c_str(), W_OK, AT_EACCESS) == 0 || errno == ENOENT || errno == ENOTDIR) return;
+  findings.refuse(
+      "", fmt::format("{}: cannot be written: {}; a start goes on writing it", file.string(), std::strerror(errno)));
+}
+
+void check_run_folder(const StartQuestion& question, const InitConfig& init, Findings& findings) {
+  const fs::path& run = question.run;
+  check_folder(run, findings);
+  if (const std::optional<RunHolder> holder = question.held ? std::nullopt : holder_of_run(run)) {
+    findings.refuse(
+        "",
+        fmt::format("{} is in use by another cairn ({}); one run folder, one run", run.string(), holder->describe()),
+        ErrorCode::kUnavailable);
+  }
+  std::error_code unknown;
+  if (!fs::is_directory(run, unknown)) return;
+  for (const char* below : {"logs", "tensorboard", "checkpoints"}) {
+    if (fs::exists(fs::symlink_status(run / below, unknown))) check_folder(run / below, findings);
+  }
+  for (const char* file : {"run.lock", "metrics.jsonl", "events.jsonl"}) check_file(run / file, findings);
+  if (init.path.empty() && !fs::exists(run / "world", unknown)) {
+    if (const Status below = check_steps_lie_below(run); !below.ok()) findings.refuse("", below.error());
+  }
+  if (question.fresh && fs::exists(run / "checkpoints", unknown) && !fs::is_empty(run / "checkpoints", unknown)) {
+    findings.refuse("",
+                    fmt::format("--fresh: {} already holds checkpoints; choose another run folder, or leave --fresh "
+                                "out to go on from them",
+                                run.string()));
+  }
+}
+
+/// Whether this machine holds memory of a dead agent of this run.
+bool has_left_memory(const StartQuestion& question) {
+  const Result<std::string> text = read_text_file(question.run / "run.json");
+  const json identity = text.ok() ? json::parse(text.value(), nullptr, false) : json();
+  if (!identity.is_object() || !identity.contains("id") || !identity["id"].is_string()) return false;
+  const auto id = identity["id"].get<std::string>();
+  for (const std::string& folder : {std::string(ckpt::kSharedMemory), question.plan.recipe.optimizer.offload}) {
+    if (folder.empty()) continue;
+    for (const ckpt::StaleArena& stale : ckpt::stale_arenas(folder)) {
+      if (stale.run_id == id) return true;
+    }
+  }
+  return false;
+}
+
+/// The newest checkpoint that a start can take, and why it cannot take those above it: what RestoreDecider will find,
+/// but for bytes that only a load reads.
+void check_checkpoints(const StartQuestion& question, ckpt::IoBackend& io, Findings& findings) {
+  if (has_left_memory(question)) return;  // it may hold a newer step, and then no checkpoint is looked at
+  const fs::path dir = question.run / "checkpoints";
+  const Result<ckpt::Names> names = ckpt::list_names(io, dir);
+  if (!names.ok()) return findings.refuse("", names.error());
+  std::vector<std::string> passed;
+  const auto& steps = names.value().steps;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const ckpt::CheckpointInfo info = ckpt::look_at_checkpoint(io, dir, *step);
+    if (info.unread && info.os_errno == EAGAIN) return;  // the start puts it back in its place
+    if (info.unread) {
+      return findings.refuse("",
+                             fmt::format("{}: the newest checkpoint cannot be read, which is no reason to go on from "
+                                         "an older one; make it readable, or move it away: {}",
+                                         info.dir.string(), info.problem),
+                             info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported);
+    }
+    const Status fits =
+        info.complete ? ckpt::check_resumable(io, question.plan, info.dir)
+                      : Status(Error{ErrorCode::kCorrupt, fmt::format("{}: {}", info.dir.string(), info.problem)});
+    if (!fits.ok() && fits.error().code != ErrorCode::kCorrupt) return findings.refuse("", fits.error());
+    if (!fits.ok()) {
+      passed.push_back(fits.error().message);
+      continue;
+    }
+    for (const std::string& why : passed)
+      findings.warn("", fmt::format("damaged, so that step {} is taken instead: {}", info.step, why), true);
+    return;
+  }
+  if (passed.empty()) return;
+  std::string text = fmt::format("{}: none of its checkpoints can be used; not starting anew over them", dir.string());
+  for (const std::string& why : passed) text += "\n  " + why;
+  findings.refuse("", text, ErrorCode::kCorrupt);
+}
+
+// --- What the run begins with
+
+void check_init(const StartQuestion& question, const InitConfig& init, ckpt::IoBackend& io, StartReport& report) {
+  Findings findings(report);
+  if (init.path.empty()) return;
+  const std::string field = question.init.path.empty() ? "init" : "";
+  Plan plan = question.plan;
+  plan.recipe.init = init;
+  const Result<ckpt::InitMatch> match = ckpt::match_init(io, plan, init.path, open_hf_for(plan.recipe.model));
+  if (!match.ok()) return findings.refuse(field, match.error());
+  if (!match.value().foreign) {
+    const ckpt::CheckpointInfo info = ckpt::look_at_directory(io, init.path, match.value().saved_step);
+    if (!info.complete)
+      return findings.refuse(field, fmt::format("{}: {}", init.path, info.problem), ErrorCode::kCorrupt);
+  }
+  report.facts.push_back(fmt::format("a new run begins with {}: {} of {} tensors taken", init.path,
+                                     match.value().match.taken(), question.plan.tensors.size()));
+}
+
+// --- Memory and disk
+
+/// What ranks allocate besides the shared memory of the run.
+int64_t private_bytes(const Plan& plan) {
+  const bool own_weights = plan.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy;
+  int64_t out = 0;
+  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {  // all ranks of a stage allocate the same
+    const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
+    const int64_t bank = own_weights ? 0 : rank.bank_bytes();
+    out += (rank.optimizer_bytes - bank + rank.gathered_bytes + rank.grad_bytes +
+            (own_weights ? rank.weight_bytes : 0) + largest_stage_buffers_bytes(plan, rank.rank)) *
+           plan.mesh.tp() * plan.mesh.replicas();
+  }
+  return out;
+}
+
+void check_memory(const StartQuestion& question, StartReport& report) {
+  Findings findings(report);
+  const Plan& plan = question.plan;
+  const ckpt::RunText run{.run_name = question.loaded.recipe.name,
+                          .run_id = question.loaded.recipe.name + "-0000000000000000",
+                          .recipe_json = question.loaded.canonical_json,
+                          .recipe_hash = question.loaded.hash_hex};
+  const Result<ckpt::ArenaSpec> spec = ckpt::arena_spec(plan, run);
+  if (!spec.ok()) return findings.refuse("", spec.error());
+  const bool offloads = !plan.recipe.optimizer.offload.empty();
+  const std::string field = offloads ? "optimizer.offload" : "";
+  if (offloads) {
+    std::error_code unknown;
+    const std::string why =
+        fs::is_directory(spec.value().folder, unknown) ? why_not_writable(spec.value().folder) : std::string();
+    if (!why.empty())
+      findings.refuse(field, fmt::format("{}: cannot be written: {}; name another folder", spec.value().folder, why));
+  }
+  int64_t freed = 0;  // what a start takes over, writes out or gives up where it has no room
+  for (const ckpt::StaleArena& stale : ckpt::stale_arenas(spec.value().folder))
+    freed += stale.elsewhere ? 0 : stale.bytes;
+  ckpt::ArenaSpec least = spec.value();
+  least.slots = 2;
+  if (const Status room = ckpt::Arena::has_room(least, freed); !room.ok()) return findings.refuse(field, room.error());
+  if (const Status room = ckpt::Arena::has_room(spec.value(), freed); !room.ok()) {
+    findings.warn(field,
+                  fmt::format("only 2 of {} banks of the training state may fit ({}): a step may have to wait for "
+                              "a checkpoint that is being written",
+                              spec.value().slots, room.error().message),
+                  true);
+    return;
+  }
+  const int64_t shared = offloads ? 0 : ckpt::Arena::total_bytes(spec.value());
+  const int64_t own = private_bytes(plan), available = ckpt::available_memory(freed);
+  report.facts.push_back(
+      fmt::format("memory: {} in {}, {} of the ranks' own{}", format_bytes(ckpt::Arena::total_bytes(spec.value())),
+                  spec.value().folder, format_bytes(own),
+                  available == INT64_MAX ? "" : fmt::format("; {} are available", format_bytes(available))));
+  if (available - shared >= own) return;
+  findings.warn("", fmt::format("the ranks need {} of memory besides {} that they share, and {} are available: the "
+                                "system may kill one; use fewer or larger ranks' parts (mesh, batch.micro, recompute, "
+                                "optimizer.zero)",
+                                format_bytes(own), format_bytes(shared), format_bytes(available)));
+}
+
+/// Second places: where no complete checkpoint is here the newest one there is brought. Only folders are asked, no
+/// network. True when one is, or may be.
+bool check_copies(const StartQuestion& question, bool any_here, StartReport& report) {
+  Findings findings(report);
+  const std::vector<CopyTo>& places = question.plan.recipe.checkpoint.copy_to;
+  const bool asked = question.ask_run && !any_here && !question.fresh;
+  bool may_come = false;
+  std::pair<int64_t, std::string> newest{-1, ""};
+  for (size_t k = 0; k < places.size(); ++k) {
+    const std::string field = fmt::format("checkpoint.copy_to[{}]", k + 1);
+    const Result<std::unique_ptr<ckpt::Place>> opened = ckpt::open_place(place_options(places[k], question.run));
+    if (!opened.ok()) {
+      findings.refuse(field, opened.error());
+      continue;
+    }
+    if (!asked) continue;
+    ckpt::Place& place = *opened.value();
+    const bool store = ckpt::is_s3_path(place.describe());
+    may_come = may_come || store;
+    if (store) continue;
+    const Result<PlaceContents> looked = look_at_place(place, question.run, static_cast<int64_t>(k));
+    if (!looked.ok()) {
+      findings.refuse(field, not_known_there(looked.error(), place, question.run));
+      may_come = true;
+      continue;
+    }
+    for (const ckpt::PlacedStep& step : looked.value().steps) {
+      if (step.complete) newest = std::max(newest, std::pair(step.step, place.describe()));
+    }
+  }
+  if (newest.first >= 0) {
+    report.facts.push_back(
+        fmt::format("no checkpoint here: step {} would be brought from {}", newest.first, newest.second));
+  }
+  return may_come || newest.first >= 0;
+}
+
+/// File and line of the nearest field above `field` that somebody has written.
+std::pair<std::string, int> place_of(const dsl::LoadedRecipe& loaded, std::string field) {
+  while (!field.empty()) {
+    for (const dsl::Origin& origin : loaded.origins) {
+      const bool below =
+          origin.path == field ||
+          (origin.path.starts_with(field) && (origin.path[field.size()] == '.' || origin.path[field.size()] == '['));
+      if (below && !origin.file.empty() && origin.line > 0) return {origin.file, origin.line};
+    }
+    const size_t end = field.find_last_of(".[");
+    field.resize(end == std::string::npos ? 0 : end);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_steps_lie_below(const fs::path& run) {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names here, ckpt::list_names(io, run));
+  RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
+  if (!below.steps.empty() || here.steps.empty()) return {};
+  return Error{ErrorCode::kInvalidInput,
+               fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to go on from them, "
+                           "or choose another run folder",
+                           run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
+}
+
+Status check_nothing_lost(const fs::path& run) {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
+  if (!names.steps.empty()) return {};
+  std::ifstream events(run / "events.jsonl", std::ios::binary);
+  int64_t saved = 0;
+  for (std::string line; std::getline(events, line);) {
+    if (line.find(R"("saved")") == std::string::npos) continue;
+    const json event = json::parse(line, nullptr, false);
+    if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
+    if (event.value("event", json()) == "saved") saved = event["step"].get<int64_t>();
+  }
+  if (saved == 0) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
+                  "(--fresh begins anew; without events.jsonl the run goes on from what memory holds)",
+                  (run / "checkpoints").string(), saved)};
+}
+
+StartReport check_start(const StartQuestion& question) {
+  StartReport report;
+  Findings findings(report);
+  const Recipe& recipe = question.plan.recipe;
+  report.data = check_data(recipe, question.plan, question.scan_seconds, report);
+  check_best(recipe, question.plan, report);
+  if (question.scan_seconds > 0) check_tokenizer(recipe, findings);  // no start opens it
+
+  ckpt::PosixBackend io;
+  std::string notice;
+  const Result<InitConfig> init = effective_init(question.loaded.recipe.init, question.init, question.run, &notice);
+  if (!init.ok()) findings.refuse(question.init.path.empty() ? "init" : "", init.error());
+  if (!notice.empty()) report.facts.push_back(notice);
+  if (init.ok()) check_init(question, init.value(), io, report);
+
+  const fs::path checkpoints = question.run / "checkpoints";
+  const Result<ckpt::Catalog> catalog = ckpt::list_checkpoints(io, checkpoints);
+  const bool any_here =
+      catalog.ok() && std::ranges::any_of(catalog.value().checkpoints, &ckpt::CheckpointInfo::complete);
+  if (question.ask_run) {
+    check_run_folder(question, init.ok() ? init.value() : InitConfig{}, findings);
+  } else {
+    check_folder(question.run, findings);
+  }
+  const bool brought = check_copies(question, any_here, report);
+  if (question.ask_run && !brought && !question.fresh) {
+    if (const Status lost = check_nothing_lost(question.run); !lost.ok()) findings.refuse("", lost.error());
+    check_checkpoints(question, io, findings);
+  }
+  // Whoever has the run has its memory and its room too.
+  if (question.ask_run && !question.held && holder_of_run(question.run)) return report;
+  check_memory(question, report);
+  std::vector<std::string> notices;
+  if (const Status room = ckpt::look_for_space(question.plan, io, checkpoints, &notices); !room.ok())
+    findings.refuse("checkpoint", room.error());
+  for (std::string& line : notices) {
+    if (line.starts_with("warning: ")) line.erase(0, 9);
+    findings.warn("checkpoint", line, true);
+  }
+  return report;
+}
+
+std::vector<std::string> data_lines(const DataFacts& data) {
+  std::vector<std::string> out;
+  size_t widest = 0;
+  for (const SourceFacts& source : data.sources) widest = std::max(widest, source.name.size());
+  for (const SourceFacts& source : data.sources) {
+    const std::string name = fmt::format("{:<{}}", printable(source.name), widest);
+    const auto count = [](int64_t number) { return format_count(static_cast<double>(number)); };
+    if (!source.problem.empty()) {
+      out.push_back(fmt::format("{}  {} samples are to come of it, but it cannot be opened: {}", name,
+                                format_count(std::round(source.samples)), printable(source.problem)));
+      continue;
+    }
+    std::string line = fmt::format("{}  {} tokens, {} windows to train on: {} samples, {:.3g} epochs", name,
+                                   count(source.train_tokens), count(source.train_windows),
+                                   format_count(std::round(source.samples)), source.epochs());
+    if (data.sources.size() > 1) line += fmt::format(" ({:.3g} %)", 100 * source.weight);
+    line += source.valid_windows > 0 ? fmt::format("; {} windows to validate on", count(source.valid_windows))
+                                     : std::string("; none to validate on");
+    if (source.largest_id >= 0) line += fmt::format("; largest id {}", source.largest_id);
+    out.push_back(std::move(line));
+  }
+  return out;
+}
+
+std::string start_text(const StartReport& report, const dsl::LoadedRecipe& loaded) {
+  std::string out;
+  const auto tell = [&](const StartFinding& finding, std::string_view kind) {
+    const auto [file, line] = place_of(loaded, finding.field);
+    if (!file.empty()) out += fmt::format("{}:{}: ", file, line);
+    out += kind;
+    if (!finding.field.empty()) out += finding.field + ": ";
+    out += printable(finding.message, true) + "\n";
+  };
+  for (const StartFinding& problem : report.problems) tell(problem, "");
+  for (const StartFinding& warning : report.warnings) tell(warning, "warning: ");
+  if (!report.ok())
+    out += fmt::format("{}. Nothing was started.\n", count_text(std::ssize(report.problems), "problem"));
+  return out;
+}
+
+json data_json(const DataFacts& data) {
+  json sources = json::array();
+  for (const SourceFacts& source : data.sources) {
+    sources.push_back({{"name", source.name},
+                       {"path", source.path},
+                       {"weight", source.weight},
+                       {"there", source.problem.empty()},
+                       {"train_tokens", source.train_tokens},
+                       {"train_windows", source.train_windows},
+                       {"valid_tokens", source.valid_tokens},
+                       {"valid_windows", source.valid_windows},
+                       {"samples", std::llround(source.samples)},
+                       {"epochs", source.epochs()},
+                       {"valid_samples", source.valid_samples}});
+    if (!source.problem.empty()) sources.back()["problem"] = source.problem;
+    if (source.largest_id < 0) continue;
+    sources.back()["largest_id"] = source.largest_id;
+    sources.back()["scanned"] = source.scanned;
+  }
+  return {{"sources", std::move(sources)}, {"valid_batches", data.valid_batches}};
+}
+
+json start_json(const StartReport& report, const dsl::LoadedRecipe& loaded) {
+  const auto list = [&](const std::vector<StartFinding>& findings) {
+    json out = json::array();
+    for (const StartFinding& finding : findings) {
+      out.push_back({{"message", finding.message}, {"code", error_code_name(finding.code)}});
+      if (!finding.field.empty()) out.back()["path"] = finding.field;
+      if (const auto [file, line] = place_of(loaded, finding.field); !file.empty())
+        out.back().update({{"file", file}, {"line", line}});
+    }
+    return out;
+  };
+  return {{"ok", report.ok()},
+          {"diagnostics", list(report.problems)},
+          {"warnings", list(report.warnings)},
+          {"facts", report.facts},
+          {"data", data_json(report.data)}};
+}
+
+}  // namespace cairn::tools
