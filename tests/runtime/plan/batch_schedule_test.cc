@@ -10,6 +10,7 @@ namespace {
 
 Recipe recipe_of(int64_t samples) {
   Recipe r;
+  r.name = "stages";
   r.stop = {Span::Unit::kSteps, 100};
   r.model = {.layers = 2, .width = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .ffn = 16, .context = 16, .vocab = 9};
   r.model.positions = Positions::kRotary;
