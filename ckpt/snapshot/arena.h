@@ -37,7 +37,7 @@ namespace cairn::ckpt {
 
 inline constexpr int64_t kSnapshotChunkBytes = int64_t{4} << 20;  // of the files that are written: SaveOptions' default
 inline constexpr int64_t kDefaultSlots = banks_for(1);
-inline constexpr int64_t kPositionCapacity = 16 << 10;
+inline constexpr int64_t kPositionCapacity = 64 << 10;
 inline constexpr const char* kSharedMemory = "/dev/shm";
 
 enum class ArenaBacking {

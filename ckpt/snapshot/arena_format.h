@@ -17,7 +17,7 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 6;
+inline constexpr uint32_t kVersion = 7;
 inline constexpr int64_t kMaxSlots = 8;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
@@ -84,7 +84,7 @@ struct Decision {
   int64_t step;            // of kMemory and kDisk
   char place[kPathBytes];  // kDisk: the checkpoint's directory
   int64_t position_bytes;
-  char position[16384];
+  char position[65536];
 };
 
 /// What a step has to report, for an agent that died with the news of it unread. step is stored last; 0: nothing.

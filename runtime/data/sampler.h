@@ -61,6 +61,9 @@ struct SamplerState {
   bool operator==(const SamplerState&) const = default;
 };
 
+/// Of a state as JSON: what a snapshot's position (64 KiB) has room for beside the rest. Some 500 sources.
+inline constexpr size_t kMaxStateBytes = 48 << 10;
+
 /// One JSON object of order version 2 (docs/format.md, state.sampler); hashes as 16 hex digits, doubles so that they
 /// read back bit for bit.
 std::string to_json(const SamplerState& state);

@@ -305,17 +305,17 @@ TEST_SUITE("runtime/data/sampler") {
     for (size_t cut = 0; cut < text.size(); ++cut) CHECK(!sampler_state_from_json(text.substr(0, cut)).ok());
   }
 
-  TEST_CASE("the state of 100 sources fits a snapshot's position at its greatest counters") {
+  TEST_CASE("the state of 400 sources fits a snapshot's position at its greatest counters") {
     Sampler::Spec spec;
     spec.seed = UINT64_MAX;
     spec.seq_len = 4096;
-    for (int i = 0; i < 100; ++i)
+    for (int i = 0; i < 400; ++i)
       spec.sources.push_back({"source-name-" + std::to_string(1000 + i), 900'000'000'000 + i, 1, 1.0 + i / 97.0,
                               [i](int64_t) -> Result<uint64_t> { return UINT64_MAX - static_cast<uint64_t>(i); }});
     SamplerState state = Sampler::make(spec).value().state();
     for (SourceState& source : state.sources) source.taken = 1'000'000'000, state.position += source.taken;
-    CHECK(to_json(state).size() < 10 << 10);
+    CHECK(to_json(state).size() < kMaxStateBytes);
     spec.sources[0].weight = 7;  // and with a base
-    CHECK(to_json(Sampler::resume(spec, state).value().state()).size() < 12 << 10);
+    CHECK(to_json(Sampler::resume(spec, state).value().state()).size() < kMaxStateBytes);
   }
 }
