@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "ckpt/position.h"
 #include "ckpt/restore.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/snapshot/snapshot.h"
@@ -77,7 +79,9 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
   std::vector<std::string> passed_over;
   RT_TRY_SET(const Names names, list_names(io, look.checkpoints_dir));
   for (auto step = names.steps.rbegin(); step != names.steps.rend() && !disk.any(); ++step) {
-    const CheckpointInfo info = look_at_checkpoint(io, look.checkpoints_dir, *step);
+    CheckpointInfo info = look_at_checkpoint(io, look.checkpoints_dir, *step);
+    const auto cut = std::ranges::find(names.cut_off, *step, &CutOff::step);
+    if (!info.complete && cut != names.cut_off.end()) info = look_at_cut_off(io, look.checkpoints_dir, *cut);
     if (memory && memory->state.step() > *step) {  // unless the run has gone on without that memory
       if (!info.complete || leads_to(info, memory->arena)) break;
       memory.reset();

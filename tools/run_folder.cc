@@ -19,6 +19,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/persist/save.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/replace.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/core/random.h"
@@ -94,7 +95,7 @@ Result<ckpt::Manifest> manifest_of(const fs::path& run, int64_t step) {
   if (manifest.ok() || !ckpt::is_not_found(manifest.error())) return manifest;
   RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, dir));
   for (const ckpt::CutOff& cut : names.cut_off) {  // the start of the run is about to put it in its place
-    if (cut.step == step) return ckpt::read_manifest(io, dir / cut.made);
+    if (cut.step == step) return ckpt::read_manifest(io, ckpt::look_at_cut_off(io, dir, cut).dir);
   }
   return manifest;
 }

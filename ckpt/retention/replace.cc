@@ -65,23 +65,24 @@ Result<bool> can_exchange(IoBackend& io, const fs::path& checkpoints_dir, const 
   return std::move(exchanged).error();
 }
 
+CheckpointInfo look_at_cut_off(IoBackend& io, const fs::path& checkpoints_dir, const CutOff& cut) {
+  CheckpointInfo made = look_at_directory(io, checkpoints_dir / cut.made, cut.step);
+  if (made.complete || made.unread) return made;  // it always holds, if nobody else was at it
+  return look_at_directory(io, checkpoints_dir / cut.old, cut.step);
+}
+
 Result<std::vector<std::string>> finish_replacements(IoBackend& io, const fs::path& checkpoints_dir,
                                                      const Names& names) {
   std::vector<std::string> said;
   for (const CutOff& cut : names.cut_off) {
     const fs::path dir = checkpoints_dir / step_dir_name(cut.step);
-    const std::string* from = nullptr;
-    for (const std::string* name : {&cut.made, &cut.old}) {  // the new one always holds, if nobody else was at it
-      const CheckpointInfo info = look_at_directory(io, checkpoints_dir / *name, cut.step);
-      if (info.unread) {
-        return Error{ErrorCode::kIo, fmt::format("{}: cannot be put in its place: {}", dir.string(), info.problem),
-                     info.os_errno};
-      }
-      from = info.complete ? name : nullptr;
-      if (from != nullptr) break;
+    const CheckpointInfo info = look_at_cut_off(io, checkpoints_dir, cut);
+    if (info.unread) {
+      return Error{ErrorCode::kIo, fmt::format("{}: cannot be put in its place: {}", dir.string(), info.problem),
+                   info.os_errno};
     }
-    if (from == nullptr) continue;
-    RT_TRY(put_in_place(io, checkpoints_dir / *from, dir));
+    if (!info.complete) continue;
+    RT_TRY(put_in_place(io, info.dir, dir));
     RT_TRY(io.sync_dir(checkpoints_dir));
     said.push_back(fmt::format("put {} in its place: its writer died, or could not, while it replaced that step",
                                step_dir_name(cut.step)));

@@ -35,6 +35,11 @@ Replacement replace_step(IoBackend& io, const std::filesystem::path& work, bool 
 /// gone again.
 Result<bool> can_exchange(IoBackend& io, const std::filesystem::path& checkpoints_dir, const WriterId& writer);
 
+/// Of a step that was cut off between 1 and 2, the directory that finish_replacements() puts in its place: the new one,
+/// or where that does not hold the old one. Neither holds: one that is not `complete`. One that cannot be read now:
+/// that.
+CheckpointInfo look_at_cut_off(IoBackend& io, const std::filesystem::path& checkpoints_dir, const CutOff& cut);
+
 /// Ends what was cut off between 1 and 2, durably: with the new one, or where that does not hold with the old one.
 /// Returns a sentence for each.
 Result<std::vector<std::string>> finish_replacements(IoBackend& io, const std::filesystem::path& checkpoints_dir,
