@@ -170,8 +170,14 @@ class Requests(RunTest):
 
     def test_a_stop_at_a_step_that_lies_ahead_is_at_that_step(self):
         job = self.begin(step=1)
+        ranks = job.children().values()
+        for pid in ranks:  # the agent looks for the file each second, in which they may make a thousand steps
+            os.kill(pid, signal.SIGSTOP)
         at = self.last_step("run") + 800
         (self.folder / "run" / "stop").write_text(str(at))
+        self.until(lambda: self.events("run", "stop_planned"), "the plan", job)
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
         self.stopped(job)
         self.assertEqual(self.last_step("run"), at)
 
