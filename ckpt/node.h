@@ -80,7 +80,9 @@ class CheckpointNode {
   /// A step is done, as its rank has told: what the labels of saves are made of.
   void note_step(const telemetry::StepMetrics& metrics);
   /// No rank runs any more, and the guard has stopped the run (76): what was saved in the trouble before is bad.
-  Status condemn_from_onset() { return labels_.condemn_from_onset(*io_, options_.checkpoints_dir); }
+  Status condemn_from_onset() {
+    return labels_.condemn_from_onset(*io_, options_.checkpoints_dir, [this] { return persister_->check_folder(); });
+  }
   /// With from_step: the later steps that the first begin_incarnation() has moved to RUN/abandoned.
   const std::vector<int64_t>& abandoned() const { return abandoned_; }
 

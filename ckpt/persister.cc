@@ -153,6 +153,10 @@ struct NodePersister::Impl {
   void hold_folder(IoBackend& io);
   Status is_the_folder(IoBackend& io);
   Status check_folder(IoBackend& io);
+  /// The same as a question, for what writes by path.
+  std::function<Status()> folder_check(Writer& writer) {
+    return [this, &io = *writer.io] { return check_folder(io); };
+  }
   void prepare(Writer& writer);
   SaveOptions save_options(Writer& writer);
   Status check_not_needed(IoBackend& io, int64_t step) const;
@@ -212,7 +216,7 @@ void NodePersister::Impl::prepare(Writer& writer) {
 SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   SaveOptions save = options.save;
   save.replace_referred = decided();
-  save.check_folder = [this, &io = *writer.io] { return check_folder(io); };
+  save.check_folder = folder_check(writer);
   save.cancel = &given_up;
   save.cache = &writer.cache;
   save.spares = &spares;
@@ -287,7 +291,7 @@ void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
   // What is removed relies on the labels that are on disk: where new ones cannot be written, as on a full disk, the old
   // ones keep no less.
   if (options.labels != nullptr) {
-    if (const Status settled = options.labels->settle(*writer.io, dir, &catalog); !settled.ok())
+    if (const Status settled = options.labels->settle(*writer.io, dir, &catalog, folder_check(writer)); !settled.ok())
       event.problems.push_back(settled.error().message);
   }
   if (!options.retention) return;
@@ -307,7 +311,8 @@ void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
 void NodePersister::Impl::settle(Writer& writer) {
   const std::lock_guard one_at_a_time(after_save);
   if (options.labels != nullptr && check_folder(*writer.io).ok())
-    ignore(options.labels->settle(*writer.io, dir, &catalog), "the next save tries again, and removes nothing before");
+    ignore(options.labels->settle(*writer.io, dir, &catalog, folder_check(writer)),
+           "the next save tries again, and removes nothing before");
 }
 
 /// The state that the ranks have found ruined, where a person may look at it and no start does.
@@ -434,7 +439,7 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
 void NodePersister::Impl::write_newest(Writer& writer) {
   for (;;) {
     keep_forensics(writer);
-    const Result<int64_t> dropped = drop_ruined(arena, *writer.io, dir);
+    const Result<int64_t> dropped = drop_ruined(arena, *writer.io, dir, folder_check(writer));
     if (!dropped.ok()) {  // it stays marked, and is not written
       const std::lock_guard one_at_a_time(after_save);
       if (options.on_event) options.on_event({.step = 0, .status = dropped.error()});

@@ -128,7 +128,8 @@ void RunLabels::go_back(int64_t step) {
   judge_.go_back(step);
 }
 
-Status RunLabels::settle(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache) {
+Status RunLabels::settle(IoBackend& io, const fs::path& checkpoints_dir, CatalogCache* cache,
+                         const std::function<Status()>& check_folder) {
   std::vector<int64_t> unknown;
   RT_TRY_SET(const auto saves, saves_in(io, checkpoints_dir, cache, &unknown));
   const std::lock_guard lock(mutex_);
@@ -141,7 +142,7 @@ Status RunLabels::settle(IoBackend& io, const fs::path& checkpoints_dir, Catalog
   for (const auto& [step, entry] : labels) {
     if (entry.label == Label::kNew && entry.by != "hand") unproved_.push_back(step);
   }
-  return changed ? write_labels(io, checkpoints_dir, labels) : Status();
+  return changed ? write_labels(io, checkpoints_dir, labels, check_folder) : Status();
 }
 
 bool RunLabels::may_prove(int64_t step) const {
@@ -149,7 +150,8 @@ bool RunLabels::may_prove(int64_t step) const {
   return std::ranges::find(unproved_, step - proof_) != unproved_.end();
 }
 
-Status RunLabels::condemn_from_onset(IoBackend& io, const fs::path& checkpoints_dir) {
+Status RunLabels::condemn_from_onset(IoBackend& io, const fs::path& checkpoints_dir,
+                                     const std::function<Status()>& check_folder) {
   if (!ruined_) return {};
   std::optional<StepJudge::Onset> onset;
   {
@@ -166,14 +168,16 @@ Status RunLabels::condemn_from_onset(IoBackend& io, const fs::path& checkpoints_
     const bool settled =
         entry != nullptr && (entry->by == "hand" || entry->label == Label::kGood || entry->label == Label::kBad);
     if (step < from || settled) continue;
-    RT_TRY(put_label(
-        io, checkpoints_dir, step, Label::kBad,
-        "saved in the trouble that stopped the run; its first sign was step " + std::to_string(onset->step), "guard"));
+    RT_TRY(
+        put_label(io, checkpoints_dir, step, Label::kBad,
+                  "saved in the trouble that stopped the run; its first sign was step " + std::to_string(onset->step),
+                  "guard", check_folder));
   }
   return {};
 }
 
-Result<int64_t> drop_ruined(Arena& arena, IoBackend& io, const fs::path& checkpoints_dir) {
+Result<int64_t> drop_ruined(Arena& arena, IoBackend& io, const fs::path& checkpoints_dir,
+                            const std::function<Status()>& check_folder) {
   const int64_t step = arena.control().ruined_step.load(std::memory_order_acquire);
   if (step == 0) return step;
   const std::vector<SlotView> views = arena.views();
@@ -183,9 +187,10 @@ Result<int64_t> drop_ruined(Arena& arena, IoBackend& io, const fs::path& checkpo
   arena.forget_weights();
   // On disk only where this memory's ranks have saved it: another save of that step, as of another line, is not meant.
   if (arena.control().persisted_step.load(std::memory_order_acquire) >= step) {
+    if (check_folder) RT_TRY(check_folder());  // another folder would have no such step
     if (look_at_checkpoint(io, checkpoints_dir, step).complete) {
       RT_TRY(put_label(io, checkpoints_dir, step, Label::kBad, "its weights give no finite loss, on its own batch too",
-                       "guard"));
+                       "guard", check_folder));
     }
     arena.control().persisted_step.store(0, std::memory_order_release);
   }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -50,8 +51,9 @@ class RunLabels {
   void go_back(int64_t step);
 
   /// Judges all that is saved, and writes what has changed. Before retention removes anything. Errors: those of the
-  /// disk; nothing may be removed then.
-  Status settle(IoBackend& io, const std::filesystem::path& checkpoints_dir, CatalogCache* cache = nullptr);
+  /// disk and of `check_folder` (write_labels()); nothing may be removed then.
+  Status settle(IoBackend& io, const std::filesystem::path& checkpoints_dir, CatalogCache* cache = nullptr,
+                const std::function<Status()>& check_folder = {});
   /// Whether `step` is the one that may prove a save: settle() then.
   bool may_prove(int64_t step) const;
 
@@ -59,7 +61,8 @@ class RunLabels {
   void note_ruined() { ruined_ = true; }
   /// The guard has stopped the run after the last step: what was saved at or behind the onset of its trouble is bad.
   /// Nothing where no state was ruined: then the batch did it.
-  Status condemn_from_onset(IoBackend& io, const std::filesystem::path& checkpoints_dir);
+  Status condemn_from_onset(IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                            const std::function<Status()>& check_folder = {});
 
  private:
   void drain(bool all);
@@ -73,7 +76,9 @@ class RunLabels {
 };
 
 /// Agent, while no rank runs: the step in memory whose weights the ranks have found ruined (Control::ruined_step) is
-/// dropped from memory, and a save of it that is on disk is labelled bad. Returns the step, or 0. Errors: of labelling.
-Result<int64_t> drop_ruined(Arena& arena, IoBackend& io, const std::filesystem::path& checkpoints_dir);
+/// dropped from memory, and a save of it that is on disk is labelled bad. Returns the step, or 0. Errors: of labelling,
+/// those of `check_folder` (write_labels()) too; it stays marked then.
+Result<int64_t> drop_ruined(Arena& arena, IoBackend& io, const std::filesystem::path& checkpoints_dir,
+                            const std::function<Status()>& check_folder = {});
 
 }  // namespace cairn::ckpt

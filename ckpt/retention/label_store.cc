@@ -46,7 +46,7 @@ std::optional<std::pair<int64_t, int64_t>> parse_abandoned(const std::string& na
 }  // namespace
 
 Status put_label(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, Label label, const std::string& why,
-                 const std::string& by) {
+                 const std::string& by, const std::function<Status()>& check_folder) {
   const CheckpointInfo info = look_at_checkpoint(io, checkpoints_dir, step);
   if (!info.complete) {
     return Error{info.unread ? ErrorCode::kIo : ErrorCode::kInvalidInput,
@@ -61,7 +61,7 @@ Status put_label(IoBackend& io, const fs::path& checkpoints_dir, int64_t step, L
   entry.by = by;
   entry.time = now();
   entry.saved_unix_ms = info.created_unix_ms;
-  return write_labels(io, checkpoints_dir, labels);
+  return write_labels(io, checkpoints_dir, labels, check_folder);
 }
 
 Status hold_steps(IoBackend& io, const fs::path& checkpoints_dir, const std::vector<int64_t>& steps,

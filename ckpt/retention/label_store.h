@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,9 @@
 namespace cairn::ckpt {
 
 /// Labels the save of `step` that is there. `by`: "guard" or "hand". A damaged labels.json is made anew. Errors:
-/// kInvalidInput where the folder has no such complete step.
+/// kInvalidInput where the folder has no such complete step; those of `check_folder` (write_labels()).
 Status put_label(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step, Label label,
-                 const std::string& why, const std::string& by);
+                 const std::string& why, const std::string& by, const std::function<Status()>& check_folder = {});
 
 /// From now on no rule of retention removes these steps, for `why`; the others are held no more. Steps that are not
 /// there are passed over.

@@ -100,10 +100,17 @@ Result<Labels> read_labels(IoBackend& io, const fs::path& checkpoints_dir) {
   return decode_labels(text.value()).with(path.string());
 }
 
-Status write_labels(IoBackend& io, const fs::path& checkpoints_dir, const Labels& labels) {
+Status write_labels(IoBackend& io, const fs::path& checkpoints_dir, const Labels& labels,
+                    const std::function<Status()>& check_folder) {
   const fs::path temporary = checkpoints_dir / kTemporary;
   if (const Status removed = io.remove_file(temporary); !removed.ok() && !is_not_found(removed.error())) return removed;
   RT_TRY(write_file(io, temporary, encode_labels(labels)));
+  // A folder that goes before this has the new file or not, and one that goes after it takes the new file along: then
+  // there is nothing to rename.
+  if (Status meant = check_folder ? check_folder() : Status(); !meant.ok()) {
+    ignore(io.remove_file(temporary), "it is not there where the folder went after it was written");
+    return meant;
+  }
   RT_TRY(io.rename(temporary, checkpoints_dir / kLabelsName));
   return io.sync_dir(checkpoints_dir);
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -51,8 +52,10 @@ Result<Labels> decode_labels(std::string_view text);
 /// Those of a checkpoints folder; none where the file is missing. Errors: kCorrupt, naming the file, where it does not
 /// hold; those of reading it.
 Result<Labels> read_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir);
-/// Replaces the file, atomically; durable when it returns.
-Status write_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir, const Labels& labels);
+/// Replaces the file, atomically; durable when it returns. `check_folder` is asked before the new file takes effect:
+/// whether the folder is still the one that is meant. Where it is not, nothing stays in the other one.
+Status write_labels(IoBackend& io, const std::filesystem::path& checkpoints_dir, const Labels& labels,
+                    const std::function<Status()>& check_folder = {});
 
 /// The entry that is of this save; null: there is none.
 const LabelEntry* entry_of(const Labels& labels, int64_t step, int64_t saved_unix_ms);

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -15,6 +16,7 @@
 #include "ckpt/node.h"
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/run_labels.h"
 #include "ckpt/verify/verify.h"
 #include "tests/ckpt/hook/fake_run.h"
 #include "tests/ckpt/snapshot/write_snapshot.h"
@@ -31,7 +33,8 @@ struct Gate {
   std::condition_variable changed;
   bool open = false;
   int64_t held_step = 1, failing_step = 0;
-  std::function<void()> after_stat;  // of the folder or of a step, once
+  std::function<void()> after_stat;       // of the folder or of a step, once
+  std::function<void()> ahead_of_labels;  // before their file is made, once
 
   Status pass(const std::filesystem::path& to) {
     if (to.filename() == step_dir_name(failing_step)) return os_error(EIO, "rename, as the test wants it");
@@ -57,6 +60,10 @@ class GatedBackend final : public PosixBackend {
     if (looks && gate_.after_stat) std::exchange(gate_.after_stat, nullptr)();
     return out;
   }
+  Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) override {
+    if (path.filename() == "labels.json.tmp" && gate_.ahead_of_labels) std::exchange(gate_.ahead_of_labels, nullptr)();
+    return PosixBackend::create(path, size_bytes);
+  }
   Status rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
     RT_TRY(gate_.pass(to));
     return PosixBackend::rename(from, to);
@@ -78,13 +85,15 @@ RunText run_text(const std::string& run_id) {
 
 /// An agent with two writers and the ranks of a run of two steps; the save of step 1 is held back.
 struct TwoSaves {
-  explicit TwoSaves(const std::filesystem::path& dir, int64_t failing_step = 0, int64_t keep_last = 0) {
+  explicit TwoSaves(const std::filesystem::path& dir, int64_t failing_step = 0, int64_t keep_last = 0,
+                    RunLabels* labels = nullptr) {
     gate.failing_step = failing_step;
     arena = std::make_unique<Arena>(Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value());
     persister = std::make_unique<NodePersister>(
         *arena, [this] { return std::make_unique<GatedBackend>(gate); }, dir,
         PersistOptions{.retention = keep_last == 0 ? std::nullopt : std::optional(RetentionPolicy{keep_last}),
                        .in_flight = 2,
+                       .labels = labels,
                        .on_event = [this](const PersistEvent& event) {
                          const std::lock_guard lock(mutex);
                          events.push_back(event);
@@ -459,6 +468,31 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(run.persister->flush().ok());
     CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
     CHECK(complete_steps(away) == std::vector<int64_t>{1});
+  }
+
+  TEST_CASE("where a disk goes while labels are written, none are left in its mount point") {
+    const TempDir dir;
+    const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "disk";
+    REQUIRE(std::filesystem::create_directories(there));
+    RunLabels labels({}, 2);
+    TwoSaves run(there, 0, 1, &labels);
+    run.gate.ahead_of_labels = [&] {
+      std::filesystem::rename(there, away);
+      REQUIRE(std::filesystem::create_directory(there));
+    };
+    run.gate.let_pass();
+    run.live_two_steps();
+    ignore(run.persister->flush(), "the disk is gone");
+    REQUIRE_FALSE(run.gate.ahead_of_labels);
+    CHECK(std::filesystem::is_empty(there));
+    const std::lock_guard lock(run.mutex);
+    const auto told = std::ranges::find_if(run.events, [](const PersistEvent& event) {
+      return std::ranges::any_of(event.problems, [](const std::string& problem) {
+        return problem.find("another one is there") != std::string::npos;
+      });
+    });
+    REQUIRE(told != run.events.end());
+    CHECK(told->removed.empty());
   }
 
   TEST_CASE("a folder that another agent takes, whenever it does, gets no step any more and loses none") {
