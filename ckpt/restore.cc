@@ -212,11 +212,12 @@ Error unreadable_now(const CheckpointInfo& info) {
                         info.dir);
 }
 
-Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const std::string> why) {
+Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const std::string> why, bool all_bad) {
   std::string text =
       fmt::format("{}: none of its checkpoints can be used; not starting anew over them", checkpoints_dir.string());
   for (const std::string& line : why) text += "\n  " + line;
-  return Error{ErrorCode::kCorrupt, std::move(text)};
+  if (all_bad) text += "\n  begin anew in another folder (--run), or take one all the same (--from-step N)";
+  return Error{all_bad ? ErrorCode::kInvalidInput : ErrorCode::kCorrupt, std::move(text)};
 }
 
 RestoreDecider::RestoreDecider(const Plan& plan, Arena& arena, IoBackend& io, RestoreRequest request)
@@ -269,11 +270,7 @@ Result<std::optional<RestoreChoice>> RestoreDecider::newest_on_disk(std::vector<
     warnings.push_back(checked.error().message);
   }
   if (!any) return std::optional<RestoreChoice>();
-  if (!all_bad) return none_usable(request_.checkpoints_dir, warnings);
-  Error error = none_usable(request_.checkpoints_dir, warnings);
-  error.code = ErrorCode::kInvalidInput;
-  error.message += "\n  begin anew in another folder (--run), or take one all the same (--from-step N)";
-  return error;
+  return none_usable(request_.checkpoints_dir, warnings, all_bad);
 }
 
 bool RestoreDecider::pass_over(const RestoreChoice& choice, std::string_view why) {

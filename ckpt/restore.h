@@ -121,8 +121,9 @@ class RestoreDecider {
 /// The newest checkpoint cannot be read now, which shows no damage.
 Error unreadable_now(Error error, const std::filesystem::path& dir);
 Error unreadable_now(const CheckpointInfo& info);
-/// kCorrupt: there are checkpoints, and these are the reasons for which none is taken.
-Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const std::string> why);
+/// There are checkpoints, and these are the reasons for which none is taken. kCorrupt; kInvalidInput where all of them
+/// are labelled bad: nothing is damaged.
+Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const std::string> why, bool all_bad);
 
 /// Rank: carries out the decision for the arena's present incarnation. A snapshot in memory, which a checkpoint is too
 /// by then, stays in its bank; what a rank reads itself are foreign weights: they fill every byte of `state`, whose

@@ -11,6 +11,7 @@
 #include "ckpt/position.h"
 #include "ckpt/restore.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/labels.h"
 #include "ckpt/retention/replace.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/snapshot/arena.h"
@@ -77,7 +78,9 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
   std::optional<MemoryState> memory = newest_in_memory(look);
   StartState disk;
   std::vector<std::string> passed_over;
+  bool all_bad = true;
   RT_TRY_SET(const Names names, list_names(io, look.checkpoints_dir));
+  const Result<Labels> labels = read_labels(io, look.checkpoints_dir);  // lost ones are harmless
   for (auto step = names.steps.rbegin(); step != names.steps.rend() && !disk.any(); ++step) {
     CheckpointInfo info = look_at_checkpoint(io, look.checkpoints_dir, *step);
     const auto cut = std::ranges::find(names.cut_off, *step, &CutOff::step);
@@ -87,8 +90,10 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
       memory.reset();
     }
     if (info.unread && !disk_fails(info.os_errno)) return unreadable_now(info);
-    std::string problem = info.problem;
-    if (info.complete && look.refuse) problem = look.refuse(info);
+    const LabelEntry* const label = labels.ok() ? entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
+    const bool bad = info.complete && label != nullptr && label->label == Label::kBad;
+    all_bad = all_bad && bad;
+    std::string problem = bad ? "it is bad: " + label->why : info.problem;
     if (info.complete && problem.empty() && look.verify) {
       RT_TRY_SET(const VerifyReport report, verify_checkpoint(io, info.dir, {.max_damages = 1}));
       if (!report.whole()) problem = report.damages.front().message;
@@ -97,11 +102,16 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
       passed_over.push_back(fmt::format("{}: {}", info.dir.string(), problem));
       continue;
     }
-    RT_TRY_SET(disk, state_in(io, info.dir).with(info.dir.string()));
+    Result<StartState> state = state_in(io, info.dir);
+    if (!state.ok() && state.error().code == ErrorCode::kCorrupt) {
+      passed_over.push_back(std::move(state).error().with(info.dir.string()).message);
+      continue;
+    }
+    RT_TRY_SET(disk, std::move(state).with(info.dir.string()));
     if (memory && !leads_to(info, memory->arena)) memory.reset();
   }
   if (memory && memory->state.step() >= disk.step()) disk = std::move(memory->state);
-  if (!disk.any() && !passed_over.empty()) return none_usable(look.checkpoints_dir, passed_over);
+  if (!disk.any() && !passed_over.empty()) return none_usable(look.checkpoints_dir, passed_over, all_bad);
   disk.passed_over = std::move(passed_over);
   return disk;
 }

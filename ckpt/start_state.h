@@ -3,12 +3,10 @@
 // The start itself decides once more (restore.h), when it may change things and reads every byte that it uses.
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "ckpt/format/manifest.h"
-#include "ckpt/retention/catalog.h"
 #include "ckpt/store/io_backend.h"
 #include "runtime/core/result.h"
 #include "runtime/trainer/checkpoint_hook.h"
@@ -35,12 +33,11 @@ struct StartLook {
   std::string run_id;                // empty: no memory can be of this run
   std::vector<std::string> folders;  // of memory that a dead agent of the run may have left
   bool verify = false;               // a checkpoint counts when every byte of it holds
-  /// Why a complete checkpoint is not to be gone on from; empty text: it is. May be empty.
-  std::function<std::string(const CheckpointInfo&)> refuse;
 };
 
-/// The newest that is whole, memory where its step is as high. Errors: kCorrupt when there are checkpoints and none can
-/// be used; kIo or kUnsupported when the newest cannot be read now, which is no reason to go on from an older one.
+/// The newest that is whole and not labelled bad, memory where its step is as high. Errors: kCorrupt when there are
+/// checkpoints and none can be used, kInvalidInput when all of them are bad; kIo or kUnsupported when the newest cannot
+/// be read now, which is no reason to go on from an older one.
 Result<StartState> look_at_start(IoBackend& io, const StartLook& look);
 
 /// The state that one checkpoint holds. Errors: those of reading its manifest.

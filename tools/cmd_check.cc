@@ -78,11 +78,13 @@ Result<int> check(const CheckArgs& args, bool json) {
     Result<Plan> plan = make_plan(loaded.recipe, world);
     if (!plan.ok()) return std::move(plan).error().with(name);
     if (!args.recipe_only) {
+      std::optional<std::string> goes_on_from;
       RT_TRY_SET(std::optional<RunStart> start, examine_run(args, loaded, world));
       if (start) {
         lines = start->verdict.lines(world);
         allowed = start->verdict.check(start->request);
         out["start"] = start->verdict.json();
+        goes_on_from = start->checkpoint();
         RT_TRY_SET(plan, make_plan(start->verdict.segment.recipe, world, start->verdict.segment.past));
       }
       report = check_start({.loaded = loaded,
@@ -90,7 +92,8 @@ Result<int> check(const CheckArgs& args, bool json) {
                             .init = {},
                             .run = args.run.empty() ? std::filesystem::path("runs") / loaded.recipe.name
                                                     : std::filesystem::path(args.run),
-                            .ask_run = !args.run.empty()});
+                            .ask_run = !args.run.empty(),
+                            .goes_on_from = goes_on_from});
       out.update(start_json(report, loaded));
       out["world"] = world;
     }

@@ -154,13 +154,15 @@ class RunStarter {
   Result<int> start();
 
  private:
-  StartReport look(const dsl::LoadedRecipe& recipe, const Plan& plan) const {
+  StartReport look(const dsl::LoadedRecipe& recipe, const Plan& plan,
+                   const std::optional<std::string>& goes_on_from) const {
     return check_start({.loaded = recipe,
                         .plan = plan,
                         .init = args_.init,
                         .run = run_,
                         .held = held_,
                         .fresh = args_.fresh,
+                        .goes_on_from = goes_on_from,
                         .scan_seconds = args_.dry_run ? kScanSeconds : 0});
   }
   Result<int> tell_all(const Error& first);
@@ -184,7 +186,7 @@ class RunStarter {
 Result<int> RunStarter::tell_all(const Error& first) {
   const Result<Plan> plan = make_plan(loaded_.recipe, world_);
   if (!plan.ok()) return first;
-  const StartReport report = look(loaded_, plan.value());
+  const StartReport report = look(loaded_, plan.value(), std::nullopt);
   if (report.ok()) return first;
   tell_plan(plan.value());
   return tell_start(report, loaded_, args_.dry_run, result_);
@@ -231,7 +233,7 @@ Result<std::optional<int>> RunStarter::allow(const RunStart& start, const Plan& 
     for (const std::string& line : start.verdict.lines(world_)) fmt::print("{}\n", line);
     result_["start"] = start.verdict.json();
   }
-  StartReport report = look(start.remaining, plan);
+  StartReport report = look(start.remaining, plan, start.checkpoint());
   if (!allowed.ok()) {
     std::fflush(stdout);
     if (!report.ok()) std::fputs(start_text(report, start.remaining).c_str(), stderr);

@@ -126,6 +126,11 @@ Announced announced_recipe(const fs::path& run) {
 
 }  // namespace
 
+std::string run_id_of(const fs::path& run) {
+  const Result<Identity> identity = read_identity(run);
+  return identity.ok() ? identity.value().id : std::string();
+}
+
 Result<std::string> recipe_of_run(const fs::path& run) {
   const Announced announced = announced_recipe(run);
   if (announced.recipe) return *announced.recipe;

@@ -91,6 +91,9 @@ struct RunHolder {
 /// could meet, except for a moment where the kernel does not tell (run.lock was taken by another host).
 std::optional<RunHolder> holder_of_run(const std::filesystem::path& run);
 
+/// RunFolder::id() of a folder that nobody has opened; empty where it has none that can be read.
+std::string run_id_of(const std::filesystem::path& run);
+
 /// The recipe that the run goes on with: recipe.resolved.json, or the one that came with a step whose writer was killed
 /// right behind its commit. Errors: also where it cannot be told whether that is so.
 Result<std::string> recipe_of_run(const std::filesystem::path& run);

@@ -126,6 +126,14 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
 
 }  // namespace
 
+ckpt::StartLook start_look(const fs::path& run, const std::string& id, const Recipe& recipe) {
+  ckpt::StartLook look{.checkpoints_dir = run / "checkpoints", .run_id = id, .folders = {ckpt::kSharedMemory}};
+  if (const std::string& offload = recipe.optimizer.offload; !offload.empty()) {
+    look.folders.push_back(fs::absolute(offload).lexically_normal().string());
+  }
+  return look;
+}
+
 fs::path segment_recipe(const RunFolder& folder, const RunStart& start) {
   return folder.path() / "recipes" / (start.segment_hash + ".json");
 }
@@ -166,19 +174,8 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
 
 Result<RunStart> examine_start(const RunFolder& folder, const StartOptions& options) {
   ckpt::PosixBackend io;
-  ckpt::StartLook look{.checkpoints_dir = folder.checkpoints(),
-                       .run_id = folder.id(),
-                       .folders = {ckpt::kSharedMemory},
-                       .verify = options.verify};
-  if (const std::string& offload = options.loaded.recipe.optimizer.offload; !offload.empty()) {
-    look.folders.push_back(fs::absolute(offload).lexically_normal().string());
-  }
-  const Result<ckpt::Labels> labels = ckpt::read_labels(io, look.checkpoints_dir);  // made again where they are lost
-  look.refuse = [&](const ckpt::CheckpointInfo& info) -> std::string {
-    const ckpt::LabelEntry* const label =
-        labels.ok() ? ckpt::entry_of(labels.value(), info.step, info.created_unix_ms) : nullptr;
-    return label != nullptr && label->label == ckpt::Label::kBad ? "it is bad: " + label->why : std::string();
-  };
+  ckpt::StartLook look = start_look(folder.path(), folder.id(), options.loaded.recipe);
+  look.verify = options.verify;
   RT_TRY_SET(ckpt::StartState state, ckpt::look_at_start(io, look));
   return examine_state(folder, options, std::move(state));
 }

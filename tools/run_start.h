@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/start_state.h"
 #include "dsl/dsl.h"
 #include "runtime/core/result.h"
 #include "tools/lineage.h"
@@ -36,11 +37,19 @@ struct RunStart {
   std::string tokenizer;                      // hash of its file
   bool goes_back = false;                     // a person has named the step
   std::vector<int64_t> held;  // steps that the new rules of retention would remove and the old ones keep: they stay
-  std::optional<LineageEntry> begins;         // the line that this start adds, where it begins a segment or goes back
+  std::optional<LineageEntry> begins;  // the line that this start adds, where it begins a segment or goes back
 
+  /// The checkpoint of this run that it goes on from; empty: none, or memory.
+  std::string checkpoint() const {
+    const bool of_run = !request.init && verdict.state.source == ckpt::StartState::Source::kDisk;
+    return of_run ? verdict.state.place : std::string();
+  }
   /// Of the last line of lineage once this start has begun.
   std::string lineage_head() const { return begins ? begins->hash : lineage.head(); }
 };
+
+/// Where the state of a run may lie; `id`: of the run, empty where it has none yet.
+ckpt::StartLook start_look(const std::filesystem::path& run, const std::string& id, const Recipe& recipe);
 
 /// Errors: those of reading; a recipe that may not go on is in the verdict.
 Result<RunStart> examine_start(const RunFolder& folder, const StartOptions& options);

@@ -27,6 +27,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/run_memory.h"
 #include "ckpt/snapshot/memory_room.h"
+#include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/data/dataset.h"
@@ -40,6 +41,7 @@
 #include "tools/model_source.h"
 #include "tools/run_copies.h"
 #include "tools/run_folder.h"
+#include "tools/run_start.h"
 
 namespace cairn::tools {
 namespace {
@@ -365,56 +367,18 @@ void check_run_folder(const StartQuestion& question, const InitConfig& init, Fin
   }
 }
 
-/// Whether this machine holds memory of a dead agent of this run.
-bool has_left_memory(const StartQuestion& question) {
-  const Result<std::string> text = read_text_file(question.run / "run.json");
-  const json identity = text.ok() ? json::parse(text.value(), nullptr, false) : json();
-  if (!identity.is_object() || !identity.contains("id") || !identity["id"].is_string()) return false;
-  const auto id = identity["id"].get<std::string>();
-  for (const std::string& folder : {std::string(ckpt::kSharedMemory), question.plan.recipe.optimizer.offload}) {
-    if (folder.empty()) continue;
-    for (const ckpt::StaleArena& stale : ckpt::stale_arenas(folder)) {
-      if (stale.run_id == id) return true;
-    }
+/// Whether the checkpoint that the start goes on from is of this model.
+void check_checkpoint(const StartQuestion& question, ckpt::IoBackend& io, Findings& findings) {
+  std::string place = question.goes_on_from.value_or("");
+  if (!question.goes_on_from) {
+    const Result<ckpt::StartState> state =
+        ckpt::look_at_start(io, start_look(question.run, run_id_of(question.run), question.loaded.recipe));
+    if (!state.ok()) return findings.refuse("", state.error());
+    if (state.value().source == ckpt::StartState::Source::kDisk) place = state.value().place;
   }
-  return false;
-}
-
-/// The newest checkpoint that a start can take, and why it cannot take those above it: what RestoreDecider will find,
-/// but for bytes that only a load reads.
-void check_checkpoints(const StartQuestion& question, ckpt::IoBackend& io, Findings& findings) {
-  if (has_left_memory(question)) return;  // it may hold a newer step, and then no checkpoint is looked at
-  const fs::path dir = question.run / "checkpoints";
-  const Result<ckpt::Names> names = ckpt::list_names(io, dir);
-  if (!names.ok()) return findings.refuse("", names.error());
-  std::vector<std::string> passed;
-  const auto& steps = names.value().steps;
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    const ckpt::CheckpointInfo info = ckpt::look_at_checkpoint(io, dir, *step);
-    if (info.unread && info.os_errno == EAGAIN) return;  // the start puts it back in its place
-    if (info.unread) {
-      return findings.refuse("",
-                             fmt::format("{}: the newest checkpoint cannot be read, which is no reason to go on from "
-                                         "an older one; make it readable, or move it away: {}",
-                                         info.dir.string(), info.problem),
-                             info.os_errno != 0 ? ErrorCode::kIo : ErrorCode::kUnsupported);
-    }
-    const Status fits =
-        info.complete ? ckpt::check_resumable(io, question.plan, info.dir)
-                      : Status(Error{ErrorCode::kCorrupt, fmt::format("{}: {}", info.dir.string(), info.problem)});
-    if (!fits.ok() && fits.error().code != ErrorCode::kCorrupt) return findings.refuse("", fits.error());
-    if (!fits.ok()) {
-      passed.push_back(fits.error().message);
-      continue;
-    }
-    for (const std::string& why : passed)
-      findings.warn("", fmt::format("damaged, so that step {} is taken instead: {}", info.step, why), true);
-    return;
-  }
-  if (passed.empty()) return;
-  std::string text = fmt::format("{}: none of its checkpoints can be used; not starting anew over them", dir.string());
-  for (const std::string& why : passed) text += "\n  " + why;
-  findings.refuse("", text, ErrorCode::kCorrupt);
+  if (place.empty()) return;
+  if (const Status fits = ckpt::check_resumable(io, question.plan, place); !fits.ok())
+    findings.refuse("", fits.error());
 }
 
 // --- What the run begins with
@@ -609,7 +573,7 @@ StartReport check_start(const StartQuestion& question) {
   const bool brought = check_copies(question, any_here, report);
   if (question.ask_run && !brought && !question.fresh) {
     if (const Status lost = check_nothing_lost(question.run); !lost.ok()) findings.refuse("", lost.error());
-    check_checkpoints(question, io, findings);
+    check_checkpoint(question, io, findings);
   }
   // Whoever has the run has its memory and its room too.
   if (question.ask_run && !question.held && holder_of_run(question.run)) return report;

@@ -58,12 +58,14 @@ constexpr double kScanSeconds = 10;  // of a check, for all ids: some tens of GB
 
 struct StartQuestion {
   const dsl::LoadedRecipe& loaded;
-  const Plan& plan;                    // of that recipe
-  InitConfig init;                     // what the command line says of it
-  std::filesystem::path run;           // the run folder; it need not be there
-  bool ask_run = true;                 // false: whether it may be taken, and what it holds, is not asked; room still is
-  bool held = false;                   // this process has the run's lock
-  bool fresh = false;                  // --fresh
+  const Plan& plan;           // of that recipe
+  InitConfig init;            // what the command line says of it
+  std::filesystem::path run;  // the run folder; it need not be there
+  bool ask_run = true;        // false: whether it may be taken, and what it holds, is not asked; room still is
+  bool held = false;          // this process has the run's lock
+  bool fresh = false;         // --fresh
+  /// The checkpoint that the start was found to go on from; empty: none, or memory. Not given: it is looked for.
+  std::optional<std::string> goes_on_from = {};
   double scan_seconds = kScanSeconds;  // looking at ids ends after so long; 0: they are not looked at
 };
 

@@ -6,6 +6,7 @@
 
 #include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
+#include "ckpt/retention/label_store.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
 #include "tests/ckpt/persist/test_state.h"
@@ -46,18 +47,34 @@ TEST_SUITE("ckpt/start_state") {
     REQUIRE_OK(save(disk, "/ck", state_at(10, 1)));
     REQUIRE_OK(save(disk, "/ck", state_at(12, 2)));
     CHECK(look_at_start(disk, {.checkpoints_dir = "/ck"}).value().step() == 12);
-    const StartLook refusing{.checkpoints_dir = "/ck", .refuse = [](const CheckpointInfo& info) -> std::string {
-                               return info.step == 12 ? "it is bad" : "";
-                             }};
-    const StartState older = look_at_start(disk, refusing).value();
+    REQUIRE_OK(put_label(disk, "/ck", 12, Label::kBad, "nan", "guard"));
+    const StartState older = look_at_start(disk, {.checkpoints_dir = "/ck"}).value();
     CHECK(older.step() == 10);
-    CHECK(older.passed_over == std::vector<std::string>{"/ck/step-00000012: it is bad"});
+    CHECK(older.passed_over == std::vector<std::string>{"/ck/step-00000012: it is bad: nan"});
+    REQUIRE_OK(put_label(disk, "/ck", 10, Label::kBad, "nan", "guard"));
+    const Result<StartState> all_bad = look_at_start(disk, {.checkpoints_dir = "/ck"});
+    REQUIRE_FALSE(all_bad.ok());
+    CHECK(all_bad.error().code == ErrorCode::kInvalidInput);
+    CHECK(all_bad.error().message.find("--from-step N") != std::string::npos);
+    REQUIRE(disk.remove_file("/ck/" + std::string(kLabelsName)).ok());
     REQUIRE(disk.remove_file("/ck/step-00000012/" + std::string(kManifestName)).ok());
     CHECK(look_at_start(disk, {.checkpoints_dir = "/ck"}).value().step() == 10);
     REQUIRE(disk.remove_file("/ck/step-00000010/" + std::string(kManifestName)).ok());
     const Result<StartState> none = look_at_start(disk, {.checkpoints_dir = "/ck"});
     REQUIRE_FALSE(none.ok());
     CHECK(none.error().code == ErrorCode::kCorrupt);
+  }
+
+  TEST_CASE("a step whose position cannot be read is passed over") {
+    MemoryBackend disk;
+    REQUIRE_OK(save(disk, "/ck", state_at(10, 1)));
+    TestState strange = state_at(12, 2);
+    strange.skeleton.state = R"({"sampler": 7})";
+    REQUIRE_OK(save(disk, "/ck", strange));
+    const Result<StartState> found = look_at_start(disk, {.checkpoints_dir = "/ck"});
+    REQUIRE_OK(found);
+    CHECK(found.value().step() == 10);
+    CHECK(found.value().passed_over.size() == 1);
   }
 
   TEST_CASE("a step that the start is about to put back in its place is looked at where it lies") {
