@@ -7,6 +7,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "runtime/json/json.h"
+
 namespace cairn::ckpt {
 namespace {
 
@@ -34,7 +36,7 @@ json state_of(const TrainPosition& position) {
   }
   if (position.past != RunPast{}) out["past"] = past_json(position.past);
   // As JSON where it is JSON, so that a person can read it in the manifest; any other text stays text.
-  json sampler = json::parse(position.sampler, nullptr, false);
+  json sampler = json_or_nothing(position.sampler);
   out["sampler"] = sampler.is_object() ? std::move(sampler) : json(position.sampler);
   return out;
 }
@@ -113,7 +115,7 @@ std::string encode_position(const TrainPosition& position) {
   out["step"] = position.step;
   out["samples"] = position.samples;
   out["tokens"] = position.tokens;
-  if (json metrics = json::parse(position.metrics, nullptr, false); metrics.is_object()) {
+  if (json metrics = json_or_nothing(position.metrics); metrics.is_object()) {
     out["metrics"] = std::move(metrics);
   }
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -127,7 +129,7 @@ std::string encode_position(TrainPosition position, int64_t most_bytes) {
 }
 
 Result<TrainPosition> decode_position(std::string_view text) {
-  const json object = json::parse(text, nullptr, false);
+  const json object = json_or_nothing(text);
   if (!object.is_object()) return Error{ErrorCode::kCorrupt, "training position: not a JSON object"};
   TrainPosition out;
   RT_TRY(read_count(object, "step", out.step));
@@ -142,7 +144,7 @@ std::string encode_past(const RunPast& past) { return past_json(past).dump(); }
 
 Result<RunPast> decode_past(std::string_view text) {
   RunPast out;
-  RT_TRY(read_past(json::parse(text, nullptr, false), out));
+  RT_TRY(read_past(json_or_nothing(text), out));
   return out;
 }
 
@@ -153,14 +155,14 @@ void put_position(const TrainPosition& position, Manifest& manifest) {
   manifest.state = state_of(position).dump(-1, ' ', false, json::error_handler_t::replace);
   manifest.metrics.clear();
   if (std::isfinite(position.loss)) manifest.metrics["loss"] = position.loss;
-  const json told = json::parse(position.metrics, nullptr, false);  // of this very step, or empty
+  const json told = json_or_nothing(position.metrics);  // of this very step, or empty
   const json valid = told.is_object() ? told.value("valid_loss", json()) : json();
   if (valid.is_number() && std::isfinite(valid.get<double>())) manifest.metrics["valid_loss"] = valid.get<double>();
 }
 
 Result<TrainPosition> position_of(const Manifest& manifest) {
   TrainPosition out{.step = manifest.step, .samples = manifest.samples, .tokens = manifest.tokens};
-  const json object = json::parse(manifest.state, nullptr, false);
+  const json object = json_or_nothing(manifest.state);
   if (!object.is_object()) return Error{ErrorCode::kCorrupt, "training position: the manifest's state is no object"};
   RT_TRY(read_state(object, out));
   return out;

@@ -7,6 +7,7 @@
 
 #include "ckpt/retention/label_store.h"
 #include "runtime/core/clock.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/batch_schedule.h"
 
 namespace cairn::ckpt {
@@ -116,8 +117,7 @@ void RunLabels::note(const telemetry::StepMetrics& metrics) {
 
 void RunLabels::note(std::span<const std::string> news) {
   for (const std::string& text : news) {
-    const Result<telemetry::StepMetrics> metrics =
-        telemetry::step_metrics_from_json(nlohmann::json::parse(text, nullptr, false));
+    const Result<telemetry::StepMetrics> metrics = telemetry::step_metrics_from_json(json_or_nothing(text));
     if (metrics.ok()) note(metrics.value());
   }
 }

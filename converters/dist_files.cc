@@ -125,6 +125,10 @@ Result<std::unique_ptr<DistFiles>> DistFiles::open(const fs::path& dir, const Fa
       out->add(k, tensor.name, tensor.shape, 0, family, model);
       continue;
     }
+    if (tensor.shape[0] > model.layers) {
+      return corrupt(fmt::format("{}: {} is {}, the layers of a model of {}", metadata.string(), tensor.name,
+                                 to_string(tensor.shape), model.layers));
+    }
     const Shape of_layer(tensor.shape.begin() + 1, tensor.shape.end());
     for (int64_t layer = 0; layer < tensor.shape[0]; ++layer) {
       out->add(k, fmt::format("{}{}.{}", family.stacked, layer, rest), of_layer, layer * count_elems(of_layer), family,

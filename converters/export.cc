@@ -24,7 +24,7 @@
 #include "converters/hf_folder.h"
 #include "converters/model_card.h"
 #include "converters/safetensors.h"
-#include "converters/strict_json.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 
@@ -236,7 +236,7 @@ class Exporter {
     // A model that came from Hugging Face goes back as what it was, where several families could hold it.
     const auto kept = files_.find(std::string(kConfigFile));
     const std::string original_text = kept == files_.end() ? "" : kept->second;
-    const nlohmann::json original = nlohmann::json::parse(original_text, nullptr, false);
+    const nlohmann::json original = json_or_nothing(original_text);
     const bool readable = original.is_object() && original.contains("model_type") && original["model_type"].is_string();
     RT_TRY_SET(const Family family,
                family_for(source_.model(), readable ? original["model_type"].get<std::string>() : ""));

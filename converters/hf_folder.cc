@@ -11,7 +11,7 @@
 #include "converters/elements.h"
 #include "converters/safetensors.h"
 #include "converters/sharded_files.h"
-#include "converters/strict_json.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 

@@ -11,7 +11,7 @@
 #include "converters/hf_folder.h"
 #include "converters/model_card.h"
 #include "converters/safetensors.h"
-#include "converters/strict_json.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/model_tensors.h"
 
 namespace cairn::convert {
@@ -58,11 +58,11 @@ class FolderTensors final : public TensorSource {
 /// The source's config.json in the form that both transformers lines read: its own keys, over them those of the
 /// family's table, without what speaks of code or of weights as they were stored.
 Result<std::string> clean_config(const HfFolder& folder, DType dtype) {
-  nlohmann::ordered_json out = nlohmann::ordered_json::parse(folder.config_text(), nullptr, false);
+  RT_TRY_SET(nlohmann::ordered_json out, parse_ordered_json(folder.config_text()));
   if (!out.is_object()) return Error{ErrorCode::kInternal, "config.json was an object before"};
   if (!folder.family().architecture.empty()) {
     nlohmann::ordered_json ours =
-        config_from_model(folder.family(), folder.model(), dtype, nlohmann::json::parse(folder.config_text()));
+        config_from_model(folder.family(), folder.model(), dtype, json_or_nothing(folder.config_text()));
     keep_token_ids(folder.config_text(), &ours);
     // The 5.x form of what the table says in the 4.x form would be a second truth.
     for (const char* key : {"rope_parameters"}) {

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "converters/strict_json.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "ckpt/plan/save_plan.h"
 #include "ckpt/tensors/planned_range.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 void copy_box_out(const float* whole, const Shape& shape, const Box& box, float* dense) {
@@ -111,7 +112,7 @@ Result<std::string> CheckpointWeights::file(std::string_view name) const {
 }
 
 std::vector<std::string> CheckpointWeights::empty_files() const {
-  const auto state = nlohmann::json::parse(manifest().state, nullptr, false);
+  const auto state = json_or_nothing(manifest().state);
   const auto pointer = nlohmann::json::json_pointer("/imported/empty_files");
   std::vector<std::string> out;
   if (!state.is_object() || !state.contains(pointer) || !state[pointer].is_array()) return out;
@@ -123,7 +124,7 @@ std::vector<std::string> CheckpointWeights::empty_files() const {
 
 std::optional<DType> CheckpointWeights::imported_dtype() const {
   if (manifest().step != 0) return std::nullopt;
-  const auto state = nlohmann::json::parse(manifest().state, nullptr, false);
+  const auto state = json_or_nothing(manifest().state);
   const auto pointer = nlohmann::json::json_pointer("/imported/dtype");
   if (!state.is_object() || !state.contains(pointer) || !state[pointer].is_string()) return std::nullopt;
   const Result<DType> dtype = parse_dtype(state[pointer].get<std::string>());

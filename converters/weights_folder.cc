@@ -14,9 +14,9 @@
 
 #include "converters/elements.h"
 #include "converters/safetensors.h"
-#include "converters/strict_json.h"
 #include "converters/torch_bin.h"
 #include "runtime/core/unique_handle.h"
+#include "runtime/json/json.h"
 
 namespace cairn::convert {
 
@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
-constexpr int64_t kMaxJsonDepth = 32;
+constexpr int64_t kMaxIndexDepth = 32;
 constexpr int64_t kBlockBytes = int64_t{4} << 20;  // of a stored tensor in memory at a time
 constexpr int64_t kPieceBytes = 4096;              // shorter pieces of rows are read with what lies between them
 
@@ -155,7 +155,7 @@ Result<std::string> read_text_file(const fs::path& path, int64_t max_bytes) {
 }
 
 Result<std::map<std::string, std::string>> parse_index(std::string_view text, int64_t* total_size) {
-  RT_TRY_SET(const nlohmann::json index, parse_json_strictly(text, "the index", kMaxJsonDepth));
+  RT_TRY_SET(const nlohmann::json index, parse_json_strictly(text, "the index", kMaxIndexDepth));
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (!index.is_object() || map == index.end() || !map->is_object()) {
     return corrupt("\"weight_map\" is missing or no object; expected {tensor name: file name}");

@@ -6,6 +6,7 @@
 #include "dsl/dsl.h"
 #include "dsl/schema.h"
 #include "dsl/stages.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -91,14 +92,9 @@ std::string encode_recipe(const Recipe& recipe) {
 }
 
 Result<Recipe> decode_recipe(std::string_view json) {
-  Json parsed;
-  try {
-    parsed = Json::parse(json);
-  } catch (const Json::parse_error& error) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: byte {}: {}", error.byte, error.what())};
-  } catch (const Json::exception& error) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: {}", error.what())};
-  }
+  Result<Json> text = parse_json(json);
+  if (!text.ok()) return Error{ErrorCode::kInvalidInput, "recipe JSON: " + text.error().message};
+  Json parsed = std::move(text).value();
   if (const auto block = parsed.is_object() ? parsed.find("checkpoint") : parsed.end();
       block != parsed.end() && block->is_object() && block->contains("keep_last") && !block->contains("keep")) {
     // Recipes stored before there were rules: a number of newest ones, 0 for all.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -155,7 +156,7 @@ std::vector<FieldChange> compare_recipes(const Recipe& before, const Recipe& aft
 Status set_field(Recipe& recipe, const FieldChange& change) {
   for (const StoredValue& value : stored_values(recipe)) {
     if (value.path != change.path) continue;
-    Json json = Json::parse(encode_recipe(recipe));
+    Json json = json_or_nothing(encode_recipe(recipe));
     std::string pointer = "/" + value.key;
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     json[Json::json_pointer(pointer)] = change.after_json;

@@ -12,6 +12,7 @@
 
 #include "dsl/schema.h"
 #include "dsl/session.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace fs = std::filesystem;
@@ -285,10 +286,10 @@ int read_json(lua_State* L) {
   if (!wrong.empty()) return luaL_error(L, "T.read_json: %s %s", path.c_str(), wrong.c_str());
   std::string complaint;
   Json value;
-  try {
-    value = Json::parse(text);
-  } catch (const Json::exception& error) {
-    complaint = error.what();
+  {
+    Result<Json> parsed = parse_json(text);
+    if (parsed.ok()) value = std::move(parsed).value();
+    if (!parsed.ok()) complaint = parsed.error().message;
   }
   if (!complaint.empty()) return luaL_error(L, "T.read_json: %s: %s", path.c_str(), complaint.c_str());
   const auto known = [&](const auto& source) { return source.first == path; };

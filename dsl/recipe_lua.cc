@@ -11,6 +11,7 @@
 
 #include "dsl/compare.h"
 #include "dsl/schema.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -233,7 +234,7 @@ std::string recipe_lua(const Recipe& recipe) {
   Json before = Json::object();
   for (const StoredValue& value : values) before[value.key] = value.value;
   for (const RecipeStage& stage : recipe.stages) {
-    const Json changes = Json::parse(stage.changes);
+    const Json changes = json_or_nothing(stage.changes);
     stages += (stages.empty() ? "" : ", ") + stage_text({{"at", span_json(stage.at)}, {"changes", changes}}, &before);
     before.update(changes);
   }

@@ -7,6 +7,7 @@
 #include "dsl/compare.h"
 #include "dsl/resolve.h"
 #include "dsl/stages.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -142,7 +143,7 @@ void Resolver::resolve_stages(Recipe& recipe, int64_t world) {
   }
   Json resolved = Json::array();
   for (size_t i = 0; i < nodes.size(); ++i)
-    resolved.push_back({{"at", beginnings[i].at("at")}, {"changes", Json::parse(recipe.stages[i].changes)}});
+    resolved.push_back({{"at", beginnings[i].at("at")}, {"changes", json_or_nothing(recipe.stages[i].changes)}});
   resolved_["stages"] = std::move(resolved);
 }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "runtime/core/check.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -157,7 +158,7 @@ constexpr double kMany = 1e9;  // above any size that fits a machine, far below 
 
 /// JSON text that the struct keeps as it is.
 Json parsed_object(const std::string& text) {
-  Json out = text.empty() ? Json::object() : Json::parse(text, nullptr, false);
+  Json out = text.empty() ? Json::object() : json_or_nothing(text);
   RT_CHECK(out.is_object(), "not a JSON object: {}", text);
   return out;
 }

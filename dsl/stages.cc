@@ -9,6 +9,7 @@
 #include "dsl/change_rules.h"
 #include "dsl/compare.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 
 namespace cairn::dsl {
 namespace {
@@ -20,7 +21,7 @@ constexpr std::array kFree = {"checkpoint.", "eval.", "recompute.", "watch.", "d
 constexpr std::array kFixed = {"checkpoint.snapshot_by", "checkpoint.in_flight", "checkpoint.copy_to", "data.seed"};
 
 Json parsed(const std::string& changes) {
-  return changes.empty() ? Json::object() : Json::parse(changes, nullptr, false);  // discarded when it is none
+  return changes.empty() ? Json::object() : json_or_nothing(changes);  // discarded when it is none
 }
 
 Json::json_pointer pointer_of(std::string key) {
@@ -68,7 +69,7 @@ Result<std::vector<Recipe>> recipe_segments(const Recipe& recipe) {
     const auto bad = [&](const std::string& message) {
       return Error{ErrorCode::kInvalidInput, fmt::format("recipe JSON: stages[{}].changes{}", i + 1, message)};
     };
-    Json json = Json::parse(encode_recipe(out.back()));
+    Json json = json_or_nothing(encode_recipe(out.back()));
     const Json changes = parsed(recipe.stages[i].changes);
     if (!changes.is_object()) return bad(" must be an object, got " + recipe.stages[i].changes);
     for (const auto& [key, value] : changes.items()) {

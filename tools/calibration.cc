@@ -6,12 +6,14 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
 #include <thread>
 #include <vector>
 
+#include "runtime/json/json.h"
 #include "runtime/plan/activations.h"
 #include "tools/run_folder.h"
 
@@ -154,7 +156,7 @@ Result<std::optional<Calibration>> load_calibration() {
   const fs::path path = calibration_path();
   std::ifstream in(path, std::ios::binary);
   if (!in) return std::optional<Calibration>();
-  const json file = json::parse(in, nullptr, false);
+  const json file = json_or_nothing(std::string(std::istreambuf_iterator<char>(in), {}));
   Calibration out;
   try {
     if (file.at("version") != kVersion) return std::optional<Calibration>();

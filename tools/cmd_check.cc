@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
 #include "tools/init_options.h"
@@ -70,7 +71,7 @@ Result<int> check(const CheckArgs& args, bool json) {
                      {"name", loaded.recipe.name},
                      {"parameters", parameters},
                      {"hash", loaded.hash_hex},
-                     {"recipe", nlohmann::json::parse(loaded.canonical_json)}};
+                     {"recipe", json_or_nothing(loaded.canonical_json)}};
   StartReport report;
   std::vector<std::string> lines;  // what a start of the run would do
   Status allowed;

@@ -14,6 +14,7 @@
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run_folder.h"
@@ -77,7 +78,7 @@ std::string run_around(fs::path steps) {
   if (steps.filename() != "checkpoints") steps = fs::canonical(steps, unknown);
   if (steps.filename() != "checkpoints") return "";
   const Result<std::string> text = read_text_file(steps.parent_path() / "run.json");
-  const json parsed = json::parse(text.ok() ? text.value() : "", nullptr, false);
+  const json parsed = json_or_nothing(text.ok() ? text.value() : "");
   return parsed.is_object() && parsed.contains("id") && parsed["id"].is_string() ? parsed["id"].get<std::string>() : "";
 }
 
@@ -267,7 +268,7 @@ void flatten(const json& value, const std::string& path, std::map<std::string, s
 Changes json_changes(const std::string& left, const std::string& right) {
   Changes out;
   if (left == right) return out;
-  const json parsed[2] = {json::parse(left, nullptr, false), json::parse(right, nullptr, false)};
+  const json parsed[2] = {json_or_nothing(left), json_or_nothing(right)};
   if (!parsed[0].is_object() || !parsed[1].is_object()) return {{"", {left, right}}};
   std::map<std::string, std::string> sides[2];
   for (const int side : {0, 1}) flatten(parsed[side], "", &sides[side]);

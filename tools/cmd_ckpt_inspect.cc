@@ -16,6 +16,7 @@
 #include "ckpt/tensors/diff.h"
 #include "ckpt/tensors/numbers.h"
 #include "ckpt/tensors/stats.h"
+#include "runtime/json/json.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run_folder.h"
@@ -106,13 +107,13 @@ json to_json(const Seen& seen, const InspectArgs& args) {
               {"metrics", manifest.metrics},
               {"recipe_hash", manifest.recipe_hash},
               {"mesh", mesh_json(manifest.mesh)},
-              {"state", json::parse(manifest.state, nullptr, false)},
+              {"state", json_or_nothing(manifest.state)},
               {"payload_bytes", ckpt::payload_bytes(manifest)},
               {"file_bytes", seen.file_bytes},
               {"kinds", json::object()},
               {"files", json::array()}};
   if (args.recipe) {
-    json recipe = json::parse(manifest.recipe, nullptr, false);
+    json recipe = json_or_nothing(manifest.recipe);
     out["recipe"] = recipe.is_discarded() ? json(manifest.recipe) : std::move(recipe);
   }
   for (const auto& [kind, sum] : seen.kinds) {
@@ -268,7 +269,7 @@ void print_text(const Seen& seen, const InspectArgs& args) {
   for (const auto& [name, value] : manifest.metrics) row("metric", fmt::format("{} {:.6g}", name, value));
   row("state", manifest.state);
   if (args.recipe) {
-    const json recipe = json::parse(manifest.recipe, nullptr, false);
+    const json recipe = json_or_nothing(manifest.recipe);
     const std::string text =
         recipe.is_discarded() ? manifest.recipe : recipe.dump(2, ' ', false, json::error_handler_t::replace);
     fmt::print("\n{}\n", printable(text, true));

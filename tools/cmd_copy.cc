@@ -18,6 +18,7 @@
 #include "dsl/dsl.h"
 #include "runtime/agent/event_pipe.h"
 #include "runtime/core/log.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/run_copies.h"
 
@@ -84,7 +85,7 @@ Result<int> copy(const CopierArgs& args, agent::EventWriter& events) {
   }
   const CopyTo& to = places[static_cast<size_t>(args.place)];
   RT_TRY_SET(const std::string identity, read_text_file(run / "run.json"));
-  const json run_json = json::parse(identity, nullptr, false);
+  const json run_json = json_or_nothing(identity);
   if (!run_json.is_object()) return Error{ErrorCode::kCorrupt, (run / "run.json").string() + ": not JSON"};
   RT_TRY_SET(const std::unique_ptr<ckpt::Place> place, ckpt::open_place(place_options(to, run)));
   const std::unique_ptr<ckpt::IoBackend> io = ckpt::make_best_backend({.direct = recipe.checkpoint.direct_io});

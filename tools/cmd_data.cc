@@ -16,6 +16,7 @@
 #include "runtime/data/token_file.h"
 #include "runtime/data/token_scan.h"
 #include "runtime/data/tokenize.h"
+#include "runtime/json/json.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
 
@@ -166,7 +167,7 @@ Result<int> encode(const EncodeOptions& options, bool json) {
   for (std::string line; std::getline(in, line);) {
     const std::string where = fmt::format("{}:{}", options.lines, ++number);
     if (options.json_lines) {
-      const auto parsed = nlohmann::json::parse(line, nullptr, false);
+      const auto parsed = json_or_nothing(line);
       if (!parsed.is_string()) return Error{ErrorCode::kInvalidInput, where + ": is no JSON string"};
       line = parsed.get<std::string>();
     }

@@ -13,6 +13,7 @@
 
 #include "converters/hf_folder.h"
 #include "runtime/inference/generate.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/model_source.h"
 #include "tools/prompt.h"
@@ -92,7 +93,7 @@ Result<std::vector<std::string>> read_prompts(const std::string& path) {
     std::string line = file.substr(at, end - at);
     if (line.ends_with('\r')) line.pop_back();
     if (line.starts_with('"')) {
-      const auto parsed = nlohmann::json::parse(line, nullptr, false);
+      const auto parsed = json_or_nothing(line);
       if (parsed.is_string()) line = parsed.get<std::string>();
     }
     if (!line.empty()) out.push_back(std::move(line));

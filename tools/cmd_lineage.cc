@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dsl/recipe_lua.h"
+#include "runtime/json/json.h"
 #include "tools/commands.h"
 #include "tools/lineage.h"
 #include "tools/run_folder.h"
@@ -50,7 +51,7 @@ Result<int> show(const LineageArgs& args, bool as_json) {
   if (as_json) {
     json lines = json::array();
     for (const LineageEntry& entry : lineage.entries()) {
-      json line = json::parse(line_of(entry));
+      json line = json_or_nothing(line_of(entry));
       line["hash"] = entry.hash;
       lines.push_back(std::move(line));
     }

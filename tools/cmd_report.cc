@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "runtime/core/clock.h"
+#include "runtime/json/json.h"
 #include "runtime/telemetry/metrics.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/ckpt_places.h"
@@ -49,7 +50,7 @@ class NewLines {
     in.seekg(at_);
     for (std::string line; std::getline(in, line) && !in.eof();) {
       at_ += static_cast<std::streamoff>(line.size()) + 1;
-      json value = json::parse(line, nullptr, false);
+      json value = json_or_nothing(line);
       if (value.is_object()) out.push_back(std::move(value));  // else torn by a kill, or the empty line that ended it
     }
     return out;

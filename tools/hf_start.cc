@@ -8,6 +8,7 @@
 
 #include "converters/hf_folder.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "tools/model_source.h"
 
 namespace cairn::tools {
@@ -18,7 +19,7 @@ using nlohmann::json;
 json model_json(const ModelConfig& model) {
   Recipe recipe;
   recipe.model = model;
-  return json::parse(dsl::encode_recipe(recipe)).at("model");
+  return json_or_nothing(dsl::encode_recipe(recipe)).at("model");
 }
 
 /// Whether a difference in this field is told by tensors' names and shapes, or is no property of the weights.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/format/names.h"
+#include "runtime/json/json.h"
 #include "tools/model_source.h"
 #include "tools/run_folder.h"
 
@@ -92,7 +93,7 @@ std::string init_to_json(const InitConfig& init) {
 
 Result<InitConfig> init_from_json(const std::string& text) {
   try {
-    const json in = json::parse(text);
+    const json in = json_or_nothing(text);
     InitConfig out;
     in.at("path").get_to(out.path);
     in.at("weights_only").get_to(out.weights_only);

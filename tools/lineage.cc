@@ -14,6 +14,7 @@
 #include "dsl/stages.h"
 #include "runtime/core/clock.h"
 #include "runtime/data/dataset.h"
+#include "runtime/json/json.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -92,7 +93,7 @@ Result<Lineage> Lineage::read(const fs::path& run) {
       break;
     }
     try {
-      LineageEntry entry = entry_from(json::parse(line));
+      LineageEntry entry = entry_from(json_or_nothing(line));
       if (entry.prev != out.head()) {
         out.problem_ = fmt::format("{}: it follows a line with hash \"{}\", and the one before has \"{}\"", where,
                                    entry.prev, out.head());

@@ -13,6 +13,7 @@
 #include "converters/hf_folder.h"
 #include "converters/import.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -66,12 +67,12 @@ std::vector<int32_t> stop_ids(const std::function<Result<std::string>(std::strin
   for (const std::string_view name : {"generation_config.json", "config.json"}) {
     if (std::find(names.begin(), names.end(), name) == names.end()) continue;
     const Result<std::string> text = file(name);
-    const auto config = nlohmann::json::parse(text.ok() ? text.value() : std::string(), nullptr, false);
+    const auto config = json_or_nothing(text.ok() ? text.value() : std::string());
     if (!config.is_object() || !config.contains("eos_token_id")) continue;
     const nlohmann::json& ids = config["eos_token_id"];
     std::vector<int32_t> out;
     for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids})) {
-      if (id.is_number_unsigned()) out.push_back(id.get<int32_t>());
+      if (const auto fits = json_integer(id, 0, INT32_MAX)) out.push_back(static_cast<int32_t>(*fits));
     }
     if (!out.empty()) return out;
   }
@@ -82,7 +83,7 @@ nlohmann::json config_of(const std::function<Result<std::string>(std::string_vie
                          const std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), convert::kConfigFile) == names.end()) return nullptr;
   const Result<std::string> text = file(convert::kConfigFile);
-  return nlohmann::json::parse(text.ok() ? text.value() : std::string(), nullptr, false);
+  return json_or_nothing(text.ok() ? text.value() : std::string());
 }
 
 /// What ChatGLM2 and ChatGLM3 want before a text: [gMASK] and sop. Their own tokenizer numbers [MASK], [gMASK],
@@ -100,8 +101,8 @@ InfillTokens infill_tokens(const Recipe& recipe, const nlohmann::json& config) {
     return {id(objective.mask_token), id(objective.gmask_token), id(objective.start_token), id(objective.end_token)};
   }
   const auto id = [&](const char* key) {
-    const bool said = config.is_object() && config.contains(key) && config[key].is_number_unsigned();
-    return said ? config[key].get<int32_t>() : -1;
+    const bool said = config.is_object() && config.contains(key);
+    return static_cast<int32_t>(said ? json_integer(config[key], 0, INT32_MAX).value_or(-1) : -1);
   };
   return {id("mask_token_id"), id("gmask_token_id"), id("bos_token_id"), id("eos_token_id")};
 }

@@ -24,6 +24,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "runtime/agent/child_process.h"
 #include "runtime/agent/event_pipe.h"
+#include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/commands.h"
 
@@ -60,7 +61,7 @@ ckpt::PlaceOptions place_options(const CopyTo& to, const fs::path& run) {
 Result<std::string> place_owner(ckpt::Place& place) {
   RT_TRY_SET(const std::optional<std::string> note, place.read_note(kOwnerNote));
   if (!note) return std::string();
-  const json parsed = json::parse(*note, nullptr, false);
+  const json parsed = json_or_nothing(*note);
   if (!parsed.is_object() || !parsed.contains("id") || !parsed["id"].is_string()) {
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{}/{}: expected {{\"id\": ..., \"name\": ...}}", place.describe(), kOwnerNote)};
@@ -371,7 +372,7 @@ void RunCopies::take_events(Child& child) {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return;
     child.lines.feed({bytes, static_cast<size_t>(n)}, [&](std::string_view line) {
-      const json event = json::parse(line, nullptr, false);
+      const json event = json_or_nothing(line);
       if (event.is_object()) tell(child, event);
     });
   }

@@ -23,6 +23,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
 #include "runtime/core/random.h"
+#include "runtime/json/json.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 
@@ -76,7 +77,7 @@ struct Identity {
 
 Result<Identity> read_identity(const fs::path& run) {
   RT_TRY_SET(const std::string text, read_text_file(run / "run.json"));
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = json_or_nothing(text);
   if (!json.is_object() || !json.contains("id") || !json["id"].is_string()) {
     return Error{ErrorCode::kCorrupt, (run / "run.json").string() + ": expected {\"id\": ..., \"name\": ...}"};
   }
@@ -109,7 +110,7 @@ Announced announced_recipe(const fs::path& run) {
   const Result<std::string> text = read_text_file(run / kNextRecipe);
   if (!text.ok() && ckpt::is_not_found(text.error())) return {};
   if (!text.ok()) return {.recipe = {}, .unknown = text.error()};
-  const auto next = nlohmann::json::parse(text.value(), nullptr, false);
+  const auto next = json_or_nothing(text.value());
   if (!next.is_object() || !next.contains("step") || !next["step"].is_number_integer() || !next.contains("before") ||
       !next["before"].is_number_integer() || !next.contains("recipe") || !next["recipe"].is_string()) {
     return {};
@@ -189,7 +190,7 @@ Status write_holder(int fd, const std::string& line, const fs::path& lock) {
 }
 
 RunHolder holder_in(const std::string& text) {
-  const auto line = nlohmann::json::parse(text, nullptr, false);
+  const auto line = json_or_nothing(text);
   const auto word = [&](const char* key) {
     return line.is_object() && line.contains(key) && line[key].is_string() ? printable(line[key].get<std::string>())
                                                                            : std::string();

@@ -15,6 +15,7 @@
 #include "dsl/schema.h"
 #include "runtime/core/clock.h"
 #include "runtime/core/process.h"
+#include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
 #include "tools/commands.h"
 
@@ -46,7 +47,7 @@ void read_saves(const fs::path& run, agent::Pace& pace) {
   std::ifstream events(run / "events.jsonl", std::ios::binary);
   for (std::string line; std::getline(events, line);) {
     if (line.find(R"("saved")") == std::string::npos) continue;
-    const json event = json::parse(line, nullptr, false);
+    const json event = json_or_nothing(line);
     if (!event.is_object() || !event.contains("seconds") || !event["seconds"].is_number()) continue;
     if (event.value("event", json()) == "saved") pace.save(event["seconds"].get<double>());
   }

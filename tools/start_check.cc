@@ -33,6 +33,7 @@
 #include "runtime/data/dataset.h"
 #include "runtime/data/order.h"
 #include "runtime/data/token_scan.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/activations.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
@@ -534,7 +535,7 @@ Status check_nothing_lost(const fs::path& run) {
   int64_t saved = 0;
   for (std::string line; std::getline(events, line);) {
     if (line.find(R"("saved")") == std::string::npos) continue;
-    const json event = json::parse(line, nullptr, false);
+    const json event = json_or_nothing(line);
     if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
     if (event.value("event", json()) == "saved") saved = event["step"].get<int64_t>();
   }

@@ -9,6 +9,7 @@
 
 #include "ckpt/format/checksum.h"
 #include "ckpt/format/shard_table.h"
+#include "runtime/json/json.h"
 
 namespace cairn::ckpt {
 namespace {
@@ -25,49 +26,8 @@ std::string header_line(std::string_view body) {
                      kFormatVersion, body.size(), hash_to_hex(hash_bytes(body)));
 }
 
-// Brackets nested deeper than this would make recursive code (ours, other readers') run out of stack.
-Status check_depth(std::string_view text) {
-  int64_t depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMaxJsonDepth) return corrupt("byte {}: JSON nested deeper than {}", i, kMaxJsonDepth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return {};
-}
-
-std::string printable(std::string_view text) {
-  std::string out;
-  for (const char c : text)
-    out += (c >= ' ' && c <= '~') ? std::string(1, c) : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-  return out;
-}
-
-std::string snippet(std::string_view text, size_t at) { return printable(text.substr(std::min(at, text.size()), 24)); }
-
-Result<json> parse_json(std::string_view text) {
-  RT_TRY(check_depth(text));
-  try {
-    return json::parse(text);
-  } catch (const json::parse_error& e) {
-    const size_t at = e.byte > 0 ? e.byte - 1 : 0;
-    return corrupt("byte {}: not JSON: found \"{}\" ({})", at, snippet(text, at),
-                   printable(e.what()));  // it quotes what it has read
-  } catch (const json::exception& e) {    // a number out of range
-    return corrupt("not JSON: {}", printable(e.what()));
-  }
+std::string snippet(std::string_view text, size_t at) {
+  return printable_ascii(text.substr(std::min(at, text.size()), 24));
 }
 
 // --- struct -> JSON ---------------------------------------------------------------------------------------------
@@ -478,7 +438,7 @@ Result<ManifestFiles> encode_manifest_files(const Manifest& manifest) {
   } catch (const json::exception& e) {  // a string that is no UTF-8
     return invalid(corrupt("{}", e.what()));
   }
-  if (Status depth = check_depth(body); !depth.ok()) return invalid(std::move(depth).error());
+  if (Status depth = check_json_depth(body); !depth.ok()) return invalid(std::move(depth).error());
   body += '\n';
   if (static_cast<int64_t>(body.size()) > kMaxManifestBytes)
     return invalid(corrupt("{} bytes, at most {}", body.size(), kMaxManifestBytes));
@@ -571,7 +531,7 @@ Result<Manifest> decode_manifest(std::string_view json, std::string_view table, 
 }
 
 std::vector<uint64_t> starts_of(const Manifest& manifest) {
-  const json extra = json::parse(manifest.extra, nullptr, false);
+  const json extra = json_or_nothing(manifest.extra);
   const json starts = extra.is_object() ? extra.value("starts", json()) : json();
   if (!starts.is_array()) return {};
   std::vector<uint64_t> out;
@@ -586,7 +546,7 @@ std::vector<uint64_t> starts_of(const Manifest& manifest) {
 namespace {
 
 json extra_of(const Manifest& manifest) {
-  json extra = json::parse(manifest.extra, nullptr, false);
+  json extra = json_or_nothing(manifest.extra);
   return extra.is_object() ? extra : json::object();
 }
 

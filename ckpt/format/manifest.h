@@ -38,7 +38,6 @@ inline constexpr int64_t kMaxStep = 999'999'999'999'999;
 inline constexpr int64_t kMaxNameBytes = 255;
 inline constexpr int64_t kMinChunkBytes = 4096;  // chunk sizes of raw shards are multiples of this
 inline constexpr int64_t kMaxChunkBytes = int64_t{1} << 30;
-inline constexpr int64_t kMaxJsonDepth = 64;
 
 /// Of the names of tensors, files and metrics: [A-Za-z0-9_.-].
 constexpr bool is_name_character(char c) {

@@ -242,6 +242,9 @@ void add_corners(const Box& box, const Shape& shape, bool positive, std::vector<
   }
 }
 
+// Corners of a tensor of more than four dims: what a table says must not cost many times its own size in memory.
+constexpr int64_t kMaxCorners = int64_t{1} << 24;
+
 // The shards of one tensor. An index where their corners do not cancel, or nothing when they tile it.
 template <typename Key>
 std::optional<std::vector<int64_t>> find_gap(const Manifest& m, const Shape& shape, std::span<const uint32_t> shards,
@@ -280,6 +283,9 @@ Status check_tiling(const Manifest& m) {
     const TensorEntry& tensor = m.tensors[t];
     const auto shards = std::span(by_tensor).subspan(first[t], first[t + 1] - first[t]);
     if (shards.size() == 1 && m.shards[shards.front()].box.is_whole(tensor.shape)) continue;
+    if (tensor.shape.size() > 4 && std::ssize(shards) > kMaxCorners >> tensor.shape.size())
+      return corrupt("$.tensors[{}]: {} shards of {} dims, expected at most {}", t, shards.size(), tensor.shape.size(),
+                     kMaxCorners >> tensor.shape.size());
     unsigned __int128 positions = 1;  // up to 2^60 elements in 8 dims: at most 2^68
     for (const int64_t extent : tensor.shape) positions *= static_cast<unsigned __int128>(extent + 1);
     const auto gap = positions < static_cast<unsigned __int128>(1) << 63
@@ -333,6 +339,7 @@ Status validate_manifest(const Manifest& m) {
   for (size_t i = 0; i < m.tensors.size(); ++i) RT_TRY(check_tensor(m.tensors[i], i));
   RT_TRY(check_names_differ(m.tensors));
   std::unordered_set<std::string> seen;
+  int64_t all_bytes = 0;
   for (size_t i = 0; i < m.files.size(); ++i) {
     const FileEntry& file = m.files[i];
     if (!safe_name(file.name) || file.name.front() == '.' || !file.name.ends_with(".h5"))
@@ -344,6 +351,10 @@ Status validate_manifest(const Manifest& m) {
       return corrupt("$.files[{}].name: \"{}\" is there twice", i, file.name);
     if (file.size_bytes < 0 || file.size_bytes > kMaxTensorBytes)
       return corrupt("$.files[{}].size_bytes: found {}, expected 0 to {}", i, file.size_bytes, kMaxTensorBytes);
+    if (file.size_bytes > kMaxOffset - all_bytes)
+      return corrupt("$.files[{}].size_bytes: found {}, which is with those before more than {}", i, file.size_bytes,
+                     kMaxOffset);
+    all_bytes += file.size_bytes;
   }
   for (size_t i = 0; i < m.shards.size(); ++i) RT_TRY(check_shard(m, i));
   RT_TRY(check_extents(m));

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "runtime/json/json.h"
+
 namespace cairn::ckpt {
 namespace {
 
@@ -57,7 +59,7 @@ std::string encode_labels(const Labels& labels) {
 
 Result<Labels> decode_labels(std::string_view text) {
   const auto wrong = [](const std::string& what) { return Error{ErrorCode::kCorrupt, what}; };
-  const json file = json::parse(text, nullptr, false);
+  const json file = json_or_nothing(text);
   if (!file.is_object()) return wrong("not a JSON object");
   if (!file.contains("schema") || file["schema"] != 1)
     return wrong("\"schema\" is not 1, the one that this build knows");

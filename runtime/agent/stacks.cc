@@ -21,6 +21,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "runtime/json/json.h"
 #include "runtime/telemetry/trace.h"
 
 extern char** environ;
@@ -126,8 +127,7 @@ Unwound unwind(pid_t pid) {
 std::vector<ProcessStacks> parse_lines(const std::string& text) {
   std::vector<ProcessStacks> out;
   for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    Result<ProcessStacks> stacks =
-        process_stacks_from_json(json::parse(text.substr(begin, end - begin), nullptr, false));
+    Result<ProcessStacks> stacks = process_stacks_from_json(json_or_nothing(text.substr(begin, end - begin)));
     if (stacks.ok()) out.push_back(std::move(stacks).value());
   }
   return out;

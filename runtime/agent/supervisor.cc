@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "runtime/agent/event_pipe.h"
+#include "runtime/json/json.h"
 
 namespace cairn::agent {
 namespace {
@@ -319,7 +320,7 @@ void Supervisor::read_events(Child& child) {
 
 void Supervisor::take_event(Child& child, std::string_view line) {
   if (line.empty()) return;
-  const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
+  const nlohmann::json event = json_or_nothing(line);
   if (!event.is_object()) {
     client_.on_notice(fmt::format("rank {}: dropped an event that is no JSON object: {:.200}", child.rank, line));
     return;

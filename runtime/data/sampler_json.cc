@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/data/sampler.h"
+#include "runtime/json/json.h"
 
 namespace cairn::data {
 namespace {
@@ -248,7 +249,7 @@ std::string to_json(const SamplerState& state) {
 }
 
 Result<SamplerState> sampler_state_from_json(std::string_view text) {
-  const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json object = json_or_nothing(text);
   if (!object.is_object()) return Error{ErrorCode::kCorrupt, "sampler state: not a JSON object"};
   Fields fields(object);
   int64_t version = 0;

@@ -11,7 +11,8 @@ LossScale initial_loss_scale(const LossScaleConfig& config) {
 Result<LossScale> next_loss_scale(const LossScaleConfig& config, LossScale state, bool overflow) {
   constexpr double kLargest = 0x1p96;  // scaled losses stay far from the end of float's range
   if (!overflow) {
-    if (++state.good_steps == config.window) {
+    ++state.good_steps;
+    if (config.window > 0 && state.good_steps >= config.window) {  // it may be lower than it was, in a run under way
       state.good_steps = 0;
       state.hysteresis_left = config.hysteresis;
       state.scale = std::min(state.scale * 2, kLargest);

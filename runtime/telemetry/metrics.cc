@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/core/clock.h"
+#include "runtime/json/json.h"
 
 namespace cairn::telemetry {
 namespace {
@@ -25,7 +26,7 @@ constexpr std::chrono::milliseconds kTellingTakes{100}, kCatchingUpTakes{1000};
 std::vector<StepMetrics> parse_news(std::span<const std::string> news) {
   std::vector<StepMetrics> out;
   for (const std::string& text : news) {
-    Result<StepMetrics> metrics = step_metrics_from_json(json::parse(text, nullptr, false));
+    Result<StepMetrics> metrics = step_metrics_from_json(json_or_nothing(text));
     if (metrics.ok()) out.push_back(std::move(metrics).value());
   }
   return out;
@@ -234,7 +235,7 @@ Result<std::vector<StepMetrics>> read_metrics(const std::filesystem::path& path)
   int64_t number = 0;
   for (std::string text; std::getline(in, text);) {
     ++number;
-    const json record = json::parse(text, nullptr, false);
+    const json record = json_or_nothing(text);
     if (record.is_discarded() || !record.is_object()) continue;  // torn by a kill, or the empty line that ended it
     if (record.contains("resumed_at") && record["resumed_at"].is_number_integer()) {
       steps.erase(steps.upper_bound(record["resumed_at"].get<int64_t>()), steps.end());

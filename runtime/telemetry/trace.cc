@@ -7,9 +7,12 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
+
+#include "runtime/json/json.h"
 
 namespace cairn::telemetry {
 namespace {
@@ -225,7 +228,7 @@ Status merge_traces(const std::vector<std::filesystem::path>& parts, const std::
   for (const std::filesystem::path& part : parts) {
     std::ifstream in(part, std::ios::binary);
     if (!in) return os_error(errno, part.string());
-    json trace = json::parse(in, nullptr, false);
+    json trace = json_or_nothing(std::string(std::istreambuf_iterator<char>(in), {}));
     if (!trace.is_object() || !trace.contains("traceEvents") || !trace["traceEvents"].is_array()) {
       return Error{ErrorCode::kCorrupt, fmt::format("{}: no trace", part.string())};
     }

@@ -48,10 +48,9 @@ class Bpe final : public SubwordModel {
     const auto vocab = spec.find("vocab");
     if (vocab == spec.end() || !vocab->is_object()) return bad_field("vocab", "an object {token: id}", json());
     for (const auto& [token, id] : vocab->items()) {
-      if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX) {
-        return bad_field("vocab\".\"" + token, "an id", id);
-      }
-      vocabulary_.emplace(token, id.get<int32_t>());
+      const std::optional<int32_t> fits = token_id(id);
+      if (!fits) return bad_field("vocab\".\"" + token, "an id", id);
+      vocabulary_.emplace(token, *fits);
     }
     RT_TRY(read_options(spec));
     return read_merges(spec);

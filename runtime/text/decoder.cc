@@ -33,8 +33,9 @@ int byte_of(std::string_view token) {
 
 Result<int64_t> count_field(const json& spec, std::string_view name) {
   const auto found = spec.find(name);
-  if (found == spec.end() || !found->is_number_unsigned()) return bad_field(name, "a number", spec);
-  return found->get<int64_t>();
+  const auto count = found == spec.end() ? std::nullopt : json_integer(*found, 0, INT64_MAX);
+  if (!count) return bad_field(name, "a number", spec);
+  return *count;
 }
 
 std::string without_ends(std::string_view text, const std::string& content, int64_t start, int64_t stop) {
@@ -80,6 +81,8 @@ Status Decoder::add(const json& spec) {
     });
   } else if (type == "Strip") {
     RT_TRY_SET(const std::string content, string_field(spec, "content"));
+    if (content.empty() || content.size() != utf8_length(content[0]))
+      return bad_field("content", "one character", spec["content"]);
     RT_TRY_SET(const int64_t start, count_field(spec, "start"));
     RT_TRY_SET(const int64_t stop, count_field(spec, "stop"));
     steps_.push_back([=](std::vector<std::string>* tokens) -> Status {

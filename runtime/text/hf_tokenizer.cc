@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "runtime/json/json.h"
 #include "runtime/text/added_tokens.h"
 #include "runtime/text/decoder.h"
 #include "runtime/text/json_fields.h"
@@ -35,18 +36,19 @@ Result<std::vector<int32_t>> template_ids(const json& spec, const std::string& n
   }
   std::vector<int32_t> out;
   for (const json& id : spec[pointer]) {
-    if (!id.is_number_unsigned()) return bad_field("ids", "a list of ids", spec[pointer]);
-    out.push_back(id.get<int32_t>());
+    const std::optional<int32_t> fits = token_id(id);
+    if (!fits) return bad_field("ids", "a list of ids", spec[pointer]);
+    out.push_back(*fits);
   }
   return out;
 }
 
 Result<int32_t> pair_id(const json& spec, std::string_view name) {  // ["</s>", 2]
   const auto found = spec.find(name);
-  if (found == spec.end() || !found->is_array() || found->size() != 2 || !(*found)[1].is_number_unsigned()) {
-    return bad_field(name, "[token, id]", found == spec.end() ? json() : *found);
-  }
-  return (*found)[1].get<int32_t>();
+  const bool pair = found != spec.end() && found->is_array() && found->size() == 2;
+  const std::optional<int32_t> id = pair ? token_id((*found)[1]) : std::nullopt;
+  if (!id) return bad_field(name, "[token, id]", found == spec.end() ? json() : *found);
+  return *id;
 }
 
 Status add_post_processor(const json& spec, Around* out) {
@@ -97,7 +99,7 @@ Status add_post_processor(const json& spec, Around* out) {
 
 /// eos_token of tokenizer_config.json or special_tokens_map.json: a string or {"content": ...}; empty: not said.
 std::string eos_token(std::string_view text) {
-  const json config = json::parse(text, nullptr, false);
+  const json config = json_or_nothing(text);
   if (!config.is_object() || !config.contains("eos_token")) return {};
   const json& token = config["eos_token"];
   if (token.is_string()) return token.get<std::string>();
@@ -113,7 +115,9 @@ class HfTokenizer final : public Tokenizer {
     if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
       return Error{ErrorCode::kInvalidInput, fmt::format("byte {}: is not UTF-8", bad)};
     }
-    const json spec = json::parse(text, nullptr, false);
+    Result<json> parsed = parse_json(text);
+    if (!parsed.ok()) return Error{ErrorCode::kInvalidInput, parsed.error().message};
+    const json spec = std::move(parsed).value();
     if (!spec.is_object() || !spec.contains("model")) {
       return Error{ErrorCode::kInvalidInput, "not a tokenizer.json: expected a JSON object with \"model\""};
     }
@@ -125,6 +129,11 @@ class HfTokenizer final : public Tokenizer {
     RT_TRY_SET(decoder_, Decoder::make(part("decoder")));
     for (const auto& [token, id] : model_->vocabulary()) RT_TRY(name(id, token));
     RT_TRY(read_added(part("added_tokens")));
+    for (const std::vector<int32_t>& side : {around_.before, around_.after}) {
+      for (const int32_t id : side) {
+        if (!has(id)) return Error{ErrorCode::kInvalidInput, fmt::format("post_processor: no token has the id {}", id)};
+      }
+    }
     for (const std::string_view beside : {config, map}) {
       if (const std::string token = eos_token(beside); eod_ < 0 && !token.empty()) eod_ = find(token).value_or(-1);
     }
@@ -207,10 +216,10 @@ class HfTokenizer final : public Tokenizer {
     if (!list.is_array()) return bad_field("added_tokens", "a list", list);
     for (const json& entry : list) {
       AddedToken token;
-      if (!entry.is_object() || !entry.contains("id") || !entry["id"].is_number_unsigned()) {
-        return bad_field("added_tokens", "objects with \"id\" and \"content\"", entry);
-      }
-      token.id = entry["id"].get<int32_t>();
+      const std::optional<int32_t> id =
+          entry.is_object() && entry.contains("id") ? token_id(entry["id"]) : std::nullopt;
+      if (!id) return bad_field("added_tokens", "objects with \"id\" and \"content\"", entry);
+      token.id = *id;
       RT_TRY_SET(token.content, string_field(entry, "content"));
       RT_TRY_SET(token.single_word, bool_field(entry, "single_word", false));
       RT_TRY_SET(token.lstrip, bool_field(entry, "lstrip", false));

@@ -3,11 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "runtime/core/result.h"
+#include "runtime/json/json.h"
 
 namespace cairn::text {
 
@@ -31,6 +34,12 @@ inline Result<std::string> string_field(const nlohmann::json& spec, std::string_
     return bad_field(name, "a string", found == spec.end() ? nlohmann::json() : *found);
   }
   return found->get<std::string>();
+}
+
+/// The id of a token.
+inline std::optional<int32_t> token_id(const nlohmann::json& value) {
+  const std::optional<int64_t> id = json_integer(value, 0, INT32_MAX);
+  return id ? std::optional(static_cast<int32_t>(*id)) : std::nullopt;
 }
 
 inline Result<bool> bool_field(const nlohmann::json& spec, std::string_view name, bool absent) {

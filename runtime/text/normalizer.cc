@@ -146,6 +146,7 @@ class CharsMap {
     }
     for (size_t at = 4; at < 4 + u32(0); at += 4) out->units_.push_back(u32(at));
     out->replacements_ = bytes.substr(4 + u32(0));
+    RT_TRY(out->check_replacements());
     return std::shared_ptr<const CharsMap>(std::move(out));
   }
 
@@ -169,6 +170,22 @@ class CharsMap {
   }
 
  private:
+  /// What is put into text is text: each replacement is whole characters.
+  Status check_replacements() const {
+    const auto wrong = [](size_t at) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("\"precompiled_charsmap\": its replacement at byte {} is not UTF-8", at)};
+    };
+    if (const int64_t bad = find_invalid_utf8(replacements_); bad >= 0) return wrong(static_cast<size_t>(bad));
+    for (size_t at = 0; at < units_.size(); ++at) {
+      if ((units_[at] >> 8 & 1) == 0) continue;
+      const size_t value_at = at ^ offset(units_[at]);
+      const size_t value = value_at < units_.size() ? units_[value_at] & 0x7FFFFFFFu : replacements_.size();
+      if (value < replacements_.size() && (static_cast<unsigned char>(replacements_[value]) & 0xC0) == 0x80)
+        return wrong(value);
+    }
+    return {};
+  }
   static size_t offset(uint32_t unit) { return static_cast<size_t>(unit >> 10) << ((unit & 1u << 9) >> 6); }
   std::vector<uint32_t> units_;
   std::string replacements_;

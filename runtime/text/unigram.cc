@@ -68,11 +68,10 @@ class Unigram final : public SubwordModel {
       if (!token.empty()) trie_.add(token, id);
     }
     if (spec.contains("unk_id") && !spec["unk_id"].is_null()) {
-      const json& unknown = spec["unk_id"];
-      if (!unknown.is_number_unsigned() || unknown.get<uint64_t>() >= scores_.size()) {
-        return bad_field("unk_id", "an id of the vocabulary", unknown);
-      }
-      unknown_ = unknown.get<int32_t>();
+      const std::optional<int32_t> unknown = token_id(spec["unk_id"]);
+      if (!unknown || *unknown >= std::ssize(scores_))
+        return bad_field("unk_id", "an id of the vocabulary", spec["unk_id"]);
+      unknown_ = *unknown;
     }
     unknown_score_ = *std::min_element(scores_.begin(), scores_.end()) - kUnknownPenalty;
     RT_TRY_SET(const bool fallback, bool_field(spec, "byte_fallback", false));

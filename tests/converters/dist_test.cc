@@ -137,6 +137,12 @@ TEST_SUITE("converters/dist") {
     CHECK(has(edited("_StorageInfo", "_StorageInfa"), "_StorageInfa\" is not allowed: no .metadata needs it"));
     CHECK(has(edited("float32", "float99"), "\"torch float99\" is not allowed"));
     CHECK(has(edited("decoder.layers.mlp.linear_fc2.bias", "decoder.layers.mlp.linear_fc9.bias"), "linear_fc9"));
+    dir =
+        fresh("dist-gpt2");  // as many layers as the file says, or 2^40: names are made for no more than the model has
+    nlohmann::json small = nlohmann::json::parse(slurp(dir / "config.json"));
+    small["num_layers"] = small["n_layer"] = 2;
+    spit(dir / "config.json", small.dump());
+    CHECK(has(refusal_of(dir), "the layers of a model of 2"));
     dir = fresh("dist-llama");
     nlohmann::json config = nlohmann::json::parse(slurp(dir / "config.json"));
     config["num_layers"] = 4;

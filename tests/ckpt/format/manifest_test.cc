@@ -377,6 +377,30 @@ TEST_SUITE("ckpt/format/manifest") {
     CHECK(others > 500);
   }
 
+  TEST_CASE("what a manifest says adds up, and costs no more to check than it takes to read") {
+    Manifest many = small();
+    for (int k = 0; k < 5; ++k) many.files.push_back({fmt::format("x{}.h5", k), int64_t{1} << 60, 1});
+    const Result<std::string> sum = encode_manifest(many);
+    REQUIRE_FALSE(sum.ok());
+    CHECK(sum.error().message.find("$.files[5].size_bytes") != std::string::npos);
+
+    // Corners of boxes in eight dims: 256 a shard.
+    const Shape shape = {(1 << 16) + 1, 1, 1, 1, 1, 1, 1, 1};
+    Manifest cut = small();
+    cut.tensors = {{"t", "weight", DType::kF32, shape}};
+    cut.files = {{"t.h5", shape[0] * 4, 1}};
+    cut.shards.clear();
+    for (int64_t row = 0; row < shape[0]; ++row) {
+      Box box = Box::whole(shape);
+      box.lo[0] = row;
+      box.hi[0] = row + 1;
+      cut.shards.push_back({0, 0, box, row * 4, 4, 4096, {1}});
+    }
+    const Result<std::string> corners = encode_manifest(cut);
+    REQUIRE_FALSE(corners.ok());
+    CHECK(corners.error().message.find("65537 shards of 8 dims, expected at most 65536") != std::string::npos);
+  }
+
   TEST_CASE("100k shards are checked in well under a second") {
     Manifest m = small();
     const int64_t n = 100'000;

@@ -28,6 +28,12 @@ TEST_SUITE("runtime/optim/loss_scale") {
   }
 
   TEST_CASE("an overflow at the smallest scale is an error, once the hysteresis is used up") {
+    LossScale lowered{.scale = 1024, .good_steps = 40, .hysteresis_left = 1};
+    const Result<LossScale> grown = next_loss_scale({.window = 10, .hysteresis = 2}, lowered, false);
+    REQUIRE(grown.ok());
+    CHECK(grown.value().scale == 2048);  // the window was 1000 before
+    CHECK(grown.value().good_steps == 0);
+    CHECK(grown.value().hysteresis_left == 2);
     const LossScaleConfig config{.initial = 3, .window = 0, .hysteresis = 2, .min = 2};
     LossScale s = optim::initial_loss_scale(config);
     for (int k = 0; k < 5; ++k) s = optim::next_loss_scale(config, s, false).value();

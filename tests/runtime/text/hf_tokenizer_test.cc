@@ -147,6 +147,95 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     CHECK_FALSE(open("gpt2")->decode(std::vector<int32_t>{100000}).ok());
   }
 
+  TEST_CASE("a file that a stranger made is refused in a sentence, whatever it says") {
+    const auto refused = [](const std::function<void(json&)>& change, const char* part) {
+      const auto made = changed(change);
+      REQUIRE_FALSE(made.ok());
+      CHECK_MESSAGE(made.error().message.find(part) != std::string::npos, made.error().message);
+    };
+    // Numbers that are ids only when 32 of their bits are left out.
+    for (const uint64_t id : {uint64_t{1} << 32, (uint64_t{1} << 32) + 1, uint64_t{1} << 31, UINT64_MAX}) {
+      CAPTURE(id);
+      refused([&](json& s) { s["added_tokens"][0]["id"] = id; }, "added_tokens");
+      refused([&](json& s) { s["model"]["vocab"]["a"] = id; }, "vocab");
+      refused(
+          [&](json& s) {
+            s["post_processor"] = {{"type", "BertProcessing"}, {"cls", {"a", id}}, {"sep", {"a", 1}}};
+          },
+          "cls");
+      const json template_of = {
+          {"type", "TemplateProcessing"},
+          {"single", json::array({{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", json::object()}}})},
+          {"special_tokens", {{"<s>", {{"ids", json::array({id})}}}}}};
+      refused([&](json& s) { s["post_processor"] = template_of; }, "ids");
+    }
+    // An id that no token has, around every text.
+    refused(
+        [](json& s) {
+          s["post_processor"] = {{"type", "BertProcessing"}, {"cls", {"a", 999999}}, {"sep", {"a", 1}}};
+        },
+        "no token has the id 999999");
+    // A character to be taken off that is none, so often that it would never end.
+    for (const char* content : {"", "ab"}) {
+      refused(
+          [&](json& s) {
+            s["decoder"] = {{"type", "Strip"}, {"content", content}, {"start", INT64_MAX}, {"stop", 0}};
+          },
+          "one character");
+    }
+    const std::string deep(300'000, '[');
+    const auto made = make_hf_tokenizer(R"({"model":{},"normalizer":)" + deep + "}", "", "");
+    REQUIRE_FALSE(made.ok());
+    CHECK(made.error().message.find("nested deeper than 64") != std::string::npos);
+    CHECK(make_hf_tokenizer(read(kFolder + "gpt2.json"), deep, deep).value()->eod() == -1);
+  }
+
+  TEST_CASE("a charsmap puts only whole characters into text") {
+    // A trie of one rule, "a" -> the replacement at byte `value`.
+    const auto with = [](const std::string& replacements, uint32_t value) {
+      std::vector<uint32_t> units(0x300, 0);
+      units[0] = 0x100 << 10;
+      units[0x161] = 0x61 | 1 << 8 | 0x361u << 10;  // to 0x161 ^ 0x361 = 0x200
+      units[0x200] = value;
+      std::string bytes;
+      const auto put = [&](uint32_t word) {
+        for (int k = 0; k < 4; ++k) bytes.push_back(static_cast<char>(word >> (8 * k)));
+      };
+      put(static_cast<uint32_t>(units.size() * 4));
+      for (const uint32_t unit : units) put(unit);
+      bytes += replacements;
+      static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+      std::string base64;
+      uint32_t bits = 0;
+      int held = 0;
+      for (const char c : bytes) {
+        bits = bits << 8 | static_cast<unsigned char>(c);
+        for (held += 8; held >= 6;) base64 += kDigits[bits >> (held -= 6) & 63];
+      }
+      if (held > 0) base64 += kDigits[bits << (6 - held) & 63];
+      json spec =
+          json::parse(R"({"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0],["b",-1],["\u00e9",-1]]}})");
+      spec["normalizer"] = {{"type", "Precompiled"}, {"precompiled_charsmap", base64}};
+      return make_hf_tokenizer(spec.dump(), "", "");
+    };
+    const auto ids_of = [](const Result<std::unique_ptr<Tokenizer>>& made) {
+      REQUIRE_OK(made);
+      std::vector<int32_t> ids;
+      REQUIRE_OK(made.value()->encode("ab", &ids));
+      return ids;
+    };
+    const std::string good("b\0\xc3\xa9\0", 5);
+    CHECK(ids_of(with(good, 0)) == std::vector<int32_t>{1, 1});
+    CHECK(ids_of(with(good, 2)) == std::vector<int32_t>{2, 1});
+    CHECK_FALSE(with(good, 3).ok());  // inside a character
+    for (const char* bad : {"\xf0", "b\xc3", "\x80", "\xff"}) {
+      CAPTURE(bad);
+      const auto made = with(std::string(bad) + '\0', 0);
+      REQUIRE_FALSE(made.ok());
+      CHECK(made.error().message.find("not UTF-8") != std::string::npos);
+    }
+  }
+
   TEST_CASE("the token that ends documents is that of the files beside it") {
     const std::string spec = read(kFolder + "gpt2.json");
     const auto eod = [&](const char* config, const char* map) {
