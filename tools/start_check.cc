@@ -50,8 +50,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kMostPositionBytes = 12 << 10;  // of a sampler's state, in a snapshot's position (trainer.cc)
-
 /// What is found goes here; `field` of the recipe, empty for machine and folder.
 class Findings {
  public:
@@ -226,10 +224,9 @@ DataFacts check_data(const Recipe& recipe, const Plan& plan, double scan_seconds
   if (recipe.eval.every_steps > 0) check_validation(dataset, recipe, plan, out, findings);
   const Result<data::Sampler> sampler =
       data::Sampler::make(data::sampler_spec(dataset, recipe.data, recipe.seed, context));
-  if (sampler.ok() && std::ssize(data::to_json(sampler.value().state())) > kMostPositionBytes) {
-    findings.refuse("data",
-                    fmt::format("{} data sources are too many for a snapshot's position; blend at most about 100",
-                                recipe.data.sources.size()));
+  if (sampler.ok()) {
+    if (const Status fits = data::check_state_fits(sampler.value().state()); !fits.ok())
+      findings.refuse("data", fits.error());
   }
   const bool other = std::any_of(report.problems.begin(), report.problems.end(),
                                  [](const StartFinding& problem) { return problem.field.starts_with("data"); });

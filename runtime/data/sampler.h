@@ -61,12 +61,15 @@ struct SamplerState {
   bool operator==(const SamplerState&) const = default;
 };
 
-/// Of a state as JSON: what a snapshot's position (64 KiB) has room for beside the rest. Some 500 sources.
+/// Of a state as JSON: what a snapshot's position (64 KiB) has room for beside the rest.
 inline constexpr size_t kMaxStateBytes = 48 << 10;
 
 /// One JSON object of order version 2 (docs/format.md, state.sampler); hashes as 16 hex digits, doubles so that they
 /// read back bit for bit.
 std::string to_json(const SamplerState& state);
+
+/// That a state fits, however long the run: what may start may also be started again. Errors: kInvalidInput.
+Status check_state_fits(SamplerState state);
 
 /// Reads versions 1 and 2. Strict: every field there, of its type, no other. Errors: kCorrupt naming the field;
 /// kInvalidInput for a version that this build does not know.

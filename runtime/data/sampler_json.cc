@@ -248,6 +248,19 @@ std::string to_json(const SamplerState& state) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);  // a name need not be UTF-8
 }
 
+Status check_state_fits(SamplerState state) {
+  // Counters grow by digits, and a stage of the blend adds its own.
+  state.position = state.base_position = INT64_MAX;
+  for (SourceState& source : state.sources) source.taken = source.base_taken = INT64_MAX;
+  const size_t bytes = to_json(state).size(), count = state.sources.size();
+  if (bytes <= kMaxStateBytes) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{} data sources are too many for a snapshot's position: their state may come to take {} bytes "
+                  "of {}; blend at most about {}, or use shorter names",
+                  count, bytes, kMaxStateBytes, count * kMaxStateBytes / bytes)};
+}
+
 Result<SamplerState> sampler_state_from_json(std::string_view text) {
   const json object = json_or_nothing(text);
   if (!object.is_object()) return Error{ErrorCode::kCorrupt, "sampler state: not a JSON object"};

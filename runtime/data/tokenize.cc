@@ -13,12 +13,13 @@ namespace cairn::data {
 namespace {
 
 constexpr int64_t kReadBytes = 1 << 20;
-constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kPieceBytes = 1 << 20, kMostPieceBytes = 4 << 20;
 
 // Collects a document's text and hands it to the tokenizer, whole if it is short, in pieces if it is long.
 class DocumentEncoder {
  public:
-  DocumentEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer, MegatronWriter& writer, TokenizeReport& report)
+  DocumentEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer, MegatronWriter& writer,
+                  TokenizeReport& report)
       : args_(args), tokenizer_(tokenizer), writer_(writer), report_(report) {}
 
   void start_file(const std::string& path) {
@@ -31,21 +32,26 @@ class DocumentEncoder {
     if (text_.empty()) text_at_ = offset;
     // Where text was left out between two parts of a document, offsets in messages would be off; parts are contiguous.
     text_.append(text);
-    while (text_.size() >= kPieceBytes) {
-      size_t cut = line_border();
-      if (text_[cut - 1] != '\n')
-        for (int back = 0; back < 3 && cut > 1 && cut < text_.size() && is_continuation(text_[cut]); ++back) --cut;
-      if (cut == text_.size() && text_[cut - 1] != '\n') break;  // whether a character ends here is not known yet
-      RT_TRY(encode(std::string_view(text_).substr(0, cut)));
+    while (text_.size() > look_at_) {  // some text stays: the last part is known when the document ends
+      const size_t cut = cut_before(look_at_);
+      if (cut == 0) {
+        look_at_ += kPieceBytes;
+        continue;
+      }
+      RT_TRY(encode(std::string_view(text_).substr(0, cut), {.first = first_part_, .last = false}));
+      first_part_ = false;
       text_.erase(0, cut);
       text_at_ += static_cast<int64_t>(cut);
+      look_at_ = kPieceBytes;
     }
     return {};
   }
 
   Status end_document() {
-    if (!text_.empty()) RT_TRY(encode(text_));
+    if (!text_.empty()) RT_TRY(encode(text_, {.first = first_part_, .last = true}));
     text_.clear();
+    first_part_ = true;
+    look_at_ = kPieceBytes;
     const bool any = document_tokens_ > 0;
     document_tokens_ = 0;
     if (!any) {
@@ -66,19 +72,23 @@ class DocumentEncoder {
 
   static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-  /// Where the first kPieceBytes are best cut: after a line end between a letter or mark and a letter, where the
-  /// patterns of a tokenizer.json cut too; else after any line end; else at the end.
-  size_t line_border() const {
+  /// Where the first `most` bytes are cut; 0: not yet. After a line end between a letter or mark and a letter, where
+  /// the patterns of a tokenizer.json cut too; where there is none in kMostPieceBytes after any line end, else at the
+  /// end of a character. Bytes are cut anywhere.
+  size_t cut_before(size_t most) const {
+    if (args_.tokenizer.kind == TokenizerConfig::Kind::kBytes) return most;
     size_t last = std::string::npos;
-    for (size_t at = text_.rfind('\n', kPieceBytes - 1); at != std::string::npos && at > 0;
-         at = text_.rfind('\n', at - 1)) {
+    for (size_t at = text_.rfind('\n', most - 1); at != std::string::npos && at > 0; at = text_.rfind('\n', at - 1)) {
       if (last == std::string::npos) last = at + 1;
-      if (at + 1 < text_.size() && is_letter(text_[at + 1]) && text_[at - 1] > ' ') return at + 1;
+      if (is_letter(text_[at + 1]) && text_[at - 1] > ' ') return at + 1;
     }
-    return last == std::string::npos ? kPieceBytes : last;
+    if (most < kMostPieceBytes) return 0;
+    if (last != std::string::npos) return last;
+    for (int back = 0; back < 3 && is_continuation(text_[most]); ++back) --most;
+    return most;
   }
 
-  Status encode(std::string_view text) {
+  Status encode(std::string_view text, text::Part part) {
     if (args_.append_eod && args_.tokenizer.kind == TokenizerConfig::Kind::kBytes) {
       const size_t nul = text.find('\0');
       if (nul != std::string_view::npos)
@@ -96,7 +106,7 @@ class DocumentEncoder {
                                  *path_, text_at_ + bad, static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
     }
     ids_.clear();
-    RT_TRY(tokenizer_.encode(text, &ids_).with(*path_));
+    RT_TRY(tokenizer_.encode_part(text, part, &ids_).with(*path_));
     document_tokens_ += static_cast<int64_t>(ids_.size());
     return writer_.add(ids_).with(*path_);
   }
@@ -106,8 +116,10 @@ class DocumentEncoder {
   MegatronWriter& writer_;
   TokenizeReport& report_;
   const std::string* path_ = nullptr;
-  std::string text_;     // of the open document, what is not encoded yet
-  int64_t text_at_ = 0;  // its place in the file
+  std::string text_;              // of the open document, what is not encoded yet
+  int64_t text_at_ = 0;           // its place in the file
+  size_t look_at_ = kPieceBytes;  // how much text there must be before it is cut
+  bool first_part_ = true;        // nothing of the document is encoded yet
   int64_t document_tokens_ = 0;
   std::vector<int32_t> ids_;
 };

@@ -1,10 +1,11 @@
 #pragma once
 // Text files -> a Megatron pair, streaming: what `cairn data tokenize` does.
 //
-// Memory stays below some tens of MiB for any input. Bytes are encoded as they come. Else a document longer
-// than kPieceBytes is encoded in pieces, cut after a line end (between a letter or mark and a letter, where there is
-// one; else at a character border). A byte-level tokenizer.json gives the same ids there as for the whole; for
-// SentencePiece a piece begins as a line of its own would (its dummy prefix stands there).
+// Memory is bounded for any input, by some hundred MiB where a document has no line ends. Bytes are encoded as they
+// come. Else a document longer than a MiB is encoded in parts, cut after a line end between a letter or mark and a
+// letter, in 4 MiB; where there is none after any line end, or at a character border. A tokenizer.json whose patterns
+// cut at the first of these gives the ids of the whole text; what it puts before a text, or takes off its ends, is for
+// the ends of the document. For SentencePiece a part begins as a line of its own would (its dummy prefix stands there).
 
 #include <cstdint>
 #include <functional>

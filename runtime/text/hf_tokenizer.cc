@@ -145,7 +145,9 @@ class HfTokenizer final : public Tokenizer {
   std::vector<int32_t> before() const override { return around_.before; }
   std::vector<int32_t> after() const override { return around_.after; }
 
-  Status encode(std::string_view text, std::vector<int32_t>* ids) const override {
+  Status encode(std::string_view text, std::vector<int32_t>* ids) const override { return encode_part(text, {}, ids); }
+
+  Status encode_part(std::string_view text, Part whole, std::vector<int32_t>* ids) const override {
     if (const int64_t bad = find_invalid_utf8(text); bad >= 0) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer", bad,
@@ -157,15 +159,18 @@ class HfTokenizer final : public Tokenizer {
         ids->push_back(part.id);
         continue;
       }
-      RT_TRY_SET(const std::string normal, normalizer_.apply(text.substr(part.begin, part.end - part.begin)));
+      const bool begins = part.begin == 0;
+      const Part ends{.first = whole.first || !begins, .last = whole.last || part.end < text.size()};
+      RT_TRY_SET(const std::string normal, normalizer_.apply(text.substr(part.begin, part.end - part.begin), ends));
       for (const TextPart& inner : normalized_added_.split(normal)) {
         if (inner.id >= 0) {
           ids->push_back(inner.id);
           continue;
         }
         RT_TRY_SET(const std::vector<Piece> pieces,
-                   pre_tokenizer_.apply(
-                       {normal.substr(inner.begin, inner.end - inner.begin), part.begin == 0 && inner.begin == 0}));
+                   pre_tokenizer_.apply({.text = normal.substr(inner.begin, inner.end - inner.begin),
+                                         .at_start = whole.first && begins && inner.begin == 0,
+                                         .goes_on = !whole.first && begins && inner.begin == 0}));
         for (const Piece& piece : pieces) encode_piece(piece.text, &remembered, ids);
       }
     }

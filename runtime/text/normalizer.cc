@@ -241,30 +241,33 @@ Status Normalizer::add(const json& spec) {
     for (const json& step : *list) RT_TRY(add(step));
   } else if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
     RT_TRY_SET(const icu::Normalizer2* form, normal_form(type));
-    steps_.push_back([form](const std::string& text) { return to_normal_form(*form, text); });
+    steps_.push_back([form](const std::string& text, Part) { return to_normal_form(*form, text); });
   } else if (type == "Lowercase") {
-    steps_.push_back([](const std::string& text) -> Result<std::string> { return lowercased(text); });
+    steps_.push_back([](const std::string& text, Part) -> Result<std::string> { return lowercased(text); });
   } else if (type == "StripAccents") {
-    steps_.push_back([](const std::string& text) -> Result<std::string> {
+    steps_.push_back([](const std::string& text, Part) -> Result<std::string> {
       return filtered(text, [](char32_t c) { return !is_mark(c); });
     });
   } else if (type == "Prepend") {
     RT_TRY_SET(const std::string prefix, string_field(spec, "prepend"));
-    steps_.push_back([prefix](std::string text) -> Result<std::string> { return text.empty() ? text : prefix + text; });
+    steps_.push_back([prefix](std::string text, Part part) -> Result<std::string> {
+      return text.empty() || !part.first ? text : prefix + text;
+    });
   } else if (type == "Strip") {
     RT_TRY_SET(const bool left, bool_field(spec, "strip_left", true));
     RT_TRY_SET(const bool right, bool_field(spec, "strip_right", true));
-    steps_.push_back(
-        [left, right](const std::string& text) -> Result<std::string> { return stripped(text, left, right); });
+    steps_.push_back([left, right](const std::string& text, Part part) -> Result<std::string> {
+      return stripped(text, left && part.first, right && part.last);
+    });
   } else if (type == "Replace") {
     RT_TRY_SET(const Regex pattern, Regex::from_json(spec));
     RT_TRY_SET(const std::string content, string_field(spec, "content"));
-    steps_.push_back([pattern, content](const std::string& text) { return pattern.replaced(text, content); });
+    steps_.push_back([pattern, content](const std::string& text, Part) { return pattern.replaced(text, content); });
   } else if (type == "Precompiled") {
     if (spec.contains("precompiled_charsmap") && spec["precompiled_charsmap"].is_null()) return {};
     RT_TRY_SET(const std::string base64, string_field(spec, "precompiled_charsmap"));
     RT_TRY_SET(const std::shared_ptr<const CharsMap> map, CharsMap::decode(base64));
-    steps_.push_back([map](const std::string& text) { return by_charsmap(*map, text); });
+    steps_.push_back([map](const std::string& text, Part) { return by_charsmap(*map, text); });
   } else {
     return Error{ErrorCode::kUnsupported,
                  fmt::format("the type {} is not read here; known are Lowercase, NFC, NFD, NFKC, NFKD, Precompiled, "
@@ -274,10 +277,10 @@ Status Normalizer::add(const json& spec) {
   return {};
 }
 
-Result<std::string> Normalizer::apply(std::string_view text) const {
+Result<std::string> Normalizer::apply(std::string_view text, Part part) const {
   std::string out(text);
   for (const Step& step : steps_) {
-    RT_TRY_SET(out, step(std::move(out)));
+    RT_TRY_SET(out, step(std::move(out), part));
   }
   return out;
 }

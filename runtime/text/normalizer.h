@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/text/tokenizer.h"
 
 namespace cairn::text {
 
@@ -21,12 +22,12 @@ class Normalizer {
   static Result<Normalizer> make(const nlohmann::json& spec);
 
   /// Of well-formed UTF-8. Threads: any.
-  Result<std::string> apply(std::string_view text) const;
+  Result<std::string> apply(std::string_view text, Part part = {}) const;
 
   bool empty() const { return steps_.empty(); }
 
  private:
-  using Step = std::function<Result<std::string>(std::string)>;
+  using Step = std::function<Result<std::string>(std::string, Part)>;
   Status add(const nlohmann::json& spec);
   std::vector<Step> steps_;
 };

@@ -171,7 +171,7 @@ Status PreTokenizer::add(const json& spec) {
     RT_TRY_SET(const bool use_regex, bool_field(spec, "use_regex", true));
     if (prefix) {
       steps_.push_back([](Piece piece, std::vector<Piece>* out) -> Status {
-        if (!piece.text.starts_with(' ')) piece.text.insert(0, " ");
+        if (!piece.goes_on && !piece.text.starts_with(' ')) piece.text.insert(0, " ");
         out->push_back(std::move(piece));
         return {};
       });
@@ -189,7 +189,7 @@ Status PreTokenizer::add(const json& spec) {
     RT_TRY_SET(const Regex replacement, Regex::literal(meta.replacement));
     steps_.push_back([meta, space, replacement](Piece piece, std::vector<Piece>* out) -> Status {
       RT_TRY_SET(piece.text, space.replaced(piece.text, meta.replacement));
-      const bool wanted = meta.scheme == "always" || (meta.scheme == "first" && piece.at_start);
+      const bool wanted = !piece.goes_on && (meta.scheme == "always" || (meta.scheme == "first" && piece.at_start));
       if (wanted && !piece.text.starts_with(meta.replacement)) piece.text.insert(0, meta.replacement);
       if (meta.split) return split(replacement, Behavior::kMergedWithNext, false, std::move(piece), out);
       out->push_back(std::move(piece));

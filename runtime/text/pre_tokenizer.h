@@ -14,6 +14,7 @@ namespace cairn::text {
 struct Piece {
   std::string text;
   bool at_start = false;  // of the whole text
+  bool goes_on = false;   // with text that an earlier part ended in, no step having cut between the two
 };
 
 class PreTokenizer {

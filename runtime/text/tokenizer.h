@@ -15,6 +15,11 @@
 
 namespace cairn::text {
 
+/// Whether a text begins and ends where it stands, or is a part of a longer one that is given piece by piece.
+struct Part {
+  bool first = true, last = true;
+};
+
 /// Special tokens in a decoded text: as they are written, or left out.
 enum class Specials { kKeep, kSkip };
 
@@ -35,6 +40,12 @@ class Tokenizer {
   /// Appends the ids of `text`, without those that a model wants around it. Errors: kInvalidInput, with the byte within
   /// `text`, when it cannot be encoded (not UTF-8, except for bytes).
   virtual Status encode(std::string_view text, std::vector<int32_t>* ids) const = 0;
+
+  /// The same for a part of a longer text, cut where nothing joins the two sides: what a tokenizer.json puts before a
+  /// text, or takes off its ends, is for the ends of the whole. A SentencePiece model takes each part for a text.
+  virtual Status encode_part(std::string_view text, Part /*part*/, std::vector<int32_t>* ids) const {
+    return encode(text, ids);
+  }
 
   /// What a model wants around a text (the beginning-of-sequence token, for one), by the file's post-processor.
   virtual std::vector<int32_t> before() const { return {}; }

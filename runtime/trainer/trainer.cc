@@ -323,12 +323,7 @@ Status Run::start() {
   }
   position_.past = plan_.past;
   position_.sampler = data::to_json(sampler_.state());
-  if (position_.sampler.size() > data::kMaxStateBytes) {  // it grows by digits only
-    return Error{ErrorCode::kInvalidInput,
-                 fmt::format("{} data sources are too many for a snapshot's position: their state takes {} bytes of {}; "
-                             "blend at most about 500",
-                             recipe.data.sources.size(), position_.sampler.size(), data::kMaxStateBytes)};
-  }
+  RT_TRY(data::check_state_fits(sampler_.state()));
   RT_TRY(enter(stage_of_step(plan_.step_stages, position_.step + 1)));
   if (found && found->weights_ready) return {};
   // Weights are made of masters that other ranks may still be filling.

@@ -1,6 +1,7 @@
 #include "runtime/data/sampler.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
@@ -305,17 +306,33 @@ TEST_SUITE("runtime/data/sampler") {
     for (size_t cut = 0; cut < text.size(); ++cut) CHECK(!sampler_state_from_json(text.substr(0, cut)).ok());
   }
 
-  TEST_CASE("the state of 400 sources fits a snapshot's position at its greatest counters") {
-    Sampler::Spec spec;
-    spec.seed = UINT64_MAX;
-    spec.seq_len = 4096;
-    for (int i = 0; i < 400; ++i)
-      spec.sources.push_back({"source-name-" + std::to_string(1000 + i), 900'000'000'000 + i, 1, 1.0 + i / 97.0,
-                              [i](int64_t) -> Result<uint64_t> { return UINT64_MAX - static_cast<uint64_t>(i); }});
+  TEST_CASE("as many sources as may start may start again, at the greatest counters and behind a change of the blend") {
+    const auto spec_of = [](int count) {
+      Sampler::Spec spec;
+      spec.seed = UINT64_MAX;
+      spec.seq_len = 4096;
+      for (int i = 0; i < count; ++i)
+        spec.sources.push_back({"source-name-" + std::to_string(1000 + i), 900'000'000'000 + i, 1, 1.0 + i / 97.0,
+                                [i](int64_t) -> Result<uint64_t> { return UINT64_MAX - static_cast<uint64_t>(i); }});
+      return spec;
+    };
+    const auto starts = [&](int count) { return check_state_fits(Sampler::make(spec_of(count)).value().state()); };
+    int most = 100;
+    while (most < 1000 && starts(most + 1).ok()) ++most;
+    CAPTURE(most);
+    CHECK(most > 350);
+    REQUIRE_FALSE(starts(most + 1).ok());
+    CHECK(starts(most + 1).error().message.find(fmt::format("blend at most about {}", most)) != std::string::npos);
+    CHECK(starts(1000).error().message.find(" too many ") != std::string::npos);
+
+    Sampler::Spec spec = spec_of(most);
     SamplerState state = Sampler::make(spec).value().state();
     for (SourceState& source : state.sources) source.taken = 1'000'000'000, state.position += source.taken;
-    CHECK(to_json(state).size() < kMaxStateBytes);
+    REQUIRE(to_json(state).size() < kMaxStateBytes);
+    CHECK(check_state_fits(state).ok());
     spec.sources[0].weight = 7;  // and with a base
-    CHECK(to_json(Sampler::resume(spec, state).value().state()).size() < kMaxStateBytes);
+    const SamplerState later = Sampler::resume(spec, state).value().state();
+    CHECK(to_json(later).size() < kMaxStateBytes);
+    CHECK(check_state_fits(later).ok());
   }
 }

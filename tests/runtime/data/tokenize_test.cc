@@ -11,6 +11,7 @@
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
 #include "tests/runtime/data/scratch.h"
+#include "tests/support/ok.h"
 
 using namespace cairn;
 using namespace cairn::data;
@@ -201,6 +202,29 @@ TEST_SUITE("runtime/data/tokenize") {
     args.overwrite = true;
     REQUIRE(tokenize_file(args).ok());
     CHECK(squeeze(tokenizer->decode(documents_of(dir / "out").at(0)).value()) == euros);
+  }
+
+  TEST_CASE("a long document has the ids of its whole text, whatever the file puts before a text") {
+    const TempDir dir;
+    std::filesystem::create_directory(dir / "tk");
+    write_file(dir / "tk/tokenizer.json",
+               R"({"model":{"type":"BPE","vocab":{"\u0120":0,"a":1,"\u010a":2,"b":3,"\u0120a":4,"ab":5},)"
+               R"("merges":["\u0120 a","a b"]},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":true}})");
+    TokenizeArgs args;
+    args.inputs = {dir / "in.txt"};
+    args.output_prefix = dir / "out";
+    args.tokenizer = {TokenizerConfig::Kind::kHf, dir / "tk/tokenizer.json"};
+    args.overwrite = true;
+    std::string lines, late((1 << 20) + 5, 'a');
+    while (lines.size() < (3u << 20)) lines += "ab  a b a\nb  \n\n";
+    late += "\nb" + late + "\nab";  // no line ends in the first MiB
+    for (const std::string& text : {std::string(3'000'000, 'a'), lines, late}) {
+      write_file(dir / "in.txt", text);
+      REQUIRE_OK(tokenize_file(args));
+      std::vector<int32_t> whole;
+      REQUIRE_OK(make_tokenizer(args.tokenizer).value()->encode(text, &whole));
+      CHECK(documents_of(dir / "out").at(0) == whole);
+    }
   }
 
   TEST_CASE("several files, end-of-document ids, progress and the report") {

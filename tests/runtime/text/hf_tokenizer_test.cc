@@ -120,6 +120,40 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     }
   }
 
+  TEST_CASE("a text in parts, cut after a line end between letters, has the ids of the whole") {
+    const auto check = [](const Tokenizer& tokenizer) {
+      for (std::string text : texts()) {
+        text = "ab" + text + "\nLetters  \n and\nmore\n" + text + "yz ";
+        std::vector<int32_t> whole, parts;
+        REQUIRE_OK(tokenizer.encode(text, &whole));
+        size_t begin = 0;
+        for (size_t at = text.find('\n'); at < text.size() - 1; at = text.find('\n', at + 1)) {
+          const auto letter = [&](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+          if (at == 0 || !letter(text[at - 1]) || !letter(text[at + 1])) continue;
+          REQUIRE_OK(tokenizer.encode_part(text.substr(begin, at + 1 - begin), {begin == 0, false}, &parts));
+          begin = at + 1;
+        }
+        REQUIRE_OK(tokenizer.encode_part(text.substr(begin), {begin == 0, true}, &parts));
+        CHECK(parts == whole);
+      }
+    };
+    for (const std::string& name : kNames) {
+      CAPTURE(name);
+      check(*open(name));
+    }
+    // What a file puts before a text, or takes off its ends.
+    for (const char* normalizer :
+         {"null", R"({"type":"Strip","strip_left":true,"strip_right":true})", R"({"type":"Prepend","prepend":"x"})"}) {
+      CAPTURE(normalizer);
+      const auto made = changed([&](json& s) {
+        s["normalizer"] = json::parse(normalizer);
+        s["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", true}};
+      });
+      REQUIRE_OK(made);
+      check(*made.value());
+    }
+  }
+
   TEST_CASE("what is not read here is refused by name; damage is told with its place") {
     const auto refused = [](const std::function<void(json&)>& change, const char* part) {
       const auto made = changed(change);
