@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "runtime/json/json.h"
 
@@ -59,10 +61,14 @@ Status read_double(const json& object, const char* field, double& out) {
   return {};
 }
 
+/// Steps, samples, tokens: no run comes near 2^53, and what is counted on from there stays far from overflow.
+constexpr int64_t kMostCount = int64_t{1} << 53;
+
 Status read_count(const json& object, const char* field, int64_t& out) {
   const json found = object.value(field, json());
-  if (!found.is_number_integer() || found.get<int64_t>() < 0) return wrong(field, found);
-  out = found.get<int64_t>();
+  const std::optional<int64_t> count = json_integer(found, 0, kMostCount);
+  if (!count) return wrong(field, found);
+  out = *count;
   return {};
 }
 
@@ -71,7 +77,7 @@ Status read_past(const json& object, RunPast& out) {
   if (!points.is_array()) return wrong("past.points", points);
   for (const json& point : points) {
     const bool counts = point.is_array() && point.size() == 3 && std::ranges::all_of(point, [](const json& number) {
-                          return number.is_number_integer() && number.get<int64_t>() >= 0;
+                          return json_integer(number, 0, kMostCount).has_value();
                         });
     if (!counts) return wrong("past.points", point);
     const PastPoint next{point[0].get<int64_t>(), point[1].get<int64_t>(), point[2].get<int64_t>()};
@@ -164,6 +170,9 @@ Result<TrainPosition> position_of(const Manifest& manifest) {
   TrainPosition out{.step = manifest.step, .samples = manifest.samples, .tokens = manifest.tokens};
   const json object = json_or_nothing(manifest.state);
   if (!object.is_object()) return Error{ErrorCode::kCorrupt, "training position: the manifest's state is no object"};
+  for (const auto& [field, count] : {std::pair("samples", out.samples), {"tokens", out.tokens}}) {
+    if (count > kMostCount) return wrong(field, count);
+  }
   RT_TRY(read_state(object, out));
   return out;
 }

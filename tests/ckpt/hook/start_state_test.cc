@@ -77,6 +77,25 @@ TEST_SUITE("ckpt/start_state") {
     CHECK(found.value().passed_over.size() == 1);
   }
 
+  TEST_CASE("a position that no run can have come to is none, whoever wrote it") {
+    const int64_t most = int64_t{1} << 53;
+    const trainer::TrainPosition far{.step = 12, .samples = most, .tokens = most, .loss = 2, .sampler = "drawn"};
+    CHECK(decode_position(encode_position(far)).ok());
+    for (int64_t trainer::TrainPosition::*count : {&trainer::TrainPosition::samples, &trainer::TrainPosition::tokens}) {
+      for (const int64_t value : {most + 1, INT64_MAX}) {
+        trainer::TrainPosition crafted = far;
+        crafted.*count = value;
+        CHECK_FALSE(decode_position(encode_position(crafted)).ok());
+        TestState state = make_state(12, 1);
+        put_position(crafted, state.skeleton);
+        CHECK_FALSE(position_of(state.skeleton).ok());
+      }
+    }
+    trainer::TrainPosition crafted = far;
+    crafted.past.points = {{1, INT64_MAX, INT64_MAX}};
+    CHECK_FALSE(decode_position(encode_position(crafted)).ok());
+  }
+
   TEST_CASE("a step that the start is about to put back in its place is looked at where it lies") {
     MemoryBackend disk;
     cut_off(disk);
