@@ -43,7 +43,8 @@ Json adapt(const Field& field, Json value) {
     const double number = value.get<double>();
     if (number == std::floor(number) && std::abs(number) < 9007199254740992.0) return static_cast<int64_t>(number);
   }
-  if (!whole && value.is_number_integer()) return value.get<double>();
+  // Beyond 2^53 digits would be lost: it stays an integer, which no such field takes.
+  if (!whole && value.is_number_integer() && !loses_digits(value)) return value.get<double>();
   return value;
 }
 
@@ -278,7 +279,8 @@ std::optional<Json> Resolver::convert_span(const std::string& path, const Field&
               "", ""});
     return std::nullopt;
   }
-  const Json out{{"unit", value.text}, {"value", *number}};
+  const Json integer = plain_json(amount);
+  const Json out{{"unit", value.text}, {"value", loses_digits(integer) ? integer : Json(*number)}};
   if (const auto wrong = check_value(field, out)) return complain(path, value.place, *wrong), std::nullopt;
   return out;
 }

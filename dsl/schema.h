@@ -122,6 +122,8 @@ struct Complaint {
   std::string code, message, suggest, accepted;
 };
 std::optional<Complaint> check_value(const Field& field, const Json& value);
+/// An integer that a double does not hold: of more than 2^53.
+bool loses_digits(const Json& value);
 
 /// A span as it is stored: {"unit": "steps", "value": 100}.
 Json span_json(const Span& span);

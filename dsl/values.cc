@@ -46,6 +46,7 @@ std::string join(std::vector<std::string> parts, std::string_view last_joint = "
   return out;
 }
 
+constexpr double kMostOfSpan = 1e15;  // steps, samples or tokens: far above any run, and exact as a double
 constexpr double kUnsaidLimit = 1e9;  // an upper bound from here on is told only to who goes beyond it
 
 std::string range_text(const Field& field) {
@@ -75,11 +76,28 @@ Complaint must_be(const Field& field, const Json& value, const char* code) {
   return {code, fmt::format("must be {}, got {}", expected(field), lua_text(value)), "", ""};
 }
 
+}  // namespace
+
+bool loses_digits(const Json& value) {
+  constexpr int64_t kExact = int64_t{1} << 53;
+  if (value.is_number_unsigned()) return value.get<uint64_t>() > static_cast<uint64_t>(kExact);
+  return value.is_number_integer() && (value.get<int64_t>() > kExact || value.get<int64_t>() < -kExact);
+}
+
+namespace {
+
 std::optional<Complaint> check_number(const Field& field, const Json& value) {
   const bool whole = field.type == Type::kInt || field.type == Type::kSeed || field.type == Type::kIntList;
   if (!value.is_number() || (whole && !value.is_number_integer())) return must_be(field, value, "wrong_type");
   if (field.type == Type::kSeed && value.is_number_integer() && !value.is_number_unsigned() && value.get<int64_t>() < 0)
     return must_be(field, value, "out_of_range");
+  if (!whole && loses_digits(value)) {
+    return Complaint{
+        "out_of_range",
+        fmt::format("is an integer beyond 2^53, which loses digits as a number; write it as {:.6g}, got {}",
+                    value.get<double>(), lua_text(value)),
+        "", ""};
+  }
   const double number = value.get<double>();
   const bool inside = std::isfinite(number) && (field.lo_open ? number > field.lo : number >= field.lo) &&
                       (field.hi_open ? number < field.hi : number <= field.hi);
@@ -251,14 +269,15 @@ std::optional<Complaint> check_value(const Field& field, const Json& value) {
       const double number = value["value"].get<double>();
       const bool fraction = value["unit"] == "fraction";
       if (!std::isfinite(number) || (field.lo_open ? number <= field.lo : number < field.lo) ||
-          (fraction && number > 1) || (!fraction && (number != std::floor(number) || number > 1e18)))
+          (fraction && number > 1) || (!fraction && (number != std::floor(number) || number > kMostOfSpan)))
         return Complaint{
             "out_of_range",
             fmt::format("must be {}, got {}",
-                        fraction ? "a fraction > 0 and <= 1"
-                                 : fmt::format("a whole number of {} {} 0", value["unit"].get_ref<const std::string&>(),
-                                               field.lo_open ? ">" : ">="),
-                        number_text(number)),
+                        fraction
+                            ? "a fraction > 0 and <= 1"
+                            : fmt::format("a whole number of {} {} 0{}", value["unit"].get_ref<const std::string&>(),
+                                          field.lo_open ? ">" : ">=", number > kMostOfSpan ? ", at most 1e15" : ""),
+                        loses_digits(value["value"]) ? lua_text(value["value"]) : number_text(number)),
             "", ""};
       return std::nullopt;
     }

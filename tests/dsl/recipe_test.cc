@@ -249,6 +249,26 @@ TEST_SUITE("dsl/recipe") {
     CHECK(only_mistake(kBase, options).find(says) != std::string::npos);
   }
 
+  TEST_CASE("a number keeps its digits, or is refused") {
+    CHECK(load_good(with("stop = T.steps(1e15)")).stop.value == 1e15);
+    CHECK(load_good(with("stop = T.steps(1000000000000000)")).stop.value == 1e15);
+    for (const auto& [entries, message] : std::vector<std::pair<std::string, std::string>>{
+             {"stop = T.steps(9007199254740993)",
+              "stop must be a whole number of steps > 0, at most 1e15, got 9007199254740993"},
+             {"stop = T.tokens(1e18)", "stop must be a whole number of tokens > 0, at most 1e15, got 1e+18"},
+             {"stop = T.samples(-9007199254740993)",
+              "stop must be a whole number of samples > 0, got -9007199254740993"},
+             {"optimizer = { peak_lr = 9007199254740993 }",
+              "optimizer.peak_lr is an integer beyond 2^53, which loses digits as a number; write it as 9.0072e+15, "
+              "got "
+              "9007199254740993"},
+             {"loss_scale = { initial = -9223372036854775807 }", "loses digits"}}) {
+      CAPTURE(entries);
+      const std::string said = to_text(load_text(with(entries)).diagnostics);
+      CHECK_MESSAGE(said.find(message) != std::string::npos, said);
+    }
+  }
+
   TEST_CASE("--param reaches what T.params declares, typed by its default") {
     const std::string text = R"(local T = require "cairn"
 local p = T.params {
