@@ -400,34 +400,33 @@ Place Resolver::place_of(const std::string& path) const {
 Recipe Resolver::resolve(int64_t world) {
   Recipe out;
   fill(recipe_block(), "", &out);
-  check(out, world, 0);
+  check(out, world, RunPast{});
   resolve_stages(out, world);
   return out;
 }
 
-void Resolver::check(const Recipe& recipe, int64_t world, std::optional<double> schedule_begins) {
+void Resolver::check(const Recipe& recipe, int64_t world, const std::optional<RunPast>& past) {
   // A required value that is missing keeps the struct's 0, and nothing is said about it again.
-  CrossCheck check{recipe,
-                   world,
-                   [&](const std::string& path) {
-                     const auto value = resolved_.find(path);
-                     return value != resolved_.end() && value->second.has_value() && !value->second->is_null();
-                   },
-                   [&](const std::string& path) { return settings_.count(path) != 0; },
-                   [&](const std::string& from, const std::string& path) -> std::string {
-                     if (settings_.count(path) == 0) return "";
-                     const auto here = locate(place_of(from)), there = locate(place_of(path));
-                     if (here == there || there.first.empty()) return "";
-                     return there.second == 0 ? fmt::format(" ({})", there.first)
-                                              : fmt::format(" ({}:{})", there.first, there.second);
-                   },
-                   [&](const std::string& path, Diagnostic diagnostic) {
-                     std::tie(diagnostic.file, diagnostic.line) = locate(place_of(path));
-                     diagnostic.source = source_line(diagnostic.file, diagnostic.line);
-                     diagnostics_.push_back(std::move(diagnostic));
-                   },
-                   schedule_begins};
-  check.run();
+  const FieldNotes notes{.known =
+                             [&](const std::string& path) {
+                               const auto value = resolved_.find(path);
+                               return value != resolved_.end() && value->second.has_value() &&
+                                      !value->second->is_null();
+                             },
+                         .is_set = [&](const std::string& path) { return settings_.count(path) != 0; },
+                         .where = [&](const std::string& from, const std::string& path) -> std::string {
+                           if (settings_.count(path) == 0) return "";
+                           const auto here = locate(place_of(from)), there = locate(place_of(path));
+                           if (here == there || there.first.empty()) return "";
+                           return there.second == 0 ? fmt::format(" ({})", there.first)
+                                                    : fmt::format(" ({}:{})", there.first, there.second);
+                         }};
+  for (Mistake& mistake : segment_mistakes(recipe, world, past, notes)) {
+    Diagnostic diagnostic = to_diagnostic(std::move(mistake));
+    std::tie(diagnostic.file, diagnostic.line) = locate(place_of(diagnostic.path));
+    diagnostic.source = source_line(diagnostic.file, diagnostic.line);
+    diagnostics_.push_back(std::move(diagnostic));
+  }
 }
 
 std::vector<Origin> Resolver::origins() {

@@ -14,6 +14,7 @@
 #include "dsl/locate.h"
 #include "dsl/node.h"
 #include "dsl/schema.h"
+#include "runtime/plan/batch_schedule.h"
 
 namespace cairn::dsl {
 
@@ -54,7 +55,7 @@ class Resolver {
   std::pair<std::string, int> locate(const Place& place);
   std::string source_line(const std::string& file, int line) const;
   Place place_of(const std::string& path) const;
-  void check(const Recipe& recipe, int64_t world, std::optional<double> schedule_begins);
+  void check(const Recipe& recipe, int64_t world, const std::optional<RunPast>& past);
   void fill(const Block& block, const std::string& path, void* object);
 
   // convert.cc: one value. nullopt: reported; null Json: fine, but its number is not known before the final pass

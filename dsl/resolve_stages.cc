@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "dsl/checks.h"
 #include "dsl/compare.h"
 #include "dsl/resolve.h"
 #include "dsl/stages.h"
@@ -65,6 +66,7 @@ void Resolver::resolve_stages(Recipe& recipe, int64_t world) {
     for (const Entry& entry : stages.value->entries) nodes.push_back(entry.value);
 
   std::vector<Recipe> segments = {recipe};
+  PastWalk walk(recipe);
   auto before = std::make_unique<Resolver>(files_);
   before->settings_ = settings_;
   before->settings_.erase("stages");
@@ -113,9 +115,10 @@ void Resolver::resolve_stages(Recipe& recipe, int64_t world) {
       wrong.source = after.source_line(wrong.file, wrong.line);
       after.diagnostics_.push_back(std::move(wrong));
     }
+    const std::optional<RunPast> past = walk.enter(stage, next);
     if (allowed) {
       const size_t own = after.diagnostics_.size();
-      after.check(next, world, schedule_beginning(recipe, segments, i + 1));
+      after.check(next, world, past);
       for (size_t d = own; d < after.diagnostics_.size(); ++d) {
         Diagnostic& wrong = after.diagnostics_[d];
         std::tie(wrong.file, wrong.line) = locate_in_stage(wrong.path);
@@ -132,12 +135,8 @@ void Resolver::resolve_stages(Recipe& recipe, int64_t world) {
   }
   if (const auto wrong = stage_out_of_order(recipe, segments)) {
     const Entry* at = nodes[wrong->first]->find("at");
-    Diagnostic out;
+    Diagnostic out = to_diagnostic(wrong->second);
     std::tie(out.file, out.line) = locate(at == nullptr ? nodes[wrong->first]->place : at->place);
-    out.path = "stages";
-    out.code = "cross_field";
-    out.message = wrong->second;
-    out.accepted = "stages in the order of their beginnings";
     out.source = source_line(out.file, out.line);
     diagnostics_.push_back(std::move(out));
   }

@@ -10,6 +10,7 @@
 #include "dsl/compare.h"
 #include "dsl/dsl.h"
 #include "runtime/json/json.h"
+#include "runtime/plan/recipe_rules.h"
 
 namespace cairn::dsl {
 namespace {
@@ -100,38 +101,62 @@ std::vector<std::optional<StageBeginning>> stage_beginnings(const Recipe& recipe
   for (size_t i = 0; i < recipe.stages.size() && i < segments.size(); ++i) {
     const BatchConfig& batch = segments[i].batch;
     known = known && batch.samples > 0 && batch.ramp.from == 0 && batch.phases.empty();
-    Span at = recipe.stages[i].at;
-    if (at.unit == Span::Unit::kFraction) at = {recipe.stop.unit, recipe.stop.value * at.value};
-    double steps = at.value - now.step;
-    if (known && at.unit != Span::Unit::kSteps) {
-      const auto context = static_cast<double>(std::max<int64_t>(recipe.model.context, 1));
-      const double wanted = at.unit == Span::Unit::kSamples ? at.value : at.value / context;
-      steps = (wanted - now.samples) / static_cast<double>(batch.samples);
+    if (!known) {
+      out.push_back(std::nullopt);
+      continue;
     }
-    steps = std::ceil(steps);
+    const auto steps_to = [&](const Span& span) {  // from here
+      if (span.unit == Span::Unit::kSteps) return std::ceil(span.value - now.step);
+      const auto context = static_cast<double>(std::max<int64_t>(recipe.model.context, 1));
+      const double wanted = span.unit == Span::Unit::kSamples ? span.value : span.value / context;
+      return std::ceil((wanted - now.samples) / static_cast<double>(batch.samples));
+    };
+    const Span& at = recipe.stages[i].at;
+    double steps = 0;
+    if (at.unit == Span::Unit::kFraction) {  // of the run as it would end by then, as RunClock::step_of takes it
+      steps = std::round(at.value * (now.step + steps_to(segments[i].stop))) - now.step;
+    } else {
+      steps = steps_to(at);
+    }
     now.before_last = steps < 0;
     steps = std::max(steps, 0.0);
     now.step += steps;
     now.samples += steps * static_cast<double>(batch.samples);
-    out.push_back(known ? std::optional(now) : std::nullopt);
+    out.push_back(now);
   }
   return out;
 }
 
-std::optional<double> schedule_beginning(const Recipe& recipe, const std::vector<Recipe>& segments, size_t i) {
-  for (size_t other = 0; other < i; ++other)
-    if (segments[other].batch.samples != segments[i].batch.samples) return std::nullopt;
-  if (segments[i].optimizer.lr_from == LrFrom::kStart) return 0;
-  const std::vector<std::optional<StageBeginning>> begins = stage_beginnings(recipe, segments);
-  for (; i > 0; --i) {
-    if (!schedule_set(recipe.stages[i - 1])) continue;
-    return begins[i - 1] ? std::optional(begins[i - 1]->samples) : std::nullopt;
+std::optional<RunPast> PastWalk::enter(const RecipeStage& stage, const Recipe& segment) {
+  constexpr double kMostTokens = 1e18;  // that can be counted
+  // What steps are counted with must be sound.
+  const auto counts = [](const Recipe& recipe) {
+    return recipe.batch.samples > 0 && recipe.model.context > 0 &&
+           std::ranges::none_of(find_mistakes(recipe, 0), [](const Mistake& mistake) {
+             return mistake.field.starts_with("batch.ramp") || mistake.field.starts_with("batch.phases");
+           });
+  };
+  known_ = known_ && counts(before_) && counts(segment);
+  if (!known_) return std::nullopt;
+  const RunClock clock(before_, entered_);
+  const int64_t next = clock.step_of(stage.at, clock.step_of(before_.stop, 0));
+  known_ = static_cast<double>(next) * static_cast<double>(before_.batch.samples * before_.model.context) < kMostTokens;
+  if (!known_) return std::nullopt;
+  if (next > at_.step) {
+    past_ = entered_;
+    at_ = clock.at(next);
   }
-  return 0;
+  const int64_t lr_step = entered_.lr_step;
+  entered_ = past_;
+  if (at_.step > 0 && RunClock(segment, past_).at(at_.step) != at_) entered_.points.push_back(at_);
+  const bool from_stage = segment.optimizer.lr_from == LrFrom::kStage;
+  entered_.lr_step = !from_stage ? 0 : schedule_set(stage) ? at_.step : lr_step;
+  before_ = segment;
+  return entered_;
 }
 
-std::optional<std::pair<size_t, std::string>> stage_out_of_order(const Recipe& recipe,
-                                                                 const std::vector<Recipe>& segments) {
+std::optional<std::pair<size_t, Mistake>> stage_out_of_order(const Recipe& recipe,
+                                                             const std::vector<Recipe>& segments) {
   const std::vector<std::optional<StageBeginning>> begins = stage_beginnings(recipe, segments);
   const Field& at = *find_constructor("stage")->find("at");
   const auto text = [&](const Span& span) { return lua_text(at, span_json(span)); };
@@ -141,8 +166,11 @@ std::optional<std::pair<size_t, std::string>> stage_out_of_order(const Recipe& r
     const bool wrong =
         before.unit == here.unit ? here.value <= before.value : begins[i].has_value() && begins[i]->before_last;
     if (wrong)
-      return std::pair(i, fmt::format("stages[{}] begins at {}, which is not behind the beginning of stages[{}], {}",
-                                      i + 1, text(here), i, text(before)));
+      return std::pair(i, Mistake{.field = "stages",
+                                  .message = fmt::format("stages[{}] begins at {}, which is not behind the beginning "
+                                                         "of stages[{}], {}",
+                                                         i + 1, text(here), i, text(before)),
+                                  .accepted = "stages in the order of their beginnings"});
   }
   return std::nullopt;
 }

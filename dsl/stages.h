@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/config/mistake.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "runtime/plan/batch_schedule.h"
 
 namespace cairn::dsl {
 
@@ -41,12 +43,23 @@ struct StageBeginning {
 /// Of each stage; nothing behind a batch that grows by ramps or phases. `segments`: of recipe_segments.
 std::vector<std::optional<StageBeginning>> stage_beginnings(const Recipe& recipe, const std::vector<Recipe>& segments);
 
-/// Samples before the first step that optimizer.lr of segment i counts from; nothing where steps and samples are not
-/// in one proportion up to there.
-std::optional<double> schedule_beginning(const Recipe& recipe, const std::vector<Recipe>& segments, size_t i);
+/// With what past a run that never had another recipe comes to each of its segments: what a start finds at that
+/// position (tools/start_verdict.h), so that a recipe is checked as it will be planned.
+class PastWalk {
+ public:
+  explicit PastWalk(Recipe first) : before_(std::move(first)) {}
+  /// Of `segment`, which begins at `stage`, the next one; nothing where steps cannot be counted, for mistakes.
+  std::optional<RunPast> enter(const RecipeStage& stage, const Recipe& segment);
 
-/// The first stage that does not begin behind the one before it: its index and a message that names both.
-std::optional<std::pair<size_t, std::string>> stage_out_of_order(const Recipe& recipe,
-                                                                 const std::vector<Recipe>& segments);
+ private:
+  Recipe before_;
+  RunPast entered_;  // of the segment before
+  RunPast past_;     // of the position
+  PastPoint at_;
+  bool known_ = true;
+};
+
+/// The first stage that does not begin behind the one before it: its index, and what is wrong.
+std::optional<std::pair<size_t, Mistake>> stage_out_of_order(const Recipe& recipe, const std::vector<Recipe>& segments);
 
 }  // namespace cairn::dsl

@@ -17,6 +17,7 @@
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/plan/recipe_rules.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run_folder.h"
@@ -95,7 +96,8 @@ Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, std::vector<s
     notes->push_back("mesh.sequence_parallel is off now: with tp = 1 there is nothing to split");
   }
   if (zero >= 0) recipe.optimizer.zero = zero;
-  if (recipe.mesh.shard > 0 && (recipe.optimizer.zero == 0 || !check_sharding(recipe, mesh.dp * mesh.cp).ok())) {
+  const std::vector<Mistake> mistakes = find_mistakes(recipe, wanted_world(mesh));
+  if (std::any_of(mistakes.begin(), mistakes.end(), [](const Mistake& m) { return m.field == "mesh.shard"; })) {
     notes->push_back(
         fmt::format("mesh.shard was {}; all {} replicas are one shard group now", recipe.mesh.shard, mesh.dp));
     recipe.mesh.shard = 0;

@@ -34,12 +34,17 @@ Result<std::unique_ptr<Session>> Session::make(const Recipe& trained) {
     return Error{ErrorCode::kUnsupported,
                  "this model's tokens see those to their right (model.mask): it has no next token to compute"};
   }
-  Recipe recipe = trained;
-  recipe.mesh = MeshConfig{.dp = 1};
+  // A run of one rank and one sample. How the model was trained (layout, schedule, rates) is not asked for.
+  Recipe recipe;
+  recipe.name = "inference";
+  recipe.seed = trained.seed;
+  recipe.model = trained.model;
+  recipe.precision = trained.precision;
+  recipe.deterministic = trained.deterministic;
   recipe.batch = {.samples = 1, .micro = 1};
-  recipe.optimizer = {};
-  recipe.objective = {};
+  if (recipe.model.mask == Mask::kPrefix) recipe.objective.kind = ObjectiveConfig::Kind::kPrefix;
   RT_TRY_SET(Plan plan, make_plan(recipe, 1));
+  plan.recipe.objective = {};  // no targets
   RankPlan rank = plan.rank(0);
   std::unique_ptr<Session> out(new Session(std::move(plan), std::move(rank)));
   const Device cpu{DeviceKind::kCpu, 0};

@@ -36,48 +36,73 @@ std::vector<MeshAxis> whole_order(std::vector<MeshAxis> order) {
   return order;
 }
 
-Status check_experts(int64_t ep, int64_t dp) {
-  if (dp % ep == 0) return {};
-  std::vector<int64_t> near;
-  for (int64_t n = 1; n <= dp; ++n) {
-    if (dp % n == 0) near.push_back(n);
-  }
-  return Error{ErrorCode::kInvalidInput,
-               fmt::format("mesh.ep = {} divides the experts over data-parallel ranks, and does not divide dp = {}; "
-                           "possible: {}",
-                           ep, dp, fmt::join(near, ", "))};
-}
-
 }  // namespace
 
-Result<Mesh> Mesh::make(const MeshConfig& config, int64_t world) {
-  const int64_t model_ranks = config.tp * config.cp * config.pp;
+std::vector<Mistake> find_mistakes(const MeshConfig& config, int64_t world) {
+  std::vector<Mistake> out;
   const std::string cp = config.cp > 1 ? fmt::format(" x cp {}", config.cp) : "";
-  if (config.tp < 1 || config.pp < 1 || config.cp < 1 || config.ep < 1 || config.dp < 0 || world < 1) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("mesh tp {}{} x pp {} x dp {} of {} ranks: sizes must be >= 1",
-                                                       config.tp, cp, config.pp, config.dp, world)};
+  if (config.tp < 1 || config.pp < 1 || config.cp < 1 || config.ep < 1 || config.dp < 0 || world < 0) {
+    const std::string field = config.tp < 1   ? "mesh.tp"
+                              : config.pp < 1 ? "mesh.pp"
+                              : config.cp < 1 ? "mesh.cp"
+                              : config.ep < 1 ? "mesh.ep"
+                                              : "mesh.dp";
+    out.push_back({field, fmt::format("mesh tp {}{} x pp {} x dp {} of {} ranks: sizes must be >= 1", config.tp, cp,
+                                      config.pp, config.dp, world)});
+    return out;
   }
-  if (world % model_ranks != 0 || (config.dp != 0 && model_ranks * config.dp != world)) {
+  const std::vector<MeshAxis> order = whole_order(config.order);
+  if (const std::array all = {MeshAxis::kTp, MeshAxis::kCp, MeshAxis::kDp, MeshAxis::kPp};
+      order.size() != all.size() || !std::is_permutation(order.begin(), order.end(), all.begin())) {
+    out.push_back({"mesh.order", "mesh.order must name tp, dp and pp once each, and cp once or not",
+                   "order { \"tp\", \"dp\", \"pp\" } or another order of them"});
+  }
+  const int64_t model_ranks = config.tp * config.cp * config.pp;
+  int64_t dp = config.dp;
+  if (world > 0 && config.dp != 0 && model_ranks * config.dp != world) {
+    out.push_back({"mesh.dp",
+                   fmt::format("mesh tp {}{} x pp {} x dp {} needs {} ranks, but {} were asked for", config.tp, cp,
+                               config.pp, config.dp, model_ranks * config.dp, world),
+                   world % model_ranks == 0 ? fmt::format("dp {}", world / model_ranks) : ""});
+    return out;
+  }
+  if (world > 0 && world % model_ranks != 0) {
     const int64_t below = world / model_ranks * model_ranks;
-    return Error{ErrorCode::kInvalidInput,
-                 config.dp != 0 ? fmt::format("mesh tp {}{} x pp {} x dp {} needs {} ranks, but {} were asked for",
-                                              config.tp, cp, config.pp, config.dp, model_ranks * config.dp, world)
-                                : fmt::format("{} ranks cannot be cut into mesh tp {}{} x pp {} = {} ranks a replica; "
-                                              "nearest worlds: {}{}",
-                                              world, config.tp, cp, config.pp, model_ranks,
-                                              below > 0 ? fmt::format("{}, ", below) : "", below + model_ranks)};
+    out.push_back(
+        {config.pp != 1 && config.tp == 1 ? "mesh.pp" : "mesh.tp",
+         fmt::format("{} ranks cannot be cut into mesh tp {}{} x pp {} = {} ranks a replica", world, config.tp, cp,
+                     config.pp, model_ranks),
+         fmt::format("a world of {}{} ranks", below > 0 ? fmt::format("{} or ", below) : "", below + model_ranks)});
+    return out;
+  }
+  if (world > 0) dp = world / model_ranks;
+  if (dp % config.ep != 0) {
+    std::vector<int64_t> fitting;
+    for (int64_t n = 1; n <= dp; ++n) {
+      if (dp % n == 0) fitting.push_back(n);
+    }
+    out.push_back(
+        {"mesh.ep",
+         fmt::format("mesh.ep = {} does not divide dp = {}: data-parallel ranks divide the experts", config.ep, dp),
+         fmt::format("ep {}", fmt::join(fitting, ", "))});
+  }
+  return out;
+}
+
+Result<Mesh> Mesh::make(const MeshConfig& config, int64_t world) {
+  if (world < 1) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("a mesh of {} ranks: there must be 1 or more", world)};
+  }
+  if (const std::vector<Mistake> mistakes = find_mistakes(config, world); !mistakes.empty()) {
+    return to_error(mistakes.front());
   }
   Mesh mesh;
   mesh.tp_ = config.tp;
   mesh.pp_ = config.pp;
   mesh.cp_ = config.cp;
   mesh.ep_ = config.ep;
-  mesh.dp_ = world / model_ranks;
-  RT_TRY(check_experts(mesh.ep_, mesh.dp_));
+  mesh.dp_ = world / (config.tp * config.cp * config.pp);
   const std::vector<MeshAxis> order = whole_order(config.order);
-  if (order.size() != 4 || !std::is_permutation(order.begin(), order.end(), mesh.order_.begin())) {
-    return Error{ErrorCode::kInvalidInput, "mesh.order must name tp, dp and pp once each, and cp once or not"};
-  }
   std::copy(order.begin(), order.end(), mesh.order_.begin());
   return mesh;
 }

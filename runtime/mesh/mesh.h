@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/config/mistake.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 
@@ -23,10 +24,13 @@ struct Coords {
   bool operator==(const Coords&) const = default;
 };
 
+/// Why `world` ranks (0: unknown) cannot have this mesh: sizes below 1, an order that lacks an axis, tp * cp * pp * dp
+/// that is not `world`, ep that does not divide dp. Pure.
+std::vector<Mistake> find_mistakes(const MeshConfig& config, int64_t world);
+
 class Mesh {
  public:
-  /// Errors: kInvalidInput when tp * cp * pp * dp is not `world` or ep does not divide dp; the message names the sizes
-  /// that would fit.
+  /// Errors: kInvalidInput, the first of find_mistakes().
   static Result<Mesh> make(const MeshConfig& config, int64_t world);
 
   int64_t world() const { return tp_ * cp_ * dp_ * pp_; }

@@ -12,7 +12,7 @@ class Check {
  public:
   explicit Check(const ModelConfig& m) : m_(m) {}
 
-  std::vector<ModelMistake> run() {
+  std::vector<Mistake> run() {
     if (m_.positions == Positions::kRotary) rotary();
     if (m_.position_offset > 0 && m_.positions != Positions::kLearned) {
       found("model.position_offset", "is for learned positions only");
@@ -31,7 +31,7 @@ class Check {
 
  private:
   void found(const std::string& field, const std::string& what, std::string accepted = "") {
-    found_.push_back({field, field + " " + what, std::move(accepted)});
+    found_.push_back({.field = field, .message = field + " " + what, .accepted = std::move(accepted)});
   }
 
   void rotary() {
@@ -102,11 +102,11 @@ class Check {
   }
 
   const ModelConfig& m_;
-  std::vector<ModelMistake> found_;
+  std::vector<Mistake> found_;
 };
 
 }  // namespace
 
-std::vector<ModelMistake> find_mistakes(const ModelConfig& model) { return Check(model).run(); }
+std::vector<Mistake> find_mistakes(const ModelConfig& model) { return Check(model).run(); }
 
 }  // namespace cairn

@@ -12,7 +12,7 @@ class Check {
   Check(const ObjectiveConfig& objective, const ModelConfig& model, int64_t sequence_tokens)
       : o_(objective), m_(model), tokens_(sequence_tokens) {}
 
-  std::vector<ModelMistake> run() {
+  std::vector<Mistake> run() {
     using Kind = ObjectiveConfig::Kind;
     if (o_.kind != Kind::kNextToken && m_.mask != Mask::kPrefix) {
       found("model.mask", "must be prefix for objective.kind = prefix and infill: tokens see what they are given",
@@ -23,13 +23,14 @@ class Check {
     }
     if (o_.document_end >= 0) documents();
     if (o_.kind == Kind::kInfill) infill();
-    if (o_.kind == Kind::kPrefix && tokens_ < 2) found("objective.kind", "= prefix needs sequences of 2 tokens or more");
+    if (o_.kind == Kind::kPrefix && tokens_ < 2)
+      found("objective.kind", "= prefix needs sequences of 2 tokens or more");
     return std::move(found_);
   }
 
  private:
   void found(const std::string& field, const std::string& what, std::string accepted = "") {
-    found_.push_back({field, field + " " + what, std::move(accepted)});
+    found_.push_back({.field = field, .message = field + " " + what, .accepted = std::move(accepted)});
   }
 
   void token(const std::string& field, int64_t id) {
@@ -62,21 +63,22 @@ class Check {
             "rotary or learned");
     }
     if (tokens_ % o_.mask_windows != 0 || tokens_ / o_.mask_windows < kLeastWindow) {
-      found("objective.mask_windows", fmt::format("= {} must cut sequences of {} tokens into equal windows of {} or more",
-                                                  o_.mask_windows, tokens_, kLeastWindow));
+      found("objective.mask_windows",
+            fmt::format("= {} must cut sequences of {} tokens into equal windows of {} or more", o_.mask_windows,
+                        tokens_, kLeastWindow));
     }
   }
 
   const ObjectiveConfig& o_;
   const ModelConfig& m_;
   int64_t tokens_;
-  std::vector<ModelMistake> found_;
+  std::vector<Mistake> found_;
 };
 
 }  // namespace
 
-std::vector<ModelMistake> find_mistakes(const ObjectiveConfig& objective, const ModelConfig& model,
-                                        int64_t sequence_tokens) {
+std::vector<Mistake> find_mistakes(const ObjectiveConfig& objective, const ModelConfig& model,
+                                   int64_t sequence_tokens) {
   return Check(objective, model, sequence_tokens).run();
 }
 

@@ -3,12 +3,12 @@
 
 #include <vector>
 
-#include "runtime/plan/model_check.h"
+#include "runtime/config/mistake.h"
+#include "runtime/config/recipe.h"
 
 namespace cairn {
 
 /// All mistakes. `sequence_tokens`: the shortest sequences of the run. Pure.
-std::vector<ModelMistake> find_mistakes(const ObjectiveConfig& objective, const ModelConfig& model,
-                                        int64_t sequence_tokens);
+std::vector<Mistake> find_mistakes(const ObjectiveConfig& objective, const ModelConfig& model, int64_t sequence_tokens);
 
 }  // namespace cairn

@@ -1,31 +1,17 @@
 #include "runtime/plan/plan.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <queue>
 #include <set>
 
-#include "runtime/core/glob.h"
-#include "runtime/plan/model_check.h"
-#include "runtime/plan/objective_check.h"
+#include "runtime/plan/recipe_rules.h"
 
 namespace cairn {
 namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-Error refuse(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
-
-Status divides(std::string_view what, int64_t value, std::string_view by_what, int64_t by) {
-  if (value % by == 0) return {};
-  const int64_t below = value / by * by;
-  return refuse(fmt::format("{} = {} cannot be cut by {} = {}; nearest: {}{}", what, value, by_what, by,
-                            below > 0 ? fmt::format("{}, ", below) : "", below + by));
-}
 
 // Each next layer goes where least lies, to the middle of those: first one to each stage, then the others.
 std::vector<int64_t> balanced_stages(int64_t layers, int64_t count, double embedding_weight, double head_weight) {
@@ -66,98 +52,20 @@ std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers) {
   return out;
 }
 
-Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
+std::vector<Stage> plan_stages(const ModelConfig& model, const MeshConfig& mesh) {
   const int64_t count = mesh.pp * mesh.virtual_stages;
-  const std::string said = mesh.virtual_stages > 1 ? fmt::format("mesh.pp x mesh.virtual_stages = {}", count)
-                                                   : fmt::format("mesh.pp = {}", count);
-  if (model.layers < count) {
-    return refuse(fmt::format("model.layers = {} is less than {}: a stage would be empty; nearest: {} stages",
-                              model.layers, said, model.layers));
-  }
-  const std::vector<int64_t> balanced = balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight);
-  const std::vector<int64_t>& counts = mesh.stages.empty() ? balanced : mesh.stages;
-  const std::string nearest = fmt::format("nearest: {{ {} }}", fmt::join(nearest_stages(mesh, model.layers), ", "));
-  if (static_cast<int64_t>(counts.size()) != count) {
-    return refuse(fmt::format("mesh.stages lists {} stages, {}; {}", counts.size(), said, nearest));
-  }
+  const std::vector<int64_t> counts =
+      mesh.stages.empty() ? balanced_stages(model.layers, count, mesh.embedding_weight, mesh.head_weight) : mesh.stages;
   std::vector<Stage> stages;
   int64_t layer = 0;
   for (int64_t s = 0; s < count; ++s) {
-    if (counts[s] < 1)
-      return refuse(
-          fmt::format("mesh.stages[{}] = {}: a stage needs at least one layer; {}", s + 1, counts[s], nearest));
     stages.push_back({layer, layer + counts[s], s == 0, s == count - 1});
     layer += counts[s];
-  }
-  if (layer != model.layers) {
-    return refuse(fmt::format("mesh.stages sum to {} layers, model.layers = {}; {}", layer, model.layers, nearest));
   }
   return stages;
 }
 
-Status check_qk_clip(const Recipe& recipe) {
-  if (recipe.optimizer.qk_clip > 0 && recipe.model.top_query) {
-    return refuse(
-        fmt::format("optimizer.qk_clip = {} does not see the scores of model.top_query; leave one of them out",
-                    recipe.optimizer.qk_clip));
-  }
-  if (recipe.optimizer.qk_clip == 0 || recipe.model.qk_norm == QkNorm::kNone) return {};
-  return refuse(
-      fmt::format("optimizer.qk_clip = {} scales the projections of q and k, and model.qk_norm = \"head\" "
-                  "norms what they give: no score would change; leave one of them out",
-                  recipe.optimizer.qk_clip));
-}
-
-Status check_adafactor(const Recipe& recipe) {
-  if (recipe.optimizer.kind != OptimizerKind::kAdafactor || recipe.deterministic != Deterministic::kLayout) return {};
-  return refuse(
-      "deterministic = \"layout\" gives every layout the same bits, and Adafactor's sums over rows and columns are "
-      "rounded as shards cut them; possible: deterministic = \"run\", or T.adamw");
-}
-
-/// Of a power of two.
-static std::vector<int64_t> divisors(int64_t parts) {
-  std::vector<int64_t> out;
-  for (int64_t p = 1; p <= parts; p *= 2) out.push_back(p);
-  return out;
-}
-
-Status check_sum_parts(const Recipe& recipe) {
-  const int64_t tp = recipe.mesh.tp;
-  if (recipe.deterministic != Deterministic::kLayout || tp == 1) return {};
-  const ModelConfig& m = recipe.model;
-  const int64_t parts = sum_parts(m);
-  if (m.moe.experts > 0 || m.top_query) {
-    return refuse(
-        fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.tp = {}; "
-                    "possible: tp = 1, or deterministic = \"run\"",
-                    m.moe.experts > 0 ? "model.moe" : "model.top_query", tp));
-  }
-  if (parts % tp != 0) {
-    return refuse(
-        fmt::format("deterministic = \"layout\" takes sums in {} parts, which model.heads = {}, model.kv_heads = "
-                    "{} and model.ffn = {} can be cut into with multiples of {} channels in each, and mesh.tp "
-                    "= {} does not divide that; possible: tp = {}, or deterministic = \"run\"",
-                    parts, m.heads, m.kv_heads, m.ffn, kSumPartElems, tp, fmt::join(divisors(parts), ", ")));
-  }
-  if (recipe.mesh.sequence_parallel && embed_dim(m) != m.width) {
-    return refuse(
-        fmt::format("deterministic = \"layout\" does not know how to cut the gradients of model.embed_dim = "
-                    "{}'s projections by rows; possible: sequence_parallel = false, or deterministic = \"run\"",
-                    m.embed_dim));
-  }
-  if (recipe.mesh.sequence_parallel && m.block == BlockKind::kParallelShared) {
-    return refuse(
-        "deterministic = \"layout\" does not know how to cut the gradient of the norm that both branches of "
-        "model.block "
-        "= \"parallel_shared\" read by rows; possible: sequence_parallel = false, or deterministic = \"run\"");
-  }
-  return {};
-}
-
-namespace {
-
-/// What gives the model a gradient that is no sum over rows of which each rank has its own, once in a micro-batch.
+// What gives the model a gradient that is no sum over rows of which each rank has its own, once in a micro-batch.
 std::string_view uncut_over_tokens(const Recipe& recipe) {
   const ModelConfig& m = recipe.model;
   if (m.moe.experts > 0) return "model.moe";
@@ -170,152 +78,11 @@ std::string_view uncut_over_tokens(const Recipe& recipe) {
   return "";
 }
 
-}  // namespace
-
 int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens) {
   if (!uncut_over_tokens(recipe).empty()) return 1;
   int64_t parts = 8;
   while (parts > 1 && sequence_tokens % (2 * parts * kTokenChunkAlign) != 0) parts /= 2;
   return parts;
-}
-
-Status check_token_parts(const Recipe& recipe) {
-  const int64_t cp = recipe.mesh.cp;
-  if (recipe.deterministic != Deterministic::kLayout || cp == 1) return {};
-  if (const std::string_view uncut = uncut_over_tokens(recipe); !uncut.empty()) {
-    return refuse(
-        fmt::format("deterministic = \"layout\" does not know how to cut the sums of {} for mesh.cp = {}; possible: "
-                    "cp = 1, or deterministic = \"run\"",
-                    uncut, cp));
-  }
-  for (const StepStage& stage : step_stages(recipe)) {
-    const int64_t parts = token_parts(recipe, stage.tokens);
-    if (parts % cp == 0) continue;
-    return refuse(
-        fmt::format("deterministic = \"layout\" takes sums over the {} tokens of a sequence in {} parts: each is two "
-                    "chunks of a multiple of {} tokens, and mesh.cp = {} does not divide that; possible: cp = {}, or "
-                    "deterministic = \"run\"",
-                    stage.tokens, parts, kTokenChunkAlign, cp, fmt::join(divisors(parts), ", ")));
-  }
-  return {};
-}
-
-Status check_sharding(const Recipe& recipe, int64_t dp) {
-  const int64_t shard = recipe.mesh.shard;
-  const int zero = recipe.optimizer.zero;
-  if (recipe.optimizer.keep_after_forward && zero < 3) {
-    return refuse(
-        fmt::format("optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = "
-                    "{} none are gathered; it is for zero = 3",
-                    zero));
-  }
-  if (recipe.deterministic == Deterministic::kLayout && dp > 1) {
-    if (zero == 0) {
-      return refuse(
-          fmt::format("deterministic = \"layout\" adds gradients into shards, and with optimizer.zero = 0 there "
-                      "are none for dp = {}; say zero = 1, 2 or 3",
-                      dp));
-    }
-    if (shard != 0 && shard != dp) {
-      return refuse(
-          fmt::format("deterministic = \"layout\" adds the gradients of all replicas one after another, and "
-                      "mesh.shard = {} adds groups of dp = {} apart; leave mesh.shard out",
-                      shard, dp));
-    }
-  }
-  if (splits_backward(recipe.schedule) && (zero >= 2 || recipe.deterministic == Deterministic::kLayout)) {
-    return refuse(
-        fmt::format("schedule = \"{}\" completes the gradients of a micro-batch after others have begun, and "
-                    "{} adds them up micro-batch by micro-batch; possible: {}, or schedule = \"1f1b\"",
-                    schedule_name(recipe.schedule),
-                    zero >= 2 ? fmt::format("optimizer.zero = {}", zero) : "deterministic = \"layout\"",
-                    zero >= 2 ? "optimizer.zero = 1" : "deterministic = \"run\""));
-  }
-  if (shard == 0) return {};
-  if (zero == 0) {
-    return refuse(
-        fmt::format("mesh.shard = {} divides optimizer state over {} replicas, but optimizer.zero = 0 divides "
-                    "nothing; say zero = 1, 2 or 3",
-                    shard, shard));
-  }
-  if (shard == 1) return refuse("mesh.shard = 1 divides nothing; leave it out with optimizer.zero = 0");
-  // Of experts' replicas a shard group holds all, or they are whole shard groups.
-  const int64_t experts = std::max<int64_t>(1, dp / recipe.mesh.ep);
-  const auto fits = [&](int64_t s) { return dp % s == 0 && (s >= experts || experts % s == 0); };
-  if (dp == 1 || fits(shard)) return {};
-  std::vector<int64_t> near;
-  for (int64_t s = 2; s <= dp; ++s) {
-    if (fits(s)) near.push_back(s);
-  }
-  return refuse(fmt::format(
-      "mesh.shard = {} does not divide {} = {}{}; possible: {}", shard, recipe.mesh.cp > 1 ? "dp x cp" : "dp", dp,
-      dp % shard == 0 ? fmt::format(" so that each part of mesh.ep = {} is whole groups or in one", recipe.mesh.ep)
-                      : "",
-      fmt::join(near, ", ")));
-}
-
-Status check_division(const Recipe& recipe) {
-  const ModelConfig& m = recipe.model;
-  const MeshConfig& mesh = recipe.mesh;
-  if (mesh.ep > 1 && m.moe.experts == 0) {
-    return refuse(
-        fmt::format("mesh.ep = {} divides experts, and the model has none; say ep = 1, or model.moe", mesh.ep));
-  }
-  if (mesh.ep > 1) RT_TRY(divides("model.moe.experts", m.moe.experts, "mesh.ep", mesh.ep));
-  return {};
-}
-
-Status check_batch(const Recipe& recipe, int64_t dp) {
-  const BatchConfig& batch = recipe.batch;
-  const BatchRamp& ramp = batch.ramp;
-  if (batch.samples < 1 || batch.micro < 1 || recipe.model.context < 1) {
-    return refuse(fmt::format("batch.samples = {}, batch.micro = {} and model.context = {} must be 1 or more",
-                              batch.samples, batch.micro, recipe.model.context));
-  }
-  if (ramp.from > 0 && (ramp.by < 1 || ramp.over.value <= 0 || ramp.over.unit == Span::Unit::kFraction ||
-                        ramp.from >= batch.samples || (batch.samples - ramp.from) % ramp.by != 0)) {
-    return refuse(
-        fmt::format("batch.ramp goes from {} by {} to batch.samples = {}: it wants `over`, not as a fraction, "
-                    "and a whole number of increments",
-                    ramp.from, ramp.by, batch.samples));
-  }
-  for (const BatchPhase& phase : batch.phases) {
-    if (phase.at.unit == Span::Unit::kFraction) {
-      return refuse("a phase of the batch begins at a number of steps, samples or tokens, not at a fraction");
-    }
-    if (phase.rope_theta > 0 && recipe.model.positions != Positions::kRotary) {
-      return refuse("a phase of the batch changes rope_theta, and the model has no rotary positions");
-    }
-  }
-  const std::vector<StepStage> stages = step_stages(recipe);
-  for (const StepStage& stage : stages) {
-    const std::string when = stages.size() > 1 ? fmt::format("from step {} on: ", stage.first_step) : "";
-    const int64_t slice = stage.micro * dp;
-    if (stage.samples % slice != 0) {
-      const int64_t below = stage.samples / slice * slice;
-      return refuse(fmt::format(
-          "{}batch.samples = {} cannot be cut: micro {} x dp {} = {} does not divide it; nearest batches: "
-          "{}{}",
-          when, stage.samples, stage.micro, dp, slice, below > 0 ? fmt::format("{}, ", below) : "", below + slice));
-    }
-    if (recipe.model.context % stage.tokens != 0) {
-      return refuse(
-          fmt::format("{}batch.tokens = {} does not divide model.context = {}: samples are cut into equal "
-                      "sequences",
-                      when, stage.tokens, recipe.model.context));
-    }
-    const int64_t cp = recipe.mesh.cp;
-    const std::string rows = cp > 1 ? "batch.micro x model.context / mesh.cp" : "batch.micro x model.context";
-    if (cp > 1) RT_TRY(divides(when + "the tokens of a sequence", stage.tokens, "2 x mesh.cp", 2 * cp));
-    if (recipe.mesh.sequence_parallel) {
-      RT_TRY(divides(when + rows, stage.micro * recipe.model.context / cp, "mesh.tp", recipe.mesh.tp));
-    }
-    if (recipe.recompute.distribute) {
-      RT_TRY(divides(when + rows + " x model.width of a kept input",
-                     stage.micro * recipe.model.context / cp * recipe.model.width, "mesh.tp", recipe.mesh.tp));
-    }
-  }
-  return {};
 }
 
 namespace {
@@ -338,55 +105,20 @@ int64_t largest_boundary_room(const Plan& plan) {
 Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past) {
   const ModelConfig& m = recipe.model;
   const MeshConfig& mesh = recipe.mesh;
+  if (const std::vector<Mistake> mistakes = find_mistakes(recipe, world, {}, past); !mistakes.empty()) {
+    return to_error(mistakes.front());
+  }
   RT_TRY_SET(Mesh made, Mesh::make(mesh, world));
-  if (const std::vector<ModelMistake> mistakes = find_mistakes(m); !mistakes.empty()) {
-    const ModelMistake& first = mistakes.front();
-    return refuse(first.message + (first.accepted.empty() ? "" : "; accepted: " + first.accepted));
-  }
-  RT_TRY(divides("model.heads", m.heads, "mesh.tp", mesh.tp));
-  if (mesh.tp <= m.kv_heads) {
-    RT_TRY(divides("model.kv_heads", m.kv_heads, "mesh.tp", mesh.tp));
-  } else {
-    RT_TRY(divides("mesh.tp", mesh.tp, "model.kv_heads", m.kv_heads));  // then several ranks hold each head
-  }
-  RT_TRY(divides("model.heads", m.heads, "model.kv_heads", m.kv_heads));
-  RT_TRY(divides("model.ffn", m.ffn, "mesh.tp", mesh.tp));
-  RT_TRY(check_batch(recipe, made.dp()));
-  RT_TRY(check_sharding(recipe, made.replicas()));
-  RT_TRY(check_sum_parts(recipe));
-  RT_TRY(check_token_parts(recipe));
-  RT_TRY(check_division(recipe));
-  RT_TRY(check_adafactor(recipe));
-  RT_TRY(check_qk_clip(recipe));
-  RT_TRY_SET(std::vector<Stage> stages, plan_stages(m, mesh));
 
-  Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = std::move(stages)};
+  Plan plan{.recipe = recipe, .mesh = made, .tensors = model_tensors(m), .stages = plan_stages(m, mesh)};
   plan.padded_vocab = padded_vocab(m.vocab, std::max(mesh.tp, plan.sum_parts()));
   plan.past = past;
   plan.step_stages = step_stages(recipe, past);
-  for (size_t k = plan.step_stages.size(); k-- > 0;) {
-    const StepStage& stage = plan.step_stages[k];
-    Status fits = check_schedule(plan.at(k).schedule());
-    if (!fits.ok()) return std::move(fits).error().with(fmt::format("from step {} on", stage.first_step));
-  }
   plan.boundary_room = largest_boundary_room(plan);
-  for (const StepStage& stage : plan.step_stages) {
-    if (const auto mistakes = find_mistakes(recipe.objective, m, stage.tokens); !mistakes.empty()) {
-      return refuse(mistakes.front().message);
-    }
-  }
   plan.sequence_tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : m.context;
   plan.micro_batches = recipe.batch.samples / (recipe.batch.micro * made.dp());
   plan.tokens_per_step = recipe.batch.samples * m.context;
   plan.steps = plan.end_step = RunClock(recipe, past).step_of(recipe.stop, 0);
-  for (const ParameterGroup& group : recipe.optimizer.groups) {
-    const bool used = std::any_of(plan.tensors.begin(), plan.tensors.end(),
-                                  [&](const TensorSpec& tensor) { return matches(group.tensors, tensor.name); });
-    if (!used) {
-      return refuse(fmt::format("optimizer.groups: \"{}\" is of no tensor of the model; it has \"{}\", for one",
-                                group.tensors, plan.tensors.back().name));
-    }
-  }
   for (const TensorSpec& tensor : plan.tensors) plan.parameters += count_elems(tensor.shape);
   const StateKinds kinds = plan.state_kinds();
   for (const StateKind kind : kinds.all()) {

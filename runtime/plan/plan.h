@@ -190,6 +190,8 @@ struct RankPlan {
 /// Into how many parts deterministic = "layout" cuts sums over the tokens of a sequence: a power of two up to 8 that
 /// leaves chunks of a multiple of kTokenChunkAlign. 1 for what it does not know how to cut.
 int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens);
+/// What it does not know how to cut, as a message names it: "model.moe". Empty: nothing.
+std::string_view uncut_over_tokens(const Recipe& recipe);
 constexpr int64_t kTokenChunkAlign = 128;  // whole tiles of attention, and few enough sums to add for each of keys
 
 struct Plan {
@@ -260,35 +262,13 @@ struct Plan {
 };
 
 /// `past`: of the position that the run goes on from; stages of the batch and spans in samples or tokens are read
-/// there. Errors: kInvalidInput, naming the fields, the values and the nearest valid ones.
+/// there. Errors: kInvalidInput, the first of find_mistakes(recipe, world, {}, past) (runtime/plan/recipe_rules.h).
 Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past = {});
-
-/// Refuses batches that no replica can be given its part of, in any stage of the run. Errors: kInvalidInput.
-Status check_batch(const Recipe& recipe, int64_t dp);
-
-/// Refuses shard groups that do not tile the replicas, what only ZeRO has, without it, and what a split backward cannot
-/// have. Errors: kInvalidInput.
-Status check_sharding(const Recipe& recipe, int64_t replicas);
-
-/// Refuses tensor and context parallelism with which deterministic = "layout" cannot keep its promise. Errors:
-/// kInvalidInput.
-Status check_sum_parts(const Recipe& recipe);
-Status check_token_parts(const Recipe& recipe);
-
-/// Refuses what factored second moments cannot have. Errors: kInvalidInput.
-Status check_adafactor(const Recipe& recipe);
-
-/// Refuses experts that ep ranks cannot divide. Errors: kInvalidInput.
-Status check_division(const Recipe& recipe);
-
-/// Refuses optimizer.qk_clip where scaling q and k changes no score, and with a layer whose scores it does not see.
-/// Errors: kInvalidInput.
-Status check_qk_clip(const Recipe& recipe);
 
 /// Layers of each of the pp * virtual_stages stages: recipe.mesh.stages, or as even as possible, where the embedding
 /// weighs mesh.embedding_weight layers of the first stage and the head mesh.head_weight of the last; longer stages in
-/// the middle. Each stage has at least one. Errors: kInvalidInput, naming the nearest layout that works.
-Result<std::vector<Stage>> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
+/// the middle. Each stage has at least one. For a model and a mesh in which find_mistakes() finds none.
+std::vector<Stage> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
 
 /// What mesh.stages could be for a model of `layers`, at least as many as there are stages: the list as written with
 /// its shortest stages longer or its longest ones shorter, or balanced when it has not an entry for each stage.

@@ -205,58 +205,65 @@ StagePlace place_of(const ScheduleShape& shape, int64_t stage) {
   return {stage % shape.pp, stage / shape.pp};
 }
 
-Status check_schedule(const ScheduleShape& shape) {
-  const auto refuse = [](std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; };
+std::vector<Mistake> find_mistakes(const ScheduleShape& shape, const FieldNotes& notes) {
+  std::vector<Mistake> out;
   const int64_t pp = shape.pp, m = shape.micro_batches;
-  if (shape.group != 0 && shape.kind != PipelineKind::kInterleaved) {
-    return refuse(fmt::format("mesh.micro_batch_group = {} is for schedule = \"interleaved\", not \"{}\"", shape.group,
-                              schedule_name(shape.kind)));
+  const bool interleaved = shape.kind == PipelineKind::kInterleaved, zb_v = shape.kind == PipelineKind::kZbV;
+  if (interleaved && (pp < 2 || shape.chunks < 2)) {
+    out.push_back({"schedule",
+                   fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and "
+                               "{}",
+                               pp, shape.chunks),
+                   pp < 2 ? "schedule = \"1f1b\"" : "virtual_stages 2, or schedule = \"1f1b\""});
   }
-  if (shape.kind == PipelineKind::kZbV) {
-    if (pp >= 2 && shape.chunks == 2) return {};
-    return refuse(
-        fmt::format("schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got {} and {}; with "
-                    "one stage a rank it is \"zb-h1\"",
-                    pp, shape.chunks));
+  if (zb_v && (pp < 2 || shape.chunks != 2)) {
+    out.push_back({"schedule",
+                   fmt::format("schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got {} and {}", pp,
+                               shape.chunks),
+                   pp < 2 ? "schedule = \"zb-h1\"" : "virtual_stages 2, or schedule = \"zb-h1\""});
   }
-  if (shape.kind != PipelineKind::kInterleaved) {
-    if (shape.chunks == 1) return {};
-    return refuse(
-        fmt::format("mesh.virtual_stages = {} is for schedule = \"interleaved\" or \"zb-v\"; the schedule here runs "
-                    "one stage a rank",
-                    shape.chunks));
+  if (!interleaved && !zb_v && shape.chunks != 1) {
+    out.push_back(
+        {"mesh.virtual_stages",
+         fmt::format("mesh.virtual_stages = {} is for schedule = \"interleaved\" or \"zb-v\", and \"{}\" runs "
+                     "one stage a rank",
+                     shape.chunks, schedule_name(shape.kind)),
+         "schedule = \"interleaved\" or \"zb-v\", or virtual_stages 1"});
   }
-  if (pp < 2 || shape.chunks < 2) {
-    return refuse(
-        fmt::format("schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got {} and "
-                    "{}; with one stage a rank it is \"1f1b\"",
-                    pp, shape.chunks));
+  if (!interleaved && shape.group != 0) {
+    out.push_back({"mesh.micro_batch_group",
+                   fmt::format("mesh.micro_batch_group = {} is for schedule = \"interleaved\", not \"{}\"", shape.group,
+                               schedule_name(shape.kind)),
+                   "schedule = \"interleaved\", or micro_batch_group 0"});
   }
   const int64_t group = group_size(shape);
-  if (group < pp) {
-    return refuse(
-        fmt::format("mesh.micro_batch_group = {} is less than mesh.pp = {}: the first rank would wait for "
-                    "the last one in every group; nearest: {}",
-                    group, pp, pp));
+  if (interleaved && group < pp) {
+    out.push_back({"mesh.micro_batch_group",
+                   fmt::format("mesh.micro_batch_group = {} is less than mesh.pp = {}{}: the first rank would wait for "
+                               "the last one in every group",
+                               group, pp, notes.where ? notes.where("mesh.micro_batch_group", "mesh.pp") : ""),
+                   fmt::format("micro_batch_group {} or more, or 0 for mesh.pp", pp)});
   }
+  if (!interleaved || !out.empty() || m == 0) return out;
   // A group of fewer than pp would have to wait for its own way round the ranks.
   const auto fits = [&](int64_t count) { return count % group == 0 || count % group >= pp; };
-  if (m >= 1 && fits(m)) return {};
-  std::string nearest;
-  int64_t below = m - 1, above = m + 1;
+  if (m >= 1 && fits(m)) return out;
+  int64_t below = m - 1, above = std::max<int64_t>(1, m + 1);
   while (below > 0 && !fits(below)) --below;
   while (!fits(above)) ++above;
-  if (below > 0) nearest = fmt::format("{}, ", below);
-  if (shape.group == 0) {
-    return refuse(
-        fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a step "
-                    "has {}; nearest: {}{}",
-                    pp, m, nearest, above));
-  }
-  return refuse(
-      fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.micro_batch_group = {}, "
-                  "the last one of at least mesh.pp = {}, and a step has {}; nearest: {}{}",
-                  group, pp, m, nearest, above));
+  const std::string accepted =
+      fmt::format("{}{} micro-batches a step", below > 0 ? fmt::format("{} or ", below) : "", above);
+  out.push_back({"schedule",
+                 shape.group == 0
+                     ? fmt::format("schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = {}, and a "
+                                   "step has {}",
+                                   pp, m)
+                     : fmt::format("schedule = \"interleaved\" takes micro-batches in groups of "
+                                   "mesh.micro_batch_group = {}, the last one of at least mesh.pp = {}, and a step "
+                                   "has {}",
+                                   group, pp, m),
+                 accepted});
+  return out;
 }
 
 std::vector<int64_t> in_flight_micro_batches(const ScheduleShape& shape, int64_t rank) {

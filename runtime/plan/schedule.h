@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/config/mistake.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
 
@@ -63,10 +64,9 @@ struct StagePlace {
 };
 StagePlace place_of(const ScheduleShape& shape, int64_t stage);
 
-/// Refuses what cannot run: chunks that the schedule does not have, and micro-batches that leave a group of the
-/// interleaved schedule with fewer than pp (ranks would wait for each other for ever). Errors: kInvalidInput, with the
-/// nearest values that work.
-Status check_schedule(const ScheduleShape& shape);
+/// Why it cannot run: chunks that the schedule does not have, and micro-batches (0: unknown) that leave a group of the
+/// interleaved schedule with fewer than pp (ranks would wait for each other for ever). Pure.
+std::vector<Mistake> find_mistakes(const ScheduleShape& shape, const FieldNotes& notes = {});
 
 /// What rank `rank` of the pipeline does in one step, in order. In each chunk the actions of a kind run in micro-batch
 /// order, so gradients are summed in the same order under every schedule and every pp.

@@ -38,7 +38,7 @@ std::unique_ptr<HfFolder> opened(const std::string& name) {
 }
 
 /// One wrong line in a table, or one option misread.
-struct Mistake {
+struct BadConfig {
   std::string what;
   /// Changes the model or its weights; false when this model has nothing of the kind.
   std::function<bool(const HfFolder&, ModelConfig&, Weights&)> make;
@@ -88,8 +88,8 @@ bool remap(const HfFolder& folder, Weights& weights, const std::function<bool(Ma
   return changed;
 }
 
-const std::vector<Mistake>& mistakes() {
-  static const std::vector<Mistake> kMistakes = {
+const std::vector<BadConfig>& mistakes() {
+  static const std::vector<BadConfig> kMistakes = {
       {"q and k exchanged",
        [](const HfFolder& f, ModelConfig&, Weights& w) {
          return exchange(f, w, "layers.1.attn.q.weight", "layers.1.attn.k.weight");
@@ -464,7 +464,7 @@ TEST_SUITE("converters/families") {
       if (!is_computed(folder->model())) continue;
       const Weights weights = weights_of(*folder);
       const Reference reference = reference_of(name);
-      for (const Mistake& mistake : mistakes()) {
+      for (const BadConfig& mistake : mistakes()) {
         ModelConfig model = folder->model();
         Weights wrong = weights;
         if (!mistake.make(*folder, model, wrong) || !is_computed(model)) continue;

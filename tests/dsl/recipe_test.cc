@@ -438,12 +438,15 @@ return require "base":with {
               .find("a whole number of increments") != std::string::npos);
     CHECK(only_mistake(with("optimizer = { groups = { T.group { lr = 2 } } }")).find("must begin with a pattern") !=
           std::string::npos);
+    CHECK(only_mistake(with("optimizer = { groups = { T.group { \"embed.*\", lr = 2 }, T.group { \"layer.*\" } } }"))
+              .find("main.lua:3: optimizer.groups[2]: \"layer.*\" is of no tensor of the model") == 0);
     CHECK(only_mistake(with("model = { residual_dropout = 1 }")).find("must be a number") != std::string::npos);
     CHECK(only_mistake(with("deterministic = \"layout\""), {.world = 2}).find("optimizer.zero = 0 has none") !=
           std::string::npos);
     CHECK(only_mistake(with("deterministic = \"layout\", mesh = { tp = 4 }, model = { heads = 4, ffn = 96 }"),
                        {.world = 4})
-              .find("possible: tp = 1, 2, or") != std::string::npos);
+              .find("which model.heads = 4, model.kv_heads = 4 and model.ffn = 96 can be cut into") !=
+          std::string::npos);
   }
 
   TEST_CASE("saves in flight") {
@@ -521,6 +524,17 @@ return require "base":with {
           std::string::npos);
     CHECK(only_mistake(with("batch = { samples = 24 }, mesh = { tp = 2 }"), LoadOptions{{}, {}, {}, 10})
               .find("batch.samples = 24 cannot be cut: micro 2 x dp 5 = 10 does not divide it") != std::string::npos);
+    // An ep that no dp of the recipe is known for: one that it divides is taken.
+    const std::string experts =
+        "model = { ffn = 32, activation = \"swiglu\", bias = false, moe = T.moe { experts = 8 } }, mesh = { ep = 2 }";
+    load_good(with(experts + ", batch = { ramp = T.ramp { from = 8, by = 8, over = T.steps(10) } }"));
+    CHECK(only_mistake(with(experts + ", batch = { samples = 6, micro = 2 }"))
+              .find("micro 2 x dp 2 = 4 does not divide it") != std::string::npos);
+    // Each stage of the run, at its own step.
+    CHECK(only_mistake(with("mesh = { pp = 2, virtual_stages = 2, dp = 1 }, schedule = \"interleaved\", "
+                            "batch = { micro = 1, phases = { T.phase { T.steps(5), samples = 3 } } }"))
+              .find("from step 6 on: schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 2, and a "
+                    "step has 3") != std::string::npos);
     CHECK(only_mistake(with("data = { split = { 1 } }, eval = { at = T.every { steps = 5 } }"))
               .find("has no validation part") != std::string::npos);
     CHECK(only_mistake(with("name = \"a/b\"")).find("cannot be the name of a folder") != std::string::npos);

@@ -252,6 +252,42 @@ TEST_SUITE("dsl/stages") {
     CHECK(begins[3]->step == 500);
   }
 
+  TEST_CASE("a part of the run is one of the run as it would end by then") {
+    const Recipe r =
+        load_good(staged("T.stage { at = T.steps(100), stop = T.steps(400) },\nT.stage { at = T.fraction(0.5) },\n"
+                         "T.stage { at = T.steps(300), stop = T.samples(4801) }, T.stage { at = T.fraction(0.999) }"));
+    const auto begins = stage_beginnings(r, recipe_segments(r).value());
+    REQUIRE(begins.size() == 4);
+    CHECK(begins[1]->step == 200);
+    CHECK(begins[3]->step == 301);  // of 301 steps: 300 of 16 samples and one begun
+  }
+
+  TEST_CASE("a run comes to its segments with what it has consumed and with where its schedule began") {
+    const std::string lr = "optimizer = { lr = T.linear { to = 0 } }";
+    const Recipe r = load_good(staged("T.stage { at = T.steps(100), " + lr +
+                                      " },\nT.stage { at = T.samples(3200), batch = { samples = 32 } },\n" +
+                                      "T.stage { at = T.steps(201), " + lr + ", batch = { micro = 4 } },\n" +
+                                      "T.stage { at = T.steps(300), optimizer = { lr_from = \"start\" } }"));
+    const std::vector<Recipe> segments = recipe_segments(r).value();
+    PastWalk walk(segments[0]);
+    const PastPoint at_200{200, 3200, 3200 * 32};
+    CHECK(walk.enter(r.stages[0], segments[1]) == RunPast{.lr_step = 100});
+    CHECK(walk.enter(r.stages[1], segments[2]) == RunPast{.points = {at_200}, .lr_step = 100});
+    CHECK(walk.enter(r.stages[2], segments[3]) == RunPast{.points = {at_200}, .lr_step = 201});
+    CHECK(walk.enter(r.stages[3], segments[4]) == RunPast{.points = {at_200}});
+    // Behind a ramp too, and at one step two stages are one position.
+    Recipe ramp = segments[0], plain = segments[0];
+    ramp.batch.ramp = {.from = 8, .by = 8, .over = {Span::Unit::kSteps, 10}};
+    PastWalk behind(ramp);
+    const RunPast past{.points = {{100, 80 + 90 * 16, (80 + 90 * 16) * 32}}};
+    plain.batch.samples = 64;
+    CHECK(behind.enter({{Span::Unit::kSteps, 100}, "{}"}, plain) == past);
+    CHECK(behind.enter({{Span::Unit::kSteps, 100}, "{}"}, ramp) == RunPast{});
+    ramp.batch.ramp.by = 3;
+    CHECK_FALSE(behind.enter({{Span::Unit::kSteps, 200}, "{}"}, ramp).has_value());
+    CHECK_FALSE(behind.enter({{Span::Unit::kSteps, 300}, "{}"}, plain).has_value());
+  }
+
   TEST_CASE("weights of a blend by name, over those of the sources") {
     const Recipe r =
         load_good(staged("T.stage { at = T.steps(5), data = { weights = { web = 30 } } },\n"

@@ -169,7 +169,7 @@ class RecipeTest(ProgramTest):
 
     def test_plan_refuses_a_world_that_does_not_fit(self):
         done = self.cairn("plan", "train.lua", "--world", 5, "--set", "mesh.tp=2", code=2)
-        self.assertIn("nearest worlds: 4, 6", done.stderr)
+        self.assertIn("a world of 4 or 6 ranks", done.stderr)
 
     def test_plan_of_3360_ranks_is_instant(self):
         self.write("big.lua", BIG)

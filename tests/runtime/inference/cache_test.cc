@@ -225,6 +225,18 @@ TEST_SUITE("runtime/inference/cache") {
     CHECK(Session::make(recipe).error().code == ErrorCode::kUnsupported);
   }
 
+  TEST_CASE("how a model was trained does not matter to a session of it") {
+    Recipe recipe = recipe_of(true);
+    const std::vector<float> plain = copy(session_of(recipe)->logits(random_tokens(9, 1)));
+    recipe.mesh = {.tp = 2, .pp = 2, .dp = 2, .sequence_parallel = true, .virtual_stages = 2};
+    recipe.schedule = PipelineKind::kInterleaved;
+    recipe.recompute = {.mode = RecomputeMode::kFull, .layers = 1};
+    recipe.batch = {.samples = 32, .micro = 2};
+    recipe.optimizer.zero = 1;
+    recipe.checkpoint.keep = {{.kind = Keep::Kind::kBest, .metric = Keep::Metric::kValidLoss, .count = 1}};
+    CHECK(copy(session_of(recipe)->logits(random_tokens(9, 1))) == plain);
+  }
+
   TEST_CASE("texts behind prefixes are the same alone and in batches, and end where the context does") {
     Recipe recipe = recipe_of(true, Precision::kF32, 24);
     recipe.model.mask = Mask::kPrefix;

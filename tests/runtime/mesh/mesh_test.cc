@@ -100,13 +100,13 @@ TEST_SUITE("runtime/mesh/mesh") {
     const auto refused = Mesh::make(MeshConfig{.ep = 4}, 6);
     REQUIRE_FALSE(refused.ok());
     CHECK(refused.error().message ==
-          "mesh.ep = 4 divides the experts over data-parallel ranks, and does not divide dp = 6; possible: 1, 2, 3, 6");
+          "mesh.ep = 4 does not divide dp = 6: data-parallel ranks divide the experts; accepted: ep 1, 2, 3, 6");
   }
 
   TEST_CASE("a world that the mesh cannot cut is refused with the nearest ones that it can") {
     const auto mesh = Mesh::make(MeshConfig{.tp = 2, .pp = 2}, 10);
     REQUIRE_FALSE(mesh.ok());
     CHECK(mesh.error().message ==
-          "10 ranks cannot be cut into mesh tp 2 x pp 2 = 4 ranks a replica; nearest worlds: 8, 12");
+          "10 ranks cannot be cut into mesh tp 2 x pp 2 = 4 ranks a replica; accepted: a world of 8 or 12 ranks");
   }
 }

@@ -10,7 +10,8 @@ using namespace cairn::nn::testing;
 
 namespace {
 
-/// Two samples of six tokens: documents of 2, 3 and 1 tokens; a prefix of 3, then a piece that all stands at position 1.
+/// Two samples of six tokens: documents of 2, 3 and 1 tokens; a prefix of 3, then a piece that all stands at
+/// position 1.
 Batch draw_rows(const Plan& plan) {
   Batch out = draw_batch(plan);
   out.positions = {0, 1, 0, 1, 2, 0, 0, 1, 2, 1, 1, 1};
@@ -24,7 +25,10 @@ std::vector<Recipe> recipes() {
   std::vector<Recipe> out = {gpt2_recipe(), llama_recipe()};
   out[0].model.position_offset = 2;
   out[1].model.qk_norm = QkNorm::kHead;
-  for (Recipe& recipe : out) recipe.model.mask = Mask::kPrefix;
+  for (Recipe& recipe : out) {
+    recipe.model.mask = Mask::kPrefix;
+    recipe.objective.kind = ObjectiveConfig::Kind::kPrefix;
+  }
   return out;
 }
 
@@ -50,8 +54,8 @@ TEST_SUITE("runtime/nn/sequence_rows") {
         CAPTURE(name);
         std::vector<double> got, wanted;
         for (int k = 0; k < 5; ++k) {
-          const auto i = static_cast<size_t>(uniform_at(stream_key(21, name), k) *
-                                             static_cast<double>(outcome.grads[t].size()));
+          const auto i =
+              static_cast<size_t>(uniform_at(stream_key(21, name), k) * static_cast<double>(outcome.grads[t].size()));
           double& value = at[name][i];
           const double kept = value, step = 1e-4;
           value = kept + step;
@@ -71,6 +75,7 @@ TEST_SUITE("runtime/nn/sequence_rows") {
     for (Recipe recipe : recipes()) {
       CAPTURE(recipe.name);
       recipe.model.mask = Mask::kCausal;
+      recipe.objective = {};
       const Plan plan = plan_of(recipe);
       const Logical weights = draw_weights(plan);
       Batch packed = draw_batch(plan), alone = packed;

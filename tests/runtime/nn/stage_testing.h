@@ -95,7 +95,9 @@ inline std::vector<Variant> option_variants() {
   std::vector<Variant> out;
   const auto add = [&](std::string name, Recipe r, const auto& change) {
     change(r.model);
-    r.name = name;
+    r.name = name.substr(0, 100);
+    std::replace_if(
+        r.name.begin(), r.name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
     out.push_back({std::move(name), std::move(r)});
   };
   const auto rotary = [](ModelConfig& m) {

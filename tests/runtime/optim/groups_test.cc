@@ -25,6 +25,7 @@ TEST_SUITE("runtime/optim/groups") {
 
   TEST_CASE("a group of no tensor is refused") {
     Recipe recipe;
+    recipe.name = "one";
     recipe.stop = {Span::Unit::kSteps, 1};
     recipe.model = {
         .layers = 1, .width = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .ffn = 16, .context = 4, .vocab = 9};

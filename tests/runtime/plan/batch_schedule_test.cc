@@ -10,6 +10,7 @@ namespace {
 
 Recipe recipe_of(int64_t samples) {
   Recipe r;
+  r.name = "stages";
   r.stop = {Span::Unit::kSteps, 100};
   r.model = {.layers = 2, .width = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .ffn = 16, .context = 16, .vocab = 9};
   r.model.positions = Positions::kRotary;
@@ -158,7 +159,12 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     r.batch.micro = 4;
     r.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .samples = 12}, {.at = {Span::Unit::kSamples, 1000}, .micro = 6}};
     CHECK(make_plan(r, 1).ok());
-    r.batch.phases[0].at = {Span::Unit::kSteps, 5000};  // from scratch 12 comes before 6, from here 8 meets 6
-    CHECK_FALSE(make_plan(r, 1, RunPast{.points = {{3, 2000, 32000}}}).ok());
+    // From scratch 12 comes before 6, from here 8 meets 6.
+    const Result<Plan> refused = make_plan(r, 1, RunPast{.points = {{3, 2000, 32000}}});
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("from step 4 on: batch.samples = 8 cannot be cut: micro 6") == 0);
+    r.batch.phases = {{.at = {Span::Unit::kSteps, 5}, .samples = 10}, {.at = {Span::Unit::kSteps, 6}, .samples = 12}};
+    CHECK_FALSE(make_plan(r, 1).ok());
+    CHECK(make_plan(r, 1, RunPast{.points = {{6, 48, 768}}}).ok());  // behind what does not fit
   }
 }

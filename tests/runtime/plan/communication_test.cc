@@ -11,6 +11,7 @@ namespace {
 
 Recipe recipe_of(int zero, int64_t shard = 0) {
   Recipe r;
+  r.name = "traffic";
   r.stop = {Span::Unit::kSteps, 10};
   r.model = {.layers = 6, .width = 32, .heads = 4, .kv_heads = 4, .head_dim = 8, .ffn = 64, .context = 16, .vocab = 64};
   r.model.tied_embeddings = false;
@@ -119,17 +120,18 @@ TEST_SUITE("runtime/plan/communication") {
   }
 
   TEST_CASE("shard groups that cannot be are refused with those that can") {
-    CHECK(make_plan(recipe_of(1, 3), 8).error().message == "mesh.shard = 3 does not divide dp = 8; possible: 2, 4, 8");
+    CHECK(make_plan(recipe_of(1, 3), 8).error().message ==
+          "mesh.shard = 3 does not divide dp = 8 (dp = world 8 / (tp 1 x pp 1) = 8); accepted: shard 2 or 4");
     CHECK(
         make_plan(recipe_of(0, 2), 8).error().message ==
-        "mesh.shard = 2 divides optimizer state over 2 replicas, but optimizer.zero = 0 divides nothing; say zero = 1, "
-        "2 or 3");
+        "mesh.shard = 2 says over how many ranks ZeRO splits, but optimizer.zero = 0 splits nothing; accepted: zero = "
+        "1, 2 or 3, or no shard");
     CHECK(make_plan(recipe_of(1, 1), 8).error().message ==
-          "mesh.shard = 1 divides nothing; leave it out with optimizer.zero = 0");
+          "mesh.shard = 1 splits nothing; accepted: shard >= 2, or optimizer.zero = 0 without shard");
     Recipe kept = recipe_of(2);
     kept.optimizer.keep_after_forward = true;
     CHECK(make_plan(kept, 8).error().message ==
           "optimizer.keep_after_forward = true keeps gathered weights, and with optimizer.zero = 2 none are gathered; "
-          "it is for zero = 3");
+          "accepted: zero = 3, or keep_after_forward = false");
   }
 }

@@ -36,7 +36,7 @@ bool has(const ModelConfig& m, const std::string& entry) {
 
 std::vector<std::string> fields_of(const ModelConfig& m) {
   std::vector<std::string> out;
-  for (const ModelMistake& mistake : find_mistakes(m)) {
+  for (const Mistake& mistake : find_mistakes(m)) {
     CHECK(mistake.message.starts_with(mistake.field + " "));
     out.push_back(mistake.field);
   }
@@ -197,6 +197,7 @@ TEST_SUITE("runtime/plan/model") {
 
   TEST_CASE("a top query layer costs what a layer does, and its table of positions nothing") {
     Recipe recipe;
+    recipe.name = "one";
     recipe.stop = {Span::Unit::kSteps, 1};
     recipe.batch = {.samples = 1, .micro = 1};
     recipe.model = small();
@@ -211,6 +212,7 @@ TEST_SUITE("runtime/plan/model") {
 
   TEST_CASE("a token pays for the experts it goes through") {
     Recipe recipe;
+    recipe.name = "one";
     recipe.stop = {Span::Unit::kSteps, 1};
     recipe.batch = {.samples = 1, .micro = 1};
     recipe.model = small();

@@ -12,6 +12,7 @@ namespace {
 
 Recipe small_recipe() {
   Recipe r;
+  r.name = "small";
   r.stop = {Span::Unit::kSteps, 10};
   r.model = {.layers = 6, .width = 24, .heads = 4, .kv_heads = 4, .head_dim = 6, .ffn = 40, .context = 8, .vocab = 65};
   r.batch = {.samples = 8, .micro = 1};
@@ -102,24 +103,36 @@ TEST_SUITE("runtime/plan/plan") {
   TEST_CASE("uneven stages keep the long ones in the middle, or follow the recipe") {
     ModelConfig model{.layers = 6};
     std::vector<int64_t> counts;
-    for (const Stage& stage : plan_stages(model, MeshConfig{.pp = 4}).value())
+    for (const Stage& stage : plan_stages(model, MeshConfig{.pp = 4}))
       counts.push_back(stage.end_layer - stage.first_layer);
     CHECK(counts == std::vector<int64_t>{1, 2, 2, 1});
-    CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 5}}).value()[1].first_layer == 1);
-    CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 4}}).error().message ==
-          "mesh.stages sum to 5 layers, model.layers = 6; nearest: { 2, 4 }");
-    CHECK(plan_stages(model, MeshConfig{.pp = 3, .stages = {1, 5}}).error().message ==
-          "mesh.stages lists 2 stages, mesh.pp = 3; nearest: { 2, 2, 2 }");
-    CHECK(plan_stages(model, MeshConfig{.pp = 3, .stages = {0, 5, 1}}).error().message ==
-          "mesh.stages[1] = 0: a stage needs at least one layer; nearest: { 1, 4, 1 }");
-    CHECK(plan_stages(model, MeshConfig{.pp = 4, .virtual_stages = 2}).error().message ==
-          "model.layers = 6 is less than mesh.pp x mesh.virtual_stages = 8: a stage would be empty; nearest: 6 stages");
+    CHECK(plan_stages(model, MeshConfig{.pp = 2, .stages = {1, 5}})[1].first_layer == 1);
+  }
+
+  TEST_CASE("stages that cannot be are refused with the nearest ones") {
+    const auto refused = [](const MeshConfig& mesh) {
+      Recipe recipe = small_recipe();  // 6 layers
+      recipe.mesh = mesh;
+      if (mesh.virtual_stages > 1) recipe.schedule = PipelineKind::kInterleaved;
+      return make_plan(recipe, mesh.pp).error().message;
+    };
+    CHECK(
+        refused({.pp = 2, .stages = {1, 4}}) ==
+        "mesh.stages = { 1, 4 } sums to 5, but model.layers = 6; accepted: 2 entries that sum to 6, such as { 2, 4 }");
+    CHECK(refused({.pp = 3, .stages = {1, 5}}) ==
+          "mesh.stages has 2 entries, but mesh.pp = 3; accepted: 3 entries that sum to 6, such as { 2, 2, 2 }");
+    CHECK(
+        refused({.pp = 3, .stages = {0, 5, 1}}) ==
+        "mesh.stages[1] = 0: a stage needs at least one layer; accepted: 3 entries that sum to 6, such as { 1, 4, 1 }");
+    CHECK(refused({.pp = 4, .virtual_stages = 2}) ==
+          "mesh.pp = 4 x mesh.virtual_stages = 2 is 8 stages, more than model.layers = 6: each stage needs a layer; "
+          "accepted: virtual_stages from 1 to 1");
   }
 
   TEST_CASE("embedding and head weigh as many layers as the recipe says when stages are balanced") {
     const auto counts = [](int64_t layers, const MeshConfig& mesh) {
       std::vector<int64_t> out;
-      for (const Stage& stage : plan_stages(ModelConfig{.layers = layers}, mesh).value()) {
+      for (const Stage& stage : plan_stages(ModelConfig{.layers = layers}, mesh)) {
         out.push_back(stage.end_layer - stage.first_layer);
       }
       return out;
@@ -143,7 +156,7 @@ TEST_SUITE("runtime/plan/plan") {
     recipe.optimizer.zero = 1;
     CHECK(make_plan(recipe, 4).ok());
     recipe.optimizer.zero = 2;
-    CHECK(make_plan(recipe, 4).error().message.find("possible: optimizer.zero = 1, or schedule = \"1f1b\"") !=
+    CHECK(make_plan(recipe, 4).error().message.find("accepted: optimizer.zero = 1, or schedule = \"1f1b\"") !=
           std::string::npos);
   }
 
@@ -172,7 +185,8 @@ TEST_SUITE("runtime/plan/plan") {
     const auto plan = make_plan(recipe, 2);
     REQUIRE_FALSE(plan.ok());
     CHECK(plan.error().message ==
-          "batch.samples = 10 cannot be cut: micro 2 x dp 2 = 4 does not divide it; nearest batches: 8, 12");
+          "batch.samples = 10 cannot be cut: micro 2 x dp 2 = 4 does not divide it (dp = world 2 / (tp 1 x pp 1) = 2); "
+          "accepted: micro 1 or 5; or samples 8 or 12");
   }
 
   TEST_CASE("GPT-2 124M has 124,439,808 parameters") {
@@ -247,9 +261,9 @@ TEST_SUITE("runtime/plan/plan") {
       return plan.error().message;
     };
     CHECK(refused([](Recipe& r) { r.model.moe.experts = 0; }, 8) ==
-          "mesh.ep = 2 divides experts, and the model has none; say ep = 1, or model.moe");
+          "mesh.ep = 2 divides experts, and the model has none; accepted: ep 1, or model.moe");
     CHECK(refused([](Recipe& r) { r.model.moe.experts = 5; }, 8) ==
-          "model.moe.experts = 5 cannot be cut by mesh.ep = 2; nearest: 4, 6");
+          "mesh.ep = 2 does not divide model.moe.experts = 5; accepted: ep 1 or 5");
     CHECK(refused(
               [](Recipe& r) {
                 r.batch.samples = 12;
@@ -257,7 +271,42 @@ TEST_SUITE("runtime/plan/plan") {
                 r.mesh.tp = 1;
               },
               12) ==
-          "mesh.shard = 4 does not divide dp = 12 so that each part of mesh.ep = 2 is whole groups or in "
-          "one; possible: 2, 3, 6, 12");
+          "mesh.shard = 4 cuts the 6 replicas that hold the same experts with mesh.ep = 2 (dp = world 12 / (tp 1 x pp "
+          "1) = 12); accepted: shard 3 or 6");
+  }
+
+  TEST_CASE("of a run under way, a schedule of rates has what was left where it began") {
+    Recipe r = small_recipe();  // of 8 samples a step
+    r.stop = {Span::Unit::kSamples, 800};
+    const auto over = [&](double steps) {
+      r.optimizer.lr = {{LrStage::Kind::kLinear, {Span::Unit::kSteps, steps}, 0}};
+    };
+    const auto refusal = [&](const RunPast& past) {
+      const Result<Plan> plan = make_plan(r, 1, past);
+      return plan.ok() ? "" : plan.error().message;
+    };
+    const RunPast at_60{.lr_step = 60};
+    over(41);
+    CHECK(refusal(at_60).empty());  // optimizer.lr_from = "start"
+    r.optimizer.lr_from = LrFrom::kStage;
+    CHECK(refusal({}).empty());
+    CHECK(refusal(at_60) ==
+          "optimizer.lr: its stages take 41 steps, but the run stops after 40 more (stop = 800 samples); accepted: "
+          "stages that sum to at most stop; leave out `over` of one to fill the rest");
+    r.optimizer.lr.push_back({LrStage::Kind::kHold, {}, 0});
+    CHECK(refusal(at_60).find("optimizer.lr[2] has no time left") == 0);
+    over(40);
+    CHECK(refusal(at_60).empty());
+    r.optimizer.lr.push_back({LrStage::Kind::kHold, {Span::Unit::kFraction, 0.1}, 0});  // 4 of the 40
+    CHECK(refusal(at_60).find("its stages take 44 steps, but the run stops after 40 more") != std::string::npos);
+    CHECK(refusal({.lr_step = 100}).empty());  // over before it begins
+
+    // Where the past had another batch, the run does not end where 8 samples a step would end it.
+    r.optimizer.lr_from = LrFrom::kStart;
+    const RunPast of_four{.points = {{50, 200, 200 * 8}}};
+    over(125);
+    CHECK(refusal({}).find("its stages take 125 steps, but the run stops after 100 (stop") != std::string::npos);
+    REQUIRE(refusal(of_four).empty());
+    CHECK(make_plan(r, 1, of_four).value().steps == 125);
   }
 }

@@ -152,7 +152,7 @@ void check_claims(const ScheduleShape& shape, double idle) {
   CAPTURE(shape.chunks);
   CAPTURE(shape.micro_batches);
   CAPTURE(shape.group);
-  REQUIRE(check_schedule(shape).ok());
+  REQUIRE(find_mistakes(shape).empty());
   const auto ideal = static_cast<double>(3 * shape.micro_batches * shape.chunks);
   CHECK(duration(shape) == ideal + idle);
   CHECK(bubble_fraction(shape) == doctest::Approx(idle / (ideal + idle)));
@@ -204,7 +204,7 @@ TEST_SUITE("runtime/plan/schedule") {
     //   chunk        0 0 0  1 1 1  0 0  1 1     backward: 1 - chunk
     // Warm-up: rank 0 2 (2 - 0 - 1) + (2 - 1) 3 = 5, rank 1 3. Then forward k + warm-up, backward k.
     const ScheduleShape shape{kI, 2, 5, 2, 3};
-    REQUIRE(check_schedule(shape).ok());
+    REQUIRE(find_mistakes(shape).empty());
     CHECK(forwards(shape) == "0.0 1.0 2.0 0.1 1.1 2.1 3.0 4.0 3.1 4.1 ");
     CHECK(spelled(shape, 0) ==
           "F0.0 F1.0 F2.0 F0.1 F1.1 "
@@ -229,7 +229,7 @@ TEST_SUITE("runtime/plan/schedule") {
           for (const int64_t g : {p, p + 1, 2 * p}) {
             if (v == 1 && g != p) continue;
             const ScheduleShape shape{v == 1 ? kF : kI, p, m, v, v > 1 && g != p ? g : 0};
-            if (!check_schedule(shape).ok()) continue;
+            if (!find_mistakes(shape).empty()) continue;
             ++shapes;
             std::vector<Virtual> table;
             for (int64_t first = 0; first < m; first += g) {
@@ -371,7 +371,7 @@ TEST_SUITE("runtime/plan/schedule") {
           const ScheduleShape shape{kI, pp, m, chunks};
           CAPTURE(pp);
           CAPTURE(m);
-          CHECK(check_schedule(shape).ok() == (m % pp == 0));
+          CHECK(find_mistakes(shape).empty() == (m % pp == 0));
           if (m % pp != 0) continue;
           ++accepted;
           check_claims(shape, 3.0 * static_cast<double>(pp - 1));
@@ -391,7 +391,7 @@ TEST_SUITE("runtime/plan/schedule") {
           CAPTURE(pp);
           CAPTURE(group);
           CAPTURE(m);
-          CHECK(check_schedule(shape).ok() == fits);
+          CHECK(find_mistakes(shape).empty() == fits);
           if (!fits) continue;
           check_claims(shape, 3.0 * static_cast<double>(pp - 1));
           const BoundaryBuffers buffers = boundary_buffers(shape);
@@ -403,27 +403,34 @@ TEST_SUITE("runtime/plan/schedule") {
   }
 
   TEST_CASE("what cannot run is refused, with what would") {
-    const auto refused = [](const ScheduleShape& shape) { return check_schedule(shape).error().message; };
+    const auto refused = [](const ScheduleShape& shape) {
+      const std::vector<Mistake> mistakes = find_mistakes(shape);
+      REQUIRE(mistakes.size() == 1);
+      return mistakes[0].field + ": " + to_error(mistakes[0]).message;
+    };
     CHECK(refused({kF, 2, 4, 2}) ==
-          "mesh.virtual_stages = 2 is for schedule = \"interleaved\" or \"zb-v\"; the schedule here runs one stage a "
-          "rank");
+          "mesh.virtual_stages: mesh.virtual_stages = 2 is for schedule = \"interleaved\" or \"zb-v\", and \"1f1b\" "
+          "runs one stage a rank; accepted: schedule = \"interleaved\" or \"zb-v\", or virtual_stages 1");
     CHECK(refused({kI, 2, 4, 1}) ==
-          "schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got 2 and 1; with one stage a "
-          "rank it is \"1f1b\"");
+          "schedule: schedule = \"interleaved\" needs mesh.pp >= 2 and mesh.virtual_stages >= 2, got 2 and 1; "
+          "accepted: virtual_stages 2, or schedule = \"1f1b\"");
     CHECK(refused({kI, 4, 3, 2}) ==
-          "schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 4, and a step has 3; nearest: 4");
+          "schedule: schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 4, and a step has 3; "
+          "accepted: 4 micro-batches a step");
     CHECK(refused({kI, 3, 7, 2}) ==
-          "schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 3, and a step has 7; nearest: 6, 9");
+          "schedule: schedule = \"interleaved\" takes micro-batches in groups of mesh.pp = 3, and a step has 7; "
+          "accepted: 6 or 9 micro-batches a step");
     CHECK(refused({kI, 3, 6, 2, 5}) ==
-          "schedule = \"interleaved\" takes micro-batches in groups of mesh.micro_batch_group = 5, the last one of at "
-          "least mesh.pp = 3, and a step has 6; nearest: 5, 8");
+          "schedule: schedule = \"interleaved\" takes micro-batches in groups of mesh.micro_batch_group = 5, the last "
+          "one of at least mesh.pp = 3, and a step has 6; accepted: 5 or 8 micro-batches a step");
     CHECK(refused({kI, 4, 8, 2, 3}) ==
-          "mesh.micro_batch_group = 3 is less than mesh.pp = 4: the first rank would wait for the last one in every "
-          "group; nearest: 4");
-    CHECK(
-        refused({kV, 4, 8, 1}) ==
-        "schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got 4 and 1; with one stage a rank it is "
-        "\"zb-h1\"");
-    CHECK(refused({kH, 4, 8, 1, 4}) == "mesh.micro_batch_group = 4 is for schedule = \"interleaved\", not \"zb-h1\"");
+          "mesh.micro_batch_group: mesh.micro_batch_group = 3 is less than mesh.pp = 4: the first rank would wait for "
+          "the last one in every group; accepted: micro_batch_group 4 or more, or 0 for mesh.pp");
+    CHECK(refused({kV, 4, 8, 1}) ==
+          "schedule: schedule = \"zb-v\" needs mesh.pp >= 2 and mesh.virtual_stages = 2, got 4 and 1; "
+          "accepted: virtual_stages 2, or schedule = \"zb-h1\"");
+    CHECK(refused({kH, 4, 8, 1, 4}) ==
+          "mesh.micro_batch_group: mesh.micro_batch_group = 4 is for schedule = \"interleaved\", not \"zb-h1\"; "
+          "accepted: schedule = \"interleaved\", or micro_batch_group 0");
   }
 }

@@ -45,7 +45,7 @@ Recipe with(Recipe recipe, const Layout& l) {
 
 Recipe short_recipe(bool llama, int64_t steps) {
   Recipe recipe = tiny_recipe(llama, !llama);
-  recipe.stop = {Span::Unit::kSteps, static_cast<double>(steps)};
+  stop_after(recipe, steps);
   recipe.batch = {.samples = 8, .micro = 2};
   return recipe;
 }
@@ -169,6 +169,8 @@ TEST_SUITE("runtime/trainer/context") {
     recipe.mesh.cp = 3;
     const auto refused = make_plan(recipe, 3);
     REQUIRE_FALSE(refused.ok());
-    CHECK(refused.error().message == "the tokens of a sequence = 16 cannot be cut by 2 x mesh.cp = 6; nearest: 12, 18");
+    CHECK(refused.error().message ==
+          "mesh.cp = 3 cuts sequences into 6 chunks, and 16 tokens are not divisible by that; accepted: context 12 or "
+          "18");
   }
 }

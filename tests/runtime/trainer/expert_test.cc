@@ -56,7 +56,7 @@ Recipe expert_recipe(int64_t steps) {
   Recipe recipe = tiny_recipe(true, false);
   recipe.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.02};
   recipe.batch.samples = 8;
-  recipe.stop = {Span::Unit::kSteps, static_cast<double>(steps)};
+  stop_after(recipe, steps);
   return recipe;
 }
 

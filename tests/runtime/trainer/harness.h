@@ -77,6 +77,16 @@ inline Recipe tiny_recipe(bool llama, bool tied) {
   return r;
 }
 
+/// `recipe` of so many steps. Where its warm-up would not be over by then it ends with the run, at the rate it has come
+/// to: each step has the rate that it would have in a longer run.
+inline void stop_after(Recipe& recipe, int64_t steps) {
+  recipe.stop = {Span::Unit::kSteps, static_cast<double>(steps)};
+  std::vector<LrStage>& stages = recipe.optimizer.lr;
+  if (stages.empty() || stages[0].over.value < recipe.stop.value) return;
+  recipe.optimizer.peak_lr *= recipe.stop.value / stages[0].over.value;
+  stages = {{LrStage::Kind::kWarmup, recipe.stop, 0}};
+}
+
 /// The state of a whole job, gathered from the primary pieces: (kind, tensor) -> row-major floats.
 using GlobalState = std::map<std::pair<trainer::StateKind, int64_t>, std::vector<float>>;
 

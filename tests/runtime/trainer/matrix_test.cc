@@ -108,7 +108,7 @@ TEST_SUITE("runtime/trainer/matrix") {
         base.model.context = 512;
       }
       base.batch.samples = 8;
-      base.stop = {Span::Unit::kSteps, static_cast<double>(kSteps)};
+      stop_after(base, kSteps);
       std::map<OptimizerKind, Trained> serial;
       for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdafactor}) {
         auto trained = train_on_threads(with(base, {.optimizer = kind}), 1);

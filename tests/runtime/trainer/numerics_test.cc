@@ -75,7 +75,7 @@ TEST_SUITE("runtime/trainer/numerics") {
       Recipe brief = recipe;
       const auto before = train_on_threads(brief, 1, nullptr, static_cast<int64_t>(first)).value();
       brief.loss_scale.initial = 1;
-      brief.stop = {Span::Unit::kSteps, 1};
+      stop_after(brief, 1);
       const auto one = train_on_threads(brief, 1).value();
       for (const auto& [key, values] : before.state) {
         if (key.first != trainer::StateKind::kWeight) {
@@ -115,7 +115,7 @@ TEST_SUITE("runtime/trainer/numerics") {
 
   TEST_CASE("a group with rate 0 does not move, in any layout; the others move as its rate says") {
     Recipe recipe = tiny_recipe(false, true);
-    recipe.stop = {Span::Unit::kSteps, 3};
+    stop_after(recipe, 3);
     recipe.optimizer.groups = {{.tensors = "*.bias", .weight_decay = 0.5}, {.tensors = "layers.0.*", .lr = 0}};
     const Plan plan = make_plan(recipe, 1).value();
     Recipe still = recipe;

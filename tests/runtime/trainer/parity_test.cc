@@ -170,7 +170,7 @@ TEST_SUITE("runtime/trainer/parity") {
         if (precision == Precision::kBf16 && !c.sequence_parallel) continue;
         Recipe recipe = tiny_recipe(c.dp == 1, false);
         recipe.precision = precision;
-        recipe.stop = {Span::Unit::kSteps, 3};
+        stop_after(recipe, 3);
         recipe.batch.samples = 6 * c.dp;
         recipe.optimizer.zero = c.zero;
         if (c.tp > 1) {
@@ -320,7 +320,7 @@ TEST_SUITE("runtime/trainer/parity") {
 
   TEST_CASE("ranks joined over TCP, as between hosts, keep the trajectory to the bit") {
     Recipe recipe = with(tiny_recipe(false, true), {2, 2, 1, kF, 1, true});
-    recipe.stop = {Span::Unit::kSteps, 5};
+    stop_after(recipe, 5);
     const auto shared_memory = train_on_threads(recipe, 4);
     REQUIRE_OK(shared_memory);
     const cairn::testing::TempDir meeting("gloo");
@@ -343,7 +343,7 @@ TEST_SUITE("runtime/trainer/parity") {
       for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
         Recipe recipe = with(tiny_recipe(true, false), layout);
         recipe.precision = precision;
-        recipe.stop = {Span::Unit::kSteps, 2};
+        stop_after(recipe, 2);
         const int64_t world = layout.tp * layout.pp * layout.dp;
         const Plan plan = make_plan(recipe, world).value();
         const auto trained = train_on_threads(recipe, world).value();

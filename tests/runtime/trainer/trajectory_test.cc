@@ -47,7 +47,7 @@ Recipe base(bool llama, bool tied, Precision precision) {
   recipe.deterministic = Deterministic::kLayout;
   recipe.precision = precision;
   recipe.batch = {.samples = 24, .micro = 1};  // 24 micro-batches: 24, 12, 8, 6, 4 a replica
-  recipe.stop = {Span::Unit::kSteps, 4};
+  stop_after(recipe, 4);
   recipe.model.residual_dropout = llama ? 0.1 : 0;
   return recipe;
 }
@@ -104,7 +104,7 @@ Recipe wide(const std::string& kind, Precision precision) {
   m.ffn = gpt ? 256 : 64;
   if (kind == "odd") m.ffn = 192;
   recipe.batch = {.samples = 8, .micro = 2};
-  recipe.stop = {Span::Unit::kSteps, 3};
+  stop_after(recipe, 3);
   recipe.eval = {.every_steps = 2, .steps = 1};
   for (DataSource& source : recipe.data.sources) source.valid_path = source.path;
   recipe.optimizer.z_loss = gpt ? 0 : 1e-3;
@@ -361,7 +361,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
                                   TpLayout{4, true, {1, 2, 1}, {RecomputeMode::kFull, 1}}}) {
           Recipe recipe = cut(wide(kind, precision), l);
           if (l.sp && kind == "odd") continue;
-          recipe.stop.value = 1;
+          stop_after(recipe, 1);
           recipe.eval = {};
           CAPTURE(kind);
           CAPTURE(l.tp);
@@ -436,7 +436,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     recipe.model.head_bias = true;
     recipe.model.width = 32;
     recipe.batch = {.samples = 2, .micro = 2};
-    recipe.stop.value = 1;
+    stop_after(recipe, 1);
     recipe.eval = {};
     const Plan plan = make_plan(recipe, 1).value();
     CHECK(stage_dims(plan, plan.rank(0)).logit_rows == 512);  // half of them
@@ -464,7 +464,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
               CpLayout{4, {2, false, {1, 1, 3}, {RecomputeMode::kFull, 1}}}}) {
           if (l.rest.sp && kind == "plain odd") continue;
           Recipe recipe = cut(lengthy(kind, precision, 1024), l);
-          recipe.stop.value = 1;
+          stop_after(recipe, 1);
           recipe.eval = {};
           CAPTURE(kind);
           CAPTURE(spelled(l));
@@ -485,7 +485,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     recipe.mesh.shard = 2;
     plan = make_plan(recipe, 4);
     REQUIRE(!plan.ok());
-    CHECK(plan.error().message.find("leave mesh.shard out") != std::string::npos);
+    CHECK(plan.error().message.find("accepted: no shard") != std::string::npos);
 
     recipe = wide("llama", Precision::kF32);
     const auto refused = [&](int64_t tp, const char* why) {
@@ -495,9 +495,9 @@ TEST_SUITE("runtime/trainer/trajectory") {
       CAPTURE(made.error().message);
       CHECK(made.error().message.find(why) != std::string::npos);
     };
-    refused(8, "possible: tp = 1, 2, 4");  // two ranks would share a key/value head
+    refused(8, "accepted: tp = 1, 2, 4");  // two ranks would share a key/value head
     recipe.model.ffn = 24;
-    refused(2, "possible: tp = 1, or");
+    refused(2, "accepted: tp = 1, or");
     for (const char* kind : {"odd", "shared"}) {
       recipe = wide(kind, Precision::kF32);
       recipe.mesh.sequence_parallel = true;
@@ -518,15 +518,15 @@ TEST_SUITE("runtime/trainer/trajectory") {
     refused_cp(
         base(false, true, Precision::kF32), 2,
         "takes sums over the 16 tokens of a sequence in 1 parts: each is two chunks of a multiple of 128 tokens, "
-        "and mesh.cp = 2 does not divide that; possible: cp = 1, or deterministic = \"run\"");
+        "and mesh.cp = 2 does not divide that; accepted: cp = 1, or deterministic = \"run\"");
     const Recipe good = lengthy("gpt", Precision::kF32);
-    refused_cp(good, 8, "possible: cp = 1, 2, or");
+    refused_cp(good, 8, "accepted: cp = 1, 2, or");
     Recipe bad = good;
     bad.batch.phases = {{.at = {Span::Unit::kSteps, 2}, .tokens = 128}};
     refused_cp(bad, 2, "the 128 tokens of a sequence in 1 parts");
     bad = lengthy("llama", Precision::kF32);
     bad.model.moe = {.experts = 4, .top_k = 2};
-    refused_cp(bad, 2, "the sums of model.moe for mesh.cp = 2; possible: cp = 1");
+    refused_cp(bad, 2, "the sums of model.moe for mesh.cp = 2; accepted: cp = 1");
     bad = good;
     bad.model.top_query = true;
     refused_cp(bad, 2, "model.top_query");

@@ -1,0 +1,183 @@
+// Rules of the run: rates over its length, data and evaluation, checkpoints and where they go, its name.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <optional>
+
+#include "runtime/plan/rule_list.h"
+
+namespace cairn {
+namespace {
+
+std::string span_text(const Span& span) {
+  static constexpr const char* kUnits[] = {"steps", "samples", "tokens", "of the run"};
+  return fmt::format("{} {}", span.value, kUnits[static_cast<int>(span.unit)]);
+}
+
+void name(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  if (!rules.known({"name"})) return;
+  const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; };
+  if (recipe.name.empty() || recipe.name.size() > 100 || recipe.name[0] == '.' || recipe.name[0] == '-' ||
+      !std::all_of(recipe.name.begin(), recipe.name.end(), plain))
+    rules.fail("name", fmt::format("name = \"{}\" cannot be the name of a folder", recipe.name),
+               "1 to 100 letters, digits, - _ and dots, beginning with a letter, a digit or _");
+}
+
+void rates(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  if (!rules.known({"stop"})) return;
+  const Span& stop = recipe.stop;
+  if (!rules.known({"optimizer.lr"})) return;
+  const std::vector<LrStage>& stages = recipe.optimizer.lr;
+  // Everything in samples. Spans do not add up where the sizes are not known, nor where a step is not as many samples
+  // in the whole run: with a batch that changes, or that was another one in the past.
+  const bool sizes =
+      rules.known({"batch.samples", "model.context"}) && !rules.changes_batch() && rules.past.points.empty();
+  const auto samples = [&](const Span& span) -> std::optional<double> {
+    switch (span.unit) {
+      case Span::Unit::kSteps:
+        return span.value * static_cast<double>(recipe.batch.samples);
+      case Span::Unit::kSamples:
+        return span.value;
+      case Span::Unit::kTokens:
+        return span.value / static_cast<double>(recipe.model.context);
+      case Span::Unit::kFraction:
+        break;
+    }
+    return std::nullopt;
+  };
+  if (!sizes || stop.unit == Span::Unit::kFraction) return;
+  const int64_t begin = recipe.optimizer.lr_from == LrFrom::kStage ? rules.past.lr_step : 0;
+  const double whole = *samples(stop) - static_cast<double>(begin) * static_cast<double>(recipe.batch.samples);
+  if (whole <= 0) return;  // a schedule that this run does not reach
+  double used = 0;
+  size_t open = 0;  // number of the stage without `over`
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const LrStage& stage = stages[i];
+    const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
+    if (i > 0 && stage.kind == LrStage::Kind::kWarmup)
+      rules.fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path),
+                 "T.warmup first, or T.linear up to a rate");
+    if (stage.over.value == 0) {
+      if (open > 0) {
+        rules.fail(path,
+                   fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave",
+                               path, open),
+                   "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
+        return;
+      }
+      open = i + 1;
+      continue;
+    }
+    used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
+  }
+  if (open > 0 && used >= whole * (1 - 1e-9)) {
+    const std::string path = fmt::format("optimizer.lr[{}]", open);
+    rules.fail(path,
+               fmt::format("{} has no time left: the other stages take all of stop = {}{}", path, span_text(stop),
+                           rules.where(path, "stop")),
+               "a later stop, or a shorter `over` of the others");
+    return;
+  }
+  if (used > whole * (1 + 1e-9)) {
+    const double steps = static_cast<double>(recipe.batch.samples);
+    rules.fail(
+        "optimizer.lr",
+        fmt::format("optimizer.lr: its stages take {:.10g} steps, but the run stops after {:.10g}{} (stop = {}{})",
+                    used / steps, whole / steps, begin > 0 ? " more" : "", span_text(stop),
+                    rules.where("optimizer.lr", "stop")),
+        "stages that sum to at most stop; leave out `over` of one to fill the rest");
+  }
+}
+
+void data(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  if (!rules.known({"data"})) return;
+  std::vector<std::string> names;
+  for (const DataSource& source : recipe.data.sources) {
+    if (std::find(names.begin(), names.end(), source.name) != names.end())
+      rules.fail("data",
+                 fmt::format("data: two sources are called \"{}\"; their losses could not be told apart", source.name),
+                 "name = \"...\" in one of them");
+    names.push_back(source.name);
+  }
+  if (recipe.eval.every_steps == 0) return;
+  const bool valid = std::any_of(recipe.data.sources.begin(), recipe.data.sources.end(), [](const DataSource& source) {
+    if (source.kind == DataSource::Kind::kTokenFile) return !source.valid_path.empty();
+    return source.split.size() > 1 && source.split[1] > 0;
+  });
+  if (!valid)
+    rules.fail(
+        "eval.at",
+        fmt::format("eval.at asks for evaluation, but data{} has no validation part", rules.where("eval.at", "data")),
+        "split = { 95, 5 } in T.megatron, or valid = \"file\" in T.token_files");
+}
+
+void snapshots(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  if (recipe.checkpoint.snapshot_by != SnapshotBy::kCopy || recipe.optimizer.offload.empty()) return;
+  rules.fail(
+      "checkpoint.snapshot_by",
+      fmt::format("checkpoint.snapshot_by = \"copy\" keeps the optimizer state in memory and copies it from there, but "
+                  "optimizer.offload keeps it on a disk{}",
+                  rules.where("checkpoint.snapshot_by", "optimizer.offload")),
+      "snapshot_by = \"banks\", or no optimizer.offload");
+}
+
+void retention(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  const bool by_valid_loss = std::any_of(
+      recipe.checkpoint.keep.begin(), recipe.checkpoint.keep.end(),
+      [](const Keep& rule) { return rule.kind == Keep::Kind::kBest && rule.metric == Keep::Metric::kValidLoss; });
+  if (by_valid_loss && recipe.eval.every_steps == 0)
+    rules.fail("checkpoint.keep",
+               fmt::format("checkpoint.keep asks for the best valid_loss, but nothing is evaluated{}",
+                           rules.where("checkpoint.keep", "eval.at")),
+               "eval = T.eval { at = T.every { steps = n } }, or metric = \"loss\"");
+}
+
+void places(RuleList& rules) {
+  const Recipe& recipe = rules.recipe;
+  const std::vector<CopyTo>& places = recipe.checkpoint.copy_to;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::string at = fmt::format("checkpoint.copy_to[{}]", i + 1);
+    const std::string& path = places[i].path;
+    const bool s3 = path.rfind("s3://", 0) == 0;
+    if (path.empty() || (path.find("://") != std::string::npos && !s3) || (s3 && path.size() < 6 + 2))
+      rules.fail("checkpoint.copy_to", fmt::format("{}: \"{}\" is no place for checkpoints", at, path),
+                 "a directory, or s3://bucket/prefix");
+    if (!s3 && !(places[i].endpoint.empty() && places[i].region.empty()))
+      rules.fail("checkpoint.copy_to",
+                 fmt::format("{}: endpoint and region are for S3, and \"{}\" is a directory", at, path),
+                 "a path that begins with s3://");
+    if (!places[i].ca_file.empty() && (!s3 || places[i].endpoint.rfind("http://", 0) == 0))
+      rules.fail("checkpoint.copy_to",
+                 fmt::format("{}: ca_file is for S3 over https, and {}", at,
+                             s3 ? fmt::format("the endpoint is \"{}\"", places[i].endpoint)
+                                : fmt::format("\"{}\" is a directory", path)),
+                 s3 ? "endpoint = \"https://...\"" : "a path that begins with s3://");
+    if (places[i].keep_every > 0 && places[i].keep_last == 0)
+      rules.fail("checkpoint.copy_to", fmt::format("{}: keep_every has no meaning while keep_last = 0 keeps all", at),
+                 "keep_last = n besides");
+    for (size_t j = 0; j < i; ++j)
+      if (places[j].path == path && places[j].endpoint == places[i].endpoint)
+        rules.fail("checkpoint.copy_to", fmt::format("{}: \"{}\" is named twice", at, path), "each place once");
+  }
+}
+
+}  // namespace
+
+void run_rules(RuleList& rules) {
+  rates(rules);
+  data(rules);
+  snapshots(rules);
+  retention(rules);
+  places(rules);
+  name(rules);
+}
+
+}  // namespace cairn
