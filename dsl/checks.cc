@@ -29,7 +29,7 @@ std::vector<Mistake> segment_mistakes(const Recipe& segment, int64_t world, cons
   return find_mistakes(segment, world, without_rates);
 }
 
-std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world) {
+std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world, const RunPast& past_of_run) {
   std::vector<Diagnostic> out;
   // The rules are about values that each passed their own check.
   if (const Result<Recipe> valid = decode_recipe(encode_recipe(recipe)); !valid.ok()) {
@@ -40,9 +40,9 @@ std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world) {
     return out;
   }
   const std::vector<Recipe> segments = recipe_segments(recipe).value();  // decoded above
-  PastWalk walk(segments[0]);
+  PastWalk walk(segments[0], past_of_run);
   for (size_t i = 0; i < segments.size(); ++i) {
-    const std::optional<RunPast> past = i == 0 ? RunPast{} : walk.enter(recipe.stages[i - 1], segments[i]);
+    const std::optional<RunPast> past = i == 0 ? past_of_run : walk.enter(recipe.stages[i - 1], segments[i]);
     for (Mistake& mistake : segment_mistakes(segments[i], world, past)) {
       const bool told = std::any_of(out.begin(), out.end(), [&](const Diagnostic& known) {
         return known.path == mistake.field && known.message.ends_with(mistake.message);

@@ -15,6 +15,7 @@
 
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
+#include "runtime/plan/batch_schedule.h"
 
 namespace cairn::dsl {
 
@@ -73,7 +74,8 @@ struct LoadResult {
 LoadResult load_recipe(const std::string& path, const LoadOptions& options = {});
 
 /// Checks across fields and against `world` (0: unknown) for a recipe that was not read from Lua, as resume needs.
-std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world);
+/// `past`: of a checkpoint's recipe, which is what was left of a run there.
+std::vector<Diagnostic> check_recipe(const Recipe& recipe, int64_t world, const RunPast& past = {});
 
 /// Canonical JSON: every field, defaults included, sorted keys, no spaces, shortest numbers that read back equal.
 std::string encode_recipe(const Recipe& recipe);

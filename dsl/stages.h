@@ -47,7 +47,8 @@ std::vector<std::optional<StageBeginning>> stage_beginnings(const Recipe& recipe
 /// position (tools/start_verdict.h), so that a recipe is checked as it will be planned.
 class PastWalk {
  public:
-  explicit PastWalk(Recipe first) : before_(std::move(first)) {}
+  explicit PastWalk(Recipe first, const RunPast& past = {})
+      : before_(std::move(first)), entered_(past), past_(past), at_(past.origin()) {}
   /// Of `segment`, which begins at `stage`, the next one; nothing where steps cannot be counted, for mistakes.
   std::optional<RunPast> enter(const RecipeStage& stage, const Recipe& segment);
 

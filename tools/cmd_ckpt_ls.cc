@@ -13,12 +13,13 @@
 #include "ckpt/mirror/place.h"
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/position.h"
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/run_labels.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
-#include "runtime/plan/plan.h"
+#include "runtime/plan/batch_schedule.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/run_folder.h"
@@ -71,10 +72,14 @@ struct Kept {
 /// By the recipe of the run folder around `dir`, else by that of the newest checkpoint; nullopt where neither tells.
 std::optional<Kept> kept_by_rules(const fs::path& dir, const ckpt::Catalog& catalog, ckpt::IoBackend& io) {
   Result<std::string> text = recipe_of_run((dir / "").lexically_normal().parent_path().parent_path());
-  for (auto info = catalog.checkpoints.rbegin(); !text.ok() && info != catalog.checkpoints.rend(); ++info) {
+  RunPast past;
+  for (auto info = catalog.checkpoints.rbegin(); info != catalog.checkpoints.rend(); ++info) {
     if (!info->complete) continue;
-    Result<ckpt::Manifest> manifest = ckpt::read_manifest(io, info->dir);
-    if (manifest.ok()) text = std::move(manifest).value().recipe;
+    const Result<ckpt::Manifest> manifest = ckpt::read_manifest(io, info->dir);
+    if (!manifest.ok()) continue;
+    if (!text.ok()) text = manifest.value().recipe;
+    if (const auto position = ckpt::position_of(manifest.value()); position.ok()) past = position.value().past;
+    break;
   }
   if (!text.ok()) return std::nullopt;
   const Result<Recipe> recipe = dsl::decode_recipe(text.value());
@@ -91,10 +96,9 @@ std::optional<Kept> kept_by_rules(const fs::path& dir, const ckpt::Catalog& cata
     for (const ckpt::CheckpointInfo& info : catalog.checkpoints) out.of[info.step] = {info.step, true, "no rules: all"};
     return out;
   }
-  const Result<Plan> plan = make_plan(recipe.value(), wanted_world(recipe.value().mesh));
-  if (!plan.ok()) return std::nullopt;
+  const int64_t steps = RunClock(recipe.value(), past).step_of(recipe.value().stop, 0);
   const Result<std::vector<ckpt::Fate>> fates =
-      ckpt::plan_retention(catalog.checkpoints, ckpt::retention_policy(keep, plan.value().steps));
+      ckpt::plan_retention(catalog.checkpoints, ckpt::retention_policy(keep, steps));
   if (!fates.ok()) return std::nullopt;
   for (const ckpt::Fate& fate : fates.value()) {
     ckpt::Fate& of = out.of[fate.step] = fate;

@@ -13,6 +13,7 @@
 #include "ckpt/persist/read.h"
 #include "ckpt/plan/partial.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/position.h"
 #include "ckpt/reshard.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
@@ -117,11 +118,13 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
   Result<Recipe> stored = dsl::decode_recipe(manifest.recipe);
   if (!stored.ok()) return std::move(stored).error().with(fmt::format("recipe in {}", source.string()));
 
+  RT_TRY_SET(const trainer::TrainPosition position, ckpt::position_of(manifest).with(source.string()));
+
   std::vector<std::string> notes;
   dsl::LoadedRecipe loaded;
   loaded.recipe = recipe_for(std::move(stored).value(), mesh, args.zero, &notes);
   const int64_t world = wanted_world(mesh);
-  const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world);
+  const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world, position.past);
   if (!problems.empty()) {
     std::string text = fmt::format("the run of {} cannot have the mesh {}:", source.string(), args.mesh);
     for (const dsl::Diagnostic& problem : problems) {
@@ -133,7 +136,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
   }
   loaded.canonical_json = dsl::encode_recipe(loaded.recipe);
   loaded.hash_hex = dsl::recipe_hash(loaded.canonical_json);
-  RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world));
+  RT_TRY_SET(const Plan plan, make_plan(loaded.recipe, world, position.past));
 
   const fs::path target(args.target);
   if (is_step_of(source, target)) {

@@ -14,6 +14,8 @@
 namespace cairn {
 namespace {
 
+constexpr int64_t kMostIncrements = 10'000;  // of a ramp: each is a stage of the run
+
 /// Whether the stages of the run can be counted.
 bool changes(RuleList& rules) {
   const BatchConfig& batch = rules.recipe.batch;
@@ -28,6 +30,13 @@ bool changes(RuleList& rules) {
                batch.samples > ramp.from ? "by " + near_values(divisors(batch.samples - ramp.from), ramp.by) +
                                                ", over = T.steps(n), T.samples(n) or T.tokens(n)"
                                          : fmt::format("from 1 to {}", batch.samples - 1));
+  }
+  if (rules.found.size() == before && ramp.from > 0 && (batch.samples - ramp.from) / ramp.by > kMostIncrements) {
+    rules.fail(
+        "batch.ramp",
+        fmt::format("batch.ramp goes from {} to {} in {} increments, at most {} are counted", ramp.from, batch.samples,
+                    (batch.samples - ramp.from) / ramp.by, kMostIncrements),
+        "by " + near_values(divisors(batch.samples - ramp.from), (batch.samples - ramp.from) / kMostIncrements + 1));
   }
   for (size_t i = 0; i < batch.phases.size(); ++i) {
     const std::string field = fmt::format("batch.phases[{}]", i + 1);

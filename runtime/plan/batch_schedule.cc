@@ -36,6 +36,20 @@ struct Walk {
     return left <= 0 ? 0 : static_cast<int64_t>(std::ceil(left / static_cast<double>(samples)));
   }
 
+  /// Increments that the ramp has taken: each is reached behind the one before.
+  int64_t taken() const {
+    int64_t low = 0, high = increments();
+    while (low < high) {
+      const int64_t middle = low + (high - low + 1) / 2;
+      if (reached(increment(middle))) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+
   /// Samples at which the ramp takes its k-th increment.
   Span increment(int64_t k) const {
     const Span& over = recipe.batch.ramp.over;
@@ -49,11 +63,7 @@ struct Walk {
                   .micro = recipe.batch.micro,
                   .tokens = recipe.batch.tokens > 0 ? recipe.batch.tokens : recipe.model.context,
                   .rope_theta = recipe.model.rope_theta};
-    if (ramps()) {
-      int64_t k = 0;
-      while (k < increments() && reached(increment(k + 1))) ++k;
-      out.samples = recipe.batch.ramp.from + k * recipe.batch.ramp.by;
-    }
+    if (ramps()) out.samples = recipe.batch.ramp.from + taken() * recipe.batch.ramp.by;
     for (const BatchPhase& phase : recipe.batch.phases) {
       if (!reached(phase.at)) continue;
       if (phase.samples > 0) out.samples = phase.samples;
@@ -71,7 +81,7 @@ struct Walk {
       const int64_t steps = steps_until(span, samples);
       if (steps > 0) out = std::min(out, steps);
     };
-    for (int64_t k = 1; ramps() && k <= increments(); ++k) consider(increment(k));
+    if (ramps() && taken() < increments()) consider(increment(taken() + 1));
     for (const BatchPhase& phase : recipe.batch.phases) consider(phase.at);
     return out;
   }

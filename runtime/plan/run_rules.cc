@@ -27,6 +27,22 @@ void name(RuleList& rules) {
                "1 to 100 letters, digits, - _ and dots, beginning with a letter, a digit or _");
 }
 
+/// What a run consumes is counted in tokens.
+void length(RuleList& rules) {
+  constexpr double kMostTokens = 0x1p53;
+  const Recipe& recipe = rules.recipe;
+  if (!rules.known({"stop", "batch.samples", "model.context"})) return;
+  const auto context = static_cast<double>(recipe.model.context), batch = static_cast<double>(recipe.batch.samples);
+  const bool steps = recipe.stop.unit == Span::Unit::kSteps;
+  const double a_unit = steps ? batch * context : recipe.stop.unit == Span::Unit::kSamples ? context : 1;
+  if (recipe.stop.unit == Span::Unit::kFraction || recipe.stop.value * a_unit <= kMostTokens) return;
+  rules.fail(
+      "stop",
+      fmt::format("stop = {} of {} tokens{}: {:.3g} tokens are more than can be counted", span_text(recipe.stop),
+                  a_unit, rules.where("stop", steps ? "batch.samples" : "model.context"), recipe.stop.value * a_unit),
+      fmt::format("at most {:.0f} {}", std::floor(kMostTokens / a_unit), steps ? "steps" : "samples"));
+}
+
 void rates(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
   if (!rules.known({"stop"})) return;
@@ -172,6 +188,7 @@ void places(RuleList& rules) {
 }  // namespace
 
 void run_rules(RuleList& rules) {
+  length(rules);
   rates(rules);
   data(rules);
   snapshots(rules);

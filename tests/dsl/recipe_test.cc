@@ -250,8 +250,8 @@ TEST_SUITE("dsl/recipe") {
   }
 
   TEST_CASE("a number keeps its digits, or is refused") {
-    CHECK(load_good(with("stop = T.steps(1e15)")).stop.value == 1e15);
-    CHECK(load_good(with("stop = T.steps(1000000000000000)")).stop.value == 1e15);
+    CHECK(load_good(with("stop = T.tokens(1e15)")).stop.value == 1e15);
+    CHECK(load_good(with("stop = T.tokens(1000000000000000)")).stop.value == 1e15);
     for (const auto& [entries, message] : std::vector<std::pair<std::string, std::string>>{
              {"stop = T.steps(9007199254740993)",
               "stop must be a whole number of steps > 0, at most 1e15, got 9007199254740993"},

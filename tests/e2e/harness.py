@@ -197,25 +197,23 @@ wait_for() {{ n=0; until eval "$1"; do n=$((n + 1)); [ $n -lt 600 ]; sleep 0.1; 
         steps = self.metrics(run)
         return max(steps) if steps else 0
 
-    def metrics_lines(self, run):
-        """All complete lines, as they stand. Empty ones close a line that a kill may have torn."""
+    def json_lines(self, run, name):
+        """All complete lines. One that a kill has torn is closed by the next start: it does not end as an object does."""
         try:
-            text = (self.folder / run / "metrics.jsonl").read_text()
+            text = (self.folder / run / name).read_text()
         except OSError:
             return []
-        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+        return [json.loads(line) for line in text.split("\n")[:-1] if line.endswith("}")]
+
+    def metrics_lines(self, run):
+        return self.json_lines(run, "metrics.jsonl")
 
     def metrics(self, run):
         """{step: line}: of two lines of one step the later one counts."""
         return {line["step"]: line for line in self.metrics_lines(run) if "step" in line}
 
     def events(self, run, kind=None):
-        try:
-            text = (self.folder / run / "events.jsonl").read_text()
-        except OSError:
-            return []
-        events = [json.loads(line) for line in text.split("\n")[:-1]]
-        return [e for e in events if kind is None or e["event"] == kind]
+        return [e for e in self.json_lines(run, "events.jsonl") if kind is None or e["event"] == kind]
 
     def checkpoints(self, run):
         folder = self.folder / run / "checkpoints"

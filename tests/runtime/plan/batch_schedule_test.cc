@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
+
 #include "runtime/plan/plan.h"
 
 using namespace cairn;
@@ -132,6 +134,40 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     REQUIRE(plan.ok());
     CHECK(plan.value().steps == 15);
     CHECK(plan.value().end_step == 15);
+  }
+
+  TEST_CASE("each increment of a long ramp is a stage, where its share of the samples is reached") {
+    Recipe r = recipe_of(1);
+    r.batch = {.samples = 10'001, .micro = 1, .ramp = {.from = 1, .by = 1, .over = {Span::Unit::kSamples, 1e10}}};
+    const auto begin = std::chrono::steady_clock::now();
+    const auto stages = step_stages(r);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(2));  // each was looked for among all: 20 s
+    REQUIRE(stages.size() == 10'001);
+    for (size_t k = 1; k < stages.size(); ++k) {
+      const StepStage &before = stages[k - 1], &stage = stages[k];
+      REQUIRE(stage.samples == static_cast<int64_t>(k) + 1);
+      const double due = 1e6 * static_cast<double>(k);
+      REQUIRE(static_cast<double>(stage.samples_before) >= due);
+      REQUIRE(static_cast<double>(stage.samples_before - before.samples) < due);
+    }
+  }
+
+  TEST_CASE("what cannot be counted is refused before it is") {
+    const auto refused = [](const Recipe& r, const char* part) {
+      const Result<Plan> plan = make_plan(r, 1);
+      REQUIRE_FALSE(plan.ok());
+      CHECK_MESSAGE(plan.error().message.find(part) != std::string::npos, plan.error().message);
+    };
+    Recipe r = recipe_of(1'000'000'000);
+    r.batch.ramp = {.from = 1, .by = 1, .over = {Span::Unit::kSamples, 1e12}};
+    refused(r, "batch.ramp goes from 1 to 1000000000 in 999999999 increments, at most 10000 are counted");
+    r = recipe_of(8);
+    r.stop = {Span::Unit::kSteps, 1e15};
+    refused(r, "stop = 1000000000000000 steps of 128 tokens: 1.28e+17 tokens are more than can be counted");
+    r.stop = {Span::Unit::kSamples, 1e15};
+    refused(r, "stop = 1000000000000000 samples of 16 tokens");
+    r.stop = {Span::Unit::kTokens, 1e15};
+    CHECK(make_plan(r, 1).ok());
   }
 
   TEST_CASE("phases and ramps are read at the position, and samples of another length count as tokens") {
