@@ -22,7 +22,9 @@ json number_or_null(double x) { return std::isfinite(x) ? json(x) : json(nullptr
 json past_json(const RunPast& past) {
   json points = json::array();
   for (const PastPoint& point : past.points) points.push_back({point.step, point.samples, point.tokens});
-  return {{"points", std::move(points)}, {"lr_step", past.lr_step}, {"lr", number_or_null(past.lr)}};
+  json out{{"points", std::move(points)}, {"lr_step", past.lr_step}, {"lr", number_or_null(past.lr)}};
+  if (past.moments_from > 0) out["moments_from"] = past.moments_from;
+  return out;
 }
 
 json state_of(const TrainPosition& position) {
@@ -88,6 +90,7 @@ Status read_past(const json& object, RunPast& out) {
     out.points.push_back(next);
   }
   RT_TRY(read_count(object, "lr_step", out.lr_step));
+  if (object.contains("moments_from")) RT_TRY(read_count(object, "moments_from", out.moments_from));
   return read_double(object, "lr", out.lr);
 }
 

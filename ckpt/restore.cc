@@ -29,8 +29,8 @@ using trainer::StateKind;
 using trainer::StateTensor;
 using trainer::TrainPosition;
 
-/// check_tensors on weights and moments; files that an import kept are none of the trainer's business, and averages are
-/// taken where they are there and wanted.
+/// check_tensors on weights and, unless they begin at zero, moments; files that an import kept are none of the
+/// trainer's business, and averages are taken where they are there and wanted.
 Status check_state(const Manifest& manifest, const Plan& plan, const std::filesystem::path& dir) {
   if (!has_moments(manifest)) {
     return Error{ErrorCode::kInvalidInput,
@@ -38,10 +38,13 @@ Status check_state(const Manifest& manifest, const Plan& plan, const std::filesy
                              "begin with them: {}",
                              how_to_begin_from(dir))};
   }
+  const bool weights_alone = moments_begin(plan, manifest);
   Manifest state;
   std::copy_if(manifest.tensors.begin(), manifest.tensors.end(), std::back_inserter(state.tensors),
-               [](const TensorEntry& entry) { return is_state_kind(entry.kind) && entry.kind != kEmaKind; });
-  const StateKinds kinds = plan.state_kinds().without(StateKind::kEma);
+               [&](const TensorEntry& entry) {
+                 return entry.kind == kWeightKind || (is_moment_kind(entry.kind) && !weights_alone);
+               });
+  const StateKinds kinds = weights_alone ? StateKinds::weights_alone() : plan.state_kinds().without(StateKind::kEma);
   RT_TRY(check_moments(kinds_in(state), kinds));
   return check_tensors(state, state_tensors(plan.tensors, kinds));
 }

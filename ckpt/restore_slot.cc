@@ -45,8 +45,9 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
   options.huge_pages = arena.huge_pages();
   options.buffers = buffers;
   RT_TRY_SET(CheckpointReader reader, CheckpointReader::open(io, dir, options));
-  RT_TRY_SET(const LoadMatch match,
-             match_tensors(reader.manifest(), plan.tensors, plan.state_kinds(), how).with(dir.string()));
+  const bool begin = how.path.empty() && moments_begin(plan, reader.manifest());
+  const StateKinds kinds = begin ? plan.state_kinds().without_moments() : plan.state_kinds();
+  RT_TRY_SET(const LoadMatch match, match_tensors(reader.manifest(), plan.tensors, kinds, how).with(dir.string()));
   const LoadPlanner planner(reader.manifest());
   SlotLoad out{.position = {.seed = plan.recipe.seed}};
   if (!how.weights_only) {
@@ -72,7 +73,7 @@ Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, u
     const TensorEntry& entry = directory.tensors[static_cast<size_t>(shard.tensor)];
     const TensorMatch& of = match.tensors[static_cast<size_t>(tensor)];
     const bool weight = !is_moment_kind(entry.kind);  // or its average
-    if (weight ? of.weight : of.moments) {
+    if (weight ? of.weight : of.moments && !begin) {
       // An average begins anew, at the weights, where the moments do.
       const std::string_view kind = entry.kind == kEmaKind && !of.moments ? kWeightKind : std::string_view(entry.kind);
       wanted.push_back({planner.kind_to_read(kind, entry.name), entry.name, shard.box});

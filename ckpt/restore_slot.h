@@ -23,9 +23,10 @@ struct SlotLoad {
 
 /// Agent, while no rank runs and the slot is empty: fills `slot` of all ranks from the checkpoint in `dir`, verifying
 /// each chunk, and publishes it as a snapshot of its step. `arena` is of `plan`. `how` may take a part of the
-/// checkpoint (plan/partial.h): weights that are not taken are as a fresh run's, moments zero. Killed in the middle, it
-/// leaves an empty slot. Errors: kInvalidInput when the checkpoint does not fit, kCorrupt naming the chunk; the slot is
-/// empty then. `buffers`: kept memory for payload to pass through; may be null.
+/// checkpoint (plan/partial.h): weights that are not taken are as a fresh run's, moments zero; those are zero too where
+/// the plan's past says that they begin (moments_begin). Killed in the middle, it leaves an empty slot. Errors:
+/// kInvalidInput when the checkpoint does not fit, kCorrupt naming the chunk; the slot is empty then. `buffers`: kept
+/// memory for payload to pass through; may be null.
 Result<SlotLoad> load_slot(const Plan& plan, const Arena& arena, int64_t slot, uint64_t incarnation, IoBackend& io,
                            const std::filesystem::path& dir, const InitConfig& how = {},
                            BufferStore* buffers = nullptr);

@@ -110,7 +110,15 @@ Result<StartState> look_at_start(IoBackend& io, const StartLook& look) {
     RT_TRY_SET(disk, std::move(state).with(info.dir.string()));
     if (memory && !leads_to(info, memory->arena)) memory.reset();
   }
-  if (memory && memory->state.step() >= disk.step()) disk = std::move(memory->state);
+  if (memory && memory->state.step() >= disk.step()) {
+    // Memory of the same step may have been read from that checkpoint, by a start that was killed before its first
+    // step: its recipe did not train the step.
+    if (disk.any() && memory->state.step() == disk.step()) {
+      memory->state.recipe = std::move(disk.recipe);
+      memory->state.position.past = std::move(disk.position.past);
+    }
+    disk = std::move(memory->state);
+  }
   if (!disk.any() && !passed_over.empty()) return none_usable(look.checkpoints_dir, passed_over, all_bad);
   disk.passed_over = std::move(passed_over);
   return disk;

@@ -67,8 +67,10 @@ constexpr std::array kRules = {
 
     ChangeRule{"optimizer.*", kRule, kNextStep},
     ChangeRule{"optimizer.lr", kRule, "the schedule is read at this position"},
-    ChangeRule{"optimizer.kind", kRule, "the moments stay"},
-    ChangeRule{"optimizer.ema", kRule, "an average that is switched on begins at the present weights"},
+    ChangeRule{"optimizer.kind", kRule,
+               "adamw and lamb: the moments stay. To and from adafactor only with --accept: they begin at zero"},
+    ChangeRule{"optimizer.ema", kRule,
+               "one that is switched on begins at the present weights. Off only with --accept: the average is dropped"},
     ChangeRule{"optimizer.offload", kExact, kNoTrajectory},
     ChangeRule{"optimizer.zero", kExact, kLayout},
     ChangeRule{"optimizer.bucket", kExact, kLayout},

@@ -61,6 +61,11 @@ bool schedule_begins(const Recipe& recipe, std::span<const RecipeStage> entered,
   });
 }
 
+/// Whether the optimizer of `after` finds no moments of its own in the state of `before`: theirs are of another form.
+bool moments_begin(const Recipe& before, const Recipe& after) {
+  return StateKinds(before.optimizer).moments() != StateKinds(after.optimizer).moments();
+}
+
 /// The past as it is for `recipe` from this position on.
 RunPast past_of(const Recipe& recipe, std::span<const RecipeStage> entered, const TrainPosition& position,
                 const Recipe* before) {
@@ -73,6 +78,11 @@ RunPast past_of(const Recipe& recipe, std::span<const RecipeStage> entered, cons
   } else if (schedule_begins(recipe, entered, before)) {
     past.lr_step = position.step;
     past.lr = std::isfinite(position.lr) ? position.lr : 0;
+  }
+  if (before != nullptr && moments_begin(*before, recipe)) {
+    // As the trainer counts them: without a loss scale no step is left out any more.
+    const int64_t skipped = recipe.precision == Precision::kF16 ? position.loss_scale.skipped : 0;
+    past.moments_from = position.step - skipped;
   }
   return past;
 }
@@ -97,8 +107,6 @@ std::string differing_tensors(const ModelConfig& before, const ModelConfig& afte
   if (differ.size() > kShown) out += fmt::format(" and {} more", differ.size() - kShown);
   return out;
 }
-
-bool is_adafactor(const Recipe& recipe) { return recipe.optimizer.kind == OptimizerKind::kAdafactor; }
 
 class Judge {
  public:
@@ -161,11 +169,14 @@ std::optional<FieldVerdict> Judge::judge(const FieldChange& change) const {
       out.change = ChangeClass::kAccept;
     }
   }
-  if (out.field == "optimizer.kind" && is_adafactor(before_) != is_adafactor(now_)) {
-    out.change = ChangeClass::kRefused;
-    out.says =
-        "its moments are of another form; a new run can begin with the weights: --init-from with --init-weights-only, "
-        "and a warm-up";
+  const bool same_kind = before_.optimizer.kind == now_.optimizer.kind;
+  if (out.field == (same_kind ? "optimizer.beta1" : "optimizer.kind") && moments_begin(before_, now_)) {
+    out.change = ChangeClass::kAccept;
+    out.says = fmt::format(
+        "the moments are of another form: they begin at zero, and bias correction counts from here. Warm the rate up "
+        "again, as by T.stage {{ at = T.steps({}), optimizer = {{ lr = T.schedule {{ T.linear {{ over = T.steps(1), to "
+        "= 0 }}, T.linear {{ over = T.steps(100), to = {:.3g} }}, T.hold {{}} }} }} }}",
+        out_.state.step(), now_.optimizer.peak_lr);
   }
   if (out.field == "optimizer.ema" && now_.optimizer.ema == 0) {
     out.change = ChangeClass::kAccept;

@@ -55,8 +55,14 @@ bool has_moments(const Manifest& manifest) {
                      [](const TensorEntry& entry) { return is_moment_kind(entry.kind); });
 }
 
+bool moments_begin(const Plan& plan, const Manifest& manifest) {
+  return plan.past.moments_from > 0 && has_moments(manifest) &&
+         kinds_in(manifest).moments() != plan.state_kinds().moments();
+}
+
 Status check_moments(const StateKinds& saved, const StateKinds& wanted) {
-  if (!saved.has(StateKind::kExpAvgSq) || saved.factored() == wanted.factored()) return {};
+  const bool both = saved.has(StateKind::kExpAvgSq) && wanted.has(StateKind::kExpAvgSq);
+  if (!both || saved.factored() == wanted.factored()) return {};
   const auto name = [](const StateKinds& kinds) { return kinds.factored() ? "Adafactor" : "AdamW or LAMB"; };
   return Error{ErrorCode::kInvalidInput,
                fmt::format("the checkpoint has the optimizer state of {}, and the recipe's optimizer is {}; a run that "

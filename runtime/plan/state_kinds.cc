@@ -25,6 +25,14 @@ StateKinds StateKinds::without(StateKind kind) const {
   return out;
 }
 
+StateKinds StateKinds::moments() const { return without(StateKind::kWeight).without(StateKind::kEma); }
+
+StateKinds StateKinds::without_moments() const {
+  StateKinds out = *this;
+  out.bits_ &= ~moments().bits_;
+  return out;
+}
+
 std::vector<StateKind> StateKinds::arrays() const {
   std::vector<StateKind> out;
   for (const StateKind kind : {StateKind::kWeight, StateKind::kExpAvg, StateKind::kExpAvgSq, StateKind::kEma}) {

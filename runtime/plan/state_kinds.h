@@ -29,6 +29,7 @@ class StateKinds {
 
   void add(StateKind kind) { bits_ |= 1u << static_cast<int>(kind); }
   StateKinds without(StateKind kind) const;
+  StateKinds moments() const, without_moments() const;
   bool has(StateKind kind) const { return (bits_ >> static_cast<int>(kind) & 1u) != 0; }
   bool factored() const { return has(StateKind::kExpAvgSqRow); }
 

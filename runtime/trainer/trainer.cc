@@ -485,7 +485,7 @@ Status Run::step(int64_t number) {
     optimizer_.keep(bank_, bank);
     RT_TRY(env_.hook.weights_whole(number));
   } else {
-    const int64_t update = number - position_.loss_scale.skipped;
+    const int64_t update = number - position_.loss_scale.skipped - plan_.past.moments_from;
     optim::HeadFactors heads;
     if (!max_scores_.empty()) {
       RT_TRY_SET(heads, clip_factors());

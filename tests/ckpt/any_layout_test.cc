@@ -134,7 +134,7 @@ TrainPosition position() {
           .tokens = kStep * 24 * 12,
           .lr = 1e-3 / 7,
           .loss = 0.1 + 0.2,
-          .past = {.points = {{3, 80, 960}, {5, 100, 1300}}, .lr_step = 4, .lr = 1e-4 / 3},
+          .past = {.points = {{3, 80, 960}, {5, 100, 1300}}, .lr_step = 4, .lr = 1e-4 / 3, .moments_from = 2},
           .seed = 0xfedcba9876543210ull,
           .sampler = R"({"epoch":3,"order":17446744073709551615,"sources":[{"next":3288,"pass":2}]})"};
 }
