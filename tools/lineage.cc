@@ -149,6 +149,7 @@ Status make_replayable(Recipe& recipe, const Recipe& last, const LineageEntry& e
     if (change.path.starts_with("data.")) continue;
     if (dsl::change_rule(change.path).change == dsl::ChangeClass::kExact) RT_TRY(dsl::set_field(recipe, change));
   }
+  if (entry.tokenizer == newest.tokenizer) recipe.tokenizer = last.tokenizer;  // the same file, elsewhere
   for (DataSource& source : recipe.data.sources) {
     const std::string name = source.name;
     const auto then = entry.data.find(name), now = newest.data.find(name);

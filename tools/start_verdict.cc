@@ -108,12 +108,21 @@ std::string differing_tensors(const ModelConfig& before, const ModelConfig& afte
   return out;
 }
 
+/// Whether `all` ends with `stages`.
+bool end_with(std::span<const RecipeStage> all, std::span<const RecipeStage> stages) {
+  const auto same = [](const RecipeStage& a, const RecipeStage& b) {
+    return a.at.unit == b.at.unit && a.at.value == b.at.value && a.changes == b.changes;
+  };
+  return stages.size() <= all.size() && std::ranges::equal(stages, all.last(stages.size()), same);
+}
+
 class Judge {
  public:
   Judge(const StartRequest& request, StartVerdict& verdict, const Recipe& before)
       : request_(request), out_(verdict), before_(before), now_(verdict.segment.recipe) {}
 
   void fields();
+  void stages(const Recipe& before);
   void tokenizer_file();
   Status data();
   void rate();
@@ -178,6 +187,12 @@ std::optional<FieldVerdict> Judge::judge(const FieldChange& change) const {
         "= 0 }}, T.linear {{ over = T.steps(100), to = {:.3g} }}, T.hold {{}} }} }} }}",
         out_.state.step(), now_.optimizer.peak_lr);
   }
+  const std::string &words_then = request_.tokenizer_before, &words_now = request_.tokenizer_now;
+  if (out.field == "tokenizer" && before_.tokenizer.kind == now_.tokenizer.kind && !words_then.empty() &&
+      words_then == words_now) {
+    out.change = ChangeClass::kExact;
+    out.says = "the same file, elsewhere";
+  }
   if (out.field == "optimizer.ema" && now_.optimizer.ema == 0) {
     out.change = ChangeClass::kAccept;
     out.says = "the average is dropped";
@@ -190,6 +205,17 @@ std::optional<FieldVerdict> Judge::judge(const FieldChange& change) const {
     out.says += "; what of it lies before counts as begun here";
   }
   return out;
+}
+
+/// `before`: with the stages that were ahead of it.
+void Judge::stages(const Recipe& before) {
+  Recipe ahead = now_;
+  ahead.stages = out_.segment.remaining.stages;
+  const bool stay = end_with(request_.recipe.stages, before.stages) && end_with(before.stages, ahead.stages);
+  if (!out_.edited || stay || request_.init || out_.state.bare) return;
+  for (const FieldChange& change : dsl::compare_recipes(before, ahead)) {
+    if (change.path == "stages") add(*judge(change));
+  }
 }
 
 void Judge::tokenizer_file() {
@@ -283,19 +309,13 @@ void Judge::rate() {
 /// Whether `before`, with the stages that were ahead of it, is not what `whole` is from one of its segments on, in
 /// anything that is trained.
 Result<bool> is_edited(const Recipe& before, const Recipe& whole) {
-  if (before.stages.size() > whole.stages.size()) return true;
+  if (!end_with(whole.stages, before.stages)) return true;
   RT_TRY_SET(std::vector<Recipe> recipes, dsl::recipe_segments(whole));
-  const size_t behind = whole.stages.size() - before.stages.size();
-  const auto ahead = std::span(whole.stages).subspan(behind);
-  const auto same = [](const RecipeStage& a, const RecipeStage& b) {
-    return a.at.unit == b.at.unit && a.at.value == b.at.value && a.changes == b.changes;
-  };
-  if (!std::ranges::equal(before.stages, ahead, same)) return true;
   Recipe then = before;
   then.stages.clear();
-  return std::ranges::any_of(dsl::compare_recipes(then, recipes[behind]), [](const FieldChange& one) {
-    return dsl::change_rule(one.path).change != ChangeClass::kExact;
-  });
+  return std::ranges::any_of(
+      dsl::compare_recipes(then, recipes[whole.stages.size() - before.stages.size()]),
+      [](const FieldChange& one) { return dsl::change_rule(one.path).change != ChangeClass::kExact; });
 }
 
 std::string mesh_text(const ckpt::MeshInfo& mesh) {
@@ -458,9 +478,11 @@ Result<StartVerdict> judge_start(const StartRequest& request, ckpt::StartState s
     return out;
   }
   RT_TRY_SET(out.edited, is_edited(*before, request.recipe));
-  before->stages.clear();
-  Judge judge(request, out, *before);
+  Recipe trained = *before;
+  trained.stages.clear();
+  Judge judge(request, out, trained);
   judge.fields();
+  judge.stages(*before);
   judge.tokenizer_file();
   RT_TRY(judge.data());
   judge.rate();

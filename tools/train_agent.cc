@@ -271,9 +271,9 @@ Status TrainAgent::write_start() {
   RT_TRY(begin_segment(folder_, start_));
   if (verdict.finished) return {};  // the folder keeps the recipe that trained it
   RT_TRY(folder_.write_recipe(start_.whole));
-  if (!start_.begins) return {};
   for (const FieldVerdict& one : verdict.changes) {
-    if (one.change == dsl::ChangeClass::kExact) continue;
+    // Other stages ahead begin no segment.
+    if (one.change == dsl::ChangeClass::kExact || (!start_.begins && one.field != "stages")) continue;
     progress_.say(one.text());
     record({{"event", "recipe_changed"},
             {"step", verdict.state.step()},

@@ -1,8 +1,12 @@
 """A recipe that changes under a run: what each field's class promises, whatever lies between two starts."""
 
+import json
 import os
+import pathlib
 import random
 import re
+import shutil
+import subprocess
 
 from change_run import ChangeTest, contents
 from harness import main, write_tokens
@@ -47,72 +51,174 @@ class Changed(ChangeTest):
 
     # --- the table of fields
 
-    def test_each_class_does_what_it_says(self):
-        other = self.folder / "other"
-        write_tokens(other, 6000, seed=8)
+    def test_each_row_of_the_table_does_what_it_says(self):
+        write_tokens(self.folder / "other", 6000, seed=8)
+        (self.folder / "moved").mkdir()
+        for end in ("bin", "idx"):
+            shutil.copy(self.folder / f"tokens.{end}", self.folder / "moved")
+        for name in ("first", "second"):
+            (self.folder / f"{name}.model").write_text(name)
+        shutil.copy(self.folder / "first.model", self.folder / "moved")
+        disk = self.folder / "disk"
+        disk.mkdir()
+        layout = "bit for bit with deterministic"
+        blend = "data=T.blend { sources = { T.megatron { prefix = \"tokens\" } }, seed = %d }"
         rows = [
-            # name, changed, class, what is said
-            ("layout", ["--set", "mesh.tp=1", "--set", "recompute.mode=full"], "exact", None),
-            ("zero", ["--set", "optimizer.zero=1"], "exact", None),
-            ("log", ["--set", "log.at=T.every { steps = 5 }"], "exact", None),
-            ("init", ["--set", "model.init_std=0.01"], "exact", None),
-            ("stop", ["--param", "stop=176"], "rule", "stop T.samples(160) -> T.samples(176)"),
-            ("micro", ["--set", "batch.micro=1"], "rule", "bits differ from now on"),
-            ("peak", ["--set", "optimizer.peak_lr=1.5e-3"], "rule", "optimizer.peak_lr 0.001 -> 0.0015"),
-            ("decay", ["--set", "optimizer.weight_decay=0.1"], "rule", "optimizer.weight_decay"),
-            ("betas", ["--set", "optimizer.beta2=0.99"], "rule", "optimizer.beta2"),
-            ("clip", ["--set", "optimizer.clip=1"], "rule", "optimizer.clip"),
-            ("zloss", ["--set", "optimizer.z_loss=1e-4"], "rule", "optimizer.z_loss"),
-            ("ema", ["--set", "optimizer.ema=0.9"], "rule", "begins at the present weights"),
-            ("kind", ["--set", "optimizer.kind=\"lamb\""], "rule", "optimizer.kind"),
-            ("bf16", ["--set", "precision=bf16"], "rule", "precision"),
-            ("fp16", ["--set", "precision=fp16"], "rule", "loss_scale.initial"),
-            ("dropout", ["--set", "model.residual_dropout=0.1"], "rule", "model.residual_dropout 0 -> 0.1"),
-            ("bits", ["--set", "deterministic=run"], "rule", "deterministic"),
-            ("rate", ["--set", "optimizer.peak_lr=1e-2"], "optimizer.lr", "more than doubles between two steps"),
-            ("seed", ["--set", "seed=8"], "seed", "may come again"),
-            ("heads", ["--param", "heads=8"], "model.heads", "the shapes fit, the meaning does not"),
-            ("theta", ["--set", "model.rope_theta=5e5"], "model.rope_theta", "T.stage"),
-            ("pairs", ["--set", "model.rope.pairs=interleaved"], "model.rope.pairs", "other angles"),
-            ("eps", ["--set", "model.norm_eps=1e-6"], "model.norm_eps", "the meaning does not"),
-            ("gate", ["--set", "model.activation=geglu"], "model.activation", "the meaning does not"),
-            ("window", ["--set", "model.sliding_window=8"], "model.sliding_window", "the meaning does not"),
-            ("scale", ["--set", "model.logit_scale=0.5"], "model.logit_scale", "the meaning does not"),
-            ("context", ["--set", "model.context=64"], "model.context", "T.phase"),
-            ("name", ["--set", "name=second"], "name", "a folder of its own"),
-            ("data", ["--param", f"data={other}"], "data.tokens|data.other", "data."),
-            ("width", ["--set", "model.width=64"], None, "T.init_from with `except`"),
-            ("layers", ["--set", "model.layers=3"], None, "layers.2"),
-            ("tied", ["--set", "model.tied_embeddings=true"], None, "head.weight"),
-            ("experts", ["--set", "model.moe.experts=2"], None, "other tensors"),
+            # of which run, its name, changed, class, what is said
+            # Exact: all of one run at once are the run that nothing was changed of.
+            ("made", "mesh", ["mesh.tp=2", "mesh.pp=2", "schedule=gpipe"], "exact", layout),
+            ("made", "recompute", ["recompute.mode=full"], "exact", layout),
+            ("made", "zero", ["optimizer.zero=3", "optimizer.keep_after_forward=true", "optimizer.bucket=4096",
+                              "optimizer.overlap=false"], "exact", layout),
+            ("made", "offload", [f"optimizer.offload={disk}"], "exact", "changes nothing that is trained"),
+            ("made", "save", ["checkpoint.incremental=true"], "exact", "changes nothing that is trained"),
+            ("made", "keep", ["checkpoint.keep={ T.last(7) }"], "exact", "retention by the new rules"),
+            ("made", "log", ["log.at=T.every { steps = 5 }"], "exact", "changes nothing that is trained"),
+            ("made", "eval", ["eval.steps=3"], "exact", "changes nothing that is trained"),
+            ("made", "restart", ["restart.max_restarts=5"], "exact", "changes nothing that is trained"),
+            ("made", "watch", ["watch.proof=5"], "exact", "verdicts from now on"),
+            ("made", "std", ["model.init_std=0.01", "model.init=plain"], "exact", "has no effect: the run has weights"),
+            ("made", "begin", ["init=T.init_from { path = \"made\" }"], "exact", "has no effect: the run has weights"),
+            ("made", "path", ["data=T.megatron { prefix = \"moved/tokens\" }"], "exact", "which tokens a source holds"),
+            ("worded", "elsewhere", ["tokenizer=T.sentencepiece \"moved/first.model\""], "exact", "the same file"),
+
+            ("made", "stop", ["stop=T.samples(176)"], "rule", "stop T.samples(160) -> T.samples(176)"),
+            ("made", "stages", ["stages={ T.stage { at = T.steps(15), optimizer = { clip = 1 } } }"], "rule", "begin as they say"),
+            ("made", "samples", ["batch.samples=4"], "rule", "from this position on, which is sample 80"),
+            ("made", "ramp", ["batch.ramp=T.ramp { from = 4, by = 4, over = T.samples(16) }"], "rule", "begun here"),
+            ("made", "micro", ["batch.micro=1"], "rule", "bits differ from now on"),
+            ("made", "peak", ["optimizer.peak_lr=1.5e-3"], "rule", "optimizer.peak_lr 0.001 -> 0.0015"),
+            ("made", "curve", ["optimizer.lr=T.schedule { T.warmup { over = T.samples(32) }, T.cosine { to = 1e-4 } }"], "rule",
+             "the schedule is read at this position"),
+            ("made", "decay", ["optimizer.weight_decay=0.1", "optimizer.groups={ T.group { \"embed.*\", lr = 0.5 } }"], "rule",
+             "optimizer.weight_decay"),
+            ("made", "betas", ["optimizer.beta1=0.8", "optimizer.beta2=0.99", "optimizer.eps=1e-7"], "rule", "optimizer.beta2"),
+            ("made", "clip", ["optimizer.clip=1"], "rule", "optimizer.clip"),
+            ("made", "shrink", ["optimizer.z_loss=1e-4", "optimizer.embedding_gradient=0.1", "optimizer.qk_clip=50"], "rule",
+             "optimizer.z_loss"),
+            ("made", "ema", ["optimizer.ema=0.9"], "rule", "begins at the present weights"),
+            ("averaged", "off", ["optimizer.ema-"], "optimizer.ema", "the average is dropped"),
+            ("made", "lamb", ["optimizer.kind=\"lamb\""], "rule", "the moments stay"),
+            ("made", "factored", ["optimizer.kind=\"adafactor\"", "deterministic=run"], "optimizer.kind", "they begin at zero"),
+            ("made", "bf16", ["precision=bf16"], "rule", "precision"),
+            ("made", "fp16", ["precision=fp16"], "rule", "loss_scale.initial"),
+            ("scaled", "window", ["loss_scale.window=500", "loss_scale.hysteresis=1"], "rule", "loss_scale.window 1000 -> 500"),
+            ("made", "dropout", ["model.embedding_dropout=0.1", "model.attention_dropout=0.1", "model.residual_dropout=0.1"], "rule",
+             "model.residual_dropout 0 -> 0.1"),
+            ("made", "bits", ["deterministic=run"], "rule", "in other bits"),
+            ("made", "objective", ["objective.document_end=32"], "rule", "objective.document_end -1 -> 32"),
+            ("routed", "router", ["model.moe.aux_loss=0.02", "model.moe.z_loss=1e-3", "model.moe.bias_rate=2e-3"], "rule",
+             "model.moe.aux_loss"),
+
+            ("made", "rate", ["optimizer.peak_lr=1e-2"], "optimizer.lr", "more than doubles between two steps"),
+            ("made", "seed", ["seed=8"], "seed", "may come again"),
+            ("blended", "order", [blend % 8], "data.seed", "may come again"),
+            ("made", "data", ["data=T.megatron { prefix = \"other\" }"], "data.other", "no source that the run was trained on"),
+            ("made", "content", ["data=T.megatron { prefix = \"other\", name = \"tokens\" }"], "data.tokens",
+             "its tokens are not those that it began with"),
+            ("made", "split", ["data=T.megatron { prefix = \"tokens\", split = { 90, 10 } }"], "data.tokens",
+             "its tokens are not those that it began with"),
+            ("made", "heads", ["model.heads=8", "model.kv_heads=8"], "model.heads", "the shapes fit, the meaning does not"),
+            ("made", "theta", ["model.rope_theta=5e5"], "model.rope_theta", "T.stage"),
+            ("made", "pairs", ["model.rope.pairs=interleaved"], "model.rope.pairs", "other angles"),
+            ("made", "eps", ["model.norm_eps=1e-6"], "model.norm_eps", "the meaning does not"),
+            ("made", "gate", ["model.activation=geglu"], "model.activation", "the meaning does not"),
+            ("made", "sight", ["model.sliding_window=8"], "model.sliding_window", "the meaning does not"),
+            ("made", "scale", ["model.logit_scale=0.5"], "model.logit_scale", "the meaning does not"),
+            ("routed", "choice", ["model.moe.scale=2"], "model.moe.scale", "the meaning does not"),
+            ("made", "context", ["model.context=64"], "model.context", "T.phase"),
+            ("made", "name", ["name=second"], "name", "a folder of its own"),
+            ("made", "words", ["tokenizer-"], "tokenizer", "token ids may mean other text"),
+            ("worded", "text", ["tokenizer=T.sentencepiece \"second.model\""], "tokenizer", "token ids may mean other text"),
+
+            ("made", "width", ["model.width=64"], None, "T.init_from with `except`"),
+            ("made", "layers", ["model.layers=3"], None, "layers.2"),
+            ("made", "vocab", ["model.vocab=300"], None, "embed.tokens"),
+            ("made", "tied", ["model.tied_embeddings=true"], None, "head.weight"),
+            ("made", "experts", ["model.moe.experts=2"], None, "other tensors"),
+            ("made", "groups", ["model.kv_heads=2"], None, "other tensors"),
+            ("learned", "places", ["model.context=64"], None, "embed.positions"),
         ]
-        self.half("made")
-        for name, words, accept, says in rows:
+        bases = {
+            "made": [], "averaged": ["optimizer.ema=0.9"], "scaled": ["precision=fp16"],
+            "routed": ["model.moe.experts=4", "model.moe.bias_rate=1e-3"], "learned": ["model.positions=learned"],
+            "blended": [blend % 7],
+            "worded": ["tokenizer=T.sentencepiece \"first.model\""],
+        }
+        words_of = lambda values: [word for value in values for word in ("--set", value)]  # noqa: E731
+        for base, values in bases.items():
+            self.half(base, *words_of(values))
+        exercised = set()
+        for base, name, values, accept, says in rows:
             with self.subTest(name):
-                run = self.copy_of("made", name)
-                before = contents(self.folder / run)
-                if accept in ("exact", "rule"):
+                words = words_of(bases[base] + values)
+                nproc = 4 if name in ("mesh", "zero") else 1
+                before = contents(self.folder / base)
+                judged = self.judged(base, *words, nproc=nproc)
+                self.assertEqual(contents(self.folder / base), before)
+                exercised |= set(judged)
+                if accept == "exact":
+                    self.assertEqual({change for change, _ in judged.values()}, {"exact"}, judged)
+                    self.assertIn(says, " ".join(rule for _, rule in judged.values()))
+                    continue
+                if accept == "rule":
+                    run = self.copy_of(base, name)
                     text = self.run_it(run, *words)
                     self.assertEqual(self.metrics(run)[max(self.metrics(run))]["samples"], 176 if name == "stop" else 160)
-                    if accept == "rule":
-                        self.assertIn(says, text)
-                        self.assertTrue(self.events(run, "recipe_changed"))
-                    continue
-                # Refused: with the field's name and what to do, by a dry run too, and not a byte is touched.
-                for more in ([], ["--dry-run"]):
-                    text = self.run_it(run, *words, *more, code=2)
                     self.assertIn(says, text)
-                    self.assertEqual(contents(self.folder / run), before)
-                self.cairn("resume", self.folder / run, "--dry-run")
+                    told = {event["field"] for event in self.events(run, "recipe_changed") if event["step"] == 10}
+                    self.assertEqual(told, {field for field, (change, _) in judged.items() if change != "exact"})
+                    continue
+                # Refused: with the field's name and what to do, and not a byte is touched.
+                text = self.run_it(base, *words, code=2)
+                self.assertIn(says, text)
+                self.assertEqual(contents(self.folder / base), before)
                 if accept is None:
+                    self.assertIn("refused", {change for change, _ in judged.values()})
                     self.assertNotIn("--accept", text)
                     continue
                 fields = re.findall(r"--accept (\S+)", text)
-                self.assertTrue(any(field in accept.split("|") for field in fields), text)
-                accepted = [word for field in fields for word in ("--accept", field)]
-                self.run_it(run, *words, *accepted)
+                self.assertIn(accept, fields)
+                run = self.copy_of(base, name)
+                self.run_it(run, *words, *[word for field in fields for word in ("--accept", field)])
                 self.assertEqual(self.lineage(run)[-1]["accepted"], fields)
                 self.run_it(run, *words)  # nothing to do: it is the recipe that trained the run
+        with self.subTest("a tokenizer elsewhere is no reason not to replay"):
+            run = self.copy_of("worded", "moved-words")
+            self.run_it(run, "--set", "tokenizer=T.sentencepiece \"moved/first.model\"")
+            self.assertIn(b"moved/first.model", self.cairn("lineage", run, "--recipe").stdout)
+        with self.subTest("no row without a test"):
+            used = {self.row_of(field) for field in exercised}
+            self.assertEqual([row for row in self.table() if row not in used], [])
+        with self.subTest("exact"):
+            at_once = [value for base, _, values, change, _ in rows if (base, change) == ("made", "exact") for value in values]
+            run = self.copy_of("made", "at_once")
+            self.run_it(run, *words_of(at_once), nproc=4)
+            self.run_it("made")
+            for step, row in self.metrics("made").items():
+                for key in ("loss", "grad_norm", "lr", "samples"):
+                    self.assertEqual(self.metrics(run)[step][key], row[key], f"step {step} {key}")
+
+    def judged(self, run, *words, nproc=1):
+        """{field: (class, rule)} of what the start would change, as a dry run tells programs."""
+        words = ["train", self.file, "--run", self.folder / run, "--nproc", nproc, *words, "--dry-run", "--json"]
+        done = subprocess.run([self.program, *map(str, words)], capture_output=True, cwd=self.folder)
+        result = json.loads(done.stdout)
+        self.assertIn("start", result, done.stderr.decode())
+        return {one["field"]: (one["class"], one["rule"]) for one in result["start"]["changes"]}
+
+    def table(self):
+        """The fields of the rows of docs/changing-a-run.md, which a test of dsl/ holds to be the program's."""
+        page = (pathlib.Path(__file__).parents[2] / "docs" / "changing-a-run.md").read_text()
+        page = page[page.index("compares -->"):page.index("Beyond the table:")]
+        rows = re.findall(r"^\| `(\S+)` \| [a-z -]+ \|", page, re.MULTILINE)
+        self.assertGreater(len(rows), 40)
+        return rows
+
+    def row_of(self, field):
+        """A row for the field, else the longest for all below a block."""
+        above = [row for row in self.table() if row.endswith(".*") and f"{field}.".startswith(row[:-1])]
+        return field if field in self.table() else max(above, key=len)
 
     # --- ends
 
@@ -180,6 +286,20 @@ class Changed(ChangeTest):
         self.run_it("blend", *flat, "--set", blend % (1, 1))
         order = self.manifest("blend", self.checkpoints("blend")[-1])["state"]["sampler"]
         self.assertEqual(dict(zip(order["names"], order["taken"])), {"tokens": 80 + 30 + 20, "more": 10 + 20})
+
+    def test_a_source_that_left_is_taken_up_where_it_was(self):
+        write_tokens(self.folder / "more", 4000, seed=5)
+        both = "data=T.blend { sources = { T.megatron { prefix = \"tokens\" }, T.megatron { prefix = \"more\" } } }"
+        flat = ["--set", "optimizer.lr-"]
+        taken = []
+        for stop, data, says in ((80, [both], "fresh"), (120, [], "data.more weight 0.5 -> (none)"),
+                                 (160, [both], "back after 40 samples, behind which it resumes")):
+            text = self.run_it("left", *flat, "--set", f"stop=T.samples({stop})", *[w for d in data for w in ("--set", d)])
+            if stop > 80:
+                self.assertIn(says, text)
+            order = self.manifest("left", stop // 8)["state"]["sampler"]
+            taken.append(dict(zip(order["names"], order["taken"])))
+        self.assertEqual(taken, [{"tokens": 40, "more": 40}, {"tokens": 80, "more": 40}, {"tokens": 100, "more": 60}])
 
     # --- lineage
 
