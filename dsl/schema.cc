@@ -605,9 +605,11 @@ const Block& tokenizer_block() {
 
 Def weight_field() {
   return written_only("weight", Type::kNumber)
-      .above(0)
+      .at_least(0)
       .otherwise(1.0)
-      .says("share in a blend", "Weights are normalised to a sum of 1.");
+      .says("share in a blend",
+            "Weights are normalised to a sum of 1. 0: opened and checked, and not drawn from until a stage or an edit "
+            "gives it more; one source at least has more than 0.");
 }
 
 Def source_name_field() {
@@ -666,7 +668,7 @@ const Block& source_block() {
       .doc = "One stream of tokens.",
       .fields = {chosen("kind", &DataSource::kind, {"megatron", "token_files"}), bound("name", &DataSource::name),
                  bound("path", &DataSource::path), bound("valid_path", &DataSource::valid_path),
-                 bound("dtype", &DataSource::dtype), bound("weight", &DataSource::weight).above(0),
+                 bound("dtype", &DataSource::dtype), bound("weight", &DataSource::weight).at_least(0),
                  bound("split", &DataSource::split).at_least(0),
                  source_tokens_field(bound("tokens", &DataSource::tokens))}};
   return out;
@@ -685,7 +687,7 @@ const Block& blend_block() {
                                         .written(Form::kPlain, {&megatron_block(), &token_files_block()})
                                         .says("the streams of tokens"),
                                     written_only("weights", Type::kObject)
-                                        .above(0)
+                                        .at_least(0)
                                         .otherwise(Json::object())
                                         .says("weights by the names of sources, over those that they have themselves",
                                               "For T.stage and :with: a source that is not named keeps its weight.")

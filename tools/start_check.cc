@@ -151,7 +151,7 @@ void check_validation(const data::Dataset& dataset, const Recipe& recipe, const 
   if (set.batches() == 0) return;  // eval.steps = 0
   for (size_t k = 0; k < facts.sources.size(); ++k) {
     const SourceFacts& source = facts.sources[k];
-    if (source.valid_samples > 0) continue;
+    if (source.valid_samples > 0 || source.weight == 0) continue;
     const std::string why =
         source.valid_tokens == 0 ? "has no validation part"
         : source.valid_windows == 0
@@ -602,6 +602,7 @@ std::vector<std::string> data_lines(const DataFacts& data) {
                                    count(source.train_tokens), count(source.train_windows),
                                    format_count(std::round(source.samples)), source.epochs());
     if (data.sources.size() > 1) line += fmt::format(" ({:.3g} %)", 100 * source.weight);
+    if (source.weight == 0) line += ", not drawn from yet";
     line += source.valid_windows > 0 ? fmt::format("; {} windows to validate on", count(source.valid_windows))
                                      : std::string("; none to validate on");
     if (source.largest_id >= 0) line += fmt::format("; largest id {}", source.largest_id);

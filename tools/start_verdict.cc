@@ -264,6 +264,7 @@ Status Judge::data() {
       bool told = false;
       for (FieldVerdict& one : out_.changes) {
         if (!one.field.starts_with("data.") || !one.field.ends_with(".weight")) continue;
+        if (one.change == ChangeClass::kRule) continue;
         one.change = ChangeClass::kRule;
         one.says = change.text;
         told = true;
@@ -271,8 +272,15 @@ Status Judge::data() {
       if (!told) add({"data.weights", change.before, change.after, ChangeClass::kRule, change.text});
       continue;
     }
-    const bool asks = change.kind == Kind::kReplaced || (all_other && change.kind == Kind::kAdded);
     const std::string field = "data." + change.source;
+    const auto weight = std::ranges::find(out_.changes, field + ".weight", &FieldVerdict::field);
+    const bool of_weight = change.kind == Kind::kReturned || change.kind == Kind::kRemoved;
+    if (of_weight && weight != out_.changes.end()) {  // to or from 0, and in the recipe all the time
+      weight->change = ChangeClass::kRule;
+      weight->says = change.text;
+      continue;
+    }
+    const bool asks = change.kind == Kind::kReplaced || (all_other && change.kind == Kind::kAdded);
     std::erase_if(out_.changes, [&](const FieldVerdict& one) { return one.field == field; });
     add({field, change.before, change.after, asks ? ChangeClass::kAccept : ChangeClass::kRule,
          change.text + (asks && change.kind == Kind::kAdded ? "; no source that the run was trained on is left" : "")});

@@ -102,7 +102,7 @@ Result<ValidationSet> ValidationSet::make(const Dataset& dataset, int64_t seq_le
   for (size_t i = 0; i < dataset.sources.size(); ++i) {
     const Dataset::Source& source = dataset.sources[i];
     const int64_t n = source.valid ? window_count(source.valid->token_count(), seq_len) : 0;
-    if (n == 0) continue;
+    if (n == 0 || source.weight == 0) continue;
     index.push_back(static_cast<int32_t>(i));
     weights.push_back(source.weight);
     sum += source.weight;

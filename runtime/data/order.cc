@@ -34,7 +34,7 @@ int64_t blend_next(std::span<const double> weights, std::span<const int64_t> tak
   int64_t best = -1;
   double best_shortfall = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (!left.empty() && left[i] == 0) continue;
+    if (weights[i] == 0 || (!left.empty() && left[i] == 0)) continue;
     // The product must be rounded before the difference: fused into one instruction on machines that have it, ties
     // would fall differently from machine to machine. volatile forbids the fusion, whatever the compiler's flags.
     const volatile double share = weights[i] * x;

@@ -66,10 +66,12 @@ Status check_spec(const Sampler::Spec& spec) {
     return Error{ErrorCode::kInvalidInput, fmt::format("{} data sources, at most 32767", spec.sources.size())};
   if (spec.seq_len < 1)
     return Error{ErrorCode::kInvalidInput, fmt::format("sequence length is {}, expected 1 or more", spec.seq_len)};
+  if (std::ranges::all_of(spec.sources, [](const Sampler::Source& source) { return source.weight == 0; }))
+    return Error{ErrorCode::kInvalidInput, "every data source has weight 0: there is none to draw samples from"};
   for (const Sampler::Source& source : spec.sources) {
-    if (!(source.weight > 0) || !std::isfinite(source.weight))
+    if (!(source.weight >= 0) || !std::isfinite(source.weight))
       return Error{ErrorCode::kInvalidInput,
-                   fmt::format("data source {}: weight is {}, expected more than 0", source.name, source.weight)};
+                   fmt::format("data source {}: weight is {}, expected 0 or more", source.name, source.weight)};
     if (window_count(source.tokens, spec.seq_len) < 1)
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("data source {}: {} tokens, but a sample of sequence length {} needs {}", source.name,
@@ -343,18 +345,27 @@ Result<Reconciled> reconcile(const Sampler::Spec& spec, const SamplerState& save
     if (matched[i]) {
       SourceState& source = state.sources[*matched[i]];
       present[*matched[i]] = true;
-      if (source.retired()) {
+      if (source.retired() && now.weight > 0) {
         other_sources = true;
+        const std::string back = source.taken == 0
+                                     ? std::string("no longer of weight 0")
+                                     : fmt::format("back after {} samples, behind which it resumes", source.taken);
         out.changes.push_back({Kind::kReturned, now.name, "", weight, 0,
-                               fmt::format("data source \"{}\": back after {} samples, behind which it resumes; {} of "
-                                           "the blend from sample {} on",
-                                           now.name, source.taken, weight, state.position)});
+                               fmt::format("data source \"{}\": {}; {} of the blend from sample {} on", now.name, back,
+                                           weight, state.position)});
+      } else if (!source.retired() && now.weight == 0) {
+        other_sources = true;
+        out.changes.push_back(
+            {Kind::kRemoved, now.name, fmt::format("weight {:.6g}", source.weight), weight, 0,
+             fmt::format("data source \"{}\": weight 0, not drawn from after its {} samples; it would "
+                         "resume behind them",
+                         now.name, source.taken)});
       }
       RT_TRY(take_up(now, i, contents, saved.seq_len, source, out));
       out.state_of_source.push_back(*matched[i]);
       continue;
     }
-    other_sources = true;
+    other_sources = other_sources || now.weight > 0;
     SourceState added;
     added.name = now.name;
     added.stream = state.sources.empty() ? 0 : state.sources.back().stream + 1;
@@ -362,8 +373,10 @@ Result<Reconciled> reconcile(const Sampler::Spec& spec, const SamplerState& save
     RT_TRY_SET(added.content, contents.of(i, now.tokens));
     if (added.content == 0) added.fingerprint = now.fingerprint;
     out.changes.push_back({Kind::kAdded, now.name, "", weight, 0,
-                           fmt::format("data source \"{}\": added, {} of the blend from sample {} on", now.name, weight,
-                                       state.position)});
+                           now.weight == 0
+                               ? fmt::format("data source \"{}\": added with weight 0: not drawn from yet", now.name)
+                               : fmt::format("data source \"{}\": added, {} of the blend from sample {} on", now.name,
+                                             weight, state.position)});
     out.state_of_source.push_back(state.sources.size());
     state.sources.push_back(std::move(added));
   }
@@ -409,7 +422,7 @@ Result<Sampler> Sampler::resume(const Spec& spec, const SamplerState& state) {
 }
 
 int64_t Sampler::next_source(std::span<const int64_t> taken, int64_t position) const {
-  return taken.size() == 1 ? 0 : blend_next(weights_, taken, position - state_.base_position);
+  return blend_next(weights_, taken, position - state_.base_position);
 }
 
 std::vector<int64_t> Sampler::taken_in_stage() const {

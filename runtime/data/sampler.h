@@ -44,9 +44,9 @@ struct SourceState {
   int64_t tokens = 0;      // of the training part; 0: not known (version 1)
   uint64_t content = 0;    // content_hash() of them; 0: not known
   uint64_t fingerprint = 0;  // TokenSource::fingerprint() where the content is not known, else 0
-  double weight = 0;         // normalised to sum 1 over the sources drawn from; 0: retired
+  double weight = 0;         // normalised to sum 1 over the sources drawn from; 0: retired, or not drawn from yet
   std::vector<Era> growth;   // two at most, for a source that grew; empty: {0, window_count(tokens, seq_len), 0}
-  /// Left the recipe; resumes behind `taken` when it comes back.
+  /// Left the recipe, or has weight 0 there; resumes behind `taken` when it comes back.
   bool retired() const { return weight == 0; }
   bool operator==(const SourceState&) const = default;
 };
@@ -99,7 +99,7 @@ class Sampler {
     std::string name;
     int64_t tokens = 0;  // of the training part
     uint64_t fingerprint = 0;
-    double weight = 1.0;
+    double weight = 1.0;  // 0: not drawn from yet
     /// content_hash() of the first so many tokens, at most `tokens`. None: known by the fingerprint alone.
     std::function<Result<uint64_t>(int64_t first_tokens)> content;
   };
@@ -109,8 +109,8 @@ class Sampler {
     std::vector<Source> sources;
   };
 
-  /// At position 0. Errors: kInvalidInput for no sources, seq_len < 1, a weight that is not positive and finite, or a
-  /// source shorter than seq_len + 1 tokens; those of Source::content.
+  /// At position 0. Errors: kInvalidInput for no sources, or none to draw from, seq_len < 1, a weight that is negative
+  /// or not finite, or a source shorter than seq_len + 1 tokens; those of Source::content.
   static Result<Sampler> make(const Spec& spec);
 
   /// What resume() would change, all of it; empty when the order goes on as it was. A source that was renamed or
@@ -119,7 +119,7 @@ class Sampler {
 
   /// At a saved position, with the data as it is now. Sources are matched by name, then by content, never by place.
   /// - Weights changed, sources added or removed: a new blend stage begins at this position, which makes up for nothing
-  ///   of the past. A removed source's place is kept; an added one begins at its first sample.
+  ///   of the past. A removed source's place is kept; an added one begins at its first sample. Weight 0 is as removed.
   /// - A source grew (the tokens it had are the first ones now): the epoch under way ends over the old windows.
   /// - A source changed otherwise: its next sample number is drawn from the new windows.
   /// - Another seed: new permutations for the sample numbers to come. Another seq_len: sample numbers are scaled so

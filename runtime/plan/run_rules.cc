@@ -121,8 +121,13 @@ void data(RuleList& rules) {
                  "name = \"...\" in one of them");
     names.push_back(source.name);
   }
+  if (!recipe.data.sources.empty() &&
+      std::ranges::all_of(recipe.data.sources, [](const DataSource& source) { return source.weight == 0; }))
+    rules.fail("data", "data: every source has weight 0, so that none is drawn from",
+               "a weight > 0 in one of them at least");
   if (recipe.eval.every_steps == 0) return;
   const bool valid = std::any_of(recipe.data.sources.begin(), recipe.data.sources.end(), [](const DataSource& source) {
+    if (source.weight == 0) return false;  // it waits, and is not evaluated
     if (source.kind == DataSource::Kind::kTokenFile) return !source.valid_path.empty();
     return source.split.size() > 1 && source.split[1] > 0;
   });

@@ -278,8 +278,8 @@ TEST_SUITE("dsl/codec") {
     bad["model"]["layers"] = "2";
     CHECK(error_of(bad) == "recipe JSON: model.layers must be an integer from 1 to 100000, got \"2\"");
     bad = good;
-    bad["data"]["sources"][0]["weight"] = 0;
-    CHECK(error_of(bad) == "recipe JSON: data.sources[1].weight must be a number > 0, got 0");
+    bad["data"]["sources"][0]["weight"] = -1;
+    CHECK(error_of(bad) == "recipe JSON: data.sources[1].weight must be a number >= 0, got -1");
     bad = good;
     bad["optimizer"]["lr"][0]["kind"] = "cosin";
     CHECK(error_of(bad).find("optimizer.lr[1].kind: \"cosin\" is not one of") != std::string::npos);

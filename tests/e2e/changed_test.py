@@ -301,6 +301,31 @@ class Changed(ChangeTest):
             taken.append(dict(zip(order["names"], order["taken"])))
         self.assertEqual(taken, [{"tokens": 40, "more": 40}, {"tokens": 80, "more": 40}, {"tokens": 100, "more": 60}])
 
+    def test_a_source_of_weight_0_waits_for_an_edit_or_a_stage(self):
+        write_tokens(self.folder / "more", 4000, seed=5)
+        blend = "data=T.blend { sources = { T.megatron { prefix = \"tokens\", weight = %s }, T.megatron { prefix = \"more\", weight = %s } } }"
+        flat = ["--set", "optimizer.lr-"]
+        for weights, says in (((0, 0), "every source has weight 0"), ((1, -1), "must be a number >= 0"),
+                              (("math.huge", 1), "must be a number >= 0, got inf")):
+            self.assertIn(says, self.run_it("none", *flat, "--set", blend % weights, code=2))
+        planned = json.loads(self.cairn("plan", self.file, "--set", blend % (3, 0), "--json").stdout)["data"]["sources"]
+        self.assertEqual([source["samples"] for source in planned], [160, 0])
+        shown = self.cairn("plan", self.file, "--set", blend % (3, 0)).stdout.decode()
+        self.assertIn("0 samples, 0 epochs (0 %), not drawn from yet", shown)
+        self.run_it("alone", *flat, "--set", "stop=T.samples(80)")
+        self.run_it("edit", *flat, "--set", "stop=T.samples(80)", "--set", blend % (3, 0))
+        text = self.run_it("edit", *flat, "--set", blend % (1, 1))
+        self.assertIn("data.more.weight 0 -> 1: data source \"more\": no longer of weight 0", text)
+        stage = "stages={ T.stage { at = T.steps(10), data = { weights = { more = 3 } } } }"
+        self.run_it("stage", *flat, "--set", blend % (3, 0), "--set", stage)
+        for run in ("edit", "stage"):
+            rows = self.metrics(run)
+            self.assertEqual([rows[n]["loss"] for n in range(1, 11)], [self.metrics("alone")[n]["loss"] for n in range(1, 11)])
+            self.assertEqual([rows[n]["loss"] for n in range(11, 21)], [self.metrics("stage")[n]["loss"] for n in range(11, 21)])
+            order = self.manifest(run, 20)["state"]["sampler"]
+            self.assertEqual(dict(zip(order["names"], order["taken"])), {"tokens": 120, "more": 40})
+            self.assertEqual({event["accepted"] for event in self.events(run, "recipe_changed")}, {False})
+
     # --- lineage
 
     def test_a_life_of_changes_is_replayed_by_one_recipe_bit_for_bit(self):

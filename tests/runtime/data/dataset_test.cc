@@ -97,6 +97,12 @@ TEST_SUITE("runtime/data/dataset") {
     CHECK(fewer.batches() == 2);
     for (size_t i = 0; i < 3; ++i) CHECK(fewer.batch(1)[i] == set.batch(1)[i]);
     CHECK(ValidationSet::make(dataset, 8, 3, 0).value().batches() == 0);
+    // Of a source of weight 0 there are none.
+    DataConfig waits = config;
+    waits.sources[0].weight = 0;
+    const auto of_one = ValidationSet::make(open_dataset(waits, 0).value(), 8, 3, 100).value();
+    CHECK(of_one.batches() == 2);
+    for (int64_t b = 0; b < 2; ++b) CHECK(of_one.batch(b)[0].source == 1);
 
     auto too_few = ValidationSet::make(dataset, 8, 20, 1);
     REQUIRE(!too_few.ok());

@@ -1,6 +1,7 @@
 // Data that changes under a run: the rules of Sampler::resume, and what Sampler::changes says of them.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -260,6 +261,55 @@ TEST_SUITE("runtime/data/order_change") {
       return out;
     };
     CHECK(next(both, resumed(both, alone.state())) == next(both, resumed(both, state)));
+  }
+
+  TEST_CASE("a source of weight 0 waits: nothing is drawn from it, and its first window comes with its first share") {
+    const auto three = [](double web, double code, double ift) {
+      Sampler::Spec spec = web_and_code(web, code);
+      spec.sources.push_back(source_of("ift", numbers(801, 200'000), ift));
+      return spec;
+    };
+    // What is drawn is what would be without it, also while it leads the list.
+    Sampler::Spec first = three(70, 30, 0);
+    std::rotate(first.sources.begin(), first.sources.end() - 1, first.sources.end());
+    const auto drawn = [](const Sampler& sampler, int64_t count) {
+      std::vector<std::pair<int64_t, int64_t>> out;
+      for (const SampleRef& sample : sampler.peek(count)) out.emplace_back(sample.k, sample.start);
+      return out;
+    };
+    const Sampler without = Sampler::make(web_and_code()).value(), with = Sampler::make(three(70, 30, 0)).value();
+    CHECK(drawn(with, 2000) == drawn(without, 2000));
+    for (const SampleRef& sample : Sampler::make(first).value().peek(2000)) CHECK(sample.source != 0);
+
+    const SamplerState waits = state_at(three(70, 30, 0), 1000);
+    CHECK(resumed(three(70, 30, 0), waits).state() == waits);
+    CHECK(changes(three(70, 30, 0), waits).empty());
+    CHECK(waits.sources[2].taken == 0);
+    // Its share from here on, from its first sample on; the others as they stand.
+    const std::vector<OrderChange> begins = changes(three(35, 15, 50), waits);
+    CHECK(kinds(begins) == std::vector<Kind>{Kind::kReturned});
+    CHECK(begins[0].text == "data source \"ift\": no longer of weight 0; weight 0.5 of the blend from sample 1000 on");
+    Sampler on = resumed(three(35, 15, 50), waits);
+    std::map<int32_t, std::vector<int64_t>> k;
+    for (const SampleRef& sample : on.peek(1000)) k[sample.source].push_back(sample.k);
+    CHECK(k[2].size() == 500);
+    CHECK(k[2].front() == 0);
+    CHECK(k[2].back() == 499);
+    CHECK(k[0].front() == 700);
+    CHECK(k[0].size() == 350);
+    // And to 0 again: its place is kept.
+    on.advance(1000);
+    const std::vector<OrderChange> rests = changes(three(70, 30, 0), on.state());
+    REQUIRE(rests.size() == 1);
+    CHECK(rests[0].kind == Kind::kRemoved);
+    Sampler resting = resumed(three(70, 30, 0), on.state());
+    resting.advance(100);
+    CHECK(resting.state().sources[2].taken == 500);
+    CHECK(resumed(three(1, 1, 2), resting.state()).peek(1)[0].k == 500);
+    // One that comes with weight 0 changes nothing.
+    const SamplerState two = state_at(web_and_code(), 777);
+    CHECK(kinds(changes(three(70, 30, 0), two)) == std::vector<Kind>{Kind::kAdded});
+    CHECK(drawn(resumed(three(70, 30, 0), two), 500) == drawn(resumed(web_and_code(), two), 500));
   }
 
   TEST_CASE("a source that grew ends its epoch over the old windows, then all are drawn once an epoch") {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
@@ -219,8 +220,12 @@ TEST_SUITE("runtime/data/sampler") {
     spec.sources[1].tokens = 8;
     CHECK(says(refused(spec), {"s1", "8 tokens", "needs 9"}));
     spec = spec_of(2);
-    spec.sources[0].weight = 0;
-    CHECK(says(refused(spec), {"s0", "weight is 0"}));
+    for (const double wrong : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+      spec.sources[0].weight = wrong;
+      CHECK(says(refused(spec), {"s0", "expected 0 or more"}));
+    }
+    for (Sampler::Source& source : spec.sources) source.weight = 0;
+    CHECK(says(refused(spec), {"every data source has weight 0"}));
     CHECK(says(refused({}), {"no data sources"}));
   }
 
