@@ -35,8 +35,6 @@ def contents(folder):
 
 
 class ChangeTest(RunTest):
-    accept = ()
-
     def setUp(self):
         super().setUp()
         self.file = self.folder / "small.lua"

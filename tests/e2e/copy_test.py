@@ -8,7 +8,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
 import object_store
-from harness import Job, RunTest, main
+from harness import JUMP, Job, RunTest, main
 
 
 class Copies(RunTest):
@@ -46,7 +46,7 @@ class Copies(RunTest):
         far = self.folder / "far"
         place = f'"{far}", keep_last = 2'
         for steps in (25, 40):  # the same, with its disk all the time
-            self.train(self.recipe(name="plain", steps=steps, save=10, tp=1, pp=1, dp=2, sp="false"), "reference")
+            self.train(self.recipe(name="plain", steps=steps, save=10, tp=1, pp=1, dp=2, sp="false"), "reference", *JUMP)
         recipe = self.copies(place, steps=25, save=10, name="plain", keep=1)
         job = self.train(recipe, "run")
         self.assertEqual(self.placed(far / "run")[-1], 25)
@@ -56,7 +56,7 @@ class Copies(RunTest):
         self.assertEqual([p for p in (far / "run").iterdir() if p.name.startswith(".")], [])
         identity = self.run_id("run")
         shutil.rmtree(self.folder / "run")  # the node is gone, and its disk
-        job = self.train(self.copies(place, steps=40, save=10, name="plain"), "run")
+        job = self.train(self.copies(place, steps=40, save=10, name="plain"), "run", *JUMP)
         self.assertIn("no checkpoint here; bringing step 25", job.output())
         self.assertEqual(self.events("run", "fetched")[0]["step"], 25)
         self.assertEqual(self.events("run", "start")[0]["step"], 25)
@@ -103,7 +103,7 @@ class Copies(RunTest):
         shutil.copytree(self.checkpoint("other", 20), far / "run" / "step-00000020")
         mine, other = self.run_id("run"), self.run_id("other")
         shutil.rmtree(self.folder / "run")
-        job = self.train(self.copies(f'"{far}"', steps=15, save=5, dp=1), "run")
+        job = self.train(self.copies(f'"{far}"', steps=15, save=5, dp=1), "run", *JUMP)
         self.assertIn(f"step 20 in {far}/run is of run {other}, and the place and steps in it are of run {mine}: not taken",
                       job.output())
         self.assertEqual(self.events("run", "fetched")[0]["step"], 10)
@@ -153,7 +153,7 @@ class Copies(RunTest):
         self.assertEqual(self.placed(far / "run")[-1], 20)
         shutil.rmtree(far)
         far.write_text("in the way")
-        job = self.start(self.copies(f'"{far}", finish = 1', steps=100000, save=20), "run")
+        job = self.start(self.copies(f'"{far}", finish = 1', steps=100000, save=20), "run", *JUMP)
         self.until(lambda: self.events("run", "copy_failed"), "a failed copy", job)
         at = self.last_step("run")
         self.until_step("run", at + 30, job)
@@ -196,7 +196,7 @@ class Copies(RunTest):
         self.assertEqual(self.placed(far / "run"), [5, 10])
         os.rename(far, self.folder / "unmounted")
         far.mkdir()  # its mount point
-        job = self.train(recipe, "run", "--set", "stop=T.steps(20)")
+        job = self.train(recipe, "run", "--set", "stop=T.steps(20)", *JUMP)
         self.assertIn("nothing is there any more of what was copied there; mount it", job.output())
         self.assertEqual(list(far.iterdir()), [])
         shutil.rmtree(self.folder / "run" / "checkpoints")
@@ -215,7 +215,7 @@ class Copies(RunTest):
         self.train(recipe, "small/run")
         held = self.run_id("small/run")
         shutil.copytree(self.folder / "small/run", self.folder / "large/run")
-        more = ["--set", "stop=T.steps(8)"]
+        more = ["--set", "stop=T.steps(8)", *JUMP]
         for _ in range(2):  # as long as the original is there the second place is the original's
             job = self.train(recipe, "large/run", *more, code=2)
             self.assertIn("holds checkpoints of another run", job.output())
@@ -266,7 +266,7 @@ class Copies(RunTest):
         self.assertNotIn(store.secret, (self.folder / "run" / "recipe.resolved.json").read_text())
         before = self.contents("run", 20)[1]
         shutil.rmtree(self.folder / "run")
-        job = self.train(self.copies(place, steps=30, save=5), "run")
+        job = self.train(self.copies(place, steps=30, save=5), "run", *JUMP)
         self.assertEqual(self.events("run", "start")[0]["step"], 20)
         self.assertEqual(self.contents("run", 20)[1], before)
         self.assertTrue(any(key.startswith("runs/run/step-00000030/manifest") for key in store.keys("runs/run")))

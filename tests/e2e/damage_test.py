@@ -3,7 +3,7 @@
 import shutil
 import signal
 
-from harness import RunTest, main
+from harness import JUMP, OTHER_NAME, RunTest, main
 
 STEPS = 60
 SMALL = dict(tp=1, pp=2, dp=1, zero=0, sp="false", save=5, keep=10)
@@ -46,7 +46,7 @@ class Damage(RunTest):
     def test_a_flipped_byte_of_payload(self):
         newest, older = self.stopped_run("run")
         name = self.flip_payload("run", newest)
-        job = self.train(self.long, "run")
+        job = self.train(self.long, "run", *OTHER_NAME)
         self.assertIn(f"checkpoints/step-{newest:08d}: ", job.output())
         self.assertIn(f"step-{newest:08d}", job.output())
         self.assertIn(name, job.output())  # the tensor
@@ -58,7 +58,7 @@ class Damage(RunTest):
         newest, older = self.stopped_run("run")
         self.flip_payload("run", newest)
         one = self.recipe(name="one", steps=STEPS, **{**SMALL, "save": 1, "keep": 1})
-        self.train(one, "run", "--kill", f"1@{older + 2}")
+        self.train(one, "run", *OTHER_NAME, "--kill", f"1@{older + 2}")
         # Had the damaged one counted, what was saved below it would have been removed in the same breath.
         below = [e for e in self.events("run", "saved")[-STEPS:] if older < e["step"] < newest]
         self.assertTrue(below)
@@ -74,7 +74,7 @@ class Damage(RunTest):
         path = sorted(self.checkpoint("run", newest).glob("*.h5"))[-1]
         with open(path, "r+b") as f:
             f.truncate(path.stat().st_size - 4096)
-        job = self.train(self.long, "run")
+        job = self.train(self.long, "run", *OTHER_NAME)
         self.assertIn(path.name, job.output())
         self.assertIn(f"checkpoints/step-{newest:08d}: ", job.output())
         self.assertEqual(self.events("run", "start")[-1]["step"], older)
@@ -94,7 +94,7 @@ class Damage(RunTest):
                     path.write_bytes(b"")
                 else:
                     path.unlink()
-                job = self.train(self.long, run)
+                job = self.train(self.long, run, *OTHER_NAME)
                 self.assertIn(f"checkpoints/step-{newest:08d}: ", job.output())
                 self.assertIn("manifest.json", job.output())
                 self.assertEqual(self.events(run, "start")[-1]["step"], older)
@@ -150,7 +150,7 @@ class Damage(RunTest):
                           .replace("weight_decay = 0.1", "weight_decay = 0.0").replace("peak_lr = 1e-2", "peak_lr = 1e-30"))
         more = ["--set", "checkpoint.incremental=true"]
         for until in (8, 14):  # a new agent's first save refers to nothing
-            self.train(recipe, "run", *more, "--set", f"stop=T.steps({until})")
+            self.train(recipe, "run", *more, "--set", f"stop=T.steps({until})", *JUMP)
         files = self.manifest("run", 14)["files"]
         self.assertEqual({f.get("step") for f in files}, {None, 10})
         refers = [shard for shard in self.shards("run", 14) if files[shard["file"]].get("step") == 10]

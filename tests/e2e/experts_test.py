@@ -2,7 +2,7 @@
 
 import subprocess
 
-from harness import RunTest, main
+from harness import OTHER_NAME, RunTest, main
 
 MOE = ["--set", 'model.positions="rotary"', "--set", 'model.activation="swiglu"', "--set", "model.bias=false", "--set",
        "model.moe.experts=4", "--set", "model.moe.aux_loss=0.01", "--set", 'model.moe.router="sigmoid"', "--set",
@@ -30,7 +30,7 @@ class Experts(RunTest):
         subprocess.run([self.program, "ckpt", "reshard", self.checkpoint("four", step), self.folder / "two", "--mesh",
                         "dp=2,ep=2", "--zero", "3"], check=True, capture_output=True)
         self.assertEqual(self.manifest("two", step)["mesh"]["ep"], 2)
-        self.train(self.layout("two", dp=2, zero=3), "two", *MOE, *ep)
+        self.train(self.layout("two", dp=2, zero=3), "two", *MOE, *ep, *OTHER_NAME)
         self.assertEqual(self.losses("two"), {s: loss for s, loss in self.losses("one").items() if s > step})
         subprocess.run([self.program, "ckpt", "verify", self.folder / "two", "--all"], check=True, capture_output=True)
 

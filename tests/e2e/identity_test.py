@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 
-from harness import RunTest, main
+from harness import JUMP, RunTest, main
 
 LAYOUTS = [
     dict(name="tp2pp2dp2", tp=2, pp=2, dp=2, zero=1, sp="true", precision="fp32"),
@@ -84,7 +84,7 @@ class Identity(RunTest):
         there, away = self.folder / "run" / "checkpoints", self.folder / "away"
         os.rename(there, away)
         there.mkdir()  # its mount point
-        more = ["--set", "stop=T.steps(20)"]
+        more = ["--set", "stop=T.steps(20)", *JUMP]
         job = self.train(recipe, "run", *more, code=2)
         self.assertIn("step 10 was saved there, and no checkpoint is there any more", job.output())
         there.rmdir()

@@ -19,7 +19,7 @@ class LabelsTest(harness.RunTest):
         return self.recipe(steps=12, tp=1, pp=1, dp=1, zero=0, sp="false", save=save, keep=keep)
 
     def to(self, steps, *more):
-        return ("--set", f"stop=T.steps({steps})", *more)
+        return ("--set", f"stop=T.steps({steps})", *harness.JUMP, *more)
 
     def grown(self, recipe, run, *stops):
         """One run after another: the end of each is saved, whatever the disk's speed."""
@@ -114,7 +114,7 @@ class LabelsTest(harness.RunTest):
         # The recipe is another one, so what was in memory is saved first, and goes away with the others.
         self.assertEqual(self.events("run", "start")[-1]["step"], named)
         self.assertEqual(self.checkpoints("run"), [named, named + 2])
-        job = self.start(recipe, "run")
+        job = self.start(recipe, "run", *harness.JUMP)
         # The lines of the first start, which went further, lie before those of this one.
         self.until(lambda: len(self.events("run", "start")) == 3 and
                    self.metrics_lines("run")[-1].get("step", 0) >= named + 33, "its steps", job)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 
-from harness import PATIENCE_S, Job, RunTest, main
+from harness import JUMP, PATIENCE_S, Job, RunTest, main
 
 STEPS = 150
 
@@ -112,7 +112,7 @@ class Stop(RunTest):
             self.skipTest("no strace")
         job = Job(strace, ["-f", "-o", "/dev/null", *path, "-e", f"trace={call}", "-e",
                            f"inject={call}:delay_enter={int(delay_s * 1e6)}", self.program, "train", *train,
-                           "--accept", "optimizer.lr", "--threads", 1, "--set", "checkpoint.direct_io=false"], self.folder / "slow.out", self.folder)
+                           "--threads", 1, "--set", "checkpoint.direct_io=false"], self.folder / "slow.out", self.folder)
         self.jobs.append(job)
         task = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children")
 
@@ -146,7 +146,7 @@ class Stop(RunTest):
         for number in (signal.SIGTERM, signal.SIGINT):
             with self.subTest(number.name):
                 job, agent = self.slowed("pread64", 3, recipe, "--run", self.folder / "run", "--set", "stop=T.steps(20)",
-                                         path=files)
+                                         *JUMP, path=files)
                 self.until(lambda: "run folder" in job.output(), "the start", job)
                 time.sleep(2)  # in a read, which may end
                 os.kill(agent, number)
@@ -154,7 +154,7 @@ class Stop(RunTest):
                 self.assertIn("asked to stop while a checkpoint was being loaded", job.output())
                 self.assertEqual(len(self.events("run", "start")), 1)  # no rank was started
                 self.assertEqual(self.memory_left(self.folder), [])
-        self.train(recipe, "run", "--set", "stop=T.steps(20)")
+        self.train(recipe, "run", "--set", "stop=T.steps(20)", *JUMP)
         self.assertEqual(self.events("run", "start")[-1]["step"], 10)
 
     def test_the_save_after_a_failure_is_given_up_by_a_second_ctrl_c(self):
