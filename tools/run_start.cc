@@ -102,6 +102,8 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
                      .recipe = start.segment_hash,
                      .data = start.data,
                      .tokenizer = start.tokenizer};
+  entry.lr_begins =
+      verdict.segment.recipe.optimizer.lr_from == LrFrom::kStage && verdict.segment.past.lr_step == at.step;
   if (start.request.init) entry.from = verdict.state.place;
   const std::vector<LineageEntry> segments = start.lineage.segments();
   if (segments.empty()) {
@@ -112,11 +114,11 @@ std::optional<LineageEntry> next_line(const RunStart& start) {
     entry.cause = "data";
   } else if (start.goes_back || at.step < last.at.step) {
     entry.cause = "back_to";
+  } else if (entry.lr_begins && at.step > last.at.step) {
+    entry.cause = "stage";  // that sets the schedule as it was: it begins anew
   } else {
     return std::nullopt;
   }
-  entry.lr_begins =
-      verdict.segment.recipe.optimizer.lr_from == LrFrom::kStage && verdict.segment.past.lr_step == at.step;
   for (const FieldVerdict& one : verdict.changes) {
     entry.changes.push_back(one.json());
     if (one.change == dsl::ChangeClass::kAccept) entry.accepted.push_back(one.field);

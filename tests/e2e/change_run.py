@@ -49,11 +49,14 @@ class ChangeTest(RunTest):
     def half(self, run, *words):
         """A run that stands in its middle, at step 10 of 20: 80 of 160 samples. What came behind is lost."""
         self.run_it(run, *words)
+        self.cut(run, 10)
+
+    def cut(self, run, last):
         for step in self.checkpoints(run):
-            if step > 10:
+            if step > last:
                 shutil.rmtree(self.checkpoint(run, step))
         metrics = self.folder / run / "metrics.jsonl"
-        lines = [line for line in metrics.read_text().splitlines() if json.loads(line).get("step", 0) <= 10]
+        lines = [line for line in metrics.read_text().splitlines() if json.loads(line).get("step", 0) <= last]
         metrics.write_text("\n".join(lines) + "\n")
 
     def rates(self, run):

@@ -253,6 +253,35 @@ class Changed(ChangeTest):
         self.assertAlmostEqual(rates[30], 1e-3, 9)
         self.assertAlmostEqual(rates[40], 0, 9)
 
+    def test_stages_begin_where_they_say_and_ask_for_nothing(self):
+        schedule = "optimizer = { lr = T.schedule { T.warmup { over = T.steps(2) }, T.linear { to = 0 } } }"
+        stages = ["--param", "stop=168", "--set", "checkpoint.save={ T.every { steps = 3 } }", "--set", "stages={ T.stage { at = T.samples(40), batch = { samples = 16 } }, "
+                  f"T.stage {{ at = T.tokens({88 * 32}), model = {{ rope_theta = 5e5 }}, {schedule} }}, "
+                  f"T.stage {{ at = T.steps(11), {schedule} }} }}"]
+        text = self.run_it("staged", *stages)
+        self.assertIn("model.rope_theta 10000 -> 500000", text)
+        self.assertEqual([(e["step"], e["stage"]) for e in self.events("staged", "stage")], [(5, 1), (8, 2), (11, 3)])
+        self.assertEqual([(line["cause"], line["at"]["step"]) for line in self.lineage("staged")],
+                         [("start", 0), ("stage", 5), ("stage", 8), ("stage", 11)])
+        self.assertEqual(self.step_sizes("staged"), [8] * 5 + [16] * 8)
+        rates = self.rates("staged")
+        self.assertAlmostEqual(rates[8], 1e-3 + (1e-4 - 1e-3) * (88 - 32) / 136, 9)
+        for begin in (8, 11):  # from the rate there to the peak: the same schedule again begins anew
+            self.assertAlmostEqual(rates[begin + 1], (rates[begin] + 1e-3) / 2, 9)
+            self.assertAlmostEqual(rates[begin + 2], 1e-3, 9)
+        trained = self.trained("staged")
+        for step in (9, 8, 6, 5, 3):  # a start in a stage, at its beginning and before it
+            self.cut("staged", step)
+            self.run_it("staged", *stages)
+            self.assertEqual(self.trained("staged"), trained, f"from step {step} on")
+            replay = self.folder / f"again{step}.lua"
+            replay.write_bytes(self.cairn("lineage", self.folder / "staged", "--recipe").stdout)
+            self.train(replay, f"again{step}", "--nproc", 1)
+            self.assertEqual(self.trained(f"again{step}"), trained, replay.read_text())
+
+    def trained(self, run):
+        return [[row[key] for key in ("step", "loss", "grad_norm", "lr", "samples")] for row in self.metrics(run).values()]
+
     def test_steps_that_new_rules_would_remove_stay_unless_that_is_accepted(self):
         rhythm = ["--set", "checkpoint.save={ T.every { steps = 5 } }", "--set", "watch.proof=1"]
         self.run_it("kept", *rhythm, "--set", "checkpoint.keep={ T.last(9) }")
