@@ -127,5 +127,10 @@ TEST_SUITE("dsl/compare") {
           "data.ift:  -> T.megatron { prefix = \"d/ift\", split = { 1 }, weight = 1 }\n");
     CHECK(to(web + ", T.megatron { prefix = \"d/code\", weight = 30 }").find("data.code: T.token_files {") == 0);
     CHECK(told(base, load_good(with(kBlend + ", seed = 3"))) == "seed: 7 -> 3\n");
+    Recipe twice = base, other;  // of one name, as stored recipes may have them: the second has the second as partner
+    twice.data.sources[1] = twice.data.sources[0];
+    other = twice;
+    other.data.sources[1].weight = 6;
+    CHECK(told(twice, other) == "data.web#2.weight: 70 -> 6\n");
   }
 }

@@ -153,6 +153,9 @@ TEST_SUITE("dsl/stages") {
                          "= { micro = 5 } }",
                          "optimizer = { beta1 = 2 }, "));
     CHECK(result.diagnostics.size() == 3);
+    CHECK(only_mistake(staged("T.stage { at = T.steps(5), eval = { steps = 1 } },\nT.stage { at = T.steps(6) }",
+                              "batch = { samples = 15 }, ")) ==
+          "main.lua:3: batch.samples = 15 is not divisible by batch.micro = 2 (base.lua:6)");
   }
 
   TEST_CASE("shapes, seed, name and layout stay; the closed list says what may change") {
@@ -175,7 +178,13 @@ TEST_SUITE("dsl/stages") {
     CHECK(may_not > 60);
     CHECK(may_change_in_stage("data.web.weight"));
     CHECK(may_change_in_stage("data.sources"));
+    CHECK(may_change_in_stage("model.rope_theta"));
+    CHECK(may_change_in_stage("model.rope.scaling"));
     CHECK(!may_change_in_stage("stages"));
+    for (const char* fixed : {"checkpoint.snapshot_by", "checkpoint.in_flight", "checkpoint.copy_to", "data.seed"}) {
+      CAPTURE(fixed);
+      CHECK(!may_change_in_stage(fixed));
+    }
   }
 
   TEST_CASE("a schedule that a stage sets counts from the stage, unless it says otherwise") {
@@ -208,6 +217,15 @@ TEST_SUITE("dsl/stages") {
     load_good(staged("T.stage { at = T.steps(900), optimizer = { lr = T.linear { to = 0, over = T.steps(100) } } }"));
     load_good(
         staged("T.stage { at = T.samples(14400), optimizer = { lr = T.linear { to = 0, over = T.steps(100) } } }"));
+    // From the stage that sets it on, whatever stages follow, or from the run's beginning; behind another batch
+    // its beginning is not known in samples of this one, and nothing is said.
+    const std::string over = "lr = T.linear { to = 0, over = T.steps(900) }";
+    load_good(staged("T.stage { at = T.steps(100), optimizer = { " + over +
+                     " } }, T.stage { at = T.steps(900), eval = { steps = 3 } }"));
+    load_good(staged("T.stage { at = T.steps(900), optimizer = { " + over + ", lr_from = \"start\" } }"));
+    load_good(
+        staged("T.stage { at = T.steps(500), batch = { samples = 14 } }, T.stage { at = T.steps(600), optimizer = { "
+               "lr = T.linear { to = 0, over = T.steps(400) } } }"));
     CHECK(
         !load_text(staged("T.stage { at = T.samples(14416), optimizer = { lr = T.linear { to = 0, over = T.steps(100) "
                           "} } }"))
@@ -234,6 +252,9 @@ TEST_SUITE("dsl/stages") {
     // Behind a ramp steps and samples do not compare: nothing is said.
     CHECK(load_text(staged("T.stage { at = T.steps(9) }, T.stage { at = T.samples(1) }",
                            "batch = { ramp = { from = 8, by = 8, over = T.samples(800) } }, "))
+              .ok());
+    CHECK(load_text(staged("T.stage { at = T.steps(9) }, T.stage { at = T.samples(100) }",
+                           "batch = { phases = { T.phase { T.steps(2), samples = 8 } } }, "))
               .ok());
   }
 

@@ -8,6 +8,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/label_store.h"
 #include "ckpt/retention/policy.h"
+#include "ckpt/retention/references.h"
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/fault_backend.h"
 #include "ckpt/store/memory_backend.h"
@@ -117,12 +118,44 @@ TEST_SUITE("ckpt/retention/labels") {
     CHECK(bad.onset(40)->step == 20);
     CHECK(bad.onset(40)->above);
     CHECK_FALSE(bad.onset());  // not among the last eight
+    for (const int64_t step : {41, 42, 43}) bad.add({step, step == 42 ? 5.5 : 9.4, 1});
+    CHECK(bad.onset()->step == 41);
+  }
+
+  TEST_CASE("before verdicts begin, or with less than half a window, only the ceiling counts") {
+    for (const int64_t begin : {90, 91}) {
+      WatchRules rules = kRules;
+      rules.begin = begin;
+      StepJudge judge = run_to(89, rules);
+      judge.add({90, quiet(90).loss, 30});
+      for (int64_t step = 91; step <= 130; ++step) judge.add(quiet(step));
+      CHECK(label_of(judge, 85) == (begin == 90 ? Label::kSuspect : Label::kGood));
+    }
+    for (const int64_t known : {63, 64}) {  // as after a start without metrics.jsonl
+      StepJudge judge(kRules);
+      for (int64_t step = 201; step <= 200 + known; ++step) judge.add(quiet(step));
+      judge.add({201 + known, quiet(201 + known).loss, 30});
+      for (int64_t step = 202 + known; step <= 300; ++step) judge.add(quiet(step));
+      CHECK(label_of(judge, 255) == (known == 64 ? Label::kSuspect : Label::kGood));
+    }
+  }
+
+  TEST_CASE("steps that a drop makes low, however many, do not make the others outliers") {
+    StepJudge judge = run_to(299);
+    for (int64_t step = 300; step <= 600; ++step)
+      judge.add({step, quiet(step).loss * (step % 3 == 0 ? 1 : 0.5), quiet(step).grad_norm});
+    CHECK(label_of(judge, 550) == Label::kGood);
   }
 
   TEST_CASE("the end of a run proves its last save by the steps before, unless they, or its own end, were not clean") {
     CHECK(label_of(run_to(12), 12, 12) == Label::kGood);
     CHECK(label_of(run_to(12), 12, 30) == Label::kNew);  // stopped, not at its end
     CHECK(label_of(run_to(12), 10, 12) == Label::kNew);
+    StepJudge late(kRules);  // a start that knows few of the steps before
+    for (int64_t step = 201; step <= 231; ++step) late.add(quiet(step));
+    CHECK(label_of(late, 231, 231) == Label::kNew);
+    late.add(quiet(232));
+    CHECK(label_of(late, 232, 232) == Label::kGood);
     StepJudge spiked = run_to(299);
     spiked.add({300, 8, 1});
     for (int64_t step = 301; step <= 310; ++step) spiked.add(quiet(step));
@@ -139,6 +172,8 @@ TEST_SUITE("ckpt/retention/labels") {
     const auto moved = [](int64_t step) { return StepNumbers{step, quiet(step).loss + 1.5, 1}; };
     for (int64_t step = 300; step <= 600; ++step) judge.add(moved(step));
     CHECK(label_of(judge, 300) == Label::kSuspect);
+    CHECK(label_of(judge, 394) == Label::kSuspect);  // 363 was the last of half a window of outliers
+    CHECK(label_of(judge, 395) == Label::kGood);
     CHECK(label_of(judge, 500) == Label::kGood);
   }
 
@@ -152,6 +187,11 @@ TEST_SUITE("ckpt/retention/labels") {
     judge.add(quiet(396));  // a step that comes again says the same
     CHECK(judge.last() == 396);
     CHECK(label_of(judge, 395) == Label::kNew);
+    StepJudge ruined = run_to(12);  // and by its own end
+    ruined.set_end_loss(12, 1e9);
+    ruined.go_back(11);
+    ruined.add(quiet(12));
+    CHECK(label_of(ruined, 12, 12) == Label::kGood);
   }
 
   TEST_CASE("good, bad and a person's word stay; what is new or suspect is judged again; another save is another") {
@@ -189,6 +229,20 @@ TEST_SUITE("ckpt/retention/labels") {
       CHECK(read.error().code == ErrorCode::kCorrupt);
     }
     const std::string whole = encode_labels(labels);
+    for (const char* field : {"label", "why", "proved_to", "saved_unix_ms", "by", "time", "held"}) {
+      const std::string key = '"' + std::string(field) + "\": ";
+      for (const bool named : {true, false}) {  // of another kind; not there, which `held` need not be
+        std::string wrong = whole;
+        const size_t at = wrong.rfind(key);
+        REQUIRE(at != std::string::npos);
+        wrong.replace(at, key.size(), named ? key + "[], \"x\": " : "\"x\": ");
+        CAPTURE(wrong);
+        const Result<Labels> read = decode_labels(wrong);
+        REQUIRE(read.ok() == (!named && std::string_view(field) == "held"));
+        if (!read.ok()) CHECK(read.error().message.find("step 13: \"" + std::string(field) + '"') == 0);
+      }
+    }
+    CHECK_FALSE(decode_labels(std::string(whole).replace(whole.find("\"good\""), 6, "\"fine\"")).ok());
     for (size_t n = 0; n + 2 < whole.size(); ++n) REQUIRE_FALSE(decode_labels(whole.substr(0, n)).ok());
   }
 
@@ -292,12 +346,72 @@ TEST_SUITE("ckpt/retention/label_store") {
     MemoryBackend disk;
     for (const int64_t step : {10, 20, 30, 40}) add_step(disk, step);
     REQUIRE(hold_steps(disk, kDir, {10, 99}, "checkpoint.keep was changed").ok());
+    CHECK(read_labels(disk, kDir).value().size() == 1);
     REQUIRE(put_label(disk, kDir, 20, Label::kGood, "", "hand").ok());
     CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed.empty());  // 30 is the candidate
     REQUIRE(put_label(disk, kDir, 30, Label::kSuspect, "", "hand").ok());
     CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed == Steps{30});
     REQUIRE(hold_steps(disk, kDir, {}, "").ok());
     CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed == Steps{10});
+  }
+
+  TEST_CASE("what was said of another save of a step is not said of the one that is there") {
+    MemoryBackend disk;
+    add_step(disk, 10);
+    const int64_t saved = look_at_checkpoint(disk, kDir, 10).created_unix_ms;
+    const LabelEntry other{.label = Label::kBad,
+                           .why = "nan",
+                           .proved_to = 7,
+                           .time = 1,
+                           .by = "hand",
+                           .saved_unix_ms = saved - 1,
+                           .held = "before"};
+    REQUIRE(write_labels(disk, kDir, {{10, other}}).ok());
+    REQUIRE(hold_steps(disk, kDir, {10}, "now").ok());
+    const LabelEntry held = read_labels(disk, kDir).value().at(10);
+    CHECK(held.label == Label::kNew);
+    CHECK(held.saved_unix_ms == saved);
+    CHECK(held.held == "now");
+    REQUIRE(write_labels(disk, kDir, {{10, other}}).ok());
+    REQUIRE(put_label(disk, kDir, 10, Label::kGood, "fine", "hand").ok());
+    const LabelEntry put = read_labels(disk, kDir).value().at(10);
+    CHECK(put.held.empty());
+    CHECK(put.proved_to == 0);
+  }
+
+  TEST_CASE("labels that come with steps are taken where they are of the saves that came") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20, 30}) add_step(disk, step);
+    const auto entry = [&](int64_t step, Label label, int64_t later, const char* by = "watch") {
+      const int64_t saved = look_at_checkpoint(disk, kDir, step).created_unix_ms + later;
+      return std::pair(step, LabelEntry{.label = label, .time = 1, .by = by, .saved_unix_ms = saved});
+    };
+    // Of 10 the folder had a later save, which is gone; of 30 a person has said something of the save that is there.
+    REQUIRE(write_labels(disk, kDir, {entry(10, Label::kBad, 5, "hand"), entry(30, Label::kBad, 0, "hand")}).ok());
+    Labels theirs{entry(10, Label::kGood, 0), entry(20, Label::kGood, 1), entry(30, Label::kGood, 0)};
+    theirs[40] = {.label = Label::kGood, .by = "watch", .saved_unix_ms = 4};
+    REQUIRE(take_labels(disk, kDir, theirs).ok());
+    CHECK(read_labels(disk, kDir).value() == Labels{entry(10, Label::kGood, 0), entry(30, Label::kBad, 0, "hand")});
+  }
+
+  TEST_CASE("bad ones go first, and again behind those that need them") {
+    MemoryBackend start;
+    for (const int64_t step : {10, 20, 30}) add_step(start, step);
+    REQUIRE(put_label(start, kDir, 10, Label::kBad, "nan", "guard").ok());
+    REQUIRE(put_label(start, kDir, 20, Label::kSuspect, "loss", "watch").ok());
+    bool fired = true;
+    for (int64_t n = 0; fired; ++n) {
+      CAPTURE(n);
+      const auto disk = start.clone();
+      FaultBackend io(*disk, FaultPlan::stop_at_call(n));
+      const Result<RetentionReport> report = apply_retention(io, kDir, {1, {}}, kWriter);
+      fired = io.fired();
+      if (!fired) CHECK(report.value().removed == Steps{10, 20});
+      const Steps left = list_names(*disk, kDir).value().steps;
+      CHECK((left == Steps{10, 20, 30} || left == Steps{20, 30} || left == Steps{30}));
+    }
+    REQUIRE(write_file(start, kDir / step_dir_name(20) / kReferencesName, step_dir_name(10) + "\n").ok());
+    CHECK(apply_retention(start, kDir, {1, {}}, kWriter).value().removed == Steps{10, 20});
   }
 
   TEST_CASE("labels and a removal cut off at any call, then power loss: the last good one is never gone") {
@@ -355,6 +469,17 @@ TEST_SUITE("ckpt/retention/label_store") {
     CHECK(abandon_steps(disk, kDir, away, 10, kWriter).value() == Steps{20, 30});
     CHECK(names() == std::vector<std::string>{"step-00000020-1", "step-00000030-2"});
     CHECK(list_checkpoints(disk, away).value().checkpoints.empty());  // nobody takes them for checkpoints
+  }
+
+  TEST_CASE("going back removes steps that refer to others or that others refer to: their files would not be found") {
+    MemoryBackend disk;
+    for (const int64_t step : {10, 20, 30, 40}) add_step(disk, step);
+    REQUIRE(write_file(disk, kDir / step_dir_name(30) / kReferencesName, step_dir_name(20) + "\n").ok());
+    CHECK(abandon_steps(disk, kDir, "/abandoned", 10, kWriter).value() == Steps{20, 30, 40});
+    CHECK(list_names(disk, kDir).value().steps == Steps{10});
+    const auto there = disk.list("/abandoned").value();
+    REQUIRE(there.size() == 1);
+    CHECK(there[0].name == "step-00000040-1");
   }
 
   TEST_CASE("going back, cut off at any call: the step that was asked for is there, and what is left is whole") {

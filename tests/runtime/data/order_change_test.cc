@@ -152,6 +152,15 @@ TEST_SUITE("runtime/data/order_change") {
     CHECK(Sampler::resume(other, saved).value().peek(8) == blend.points[2].next);
     other.sources[0].fingerprint = 6;
     CHECK(kinds(changes(other, saved)) == std::vector{Kind::kAdded, Kind::kAdded, Kind::kRemoved, Kind::kRemoved});
+    other.sources.pop_back();
+    CHECK(kinds(changes(other, saved)) == std::vector{Kind::kAdded, Kind::kRemoved, Kind::kRemoved});
+    // The share that may come again is known although that version did not save how many tokens there were.
+    Sampler::Spec seeded = blend.spec;
+    ++seeded.seed;
+    found = changes(seeded, saved);
+    REQUIRE(kinds(found) == std::vector{Kind::kSeed});
+    CHECK(found[0].repeats > 0);
+    CHECK(found[0].repeats == changes(seeded, Sampler::resume(blend.spec, saved).value().state())[0].repeats);
   }
 
   TEST_CASE("unchanged data gives back the state, wherever it was saved") {
@@ -368,6 +377,26 @@ TEST_SUITE("runtime/data/order_change") {
     const auto found = changes(spec, state);
     REQUIRE(kinds(found) == std::vector{Kind::kGrown});
     CHECK(found[0].source == "web2");
+    // One that has all of its tokens comes before one that grew from them.
+    const SamplerState nested =
+        state_at(spec_of({source_of("long", numbers(801, 0), 1), source_of("short", numbers(401, 0), 1)}), 100);
+    for (const bool swapped : {false, true}) {
+      Sampler::Spec renamed = spec_of({source_of("a", numbers(801, 0), 1), source_of("b", numbers(401, 0), 1)});
+      if (swapped) std::swap(renamed.sources[0], renamed.sources[1]);
+      CHECK(changes(renamed, nested).empty());
+    }
+  }
+
+  TEST_CASE("of two with the same tokens a renamed source is the one that was drawn from") {
+    for (const int64_t stays : {0, 1}) {
+      CAPTURE(stays);
+      Sampler::Spec spec = spec_of({source_of("a", numbers(801, 0), 1), source_of("b", numbers(801, 0), 1)});
+      const SamplerState both = state_at(spec, 30);
+      spec.sources = {spec.sources[static_cast<size_t>(stays)]};
+      const SamplerState one = resumed(spec, both).state();
+      spec.sources[0].name = "c";
+      CHECK(changes(spec, one).empty());
+    }
   }
 
   TEST_CASE("a source of other tokens goes on at its sample number, and the share that may repeat is told") {
@@ -385,6 +414,10 @@ TEST_SUITE("runtime/data/order_change") {
       // As a run that had the new tokens from the start draws its samples from there.
       CHECK(resumed(other, state).peek(100) == resumed(other, state_at(other, 14)).peek(100));
       CHECK(changes(other, resumed(other, state).state()).empty());
+      // Also where the old ones had grown, and the epoch under way was to end over fewer windows.
+      const SamplerState grown = resumed(spec_of({source_of("a", numbers(205, 0), 1)}), state).state();
+      REQUIRE(grown.sources[0].growth.size() == 2);
+      CHECK(resumed(other, grown).peek(100) == resumed(other, state_at(other, 14)).peek(100));
     }
   }
 

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <chrono>
+#include <vector>
 
 #include "runtime/plan/plan.h"
 
@@ -168,6 +170,25 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     refused(r, "stop = 1000000000000000 samples of 16 tokens");
     r.stop = {Span::Unit::kTokens, 1e15};
     CHECK(make_plan(r, 1).ok());
+  }
+
+  TEST_CASE("a run that has changed more than once is read point by point") {
+    Recipe r = recipe_of(16);
+    const RunPast past{.points = {{10, 80, 640}, {30, 160, 1920}}};  // of 8 with 8 tokens, then 4 a step with 16
+    const auto stages = step_stages(r, past);
+    REQUIRE(stages.size() == 1);
+    CHECK(stages[0].first_step == 31);
+    CHECK(stages[0].samples_before == 160);
+    const RunClock clock(r, past);
+    for (const auto& [step, samples, tokens] : std::vector<std::array<int64_t, 3>>{
+             {5, 40, 320}, {10, 80, 640}, {20, 120, 1280}, {30, 160, 1920}, {31, 176, 2176}, {32, 192, 2432}}) {
+      CAPTURE(step);
+      CHECK(clock.at(step) == PastPoint{step, samples, tokens});
+      CHECK(clock.step_of({Span::Unit::kSamples, static_cast<double>(samples)}, 0) == step);
+      CHECK(clock.step_of({Span::Unit::kTokens, static_cast<double>(tokens)}, 0) == step);
+      CHECK(clock.step_of({Span::Unit::kSamples, static_cast<double>(samples) + 1}, 0) == step + 1);
+      CHECK(clock.step_of({Span::Unit::kTokens, static_cast<double>(tokens) + 1}, 0) == step + 1);
+    }
   }
 
   TEST_CASE("phases and ramps are read at the position, and samples of another length count as tokens") {
