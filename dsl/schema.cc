@@ -1650,7 +1650,7 @@ const Block& run_stage_block() {
                      .above(0)
                      .needed()
                      .says("the amount after which it begins, at the first step behind it",
-                           "T.fraction is of the recipe's stop.")
+                           "T.fraction is of `stop` as it is in the stage before.")
                      .like("T.tokens \"800B\"")}};
   return out;
 }

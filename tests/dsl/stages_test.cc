@@ -332,8 +332,8 @@ TEST_SUITE("dsl/stages") {
           "main.lua:6: stages[1]: data.weights.wbe: no source has this name; did you mean `web`?");
     CHECK(only_mistake(staged("T.stage { at = T.steps(5), data = { weights = { web = -1 } } }", kBlend)) ==
           "main.lua:6: stages[1]: data.weights.web must be a number >= 0, got -1");
-    CHECK(only_mistake(staged("T.stage { at = T.steps(5), data = { weights = { web = 0, code = 0 } } }", kBlend)).find(
-              "every source has weight 0") != std::string::npos);
+    CHECK(only_mistake(staged("T.stage { at = T.steps(5), data = { weights = { web = 0, code = 0 } } }", kBlend))
+              .find("every source has weight 0") != std::string::npos);
     load_good(staged("T.stage { at = T.steps(5), data = { weights = { web = 0 } } }", kBlend));
     CHECK(only_mistake(staged("T.stage { at = T.steps(5), data = { weights = 3 } }", kBlend)) ==
           "main.lua:6: stages[1]: data.weights must be a table of numbers by name, got 3");
