@@ -11,12 +11,14 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <vector>
 
 #include "runtime/data/token_file.h"
 #include "runtime/data/token_scan.h"
 #include "runtime/data/tokenize.h"
 #include "runtime/json/json.h"
+#include "runtime/telemetry/terminal.h"
 #include "runtime/text/tokenizer.h"
 #include "tools/commands.h"
 
@@ -27,8 +29,9 @@ namespace fs = std::filesystem;
 
 struct TokenizeOptions {
   std::vector<std::string> inputs;
-  std::string out, tokenizer = "bytes", documents = "file";
-  bool eod = false, overwrite = false;
+  std::string out, tokenizer = "bytes", documents, json_key;
+  int64_t threads = 0;  // 0: as many as there are cores
+  bool eod = false, overwrite = false, any_text = false;
 };
 
 struct EncodeOptions {
@@ -47,23 +50,38 @@ Result<int> tokenize(const TokenizeOptions& options, bool json) {
   static const std::map<std::string, data::DocumentSeparator> kSeparators = {
       {"file", data::DocumentSeparator::kWholeFile},
       {"line", data::DocumentSeparator::kLine},
-      {"blank-line", data::DocumentSeparator::kBlankLine}};
+      {"blank-line", data::DocumentSeparator::kBlankLine},
+      {"json", data::DocumentSeparator::kJsonLine}};
+  const bool named_as_json = std::ranges::all_of(
+      options.inputs, [](const std::string& input) { return input.ends_with(".jsonl") || input.ends_with(".ndjson"); });
+  std::string documents = options.documents;
+  if (documents.empty()) documents = named_as_json || !options.json_key.empty() ? "json" : "file";
+  if (documents != "json" && !options.json_key.empty())
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("--json-key is for JSON lines, and --documents is {}", documents)};
   data::TokenizeArgs args;
   args.inputs = options.inputs;
   args.output_prefix = options.out;
   args.tokenizer = text::tokenizer_config(options.tokenizer);
-  args.separator = kSeparators.at(options.documents);
+  args.separator = kSeparators.at(documents);
+  if (!options.json_key.empty()) args.json_key = options.json_key;
+  args.any_text = options.any_text;
+  args.threads = options.threads > 0 ? options.threads : std::max<int64_t>(1, std::thread::hardware_concurrency());
   args.append_eod = options.eod;
   args.overwrite = options.overwrite;
   const bool live = is_terminal(STDERR_FILENO);
+  const auto begin = std::chrono::steady_clock::now();
   if (live) {
-    args.progress = [](const data::TokenizeProgress& at) {
-      fmt::print(stderr, "\r{} of {}, {} tokens\033[K", format_bytes(at.bytes_done), format_bytes(at.bytes_total),
-                 format_count(static_cast<double>(at.tokens)));
+    args.progress = [begin](const data::TokenizeProgress& at) {
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const auto done = static_cast<double>(at.bytes_done), left = static_cast<double>(at.bytes_total) - done;
+      fmt::print(stderr, "\r{} of {}, {} tokens, {}/s, eta {}\033[K", format_bytes(at.bytes_done),
+                 format_bytes(at.bytes_total), format_count(static_cast<double>(at.tokens)),
+                 format_bytes(static_cast<int64_t>(done / std::max(seconds, 1e-3))),
+                 done > 0 ? telemetry::format_duration(left * seconds / done) : "?");
       return true;
     };
   }
-  const auto begin = std::chrono::steady_clock::now();
   Result<data::TokenizeReport> done = data::tokenize_file(args);
   if (live) std::fputs("\r\033[K", stderr);
   if (!done.ok()) return std::move(done).error();
@@ -189,9 +207,18 @@ void add_data(CLI::App& app, Session& session) {
   make->add_option("--tokenizer", t->tokenizer,
                    "bytes, a tokenizer.json (or its folder), or a SentencePiece model (default: bytes)")
       ->type_name("NAME");
-  make->add_option("--documents", t->documents, "what ends a document: file, line or blank-line (default: file)")
+  make->add_option(
+          "--documents", t->documents,
+          "what a document is: a file, a line, what blank-line sets apart, or the text in an object of JSON lines "
+          "(file, line, blank-line, json; default: json for .jsonl and .ndjson, else file)")
       ->type_name("WHAT")
-      ->check(CLI::IsMember({"file", "line", "blank-line"}));
+      ->check(CLI::IsMember({"file", "line", "blank-line", "json"}));
+  make->add_option("--json-key", t->json_key, "of JSON lines, the field that has the text (default: text)")
+      ->type_name("KEY");
+  make->add_flag("--any-text", t->any_text, "take files as they are, whatever they look like");
+  make->add_option("--threads", t->threads, "that encode; the pair is the same for any number (default: all cores)")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
   make->add_flag("--eod", t->eod, "append the tokenizer's end-of-document token to each");
   make->add_flag("--overwrite", t->overwrite, "replace a pair that exists");
   add_json_flag(*make, session);

@@ -147,10 +147,11 @@ class Evaluator {
       int64_t last = begin + count;
       if (options_.max_tokens > 0) last = std::min(last, scored + options_.max_tokens - out->tokens);
       for (int64_t t = scored; t < last; ++t) out->loss_sum += losses[t - begin - 1];
-      // The bytes that the predicted tokens spell; special tokens spell none.
-      RT_TRY_SET(const std::string spelled,
-                 model_.tokenizer->decode(ids.subspan(scored - begin, last - scored), text::Specials::kSkip));
-      out->bytes += static_cast<double>(spelled.size());
+      if (model_.tokenizer != nullptr) {  // the bytes that the predicted tokens spell; special tokens spell none
+        RT_TRY_SET(const std::string spelled,
+                   model_.tokenizer->decode(ids.subspan(scored - begin, last - scored), text::Specials::kSkip));
+        out->bytes += static_cast<double>(spelled.size());
+      }
       out->tokens += last - scored;
       scored = last;
     }
@@ -163,14 +164,16 @@ class Evaluator {
   int64_t window_ = 0, stride_ = 0;
 };
 
-nlohmann::json to_json(const Set& set, const Score& score) {
+/// `spells`: there is a tokenizer, and bytes were counted.
+nlohmann::json to_json(const Set& set, const Score& score, bool spells) {
+  const double bits = score.loss_sum / std::log(2.0) / std::max(1.0, score.bytes);
   return {{"name", set.name},
           {set.is_text ? "text" : "data", set.path},
           {"tokens", score.tokens},
           {"documents", score.documents},
           {"loss", score.loss()},
           {"perplexity", std::exp(score.loss())},
-          {"bits_per_byte", score.loss_sum / std::log(2.0) / std::max(1.0, score.bytes)},
+          {"bits_per_byte", spells ? nlohmann::json(bits) : nlohmann::json()},
           {"tokens_per_s", static_cast<double>(score.tokens) / std::max(score.seconds, 1e-9)}};
 }
 
@@ -181,7 +184,8 @@ Result<int> run(const Options& options, bool json) {
   for (const std::string& text : options.data) sets.push_back(parse_set(text, false));
   if (sets.empty()) return Error{ErrorCode::kInvalidInput, "name what to evaluate: --text FILE or --data PREFIX"};
   RT_TRY_SET(LoadedModel model, load_model(options.from, options.tokenizer, options.precision,
-                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining));
+                                           options.ema ? convert::WeightsOf::kAverage : convert::WeightsOf::kTraining,
+                                           options.texts.empty() ? Works::kOnIds : Works::kOnText));
   Evaluator evaluator(model, options);
   RT_TRY(evaluator.check());
   size_t width = 4;
@@ -194,11 +198,13 @@ Result<int> run(const Options& options, bool json) {
   nlohmann::json out = nlohmann::json::array();
   for (const Set& set : sets) {
     RT_TRY_SET(const Score score, set.is_text ? evaluator.score_text(set) : evaluator.score_data(set));
-    const nlohmann::json row = to_json(set, score);
+    const nlohmann::json row = to_json(set, score, model.tokenizer != nullptr);
     out.push_back(row);
     if (json) continue;
-    fmt::print("{:{}}  {:>10}  {:>8.4f}  {:>11.3f}  {:>10.4f}  {:>9.0f}\n", set.name, width, score.tokens, score.loss(),
-               std::exp(score.loss()), row["bits_per_byte"].get<double>(), row["tokens_per_s"].get<double>());
+    const std::string bits =
+        row["bits_per_byte"].is_null() ? "-" : fmt::format("{:.4f}", row["bits_per_byte"].get<double>());
+    fmt::print("{:{}}  {:>10}  {:>8.4f}  {:>11.3f}  {:>10}  {:>9.0f}\n", set.name, width, score.tokens, score.loss(),
+               std::exp(score.loss()), bits, row["tokens_per_s"].get<double>());
     std::fflush(stdout);
   }
   if (json) {
@@ -233,8 +239,10 @@ void add_eval(CLI::App& app, Session& session) {
   command->add_option("--precision", options->precision, "fp32 or bf16; default: the recipe's, fp32 for a folder")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   command->add_flag("--ema", options->ema, "the moving average of the weights that the checkpoint holds");
-  command->add_option("--tokenizer", options->tokenizer,
-                      "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
+  command->add_option(
+      "--tokenizer", options->tokenizer,
+      "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own. With "
+      "--data alone there need be none: only bits/byte wants one");
   add_json_flag(*command, session);
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });

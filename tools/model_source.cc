@@ -115,7 +115,7 @@ bool is_hf_folder(const fs::path& path) {
 }
 
 Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenizer, const std::string& precision,
-                               convert::WeightsOf weights_of) {
+                               convert::WeightsOf weights_of, Works works) {
   ckpt::PosixBackend io;
   LoadedModel out;
   std::unique_ptr<convert::WeightSource> source;
@@ -146,30 +146,37 @@ Result<LoadedModel> load_model(const fs::path& path, const std::string& tokenize
   out.stop = stop_ids(file, names);
   const nlohmann::json config = config_of(file, names);
   out.infill = infill_tokens(out.recipe, config);
-  if (!tokenizer.empty()) {
-    RT_TRY_SET(out.tokenizer, text::make_tokenizer(text::tokenizer_config(tokenizer)));
-  } else {
-    Result<std::unique_ptr<text::Tokenizer>> beside = tokenizer_of_files(file, names);
-    if (!beside.ok()) return std::move(beside).error().with(out.from.string());
-    out.tokenizer = std::move(beside).value();
-    if (!out.tokenizer && out.recipe.tokenizer.kind != TokenizerConfig::Kind::kNone) {
-      RT_TRY_SET(out.tokenizer, text::make_tokenizer(out.recipe.tokenizer));
-    }
-  }
-  if (!out.tokenizer) {
-    return invalid(fmt::format(
-        "{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
-        "name one with --tokenizer bytes or --tokenizer FILE",
-        out.from.string()));
-  }
-  out.before = out.tokenizer->before();
-  const bool chatglm = config.is_object() && config.value("model_type", nlohmann::json()) == "chatglm";
   const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->vocab());
-  if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
-  if (out.tokenizer->vocab() > out.recipe.model.vocab) {
-    return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",
-                               out.from.string(), out.tokenizer->vocab(), out.recipe.model.vocab));
+  const auto take_tokenizer = [&]() -> Status {
+    if (!tokenizer.empty()) {
+      RT_TRY_SET(out.tokenizer, text::make_tokenizer(text::tokenizer_config(tokenizer)));
+    } else {
+      Result<std::unique_ptr<text::Tokenizer>> beside = tokenizer_of_files(file, names);
+      if (!beside.ok()) return std::move(beside).error().with(out.from.string());
+      out.tokenizer = std::move(beside).value();
+      if (!out.tokenizer && out.recipe.tokenizer.kind != TokenizerConfig::Kind::kNone) {
+        RT_TRY_SET(out.tokenizer, text::make_tokenizer(out.recipe.tokenizer));
+      }
+    }
+    if (!out.tokenizer) {
+      return invalid(fmt::format(
+          "{}: has no tokenizer (tokenizer.json or tokenizer.model beside the weights, or one in the recipe); "
+          "name one with --tokenizer bytes or --tokenizer FILE",
+          out.from.string()));
+    }
+    if (out.tokenizer->vocab() > out.recipe.model.vocab) {
+      return invalid(fmt::format("{}: the tokenizer has {} ids, the model {} rows: they do not belong together",
+                                 out.from.string(), out.tokenizer->vocab(), out.recipe.model.vocab));
+    }
+    out.before = out.tokenizer->before();
+    const bool chatglm = config.is_object() && config.value("model_type", nlohmann::json()) == "chatglm";
+    if (chatglm && tokenizer.empty() && !has("tokenizer.json")) out.before = chatglm_before(out.tokenizer->vocab());
+    if (out.stop.empty() && out.tokenizer->eod() >= 0) out.stop = {out.tokenizer->eod()};
+    return {};
+  };
+  if (const Status taken = take_tokenizer(); !taken.ok()) {
+    if (works == Works::kOnText || !tokenizer.empty()) return taken.error();
+    out.tokenizer.reset();  // ids need none
   }
   RT_TRY_SET(out.session, inference::Session::make(out.recipe));
   RT_TRY(unless_removed({out.from}, fill(*source, *out.session)));

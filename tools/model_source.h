@@ -36,11 +36,16 @@ struct LoadedModel {
 /// Whether it has a config.json, which checkpoints and run folders have not.
 bool is_hf_folder(const std::filesystem::path& path);
 
+/// What a command gives to a model: texts, or ids that are there already.
+enum class Works { kOnText, kOnIds };
+
 /// `tokenizer`: empty (the one kept with the weights, else what the recipe says), or as text::tokenizer_config() reads
 /// it. `precision`: "fp32", "bf16" or empty, the recipe's (fp32 for a Hugging Face folder). Errors: those of opening;
-/// kInvalidInput when there is no tokenizer, or it has more ids than the model has rows.
+/// kInvalidInput when there is no tokenizer, or it has more ids than the model has rows; for work on ids one that does
+/// not do is none, unless it was named.
 Result<LoadedModel> load_model(const std::filesystem::path& path, const std::string& tokenizer,
                                const std::string& precision = {},
-                               convert::WeightsOf weights_of = convert::WeightsOf::kTraining);
+                               convert::WeightsOf weights_of = convert::WeightsOf::kTraining,
+                               Works works = Works::kOnText);
 
 }  // namespace cairn::tools

@@ -3,9 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
 
 #include "runtime/data/file_io.h"
 #include "runtime/data/megatron_writer.h"
+#include "runtime/json/json.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
 
@@ -14,16 +22,222 @@ namespace {
 
 constexpr int64_t kReadBytes = 1 << 20;
 constexpr size_t kPieceBytes = 1 << 20, kMostPieceBytes = 4 << 20;
+constexpr size_t kBatchBytes = 256 << 10;
+constexpr size_t kMostLineBytes = size_t{256} << 20;  // of JSON: a line is parsed as a whole
 
-// Collects a document's text and hands it to the tokenizer, whole if it is short, in pieces if it is long.
-class DocumentEncoder {
+bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// Where the first `most` bytes of a longer text are cut; 0: not yet. After a line end between a letter or mark and a
+/// letter, where the patterns of a tokenizer.json cut too; where there is none in kMostPieceBytes after any line end,
+/// else at the end of a character. Bytes are cut anywhere.
+size_t cut_before(std::string_view text, size_t most, bool of_bytes) {
+  if (of_bytes) return most;
+  size_t last = std::string::npos;
+  for (size_t at = text.rfind('\n', most - 1); at != std::string::npos && at > 0; at = text.rfind('\n', at - 1)) {
+    if (last == std::string::npos) last = at + 1;
+    if (is_letter(text[at + 1]) && text[at - 1] > ' ') return at + 1;
+  }
+  if (most < kMostPieceBytes) return 0;
+  if (last != std::string::npos) return last;
+  for (int back = 0; back < 3 && is_continuation(text[most]); ++back) --most;
+  return most;
+}
+
+/// Text of one document, or a part of it; or a line of JSON that holds one.
+struct Piece {
+  std::string text;
+  size_t file = 0;
+  int64_t offset = 0;  // of its first byte in the file
+  int64_t line = 0;    // of JSON, counted from 1; 0: the text itself
+  text::Part part;
+};
+
+/// What one thread encodes at a time.
+struct Batch {
+  std::vector<Piece> pieces;
+  size_t bytes = 0;
+  int64_t read = 0;  // of all files, up to its end
+  // Filled by encode():
+  std::vector<int32_t> ids;
+  std::vector<size_t> ends;  // in ids, of each piece
+  Status status;
+  bool done = false;
+};
+
+/// Pieces -> ids. Threads: any, on batches of their own.
+class PieceEncoder {
  public:
-  DocumentEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer, MegatronWriter& writer,
-                  TokenizeReport& report)
-      : args_(args), tokenizer_(tokenizer), writer_(writer), report_(report) {}
+  PieceEncoder(const TokenizeArgs& args, const text::Tokenizer& tokenizer) : args_(args), tokenizer_(tokenizer) {}
 
-  void start_file(const std::string& path) {
-    path_ = &path;
+  void encode(Batch& batch) const {
+    for (const Piece& piece : batch.pieces) {
+      batch.status = piece.line > 0 ? encode_json(piece, batch.ids) : encode_text(piece, batch.ids);
+      if (!batch.status.ok()) return;
+      batch.ends.push_back(batch.ids.size());
+    }
+  }
+
+ private:
+  bool of_bytes() const { return args_.tokenizer.kind == TokenizerConfig::Kind::kBytes; }
+
+  Status encode_json(const Piece& line, std::vector<int32_t>& ids) const {
+    const std::string where = fmt::format("{}:{}", args_.inputs[line.file], line.line);
+    const auto wrong = [&](const std::string& what) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("{}: {}", where, what)};
+    };
+    Result<nlohmann::json> parsed = parse_json(line.text);
+    if (!parsed.ok()) return wrong(parsed.error().message);
+    const nlohmann::json& object = parsed.value();
+    if (!object.is_object()) return wrong("expected a JSON object a line");
+    const auto found = object.find(args_.json_key);
+    if (found == object.end() || !found->is_string()) {
+      std::string texts;
+      for (const auto& [key, value] : object.items()) {
+        if (value.is_string()) texts += fmt::format("{}\"{}\"", texts.empty() ? "" : ", ", key);
+      }
+      return wrong(fmt::format("\"{}\" {}; fields with text: {}", args_.json_key,
+                               found == object.end() ? "is not there" : "is no text", texts.empty() ? "none" : texts));
+    }
+    const auto& text = found->get_ref<const std::string&>();
+    std::string_view rest = text;
+    bool first = true;
+    for (size_t look_at = kPieceBytes; rest.size() > look_at;) {
+      const size_t cut = cut_before(rest, look_at, of_bytes());
+      if (cut == 0) {
+        look_at += kPieceBytes;
+        continue;
+      }
+      RT_TRY(encode_part(rest.substr(0, cut), {first, false}, where, -1, ids));
+      rest.remove_prefix(cut);
+      first = false;
+      look_at = kPieceBytes;
+    }
+    return rest.empty() ? Status() : encode_part(rest, {first, true}, where, -1, ids);
+  }
+
+  Status encode_text(const Piece& piece, std::vector<int32_t>& ids) const {
+    if (piece.text.empty()) return {};
+    return encode_part(piece.text, piece.part, args_.inputs[piece.file], piece.offset, ids);
+  }
+
+  /// `offset`: of the text's first byte, for messages; -1: no byte of a file is one of the text.
+  Status encode_part(std::string_view text, text::Part part, const std::string& where, int64_t offset,
+                     std::vector<int32_t>& ids) const {
+    const auto at = [&](size_t byte) {
+      return offset < 0 ? where : fmt::format("{}: byte {}", where, offset + static_cast<int64_t>(byte));
+    };
+    if (args_.append_eod && of_bytes()) {
+      const size_t nul = text.find('\0');
+      if (nul != std::string_view::npos)
+        return Error{
+            ErrorCode::kInvalidInput,
+            fmt::format("{} is NUL, which is the end-of-document id of the bytes tokenizer; remove it from the "
+                        "text or do not append end-of-document ids",
+                        at(nul))};
+    }
+    if (!of_bytes()) {  // here, where the place in the file is known
+      const int64_t bad = text::find_invalid_utf8(text);
+      if (bad >= 0)
+        return Error{
+            ErrorCode::kInvalidInput,
+            fmt::format("{}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer",
+                        at(static_cast<size_t>(bad)), static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
+    }
+    return tokenizer_.encode_part(text, part, &ids).with(where);
+  }
+
+  const TokenizeArgs& args_;
+  const text::Tokenizer& tokenizer_;
+};
+
+/// Encodes batches on several threads and hands them back in the order in which they came.
+class Encoders {
+ public:
+  Encoders(const PieceEncoder& encoder, int64_t threads) : encoder_(encoder) {
+    for (int64_t k = 0; threads > 1 && k < threads; ++k) threads_.emplace_back([this] { work(); });
+  }
+  ~Encoders() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    wanted_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Encoders(const Encoders&) = delete;
+  Encoders& operator=(const Encoders&) = delete;
+
+  void put(Batch batch) {
+    auto held = std::make_shared<Batch>(std::move(batch));
+    if (threads_.empty()) {
+      encoder_.encode(*held);
+      held->done = true;
+    }
+    const std::lock_guard lock(mutex_);
+    order_.push_back(held);
+    if (held->done) return;
+    todo_.push_back(std::move(held));
+    wanted_.notify_one();
+  }
+
+  /// Whether as many are under way as keep all threads at work.
+  bool full() const { return order_.size() >= 2 * threads_.size() + 1; }
+  bool empty() const { return order_.empty(); }
+
+  /// The oldest, once it is encoded.
+  Batch take() {
+    std::unique_lock lock(mutex_);
+    const std::shared_ptr<Batch> first = order_.front();
+    encoded_.wait(lock, [&] { return first->done; });
+    order_.pop_front();
+    return std::move(*first);
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wanted_.wait(lock, [&] { return ended_ || !todo_.empty(); });
+      if (ended_) return;
+      const std::shared_ptr<Batch> batch = std::move(todo_.front());
+      todo_.pop_front();
+      lock.unlock();
+      try {
+        encoder_.encode(*batch);
+      } catch (const std::exception& error) {  // memory; it ends the whole
+        batch->status = Error{ErrorCode::kInternal, fmt::format("encoding: {}", error.what())};
+      }
+      lock.lock();
+      batch->done = true;
+      encoded_.notify_one();
+    }
+  }
+
+  const PieceEncoder& encoder_;
+  std::mutex mutex_;
+  std::condition_variable wanted_, encoded_;
+  std::deque<std::shared_ptr<Batch>> order_, todo_;  // order_: changed by the owner's thread alone
+  bool ended_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// Cuts documents into pieces, has them encoded, and writes what comes back.
+class DocumentWriter {
+ public:
+  DocumentWriter(const TokenizeArgs& args, const text::Tokenizer& tokenizer, MegatronWriter& writer,
+                 TokenizeReport& report)
+      : args_(args),
+        tokenizer_(tokenizer),
+        writer_(writer),
+        report_(report),
+        encoder_(args, tokenizer),
+        encoders_(encoder_, args.threads) {}
+
+  void start_file(size_t file) {
+    file_ = file;
+    line_ = 0;
     text_at_ = 0;
   }
 
@@ -32,29 +246,84 @@ class DocumentEncoder {
     if (text_.empty()) text_at_ = offset;
     // Where text was left out between two parts of a document, offsets in messages would be off; parts are contiguous.
     text_.append(text);
+    if (args_.separator == DocumentSeparator::kJsonLine) {
+      if (text_.size() <= kMostLineBytes) return {};
+      return Error{ErrorCode::kInvalidInput, fmt::format("{}:{}: a line of more than {} bytes: is it JSON lines?",
+                                                         args_.inputs[file_], line_ + 1, kMostLineBytes)};
+    }
+    const bool of_bytes = args_.tokenizer.kind == TokenizerConfig::Kind::kBytes;
     while (text_.size() > look_at_) {  // some text stays: the last part is known when the document ends
-      const size_t cut = cut_before(look_at_);
+      const size_t cut = cut_before(text_, look_at_, of_bytes);
       if (cut == 0) {
         look_at_ += kPieceBytes;
         continue;
       }
-      RT_TRY(encode(std::string_view(text_).substr(0, cut), {.first = first_part_, .last = false}));
+      std::string rest = text_.substr(cut);
+      text_.resize(cut);
+      const int64_t at = text_at_;
+      RT_TRY(put({.text = std::move(text_), .file = file_, .offset = at, .part = {first_part_, false}}));
       first_part_ = false;
-      text_.erase(0, cut);
-      text_at_ += static_cast<int64_t>(cut);
+      text_ = std::move(rest);
+      text_at_ = at + static_cast<int64_t>(cut);
       look_at_ = kPieceBytes;
     }
     return {};
   }
 
   Status end_document() {
-    if (!text_.empty()) RT_TRY(encode(text_, {.first = first_part_, .last = true}));
+    const bool json = args_.separator == DocumentSeparator::kJsonLine;
+    if (json) ++line_;
+    Piece piece{.text = std::move(text_), .file = file_, .offset = text_at_, .part = {first_part_, true}};
+    if (json && piece.text.find_first_not_of(" \t\r") != std::string::npos) piece.line = line_;
+    if (json && piece.line == 0) piece.text.clear();  // an empty line
     text_.clear();
     first_part_ = true;
     look_at_ = kPieceBytes;
-    const bool any = document_tokens_ > 0;
-    document_tokens_ = 0;
-    if (!any) {
+    return put(std::move(piece));
+  }
+
+  /// All that was read: `bytes` of all files.
+  void has_read(int64_t bytes) { read_ = bytes; }
+  /// Bytes of the input whose ids are written.
+  int64_t written() const { return written_; }
+
+  Status finish() {
+    if (!batch_.pieces.empty()) submit();
+    while (!encoders_.empty()) RT_TRY(write(encoders_.take()));
+    return {};
+  }
+
+ private:
+  Status put(Piece piece) {
+    batch_.bytes += piece.text.size() + 64;
+    batch_.pieces.push_back(std::move(piece));
+    if (batch_.bytes < kBatchBytes) return {};
+    submit();
+    while (encoders_.full()) RT_TRY(write(encoders_.take()));
+    return {};
+  }
+
+  void submit() {
+    batch_.read = read_;
+    encoders_.put(std::exchange(batch_, {}));
+  }
+
+  Status write(Batch batch) {
+    size_t begin = 0;
+    for (size_t k = 0; k < batch.ends.size(); ++k) {  // those before a mistake too: nothing is committed
+      const Piece& piece = batch.pieces[k];
+      const auto ids = std::span(batch.ids).subspan(begin, batch.ends[k] - begin);
+      begin = batch.ends[k];
+      document_tokens_ += std::ssize(ids);
+      RT_TRY(writer_.add(ids).with(args_.inputs[piece.file]));
+      if (piece.part.last) RT_TRY(end_written_document());
+    }
+    written_ = batch.read;
+    return batch.status;
+  }
+
+  Status end_written_document() {
+    if (std::exchange(document_tokens_, 0) == 0) {
       ++report_.empty_documents;
       return {};
     }
@@ -67,67 +336,27 @@ class DocumentEncoder {
     return {};
   }
 
- private:
-  static bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
-
-  static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
-  /// Where the first `most` bytes are cut; 0: not yet. After a line end between a letter or mark and a letter, where
-  /// the patterns of a tokenizer.json cut too; where there is none in kMostPieceBytes after any line end, else at the
-  /// end of a character. Bytes are cut anywhere.
-  size_t cut_before(size_t most) const {
-    if (args_.tokenizer.kind == TokenizerConfig::Kind::kBytes) return most;
-    size_t last = std::string::npos;
-    for (size_t at = text_.rfind('\n', most - 1); at != std::string::npos && at > 0; at = text_.rfind('\n', at - 1)) {
-      if (last == std::string::npos) last = at + 1;
-      if (is_letter(text_[at + 1]) && text_[at - 1] > ' ') return at + 1;
-    }
-    if (most < kMostPieceBytes) return 0;
-    if (last != std::string::npos) return last;
-    for (int back = 0; back < 3 && is_continuation(text_[most]); ++back) --most;
-    return most;
-  }
-
-  Status encode(std::string_view text, text::Part part) {
-    if (args_.append_eod && args_.tokenizer.kind == TokenizerConfig::Kind::kBytes) {
-      const size_t nul = text.find('\0');
-      if (nul != std::string_view::npos)
-        return Error{
-            ErrorCode::kInvalidInput,
-            fmt::format("{}: byte {} is NUL, which is the end-of-document id of the bytes tokenizer; remove it "
-                        "from the text or do not append end-of-document ids",
-                        *path_, text_at_ + static_cast<int64_t>(nul))};
-    }
-    if (args_.tokenizer.kind != TokenizerConfig::Kind::kBytes) {  // here, where the place in the file is known
-      const int64_t bad = text::find_invalid_utf8(text);
-      if (bad >= 0)
-        return Error{ErrorCode::kInvalidInput,
-                     fmt::format("{}: byte {}: 0x{:02x} is not UTF-8 here; convert the text or use the bytes tokenizer",
-                                 *path_, text_at_ + bad, static_cast<unsigned char>(text[static_cast<size_t>(bad)]))};
-    }
-    ids_.clear();
-    RT_TRY(tokenizer_.encode_part(text, part, &ids_).with(*path_));
-    document_tokens_ += static_cast<int64_t>(ids_.size());
-    return writer_.add(ids_).with(*path_);
-  }
-
   const TokenizeArgs& args_;
   const text::Tokenizer& tokenizer_;
   MegatronWriter& writer_;
   TokenizeReport& report_;
-  const std::string* path_ = nullptr;
-  std::string text_;              // of the open document, what is not encoded yet
+  const PieceEncoder encoder_;
+  Encoders encoders_;
+  Batch batch_;                   // to be encoded next
+  size_t file_ = 0;               // under way
+  int64_t line_ = 0;              // of JSON, that have ended
+  std::string text_;              // of the open document, what is not given away yet
   int64_t text_at_ = 0;           // its place in the file
   size_t look_at_ = kPieceBytes;  // how much text there must be before it is cut
-  bool first_part_ = true;        // nothing of the document is encoded yet
-  int64_t document_tokens_ = 0;
-  std::vector<int32_t> ids_;
+  bool first_part_ = true;        // nothing of the document is given away yet
+  int64_t read_ = 0, written_ = 0;
+  int64_t document_tokens_ = 0;  // of the document that is being written
 };
 
 // Cuts a stream of bytes into lines and those into documents.
 class DocumentSplitter {
  public:
-  DocumentSplitter(DocumentSeparator separator, DocumentEncoder& out) : separator_(separator), out_(out) {}
+  DocumentSplitter(DocumentSeparator separator, DocumentWriter& out) : separator_(separator), out_(out) {}
 
   Status feed(std::string_view bytes, int64_t offset) {
     if (separator_ == DocumentSeparator::kWholeFile) {
@@ -184,7 +413,7 @@ class DocumentSplitter {
     in_line_ = false;
     const bool blank = !line_has_text_;
     line_has_text_ = false;
-    if (separator_ == DocumentSeparator::kLine) {
+    if (by_line()) {
       if (held_.ends_with('\r')) held_.pop_back();
       if (!held_.empty()) {
         open_ = true;
@@ -203,9 +432,8 @@ class DocumentSplitter {
     return out_.end_document();
   }
 
-  std::string_view holdable() const {
-    return separator_ == DocumentSeparator::kLine ? std::string_view("\r") : std::string_view(" \t\r");
-  }
+  bool by_line() const { return separator_ == DocumentSeparator::kLine || separator_ == DocumentSeparator::kJsonLine; }
+  std::string_view holdable() const { return by_line() ? std::string_view("\r") : std::string_view(" \t\r"); }
   void hold(std::string_view text, int64_t offset) {
     if (held_.empty()) held_at_ = offset;
     held_.append(text);
@@ -218,13 +446,52 @@ class DocumentSplitter {
   }
 
   DocumentSeparator separator_;
-  DocumentEncoder& out_;
+  DocumentWriter& out_;
   bool open_ = false;           // a document has begun
   bool in_line_ = false;        // bytes since the last line end
   bool line_has_text_ = false;  // more than blanks since the last line end
   std::string held_;
   int64_t held_at_ = 0;
 };
+
+/// Whether a text begins as JSON does: {"key": ... or [{"key": ...
+bool begins_as_json(std::string_view text) {
+  const auto next_is = [&](char c) {
+    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+    if (!text.starts_with(c)) return false;
+    text.remove_prefix(1);
+    return true;
+  };
+  if (!next_is('{') && !(next_is('[') && next_is('{'))) return false;
+  if (!next_is('"')) return false;
+  while (!text.empty() && text[0] != '"') text.remove_prefix(std::min<size_t>(text[0] == '\\' ? 2 : 1, text.size()));
+  return next_is('"') && next_is(':');
+}
+
+/// Refuses what is of another kind than it is read as: `begin` is of a file.
+Status check_kind(std::string_view begin, const TokenizeArgs& args) {
+  if (args.any_text) return {};
+  struct Packed {
+    std::string_view magic;
+    const char *name, *unpack;
+  };
+  static constexpr Packed kPacked[] = {{"\x1f\x8b", "gzip", "gunzip"},
+                                       {"\x28\xb5\x2f\xfd", "zstd", "unzstd"},
+                                       {"\xfd\x37zXZ", "xz", "unxz"},
+                                       {"BZh", "bzip2", "bunzip2"}};
+  for (const Packed& packed : kPacked) {
+    if (!begin.starts_with(packed.magic) || (packed.magic == "BZh" && begin.find("1AY&SY") != 4)) continue;
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("is packed by {}: unpack it first ({}), or give --any-text for its "
+                             "bytes as they are",
+                             packed.name, packed.unpack)};
+  }
+  if (args.separator == DocumentSeparator::kJsonLine || !begins_as_json(begin)) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      "looks like JSON, whose braces and keys would become tokens: --json-key KEY reads the text of one field of "
+      "JSON lines, --any-text takes the file as it is"};
+}
 
 }  // namespace
 
@@ -250,25 +517,34 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   report.vocab = tokenizer->vocab();
   report.dtype = MegatronWriter::dtype_for_vocab(report.vocab);
   RT_TRY_SET(MegatronWriter writer, MegatronWriter::create(args.output_prefix, report.dtype, {args.overwrite}));
-  DocumentEncoder encoder(args, *tokenizer, writer, report);
-  DocumentSplitter splitter(args.separator, encoder);
+  DocumentWriter documents(args, *tokenizer, writer, report);
+  DocumentSplitter splitter(args.separator, documents);
+  int64_t read = 0;
+  const auto tell = [&]() -> Status {
+    progress.bytes_done = documents.written();
+    progress.documents = writer.documents();
+    progress.tokens = writer.tokens();
+    if (!args.progress || args.progress(progress)) return {};
+    return Error{ErrorCode::kStopped, "tokenizing was stopped; no set was written"};
+  };
   std::string buffer;
   for (size_t i = 0; i < files.size(); ++i) {
-    encoder.start_file(args.inputs[i]);
+    documents.start_file(i);
     for (int64_t at = 0; at < files[i].size_bytes; at += kReadBytes) {
       buffer.resize(static_cast<size_t>(std::min(kReadBytes, files[i].size_bytes - at)));
       const auto size = static_cast<int64_t>(buffer.size());
       RT_TRY(read_exact(files[i].fd.get(), args.inputs[i], at, buffer.data(), size));
+      if (at == 0) RT_TRY(check_kind(buffer, args).with(args.inputs[i]));
+      read += size;
+      documents.has_read(read);
       RT_TRY(splitter.feed(buffer, at));
-      progress.bytes_done += size;
-      progress.documents = writer.documents();
-      progress.tokens = writer.tokens();
-      if (args.progress && !args.progress(progress))
-        return Error{ErrorCode::kStopped, "tokenizing was stopped; no set was written"};
+      RT_TRY(tell());
     }
     RT_TRY(splitter.end_file(files[i].size_bytes));
     files[i].fd.reset();
   }
+  RT_TRY(documents.finish());
+  RT_TRY(tell());
   if (writer.documents() == 0)
     return Error{ErrorCode::kInvalidInput, fmt::format("{}: no text to tokenize", args.inputs[0])};
   RT_TRY(writer.finish());

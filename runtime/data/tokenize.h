@@ -23,6 +23,7 @@ namespace cairn::data {
 enum class DocumentSeparator {
   kWholeFile,
   kLine,       // one document a line; LF or CRLF
+  kJsonLine,   // one JSON object a line, whose text is that of one field; empty lines are dropped and counted
   kBlankLine,  // set apart by lines of nothing but spaces and tabs; blanks at a document's end are dropped too
 };
 
@@ -36,7 +37,10 @@ struct TokenizeArgs {
   std::string output_prefix;        // <prefix>.bin, <prefix>.idx
   TokenizerConfig tokenizer;
   DocumentSeparator separator = DocumentSeparator::kWholeFile;
-  bool append_eod = false;  // the tokenizer's end-of-document id after each document
+  std::string json_key = "text";  // kJsonLine: the field
+  bool any_text = false;          // files that look like JSON are taken as they are
+  int64_t threads = 1;            // that encode; the pair is the same for any number
+  bool append_eod = false;        // the tokenizer's end-of-document id after each document
   bool overwrite = false;
   std::function<bool(const TokenizeProgress&)> progress;  // about once per MiB; false stops with kStopped. May be null.
 };
@@ -50,9 +54,10 @@ struct TokenizeReport {
   DType dtype = DType::kU16;
 };
 
-/// Errors: kInvalidInput (no inputs, a missing file, text that is not UTF-8, except for bytes, with path and byte, a
-/// NUL byte when it would be mistaken for the bytes tokenizer's end of document, an output that exists), kStopped,
-/// kNoSpace, kIo. On any error no pair is written and an old one stands.
+/// Errors: kInvalidInput (no inputs, a missing file, one that is packed or looks like JSON, a line without the field,
+/// text that is not UTF-8, except for bytes, with path and byte, a NUL byte when it would be mistaken for the bytes
+/// tokenizer's end of document, an output that exists), kStopped, kNoSpace, kIo. On any error no pair is written and an
+/// old one stands.
 Result<TokenizeReport> tokenize_file(const TokenizeArgs& args);
 
 }  // namespace cairn::data

@@ -32,6 +32,21 @@ class DataTest(ProgramTest):
         self.assertEqual(blank["documents"], 2)
         self.assertEqual(self.cairn_json("data", "info", "blank")["sequences"], 2)
 
+    def test_json_lines_are_read_by_their_field(self):
+        self.write("a.jsonl", '{"text": "In the beginning\\nwas"}\n{"text": "the word"}\n')
+        made = self.cairn_json("data", "tokenize", "a.jsonl", "--out", "set", "--threads", "2")
+        self.assertEqual((made["documents"], made["tokens"]), (2, len("In the beginning\nwas") + len("the word")))
+        self.write("b.txt", '{"body": "five!"}\n')
+        refused = self.cairn("data", "tokenize", "b.txt", "--out", "b", code=2).stderr
+        self.assertIn("b.txt: looks like JSON", refused)
+        self.assertIn("--json-key", refused)
+        self.cairn("data", "tokenize", "a.jsonl", "--out", "b", "--documents", "line", code=2)
+        self.assertEqual(self.cairn_json("data", "tokenize", "b.txt", "--out", "b", "--json-key", "body")["tokens"], 5)
+        self.assertIn('"text" is not there; fields with text: "body"',
+                      self.cairn("data", "tokenize", "b.txt", "--out", "c", "--documents", "json", code=2).stderr)
+        self.assertEqual(self.cairn_json("data", "tokenize", "b.txt", "--out", "c", "--any-text")["tokens"], 18)
+        self.cairn("data", "tokenize", "b.txt", "--out", "d", "--documents", "line", "--json-key", "body", code=2)
+
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)
         self.cairn("data", "tokenize", "a.txt", "--out", "set")

@@ -153,6 +153,27 @@ class InferenceTest(ProgramTest):
                                  (["--text", "no.txt"], "no.txt"), (["--data", "nothing"], "nothing")):
             self.assertIn(message, self.cairn("eval", "--from", model, *options, code=2).stderr)
 
+    def test_eval_of_a_store_needs_no_tokenizer(self):
+        model = self.model()
+        self.write("a.txt", "In the beginning God created the heaven and the earth. " * 12)
+        self.cairn("data", "tokenize", "a.txt", "--out", "set", "--tokenizer", "model/tokenizer.json")
+        known = self.cairn_json("eval", "--from", model, "--data", "set")["sets"][0]
+        tokenizer = self.path("model/tokenizer.json")
+        with open(tokenizer) as f:
+            spec = json.load(f)
+        spec["model"]["type"] = "WordPiece"
+        for broken in (None, json.dumps(spec)):
+            os.remove(tokenizer)
+            if broken is not None:
+                self.write("model/tokenizer.json", broken)
+            row = self.cairn_json("eval", "--from", model, "--data", "set")["sets"][0]
+            self.assertEqual((row["loss"], row["tokens"], row["bits_per_byte"]), (known["loss"], known["tokens"], None))
+            self.assertIn(" - ", self.cairn("eval", "--from", model, "--data", "set").stdout)
+            self.cairn("eval", "--from", model, "--text", "a.txt", code=2)
+            if broken is None:
+                self.write("model/tokenizer.json", "")
+        self.cairn("eval", "--from", model, "--data", "set", "--tokenizer", "no.json", code=2)  # it was named
+
     def test_encode_shows_ids(self):
         out = self.cairn("data", "encode", "--tokenizer", TOKENIZER, "the end", "").stdout.split("\n")
         self.assertEqual(len(out), 3)

@@ -4,6 +4,8 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "runtime/data/megatron_writer.h"
@@ -227,6 +229,99 @@ TEST_SUITE("runtime/data/tokenize") {
     }
   }
 
+  TEST_CASE("JSON lines give the text of one field, and the pair is the same for any number of threads") {
+    const TempDir dir;
+    std::string lines;
+    std::vector<std::string> texts;
+    for (int i = 0; i < 3000; ++i) {
+      texts.push_back(
+          fmt::format("document {} says \"\u00e9\"\n{}", i, std::string(i % 7 == 0 ? 9000 : 40, 'a' + i % 26)));
+      if (i == 1500) {
+        texts.back() = std::string((2 << 20) + 7, 'x') + "\nyes\n" + std::string(1 << 20, 'z');  // cut in parts
+      }
+      lines += nlohmann::json{{"id", i}, {"text", "no"}, {"body", texts.back()}}.dump() + (i % 3 == 0 ? "\r\n" : "\n");
+      if (i % 500 == 0) lines += "\n";  // an empty line
+    }
+    lines += R"({"body": ""})";  // no text, and no line end
+    write_file(dir / "in.jsonl", lines);
+    TokenizeArgs args;
+    args.inputs = {dir / "in.jsonl"};
+    args.output_prefix = dir / "out";
+    args.overwrite = true;
+    args.tokenizer = {.kind = TokenizerConfig::Kind::kBytes};
+    args.separator = DocumentSeparator::kJsonLine;
+    args.json_key = "body";
+    std::string bin, idx;
+    for (const int64_t threads : {1, 2, 7}) {
+      CAPTURE(threads);
+      args.threads = threads;
+      const auto report = tokenize_file(args);
+      REQUIRE_OK(report);
+      CHECK(report.value().documents == 3000);
+      CHECK(report.value().empty_documents == 7);
+      CHECK(report.value().bytes == std::ssize(lines));
+      if (threads == 1) {
+        bin = read_file(dir / "out.bin");
+        idx = read_file(dir / "out.idx");
+        const auto documents = documents_of(dir / "out");
+        REQUIRE(documents.size() == texts.size());
+        for (size_t k = 0; k < texts.size(); ++k)
+          CHECK(
+              std::ranges::equal(documents[k], texts[k], {}, {}, [](char c) { return static_cast<unsigned char>(c); }));
+      }
+      CHECK(read_file(dir / "out.bin") == bin);
+      CHECK(read_file(dir / "out.idx") == idx);
+    }
+    for (const int64_t threads : {1, 3}) {  // the first mistake of the input, whoever finds one first
+      args.threads = threads;
+      for (const auto& [bad, says] : std::vector<std::pair<std::string, std::string>>{
+               {R"({"text": "a", "title": "b", "n": 1})",
+                "in.jsonl:2: \"body\" is not there; fields with text: \"text\", \"title\""},
+               {R"({"body": 5})", "in.jsonl:2: \"body\" is no text; fields with text: none"},
+               {R"({"body": "cut)", "in.jsonl:2: byte "},
+               {R"(["a"])", "in.jsonl:2: expected a JSON object a line"}}) {
+        write_file(dir / "in.jsonl", "{\"body\": \"good\"}\n" + bad + "\n" + lines + bad + "\n");
+        const auto refused = tokenize_file(args);
+        REQUIRE_FALSE(refused.ok());
+        CHECK(refused.error().code == ErrorCode::kInvalidInput);
+        CHECK_MESSAGE(refused.error().message.find(says) != std::string::npos, refused.error().message);
+        CHECK(read_file(dir / "out.bin") == bin);  // the old pair stands
+      }
+    }
+  }
+
+  TEST_CASE("what is no text of its kind is refused by what it looks like") {
+    const TempDir dir;
+    TokenizeArgs args;
+    args.inputs = {dir / "in.txt"};
+    args.output_prefix = dir / "out";
+    args.overwrite = true;
+    args.tokenizer = {.kind = TokenizerConfig::Kind::kBytes};
+    for (const auto& [text, says] :
+         std::vector<std::pair<std::string, std::string>>{{"{\"text\": \"a\"}\n", "looks like JSON"},
+                                                          {"\n  { \"a\\\"b\" : [1]}", "looks like JSON"},
+                                                          {"[\n {\"text\": 1}]", "looks like JSON"},
+                                                          {std::string("\x1f\x8b\x08\0", 4), "is packed by gzip"},
+                                                          {"\x28\xb5\x2f\xfdxxx", "is packed by zstd"},
+                                                          {"BZh91AY&SYxxx", "is packed by bzip2"}}) {
+      CAPTURE(says);
+      write_file(dir / "in.txt", text);
+      args.any_text = false;
+      const auto refused = tokenize_file(args);
+      REQUIRE_FALSE(refused.ok());
+      CHECK_MESSAGE(refused.error().message.find(says) != std::string::npos, refused.error().message);
+      args.any_text = true;
+      CHECK(tokenize_file(args).ok());
+    }
+    args.any_text = false;
+    for (const char* text :
+         {"{", "{}", "{ x: 1 }", "[\"a\", \"b\"]", "{\"a\", \"b\"};", "BZh is a word", "[[link]]: {\"a"}) {
+      CAPTURE(text);
+      write_file(dir / "in.txt", text);
+      CHECK(tokenize_file(args).ok());
+    }
+  }
+
   TEST_CASE("several files, end-of-document ids, progress and the report") {
     const TempDir dir;
     write_file(dir / "a.txt", "the fox\nthe dog\n\n");
@@ -248,7 +343,7 @@ TEST_SUITE("runtime/data/tokenize") {
     };
     const auto report = tokenize_file(args);
     REQUIRE(report.ok());
-    CHECK(calls == 2);
+    CHECK(calls == 3);  // two files with text, and the end
     CHECK(last == 25);
     CHECK(report.value().bytes == 25);
     CHECK(report.value().documents == 3);
