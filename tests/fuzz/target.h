@@ -3,6 +3,7 @@
 // mistake of ours and aborts. Built by clang with CAIRN_FUZZ it becomes a libFuzzer program; in every build
 // replay_main.cc drives it over its corpus and some thousand mutations.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,5 +31,16 @@ class Feed {
   const uint8_t* data_;
   size_t size_, at_ = 0;
 };
+
+/// `text` with patches of an input: (offset, bytes taken away, bytes put in).
+inline std::string patched(std::string text, Feed feed) {
+  while (!feed.empty()) {
+    const size_t at = feed.number(2) % (text.size() + 1), away = feed.number(1) % 8;
+    std::string in;
+    for (size_t count = feed.number(1) % 16; count > 0; --count) in += static_cast<char>(feed.number(1));
+    text.replace(at, std::min(away, text.size() - at), in);
+  }
+  return text;
+}
 
 }  // namespace cairn::fuzz
