@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <lua.hpp>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "dsl/dsl.h"
+#include "dsl/lua.h"
 #include "dsl/node.h"
 
 namespace cairn::dsl {

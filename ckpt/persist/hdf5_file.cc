@@ -249,7 +249,11 @@ Result<std::vector<int64_t>> Hdf5Writer::header_addresses() {
   const Lock lock;
   std::vector<int64_t> out;
   const auto add = [&](hid_t object) {
+#if H5_VERSION_GE(1, 12, 0)
+    H5O_info1_t info{};  // the form that has addresses in the file
+#else
     H5O_info_t info{};
+#endif
     if (H5Oget_info2(object, &info, H5O_INFO_BASIC) < 0) return false;
     out.push_back(static_cast<int64_t>(info.addr));
     return true;

@@ -1,5 +1,6 @@
 #include "runtime/kernels/matmul.h"
 
+#include <algorithm>
 #include <functional>
 #include <thread>
 
