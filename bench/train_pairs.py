@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Seconds of a training step of two cairn programs, in interleaved pairs: whether a change costs speed.
+
+  bench/train_pairs.py --before OTHER/build/release/cairn [--cairn build/release/cairn] [--rounds 20] [--steps 3]
+
+GPT-2 124M, batch 4 x 512 tokens, float32, one rank on all cores. Each pair runs both programs, the one that is first in
+turn; the first step of a process is a warm-up. The last line is the median of the ratios now / before, with the interval
+that 95 % of 10,000 resamplings of the pairs fall into.
+--tiny: a small shape, seconds in all; says nothing about speed.
+"""
+import argparse
+import os
+import random
+import statistics
+import sys
+
+from common import ROOT, Scratch, add_cairn_option, load, machine, run_quietly, spread, steps_of, train_command
+
+GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocab": 50257, "context": 512}
+TINY = {"layers": 2, "width": 64, "heads": 2, "vocab": 300, "context": 32}
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+add_cairn_option(parser)
+parser.set_defaults(rounds=20)
+parser.add_argument("--before", required=True, help="the other program")
+parser.add_argument("--threads", type=int, default=os.cpu_count())
+parser.add_argument("--steps", type=int, default=3, help="counted steps of a run (default: %(default)s)")
+parser.add_argument("--tiny", action="store_true")
+args = parser.parse_args()
+shape = TINY if args.tiny else GPT2
+
+
+def seconds(scratch: Scratch, program: str) -> float:
+    run = scratch.run_folder("run")
+    sets = [f'data=T.token_files{{train="{scratch.tokens(200_000, shape["vocab"])}"}}', "batch.samples=4", "batch.micro=4",
+            f"stop=T.steps({args.steps + 1})", "precision=fp32", "optimizer.lr-", "eval-", "checkpoint-",
+            "log.tensorboard=false"] + [f"model.{name}={value}" for name, value in shape.items()]
+    run_quietly(train_command(program, ROOT / "recipes/gpt2_124m.lua", run, sets, more=["--threads", str(args.threads)]))
+    steps = steps_of(run)
+    if len(steps) != args.steps + 1:
+        sys.exit(f"{run}/metrics.jsonl has {len(steps)} steps, expected {args.steps + 1}")
+    return statistics.median(step["step_ms"] / 1000 for step in steps[1:])
+
+
+print(machine())
+print(f"{shape}, batch 4, {args.threads} threads; {args.rounds} pairs of {args.steps} steps\n"
+      f"before: {args.before}\nnow:    {args.cairn}", flush=True)
+programs = {"before": args.before, "now": args.cairn}
+taken = {who: [] for who in programs}
+with Scratch(args.scratch) as scratch:
+    for pair in range(args.rounds):
+        for who in list(programs) if pair % 2 == 0 else list(programs)[::-1]:
+            taken[who].append(seconds(scratch, programs[who]))
+        before, now = taken["before"][-1], taken["now"][-1]
+        print(f"  pair {pair + 1}: before {before:.3f} s, now {now:.3f} s, {now / before:.4f}; load {load()}", flush=True)
+ratios = [now / before for before, now in zip(taken["before"], taken["now"])]
+draw = random.Random(1)
+medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10_000))
+print(f"before {spread(taken['before'])} s, now {spread(taken['now'])} s a step")
+print(f"now / before: {statistics.median(ratios):.4f}, 95 % within {medians[250]:.4f} to {medians[9749]:.4f}")
