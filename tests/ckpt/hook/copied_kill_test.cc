@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <csignal>
 #include <random>
 

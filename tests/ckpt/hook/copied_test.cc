@@ -1,6 +1,7 @@
 // Snapshots that are copied beside training (checkpoint.snapshot_by = "copy"): the same bits as with banks, whatever
 // the layout, and after deaths no more than one step lost.
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <tuple>

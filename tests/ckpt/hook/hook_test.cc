@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 

@@ -6,6 +6,7 @@
 #include <hdf5.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 

@@ -1,5 +1,6 @@
 #include "runtime/kernels/attention.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "kernel_testing.h"

@@ -1,5 +1,6 @@
 #include "runtime/kernels/dropout.h"
 
+#include <algorithm>
 #include <set>
 
 #include "tests/runtime/kernels/kernel_testing.h"

@@ -1,5 +1,6 @@
 // Positions and masks that a micro-batch brings along: packed documents, prefixes, targets that do not count.
 
+#include <algorithm>
 #include <tuple>
 
 #include "tests/runtime/nn/stage_testing.h"

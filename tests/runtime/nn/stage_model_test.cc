@@ -7,6 +7,7 @@
 //     8 bits of mantissa, 4e-3 per rounding, some ten roundings deep
 #include <omp.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "tests/runtime/nn/stage_testing.h"

@@ -1,6 +1,7 @@
 // Weights that are made beside the first forward (data_parallel::DataParallel::spread_weights): nothing reads them
 // before they are there.
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
