@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kReadBytes = 1 << 20;
 constexpr size_t kPieceBytes = 1 << 20, kMostPieceBytes = 4 << 20;
-constexpr size_t kBatchBytes = 256 << 10;
+constexpr size_t kBatchBytes = 256 << 10, kMostUnderWay = size_t{64} << 20;
 constexpr size_t kMostLineBytes = size_t{256} << 20;  // of JSON: a line is parsed as a whole
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
@@ -176,14 +176,15 @@ class Encoders {
       held->done = true;
     }
     const std::lock_guard lock(mutex_);
+    bytes_ += held->bytes;
     order_.push_back(held);
     if (held->done) return;
     todo_.push_back(std::move(held));
     wanted_.notify_one();
   }
 
-  /// Whether as many are under way as keep all threads at work.
-  bool full() const { return order_.size() >= 2 * threads_.size() + 1; }
+  /// Whether as many are under way as keep all threads at work, or as much text as memory should hold.
+  bool full() const { return order_.size() >= 2 * threads_.size() + 1 || (bytes_ > kMostUnderWay && !order_.empty()); }
   bool empty() const { return order_.empty(); }
 
   /// The oldest, once it is encoded.
@@ -192,6 +193,7 @@ class Encoders {
     const std::shared_ptr<Batch> first = order_.front();
     encoded_.wait(lock, [&] { return first->done; });
     order_.pop_front();
+    bytes_ -= first->bytes;
     return std::move(*first);
   }
 
@@ -219,6 +221,7 @@ class Encoders {
   std::mutex mutex_;
   std::condition_variable wanted_, encoded_;
   std::deque<std::shared_ptr<Batch>> order_, todo_;  // order_: changed by the owner's thread alone
+  size_t bytes_ = 0;                                 // of those in order_
   bool ended_ = false;
   std::vector<std::thread> threads_;
 };
