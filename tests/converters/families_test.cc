@@ -255,7 +255,7 @@ TEST_SUITE("converters/families") {
       if (folder->family().architecture.empty()) continue;  // goes out as another family
       const auto family = family_for(folder->model(), std::string(source["model_type"]));
       REQUIRE_OK(family);
-      CHECK(family.value().model_type == source["model_type"]);
+      CHECK(family.value().model_type == source["model_type"].get<std::string>());
       const nlohmann::json written = config_from_model(family.value(), folder->model(), DType::kBf16, source);
       const auto again = model_from_config(written);
       REQUIRE_OK(again);

@@ -1,9 +1,9 @@
 // The pattern matcher against Lua's own, on random patterns and subjects.
 #include <doctest/doctest.h>
 
-#include <lua.hpp>
 #include <string>
 
+#include "dsl/lua.h"
 #include "dsl/session.h"
 
 using namespace cairn::dsl;
