@@ -150,6 +150,10 @@ herr_t unlock_image(H5FD_t*) { return 0; }
 hid_t image_driver() {
   static const hid_t driver = [] {
     H5FD_class_t c{};
+#if H5_VERSION_GE(1, 14, 0)
+    c.version = H5FD_CLASS_VERSION;
+    c.value = H5_VFD_RESERVED;  // the first number that is not the library's own; drivers of a process differ in it
+#endif
     c.name = "cairn_image";
     c.maxaddr = kMaxAddress;
     c.fc_degree = H5F_CLOSE_STRONG;
