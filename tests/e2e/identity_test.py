@@ -220,7 +220,7 @@ cp -r disk/run run
     def test_killed_ranks_are_recovered_from_shared_memory(self):
         recipe = self.recipe(steps=STEPS, save=1000)  # nothing on disk to fall back to
         self.train(recipe, "whole")
-        for kills in (["5@3", "2@11"], ["0@7"], ["7@1", "0@2"]):
+        for kills in (["5@3", "2@11"], ["0@7"], ["7@1", "0@5"]):  # apart: ranks may be a step ahead
             with self.subTest(kills=kills):
                 run = "cut-" + kills[0].replace("@", "-")
                 self.train(recipe, run, *[word for kill in kills for word in ("--kill", kill)])

@@ -137,11 +137,12 @@ def make_certificates(folder):
     for name in ("ca", "other-ca"):
         openssl("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", 2, "-subj", f"/CN={name}")
     for name, host, days in (("good", "IP:127.0.0.1", 2), ("elsewhere", "DNS:store.example.org", 2),
-                             ("expired", "IP:127.0.0.1", -1)):
+                             ("expired", "IP:127.0.0.1", 0)):
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         pathlib.Path(folder, f"{name}.ext").write_text(f"subjectAltName={host}\n")
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", days,
                 "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+    time.sleep(1.1)  # until the last one has expired
 
 
 class Proxy:
