@@ -20,7 +20,7 @@
 #include "runtime/plan/activations.h"
 #include "runtime/tensor/buffer.h"
 #include "runtime/trainer/trainer.h"
-#include "tools/calibration.h"
+#include "tools/calibrate.h"
 #include "tools/run_folder.h"
 
 namespace cairn::tools {
@@ -351,6 +351,14 @@ Status calibrate(const Plan& plan, Calibration* calibration) {
   }
   calibration->shapes[shape_key(plan, cores)] = fit;
   return {};
+}
+
+Status save_calibration(const Calibration& calibration) {
+  const fs::path path = calibration_path();
+  std::error_code problem;
+  fs::create_directories(path.parent_path(), problem);
+  if (problem) return os_error(problem.value(), path.parent_path().string());
+  return write_text_file(path, calibration_text(calibration));
 }
 
 }  // namespace cairn::tools

@@ -20,13 +20,13 @@
 #include "ckpt/snapshot/slot_rule.h"
 #include "dsl/dsl.h"
 #include "runtime/plan/activations.h"
-#include "runtime/plan/communication.h"
 #include "runtime/plan/plan.h"
-#include "tools/calibration.h"
+#include "tools/calibrate.h"
 #include "tools/commands.h"
-#include "tools/plan_cost.h"
 #include "tools/plan_draw.h"
-#include "tools/plan_search.h"
+#include "tools/planner/cost.h"
+#include "tools/planner/memory.h"
+#include "tools/planner/search.h"
 #include "tools/start_check.h"
 
 namespace cairn::tools {
@@ -39,54 +39,16 @@ struct PlanArgs {
   int64_t world = 0;
   bool draw = false;
   std::string svg;  // file to write
-  bool calibrate = false, search = false;
+  bool calibrate = false, search = false, force = false;
   std::string machine;  // of a data sheet
   std::string memory;   // of a rank, for the search
+  std::string pins;     // of the search
+  std::string storage;  // bytes a second of a host
 };
 
-/// What one rank of a stage holds; all ranks of a stage allocate the same.
-struct StageMemory {
-  std::vector<Chunk> chunks;
-  int64_t parameters = 0;
-  int64_t weight_bytes = 0, gathered_bytes = 0, grad_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
-  int64_t snapshot_bytes = 0;         // of one snapshot of its share, in shared memory
-  std::vector<GroupTraffic> traffic;  // what it puts in, a step
-  int64_t total() const { return weight_bytes + gathered_bytes + grad_bytes + optimizer_bytes + activation_bytes; }
-  /// Equal but for the activations, which shrink towards the last stage with the micro-batches in flight.
-  bool same_weights(const StageMemory& other) const {
-    return layers() == other.layers() && parameters == other.parameters;
-  }
-  bool same_size(const StageMemory& other) const {
-    return same_weights(other) && in_flight() == other.in_flight() && total() == other.total();
-  }
-  int64_t layers() const {
-    int64_t sum = 0;
-    for (const Chunk& chunk : chunks) sum += chunk.stage.end_layer - chunk.stage.first_layer;
-    return sum;
-  }
-  int64_t in_flight() const {  // of all chunks
-    int64_t sum = 0;
-    for (const Chunk& chunk : chunks) sum += chunk.in_flight;
-    return sum;
-  }
-};
-
-std::vector<StageMemory> stage_memory(const Plan& plan) {
+std::vector<StageMemory> memory_of_stages(const Plan& plan) {
   std::vector<StageMemory> out;
-  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) {
-    const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = pp}));
-    StageMemory memory{
-        .chunks = rank.chunks,
-        .weight_bytes = rank.weight_bytes,
-        .gathered_bytes = rank.gathered_bytes,
-        .grad_bytes = rank.grad_bytes,
-        .optimizer_bytes = rank.optimizer_bytes - (plan.recipe.optimizer.offload.empty() ? 0 : rank.bank_bytes()),
-        .activation_bytes = largest_stage_buffers_bytes(plan, rank.rank),
-        .traffic = step_traffic(plan, rank)};
-    for (const LocalTensor& tensor : rank.tensors) memory.parameters += tensor.box.count_elems();
-    memory.snapshot_bytes = rank.bank_bytes();
-    out.push_back(memory);
-  }
+  for (int64_t pp = 0; pp < plan.mesh.pp(); ++pp) out.push_back(stage_memory(plan, pp, true));
   return out;
 }
 
@@ -246,6 +208,48 @@ nlohmann::json traffic_json(const std::vector<GroupTraffic>& traffic) {
   return out;
 }
 
+/// A batch phase of the run, with its plan.
+struct Phase {
+  StepStage stage;
+  Plan plan;
+};
+
+constexpr size_t kPhasesShown = 8;
+
+/// Those that a step of the run is in, the last one first; of many the last and the first ones.
+std::vector<Phase> phases_of(const Plan& plan) {
+  std::vector<Phase> out;
+  for (size_t k = plan.step_stages.size(); k-- > 0;) {
+    if (k > 0 && plan.steps > 0 && plan.step_stages[k].first_step > plan.steps) continue;
+    out.push_back({plan.step_stages[k], plan.at(k)});
+    if (out.size() == kPhasesShown && k > 0) k = 1;  // and the first
+  }
+  return out;
+}
+
+int64_t phase_count(const Plan& plan) {
+  return std::ranges::count_if(plan.step_stages, [&](const StepStage& stage) {
+    return plan.steps == 0 || stage.first_step <= std::max<int64_t>(plan.steps, plan.step_stages.front().first_step);
+  });
+}
+
+void print_phases(const Plan& plan) {
+  if (plan.step_stages.size() == 1) return;
+  const std::vector<Phase> phases = phases_of(plan);
+  const int64_t hidden = phase_count(plan) - std::ssize(phases);
+  for (const Phase& phase : phases) {
+    const StepStage& s = phase.stage;
+    fmt::print(
+        "  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}; bubble {:.1f}%{}\n",
+        s.first_step, s.samples, s.micro, phase.plan.micro_batches, plan.mesh.dp(), s.tokens,
+        plan.recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
+        bubble_fraction(phase.plan.schedule()) * 100,
+        hidden > 0 && &phase == &phases[phases.size() - 2]
+            ? fmt::format("; {} more phases before it, and at first", hidden)
+            : "");
+  }
+}
+
 void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::vector<StageMemory>& memory) {
   const Recipe& recipe = plan.recipe;
   const Palette color = palette_for(STDOUT_FILENO);
@@ -268,19 +272,7 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
              recipe.batch.samples, recipe.batch.micro, plan.micro_batches, mesh.dp(), format_count(tokens),
              format_count(static_cast<double>(samples_after(plan.step_stages, plan.steps) * recipe.model.context)),
              plan.steps);
-  if (plan.step_stages.size() > 1) {
-    constexpr size_t kShown = 8;
-    for (size_t k = 0; k < plan.step_stages.size(); ++k) {
-      const StepStage& s = plan.step_stages[k];
-      if (k >= kShown && k + 1 < plan.step_stages.size()) continue;
-      fmt::print("  from step {}: {} samples = micro {} x accumulate {} x dp {}, sequences of {} tokens{}{}\n",
-                 s.first_step, s.samples, s.micro, s.samples / (s.micro * mesh.dp()), mesh.dp(), s.tokens,
-                 recipe.model.positions == Positions::kRotary ? fmt::format(", rope theta {}", s.rope_theta) : "",
-                 k == kShown - 1 && k + 2 < plan.step_stages.size()
-                     ? fmt::format("; {} more stages, then", plan.step_stages.size() - kShown - 1)
-                     : "");
-    }
-  }
+  print_phases(plan);
   fmt::print("{} {}     {}; bubble at {} micro-batches: {:.1f}%\n", head("stages"), stages_text(plan),
              schedule_text(plan), plan.micro_batches, bubble_fraction(plan.schedule()) * 100);
   if (recipe.recompute.mode != RecomputeMode::kNone) {
@@ -303,12 +295,13 @@ void print_text(const Plan& plan, const dsl::LoadedRecipe& loaded, const std::ve
     }
     const StageMemory& m = memory[i];
     const StageMemory& last = memory[end - 1];
-    fmt::print("  {:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}\n",
-               range_text(i, end - 1, [](size_t n) { return n; }), format_count(static_cast<double>(m.parameters)),
-               format_bytes(m.weight_bytes + m.gathered_bytes), format_bytes(m.grad_bytes),
-               format_bytes(m.optimizer_bytes), range_text(m.activation_bytes, last.activation_bytes, format_bytes),
-               wide, range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
-               range_text(m.total(), last.total(), format_bytes), wide);
+    fmt::print(
+        "  {:<9}{:>12}{:>12}{:>12}{:>14}{:>{}}{:>12}{:>{}}\n", range_text(i, end - 1, [](size_t n) { return n; }),
+        format_count(static_cast<double>(m.parameters)), format_bytes(m.weight_bytes + m.gathered_bytes),
+        format_bytes(m.grad_bytes), format_bytes(m.optimizer_bytes),
+        range_text(m.activation_bytes + m.boundary_bytes, last.activation_bytes + last.boundary_bytes, format_bytes),
+        wide, range_text(m.in_flight(), last.in_flight(), [](int64_t n) { return n; }),
+        range_text(m.total(), last.total(), format_bytes), wide);
     i = end;
   }
 
@@ -369,6 +362,7 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
                       {"rank_grad_bytes", m.grad_bytes},
                       {"rank_optimizer_bytes", m.optimizer_bytes},
                       {"rank_activation_bytes", m.activation_bytes},
+                      {"rank_boundary_bytes", m.boundary_bytes},
                       {"rank_bytes", m.total()},
                       {"rank_snapshot_bytes", m.snapshot_bytes},
                       {"rank_traffic", traffic_json(m.traffic)}});
@@ -425,52 +419,117 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
         {"snapshot_steps", recipe.checkpoint.snapshot_steps}}}};
 }
 
-/// What a step takes: on the machine of --machine by its data sheet, else on this one as it was measured.
-struct StepTime {
-  std::optional<StepCost> cost;
-  std::string source;  // of the cost, or why there is none
+/// What steps are reckoned by: --machine, or this host as it was measured.
+struct Reckoner {
+  std::optional<Machine> machine;  // of --machine
+  std::optional<Calibration> calibration;
+
+  /// Nothing when the shape was not measured here.
+  std::optional<StepEstimate> operator()(const Plan& plan) const {
+    if (machine) return estimate(plan, *machine, place_groups(plan, machine->node_devices));
+    return calibration ? calibrated_estimate(plan, *calibration) : std::nullopt;
+  }
+  std::string why_not() const {
+    return calibration ? "these shapes are not measured here; --calibrate does"
+                       : "this machine is not measured; --calibrate does";
+  }
 };
 
-Result<StepTime> step_time(const Plan& plan, const PlanArgs& args) {
-  if (!args.machine.empty()) {
-    RT_TRY_SET(const Machine machine, find_machine(args.machine));
-    return StepTime{data_sheet_cost(plan, machine), fmt::format("by the data sheet of {}", machine.name)};
-  }
-  RT_TRY_SET(std::optional<Calibration> calibration, load_calibration());
-  if (args.calibrate) {
-    if (!calibration) calibration.emplace();
-    RT_TRY(calibrate(plan, &*calibration));
-    RT_TRY(save_calibration(*calibration));
-    fmt::print(stderr, "measured, and kept in {}\n", calibration_path().string());
-  }
-  if (!calibration) return StepTime{std::nullopt, "this machine is not measured; --calibrate does"};
-  std::optional<StepCost> cost = calibrated_cost(plan, *calibration);
-  if (!cost) return StepTime{std::nullopt, "these shapes are not measured here; --calibrate does"};
-  return StepTime{cost,
-                  fmt::format("on this machine ({}, {} cores) as measured", calibration->cpu, calibration->cores)};
+Result<double> storage_rate(const PlanArgs& args) {
+  RT_TRY_SET(const int64_t bytes, parse_bytes(std::string_view(args.storage).substr(0, args.storage.find("/s"))));
+  return static_cast<double>(bytes) / 1e9;
 }
 
-std::string step_time_text(const StepTime& time) {
-  if (!time.cost) return time.source;
-  std::string out = fmt::format("{:.4g} ms {}:", time.cost->total(), time.source);
-  for (const CostPart& part : cost_parts()) {
-    if ((*time.cost).*part.ms > 0) out += fmt::format(" {} {:.3g}", part.name, (*time.cost).*part.ms);
+Result<Reckoner> make_reckoner(const Plan& plan, const PlanArgs& args) {
+  Reckoner out;
+  if (!args.machine.empty()) {
+    RT_TRY_SET(out.machine, find_machine(args.machine));
+    if (!args.storage.empty()) {
+      RT_TRY_SET(out.machine->storage_gb_per_s, storage_rate(args));
+    }
+    return out;
+  }
+  RT_TRY_SET(out.calibration, load_calibration());
+  if (args.calibrate) {
+    if (!out.calibration) out.calibration.emplace();
+    RT_TRY(calibrate(plan, &*out.calibration));
+    RT_TRY(save_calibration(*out.calibration));
+    fmt::print(stderr, "measured, and kept in {}\n", calibration_path().string());
   }
   return out;
 }
 
+std::string step_time_text(const StepEstimate& time) {
+  std::string out = fmt::format("{:.4g} ms ({:.4g} to {:.4g})", time.cost.total(), time.low_ms(), time.high_ms());
+  if (time.utilisation > 0) out += fmt::format(", MFU {:.1f} %", time.utilisation * 100);
+  out += fmt::format(", by {}:", time.source);
+  for (const CostPart& part : cost_parts()) {
+    if (time.cost.*part.ms > 0) out += fmt::format(" {} {:.3g}", part.name, time.cost.*part.ms);
+  }
+  if (!time.assumes.empty()) out += "; " + time.assumes;
+  return out;
+}
+
+nlohmann::json step_time_json(const StepEstimate& time) {
+  nlohmann::json parts = nlohmann::json::object();
+  for (const CostPart& part : cost_parts()) parts[part.name] = time.cost.*part.ms;
+  return {{"ms", time.cost.total()},     {"low_ms", time.low_ms()}, {"high_ms", time.high_ms()},
+          {"mfu", time.utilisation},     {"source", time.source},   {"assumes", time.assumes},
+          {"parts_ms", std::move(parts)}};
+}
+
+/// Whether the fullest rank fits the machine.
+struct Fit {
+  int64_t rank_bytes = 0;
+  bool fits = true;
+  std::string text;
+};
+
+Fit fit_of(const std::vector<StageMemory>& memory, const Machine& machine) {
+  Fit out;
+  for (const StageMemory& m : memory) out.rank_bytes = std::max(out.rank_bytes, m.total());
+  out.fits = out.rank_bytes <= machine.usable_bytes();
+  out.text = fmt::format("{} of the {} of {} that are left when {} are kept for the device's own",
+                         format_bytes(out.rank_bytes), format_bytes(machine.usable_bytes()), machine.name,
+                         format_bytes(machine.reserve_bytes));
+  return out;
+}
+
+int64_t host_memory_bytes() {
+  return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
+}
+
 Result<int> show_search(const Recipe& recipe, int64_t world, const PlanArgs& args, bool json) {
-  RT_TRY_SET(Machine machine, find_machine(args.machine.empty() ? "a100-80" : args.machine));
-  int64_t memory = machine.memory_bytes;
+  RT_TRY_SET(const Pins pins, parse_pins(args.pins));
+  Machine machine;
+  if (!args.machine.empty()) {
+    RT_TRY_SET(machine, find_machine(args.machine));
+  } else {
+    RT_TRY_SET(const std::optional<Calibration> calibration, load_calibration());
+    if (!calibration) {
+      return Error{ErrorCode::kInvalidInput,
+                   fmt::format("--search: this host is not measured, and no --machine is named; measure it once with "
+                               "`cairn plan {} --calibrate`, or take a data sheet: --machine {}",
+                               args.recipe.path, fmt::join(machine_names(), ", "))};
+    }
+    machine = host_machine(*calibration, world, host_memory_bytes());
+  }
   if (!args.memory.empty()) {
-    RT_TRY_SET(memory, parse_bytes(args.memory));
+    RT_TRY_SET(machine.memory_bytes, parse_bytes(args.memory));
+    if (machine.usable_bytes() <= 0) {
+      return Error{ErrorCode::kInvalidInput, fmt::format("--memory {}: {} of it are kept for a device's own",
+                                                         args.memory, format_bytes(machine.reserve_bytes))};
+    }
+  }
+  if (!args.storage.empty()) {
+    RT_TRY_SET(machine.storage_gb_per_s, storage_rate(args));
   }
   constexpr size_t kWanted = 5;
-  RT_TRY_SET(const SearchResult found, search_layouts(recipe, world, memory, machine, kWanted));
+  RT_TRY_SET(const SearchResult found, search_layouts(recipe, world, machine, pins, kWanted));
   if (json) {
-    print_json(search_json(found));
+    print_json(search_json(found, machine));
   } else {
-    fmt::print("{}", search_text(recipe, found, world, memory, machine));
+    fmt::print("{}", search_text(recipe, found, world, machine));
   }
   return found.fitting.empty() ? 1 : 0;
 }
@@ -479,6 +538,10 @@ Result<int> show_search(const Recipe& recipe, int64_t world, const PlanArgs& arg
 Status refuse_useless(const PlanArgs& args) {
   const auto invalid = [](std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; };
   if (!args.search && !args.memory.empty()) return invalid("--memory is for --search");
+  if (!args.search && !args.pins.empty()) return invalid("--pin is for --search");
+  if (args.force && (args.search || args.machine.empty())) {
+    return invalid("--force goes on where a rank does not fit --machine, for one layout");
+  }
   if (args.calibrate && !args.machine.empty())
     return invalid("--calibrate measures this machine, and --machine is for another one; give one of them");
   for (const auto& [given, flag] : {std::pair(args.draw, "--draw"), std::pair(!args.svg.empty(), "--svg"),
@@ -496,36 +559,70 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
   const MeshConfig& mesh = loaded.recipe.mesh;
   const int64_t world = args.world > 0 ? args.world : wanted_world(mesh);
   if (args.search) return show_search(loaded.recipe, world, args, json);
-  Result<Plan> plan = make_plan(loaded.recipe, world);
-  if (!plan.ok()) return std::move(plan).error().with(args.recipe.path);
-  const std::vector<StageMemory> memory = stage_memory(plan.value());
-  RT_TRY_SET(const StepTime time, step_time(plan.value(), args));
+  Result<Plan> made = make_plan(loaded.recipe, world);
+  if (!made.ok()) return std::move(made).error().with(args.recipe.path);
+  // Of a step that happens: those at the end of the run, which are most.
+  const Plan plan = in_last_phase(made.value());
+  const std::vector<StageMemory> memory = memory_of_stages(plan);
+  RT_TRY_SET(const Reckoner reckon, make_reckoner(plan, args));
+  const std::optional<StepEstimate> time = reckon(plan);
+  const std::optional<Fit> fit = reckon.machine ? std::optional(fit_of(memory, *reckon.machine)) : std::nullopt;
+  std::optional<StorageTime> storage;
+  if (reckon.machine) {
+    storage = storage_time(plan, memory, reckon.machine->node_devices, reckon.machine->storage_gb_per_s);
+  } else if (!args.storage.empty()) {
+    RT_TRY_SET(const double rate, storage_rate(args));
+    storage = storage_time(plan, memory, world, rate);
+  }
+  const int code = fit && !fit->fits && !args.force ? kRefused : 0;
   if (!args.svg.empty()) {
-    RT_TRY_SET(const std::string svg,
-               schedule_svg(plan.value().schedule(),
-                            fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
-                                        schedule_text(plan.value()), plan.value().micro_batches, mesh.pp)));
+    RT_TRY_SET(
+        const std::string svg,
+        schedule_svg(plan.schedule(), fmt::format("{}: {}, {} micro-batches on {} pipeline ranks", loaded.recipe.name,
+                                                  schedule_text(plan), plan.micro_batches, mesh.pp)));
     errno = 0;
     std::ofstream file(args.svg, std::ios::binary | std::ios::trunc);
     file << svg;
     if (!file.flush()) return os_error(errno != 0 ? errno : EIO, args.svg);
   }
   StartReport found;
-  const DataFacts data = check_data(loaded.recipe, plan.value(), 0, found);
+  const DataFacts data = check_data(loaded.recipe, plan, 0, found);
   if (json) {
-    nlohmann::json out = to_json(plan.value(), loaded, memory);
+    nlohmann::json out = to_json(plan, loaded, memory);
     out["data"] = data_json(data);
     const nlohmann::json findings = start_json(found, loaded);
     out["data"]["problems"] = findings["diagnostics"];
     out["data"]["warnings"] = findings["warnings"];
-    if (time.cost) {
-      nlohmann::json parts = nlohmann::json::object();
-      for (const CostPart& part : cost_parts()) parts[part.name] = (*time.cost).*part.ms;
-      out["step_time"] = {{"ms", time.cost->total()}, {"source", time.source}, {"parts_ms", std::move(parts)}};
+    if (time) out["step_time"] = step_time_json(*time);
+    if (fit) {
+      out["machine"] = {{"name", reckon.machine->name},
+                        {"memory_bytes", reckon.machine->memory_bytes},
+                        {"reserve_bytes", reckon.machine->reserve_bytes},
+                        {"rank_bytes", fit->rank_bytes},
+                        {"fits", fit->fits}};
+    }
+    if (storage) {
+      out["storage"] = {{"gb_per_s", storage->gb_per_s},
+                        {"hosts", storage->hosts},
+                        {"save_s", storage->save_s},
+                        {"load_s", storage->load_s}};
+    }
+    out["phases"] = nlohmann::json::array();
+    for (const Phase& phase : phases_of(plan)) {
+      const std::optional<StepEstimate> phase_time = reckon(phase.plan);
+      out["phases"].push_back({{"first_step", phase.stage.first_step},
+                               {"samples", phase.stage.samples},
+                               {"micro", phase.stage.micro},
+                               {"accumulate", phase.plan.micro_batches},
+                               {"sequence_tokens", phase.stage.tokens},
+                               {"tokens_per_step", phase.plan.tokens_per_step},
+                               {"flops_per_token", phase.plan.flops_per_token()},
+                               {"bubble", bubble_fraction(phase.plan.schedule())},
+                               {"step_time", phase_time ? step_time_json(*phase_time) : nlohmann::json()}});
     }
     print_json(out);
   } else {
-    print_text(plan.value(), loaded, memory);
+    print_text(plan, loaded, memory);
     const Palette color = palette_for(STDOUT_FILENO);
     for (const std::string& line : data_lines(data)) fmt::print("{}data{} {}\n", color.bold, color.reset, line);
     for (const StartFinding& problem : found.problems) {
@@ -535,17 +632,34 @@ Result<int> show_plan(const PlanArgs& args, bool json) {
       if (!told) fmt::print("  a start would be refused: {}\n", printable(problem.message, true));
     }
     for (const StartFinding& warning : found.warnings) fmt::print("  warning: {}\n", printable(warning.message, true));
-    fmt::print("{}step time{} {}\n", color.bold, color.reset, step_time_text(time));
+    fmt::print("{}step time{} {}\n", color.bold, color.reset, time ? step_time_text(*time) : reckon.why_not());
+    if (time && plan.step_stages.size() > 1) {
+      for (const Phase& phase : phases_of(plan)) {
+        const std::optional<StepEstimate> phase_time = reckon(phase.plan);
+        if (phase_time) fmt::print("  from step {}: {:.4g} ms\n", phase.stage.first_step, phase_time->cost.total());
+      }
+    }
+    if (storage) {
+      fmt::print(
+          "{}storage{} a checkpoint is saved in {:.3g} s and loaded in {:.3g} s by {} host{} at {:.3g} GB/s each{}\n",
+          color.bold, color.reset, storage->save_s, storage->load_s, storage->hosts, storage->hosts > 1 ? "s" : "",
+          storage->gb_per_s, args.storage.empty() ? " (assumed; --storage says another)" : "");
+    }
+    if (fit && fit->fits) fmt::print("{}fits{} {}\n", color.bold, color.reset, fit->text);
     if (args.world == 0) fmt::print("the smallest world that fits; say --world N for another\n");
   }
   if (args.draw && !json) {
     winsize size{};
     const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     RT_TRY_SET(const std::string drawn,
-               draw_schedule(plan.value().schedule(), known ? size.ws_col : 120, palette_for(STDOUT_FILENO)));
+               draw_schedule(plan.schedule(), known ? size.ws_col : 120, palette_for(STDOUT_FILENO)));
     fmt::print("{}", drawn);
   }
-  return 0;
+  if (fit && !fit->fits) {
+    fmt::print(stderr, "{}: a rank does not fit: it takes {}{}\n", args.recipe.path, fit->text,
+               args.force ? "" : "; cut it further, recompute, or go on all the same with --force");
+  }
+  return code;
 }
 
 }  // namespace
@@ -563,9 +677,17 @@ void add_plan(CLI::App& app, Session& session) {
       ->add_option("--machine", args->machine,
                    fmt::format("reckon the step time by a data sheet: {}", fmt::join(machine_names(), ", ")))
       ->type_name("NAME");
-  command->add_flag("--search", args->search,
-                    "find the fastest layouts for --world ranks of --machine (default a100-80), and why others lose");
-  command->add_option("--memory", args->memory, "of a rank in the search (default: the machine's)")->type_name("80GiB");
+  command->add_flag(
+      "--search", args->search,
+      "find the fastest layouts for --world ranks of --machine, or of this host as --calibrate measured it, "
+      "and why others lose");
+  command->add_option("--pin", args->pins, "what the layouts of the search must have, as tp=8,pp=4,zero=1")
+      ->type_name("NAME=VALUE,...");
+  command->add_option("--memory", args->memory, "of a rank's device in the search (default: the machine's)")
+      ->type_name("80GiB");
+  command->add_option("--storage", args->storage, "what a host writes or reads a second, for saves, loads and offload")
+      ->type_name("2GB/s");
+  command->add_flag("--force", args->force, "exit 0 also where a rank does not fit --machine");
   add_json_flag(*command, session);
   command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
 }

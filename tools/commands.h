@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/core/units.h"
 
 namespace CLI {
 class App;
@@ -86,11 +87,6 @@ Result<int> load_or_tell(const RecipeArgs& args, int64_t world, bool json, dsl::
 
 /// ", did you mean `x`?" with the nearest of `names`, or nothing when none is near.
 std::string suggestion(std::string_view typed, const std::vector<std::string>& names);
-
-/// "1.50 GiB", "312 KiB", "17 B".
-std::string format_bytes(int64_t bytes);
-/// "3.15M", "472B", "1.2T", "950": three significant digits, decimal.
-std::string format_count(double count);
 
 /// A text that somebody else has written, for a terminal: control characters as \x1b, so that they do nothing there.
 /// UTF-8 stays; with `lines`, so do line breaks.

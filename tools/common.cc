@@ -117,34 +117,6 @@ std::string suggestion(std::string_view typed, const std::vector<std::string>& n
   return best == nullptr ? std::string() : fmt::format("; did you mean `{}`?", *best);
 }
 
-std::string format_bytes(int64_t bytes) {
-  constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1000 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  if (unit == 0) return fmt::format("{} B", bytes);
-  return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, kUnits[unit]);
-}
-
-std::string format_count(double count) {
-  constexpr std::array<const char*, 7> kUnits = {"", "K", "M", "B", "T", "P", "E"};
-  size_t unit = 0;
-  while (count >= 999.5 && unit + 1 < kUnits.size()) {
-    count /= 1000;
-    ++unit;
-  }
-  if (unit == 0 && count == std::floor(count)) return fmt::format("{:.0f}", count);
-  std::string text = fmt::format("{:.{}f}", count, count < 9.995 ? 2 : count < 99.95 ? 1 : 0);
-  if (text.find('.') != std::string::npos) {
-    text.erase(text.find_last_not_of('0') + 1);
-    if (text.back() == '.') text.pop_back();
-  }
-  return text + kUnits[unit];
-}
-
 std::string printable(std::string_view text, bool lines) {
   std::string out;
   for (size_t k = 0; k < text.size(); ++k) {

@@ -17,7 +17,7 @@
 #include "dsl/dsl.h"
 #include "runtime/core/log.h"
 #include "runtime/trainer/trainer.h"
-#include "tools/calibration.h"
+#include "tools/planner/calibration.h"
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
@@ -355,7 +355,8 @@ void TrainAgent::tell_written(const Status& written, bool& failed) {
 void TrainAgent::on_step(const telemetry::StepMetrics& reported) {
   telemetry::StepMetrics metrics = reported;
   metrics.time = unix_now();
-  metrics.tflops = plan_.flops_per_token() * metrics.tokens_per_s / 1e12;
+  const StepStage& phase = plan_.step_stages[stage_of_step(plan_.step_stages, metrics.step)];
+  metrics.tflops = plan_.flops_per_token(phase.tokens) * metrics.tokens_per_s / 1e12;
   if (peak_tflops_ > 0) metrics.mfu = *metrics.tflops / peak_tflops_;
   tell_written(metrics_->write(metrics), metrics_failed_);
   if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);

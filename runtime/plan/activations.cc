@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace cairn {
@@ -258,10 +259,13 @@ int64_t stage_buffers_bytes(const Plan& plan, const RankPlan& rank) {
 int64_t largest_stage_buffers_bytes(const Plan& plan, int64_t rank) {
   const int64_t pipeline_rank = plan.mesh.coords(rank).pp;
   int64_t bytes = 0;
-  std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // most stages of a ramp take the same
+  std::set<std::tuple<int64_t, int64_t, int64_t>> shapes;                // most stages of a ramp are alike
+  std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;  // and many of the others take the same
   for (size_t k = 0; k < plan.step_stages.size(); ++k) {
     const StepStage& stage = plan.step_stages[k];
-    const ScheduleShape shape = schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp()));
+    const ScheduleShape shape =
+        long_enough(schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp())));
+    if (!shapes.insert({stage.micro, stage.tokens, shape.micro_batches}).second) continue;
     std::vector<int64_t> held = in_flight_micro_batches(shape, pipeline_rank);
     const std::vector<int64_t> late = late_micro_batches(shape, pipeline_rank);
     held.insert(held.end(), late.begin(), late.end());

@@ -87,15 +87,23 @@ int64_t token_parts(const Recipe& recipe, int64_t sequence_tokens) {
 
 namespace {
 
+int64_t boundary_bytes_of(const Plan& plan, int64_t micro) {
+  const MeshConfig& mesh = plan.recipe.mesh;
+  const int64_t rows =
+      micro * plan.recipe.model.context / plan.mesh.cp() / (mesh.sequence_parallel ? plan.mesh.tp() : 1);
+  return rows * plan.recipe.model.width * dtype_size_bytes(plan.compute_dtype());
+}
+
 /// Of the stages of the run the most: they differ in the size of a micro-batch and in how many there are.
 int64_t largest_boundary_room(const Plan& plan) {
   if (plan.mesh.pp() == 1) return 0;
   int64_t bytes = 0;
   std::set<std::pair<int64_t, int64_t>> seen;
-  for (size_t k = 0; k < plan.step_stages.size(); ++k) {
-    const Plan then = plan.at(k);
-    if (!seen.insert({then.micro_batches, then.recipe.batch.micro}).second) continue;
-    bytes = std::max(bytes, boundary_buffers(then.schedule()).total() * then.boundary_bytes());
+  for (const StepStage& stage : plan.step_stages) {
+    const ScheduleShape shape =
+        long_enough(schedule_shape(plan.recipe, stage.samples / (stage.micro * plan.mesh.dp())));
+    if (!seen.insert({shape.micro_batches, stage.micro}).second) continue;
+    bytes = std::max(bytes, boundary_buffers(shape).total() * boundary_bytes_of(plan, stage.micro));
   }
   return bytes;
 }
@@ -464,13 +472,20 @@ Plan Plan::at(size_t stage) const {
   return out;
 }
 
-int64_t Plan::boundary_bytes() const {
-  const int64_t rows =
-      recipe.batch.micro * recipe.model.context / mesh.cp() / (recipe.mesh.sequence_parallel ? mesh.tp() : 1);
-  return rows * recipe.model.width * dtype_size_bytes(compute_dtype());
+int64_t Plan::boundary_bytes() const { return boundary_bytes_of(*this, recipe.batch.micro); }
+
+double Plan::keys_per_query(int64_t sequence) const {
+  const ModelConfig& m = recipe.model;
+  const auto tokens = static_cast<double>(sequence);
+  const double all = m.mask == Mask::kBidirectional ? tokens : tokens / 2;
+  const double window = std::min(static_cast<double>(m.sliding_window), tokens);
+  const double near = window - window * window / (2 * tokens);
+  double keys = 0;
+  for (int64_t layer = 0; layer < attention_layers(m); ++layer) keys += has_window(m, layer) ? near : all;
+  return keys / static_cast<double>(attention_layers(m));
 }
 
-double Plan::flops_per_token() const {
+double Plan::flops_per_token(int64_t sequence) const {
   const ModelConfig& m = recipe.model;
   double matrices = 0;
   for (const TensorSpec& tensor : tensors) {
@@ -481,7 +496,8 @@ double Plan::flops_per_token() const {
     matrices += used * static_cast<double>(count_elems(tensor.shape));
   }
   if (m.tied_embeddings) matrices += static_cast<double>(m.vocab * embed_dim(m));
-  return 6 * matrices + 6.0 * static_cast<double>(attention_layers(m) * m.context * m.heads * m.head_dim);
+  return 6 * matrices +
+         12.0 * keys_per_query(sequence) * static_cast<double>(attention_layers(m) * m.heads * m.head_dim);
 }
 
 }  // namespace cairn

@@ -257,8 +257,14 @@ struct Plan {
     return recipe.model.tied_embeddings && place_of(schedule(), std::ssize(stages) - 1).rank != 0;
   }
   ScheduleShape schedule() const { return schedule_shape(recipe, micro_batches); }
-  /// 6 (N - N_input_embedding) + 6 S N D a layer: forward and backward, causal (systems.md section 2.2).
-  double flops_per_token() const;
+  /// Keys that a query meets, the mean over the queries of a sequence and over the layers with attention: with S tokens
+  /// S / 2 behind a causal mask or a prefix, W - W^2 / 2 S in a window of W, S where all see all.
+  double keys_per_query() const { return keys_per_query(sequence_tokens); }
+  double keys_per_query(int64_t sequence) const;
+  /// Model FLOPs of forward and backward: 6 a weight of each matrix that a token meets (of experts its top k; not the
+  /// table of embeddings) and 12 N D a key and layer (Narayanan et al. 2021, appendix). Nothing that is computed again.
+  double flops_per_token() const { return flops_per_token(sequence_tokens); }
+  double flops_per_token(int64_t sequence) const;
 };
 
 /// `past`: of the position that the run goes on from; stages of the batch and spans in samples or tokens are read

@@ -266,13 +266,22 @@ std::vector<Mistake> find_mistakes(const ScheduleShape& shape, const FieldNotes&
   return out;
 }
 
+ScheduleShape long_enough(const ScheduleShape& shape) {
+  if (shape.kind == PipelineKind::kGpipe) return shape;  // holds all of them
+  const int64_t group = shape.kind == PipelineKind::kInterleaved ? group_size(shape) : 1;
+  const int64_t enough = 2 * (steady_micro_batches(shape) + group - 1) / group * group;
+  ScheduleShape out = shape;
+  if (shape.micro_batches > enough) out.micro_batches = enough + (shape.micro_batches - enough) % group;
+  return out;
+}
+
 std::vector<int64_t> in_flight_micro_batches(const ScheduleShape& shape, int64_t rank) {
-  return most_held(unslotted_actions(shape, rank), shape.chunks).in_flight;
+  return most_held(unslotted_actions(long_enough(shape), rank), shape.chunks).in_flight;
 }
 
 std::vector<int64_t> late_micro_batches(const ScheduleShape& shape, int64_t rank) {
   if (!splits_backward(shape.kind)) return std::vector<int64_t>(shape.chunks, 0);
-  return most_held(unslotted_actions(shape, rank), shape.chunks).late;
+  return most_held(unslotted_actions(long_enough(shape), rank), shape.chunks).late;
 }
 
 std::vector<Action> schedule_actions(const ScheduleShape& shape, int64_t rank) {
@@ -293,7 +302,8 @@ std::vector<Action> forward_actions(const ScheduleShape& shape, int64_t rank) {
   return out;
 }
 
-BoundaryBuffers boundary_buffers(const ScheduleShape& shape) {
+BoundaryBuffers boundary_buffers(const ScheduleShape& full) {
+  const ScheduleShape shape = long_enough(full);
   // Neighbours are in step: each message is taken before its sender wants to send the next.
   if (shape.kind == PipelineKind::kGpipe || shape.kind == PipelineKind::k1F1B) return {};
   const auto timeline = simulate_schedule(shape, PassTimes{});

@@ -75,6 +75,11 @@ std::vector<Action> schedule_actions(const ScheduleShape& shape, int64_t rank);
 /// The forwards of schedule_actions alone, all in slot 0: for evaluation.
 std::vector<Action> forward_actions(const ScheduleShape& shape, int64_t rank);
 
+/// The shape with no more micro-batches than show what it ever holds at once (the functions below take no other): its
+/// beginning, its steady part and its end, where the last group is cut as in `shape`. A ramp asks for hundreds of
+/// shapes, and few of these differ.
+ScheduleShape long_enough(const ScheduleShape& shape);
+
 /// Micro-batches whose activations each chunk of `rank` holds at once: from the forward to the end of the last
 /// backward.
 std::vector<int64_t> in_flight_micro_batches(const ScheduleShape& shape, int64_t rank);

@@ -162,6 +162,39 @@ void check_claims(const ScheduleShape& shape, double idle) {
   check_slots(shape);
 }
 
+/// Most messages of one ring that are sent and not yet taken, when a pass begins that sends another; that one among
+/// them. Of all ranks.
+int64_t on_the_way(const ScheduleShape& shape, bool activations) {
+  if (shape.kind == kG || shape.kind == kF) return 1;  // neighbours are in step
+  const auto timeline = simulate_schedule(shape, PassTimes{});
+  REQUIRE(timeline.ok());
+  const int64_t stages = shape.pp * shape.chunks;
+  std::map<std::pair<int64_t, int64_t>, double> begins;  // of the pass that sends or takes, by stage and micro-batch
+  for (int64_t rank = 0; rank < shape.pp; ++rank) {
+    for (const TimedAction& timed : timeline.value()[rank]) {
+      const ActionKind kind = timed.action.kind;
+      if (kind == ActionKind::kBackwardWeight || (kind == ActionKind::kForward) != activations) continue;
+      begins[{stage_at(shape, rank, timed.action.chunk), timed.action.micro_batch}] = timed.begin;
+    }
+  }
+  int64_t most = 0;
+  for (const auto& [sender, at] : begins) {
+    const auto on_ring = [&](int64_t stage) {
+      const StagePlace mine = place_of(shape, sender.first), other = place_of(shape, stage);
+      return mine.rank == other.rank && (shape.kind != kV || mine.chunk == other.chunk);
+    };
+    const int64_t to = activations ? 1 : -1;
+    if (sender.first + to < 0 || sender.first + to >= stages) continue;
+    int64_t pending = 0;
+    for (const auto& [other, began] : begins) {
+      if (!on_ring(other.first) || other.first + to < 0 || other.first + to >= stages || began > at) continue;
+      pending += begins.at({other.first + to, other.second}) > at ? 1 : 0;
+    }
+    most = std::max(most, pending);
+  }
+  return most;
+}
+
 }  // namespace
 
 TEST_SUITE("runtime/plan/schedule") {
@@ -400,6 +433,44 @@ TEST_SUITE("runtime/plan/schedule") {
       }
     }
     CHECK(several > 0);  // with one buffer those would wait for ever: the rings are needed
+  }
+
+  TEST_CASE("what a schedule holds at once is that of all of its micro-batches, however many") {
+    int64_t shapes = 0;
+    for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kInterleaved, PipelineKind::kZbH1,
+                                    PipelineKind::kZbV, PipelineKind::kGpipe}) {
+      for (const int64_t pp : {2, 3, 4, 7}) {
+        for (const int64_t chunks : {1, 2, 3, 5}) {
+          if ((kind == PipelineKind::kInterleaved) != (chunks > 1) && kind != PipelineKind::kZbV) continue;
+          if (kind == PipelineKind::kZbV && chunks != 2) continue;
+          for (const int64_t group : {int64_t{0}, pp, pp + 1, 2 * pp}) {
+            if (group > 0 && kind != PipelineKind::kInterleaved) continue;
+            for (int64_t m = 1; m <= 61; m = m < 9 ? m + 1 : m + 13) {
+              const ScheduleShape shape{.kind = kind, .pp = pp, .micro_batches = m, .chunks = chunks, .group = group};
+              if (!find_mistakes(shape).empty()) continue;
+              CAPTURE(schedule_name(kind));
+              CAPTURE(pp);
+              CAPTURE(chunks);
+              CAPTURE(group);
+              CAPTURE(m);
+              ++shapes;
+              for (int64_t rank = 0; rank < pp; ++rank) {
+                std::vector<int64_t> held(chunks, 0), late(chunks, 0);
+                for (const Action& a : schedule_actions(shape, rank)) {
+                  held[a.chunk] = std::max(held[a.chunk], a.slot + 1);
+                  if (a.kind == ActionKind::kBackwardWeight) late[a.chunk] = std::max(late[a.chunk], a.late + 1);
+                }
+                CHECK(in_flight_micro_batches(shape, rank) == held);
+                CHECK(late_micro_batches(shape, rank) == late);
+              }
+              CHECK(boundary_buffers(shape).activations == std::max<int64_t>(1, on_the_way(shape, true)));
+              CHECK(boundary_buffers(shape).gradients == std::max<int64_t>(1, on_the_way(shape, false)));
+            }
+          }
+        }
+      }
+    }
+    CHECK(shapes > 300);
   }
 
   TEST_CASE("what cannot run is refused, with what would") {

@@ -1,4 +1,4 @@
-#include "tools/calibration.h"
+#include "tools/planner/calibration.h"
 
 #include <fmt/format.h>
 
@@ -15,7 +15,6 @@
 
 #include "runtime/json/json.h"
 #include "runtime/plan/activations.h"
-#include "tools/run_folder.h"
 
 namespace cairn::tools {
 namespace {
@@ -173,22 +172,17 @@ Result<std::optional<Calibration>> load_calibration() {
   return std::optional(std::move(out));
 }
 
-Status save_calibration(const Calibration& c) {
-  const fs::path path = calibration_path();
-  std::error_code problem;
-  fs::create_directories(path.parent_path(), problem);
-  if (problem) return os_error(problem.value(), path.parent_path().string());
+std::string calibration_text(const Calibration& c) {
   json shapes = json::object();
   for (const auto& [key, shape] : c.shapes) shapes[key] = to_json(shape);
-  return write_text_file(path, json{{"version", kVersion},
-                                    {"cpu", c.cpu},
-                                    {"cores", c.cores},
-                                    {"peak_f32_tflops", c.peak_f32_tflops},
-                                    {"peak_bf16_tflops", c.peak_bf16_tflops},
-                                    {"copy_gb_per_s", c.copy_gb_per_s},
-                                    {"shapes", std::move(shapes)}}
-                                       .dump(2) +
-                                   "\n");
+  const json file = {{"version", kVersion},
+                     {"cpu", c.cpu},
+                     {"cores", c.cores},
+                     {"peak_f32_tflops", c.peak_f32_tflops},
+                     {"peak_bf16_tflops", c.peak_bf16_tflops},
+                     {"copy_gb_per_s", c.copy_gb_per_s},
+                     {"shapes", std::move(shapes)}};
+  return file.dump(2) + "\n";
 }
 
 }  // namespace cairn::tools

@@ -1,15 +1,18 @@
-#include "tools/plan_search.h"
+#include "tools/planner/search.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <tuple>
 
+#include "runtime/core/units.h"
 #include "runtime/plan/activations.h"
-#include "tools/commands.h"
 
 namespace cairn::tools {
 namespace {
@@ -30,10 +33,13 @@ struct Pipeline {
   int64_t virtual_stages;
 };
 
-std::vector<Pipeline> pipelines(const Recipe& recipe, int64_t pp, int64_t micro_batches) {
+std::vector<Pipeline> pipelines(const Recipe& recipe, int64_t pp, int64_t micro_batches, const Pins& pins) {
   std::vector<Pipeline> out = {{PipelineKind::k1F1B, 1}};
+  if (pins.schedule == PipelineKind::kGpipe) out.push_back({PipelineKind::kGpipe, 1});
   if (pp == 1) return out;
-  for (const int64_t v : {2, 3, 4, 6}) {
+  std::vector<int64_t> stages = {2, 3, 4, 6};
+  if (pins.virtual_stages && *pins.virtual_stages > 1) stages = {*pins.virtual_stages};
+  for (const int64_t v : stages) {
     if (recipe.model.layers % (pp * v) == 0 && micro_batches % pp == 0) out.push_back({PipelineKind::kInterleaved, v});
   }
   if (recipe.deterministic == Deterministic::kLayout) return out;  // no schedule with a backward in two passes
@@ -62,31 +68,44 @@ std::vector<Layout> variants(const Recipe& recipe, const Layout& shape) {
   return out;
 }
 
+/// Micro-batches worth a look. Phases that name one leave no choice.
+std::vector<int64_t> micro_batch_sizes(const Recipe& recipe, const Pins& pins) {
+  for (const BatchPhase& phase : recipe.batch.phases) {
+    if (phase.micro > 0) return {recipe.batch.micro};
+  }
+  if (pins.micro) return {*pins.micro};
+  return {1, 2, 4, 8, 16, 32};
+}
+
 /// Meshes, micro-batches and schedules; ZeRO and recomputation are left to variants().
-std::vector<Layout> shapes_of(const Recipe& recipe, int64_t world, int64_t node) {
+std::vector<Layout> shapes_of(const Recipe& recipe, int64_t world, int64_t node, const Pins& pins) {
   const ModelConfig& m = recipe.model;
   std::vector<Layout> out;
   for (const int64_t tp : divisors(std::gcd(world, std::gcd(m.heads, m.ffn)))) {
-    if ((m.kv_heads % tp != 0 && tp % m.kv_heads != 0) || tp > node)
-      continue;  // four collectives a layer do not cross nodes
+    if (m.kv_heads % tp != 0 && tp % m.kv_heads != 0) continue;
+    if (tp > node && pins.tp != tp) continue;  // four collectives a layer do not cross nodes unless one asks for it
     for (const int64_t pp : divisors(world / tp)) {
       if (pp > m.layers) break;
       const MeshConfig& mesh = recipe.mesh;  // cp and ep stay as they are
       if (world / tp / pp % (mesh.cp * mesh.ep) != 0) continue;
       const int64_t dp = world / tp / pp / mesh.cp;
       if (recipe.batch.samples % dp != 0) continue;
-      for (const int64_t micro : {1, 2, 4, 8, 16, 32}) {
+      for (const int64_t micro : micro_batch_sizes(recipe, pins)) {
         if (recipe.batch.samples / dp % micro != 0) continue;
-        for (const Pipeline& pipeline : pipelines(recipe, pp, recipe.batch.samples / dp / micro)) {
+        for (const Pipeline& pipeline : pipelines(recipe, pp, recipe.batch.samples / dp / micro, pins)) {
           for (const bool sp : {false, true}) {
             if (sp && (tp == 1 || micro * m.context / mesh.cp % tp != 0)) continue;
-            out.push_back({.tp = tp,
-                           .dp = dp,
-                           .pp = pp,
-                           .virtual_stages = pipeline.virtual_stages,
-                           .micro = micro,
-                           .sequence_parallel = sp,
-                           .schedule = pipeline.kind});
+            const Layout shape = {.tp = tp,
+                                  .dp = dp,
+                                  .pp = pp,
+                                  .virtual_stages = pipeline.virtual_stages,
+                                  .micro = micro,
+                                  .sequence_parallel = sp,
+                                  .schedule = pipeline.kind};
+            const std::vector<Layout> all = variants(recipe, shape);
+            if (std::any_of(all.begin(), all.end(), [&](const Layout& one) { return pins.allow(one); })) {
+              out.push_back(shape);
+            }
           }
         }
       }
@@ -103,42 +122,54 @@ int64_t least_rank_bytes(const Recipe& recipe, int64_t parameters, const Layout&
   return held(3) * weight + held(2) * 4 + held(1) * 4 * std::ssize(StateKinds(recipe.optimizer).arrays());
 }
 
-/// The part of the cost in which `candidate` loses most against `best`.
+/// The part of the cost in which `candidate` loses most against `best`; within the model's error, that they are even.
 std::string slower_text(const Candidate& candidate, const Candidate& best) {
   const CostPart* worst = nullptr;
   double most = 0;
   for (const CostPart& part : cost_parts()) {
-    const double more = candidate.cost.*part.ms - best.cost.*part.ms;
+    const double more = candidate.estimate.cost.*part.ms - best.estimate.cost.*part.ms;
     if (more > most) most = more, worst = &part;
   }
-  const double slower = candidate.cost.total() / best.cost.total() - 1;
+  const double slower = candidate.ms() / best.ms() - 1;
   if (worst == nullptr || slower < 5e-4) {
     return candidate.rank_bytes > best.rank_bytes
                ? fmt::format("as fast, and takes {} more", format_bytes(candidate.rank_bytes - best.rank_bytes))
                : "as fast by this model";
   }
-  return fmt::format("{:.1f} % slower: {} {:+.0f} ms", slower * 100, worst->name, most);
+  const std::string by = fmt::format("{} {:+.0f} ms", worst->name, most);
+  return even(candidate.estimate, best.estimate) ? fmt::format("even: {:+.1f} %, {}", slower * 100, by)
+                                                 : fmt::format("{:.1f} % slower: {}", slower * 100, by);
+}
+
+std::string_view mode_name(RecomputeMode mode) {
+  return mode == RecomputeMode::kFull ? "full" : mode == RecomputeMode::kSelective ? "selective" : "none";
 }
 
 std::string recompute_text(const Layout& l) {
-  return l.recompute == RecomputeMode::kNone        ? "none"
-         : l.recompute == RecomputeMode::kSelective ? "selective"
-         : l.distribute                             ? "full, distributed"
-                                                    : "full";
+  return fmt::format("{}{}", mode_name(l.recompute), l.distribute ? ", distributed" : "");
 }
 
-/// A candidate with the plan that its shape shares, made for it.
+/// Another variant of the plan's shape, in the same batch phase.
+void take_layout(Plan* plan, const Recipe& recipe, const Layout& layout) {
+  const BatchConfig batch = plan->recipe.batch;
+  const double rope_theta = plan->recipe.model.rope_theta;
+  plan->recipe = with_layout(recipe, layout);
+  plan->recipe.batch = batch;
+  plan->recipe.model.rope_theta = rope_theta;
+}
+
+/// Candidates with the plans that their shapes share.
 struct Search {
   const Recipe& recipe;
-  int64_t world, memory_bytes;
-  std::vector<Plan> plans;                        // of the shapes
+  int64_t memory_bytes;
+  std::vector<Plan> plans;                        // of the shapes, in the last batch phase
   std::vector<std::pair<size_t, Candidate>> all;  // with the index of the shape
   std::vector<int64_t> least;                     // bytes of each shape's smallest variant; -1: not reckoned
   size_t looked = 0;
 
   Plan& plan_of(size_t k) {
     Plan& plan = plans[all[k].first];
-    plan.recipe = with_layout(recipe, all[k].second.layout);
+    take_layout(&plan, recipe, all[k].second.layout);
     return plan;
   }
 
@@ -150,7 +181,7 @@ struct Search {
     int64_t bytes = least_rank_bytes(recipe, plans[shape].parameters, layout);
     if (bytes <= memory_bytes && least[shape] < 0) {  // the variant that holds least: when it does not fit, none does
       ++looked;
-      plans[shape].recipe = with_layout(recipe, variants(recipe, layout).back());
+      take_layout(&plans[shape], recipe, variants(recipe, layout).back());
       least[shape] = largest_rank_bytes(plans[shape]);
     }
     if (bytes <= memory_bytes) bytes = std::max(bytes, least[shape]);
@@ -236,7 +267,7 @@ std::vector<std::string> reasons_for(Search& search, const Candidate& choice) {
       if (!axis.same(other, choice.layout) || axis.value(other) == mine) continue;
       search.reckon(k);
       const Candidate& candidate = search.all[k].second;
-      const double slower = candidate.cost.total() / choice.cost.total() - 1;
+      const double slower = candidate.ms() / choice.ms() - 1;
       out.push_back(fmt::format("{} {} instead of {}: {}", axis.name, axis.value(other), mine,
                                 candidate.rank_bytes > search.memory_bytes
                                     ? fmt::format("{:.1f} % {}, and takes {} a rank: too much", std::abs(slower) * 100,
@@ -250,28 +281,67 @@ std::vector<std::string> reasons_for(Search& search, const Candidate& choice) {
 
 }  // namespace
 
-Result<int64_t> parse_bytes(std::string_view text) {
-  constexpr std::pair<std::string_view, double> kUnits[] = {{"TiB", 1099511627776.0},
-                                                            {"GiB", 1073741824.0},
-                                                            {"MiB", 1048576.0},
-                                                            {"KiB", 1024.0},
-                                                            {"TB", 1e12},
-                                                            {"GB", 1e9},
-                                                            {"MB", 1e6},
-                                                            {"kB", 1e3},
-                                                            {"B", 1.0},
-                                                            {"", 1.0}};
-  const std::string copy(text);
-  char* end = nullptr;
-  const double value = std::strtod(copy.c_str(), &end);
-  std::string_view unit(end);
-  while (unit.starts_with(' ')) unit.remove_prefix(1);
-  for (const auto& [name, bytes] : kUnits) {
-    if (unit == name && end != copy.c_str() && value > 0 && value * bytes < 9e18) {
-      return static_cast<int64_t>(value * bytes);
+bool Pins::allow(const Layout& l) const {
+  const auto free = [](const auto& pin, const auto& value) { return !pin || *pin == value; };
+  return free(tp, l.tp) && free(pp, l.pp) && free(dp, l.dp) && free(virtual_stages, l.virtual_stages) &&
+         free(micro, l.micro) && free(zero, l.zero) && free(sequence_parallel, l.sequence_parallel) &&
+         free(distribute, l.distribute) && free(schedule, l.schedule) && free(recompute, l.recompute);
+}
+
+Result<Pins> parse_pins(std::string_view text) {
+  Pins out{.text = std::string(text)};
+  const auto refused = [&](std::string_view pair, std::string_view expected) {
+    return Error{ErrorCode::kInvalidInput, fmt::format("--pin {}: `{}`: expected {}", text, pair, expected)};
+  };
+  while (!text.empty()) {
+    const std::string_view pair = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), pair.size() + 1));
+    const size_t equals = pair.find('=');
+    if (equals == std::string_view::npos) return refused(pair, "NAME=VALUE, as tp=8,pp=4");
+    const std::string name(pair.substr(0, equals)), value(pair.substr(equals + 1));
+    int64_t number = -1;
+    const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), number);
+    const bool is_number = problem == std::errc() && end == value.data() + value.size();
+    const bool yes = value == "true", no = value == "false";
+    const std::pair<const char*, std::optional<int64_t> Pins::*> numbers[] = {
+        {"tp", &Pins::tp},
+        {"pp", &Pins::pp},
+        {"dp", &Pins::dp},
+        {"micro", &Pins::micro},
+        {"virtual_stages", &Pins::virtual_stages}};
+    const auto* found =
+        std::find_if(std::begin(numbers), std::end(numbers), [&](const auto& one) { return name == one.first; });
+    if (found != std::end(numbers)) {
+      if (!is_number || number < 1) return refused(pair, "a number from 1");
+      out.*found->second = number;
+    } else if (name == "zero") {
+      if (!is_number || number < 0 || number > 3) return refused(pair, "0, 1, 2 or 3");
+      out.zero = static_cast<int>(number);
+    } else if (name == "sequence_parallel" || name == "distribute") {
+      if (!yes && !no) return refused(pair, "true or false");
+      (name == "distribute" ? out.distribute : out.sequence_parallel) = yes;
+    } else if (name == "schedule") {
+      for (const PipelineKind kind : {PipelineKind::kGpipe, PipelineKind::k1F1B, PipelineKind::kInterleaved,
+                                      PipelineKind::kZbH1, PipelineKind::kZbV}) {
+        if (schedule_name(kind) == value) out.schedule = kind;
+      }
+      if (!out.schedule) return refused(pair, "gpipe, 1f1b, interleaved, zb-h1 or zb-v");
+    } else if (name == "recompute") {
+      for (const RecomputeMode mode : {RecomputeMode::kNone, RecomputeMode::kSelective, RecomputeMode::kFull}) {
+        if (mode_name(mode) == value) out.recompute = mode;
+      }
+      if (!out.recompute) return refused(pair, "none, selective or full");
+    } else {
+      return refused(pair,
+                     "tp, pp, dp, micro, virtual_stages, zero, schedule, recompute, sequence_parallel or "
+                     "distribute; cp, ep and all else are the recipe's (--set)");
     }
   }
-  return Error{ErrorCode::kInvalidInput, fmt::format("{}: expected bytes, as 80GiB or 40GB", text)};
+  return out;
+}
+
+Plan in_last_phase(const Plan& plan) {
+  return plan.at(plan.steps > 0 ? stage_of_step(plan.step_stages, plan.steps) : plan.step_stages.size() - 1);
 }
 
 Recipe with_layout(const Recipe& recipe, const Layout& layout) {
@@ -305,45 +375,31 @@ std::string layout_text(const Layout& l) {
                      l.recompute == RecomputeMode::kNone ? "" : ", recompute " + recompute_text(l));
 }
 
-int64_t largest_rank_bytes(const Plan& plan) {
-  int64_t most = 0;
-  // Stages in the middle differ only in how many micro-batches they hold, which shrinks: the second stands for them,
-  // and where stages are not equally long, all are looked at.
-  std::vector<int64_t> stages = {0, std::min<int64_t>(1, plan.mesh.pp() - 1), plan.mesh.pp() - 1};
-  if (plan.recipe.model.layers % (plan.mesh.pp() * plan.recipe.mesh.virtual_stages) != 0) {
-    stages.resize(static_cast<size_t>(plan.mesh.pp()));
-    std::iota(stages.begin(), stages.end(), 0);
-  }
-  for (size_t i = 0; i < stages.size(); ++i) {
-    if (i > 0 && stages[i] == stages[i - 1]) continue;
-    const RankPlan rank = plan.rank(plan.mesh.rank({.tp = 0, .dp = 0, .pp = stages[i]}));
-    const int64_t on_disk = plan.recipe.optimizer.offload.empty() ? 0 : rank.bank_bytes();
-    most = std::max(most, rank.weight_bytes + rank.grad_bytes + rank.optimizer_bytes - on_disk +
-                              stage_buffers_bytes(plan, rank) + plan.boundary_buffers_bytes());
-  }
-  return most;
-}
-
-Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t memory_bytes, const Machine& machine,
+Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, const Machine& machine, const Pins& pins,
                                     size_t wanted) {
   SearchResult out;
-  Search search{.recipe = recipe, .world = world, .memory_bytes = memory_bytes};
+  const int64_t memory_bytes = machine.usable_bytes();
+  Search search{.recipe = recipe, .memory_bytes = memory_bytes};
   std::vector<std::pair<size_t, Candidate>>& all = search.all;
   Status refused;
-  for (const Layout& shape : shapes_of(recipe, world, machine.node_devices)) {
-    const std::vector<Layout> layouts = variants(recipe, shape);
+  for (const Layout& shape : shapes_of(recipe, world, machine.node_devices, pins)) {
+    std::vector<Layout> layouts = variants(recipe, shape);
+    std::erase_if(layouts, [&](const Layout& layout) { return !pins.allow(layout); });
     Result<Plan> made = make_plan(with_layout(recipe, layouts.front()), world);
     if (!made.ok()) {
       refused = std::move(made).error();
       continue;
     }
-    Plan plan = std::move(made).value();
+    Plan plan = in_last_phase(made.value());
     const double bubble = bubble_fraction(plan.schedule());
+    std::optional<Placement> placed[2];  // without and with shard groups
     for (const Layout& layout : layouts) {
-      plan.recipe = with_layout(recipe, layout);
+      take_layout(&plan, recipe, layout);
+      std::optional<Placement>& placement = placed[layout.zero > 0 ? 1 : 0];
+      if (!placement) placement = place_groups(plan, machine.node_devices);
       all.push_back({search.plans.size(),
                      {.layout = layout,
-                      .cost = data_sheet_cost(plan, machine),
+                      .estimate = estimate(plan, machine, *placement),
                       .micro_batches = plan.micro_batches,
                       .bubble = bubble}});
     }
@@ -351,15 +407,28 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t
   }
   search.least.assign(search.plans.size(), -1);
   if (all.empty()) {
-    if (!refused.ok()) return std::move(refused).error();
+    const std::string pinned = pins.text.empty() ? "" : fmt::format("--pin {}: ", pins.text);
+    if (!refused.ok()) return std::move(refused).error().with(pinned + "no layout can run");
+    std::set<int64_t> tp, pp, dp, micro;
+    for (const Layout& layout : shapes_of(recipe, world, machine.node_devices, {})) {
+      tp.insert(layout.tp), pp.insert(layout.pp), dp.insert(layout.dp), micro.insert(layout.micro);
+    }
+    if (!tp.empty()) {
+      return Error{
+          ErrorCode::kInvalidInput,
+          fmt::format("{}no layout of {} ranks has all of that; there are, not in every mixture, tp {}; pp {}; dp "
+                      "{}; micro {}; ZeRO from dp 2 on, and up to 1 with zb-h1 and zb-v",
+                      pinned, world, fmt::join(tp, ", "), fmt::join(pp, ", "), fmt::join(dp, ", "),
+                      fmt::join(micro, ", "))};
+    }
     return Error{
         ErrorCode::kInvalidInput,
-        fmt::format("no layout of {} ranks cuts batch.samples = {}, model.layers = {} and model.heads = {}; a world "
-                    "that shares factors with them has some",
-                    world, recipe.batch.samples, recipe.model.layers, recipe.model.heads)};
+        pinned + fmt::format("no layout of {} ranks cuts batch.samples = {}, model.layers = {} and model.heads = {}; a "
+                             "world that shares factors with them has some",
+                             world, recipe.batch.samples, recipe.model.layers, recipe.model.heads)};
   }
   out.layouts = static_cast<int64_t>(all.size());
-  const auto faster = [](const auto& a, const auto& b) { return a.second.cost.total() < b.second.cost.total(); };
+  const auto faster = [](const auto& a, const auto& b) { return a.second.ms() < b.second.ms(); };
   std::stable_sort(all.begin(), all.end(), faster);
   for (size_t k = 0; k < all.size(); ++k) {
     if (out.fitting.size() >= wanted || search.looked > kLookedAt) break;
@@ -395,7 +464,7 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t
       if (candidate.rank_bytes <= memory_bytes) out.fitting.push_back(candidate);
     }
     std::stable_sort(out.fitting.begin(), out.fitting.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.cost.total() < b.cost.total(); });
+                     [](const Candidate& a, const Candidate& b) { return a.ms() < b.ms(); });
     if (out.fitting.size() > wanted) out.fitting.resize(wanted);
     for (size_t i = 1; i < out.fitting.size(); ++i) out.fitting[i].loses = slower_text(out.fitting[i], out.fitting[0]);
   }
@@ -406,10 +475,12 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t
   return out;
 }
 
-std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, int64_t memory_bytes,
-                        const Machine& machine) {
-  std::string out = fmt::format("{} on {} x {} with {} each: {} layouts\n", recipe.name, world, machine.name,
-                                format_bytes(memory_bytes), found.layouts);
+std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, const Machine& machine) {
+  std::string out = fmt::format(
+      "{} on {} x {} with {} each{}: {} layouts, by {}, times within {:.0f} %\n", recipe.name, world, machine.name,
+      format_bytes(machine.memory_bytes),
+      machine.reserve_bytes > 0 ? fmt::format(", {} of them kept free", format_bytes(machine.reserve_bytes)) : "",
+      found.layouts, machine.source, machine.error * 100);
   if (found.fitting.empty()) {
     return out + fmt::format(
                      "none fits: the smallest rank looked at takes {}; use more ranks, a smaller batch.micro or "
@@ -417,10 +488,10 @@ std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t
                      format_bytes(found.least_bytes));
   }
   const auto row = [&](const Candidate& c) {
-    out += fmt::format("  {:<88}{:>9.0f} ms{:>9.1f} %{:>11}  {}\n", layout_text(c.layout), c.cost.total(),
-                       100 * c.cost.bubble_ms / c.cost.total(), format_bytes(c.rank_bytes), c.loses);
+    out += fmt::format("  {:<92}{:>9.0f} ms{:>9.1f} %{:>11}  {}\n", layout_text(c.layout), c.ms(),
+                       100 * c.estimate.cost.bubble_ms / c.ms(), format_bytes(c.rank_bytes), c.loses);
   };
-  out += fmt::format("  {:<88}{:>12}{:>11}{:>11}  {}\n", "layout", "step", "bubble", "rank", "against the choice");
+  out += fmt::format("  {:<92}{:>12}{:>11}{:>11}  {}\n", "layout", "step", "bubble", "rank", "against the choice");
   row(found.fitting.front());
   for (size_t i = 1; i < found.fitting.size(); ++i) row(found.fitting[i]);
   constexpr size_t kShown = 3;
@@ -431,27 +502,32 @@ std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t
   const Candidate& best = found.fitting.front();
   out += "the choice, by part:";
   for (const CostPart& part : cost_parts()) {
-    if (best.cost.*part.ms > 0) out += fmt::format(" {} {:.0f} ms", part.name, best.cost.*part.ms);
+    const double ms = best.estimate.cost.*part.ms;
+    if (ms > 0) out += fmt::format(" {} {:.0f} ms", part.name, ms);
   }
-  out += fmt::format("; {} micro-batches\n", best.micro_batches);
+  out += fmt::format("; {} micro-batches; MFU {:.0f} %; {}\n", best.micro_batches, best.estimate.utilisation * 100,
+                     best.estimate.assumes);
   for (const std::string& reason : found.reasons) out += "  " + reason + "\n";
   const Layout& l = best.layout;
+  std::string more = l.distribute ? " --set recompute.distribute=true" : "";
+  if (recipe.recompute.layers > 0) more += " --set recompute.layers=0";
+  if (l.zero == 0 && recipe.mesh.shard > 0) more += " --set mesh.shard=0";
+  if (l.zero < 3 && recipe.optimizer.keep_after_forward) more += " --set optimizer.keep_after_forward=false";
+  if (recipe.mesh.micro_batch_group > 0) more += " --set mesh.micro_batch_group=0";
+  if (!recipe.mesh.stages.empty()) more += "   (and without mesh.stages)";
   out += fmt::format(
       "  --set mesh.tp={} --set mesh.pp={} --set mesh.dp={} --set mesh.virtual_stages={} --set "
       "mesh.sequence_parallel={} --set schedule={} --set batch.micro={} --set optimizer.zero={} --set "
       "recompute.mode={}{}\n",
       l.tp, l.pp, l.dp, l.virtual_stages, l.sequence_parallel, schedule_name(l.schedule), l.micro, l.zero,
-      l.recompute == RecomputeMode::kFull        ? "full"
-      : l.recompute == RecomputeMode::kSelective ? "selective"
-                                                 : "none",
-      l.distribute ? " --set recompute.distribute=true" : "");
+      mode_name(l.recompute), more);
   return out;
 }
 
-nlohmann::json search_json(const SearchResult& found) {
+nlohmann::json search_json(const SearchResult& found, const Machine& machine) {
   const auto one = [](const Candidate& c) {
     nlohmann::json parts = nlohmann::json::object();
-    for (const CostPart& part : cost_parts()) parts[part.name] = c.cost.*part.ms;
+    for (const CostPart& part : cost_parts()) parts[part.name] = c.estimate.cost.*part.ms;
     return nlohmann::json{{"tp", c.layout.tp},
                           {"pp", c.layout.pp},
                           {"dp", c.layout.dp},
@@ -460,14 +536,15 @@ nlohmann::json search_json(const SearchResult& found) {
                           {"zero", c.layout.zero},
                           {"sequence_parallel", c.layout.sequence_parallel},
                           {"schedule", schedule_name(c.layout.schedule)},
-                          {"recompute", c.layout.recompute == RecomputeMode::kFull        ? "full"
-                                        : c.layout.recompute == RecomputeMode::kSelective ? "selective"
-                                                                                          : "none"},
+                          {"recompute", mode_name(c.layout.recompute)},
                           {"distribute", c.layout.distribute},
                           {"micro_batches", c.micro_batches},
                           {"bubble", c.bubble},
                           {"rank_bytes", c.rank_bytes},
-                          {"step_ms", c.cost.total()},
+                          {"step_ms", c.ms()},
+                          {"low_ms", c.estimate.low_ms()},
+                          {"high_ms", c.estimate.high_ms()},
+                          {"mfu", c.estimate.utilisation},
                           {"parts_ms", std::move(parts)},
                           {"loses", c.loses}};
   };
@@ -475,6 +552,12 @@ nlohmann::json search_json(const SearchResult& found) {
   for (const Candidate& c : found.fitting) fitting.push_back(one(c));
   for (const Candidate& c : found.too_large) large.push_back(one(c));
   return {{"layouts", found.layouts},
+          {"machine",
+           {{"name", machine.name},
+            {"source", machine.source},
+            {"memory_bytes", machine.memory_bytes},
+            {"reserve_bytes", machine.reserve_bytes},
+            {"error", machine.error}}},
           {"reasons", found.reasons},
           {"fitting", std::move(fitting)},
           {"too_large", std::move(large)}};

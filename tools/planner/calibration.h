@@ -57,11 +57,8 @@ std::filesystem::path calibration_path();
 
 /// Nothing when there is no file, or it is of another machine. Errors: kCorrupt naming the file.
 Result<std::optional<Calibration>> load_calibration();
-Status save_calibration(const Calibration& calibration);
-
-/// Measures the plan's shape, some seconds. Errors: kInvalidInput for a model too large for this machine, and for a run
-/// that cannot be made smaller.
-Status calibrate(const Plan& plan, Calibration* calibration);
+/// What the file holds.
+std::string calibration_text(const Calibration& calibration);
 
 /// The name and core count of this machine.
 std::string cpu_name();

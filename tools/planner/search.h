@@ -1,17 +1,18 @@
 #pragma once
 // Finds layouts of a recipe for a number of devices with so much memory each, and says why the others lose. Every
-// layout the program can run is costed (tools/plan_cost.h): sizes of the mesh, micro-batch, schedule, ZeRO stage, what
+// layout the program can run is costed (cost.h): sizes of the mesh, micro-batch, schedule, ZeRO stage, what
 // is recomputed. From the fastest on, memory is then reckoned exactly, by the plan, until enough of them fit. Pure.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "runtime/core/result.h"
 #include "runtime/plan/plan.h"
-#include "tools/plan_cost.h"
+#include "tools/planner/cost.h"
 
 namespace cairn::tools {
 
@@ -25,13 +26,28 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
+/// What a person wants a layout to have; the search takes no other.
+struct Pins {
+  std::optional<int64_t> tp, pp, dp, virtual_stages, micro;
+  std::optional<int> zero;
+  std::optional<bool> sequence_parallel, distribute;
+  std::optional<PipelineKind> schedule;
+  std::optional<RecomputeMode> recompute;
+  std::string text;  // as typed, for messages
+  bool allow(const Layout& layout) const;
+};
+
+/// "tp=8,pp=4,schedule=1f1b". Errors: kInvalidInput naming the word, and what there is.
+Result<Pins> parse_pins(std::string_view text);
+
 struct Candidate {
   Layout layout;
-  StepCost cost;
+  StepEstimate estimate;
   int64_t micro_batches = 0;
   double bubble = 0;        // of the pipeline's time
   int64_t rank_bytes = -1;  // of the fullest rank; -1: not reckoned
   std::string loses;        // why it is not the choice; empty for the choice
+  double ms() const { return estimate.cost.total(); }
 };
 
 struct SearchResult {
@@ -43,8 +59,8 @@ struct SearchResult {
   int64_t least_bytes = -1;          // when nothing fits: of the smallest layout looked at
 };
 
-/// "80GiB", "40GB", "512MiB" or a plain number. Errors: kInvalidInput.
-Result<int64_t> parse_bytes(std::string_view text);
+/// The plan in the batch phase that the run's last step is in. A run whose stop is not known: in the last phase.
+Plan in_last_phase(const Plan& plan);
 
 /// The recipe with this layout. All layers are recomputed, or none.
 Recipe with_layout(const Recipe& recipe, const Layout& layout);
@@ -52,16 +68,14 @@ Recipe with_layout(const Recipe& recipe, const Layout& layout);
 /// "tp 8, pp 16, dp 8, micro 1, sequence parallel, ZeRO-1, interleaved 2, recompute full"
 std::string layout_text(const Layout& layout);
 
-/// Bytes of the fullest rank: weights, gradients, optimizer, activations, boundary buffers.
-int64_t largest_rank_bytes(const Plan& plan);
-
 /// Text for people, and an object for programs.
-std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, int64_t memory_bytes,
-                        const Machine& machine);
-nlohmann::json search_json(const SearchResult& found);
+std::string search_text(const Recipe& recipe, const SearchResult& found, int64_t world, const Machine& machine);
+nlohmann::json search_json(const SearchResult& found, const Machine& machine);
 
-/// Errors: kInvalidInput when the recipe can run on this world in no layout, with the reason of the last refusal.
-Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, int64_t memory_bytes, const Machine& machine,
+/// Layouts for `world` ranks that each have machine.usable_bytes(). Times and bytes are those of the plan of each
+/// layout, in the last batch phase of the run. Errors: kInvalidInput when the recipe can run on this world in no layout
+/// that `pins` allow, with the reason of the last refusal.
+Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, const Machine& machine, const Pins& pins,
                                     size_t wanted);
 
 }  // namespace cairn::tools
