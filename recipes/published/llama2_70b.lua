@@ -1,5 +1,6 @@
--- Llama 2 70B: 68,976,648,192 parameters. Architecture and training: Touvron et al. 2023 (arXiv 2307.09288), with their
--- batch of 4 million tokens. The layout is not published; this one is ours.
+-- Llama 2 70B: 68,976,648,192 parameters. Source: Touvron et al. 2023 (arXiv 2307.09288).
+-- As published: the architecture, the batch of 4 million tokens, the rates.
+-- Different: the layout is not published; this one is ours, for A100-80.
 --   cairn plan recipes/published/llama2_70b.lua --world 512
 local T = require "cairn"
 

@@ -108,7 +108,10 @@ return T.recipe {
   TEST_CASE("random stages, printed and read, are the same") {
     RandomValues random(3);
     std::vector<Recipe> bases = {load_good(kBase)};
-    for (const auto& [name, recipe] : shipped_recipes()) bases.push_back(recipe);
+    for (const auto& [name, recipe] : shipped_recipes()) {
+      bases.push_back(recipe);
+      bases.back().stages.clear();  // it gets others
+    }
     const std::vector<StoredValue> values = stored_values(bases[0]);
     std::set<std::string> tried;
     int64_t staged = 0;

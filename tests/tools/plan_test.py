@@ -1,4 +1,4 @@
-"""cairn plan: recipes of published systems, the search for layouts, the step time on this machine."""
+"""cairn plan: the search for layouts, the step time on this machine. Published systems: published_test.py."""
 
 import json
 import pathlib
@@ -7,27 +7,7 @@ import resource
 from program import ProgramTest, main
 
 PUBLISHED = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "published"
-
-
-def gpt_parameters(layers, width, vocab=51200, context=2048):
-    """Narayanan et al. 2021: 12 L h^2 (1 + 13 / 12 h + (V + s) / 12 L h), and the last norm, which they leave out."""
-    return layers * (12 * width**2 + 13 * width) + (vocab + context) * width + 2 * width
-
-
-# What each has by its publication (or by its architecture, where only a round number was published), and its world.
-SYSTEMS = [
-    ("gpt3_175b.lua", [], 1024, 174_615_846_912),
-    ("mt_nlg_530b.lua", [], 2240, 529_600_819_200),
-    ("opt_175b.lua", [], 1024, 174_604_443_648),
-    ("codegeex_13b.lua", [], 1536, 12_873_943_040),
-    ("llama2_70b.lua", [], 512, 68_976_648_192),
-    ("llama3_70b.lua", [], 1024, 70_553_706_496),
-    ("llama3_405b.lua", [], 16384, 405_853_388_800),
-    ("megatron_gpt.lua", ["--param", "size=1.7b"], 32, gpt_parameters(24, 2304)),
-    ("megatron_gpt.lua", ["--param", "size=76b"], 1024, gpt_parameters(60, 10240)),
-    ("megatron_gpt.lua", ["--param", "size=530b"], 2520, gpt_parameters(105, 20480)),
-    ("megatron_gpt.lua", ["--param", "size=1t"], 3072, gpt_parameters(128, 25600)),
-]
+NO_RAMP = ["--set", "batch.ramp-"]  # of GPT-3: one batch, one kind of step
 
 SMALL = """
 local T = require "cairn"
@@ -51,23 +31,10 @@ class PlanTest(ProgramTest):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return result, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    def test_published_systems_plan_in_a_second_with_their_parameters(self):
-        covered = set()
-        for name, params, world, parameters in SYSTEMS:
-            with self.subTest(name, params=params):
-                covered.add(name)
-                plan, seconds = self.cpu_seconds(
-                    lambda: self.cairn_json("plan", PUBLISHED / name, *params, "--world", world))
-                self.assertEqual(plan["world"], world)
-                self.assertEqual(plan["parameters"], parameters)
-                self.assertLess(seconds, 1)
-                self.assertGreater(plan["stages"][0]["rank_bytes"], 0)
-        self.assertEqual(covered, {path.name for path in PUBLISHED.glob("*.lua")})  # none without a line above
-
     def test_a_search_finds_what_fits_and_says_why_the_others_lose(self):
         recipe = PUBLISHED / "gpt3_175b.lua"
         memory = 80 << 30
-        search = ["plan", recipe, "--world", 1024, "--search", "--machine", "a100-80"]
+        search = ["plan", recipe, "--world", 1024, "--search", "--machine", "a100-80", *NO_RAMP]
         found, seconds = self.cpu_seconds(lambda: self.cairn_json(*search))
         self.assertLess(seconds, 5)
         fitting = found["fitting"]
@@ -94,7 +61,7 @@ class PlanTest(ProgramTest):
                 f"optimizer.zero={best['zero']}",
                 f"schedule={best['schedule']}", f"recompute.mode={best['recompute']}",
                 f"recompute.distribute={'true' if best['distribute'] else 'false'}"]
-        plan = self.cairn_json("plan", recipe, "--world", 1024, "--machine", "a100-80",
+        plan = self.cairn_json("plan", recipe, "--world", 1024, "--machine", "a100-80", *NO_RAMP,
                                *[word for s in sets for word in ("--set", s)])
         self.assertEqual(best["rank_bytes"], max(stage["rank_bytes"] for stage in plan["stages"]))
         self.assertAlmostEqual(best["step_ms"], plan["step_time"]["ms"], delta=1e-6 * best["step_ms"])
@@ -114,12 +81,13 @@ class PlanTest(ProgramTest):
         recipe = PUBLISHED / "gpt3_175b.lua"
         seen = {}
         for gib in (141, 80, 40, 24):
-            found = self.cairn_json("plan", recipe, "--world", 1024, "--search", "--machine", "a100-80",
+            found = self.cairn_json("plan", recipe, "--world", 1024, "--search", "--machine", "a100-80", *NO_RAMP,
                                     "--memory", f"{gib}GiB")
             self.assertLessEqual(found["fitting"][0]["rank_bytes"], (gib - 3) << 30)
             seen[gib] = found["fitting"][0]["step_ms"]
         self.assertEqual(sorted(seen.values()), [seen[gib] for gib in (141, 80, 40, 24)])  # less memory, no faster
-        found = self.cairn_json("plan", recipe, "--world", 1024, "--search", "--machine", "a100-80", "--memory", "13GiB")
+        found = self.cairn_json("plan", recipe, "--world", 1024, "--search", "--machine", "a100-80", *NO_RAMP,
+                                "--memory", "13GiB")
         tried = found["fitting"] + found["too_large"]
         self.assertLessEqual({"none", "full"}, {one["recompute"] for one in tried})
         self.assertLessEqual({0, 3}, {one["zero"] for one in tried})
