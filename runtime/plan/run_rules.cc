@@ -43,12 +43,34 @@ void length(RuleList& rules) {
       fmt::format("at most {:.0f} {}", std::floor(kMostTokens / a_unit), steps ? "steps" : "samples"));
 }
 
+/// The stage without `over`, from 1, or 0; none when the order of the stages is a mistake already.
+std::optional<size_t> open_stage(RuleList& rules) {
+  const std::vector<LrStage>& stages = rules.recipe.optimizer.lr;
+  size_t open = 0;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
+    if (i > 0 && stages[i].kind == LrStage::Kind::kWarmup)
+      rules.fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path),
+                 "T.warmup first, or T.linear up to a rate");
+    if (stages[i].over.value != 0) continue;
+    if (open > 0) {
+      rules.fail(path,
+                 fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave",
+                             path, open),
+                 "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
+      return std::nullopt;
+    }
+    open = i + 1;
+  }
+  return open;
+}
+
 void rates(RuleList& rules) {
   const Recipe& recipe = rules.recipe;
-  if (!rules.known({"stop"})) return;
-  const Span& stop = recipe.stop;
   if (!rules.known({"optimizer.lr"})) return;
-  const std::vector<LrStage>& stages = recipe.optimizer.lr;
+  const std::optional<size_t> open = open_stage(rules);
+  if (!open || !rules.known({"stop"})) return;
+  const Span& stop = recipe.stop;
   // Everything in samples. Spans do not add up where the sizes are not known, nor where a step is not as many samples
   // in the whole run: with a batch that changes, or that was another one in the past.
   const bool sizes =
@@ -71,28 +93,12 @@ void rates(RuleList& rules) {
   const double whole = *samples(stop) - static_cast<double>(begin) * static_cast<double>(recipe.batch.samples);
   if (whole <= 0) return;  // a schedule that this run does not reach
   double used = 0;
-  size_t open = 0;  // number of the stage without `over`
-  for (size_t i = 0; i < stages.size(); ++i) {
-    const LrStage& stage = stages[i];
-    const std::string path = fmt::format("optimizer.lr[{}]", i + 1);
-    if (i > 0 && stage.kind == LrStage::Kind::kWarmup)
-      rules.fail(path, fmt::format("{}: T.warmup starts from 0, so it can only be the first stage", path),
-                 "T.warmup first, or T.linear up to a rate");
-    if (stage.over.value == 0) {
-      if (open > 0) {
-        rules.fail(path,
-                   fmt::format("{} has no `over`, and nor has stage {}: only one stage can take what the others leave",
-                               path, open),
-                   "over = T.steps(n), T.samples(n), T.tokens(n) or T.fraction(x)");
-        return;
-      }
-      open = i + 1;
-      continue;
-    }
-    used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
+  for (const LrStage& stage : recipe.optimizer.lr) {
+    if (stage.over.value != 0)
+      used += stage.over.unit == Span::Unit::kFraction ? stage.over.value * whole : *samples(stage.over);
   }
-  if (open > 0 && used >= whole * (1 - 1e-9)) {
-    const std::string path = fmt::format("optimizer.lr[{}]", open);
+  if (*open > 0 && used >= whole * (1 - 1e-9)) {
+    const std::string path = fmt::format("optimizer.lr[{}]", *open);
     rules.fail(path,
                fmt::format("{} has no time left: the other stages take all of stop = {}{}", path, span_text(stop),
                            rules.where(path, "stop")),
