@@ -43,11 +43,12 @@ TEST_SUITE("runtime/optim/lr_schedule") {
     r.optimizer.lr = {{LrStage::Kind::kWarmup, {Span::Unit::kSamples, 183105}, 0},
                       {LrStage::Kind::kCosine, {Span::Unit::kSamples, 200e6 - 183105}, 6e-6},
                       {LrStage::Kind::kHold, {}, 0}};
-    CHECK(optim::learning_rate(r, 12695, 115311) == doctest::Approx(5.969e-5).epsilon(1e-4));
-    CHECK(optim::learning_rate(r, 31214, 115311) == doctest::Approx(5.279e-5).epsilon(1e-4));
-    CHECK(optim::learning_rate(r, 31222, 115311) == doctest::Approx(5.278e-5).epsilon(1e-4));
-    CHECK(optim::learning_rate(r, 31250, 115311) == doctest::Approx(5.277e-5).epsilon(1e-4));
-    CHECK(optim::learning_rate(r, 115311, 115311) == doctest::Approx(6e-6));
+    // .scale(0): of small numbers; by itself Approx allows its epsilon of 1 besides.
+    CHECK(optim::learning_rate(r, 12695, 115311) == doctest::Approx(5.969e-5).epsilon(1e-4).scale(0));
+    CHECK(optim::learning_rate(r, 31214, 115311) == doctest::Approx(5.279e-5).epsilon(1e-4).scale(0));
+    CHECK(optim::learning_rate(r, 31222, 115311) == doctest::Approx(5.278e-5).epsilon(1e-4).scale(0));
+    CHECK(optim::learning_rate(r, 31250, 115311) == doctest::Approx(5.277e-5).epsilon(1e-4).scale(0));
+    CHECK(optim::learning_rate(r, 115311, 115311) == doctest::Approx(6e-6).scale(0));
   }
 
   TEST_CASE("inverse square root and exponential") {
