@@ -1,5 +1,5 @@
-"""Every #include of a project header must follow an edge that CMakeLists.txt declares, and JSON is read in one place, which
-bounds its depth. Prints each line that does not."""
+"""Every #include of a project header must follow an edge that CMakeLists.txt declares, JSON is read in one place, which
+bounds its depth, and a file that a comment or a page names is in this repository. Prints each line that does not."""
 import json
 import pathlib
 import re
@@ -27,5 +27,23 @@ for folder, allowed in layers.items():
             elif (parent := str(pathlib.PurePosixPath(target).parent)) not in (folder, *allowed):
                 print(f"{where}: {folder} may not include {parent} (CMakeLists.txt declares: {', '.join(allowed)})")
                 bad += 1
-print(f"{checked} includes in {len(layers)} folders, {bad} against the layering")
+
+# Files that comments and pages name: in a folder of ours, or a page by its name alone. What other projects' files are
+# named lies in folders that are not here (Megatron-LM's megatron/training/arguments.py); NAME stands for any.
+OURS = r"(?:runtime|ckpt|dsl|converters|recipes/published|tests|docs|bench|cmake)/(?:[\w-]+/)*[\w-]+\.(?:md|h|cc|cu|lua|py|cmake)"
+TOOLS = r"tools/[\w-]+\.(?:md|h|cc)"
+named = re.compile(rf"(?<![\w./-])({OURS}|{TOOLS}|[\w-]+\.md)(?![\w/])")
+comments = {".h": "//", ".cc": "//", ".cu": "//", ".lua": "--", ".py": "#", ".cmake": "#", ".md": ""}
+files = [p for p in root.rglob("*") if p.suffix in comments
+         and not any(part.startswith((".", "build")) for part in p.relative_to(root).parts[:-1])]
+pages = {p.name for p in files if p.suffix == ".md"}
+for source in sorted(files):
+    mark = comments[source.suffix]
+    for number, line in enumerate(source.read_text(errors="replace").splitlines(), 1):
+        at = line.find(mark)
+        for name in named.findall(line, at) if at >= 0 else ():
+            if "NAME" not in name and name not in pages and not (root / name).is_file():
+                print(f"{source.relative_to(root)}:{number}: {name} is not in this repository")
+                bad += 1
+print(f"{checked} includes in {len(layers)} folders and the files that {len(files)} name: {bad} mistakes")
 sys.exit(1 if bad or not checked else 0)

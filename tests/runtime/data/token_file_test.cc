@@ -14,7 +14,7 @@ using namespace cairn::data;
 
 namespace {
 
-// formats.md's vector: uint16, three documents of 5, 3 and 8 tokens.
+// As Megatron-LM's indexed_dataset.py lays it out: uint16, three documents of 5, 3 and 8 tokens.
 const std::string kVectorIdx = from_hex(
     "4d4d494449445800000100000000000000080300000000000000040000000000000005000000030000000800000000000000"
     "000000000a000000000000001000000000000000000000000000000001000000000000000200000000000000030000000000"
