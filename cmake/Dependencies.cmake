@@ -1,4 +1,4 @@
-# Packages of Debian 12 and 13 only; README's table says what each is for. Libraries without a CMake package get a target here.
+# Packages of Debian 12 and 13 only; docs/building.md says what each is for. Libraries without a CMake package get a target here.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(fmt REQUIRED)

@@ -23,7 +23,7 @@ struct LoadOptions;
 namespace cairn::tools {
 
 /// What parsing chose. main() runs `action` and turns its Error into one text on stderr and an exit code
-/// (docs/operations.md, "Exit codes"); an action that has told everything itself returns the code.
+/// (docs/operations/exit-codes.md); an action that has told everything itself returns the code.
 struct Session {
   const CLI::App* root = nullptr;
   std::function<Result<int>()> action;

@@ -1,5 +1,5 @@
 // cairn: parses the command line, runs one subcommand, turns its error into a text and an exit code.
-//   0 done   2 refused: recipe, flag or plan   others: docs/operations.md, "Exit codes"
+//   0 done   2 refused: recipe, flag or plan   others: docs/operations/exit-codes.md
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>

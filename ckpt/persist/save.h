@@ -74,7 +74,7 @@ struct SaveOptions {
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
   bool huge_pages = false;    // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
-  Codec codec = Codec::kRaw;  // kShuffleZstd: smaller files, slower (docs/operations.md); small shards stay raw
+  Codec codec = Codec::kRaw;  // kShuffleZstd: smaller files, slower (docs/operations/checkpoints.md); small shards stay raw
   int64_t codec_threads = 0;  // 0: as many as the process may run on, at most 4
   /// An earlier checkpoint of the same folder, as its manifest was read or written: shards in memory that have not
   /// changed since become references to its files. What is there no longer is written instead. Not for filled shards.

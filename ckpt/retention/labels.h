@@ -1,6 +1,6 @@
 #pragma once
 // What a run knows of its checkpoints beyond their bytes: labels, the file that holds them, and the rules that give
-// them. docs/operations.md, "Good checkpoints stay", says what they mean to a person.
+// them. docs/operations/checkpoints.md, "Good checkpoints stay", says what they mean to a person.
 //
 //   new      saved; fewer than `proof` steps have followed
 //   good     `proof` clean steps have followed; or it ends its run, and the `proof` steps before it were clean

@@ -68,7 +68,7 @@ struct Failure {
   ExitStatus status;  // of that child; code 69 for a hang
   bool hang = false;
   std::string message;  // "rank 3 (pid 812) was killed by signal 9 (Killed): <last error event or log lines>"
-  /// Exit status of the whole run if this is its end (docs/operations.md, "Exit codes").
+  /// Exit status of the whole run if this is its end (docs/operations/exit-codes.md).
   int exit_code() const { return status.signal != 0 ? 128 + status.signal : status.exit_code; }
 };
 

@@ -31,7 +31,7 @@ struct Error {
   /// The same error with `context` in front: "context: message".
   Error with(std::string_view context) &&;
 
-  /// Process exit status for this error (docs/operations.md, section "Exit codes").
+  /// Process exit status for this error (docs/operations/exit-codes.md).
   int exit_code() const;
 };
 

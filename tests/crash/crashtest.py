@@ -14,7 +14,7 @@ After each kill:
   - every folder named step-N verifies: a half-written checkpoint never looks whole;
   - no acknowledged save is gone, unless `keep` newer ones are there;
   - the run goes on from a step no older than the newest acknowledged save; when memory is left, from no older a step
-    than shared memory promises (docs/operations.md, "What survives what"): the last step that all ranks published,
+    than shared memory promises (docs/operations/failures.md, "What survives what"): the last step that all ranks published,
     which is the last one told or the one before (where snapshots are copied, one more before), or a save that was under
     way;
   - when memory is lost, from exactly the newest checkpoint that has its name;
