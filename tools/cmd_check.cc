@@ -130,14 +130,14 @@ Result<int> check(const CheckArgs& args, bool json) {
 
 void add_check(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand(
-      "check", "tell every mistake in a recipe and all that a start on this machine would refuse; starts nothing");
+      "check", "report every mistake in a recipe, and all that a start on this machine would refuse; starts nothing");
   const auto args = std::make_shared<CheckArgs>();
   add_recipe_options(*command, args->recipe, &args->world);
   command->get_option("RECIPE")->required(false);
   command
-      ->add_option("--run", args->run,
-                   "also ask whether this run folder can be taken or gone on with; without RECIPE, "
-                   "with the recipe of the run")
+      ->add_option(
+          "--run", args->run,
+          "also check that a run can start or resume in this folder; without RECIPE, with the recipe of the run")
       ->type_name("DIR");
   command->add_option("--accept", args->accept, "with --run: as `cairn train` takes it; repeatable")
       ->type_name("FIELD")
@@ -147,7 +147,7 @@ void add_check(CLI::App& app, Session& session) {
                     "the recipe's words alone: no data, memory or disk of this machine is looked at");
   add_json_flag(*command, session);
   command->footer(
-      "Exit codes: 0 a start would be taken, 2 it would be refused: each reason is told. Nothing is written.\n"
+      "Exit codes: 0 a start would be taken, 2 it would be refused: each reason is reported. Nothing is written.\n"
       "Examples:\n  cairn check recipes/mine.lua --world 8\n  cairn check recipes/mine.lua --run runs/mine\n"
       "  cairn check recipes/mine.lua --recipe-only    # where the data is not");
   command->callback([args, &session] { session.action = [args, &session] { return check(*args, session.json); }; });

@@ -146,7 +146,7 @@ Status check_target_recipe(const fs::path& run, const std::string& canonical_jso
   RT_TRY_SET(const std::string there, recipe_of_run(run));
   if (there == canonical_json) return {};
   return Error{ErrorCode::kInvalidInput,
-               fmt::format("{} is a run with another recipe (`cairn diff` tells how it differs); give a new folder, or "
+               fmt::format("{} is a run with another recipe (`cairn diff` shows how it differs); give a new folder, or "
                            "--overwrite",
                            run.string())};
 }
@@ -183,7 +183,7 @@ Result<std::unique_ptr<TargetRun>> TargetRun::open(const fs::path& run, const ds
       return refuse(fmt::format("step {} is there already; give a new folder, or --overwrite to replace it", step));
     if (out->newer_) {
       return refuse(
-          fmt::format("has step {}, which is newer than step {}: `cairn resume` would go on from that one; "
+          fmt::format("has step {}, which is newer than step {}: `cairn resume` would resume from that one; "
                       "give a new folder, or --overwrite to have both",
                       *out->newer_, step));
     }
@@ -325,9 +325,8 @@ void ByteProgress::show(int64_t done_bytes, int64_t total_bytes) {
 }
 
 void add_ckpt(CLI::App& app, Session& session) {
-  CLI::App* ckpt = app.add_subcommand("ckpt",
-                                      "look at checkpoints, check, compare, average and prune them, change "
-                                      "their layout");
+  CLI::App* ckpt =
+      app.add_subcommand("ckpt", "list, inspect, verify, compare, average, label, prune, reshard and copy checkpoints");
   ckpt->require_subcommand(1);
   for (const auto add : {add_ckpt_ls, add_ckpt_inspect, add_ckpt_verify, add_ckpt_diff, add_ckpt_cat, add_ckpt_average,
                          add_ckpt_label, add_ckpt_prune, add_ckpt_reshard, add_ckpt_copy})

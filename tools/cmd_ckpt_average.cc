@@ -130,7 +130,7 @@ Result<int> average_of(const std::vector<fs::path>& dirs, const AverageArgs& arg
   const std::string taken = ckpt::kinds_in(last).has(StateKind::kEma) ? "Moments, the moving average (ema)" : "Moments";
   const std::string moments_text =
       moments && run->newer()
-          ? fmt::format("{} and position are those of {}; but `cairn resume {}` goes on from step {}, which is newer.",
+          ? fmt::format("{} and position are those of {}; but `cairn resume {}` resumes from step {}, which is newer.",
                         taken, dirs.back().string(), target.string(), *run->newer())
       : moments ? fmt::format("{} and position are those of {}: `cairn resume {}` trains on from the averaged weights.",
                               taken, dirs.back().string(), target.string())
@@ -205,7 +205,8 @@ void add_ckpt_average(CLI::App& ckpt, Session& session) {
   add_json_flag(*command, session);
   command->footer(
       "Any layouts; the result has the layout, the step and the recipe of the last SRC. Sums are in double precision.\n"
-      "Examples:\n  cairn ckpt average runs/gpt2 --last 5 --to runs/gpt2-mean\n"
+      "Exit codes: 0 done, 2 refused, 65 a source is damaged, 74 disk full or an I/O error, 75 stopped.\nExamples:\n  "
+      "cairn ckpt average runs/gpt2 --last 5 --to runs/gpt2-mean\n"
       "  cairn ckpt average runs/a runs/b --weights 0.7,0.3 --to runs/soup\n"
       "  cairn ckpt average runs/a runs/b --moments last --to runs/on");
   command->callback([args, &session] { session.action = [args, &session] { return average(*args, session.json); }; });

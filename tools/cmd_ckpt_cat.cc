@@ -179,7 +179,8 @@ void add_ckpt_cat(CLI::App& ckpt, Session& session) {
   command->add_option("--out", args->out, "the file; default: stdout")->type_name("FILE");
   add_json_flag(*command, session);
   command->footer(
-      "Examples:\n  cairn ckpt cat runs/gpt2 embed.tokens --out embed.npy\n"
+      "Exit codes: 0 done, 2 refused, 65 damaged, 69 the step was removed meanwhile, 74 an I/O error, 75 "
+      "stopped.\nExamples:\n  cairn ckpt cat runs/gpt2 embed.tokens --out embed.npy\n"
       "  cairn ckpt cat runs/gpt2 exp_avg/layers.0.attn.q.weight --slice '0:8,:' > q.npy");
   command->callback([args, &session] { session.action = [args, &session] { return cat(*args, session.json); }; });
 }

@@ -353,7 +353,7 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
     return std::pair(command, args);
   };
   const auto [command, args] = declare(
-      "push", "copy a checkpoint to another directory or an S3 store; goes on where a killed one ended", "DIR",
+      "push", "copy a checkpoint to another directory or an S3 store; resumes after a kill", "DIR",
       "step folder, or run folder for its newest complete step", "PLACE", "directory, or s3://bucket/prefix", push);
   command
       ->add_option("--part-size", args->part_bytes,
@@ -362,9 +362,23 @@ void add_ckpt_copy(CLI::App& ckpt, Session& session) {
       ->transform(CLI::AsSizeValue(true));
   command->add_flag("--no-read-back", args->no_read_back, "trust the place's checksums instead of reading all back");
   command->add_flag("--overwrite", args->overwrite, "replace another run's checkpoint of that step");
-  declare("fetch", "bring a checkpoint from such a place; every byte is verified, what is damaged here repaired",
-          "PLACE", "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
-          "run folder, or folder of steps", fetch);
+  command->footer(
+      "Killed or stopped, the same command resumes: only what is missing is sent.\n"
+      "Exit codes: 0 done, 2 refused, 65 the source is damaged, 69 the place does not answer, or a run trains there, "
+      "74 disk full\n"
+      "or an I/O error, 75 stopped.\n"
+      "Examples:\n"
+      "  cairn ckpt push runs/mine s3://bucket/prefix/mine\n"
+      "  cairn ckpt push runs/mine/checkpoints/step-00001200 /mnt/shared/mine --max-mb-per-s 200");
+  const auto fetching =
+      declare("fetch", "copy a checkpoint back from there; verifies every byte, repairs what is damaged here", "PLACE",
+              "directory or s3://bucket/prefix, for its newest complete step or with /step-NNNNNNNN", "DIR",
+              "run folder, or folder of steps", fetch);
+  fetching.first->footer(
+      "Exit codes: as `cairn ckpt push`.\n"
+      "Examples:\n"
+      "  cairn ckpt fetch s3://bucket/prefix/mine runs/mine\n"
+      "  cairn ckpt fetch /mnt/shared/mine/step-00001200 runs/mine");
 }
 
 }  // namespace cairn::tools

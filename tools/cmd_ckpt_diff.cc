@@ -208,7 +208,8 @@ void add_ckpt_diff(CLI::App& ckpt, Session& session) {
   add_json_flag(*command, session);
   command->footer(
       "Elements are compared bit by bit: a NaN equals itself, 0 and -0 differ by 0. Every chunk is verified.\n"
-      "Examples:\n  cairn ckpt diff runs/a runs/b\n"
+      "Exit codes: 0 done, 1 they differ (with --exit-code), 2 refused, 65 damaged, 69 a step was removed meanwhile, "
+      "74 an I/O error.\nExamples:\n  cairn ckpt diff runs/a runs/b\n"
       "  cairn ckpt diff runs/a runs/a-resharded --tensors-only --exit-code\n"
       "  cairn ckpt diff runs/a/checkpoints/step-00000100 runs/a/checkpoints/step-00000200 --only 'weight/*'");
   command->callback([args, &session] { session.action = [args, &session] { return diff(*args, session.json); }; });

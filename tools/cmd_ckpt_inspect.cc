@@ -340,7 +340,8 @@ void add_ckpt_inspect(CLI::App& ckpt, Session& session) {
   command->add_flag("--recipe", args->recipe, "the recipe that it was trained with");
   add_json_flag(*command, session);
   command->footer(
-      "Examples:\n  cairn ckpt inspect runs/gpt2 --tensors\n"
+      "Exit codes: 0 done, 2 refused, 65 damaged, 69 the step was removed meanwhile, 74 an I/O error.\nExamples:\n  "
+      "cairn ckpt inspect runs/gpt2 --tensors\n"
       "  cairn ckpt inspect runs/gpt2 --stats --only 'weight/layers.0.*'\n"
       "  cairn ckpt inspect runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return inspect(*args, session.json); }; });

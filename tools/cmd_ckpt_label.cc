@@ -46,7 +46,8 @@ void add_ckpt_label(CLI::App& ckpt, Session& session) {
   command->footer(
       "No start takes a bad one, and the newest good one is never removed. What is said here holds until it is said\n"
       "otherwise; the run's own rules do not change it.\n"
-      "Examples:\n  cairn ckpt label runs/gpt2 1200 bad --why 'answers in one language only'\n"
+      "Exit codes: 0 done, 2 refused, 69 the run is in training, 74 an I/O error.\nExamples:\n  cairn ckpt label "
+      "runs/gpt2 1200 bad --why 'answers in one language only'\n"
       "  cairn ckpt label runs/gpt2 900 good --why 'evaluated by hand'");
   command->callback([args, &session] { session.action = [args] { return label(*args); }; });
 }

@@ -215,7 +215,8 @@ void add_ckpt_ls(CLI::App& ckpt, Session& session) {
   add_json_flag(*command, session);
   command->footer(
       "Complete: the manifest holds and all files are there with their sizes. What lies in them is checked by verify.\n"
-      "Examples:\n  cairn ckpt ls runs/gpt2\n  cairn ckpt ls runs/gpt2 --json | jq '.checkpoints[].metrics.loss'");
+      "Exit codes: 0 done, 2 refused, 69 the store did not answer, 74 an I/O error.\nExamples:\n  cairn ckpt ls "
+      "runs/gpt2\n  cairn ckpt ls runs/gpt2 --json | jq '.checkpoints[].metrics.loss'");
   command->callback([place, &session] {
     session.action = [place, &session] {
       return ckpt::is_store_address(place->path) ? list_store(*place, session.json) : list(place->path, session.json);

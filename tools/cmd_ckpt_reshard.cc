@@ -172,7 +172,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
   RT_TRY(run->keep());
   if (run->newer()) {
     notes.push_back(
-        fmt::format("`cairn resume {}` goes on from step {}, which is newer", target.string(), *run->newer()));
+        fmt::format("`cairn resume {}` resumes from step {}, which is newer", target.string(), *run->newer()));
   }
 
   const double gb_per_s =
@@ -217,10 +217,10 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
         format_bytes(report.read_bytes), format_bytes(written));
   }
   if (!ckpt::has_moments(report.manifest)) {
-    fmt::print("weights only, which no run goes on from; a new one can begin with them: {}\n",
+    fmt::print("weights only, from which no run resumes; a new one can begin with them: {}\n",
                ckpt::how_to_begin_from(run->newer() ? report.dir : target));
   } else if (!run->newer()) {
-    fmt::print("go on with: cairn resume {}\n", target.string());
+    fmt::print("resume with: cairn resume {}\n", target.string());
   }
   return 0;
 }
@@ -258,8 +258,9 @@ void add_ckpt_reshard(CLI::App& ckpt, Session& session) {
   command->footer(
       "Reads and writes overlap, each chunk is verified on the way, nothing temporary is written. Killed or stopped, "
       "the\n"
-      "target has no half-made step; the same command goes on from the files that were done.\n"
-      "Examples:\n  cairn ckpt reshard runs/gpt2 runs/gpt2-tp4 --mesh tp=4,dp=2\n"
+      "target has no half-made step; the same command resumes from the files that are complete.\n"
+      "Exit codes: 0 done, 2 refused, 65 the source is damaged, 74 disk full or an I/O error, 75 stopped.\nExamples:\n "
+      " cairn ckpt reshard runs/gpt2 runs/gpt2-tp4 --mesh tp=4,dp=2\n"
       "  cairn ckpt reshard runs/gpt2/checkpoints/step-00001200 runs/one --mesh tp=1 --memory 64MiB\n"
       "  cairn ckpt reshard runs/gpt2 runs/small --mesh tp=1 --weights-only");
   command->callback([args, &session] { session.action = [args, &session] { return reshard(*args, session.json); }; });

@@ -132,7 +132,7 @@ Result<Advice> advise(const fs::path& folder, const std::map<int64_t, bool>& ver
   const bool newest_is_sound = damaged.empty();
   if (out.sound && newest_is_sound) {
     out.text = fmt::format(
-        "the newest step, {}, is sound: a start goes on from it. A damaged older one is removed by the "
+        "the newest step, {}, is sound: a start resumes from it. A damaged older one is removed by the "
         "run's rules in time, or by `cairn ckpt prune {} --remove-step N`",
         *out.sound, (run.empty() ? folder : run).string());
   } else if (out.sound) {
@@ -261,9 +261,10 @@ void add_ckpt_verify(CLI::App& ckpt, Session& session) {
   add_json_flag(*command, session);
   command->footer(
       "Ends with what to do: where a step is damaged, older ones are read until a sound one is found.\n"
-      "Exit codes: 0 whole, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such checkpoint,\n"
+      "Exit codes: 0 undamaged, 65 damaged (each place is named: file, tensor, box, chunk, bytes), 2 no such "
+      "checkpoint,\n"
       "or a newer build's, 74 one could not be read (a right or a limit of the system), 69 a step was removed\n"
-      "meanwhile by a run at work (--all says so and goes on); of several 65 comes first.\n"
+      "meanwhile by a run at work (--all reports it and continues); of several 65 comes first.\n"
       "Examples:\n  cairn ckpt verify runs/gpt2\n  cairn ckpt verify runs/gpt2 --all\n"
       "  cairn ckpt verify runs/gpt2/checkpoints/step-00001200 --json");
   command->callback([args, &session] { session.action = [args, &session] { return verify(*args, session.json); }; });

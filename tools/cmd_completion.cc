@@ -141,6 +141,11 @@ void add_completion(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("completion", "print the completion script of a shell");
   const auto shell = std::make_shared<std::string>();
   command->add_option("SHELL", *shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->footer(
+      "Exit codes: 0 done, 2 no such shell.\n"
+      "Examples:\n"
+      "  source <(cairn completion bash)\n"
+      "  cairn completion fish > ~/.config/fish/completions/cairn.fish");
   command->callback([shell, &session] {
     session.action = [shell, &session]() -> Result<int> {
       std::vector<Level> levels;

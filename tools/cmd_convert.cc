@@ -420,8 +420,8 @@ void act(CLI::App& command, const std::shared_ptr<Options>& options, Session& se
 
 void add_convert(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "convert"});
-  CLI::App* command =
-      app.add_subcommand("convert", "Hugging Face folders and checkpoints into each other; --check: look first");
+  CLI::App* command = app.add_subcommand(
+      "convert", "convert between Hugging Face folders and checkpoints, either way; --check: look first");
   command
       ->add_option("SRC", options->from,
                    "a Hugging Face folder (safetensors or pytorch_model.bin), a checkpoint, or a run folder")
@@ -438,7 +438,9 @@ void add_convert(CLI::App& app, Session& session) {
   add_shared_options(*command, *options, true, session);
   command->footer(
       "Bounded memory whatever the model's size. Killed or stopped, nothing half-made has the target's name; the same\n"
-      "command goes on from the files that were done, each byte of them checked.\n"
+      "command resumes from the files that are complete, after checking every byte of them.\n"
+      "Exit codes: 0 done, or --check: it converts, 2 refused, 65 the source is damaged, 74 disk full or an I/O error, "
+      "75 stopped.\n"
       "Examples:\n  cairn convert --check HF_DIR\n  cairn convert HF_DIR checkpoints --mesh tp=2,pp=2\n"
       "  cairn convert runs/a HF_DIR --dtype bf16\n  cairn convert HF_DIR OTHER --to hf --dtype f16 --max-shard-size "
       "2GB");
@@ -447,22 +449,31 @@ void add_convert(CLI::App& app, Session& session) {
 
 void add_import(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "import", .target_kind = "cairn"});
-  CLI::App* command = app.add_subcommand("import", "a Hugging Face folder -> a checkpoint of any layout");
+  CLI::App* command = app.add_subcommand("import", "convert a Hugging Face folder to a checkpoint of any layout");
   command->add_option("hf_dir", options->from, "folder with config.json and weights")->required();
   command->add_option("checkpoints", options->to, "folder for checkpoints; step-00000000 is written in it")->required();
   add_import_options(*command, *options);
   add_shared_options(*command, *options, true, session);
+  command->footer(
+      "Exit codes: as `cairn convert`, and 69 the folder is of a run in training.\n"
+      "Examples:\n"
+      "  cairn import HF_DIR runs/base/checkpoints --mesh tp=2,pp=2");
   act(*command, options, session);
 }
 
 void add_export(CLI::App& app, Session& session) {
   auto options = std::make_shared<Options>(Options{.verb = "export", .target_kind = "hf"});
-  CLI::App* command = app.add_subcommand("export", "a checkpoint of any layout -> a Hugging Face folder");
+  CLI::App* command = app.add_subcommand("export", "convert a checkpoint of any layout to a Hugging Face folder");
   command->add_option("checkpoint", options->from, "a checkpoint, or a run folder: its newest complete one")
       ->required();
   command->add_option("hf_dir", options->to, "folder to make: config.json, safetensors, tokenizer files")->required();
   add_export_options(*command, *options);
   add_shared_options(*command, *options, false, session);
+  command->footer(
+      "Exit codes: as `cairn convert`.\n"
+      "Examples:\n"
+      "  cairn export runs/mine HF_DIR\n"
+      "  cairn export runs/mine/checkpoints/step-00001200 HF_DIR --dtype bf16 --max-shard-size 2GB");
   act(*command, options, session);
 }
 

@@ -222,6 +222,11 @@ void add_data(CLI::App& app, Session& session) {
   make->add_flag("--eod", t->eod, "append the tokenizer's end-of-document token to each");
   make->add_flag("--overwrite", t->overwrite, "replace a pair that exists");
   add_json_flag(*make, session);
+  make->footer(
+      "Exit codes: 0 done, 2 refused: file and line are named, 65 a damaged input, 74 disk full or an I/O error.\n"
+      "Examples:\n"
+      "  cairn data tokenize data/kjv.txt --out data/kjv_text_document --tokenizer bytes\n"
+      "  cairn data tokenize part-*.jsonl --out data/web --tokenizer HF_DIR --eod --json-key content");
   make->callback([t, &session] { session.action = [t, &session] { return tokenize(*t, session.json); }; });
 
   CLI::App* ids = command->add_subcommand("encode", "show the ids of texts, a line for each");
@@ -234,6 +239,11 @@ void add_data(CLI::App& app, Session& session) {
       ->type_name("NAME");
   ids->add_flag("--special", e->special, "with the ids that the tokenizer puts around a text");
   add_json_flag(*ids, session);
+  ids->footer(
+      "Exit codes: 0 done, 2 refused.\n"
+      "Examples:\n"
+      "  cairn data encode 'In the beginning' --tokenizer HF_DIR\n"
+      "  cairn data encode --lines prompts.txt --tokenizer tokenizer.json --special");
   ids->callback([e, &session] { session.action = [e, &session] { return encode(*e, session.json); }; });
 
   CLI::App* look =
@@ -246,6 +256,11 @@ void add_data(CLI::App& app, Session& session) {
       ->check(CLI::PositiveNumber);
   look->add_flag("--scan", i->scan, "every token is read and the largest id told in any case")->group("");
   add_json_flag(*look, session);
+  look->footer(
+      "Exit codes: 0 done, 2 refused, or an id beyond --vocab, 65 damaged.\n"
+      "Examples:\n"
+      "  cairn data info data/kjv_text_document --vocab 256\n"
+      "  cairn data info tokens.bin --dtype uint16");
   look->callback([i, &session] { session.action = [i, &session] { return info(*i, session.json); }; });
 }
 

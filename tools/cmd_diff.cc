@@ -98,6 +98,11 @@ void add_diff(CLI::App& app, Session& session) {
   command->add_option("RIGHT", args->right, "the other one")->required();
   command->add_flag("--exit-code", args->exit_code, "exit with 1 when they differ");
   add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 done, 1 they differ (with --exit-code), 2 refused.\n"
+      "Examples:\n"
+      "  cairn diff recipes/mine.lua recipes/other.lua\n"
+      "  cairn diff runs/mine recipes/mine.lua --exit-code");
   command->callback([args, &session] { session.action = [args, &session] { return diff(*args, session.json); }; });
 }
 

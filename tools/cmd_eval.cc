@@ -244,6 +244,11 @@ void add_eval(CLI::App& app, Session& session) {
       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own. With "
       "--data alone there need be none: only bits/byte wants one");
   add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 done, 2 refused, 65 weights or data are damaged, 74 out of memory or an I/O error.\n"
+      "Examples:\n"
+      "  cairn eval runs/mine --text kjv=data/kjv.txt\n"
+      "  cairn eval HF_DIR --data valid=data/valid --window 1024 --stride 512");
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });
 }

@@ -53,6 +53,11 @@ void add_explain(CLI::App& app, Session& session) {
   add_recipe_options(*command, args->recipe, &args->world);
   command->add_option("FIELD", args->field, "such as optimizer.lr, or a block such as mesh")->required();
   add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 done, 2 the recipe has a mistake, or there is no such field.\n"
+      "Examples:\n"
+      "  cairn explain recipes/mine.lua optimizer.lr\n"
+      "  cairn explain recipes/mine.lua mesh --set mesh.tp=4 --world 8");
   command->callback([args, &session] { session.action = [args, &session] { return explain(*args, session.json); }; });
 }
 

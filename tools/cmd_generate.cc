@@ -263,7 +263,7 @@ void add_generate(CLI::App& app, Session& session) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--end-token", options->infill.end, "id of eop, which ends it (GLM)")
       ->check(CLI::NonNegativeNumber);
-  command->add_flag("--ignore-eos", options->ignore_eos, "go on after the end-of-text token");
+  command->add_flag("--ignore-eos", options->ignore_eos, "continue after the end-of-text token");
   command->add_flag("--special", options->specials, "show special tokens");
   command->add_flag("--raw", options->raw, "do not put the tokenizer's special tokens before a prompt");
   command->add_option("--batch", options->generate.batch, "prompts worked on together")
@@ -275,6 +275,11 @@ void add_generate(CLI::App& app, Session& session) {
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, a tokenizer.json (or its folder) or a SentencePiece model; default: the model's own");
   add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 done, 2 refused, 65 weights or data are damaged, 74 out of memory or an I/O error.\n"
+      "Examples:\n"
+      "  cairn generate runs/mine --prompt 'In the beginning' --temperature 0.7 --seed 1\n"
+      "  cairn generate HF_DIR --prompts prompts.txt --max-tokens 64 --json");
   command->final_callback(
       [options, &session] { session.action = [options, &session] { return run(*options, session.json); }; });
 }

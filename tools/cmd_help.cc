@@ -6,18 +6,23 @@
 
 #include "dsl/dsl.h"
 #include "tools/commands.h"
+#include "tools/commands_page.h"
 
 namespace cairn::tools {
 namespace {
 
 struct HelpArgs {
   std::string topic;
-  bool markdown = false, types = false;
+  bool markdown = false, types = false, commands = false;
 };
 
 Result<int> help(const HelpArgs& args, const CLI::App& root) {
   if (args.markdown || args.types) {
     fmt::print("{}", args.markdown ? dsl::reference_markdown() : dsl::editor_types());
+    return 0;
+  }
+  if (args.commands) {
+    fmt::print("{}", commands_markdown(root));
     return 0;
   }
   const auto same_name = [&](const CLI::App* command) { return command->get_name() == args.topic; };
@@ -40,8 +45,17 @@ void add_help(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("help", "the recipe language: a field, a block, or everything");
   const auto args = std::make_shared<HelpArgs>();
   command->add_option("FIELD", args->topic, "such as optimizer.lr, mesh or T.cosine; or a subcommand");
-  CLI::Option* markdown = command->add_flag("--markdown", args->markdown, "print the whole reference page");
+  CLI::Option* markdown = command->add_flag("--markdown", args->markdown,
+                                            "print the reference page of the recipe language (docs/recipe.md)");
   command->add_flag("--types", args->types, "print the type file for editors (LuaLS)")->excludes(markdown);
+  command->add_flag("--commands", args->commands, "print all commands as a page (docs/commands.md)")
+      ->excludes(markdown);
+  command->footer(
+      "Exit codes: 0 done, 2 no such field or command.\n"
+      "Examples:\n"
+      "  cairn help optimizer.lr\n"
+      "  cairn help T.cosine\n"
+      "  cairn help train");
   command->callback([args, &session] { session.action = [args, &session] { return help(*args, *session.root); }; });
 }
 

@@ -115,10 +115,16 @@ Result<int> init(const InitArgs& args) {
 }  // namespace
 
 void add_init(CLI::App& app, Session& session) {
-  CLI::App* command = app.add_subcommand("init", "write a first recipe and the files an editor needs");
+  CLI::App* command =
+      app.add_subcommand("init", "write a first recipe, and the files by which an editor completes and checks recipes");
   const auto args = std::make_shared<InitArgs>();
   command->add_option("DIR", args->folder, "folder to write to (default: the current one)");
   command->add_flag("--force", args->force, "replace files that differ");
+  command->footer(
+      "Exit codes: 0 done, 2 a file that differs is there (--force replaces it), 74 the folder cannot be written.\n"
+      "Examples:\n"
+      "  cairn init\n"
+      "  cairn init mine --force");
   command->callback([args, &session] { session.action = [args] { return init(*args); }; });
 }
 

@@ -1,4 +1,5 @@
-// cairn lineage RUN: by which recipes a run was trained, from where on, and a recipe that does it all again.
+// cairn lineage RUN: the recipes that a run was trained with, and from which step each counts, and a recipe that does
+// it all again.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -70,11 +71,17 @@ Result<int> show(const LineageArgs& args, bool as_json) {
 }  // namespace
 
 void add_lineage(CLI::App& app, Session& session) {
-  CLI::App* command = app.add_subcommand("lineage", "by which recipes a run was trained, from where on");
+  CLI::App* command =
+      app.add_subcommand("lineage", "the recipes that a run was trained with, and from which step each counts");
   const auto args = std::make_shared<LineageArgs>();
   command->add_option("RUN", args->run, "the run folder")->required();
-  command->add_flag("--recipe", args->recipe, "print one recipe that does the whole run again, from its beginning");
+  command->add_flag("--recipe", args->recipe, "print one recipe that repeats the complete run from step 0");
   add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 done, 2 not a run folder, 65 a damaged lineage.\n"
+      "Examples:\n"
+      "  cairn lineage runs/mine\n"
+      "  cairn lineage runs/mine --recipe > again.lua");
   command->callback([args, &session] { session.action = [args, &session] { return show(*args, session.json); }; });
 }
 

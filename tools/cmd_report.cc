@@ -415,6 +415,11 @@ void add_report(CLI::App& app, Session& session) {
                     "then print what is new, until the run ends or Ctrl-C; with --json a line "
                     "of JSON each");
   add_json_flag(*command, session);
+  command->footer(
+      "Exit codes: 0 done, 2 not a run folder. How the run ended stands in the report.\n"
+      "Examples:\n"
+      "  cairn report runs/mine\n"
+      "  cairn report runs/mine --follow --json");
   command->callback([args, &session] {
     session.action = [args, &session] { return report(args->run, args->follow, session.json); };
   });

@@ -75,7 +75,7 @@ Status take_id_of_place(const std::vector<CopyTo>& places, const std::string& sa
                                                     "the checkpoint that is here",
                                                     place->describe(), saved_by)));
     if (owner != saved_by || owner == folder.id()) continue;
-    fmt::print("goes on as run {}, whose copies {} has\n", saved_by, place->describe());
+    fmt::print("resumes as run {}, whose copies {} has\n", saved_by, place->describe());
     return folder.take_id(saved_by);
   }
   return {};
@@ -95,7 +95,7 @@ int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool 
     for (const std::string& line : data_lines(report.data)) fmt::print("  {}\n", line);
     for (const std::string& fact : report.facts) fmt::print("  {}\n", fact);
     std::fputs(start_text(report, loaded).c_str(), stdout);
-    fmt::print("--dry-run: nothing was started; `cairn plan` tells the rest\n");
+    fmt::print("--dry-run: nothing was started; `cairn plan` shows the rest\n");
     return 0;
   }
   std::fflush(stdout);
@@ -254,7 +254,7 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
   claimed_ = true;
   if (!folder_.doubt().empty()) fmt::print("warning: {}\n", folder_.doubt());
   if (!folder_.copied_from().empty()) {
-    fmt::print("a copy of {}: a run of its own from here on, which goes on from the checkpoints in it\n",
+    fmt::print("a copy of {}: a run of its own from here on, which resumes from the checkpoints in it\n",
                folder_.copied_from());
   }
   if (!saved_by_.empty() && folder_.copied_from().empty())
@@ -383,11 +383,11 @@ Result<RunRecipe> recipe_to_resume(const fs::path& run) {
   ckpt::PosixBackend io;
   RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
   if (names.steps.empty()) {
-    return refuse("no run to go on with: it has no recipe.resolved.json, and no checkpoint in `checkpoints`");
+    return refuse("no run to resume: it has no recipe.resolved.json, and no checkpoint in `checkpoints`");
   }
   fs::path dir;
   RT_TRY_SET(ckpt::Manifest manifest, newest_manifest(run, &dir));
-  fmt::print("{} has no recipe.resolved.json; going on with the recipe that {} holds\n", run.string(), dir.string());
+  fmt::print("{} has no recipe.resolved.json; resuming with the recipe that {} holds\n", run.string(), dir.string());
   return RunRecipe{
       .json = std::move(manifest.recipe), .where = "recipe in " + dir.string(), .saved_by = std::move(manifest.run.id)};
 }
@@ -402,8 +402,8 @@ Result<int> resume(const TrainArgs& args, nlohmann::json& result) {
       for (const std::string& value : *given) words += fmt::format(" {} {}", flag, value);
     }
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("resume goes on with the recipe as the run has it; to change it, give the recipe: `cairn "
-                             "train RECIPE --run {}{}` goes on from the same checkpoint (what the run was begun with "
+                 fmt::format("`cairn resume` takes the recipe as the run has it; to change it, give the recipe: `cairn "
+                             "train RECIPE --run {}{}` resumes from the same checkpoint (what the run was begun with "
                              "lies in {})",
                              args.run, words, (run / "recipe").string())};
   }
@@ -470,7 +470,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
       ->check(CLI::PositiveNumber);
   command
       .add_option("--from-step", args.from_step,
-                  "go on from this step of the run instead of the newest; later ones are moved to RUN/abandoned")
+                  "resume from this step of the run instead of the newest; later ones are moved to RUN/abandoned")
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50));
   command
@@ -487,8 +487,7 @@ void add_run_options(CLI::App& command, TrainArgs& args) {
 }  // namespace
 
 void add_train(CLI::App& app, Session& session) {
-  CLI::App* command =
-      app.add_subcommand("train", "train a recipe; goes on where the run folder's newest checkpoint stands");
+  CLI::App* command = app.add_subcommand("train", "train a recipe; resumes from the run folder's newest checkpoint");
   const auto args = std::make_shared<TrainArgs>();
   add_recipe_options(*command, args->recipe);
   command->add_option("--run", args->run, "the run folder (default: runs/NAME)")->type_name("DIR");
@@ -496,12 +495,23 @@ void add_train(CLI::App& app, Session& session) {
   command->add_flag("--fresh", args->fresh, "refuse a run folder that already holds checkpoints");
   add_run_options(*command, *args);
   add_json_flag(*command, session);
+  command->footer(
+      "The same command again resumes from the newest checkpoint; a changed recipe is checked against the run first.\n"
+      "Exit codes: 0 done, or stopped on request, 2 refused, 65 data or checkpoint damaged, 69 the run is in use or a "
+      "rank\n"
+      "was lost for good, 74 disk or memory full, 75 stopped before it was done, 76 a loss that is not finite, 128 + n "
+      "a signal.\n"
+      "Examples:\n"
+      "  cairn train recipes/mine.lua --nproc 8 --run runs/mine\n"
+      "  cairn train recipes/mine.lua --run runs/mine --set optimizer.peak_lr=1e-3 --dry-run\n"
+      "  cairn train recipes/mine.lua --run runs/mine --from-step 1200\n"
+      "  cairn train recipes/mine.lua --run runs/mine --time-limit 11h30min --exit-when-unfinished 75");
   command->callback([args, &session] { session.action = [args, &session] { return train(*args, session.json); }; });
 }
 
 void add_resume(CLI::App& app, Session& session) {
   CLI::App* command =
-      app.add_subcommand("resume", "go on with a run: its stored recipe, its newest checkpoint, any world size");
+      app.add_subcommand("resume", "resume a run: its stored recipe, its newest checkpoint, any number of ranks");
   const auto args = std::make_shared<TrainArgs>();
   command->add_option("RUN", args->run, "the run folder")->required();
   add_run_options(*command, *args);
@@ -510,6 +520,11 @@ void add_resume(CLI::App& app, Session& session) {
                                    std::pair("--with", &args->recipe.with_files)}) {  // to be told what does it
     command->add_option(flag, *into)->group("")->expected(1)->take_all();
   }
+  command->footer(
+      "Exit codes: as `cairn train`.\n"
+      "Examples:\n"
+      "  cairn resume runs/mine\n"
+      "  cairn resume runs/mine --nproc 4 --dry-run");
   command->callback([args, &session] {
     session.action = [args, &session] {
       return with_result(session.json, [&](nlohmann::json& result) { return resume(*args, result); });

@@ -224,11 +224,11 @@ class CkptToolsTest(ProgramTest):
         self.cairn("ckpt", "average", "m", "a", "--to", "x", "--moments", "last")
         self.assertIn("2 ranks", self.cairn("resume", "x", "--dry-run").stdout)
 
-    def test_what_is_no_run_is_not_resumed(self):
+    def test_resume_refuses_a_folder_that_is_no_run(self):
         os.makedirs(self.path("empty/checkpoints"))
         shutil.copytree(self.path(self.step("a", 6)), self.path("fetched/step-00000006"))
         os.makedirs(self.path("hurt/checkpoints/step-00000006"))
-        for run, words in (("nowhere", "no such folder"), ("empty", "no run to go on with"),
+        for run, words in (("nowhere", "no such folder"), ("empty", "no run to resume"),
                            ("a/checkpoints/", "give the run's folder"), (self.step("a", 6), "give the run's folder"),
                            ("fetched", "fetched holds step-00000006, and a run keeps its checkpoints in"),
                            ("hurt", "manifest.json")):
@@ -312,7 +312,7 @@ class CkptToolsTest(ProgramTest):
         self.assertIn("step 7/7", self.cairn(*train, "--set", "stop=T.steps(7)").stdout)
         self.assertEqual(self.steps_in("c"), ["step-00000006", "step-00000007"])
 
-    def test_what_a_killed_one_left_is_not_trained_from_scratch(self):
+    def test_a_target_that_a_killed_reshard_left_is_not_trained_from_scratch(self):
         self.bring_data()
         for run, command in (("d", ["reshard", "a", "d", "--mesh", "tp=1"]),
                              ("e", ["average", "a", "--last", "2", "--to", "e"])):
@@ -341,7 +341,7 @@ class CkptToolsTest(ProgramTest):
             shutil.rmtree(self.path("b"))
             shutil.copytree(os.path.join(self.made.name, "b"), self.path("b"))
 
-    def test_one_that_is_killed_behind_its_commit_leaves_the_recipe_of_its_step(self):
+    def test_a_reshard_killed_behind_its_commit_leaves_the_recipe_of_its_step(self):
         waits = self.path("b/recipe.resolved.json.tmp")  # for whoever reads what is written there
         for command, ranks in ((["reshard", "a", "b", "--mesh", "tp=1"], "1 rank"),
                                (["average", self.step("a", 2), self.step("a", 6), "--to", "b", "--moments", "last"],
@@ -382,7 +382,7 @@ class CkptToolsTest(ProgramTest):
         with open(self.path("b/recipe.resolved.json"), encoding="utf-8") as f:
             self.assertEqual(f.read(), before)
         done = self.cairn("resume", "b", "--dry-run", code=74)
-        self.assertIn("it is not known which recipe the run goes on with", done.stderr)
+        self.assertIn("it is not known which recipe the run resumes with", done.stderr)
         os.rename(manifest + ".away", manifest)
         self.assertIn("2 ranks", self.cairn("resume", "b", "--dry-run").stdout)
         self.cairn(*opens, code=2)
@@ -398,7 +398,7 @@ class CkptToolsTest(ProgramTest):
         self.assertIn("has step 6, which is newer", self.cairn(*older, code=2).stderr)
         self.assertFalse(os.path.exists(self.path(self.step("c", 2))))
         told = self.cairn(*older, "--overwrite").stdout
-        self.assertIn("goes on from step 6", told)
+        self.assertIn("resumes from step 6", told)
         self.assertNotIn("go on with", told)
 
     def test_a_refusal_leaves_no_run_behind(self):
@@ -422,7 +422,7 @@ class CkptToolsTest(ProgramTest):
             self.assertIn(words, self.cairn("ckpt", "reshard", "a", target, "--mesh", "tp=1", code=2).stderr)
         self.assertEqual([name.replace("/c/", "/b/") for name in self.names_below("c")], self.names_below("b"))
 
-    def test_where_a_link_leads_to_nothing_no_run_begins_and_the_link_stays(self):
+    def test_no_run_begins_where_a_link_leads_to_nothing_and_the_link_stays(self):
         os.mkdir(self.path("mine"))
         os.symlink("away", self.path("disk"))  # that is not mounted
         os.symlink("../away", self.path("mine/checkpoints"))
@@ -694,7 +694,7 @@ class CkptToolsTest(ProgramTest):
                             (["--keep", "fractions(4)"], "of the whole run (--run-steps)")):
             self.assertIn(words, self.cairn("ckpt", "prune", "a", *args, code=2).stderr)
 
-    def test_what_other_hosts_left_goes_when_the_user_says_that_they_are_gone(self):
+    def test_leftovers_of_other_hosts_go_when_the_user_says_that_they_are_gone(self):
         own = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:64]
         with open("/proc/self/stat", encoding="utf-8") as f:
             start = f.read().rsplit(")", 1)[1].split()[19]
@@ -797,7 +797,7 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done, re.findall(r'"([^"]*)", [A-Z_|]*O_CREAT', self.text("calls"))
 
-    def test_where_names_cannot_be_exchanged_nothing_is_compressed(self):
+    def test_archiving_compresses_nothing_where_names_cannot_be_exchanged(self):
         before = self.names_below("a")
         for more in ([], ["--json"]):
             done, made = self.archive_with("renameat2:error=EINVAL", 2, *more)
@@ -809,7 +809,7 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(len(told["problems"]), 1)
         self.assertIn("cannot exchange two names", told["problems"][0])
 
-    def test_what_was_compressed_before_an_error_is_told(self):
+    def test_archiving_reports_what_was_compressed_before_an_error(self):
         done, _ = self.archive_with("renameat2:error=EIO:when=4", 74, "--json")  # a step: one to look, one to commit
         told = json.loads(done.stdout)
         first, second = told["archived"]
@@ -824,7 +824,7 @@ class CkptToolsTest(ProgramTest):
         self.assertIn("left alone: failed: ", done.stdout)
         self.assertIn("Input/output error", done.stderr)
 
-    def test_what_a_killed_archiving_left_goes_first(self):
+    def test_archiving_first_removes_what_a_killed_one_left(self):
         own = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())[:64]
         writer = f"{own}.{os.getpid()}.1"
         shutil.copytree(self.path(self.step("a", 2)), self.path("raw"))
@@ -852,7 +852,7 @@ class CkptToolsTest(ProgramTest):
         done, _ = self.archive_with("renameat2:error=EINVAL", 2, "--leftovers")
         self.assertIn(f".tmp-step-00000009.{writer}.5: removed, 100 B\n", done.stdout)
 
-    def test_what_a_step_of_a_newer_build_refers_to_stays_as_it_is(self):
+    def test_steps_that_a_newer_builds_step_refers_to_stay_as_they_are(self):
         late = self.step("a", 4)
         with open(self.path(f"{late}/manifest.json"), "r+b") as f:
             text = f.read()
@@ -927,7 +927,7 @@ class CkptToolsTest(ProgramTest):
         self.assertEqual(verify.returncode, 69, refused)
         self.assertIn("step-00000004: was removed meanwhile", refused)
 
-    def test_what_retention_removes_meanwhile_is_not_damaged(self):
+    def test_a_step_that_retention_removes_meanwhile_is_not_damaged(self):
         for name in os.listdir(self.path(self.step("a", 2))):
             if name.endswith(".h5"):
                 with open(self.path(f"{self.step('a', 2)}/{name}"), "r+b") as f:
@@ -953,7 +953,7 @@ class CkptToolsTest(ProgramTest):
 
     def test_the_examples_of_cat_name_tensors_that_a_gpt_has(self):
         texts = {"cairn ckpt cat --help": self.cairn("ckpt", "cat", "--help").stdout}
-        for name in ("README.md", "docs/operations.md"):
+        for name in ("docs/commands.md", "docs/operations/checkpoint-tools.md"):
             with open(os.path.join(ROOT, name), encoding="utf-8") as f:
                 texts[name] = f.read()
         for where, text in texts.items():
