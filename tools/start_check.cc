@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -360,7 +362,7 @@ void check_run_folder(const StartQuestion& question, const InitConfig& init, Fin
   if (question.fresh && fs::exists(run / "checkpoints", unknown) && !fs::is_empty(run / "checkpoints", unknown)) {
     findings.refuse("",
                     fmt::format("--fresh: {} already holds checkpoints; choose another run folder, or leave --fresh "
-                                "out to go on from them",
+                                "out to resume from them",
                                 run.string()));
   }
 }
@@ -519,7 +521,7 @@ Status check_steps_lie_below(const fs::path& run) {
   RT_TRY_SET(const ckpt::Names below, ckpt::list_names(io, run / "checkpoints"));
   if (!below.steps.empty() || here.steps.empty()) return {};
   return Error{ErrorCode::kInvalidInput,
-               fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to go on from them, "
+               fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to resume from them, "
                            "or choose another run folder",
                            run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
 }
@@ -540,13 +542,31 @@ Status check_nothing_lost(const fs::path& run) {
   return Error{
       ErrorCode::kInvalidInput,
       fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
-                  "(--fresh begins anew; without events.jsonl the run goes on from what memory holds)",
+                  "(--fresh begins anew; without events.jsonl the run resumes from what memory holds)",
                   (run / "checkpoints").string(), saved)};
+}
+
+/// Slurm starts the command on each node of the allocation when it is told nothing else.
+void check_one_host(Findings& findings) {
+  for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {  // the older name is the second
+    const char* text = std::getenv(name);
+    if (text == nullptr) continue;
+    int64_t nodes = 0;
+    const char* end = text + std::strlen(text);
+    const auto [at, error] = std::from_chars(text, end, nodes);
+    if (error != std::errc() || at != end || nodes < 2) continue;
+    return findings.warn(
+        "", fmt::format("this is one of {} nodes of a Slurm job ({}), and one start is one host: each node that runs "
+                        "this command trains a run of its own. Ask for one node (--nodes=1) and one task (srun "
+                        "--ntasks=1)",
+                        nodes, name));
+  }
 }
 
 StartReport check_start(const StartQuestion& question) {
   StartReport report;
   Findings findings(report);
+  check_one_host(findings);
   const Recipe& recipe = question.plan.recipe;
   report.data = check_data(recipe, question.plan, question.scan_seconds, report);
   check_best(recipe, question.plan, report);

@@ -50,7 +50,8 @@ Result<MegatronWriter> MegatronWriter::create(const std::string& prefix, DType d
   if (!options.overwrite)
     for (const char* suffix : {".bin", ".idx"})
       if (exists(prefix + suffix))
-        return Error{ErrorCode::kInvalidInput, prefix + suffix + " exists; remove it or allow overwriting"};
+        return Error{ErrorCode::kInvalidInput,
+                     prefix + suffix + " exists; remove it, or replace the pair with --overwrite"};
   MegatronWriter writer;
   writer.dtype_ = dtype;
   RT_TRY_SET(writer.bin_, open_temporary(prefix + ".bin.tmp"));

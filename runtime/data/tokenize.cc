@@ -507,7 +507,9 @@ Result<TokenizeReport> tokenize_file(const TokenizeArgs& args) {
   RT_TRY_SET(const std::unique_ptr<text::Tokenizer> tokenizer, text::make_tokenizer(args.tokenizer));
   if (args.append_eod && tokenizer->eod() < 0)
     return Error{ErrorCode::kInvalidInput,
-                 args.tokenizer.path + ": the model has no end-of-sentence id to append after documents"};
+                 fmt::format("{}: --eod appends the token that ends a document, and there is none: {}. Name one in "
+                             "tokenizer_config.json, or leave --eod out",
+                             args.tokenizer.path, tokenizer->why_no_eod())};
   TokenizeProgress progress;
   std::vector<OpenedFile> files;  // all opened before any work: a typo in the last name should not cost an hour
   for (const std::string& path : args.inputs) {

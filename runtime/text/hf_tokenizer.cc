@@ -97,6 +97,8 @@ Status add_post_processor(const json& spec, Around* out) {
                            type)};
 }
 
+constexpr std::string_view kConfigFile = "tokenizer_config.json", kMapFile = "special_tokens_map.json";
+
 /// eos_token of tokenizer_config.json or special_tokens_map.json: a string or {"content": ...}; empty: not said.
 std::string eos_token(std::string_view text) {
   const json config = json_or_nothing(text);
@@ -134,14 +136,24 @@ class HfTokenizer final : public Tokenizer {
         if (!has(id)) return Error{ErrorCode::kInvalidInput, fmt::format("post_processor: no token has the id {}", id)};
       }
     }
-    for (const std::string_view beside : {config, map}) {
-      if (const std::string token = eos_token(beside); eod_ < 0 && !token.empty()) eod_ = find(token).value_or(-1);
+    std::string asked;
+    for (const auto& [file, beside] : {std::pair(kConfigFile, config), std::pair(kMapFile, map)}) {
+      const std::string token = eos_token(beside);
+      if (eod_ < 0 && !token.empty()) eod_ = find(token).value_or(-1);
+      asked += fmt::format("{}{}", asked.empty() ? "" : ", ", file);
+      if (!token.empty()) {
+        asked += fmt::format(" names the eos_token \"{}\", which is no token of the vocabulary", token);
+      } else {
+        asked += beside.empty() ? " beside it is missing or empty" : " names no eos_token";
+      }
     }
+    if (eod_ < 0) why_no_eod_ = std::move(asked);
     return {};
   }
 
   int64_t vocab() const override { return static_cast<int64_t>(tokens_.size()); }
   int32_t eod() const override { return eod_; }
+  std::string why_no_eod() const override { return why_no_eod_; }
   std::vector<int32_t> before() const override { return around_.before; }
   std::vector<int32_t> after() const override { return around_.after; }
 
@@ -265,6 +277,7 @@ class HfTokenizer final : public Tokenizer {
   Vocabulary added_;
   std::vector<Named> tokens_;  // by id
   int32_t eod_ = -1;
+  std::string why_no_eod_;
 };
 
 }  // namespace

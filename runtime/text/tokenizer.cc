@@ -49,6 +49,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   int64_t vocab() const override { return model_.GetPieceSize(); }
   int32_t eod() const override { return model_.eos_id(); }
+  std::string why_no_eod() const override { return "the model has no eos piece (it was trained with --eos_id=-1)"; }
   Status encode(std::string_view text, std::vector<int32_t>* ids) const override {
     const int64_t bad = find_invalid_utf8(text);  // the library would put U+FFFD there and say nothing
     if (bad >= 0)

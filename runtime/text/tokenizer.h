@@ -36,13 +36,15 @@ class Tokenizer {
   /// The id that ends a document, or -1. Bytes: 0, the byte that text does not contain. SentencePiece: the model's eos.
   /// tokenizer.json: the eos_token of the tokenizer_config.json or special_tokens_map.json beside it.
   virtual int32_t eod() const = 0;
+  /// Where eod() is -1: which file was asked for the token, and what it said. Goes behind the tokenizer's path.
+  virtual std::string why_no_eod() const { return "it has no token that ends a document"; }
 
   /// Appends the ids of `text`, without those that a model wants around it. Errors: kInvalidInput, with the byte within
   /// `text`, when it cannot be encoded (not UTF-8, except for bytes).
   virtual Status encode(std::string_view text, std::vector<int32_t>* ids) const = 0;
 
-  /// The same for a part of a longer text, cut where nothing joins the two sides: what a tokenizer.json puts before a
-  /// text, or takes off its ends, is for the ends of the whole. A SentencePiece model takes each part for a text.
+  /// The same for a part of a longer text, cut where nothing joins the two sides. What a tokenizer.json adds before a
+  /// text, or strips at its ends, applies to the ends of the text alone. SentencePiece takes each part for a text.
   virtual Status encode_part(std::string_view text, Part /*part*/, std::vector<int32_t>* ids) const {
     return encode(text, ids);
   }

@@ -7,6 +7,8 @@ from program import ProgramTest, main
 
 TEXT = "In the beginning\nGod created the heaven and the earth.\n\nAnd the earth was without form, and void.\n"
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 
 class DataTest(ProgramTest):
     def test_tokenize_then_info(self):
@@ -50,8 +52,23 @@ class DataTest(ProgramTest):
     def test_a_pair_is_replaced_only_on_request(self):
         self.write("a.txt", TEXT)
         self.cairn("data", "tokenize", "a.txt", "--out", "set")
-        self.assertIn("set", self.cairn("data", "tokenize", "a.txt", "--out", "set", code=2).stderr)
+        refused = self.cairn("data", "tokenize", "a.txt", "--out", "set", code=2).stderr
+        self.assertIn("set.bin exists; remove it, or replace the pair with --overwrite", refused)
         self.cairn("data", "tokenize", "a.txt", "--out", "set", "--overwrite")
+
+    def test_eod_without_an_eos_token_names_the_file_and_the_token(self):
+        self.write("a.txt", TEXT)
+        with open(os.path.join(ROOT, "tests", "golden", "tokenizers", "gpt2.json"), "rb") as f:
+            self.write("hf/tokenizer.json", f.read())
+        eod = ["data", "tokenize", "a.txt", "--out", "set", "--tokenizer", "hf", "--eod"]
+        refused = self.cairn(*eod, code=2).stderr
+        for words in ("hf/tokenizer.json: --eod", "tokenizer_config.json beside it is missing", "special_tokens_map.json"):
+            self.assertIn(words, refused)
+        self.write("hf/tokenizer_config.json", '{"eos_token": "</none>"}')
+        self.assertIn('tokenizer_config.json names the eos_token "</none>", which is no token of the vocabulary',
+                      self.cairn(*eod, code=2).stderr)
+        self.write("hf/tokenizer_config.json", '{"eos_token": "<|endoftext|>"}')
+        self.cairn(*eod)
 
     def test_bad_input_is_named_and_leaves_nothing(self):
         for args in (["missing.txt"], ["."]):

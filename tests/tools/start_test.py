@@ -47,6 +47,20 @@ class StartTest(ProgramTest):
         with open(self.path("text.idx"), "rb") as f:
             self.write(name + ".idx", f.read())
 
+    def test_a_start_on_one_of_several_slurm_nodes_warns_once_that_it_is_one_host(self):
+        warning = "this is one of 2 nodes of a Slurm job"
+        for environment in ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2"}, {"SLURM_NNODES": "2"},
+                            {"SLURM_JOB_NUM_NODES": "2"}):
+            with self.subTest(environment=environment):
+                checked = self.cairn("check", "r.lua", env=environment)
+                self.assertEqual((checked.stdout + checked.stderr).count(warning), 1)
+        started = self.cairn("train", "r.lua", "--nproc", 1, "--set", "stop=T.samples(16)", env={"SLURM_NNODES": "2"})
+        self.assertEqual((started.stdout + started.stderr).count(warning), 1)
+        self.assertIn("one start is one host: each node that runs this command trains a run of its own", started.stdout)
+        for nodes in ("1", "", "two", "2x", "-2"):
+            alone = self.cairn("check", "r.lua", env={"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes})
+            self.assertNotIn("Slurm", alone.stdout + alone.stderr)
+
     def everything(self):
         """Each path below the test's folder, with its content."""
         found = {}
@@ -97,7 +111,7 @@ class StartTest(ProgramTest):
         self.cairn("train", "r.lua", code=2)
         self.assertFalse(os.path.exists(self.path("runs")))  # refused before the folder is made
 
-    def test_all_problems_come_at_once(self):
+    def test_check_reports_all_problems_of_a_start_at_once(self):
         self.write("short.bin", b"\x01\x00" * 20)
         self.recipe(data='T.blend { sources = { T.megatron { prefix = "nowhere" }, T.token_files { train = "short.bin" }, '
                          'T.megatron { prefix = "gone", weight = 2 } } }')
@@ -115,7 +129,7 @@ class StartTest(ProgramTest):
         self.recipe(data='T.token_files { train = "odd.bin" }')
         self.assertIn("3 bytes is no whole number of uint16 tokens", self.refused())
 
-    def test_one_id_beyond_the_rows_is_found_in_each_part(self):
+    def test_the_scan_of_ids_finds_one_beyond_the_rows_in_each_part(self):
         def far_in(raw):
             raw[-200:-198] = struct.pack("<H", 300)
         self.tokens("bad", far_in)
@@ -210,7 +224,7 @@ class StartTest(ProgramTest):
         os.makedirs(self.path("beside/step-00000010"))
         self.assertIn("move them there", self.refused(run="beside"))
 
-    def test_what_does_not_fit_into_memory_or_on_disk_is_refused(self):
+    def test_a_start_that_does_not_fit_into_memory_or_on_disk_is_refused(self):
         self.assertRegex(self.refused("--set", "model.width=65536", "--set", "model.layers=64"),
                          "snapshots need .* GiB .* are missing")
         self.recipe(more="checkpoint = T.checkpoint { save = { T.every { steps = 1 } } },")

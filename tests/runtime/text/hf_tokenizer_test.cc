@@ -154,7 +154,7 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     }
   }
 
-  TEST_CASE("what is not read here is refused by name; damage is told with its place") {
+  TEST_CASE("unsupported parts of a tokenizer.json are refused by name; damage is reported with its place") {
     const auto refused = [](const std::function<void(json&)>& change, const char* part) {
       const auto made = changed(change);
       REQUIRE_FALSE(made.ok());
@@ -280,6 +280,21 @@ TEST_SUITE("runtime/text/hf_tokenizer") {
     CHECK(eod(R"({"eos_token": "<|endoftext|>"})", "") == id);
     CHECK(eod("", R"({"eos_token": {"content": "<|endoftext|>"}})") == id);
     CHECK(eod(R"({"eos_token": "<none>"})", "") == -1);
+  }
+
+  TEST_CASE("a tokenizer.json without an end-of-document token says which file lacks it, and which token was sought") {
+    const std::string spec = read(kFolder + "gpt2.json");
+    const auto why = [&](const char* config, const char* map) {
+      return make_hf_tokenizer(spec, config, map).value()->why_no_eod();
+    };
+    CHECK(why("", "") ==
+          "tokenizer_config.json beside it is missing or empty, special_tokens_map.json beside it is missing or empty");
+    CHECK(why(R"({"eos_token": "<none>"})", R"({"bos_token": "<s>"})") ==
+          "tokenizer_config.json names the eos_token \"<none>\", which is no token of the vocabulary, "
+          "special_tokens_map.json names no eos_token");
+    CHECK(why("{}", R"({"eos_token": {"content": "</s>"}})") ==
+          "tokenizer_config.json names no eos_token, special_tokens_map.json names the eos_token \"</s>\", which is no "
+          "token of the vocabulary");
   }
 
   TEST_CASE("patterns are read as Oniguruma reads them, or refused") {
