@@ -1,7 +1,7 @@
 #pragma once
-// Cold storage in place: a committed checkpoint is written anew with its chunks compressed, the same tensors in the
-// same files of the same layout, and takes its own place by one atomic exchange (save_checkpoint's commit): at every
-// instant the folder has the step, whole, in the old form or in the new one.
+// Cold storage in place. Writes a committed checkpoint anew with compressed chunks: the same tensors in the same files
+// of the same layout. It takes its own place by one atomic exchange (save_checkpoint's commit). At every instant the
+// folder has the complete step, in the old form or in the new one.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,10 +21,10 @@ struct ArchiveReport {
   int64_t bytes_before = 0, bytes_after = 0;  // of its files
 };
 
-/// Every chunk's checksum is compared on the way. Memory: some 64 MiB, and a chunk for each coding thread.
-/// Errors: kUnsupported when it refers to files of other steps (archiving would copy them) - that others refer to it is
-/// for the caller to know (CheckpointInfo::references) - or, before anything is read, where the file system cannot
-/// exchange two names; kCorrupt naming the damaged chunk, and nothing has changed; those of save_checkpoint.
+/// Compares every chunk's checksum on the way. Memory: some 64 MiB, and a chunk for each coding thread. Errors:
+/// kUnsupported when it refers to files of other steps (archiving would copy them), or, before anything is read, where
+/// the file system cannot exchange two names; kCorrupt naming the damaged chunk, and nothing has changed; those of
+/// save_checkpoint. The caller checks that no other step refers to this one (CheckpointInfo::references).
 Result<ArchiveReport> archive_checkpoint(IoBackend& io, const std::filesystem::path& checkpoints_dir, int64_t step,
                                          const std::function<void(int64_t done, int64_t total)>& progress = {});
 

@@ -53,11 +53,11 @@ struct AverageReport {
   double seconds = 0;
 };
 
-/// Writes `checkpoints_dir`/step-N, N being the last source's step. Weights are divided by their sum. Lineage: parents
-/// are the last source's, then the runs of all sources; Manifest::origin names each with its share.
-/// Errors: kInvalidInput when the sources do not have the same weights (each tensor named), when fewer than two are
-/// given, or a weight is no positive number, or kLast and the last source has no moments, or memory_bytes is too small
-/// for their chunks, or the step is there already; those of reading and saving.
+/// Writes `checkpoints_dir`/step-N, where N is the last source's step. Weights are divided by their sum. Lineage:
+/// parents are the last source's, then the runs of all sources; Manifest::origin names each with its share.
+/// Errors: those of reading and saving, and kInvalidInput: the sources do not have the same weights (each tensor
+/// named); fewer than two are given; a weight is no positive number; kLast and the last source has no moments;
+/// memory_bytes is too small for their chunks; the step is there already.
 Result<AverageReport> average_checkpoints(IoBackend& io, std::span<const AverageSource> sources,
                                           const std::filesystem::path& checkpoints_dir, const AverageOptions& options);
 

@@ -1,24 +1,24 @@
 #pragma once
-// The rank's side of checkpoints: training updates its state in the banks of the agent's arena, so a snapshot is a few
-// words in a header; what is on disk the agent sees to.
+// The rank's side of checkpoints. Training updates its state in the banks of the agent's arena, so a snapshot is a few
+// words in a header. The agent writes what goes to disk.
 //
-// Life of a snapshot: next_bank() on world rank 0 picks the bank of the update by the slot rule (snapshot/slot_rule.h);
-// begin_update() on every rank marks it; the update writes it; decide() on rank 0 says whether the step is to be
-// restorable, which is every step unless the recipe says otherwise, and whether it is to be persisted, and then
-// reserves the bank; snapshot() publishes it; the agent's NodePersister (persister.h) sees a reserved bank whole on all
-// ranks, writes it, frees it.
+// Life of a snapshot: 1. next_bank() on world rank 0 picks the bank of the update by the slot rule
+// (snapshot/slot_rule.h). 2. begin_update() on every rank marks it, and the update writes it. 3. decide() on rank 0
+// says whether the step is to be restorable (every step unless the recipe says otherwise) and persisted; then it
+// reserves the bank. 4. snapshot() publishes it. 5. The agent's NodePersister (persister.h) sees a reserved bank that
+// is complete on all ranks, writes it, frees it.
 //
-// With checkpoint.snapshot_by = "copy" the state is the trainer's and the arena's banks hold copies of it (copy/):
-// decide() on rank 0 picks the slot, snapshot() begins to copy into it, and whoever copies its last part publishes it.
-// A copy is begun when the one before is done on that rank, which it is since the update between has waited for it;
-// when no slot is free, because all are on their way to the disk, the snapshot is left out. After a restart the first
-// update reads the slot and writes the trainer's memory; only what a link alone can reach is copied back.
+// With checkpoint.snapshot_by = "copy" the state is the trainer's, and the arena's banks hold copies of it (copy/).
+// decide() on rank 0 picks the slot, and snapshot() begins to copy into it; the thread that copies the last part
+// publishes it. The copy before is done by then: the update between has waited for it. When every slot is on its way to
+// the disk, the snapshot is left out. After a restart the first update reads the slot and writes the trainer's memory;
+// only what a link alone can reach is copied back.
 //
-// With three banks or more (checkpoint.in_flight and two) no call waits for the disk: a save that is due while as many
-// banks are reserved as training can spare (all but two) is put off to the next step at which one is free, so that the
-// newest state is saved. Saves in flight may end in any order; the newest complete one is where a run goes on. With two
-// banks next_bank() waits while the other one is being written, at most kLongestWaitS; then the update goes on in
-// place, and until the save is done a killed rank goes back to the step that is being saved.
+// With three banks or more (checkpoint.in_flight and two) no call waits for the disk. Training spares all banks but
+// two: if that many are reserved, a due save is put off to the next step at which one is free, and saves that step's
+// state. Saves in flight may end in any order; a run resumes from the newest complete one. With two banks next_bank()
+// waits while the other one is being written, at most kLongestWaitS. Then the update goes in place, and until the save
+// is done a killed rank goes back to the step that is being saved.
 //
 // Threads: one hook per rank, used by one thread.
 

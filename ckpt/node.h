@@ -55,9 +55,9 @@ class CheckpointNode {
 
   Arena& arena() { return arena_; }
 
-  /// While no rank runs: drops promises that no rank will keep, picks the newest whole state (at the first start the
-  /// higher step of memory and disk, memory when equal; later memory first) and writes the decision that all ranks
-  /// will read. A write that is under way goes on, and is waited for only when memory must be emptied.
+  /// Called while no rank runs. Drops promises that no rank will keep and picks the newest complete state: at the first
+  /// start the higher step of memory and disk (memory when equal), later memory first. Then writes the decision that
+  /// all ranks will read. A write in progress continues; it is waited for only when memory must be emptied.
   Result<RestoreChoice> begin_incarnation();
 
   /// Where training stands by that decision; the beginning for a fresh start and for foreign weights.

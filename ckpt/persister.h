@@ -108,9 +108,9 @@ class NodePersister {
   /// Whoever leaves at once: a save that is being written ends at its next chunk, and stays promised.
   void give_up();
 
-  /// When no rank will run again: writes what is promised and, if it is newer than the newest step on disk, the newest
-  /// snapshot whose every byte holds and whose weights are not ruined, so that nothing is lost. Returns the error of
-  /// that snapshot's write. `leave` is asked all the while, and when it says so this is given up: give_up(), kStopped.
+  /// For when no rank will run again. Writes promised steps and then, if newer than the newest on disk, the newest
+  /// snapshot whose every byte holds and whose weights are not ruined. Returns the error of that snapshot's write. Asks
+  /// `leave` all the while; when that says yes, it ends with give_up() and kStopped.
   Status flush(const std::function<bool()>& leave = {});
 
  private:

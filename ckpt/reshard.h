@@ -58,12 +58,12 @@ struct ReshardReport {
 
 /// Writes the state in `source_step_dir` as `target_checkpoints_dir`/step-N, in the layout of `target`.
 ///
-/// Carried over bit for bit, but for what weights_only leaves: all stored numbers, step, samples, tokens, `state`, and
-/// tensors that are no state of the model (files kept by an import). Weights alone (no moments) stay weights alone.
-/// `run` gives name, recipe and its hash (those of the target plan) and the id of the new run, made here when empty;
-/// its parents are set here: those of the source, then the source. Errors: kInvalidInput when the tensors are not of
-/// the target's model (each one named), the target is the source, the step is there already, or memory_bytes is below
-/// kMinStreamBytes or too small for the source's chunks; kCorrupt naming the source's damaged chunk; kNoSpace before
+/// Carried over bit for bit, except what weights_only leaves out: all stored numbers, step, samples, tokens, `state`,
+/// and tensors that are no state of the model (files kept by an import). Weights alone (no moments) stay weights alone.
+/// `run` gives name, recipe and its hash (those of the target plan) and the id of the new run, made here when empty.
+/// Its parents are set here: those of the source, then the source. Errors: kInvalidInput: the tensors are not of the
+/// target's model (each one named), the target is the source, the step is there already, memory_bytes is below
+/// kMinStreamBytes or too small for the source's chunks; kCorrupt names the source's damaged chunk; kNoSpace before
 /// anything is written; kIo; kStopped. Threads: as the backend.
 Result<ReshardReport> reshard_checkpoint(IoBackend& io, const std::filesystem::path& source_step_dir,
                                          const std::filesystem::path& target_checkpoints_dir, const Plan& target,

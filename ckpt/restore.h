@@ -1,12 +1,12 @@
 #pragma once
-// Where a run continues from. One party decides, the agent, before any rank of an incarnation starts; it writes the
-// decision into the snapshot arena and ranks only carry it out. So ranks cannot disagree.
+// Where a run continues from. The agent alone decides, before any rank of an incarnation starts, and writes the
+// decision into the snapshot arena. Ranks only carry it out, so they cannot disagree.
 //
 // Order of preference:
 //   0. the step of the run that a person named (`from_step`), from disk, once
-//   1. the newest snapshot in memory that is whole and verifies, or the newest checkpoint of the run that verifies:
-//      whichever has the higher step, memory when equal (memory without which the run has gone on elsewhere has been
-//      removed: run_memory.h)
+//   1. the newest complete snapshot in memory that verifies, or the newest checkpoint of the run that verifies:
+//      whichever has the higher step, memory when equal (stale memory, without which the run has continued elsewhere,
+//      has been removed: run_memory.h)
 //   2. a checkpoint that a person named (`from`), of any layout, when the run has no state of its own
 //   3. a fresh start, only when the run has no checkpoint at all: damaged ones that are all unusable are an error
 // A damaged checkpoint, and one that is labelled bad, is named in the choice's warnings, and the next older one is

@@ -1,8 +1,8 @@
 #pragma once
-// Loading a checkpoint into snapshot memory: one process of the node, the agent, reads each byte once, whatever layout
-// saved it and however many ranks will want it; what a rank saves then lies in its bank already, and replicas are
-// copied from there. Ranks that read for themselves would read replicas once each, and the chunks at the edges of their
-// boxes once for each neighbour.
+// Loads a checkpoint into snapshot memory. One process of the node, the agent, reads each byte once, for any saved
+// layout and any number of ranks. What a rank saves then lies in its bank already; replicas are copied from there.
+// Ranks that read for themselves would read replicas once each, and the chunks at the edges of their boxes once per
+// neighbour.
 
 #include <cstdint>
 #include <filesystem>

@@ -16,12 +16,12 @@
 
 namespace cairn::ckpt {
 
-/// The snapshot memory of a run: the one that a dead agent of this run left when it has this layout and recipe, else a
-/// new one. Memory without which the run has gone on and saved, at another machine, is removed: the newest checkpoint,
-/// whose bytes are verified for that, names a start (Manifest::extra) that the memory does not know. What a left one of
-/// another layout or recipe holds is first written to `checkpoints_dir` if it is newer than what is there. Of other
-/// dead runs of this user, memory whose steps are on disk is removed, other memory only when this run would not fit
-/// beside it with two banks. `report` gets a line for each such event.
+/// The snapshot memory of a run: what a dead agent of this run left, if layout and recipe are these, else a new one.
+/// Removes stale memory: the run has continued on another machine and saved there since. (The newest checkpoint, whose
+/// bytes are verified for that, names a start (Manifest::extra) that the memory does not know.) Memory of another
+/// layout or recipe is first written to `checkpoints_dir` if it is newer than what is there. Of other dead runs of this
+/// user, removes memory whose steps are on disk; other memory only when this run would not fit beside it with two
+/// banks. `report` gets a line for each such event.
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report = nullptr,
                               const BeforeSave& before_save = {}, const std::function<bool()>& stop = {});

@@ -14,10 +14,10 @@ struct SharedOrderLimits {
   int64_t commit_bytes = 0;  // as SaveOptions': a group of files ends once it has so many
 };
 
-/// An order in which files that want parts of the same tensors are written side by side: what they all want of a tensor
-/// is asked for within one band, so that a chunk of it that is read whole is read once for all of them and not once for
-/// each. Tensors of up to a band go whole, several to a band; larger ones go in equal parts of each file's share. Parts
-/// are taken in groups of consecutive ones, up to kOpenFiles and commit_bytes, which become durable together.
+/// The order in which files that want parts of the same tensors are written side by side. What they all want of a
+/// tensor is asked for within one band, so a chunk is read once for all of them, not once for each. Tensors of up to a
+/// band are kept together, several to a band; larger ones are cut into equal parts of each file's share. Parts are
+/// taken in groups of consecutive ones, up to kOpenFiles and commit_bytes; a group becomes durable together.
 ///
 /// Shards of a part come in their order; those of tensors with a lower index than the one before go with that one.
 std::vector<WriteStep> shared_order(std::span<const WriterPart> parts, const SharedOrderLimits& limits);

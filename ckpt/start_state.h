@@ -35,9 +35,9 @@ struct StartLook {
   bool verify = false;               // a checkpoint counts when every byte of it holds
 };
 
-/// The newest that is whole and not labelled bad, memory where its step is as high. Errors: kCorrupt when there are
-/// checkpoints and none can be used, kInvalidInput when all of them are bad; kIo or kUnsupported when the newest cannot
-/// be read now, which is no reason to go on from an older one.
+/// The newest complete one that is not labelled bad; memory if its step is as high. Errors: kCorrupt when there are
+/// checkpoints and none can be used; kInvalidInput when all of them are bad; kIo or kUnsupported when the newest cannot
+/// be read now, which is no reason to resume from an older one.
 Result<StartState> look_at_start(IoBackend& io, const StartLook& look);
 
 /// The state that one checkpoint holds. Errors: those of reading its manifest.

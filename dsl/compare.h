@@ -19,9 +19,9 @@ struct FieldChange {
 
 /// Every field that differs, in the schema's order; empty when the canonical JSON of both is the same.
 ///
-/// Lists (optimizer.lr, batch.phases, checkpoint.keep, stages...) and the tokenizer are one field each. Sources of
-/// data are matched by name: "data.NAME" for one that was added, removed or is of another kind, "data.NAME.FIELD" for
-/// a field of one that stayed, "data.sources" for another order of those that stayed (values: lists of names).
+/// Lists (optimizer.lr, batch.phases, checkpoint.keep, stages...) and the tokenizer are one field each. Sources of data
+/// are matched by name. "data.NAME": it was added, removed or is of another kind. "data.NAME.FIELD": a field of one
+/// that stayed. "data.sources": another order of those that stayed (values: lists of names).
 std::vector<FieldChange> compare_recipes(const Recipe& before, const Recipe& after);
 
 /// `recipe` with the value that `change` goes to. Errors: kInvalidInput for a field of a data source, and for one that

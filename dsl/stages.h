@@ -43,8 +43,8 @@ struct StageBeginning {
 /// Of each stage; nothing behind a batch that grows by ramps or phases. `segments`: of recipe_segments.
 std::vector<std::optional<StageBeginning>> stage_beginnings(const Recipe& recipe, const std::vector<Recipe>& segments);
 
-/// With what past a run that never had another recipe comes to each of its segments: what a start finds at that
-/// position (tools/start_verdict.h), so that a recipe is checked as it will be planned.
+/// The past with which a run of this recipe alone reaches each of its segments: what a start finds at that position
+/// (tools/start_verdict.h). So a recipe is checked as it will be planned.
 class PastWalk {
  public:
   explicit PastWalk(Recipe first, const RunPast& past = {})

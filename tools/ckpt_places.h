@@ -74,10 +74,10 @@ const std::atomic<bool>& stop_on_signals();
 /// --memory: errors for what no machine has.
 Result<int64_t> memory_option(uint64_t bytes);
 
-/// A run folder that gets a step which no training wrote (average, reshard). The recipe is durable before the step is,
-/// so that no step is there which `resume` has no recipe for; where it replaces that of steps that are there, it comes
-/// right behind. Unless keep() is called, the recipe is put back and a folder that was made here goes again, when no
-/// work to go on with lies in it.
+/// A run folder that gets a step which no training wrote (average, reshard). The recipe is durable before the step, so
+/// that `resume` has a recipe for each step. A recipe that replaces the one of present steps becomes visible right
+/// after. Unless keep() is called, the old recipe is put back, and a folder that was made here is removed, if no
+/// resumable work lies in it.
 class TargetRun {
  public:
   /// Errors: kInvalidInput when it is no folder, or without `overwrite` a run with another recipe, with this step, or

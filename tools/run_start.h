@@ -1,6 +1,6 @@
 #pragma once
-// The start of a run, in two halves: examine() looks at the folder, the memory, the recipe and the data, and changes
-// nothing; begin_segment() writes down what follows from it, once the agent has read the state that it goes on from.
+// The start of a run, in two halves. examine() looks at folder, memory, recipe and data, and changes nothing.
+// begin_segment() writes down the result, once the agent has read the state that the run resumes from.
 
 #include <filesystem>
 #include <map>

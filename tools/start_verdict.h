@@ -1,10 +1,10 @@
 #pragma once
-// What a start of a run will do, judged before it changes a byte: from where it goes on, by which of the recipe's
-// segments, and whether the recipe may be another one than that which trained the state (dsl/change_rules.h). The same
+// What a start of a run will do, judged before it changes a byte: from where it resumes, by which of the recipe's
+// segments, and whether the recipe may differ from the one that trained the state (dsl/change_rules.h). The same
 // verdict serves `train`, `resume`, --dry-run and `check --run`.
 //
-// The position decides. A run is a list of segments, each with a recipe; one that goes on with another recipe begins a
-// segment where it stands, and what is left of the run is counted from there.
+// The position decides. A run is a list of segments, each with a recipe. A run that resumes with another recipe begins
+// a segment at its position; what is left of the run is counted from there.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

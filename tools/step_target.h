@@ -13,8 +13,8 @@ namespace cairn::tools {
 /// The run that `run.json` beside the steps names; empty when there is none, or one of something else.
 Result<std::string> noted_run(ckpt::Place& place);
 
-/// The run that would take a step put there for its own: the one that run.json names, as a run leaves it in its second
-/// place, or the one in whose folder the steps lie, once it has some. Empty: none.
+/// The run that would take a step put there for its own. Either run.json names it, as a run leaves it in its mirror, or
+/// the steps lie in its folder, once it has some. Empty: none.
 Result<std::string> run_of_target(ckpt::Place& target);
 
 /// A run goes on from the newest step of its folder, and retention counts all of them: none of another run gets in.

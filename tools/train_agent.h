@@ -1,6 +1,6 @@
 #pragma once
-// The agent of a run on this machine, as the supervisor's client: it owns the shared memory, says what the ranks are
-// and where each generation of them goes on, has checkpoints persisted and copied, and writes what people read:
+// The agent of a run on this machine, as the supervisor's client. It owns the shared memory, says what the ranks are
+// and from where each generation of them resumes, has checkpoints persisted and copied, and writes what people read:
 // progress, metrics.jsonl, events.jsonl, TensorBoard.
 //
 // Threads: the supervisor's loop. The persister's threads come in for metrics_ and to wake it.

@@ -1,13 +1,13 @@
 #pragma once
-// Copies a rank's state out of memory that dies with its process, or that no other process can read, into a slot that
-// outlives it: beside training, part by part in the order in which the next update will overwrite them, with the
-// checksums taken on the way.
+// Copies a rank's state into a slot that outlives the process, out of memory that no other process can read or that
+// dies with it. Copies beside training, in the order in which the next update overwrites, and takes checksums in the
+// same pass.
 //
-// Life of a copy: start() -> the copier's thread takes part after part; an update that is about to overwrite one waits
-// for it (CopyGate), and takes it itself if nobody has and the link copies at once: then it lies in the caches that the
-// update reads it from, and a thread that is kept off the cores delays nobody -> whoever reads the last part calls
-// `done`. With a link to a device some parts are on their way at a time; their sums are taken from the host's copy
-// after the device may go on.
+// Life of a copy: 1. start(): the copier's thread takes part after part. 2. An update about to overwrite a part waits
+// for it (CopyGate). If nobody has begun it and the link copies at once, the update copies it itself: the part is then
+// in its caches, and a copier without a core delays nobody. 3. The thread that reads the last part calls `done`. With a
+// link to a device some parts are on their way at a time; their sums are taken from the host's copy, for which the
+// device does not wait.
 //
 // Threads: start(), finish() and wait() are the owner's; `done` is called on the owner's thread or the copier's own.
 

@@ -1,11 +1,11 @@
 #pragma once
-// A second place for checkpoints: a directory (a shared file system's mount) or an S3-compatible object store.
+// A mirror of checkpoints: a directory (a shared file system's mount) or an S3-compatible object store.
 //
-// A place holds steps, each a flat set of files, as a checkpoints folder does. A step is complete exactly when its
+// A mirror holds steps, each a flat set of files, as a checkpoints folder does. A step is complete exactly when its
 // manifest is there, which is put last:
 //   directory   files in `.tmp-step-N.writer/`, each fsynced, then the manifest, then one rename: the local protocol
 //   S3          objects PREFIX/step-NNNNNNNN/FILE; the manifest's object is the commit mark. Removal takes it first
-// begin() takes up what an interrupted copy of that step left, so that put() sends only what is not there yet.
+// begin() takes over what an interrupted copy of that step left, so that put() sends only what is missing.
 //
 // Threads: one at a time. Every wait has an end: a server that stops answering is kUnavailable or kTimeout after
 // PlaceOptions::timeout_s without a byte.

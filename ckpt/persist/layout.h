@@ -1,11 +1,11 @@
 #pragma once
-// The HDF5 structure of one shard file, whole and in memory before any payload is written, and kept between saves.
+// The HDF5 structure of one shard file: complete in memory before any payload is written, and kept between saves.
 //
-// libhdf5 takes some 0.1 ms a dataset, while the structure of a run's files is the same at every save but for the step
-// and the chunk hashes. So it is made once by libhdf5, with hashes that are made up; where each hash array and its
-// block's checksum lie is found by reading the object headers that libhdf5 wrote, or, of an array too large for one, by
-// looking for its bytes; and a save puts its numbers there. The result is byte for byte what libhdf5 would have written
-// (tests/ckpt/persist/layout_test.cc). A layout in which something was not found says so, and is made anew by libhdf5
+// libhdf5 takes some 0.1 ms a dataset, and the structure of a run's files is the same at every save, except for the
+// step and the chunk hashes. So libhdf5 makes it once, with made-up hashes, and a save puts its numbers in. The place
+// of each hash array and of its block's checksum comes from the object headers that libhdf5 wrote; an array too large
+// for one is found by its bytes. The result is byte for byte what libhdf5 would have written
+// (tests/ckpt/persist/layout_test.cc). A layout in which something was not found says so; libhdf5 then makes it again
 // with the true numbers.
 //
 // Threads: libhdf5 is serialised inside; otherwise a layout belongs to the save that uses it.

@@ -73,11 +73,11 @@ class CheckpointReader {
   const Manifest& manifest() const;
   const ReadStats& stats() const;
 
-  /// Reads all ranges (any order, overlaps allowed). With verify, whole chunks are read and their checksums compared
-  /// even where a range wants a part of one, and each chunk is read once per call, however many ranges want it and
-  /// wherever to: give all ranges of all who load together in one call, so that replicas are read once and spread.
-  /// Everything passes through bounce memory in huge pages, which is faster than reading into 4 KiB pages; with
-  /// huge_pages whole chunks are read in place, those that lie side by side in one request.
+  /// Reads all ranges (any order, overlaps allowed). With verify, complete chunks are read and their checksums
+  /// compared, even where a range wants a part of one. A chunk is read once per call, however many ranges want it: give
+  /// all ranges of all readers in one call, and replicas are read once and spread. Everything passes through bounce
+  /// memory in huge pages, which is faster than reading into 4 KiB pages; with huge_pages complete chunks are read in
+  /// place, adjacent ones in one request.
   /// On error the contents of all dst are unspecified.
   /// With verify it costs memory by the chunks that the ranges touch, not by their rows.
   /// Errors: kCorrupt names file, tensor, box, chunk and byte range with both checksums; kInvalidInput for a range

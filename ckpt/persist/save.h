@@ -66,15 +66,15 @@ struct SaveOptions {
   /// written lies in it, and before that gets its name. Empty: it is made when it is missing.
   std::function<Status()> check_folder;
   bool replace_existing = true;  // false: a committed step of this number is an error
-  /// Also where other steps of the folder refer to the replaced one: a run that comes by its number again has left
-  /// them behind, mostly because they could not be used, and needs its own saves more.
+  /// Also where other steps of the folder refer to the replaced one. A run that reaches this step again has abandoned
+  /// those steps; its own save wins.
   bool replace_referred = false;
   /// Refuses (kUnsupported) to replace a step where two names cannot be exchanged: its bytes are nowhere else.
   bool must_exchange = false;
   const std::atomic<bool>* cancel = nullptr;  // looked at before each chunk; when true the save ends with kStopped
   std::optional<WriterId> writer;             // default: this process (this_writer())
   bool huge_pages = false;    // `data` lies in huge pages, 4096-aligned: large shards are written from where they are
-  Codec codec = Codec::kRaw;  // kShuffleZstd: smaller files, slower (docs/operations/checkpoints.md); small shards stay raw
+  Codec codec = Codec::kRaw;  // kShuffleZstd: smaller files, slower ("Cold storage" in docs); small shards stay raw
   int64_t codec_threads = 0;  // 0: as many as the process may run on, at most 4
   /// An earlier checkpoint of the same folder, as its manifest was read or written: shards in memory that have not
   /// changed since become references to its files. What is there no longer is written instead. Not for filled shards.

@@ -37,9 +37,9 @@ struct LoadMatch {
   int64_t with_moments() const;
 };
 
-/// Errors: kInvalidInput, one message that lists each tensor which does not fit with what was found and expected, and
-/// the option that would allow it (the first 20, then their number); and each pattern of `only` and `except` that is of
-/// no tensor of the model.
+/// Errors: kInvalidInput, in one message: each tensor that does not fit, with what was found and expected and the
+/// option that would allow it (the first 20, then their number), and each pattern of `only` and `except` that is of no
+/// tensor of the model.
 /// `kinds` of state of the run.
 Result<LoadMatch> match_tensors(const Manifest& manifest, const std::vector<TensorSpec>& tensors,
                                 const StateKinds& kinds, const InitConfig& how);

@@ -32,8 +32,8 @@ bool is_moment_kind(std::string_view kind);
 StateKinds kinds_in(const Manifest& manifest);
 /// Whether it holds optimizer state: without, it is nothing that training goes on from.
 bool has_moments(const Manifest& manifest);
-/// Whether a run that stands at this checkpoint of its own goes on with moments of zero: those that it holds are of
-/// another optimizer than the plan's, and its past says that they ended under way.
+/// Whether a run that resumes from this checkpoint of its own begins with moments of zero: the stored ones are of
+/// another optimizer than the plan's, and the run's past says that they ended on the way.
 bool moments_begin(const Plan& plan, const Manifest& manifest);
 /// Refuses moments that are factored where the run's are not, and the other way round. Errors: kInvalidInput.
 Status check_moments(const StateKinds& saved, const StateKinds& wanted);

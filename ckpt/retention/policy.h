@@ -58,10 +58,10 @@ struct Fate {
 /// kInvalidInput for a rule that makes no sense (a count below 1, a time of 0, fractions without run_steps).
 Result<std::vector<Fate>> plan_retention(std::span<const CheckpointInfo> checkpoints, const RetentionPolicy& policy);
 
-/// The fates when a person wants `steps`, which are among them, gone and no others. Errors: kInvalidInput naming the
-/// step, and nothing goes: the newest complete one that is not bad (a run goes on from it), one that could not be read,
-/// one whose files another one needs that stays; without `even_good` the newest good one and the candidate; or when
-/// none is complete.
+/// The fates when a person wants `steps`, and no others, removed. Errors: kInvalidInput naming the step, and
+/// nothing goes: the newest complete one that is not bad (a run resumes from it); an unreadable one; one whose
+/// files a staying step needs; without `even_good` the newest good one and the candidate; or when none is
+/// complete.
 Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& steps,
                                        bool even_good = false);
 
@@ -83,10 +83,10 @@ Result<std::vector<int64_t>> removed_by_change(std::span<const CheckpointInfo> p
 /// of hops, without `kept` itself.
 std::set<int64_t> referenced_steps(std::span<const CheckpointInfo> checkpoints, const std::set<int64_t>& kept);
 
-/// How many checkpoints lie there at once at the most, over a run that saves as `config` says: what is certain, from
-/// rhythms in steps, and what can be counted on not to be exceeded. Without that (rhythms in time) `at_most` is -1.
-/// Counts the newest good one and the candidate, `proof` steps being what it takes.
-/// `present`: steps that are there already, ascending; the run goes on behind the last of them.
+/// How many checkpoints exist at once at most, over a run that saves as `config` says: what is certain (rhythms in
+/// steps), and an upper bound. Without an upper bound (rhythms in time) `at_most` is -1. Counts the newest good one and
+/// the candidate; `proof` is the number of steps that prove one.
+/// `present`: steps that are there already, ascending; the run resumes after the last of them.
 struct KeptAtOnce {
   int64_t at_least = 1, at_most = 1;
 };

@@ -1,6 +1,6 @@
 #pragma once
 // Which steps others need. A checkpoint, or a save at work, that refers to files of earlier steps says so in a small
-// file, so that whoever removes steps finds out without decoding manifests, and while a save's manifest is not written.
+// file. So a removal finds out without decoding manifests, and before a save's manifest is written.
 //
 // Save:   announce (A), look whether the files are there (B1), write, look again (B2), commit. Not there: write all.
 // Remove: rename to .trash (E), look for announcements (F); if there is one, rename back (R), else delete (X).

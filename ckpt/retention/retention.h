@@ -57,10 +57,10 @@ bool may_be_alive(const WriterId& writer);
 /// Why clean_leftovers() leaves this one of Names::leftovers alone; empty when it takes it.
 std::string why_left(const std::string& name, const std::function<bool(const WriterId&)>& alive = may_be_alive);
 
-/// Ends replacements that were cut off, then removes what dead saves and half-done removals have left, and spare files
-/// whoever's. For the start of a run, before the first save. That a run holds its folder's lock does not prove that
-/// writers of other hosts are gone: flock stays within a host on NFS with nolock or local_lock, on Lustre without -o
-/// flock and on most of FUSE, and a host that the server has lost sight of loses its lock and goes on writing.
+/// Completes replacements that were cut off. Removes what dead saves and half-done removals have left, and spare files
+/// of any owner. Called at the start of a run, before the first save. Holding the folder's lock does not prove that
+/// writers of other hosts are gone. flock stays within a host on NFS with nolock or local_lock, on Lustre without -o
+/// flock, and on most of FUSE. And a host that the server has lost sight of loses its lock and keeps writing.
 Result<CleanReport> clean_leftovers(IoBackend& io, const std::filesystem::path& checkpoints_dir,
                                     const std::function<bool(const WriterId&)>& alive = may_be_alive);
 

@@ -1,13 +1,13 @@
 #pragma once
 // Files of removed checkpoints, for the next save to write over. Blocks that a file has are written faster than new
 // ones, which a disk must find, note and often make first (docs/benchmarks, Saving over removed files). They take no
-// more room than the next save, for which it must be free anyway; a save that meets a full disk gives them up.
+// more room than the next save, which needs that room anyway; a save that meets a full disk gives them up.
 //
-// Of a checkpoint whose name is gone for good (retention.cc) files go to .spare-step-N.<writer>, and those stay that
-// IoBackend::reopen() gives, so that nobody else has them. Their first pages are zeroed for good before anything else
-// happens to them: a file that holds something of two checkpoints never opens as HDF5. A process removes its spare
-// files when it ends, the next start of the run those of one that was killed, on whatever host; nothing in them is ever
-// read, and who finds his gone makes new files.
+// When a checkpoint's name is gone for good (retention.cc), its files go to .spare-step-N.<writer>. Those stay that
+// IoBackend::reopen() gives, so nobody else has them. Their first pages are zeroed for good before anything else
+// happens: a file that holds parts of two checkpoints never opens as HDF5. A process removes its spare files when it
+// ends; the next start of the run removes those of a killed one, on any host. Nothing in them is ever read, and a
+// process that finds its own gone makes new files.
 //
 // Threads: any, each with a backend of its own.
 

@@ -1,20 +1,20 @@
 #pragma once
 // Training memory that outlives the ranks: one shared segment per run and node, owned by the agent.
 //
-// The agent creates it (or adopts the one that a dead agent of the same run left), ranks attach to it by inherited
-// descriptor. Per rank there are some slots, the banks of its optimizer state in the layout of what it saves,
-// each with a header whose last store publishes it as a snapshot, and the weights that forward and backward read. The
-// updates of training read one bank and write another, so a snapshot is never copied. Pages are reserved and touched at
-// creation: first touch costs seven times a copy (measured: 1.4 against 10.5 GB/s), and a reserved page cannot fail
-// later with SIGBUS.
+// The agent creates it, or adopts the one that a dead agent of the same run left. Ranks attach by inherited descriptor.
+// Each rank has some slots and the weights that forward and backward read. A slot is a bank of its optimizer state, in
+// the layout of what it saves, with a header whose last store publishes it as a snapshot. Updates read one bank and
+// write another (slot_rule.h says which), so a snapshot is never copied. Pages are reserved and touched at creation:
+// first touch costs seven times a copy (measured: 1.4 against 10.5 GB/s), and a reserved page cannot fail later with
+// SIGBUS.
 //
-// Whose segment it is stands in its name, `cairn-<uid>-<run id hash>-<agent pid>-<agent start>`, and is backed by a
-// lock (flock) that the agent holds, and no rank through descriptor(): a segment is stale only if that process is gone
-// *and* the lock is free, so that a live agent in another pid namespace is never robbed.
+// The segment's name, `cairn-<uid>-<run id hash>-<agent pid>-<agent start>`, says whose it is. A lock (flock) backs it,
+// which the agent holds, and no rank through descriptor(). A segment is stale only if that process is gone *and* the
+// lock is free: a live agent in another pid namespace is never robbed.
 //
-// With optimizer.offload the segment is a file on a disk: the same, but for banks whose pages come when the update
-// wants them and go when it is done with them. A death of any process loses nothing, since the page cache is the
-// kernel's; of the machine, everything, as of shared memory.
+// With optimizer.offload the segment is a file on a disk. The difference: pages of banks come when the update wants
+// them and go when it is done. The death of any process loses nothing, since the page cache is the kernel's. The death
+// of the machine loses everything, as with shared memory.
 //
 // Threads: one Arena object may be used by several threads; headers are written by SnapshotWriter (snapshot.h) alone.
 

@@ -1,6 +1,6 @@
 #pragma once
-// Moves parts of a file mapping between memory and disk beside the thread that works on them, with io_uring: read-ahead
-// by madvise, and for what was worked on a chain of write-back, unmapping and dropping from the page cache. Where the
+// Moves parts of a file mapping between memory and disk, with io_uring, beside the thread that works on them. Reads
+// ahead by madvise. For finished parts: a chain of write-back, unmapping and dropping from the page cache. Where the
 // kernel gives no ring the same calls are made in place: slower, but as bounded. Areas below kPagedShardBytes, which
 // share their pages with others, stay where they are.
 

@@ -1,6 +1,6 @@
 #pragma once
-// What can be known of a snapshot segment from its file, without looking into it: whose it is, by its name; whether
-// that one still lives, by its process and its lock; and on what it lies.
+// What the file of a snapshot segment tells without reading its content: the owner by its name, whether the owner lives
+// by its process and its lock, and the file system that it lies on.
 
 #include <chrono>
 #include <cstdint>

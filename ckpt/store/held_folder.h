@@ -1,10 +1,10 @@
 #pragma once
-// A folder that is written to for hours, known again by what it is and not by its path: what is saved below the mount
-// point of a disk that went, or into what took the place of a folder that was moved, nobody finds when that is back.
+// Recognises a folder that is written to for hours by its identity, not by its path. What is saved below the mount
+// point of a disk that went, or into a folder that replaced a moved one, is lost when the true one is back.
 //
 // It is held by a descriptor. Numbers alone would not do: some file systems (FUSE, vfat, overlays of several disks)
-// give a folder that nobody holds a new one when memory is short. While it is held its disk cannot be unmounted but
-// lazily.
+// give a folder that nobody holds a new number when memory is short. While it is held, only a lazy unmount takes its
+// disk away.
 
 #include <filesystem>
 

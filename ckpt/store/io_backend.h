@@ -78,10 +78,10 @@ class IoBackend {
   /// An existing one is an error. kNoSpace when the disk cannot hold it.
   virtual Result<std::unique_ptr<IoFile>> create(const std::filesystem::path& path, int64_t size_bytes) = 0;
   virtual Result<std::unique_ptr<IoFile>> open(const std::filesystem::path& path) = 0;  // for reading
-  /// Opens a file to be written over: made `size_bytes` long, its space reserved; what it held up to there is still in
-  /// it. kUnsupported where nothing is gained or somebody would lose by it: it has another name too, is a link,
-  /// somebody has it open, it has holes or other rights than a new one would have, or the file system does not write in
-  /// place. Here: always.
+  /// Opens a file to be written over: `size_bytes` long, its space reserved, its old content still in it. kUnsupported
+  /// where nothing is gained or another user would lose: the file has a second name, is a link, is open elsewhere, has
+  /// holes or other rights than a new one would have, or the file system does not write in place. This default: always
+  /// kUnsupported.
   virtual Result<std::unique_ptr<IoFile>> reopen(const std::filesystem::path& path, int64_t size_bytes);
 
   virtual Status make_dir(const std::filesystem::path& path) = 0;  // the parent exists; an existing one is an error

@@ -27,9 +27,9 @@ class MemoryBackend final : public IoBackend {
   Result<FileStat> stat(const std::filesystem::path& path) override;
   Result<int64_t> free_bytes(const std::filesystem::path& path) override;
 
-  /// What a power loss leaves. Seed 0 loses everything that was not synced, seed 1 keeps everything; other seeds decide
-  /// for each changed 4096-byte sector (old, new, or torn: new up to a multiple of 512, then old), each file size and
-  /// each change of a directory by itself. Open files keep pointing at the lost state: drop them before.
+  /// What a power loss leaves. Seed 0 loses everything that was not synced, seed 1 keeps everything. Other seeds decide
+  /// for each changed 4096-byte sector by itself (old, new, or torn: new up to a multiple of 512, then old), each file
+  /// size and each change of a directory. Open files keep pointing at the lost state: drop them before.
   void power_cycle(uint64_t seed);
 
   /// A disk of its own with the same state, synced and not.

@@ -1,10 +1,10 @@
 #pragma once
-// The bytes of a list of boxes, one after the other, through windows of bounded memory: what resharding, averaging,
-// comparing and printing tensors have in common. Where the boxes lie in the checkpoint's files does not matter: a
-// window of consecutive bytes is read at a time, so that a saved chunk that feeds several boxes is read and verified
-// once for all of them in it.
+// Streams the bytes of a list of boxes, one after the other, through windows of bounded memory. Resharding,
+// averaging, comparing and printing tensors use it. The order of boxes in the checkpoint's files does not matter: a
+// window of consecutive bytes is read at a time, and a chunk that feeds several boxes of it is read and verified
+// once.
 //
-// Threads: with `ahead` the next window is read on a thread of the stream's own while the caller works on this one; the
+// Threads: with `ahead` a thread of the stream's own reads the next window while the caller works on this one; the
 // reader (and its backend) must then be used by nobody else. Without it everything happens in copy().
 
 #include <cstddef>

@@ -38,11 +38,11 @@ struct VerifyOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // after each piece; may be empty
 };
 
-/// Checks manifest, file sizes, each chunk, each file's HDF5 structure (its checksum first; libhdf5 sees only bytes
-/// that passed) and that each dataset lies where the manifest says. Damage is in the report; an error means that
-/// nothing is known: kInvalidInput when the directory is not there, kIo when the system refuses a file of it
-/// (is_refused), kUnsupported when a newer build wrote it, kStopped when `io` was asked to stop. Memory: up to 128 MiB
-/// of payload on its way, and the HDF5 structure of the files at work.
+/// Checks manifest, file sizes, each chunk, each file's HDF5 structure (its checksum first: libhdf5 sees only bytes
+/// that passed), and that each dataset lies where the manifest says. Damage is in the report. An error means that
+/// nothing is known: kInvalidInput: no such directory; kIo: the system refuses a file of it (is_refused); kUnsupported:
+/// a newer build wrote it; kStopped: `io` was asked to stop. Memory: up to 128 MiB of payload on its way, and the HDF5
+/// structure of the files at work.
 Result<VerifyReport> verify_checkpoint(IoBackend& io, const std::filesystem::path& dir,
                                        const VerifyOptions& options = {});
 

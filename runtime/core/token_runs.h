@@ -1,11 +1,11 @@
 #pragma once
 // Which tokens of a sequence a rank has, and where they stand among the rows of a micro-batch. Context parallelism cuts
-// a sequence into 2 cp chunks; rank r has chunks r and 2 cp - 1 - r, so that under a causal mask all ranks see equally
+// a sequence into 2 cp chunks. Rank r has chunks r and 2 cp - 1 - r, so that under a causal mask all ranks see equally
 // many keys.
 //
 // Where sums over tokens are taken in parts (Plan::token_parts()) a sequence is cut likewise: part p of P is chunks p
-// and 2 P - 1 - p of 2 P. A rank has a run of the parts, and its rows stand part by part, in each sample by sample, so
-// that a part is a run of rows and the rows of all ranks, one rank after the other, are those of one rank.
+// and 2 P - 1 - p of 2 P. A rank has a run of the parts. Its rows stand part by part, in each sample by sample. So a
+// part is a run of rows, and the rows of all ranks, one after the other, are those of one rank.
 
 #include <cstdint>
 

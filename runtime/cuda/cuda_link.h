@@ -9,10 +9,10 @@
 
 namespace cairn {
 
-/// `work`: the cudaStream_t that follow_work() waits for, of the same device, with all work that writes what is copied;
-/// null: the legacy default stream, which other streams but non-blocking ones are in step with. Each call makes
-/// `device` the calling thread's current one. The link is gone before the host memory that it was told to use is
-/// unmapped. Errors: kUnavailable when there is no such device or no driver.
+/// `work`: the cudaStream_t that follow_work() waits for, of the same device, with all work that writes the copied
+/// memory. Null: the legacy default stream, with which all but non-blocking streams are in step. Each call makes
+/// `device` the calling thread's current one. Destroy the link before the host memory that it uses is unmapped. Errors:
+/// kUnavailable when there is no such device or no driver.
 Result<std::unique_ptr<DeviceLink>> make_cuda_link(int device, void* work = nullptr);
 
 /// Devices that make_cuda_link() would take; 0 without a driver.

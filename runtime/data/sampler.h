@@ -1,19 +1,19 @@
 #pragma once
 // The global order of training samples and its resumable state.
 //
-// Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the positions [P_s, P_s + B_s). Which
-// sample that is depends on the seed, the sources with their content, the weights and the sequence length, on the
-// positions at which these changed, and on nothing else: not on world size, any parallel degree, the micro-batch, or
-// how long the run is meant to be.
+// Position p = 0, 1, 2, ... of the run is a sample; step s trains on exactly the positions [P_s, P_s + B_s). The sample
+// depends on the seed, the sources with their content, the weights and the sequence length, and on the positions at
+// which these changed. It depends on nothing else: not on world size, any parallel degree, the micro-batch, or the
+// length of the run.
 //
 // The saved position is that of the last APPLIED optimizer step: peek() looks ahead without moving, advance() is called
 // once the step is done. So a crash between reading and stepping loses nothing and repeats nothing.
 //
-// Data that changed since the state was saved is taken up by rules (Sampler::resume) which depend on the saved state
-// and the present data alone: every rank comes to the same order, and resuming where nothing changed changes nothing.
+// Sampler::resume applies rules to data that changed since the state was saved. They depend on the saved state and the
+// present data alone: every rank comes to the same order, and resuming where nothing changed changes nothing.
 //
 // Cost: O(sources) a sample for the blend, about 10 hash mixes for the permutation; memory O(sources). All ranks
-// compute the whole global batch, identically. Threads: none of its own; one object per thread.
+// compute the complete global batch, identically. Threads: none of its own; one object per thread.
 
 #include <cstdint>
 #include <functional>

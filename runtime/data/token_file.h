@@ -2,9 +2,9 @@
 // Token stores on disk, read-only: Megatron pairs (.bin/.idx), raw little-endian token files (nanoGPT), llm.c shards.
 // Each becomes a TokenSource: one logical stream of n tokens with random access.
 //
-// Files are read with pread, not mapped: a file that somebody cuts while we read it, or a disk that fails, is then an
-// Error with path and offset where a mapping would be SIGBUS in the middle of a step. Sizes are checked against the
-// headers at open, so a wrong file is found before the run starts. The page cache serves repeated reads either way.
+// Files are read with pread, not mapped. A file that is cut during a read, or a disk that fails, is then an Error with
+// path and offset; a mapping would give SIGBUS in the middle of a step. Sizes are checked against the headers at open,
+// so a wrong file is found before the run starts. The page cache serves repeated reads either way.
 //
 // Threads: a TokenSource is immutable; any number of threads may read from it.
 

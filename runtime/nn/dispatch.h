@@ -1,11 +1,11 @@
 #pragma once
-// How rows get to their experts and back. The rows of a micro-batch's choices are put in the order of experts; with
-// expert parallelism (mesh.ep > 1) they then go to the ranks that hold these, in one all_to_all, and what the experts
-// made of them comes back by another. None is dropped.
+// How rows get to their experts and back. The rows of a micro-batch's choices are put in the order of experts. With
+// expert parallelism (mesh.ep > 1) one all_to_all sends them to the ranks that hold these, and another returns what the
+// experts made of them. None is dropped.
 //
-// On the rank of the experts rows stand in *groups*: those of one expert, or with deterministic = "layout" those of one
-// expert that come from one rank of the ep group, so that each product is the one of a rank that holds all experts. A
-// group is padded with zeros to a multiple of kExpertRowsAlign, so that few shapes of products occur.
+// On the rank of the experts rows stand in *groups*: those of one expert. With deterministic = "layout": those of one
+// expert from one rank of the ep group, so that each product is that of a rank which holds all experts. A group is
+// padded with zeros to a multiple of kExpertRowsAlign, so that few shapes of products occur.
 //
 // One object serves all layers of a stage; what it knows is of the micro-batch and layer given to begin().
 // Legend: T rows of tokens, k choices of a token, X experts, P rows of this rank's experts, padding included.

@@ -1,6 +1,6 @@
 #pragma once
-// The end of the model: final norm (before the top query layer where the model has one: stage_model.cc) and a
-// projection to the embedding's width E, where the model has them, projection onto this rank's part of the vocabulary,
+// The end of the model: final norm (before the top query layer where the model has one: stage_model.cc), projection to
+// the embedding's width E where the model has it, projection onto this rank's part of the vocabulary, and
 // cross-entropy. Logits are never gathered: the ranks exchange the maximum, the sum of exponentials and the target's
 // logit of each row, [T] floats.
 //

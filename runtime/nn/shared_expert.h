@@ -1,6 +1,6 @@
 #pragma once
-// The experts that every token goes through, beside those that the router chooses: one MLP of shared_experts * F hidden
-// units, cut over tp as an MLP is, whose output joins the others' before the sum over tp.
+// The shared experts: every token goes through them, besides those that the router chooses. They are one MLP of
+// shared_experts * F hidden units, cut over tp as an MLP is; its output joins the others' before the sum over tp.
 
 #include <string>
 

@@ -5,13 +5,13 @@
 //
 // Legend: B samples of a micro-batch, S tokens a sample, T = B * S rows, H width, V vocabulary rows of this rank. Which
 // token a row stands for: StageDims::held.
-// Rows at a stage boundary and in the residual stream: R = T, or T / tp with sequence parallel (rank r holds rows
-// [r * R, (r + 1) * R) of the flat token order).
+// Rows at a stage boundary and in the residual stream: R = T, or T / tp with sequence parallel (rank r holds rows [r *
+// R, (r + 1) * R) of the flat token order).
 //
-// What is left to the caller after the last micro-batch (with deterministic = "layout" after each): gradients of
-// tensors with LocalTensor::sum_over_tp are partial (each tp rank saw its own rows or heads) and want a sum over tp; a
-// tied embedding's gradient is in two parts, on the first and the last stage, and wants their sum over
-// Mesh::embedding_group(). All other gradients are whole for this micro-batch.
+// Left to the caller after the last micro-batch (with deterministic = "layout" after each): 1. a sum over tp of the
+// gradients with LocalTensor::sum_over_tp, of which each tp rank has its own rows or heads; 2. a sum over
+// Mesh::embedding_group() of the two parts of a tied embedding's gradient, on the first and the last stage. All other
+// gradients are complete for this micro-batch.
 
 #include <cstddef>
 #include <cstdint>

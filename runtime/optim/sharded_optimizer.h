@@ -127,9 +127,9 @@ class ShardedOptimizer {
   /// What an update goes through: the pieces that gradients train, the same to look at only, or the rest.
   enum class Parts { kTrained, kReadOnly, kBalancing };
   /// Calls body(piece, begin, count, state in bank `from`, state in bank `to`, number of the saved piece or -1) for
-  /// elements [begin, begin + count) of all those pieces that this rank updates; the states begin there too, and
-  /// private state is both, or its original is the first. A piece is one block, but of banks on a disk, which come and
-  /// go around the calls, of a bank that is copied, which is waited for, and of originals, which end where they end.
+  /// elements [begin, begin + count) of all those pieces that this rank updates. Both states begin at `begin`. Of
+  /// private state, both are the same memory, or the first is its original. A piece is one block, except: banks on a
+  /// disk come and go around the calls, a copied bank is waited for, and originals end where they end.
   template <typename Body>
   void for_parts(int64_t from, int64_t to, const Body& body, Parts which = Parts::kTrained) const;
   /// What an update reads and writes of a saved piece: brought from the disk, or put there.

@@ -49,8 +49,8 @@ namespace cairn {
 constexpr int64_t kAlignElems = 16;  // 64 bytes of float
 constexpr int64_t kUnitSlots = 2;    // layers whose gradients (ZeRO-2) or weights (ZeRO-3) are whole at once
 
-/// Elements of a bucket unless the recipe says: 8 Mi (32 MiB of float gradients), and for many replicas so many that
-/// each still gets a piece of 1 Mi, which keeps messages long and tensors whole.
+/// Elements of a bucket unless the recipe says: 8 Mi (32 MiB of float gradients). With many replicas more, so that each
+/// still gets a piece of 1 Mi: messages stay long, and tensors undivided.
 int64_t default_bucket_elems(int64_t dp);
 
 /// The part of one logical tensor that a rank holds.
@@ -276,8 +276,8 @@ Result<Plan> make_plan(const Recipe& recipe, int64_t world, const RunPast& past 
 /// the middle. Each stage has at least one. For a model and a mesh in which find_mistakes() finds none.
 std::vector<Stage> plan_stages(const ModelConfig& model, const MeshConfig& mesh);
 
-/// What mesh.stages could be for a model of `layers`, at least as many as there are stages: the list as written with
-/// its shortest stages longer or its longest ones shorter, or balanced when it has not an entry for each stage.
+/// A valid mesh.stages for a model of `layers`, at least as many as there are stages: the written list with its
+/// shortest stages longer or its longest ones shorter; balanced if it has not an entry for each stage.
 std::vector<int64_t> nearest_stages(const MeshConfig& mesh, int64_t layers);
 
 }  // namespace cairn

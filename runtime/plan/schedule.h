@@ -109,9 +109,9 @@ struct PassTimes {
 ///   ZB-H1        idle (pp - 1) F for m >= pp      ZB-V  (pp - 1) F / 2 for m >= 2 pp - 1
 double bubble_fraction(const ScheduleShape& shape);
 
-/// From so many micro-batches on, each further one makes a step longer by the same time, so that two steps tell all
-/// longer ones: exactly when stages take equally long, to less than 10 % for 6 ranks when some take twice as long as
-/// others. With fewer, what a rank does for a further one may fit into its idle time and seem to take none.
+/// From so many micro-batches on, each further one makes a step longer by the same time: two steps tell all longer
+/// ones. Exact when stages take equally long; to less than 10 % for 6 ranks when some take twice as long as others.
+/// With fewer, the work of a further one may fit into a rank's idle time and seem to take none.
 int64_t steady_micro_batches(const ScheduleShape& shape);
 
 /// One action on the clock.

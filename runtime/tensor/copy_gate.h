@@ -1,6 +1,6 @@
 #pragma once
-// Memory that is copied beside the work that will change it, as training state of which a snapshot is being taken: who
-// is about to overwrite a part waits until that part has been read. ckpt/copy has one.
+// Memory that is copied beside the work that will change it, as training state during a snapshot. Work that is about to
+// overwrite a part waits until that part has been read. ckpt/copy implements it.
 
 #include <cstddef>
 #include <cstdint>

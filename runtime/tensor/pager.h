@@ -1,6 +1,6 @@
 #pragma once
-// Memory that is a window on a disk, as the banks of optimizer state with optimizer.offload: who works through it says
-// which bytes will be wanted and which are done with, and the pager moves them beside the work. ckpt/snapshot has one.
+// Memory that is a window on a disk, as banks with optimizer.offload. The user of it says which bytes it will want and
+// which it is done with; the pager moves them beside the work. ckpt/snapshot implements it.
 
 #include <cstddef>
 #include <cstdint>

@@ -81,17 +81,17 @@ struct Restored {
   bool weights_ready = false;  // StateMemory::weights are those of that position. The same on every rank
 };
 
-/// Two kinds of hook. One has banks, and an update that has written one leaves nothing to copy; the other is for state
-/// that dies with the process or that nobody else can read: the trainer's one bank is updated in place, snapshot()
-/// begins a copy of it that runs beside the next forward and backward, and the next update waits for what it overwrites
-/// (StateMemory::gate), piece by piece. Back the copy comes likewise, if this process can read it: the first update
-/// goes from there into the trainer's bank.
+/// Two kinds of hook. With banks, an update that has written one leaves nothing to copy. With copies, for state that no
+/// other process can read or that dies with its process, the trainer's one bank is updated in place. snapshot() then
+/// begins a copy that runs beside the next forward and backward; the next update waits, piece by piece, for what it
+/// overwrites (StateMemory::gate). At a restart the first update reads the copy, if this process can, and writes the
+/// trainer's bank.
 ///
-/// Life of a step under a hook: next_bank on world rank 0, once forward and backward are done -> begin_update on every
-/// rank -> the update, which reads the bank of the last step and writes that one, the private state and the weights ->
-/// decide on world rank 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and
-/// the next begin_update: when a bank is written, the one before is whole on all ranks. The weights may still be coming
-/// from other ranks during the next forward: weights_whole says when they are there, before the next begin_update.
+/// Life of a step under a hook: next_bank on world rank 0, after forward and backward -> begin_update on every rank ->
+/// the update, which reads the last step's bank and writes that one, private state and weights -> decide on world rank
+/// 0 -> snapshot on every rank, if so decided. A collective of all ranks lies between snapshot and the next
+/// begin_update: when a bank is written, the one before is complete on all ranks. The weights may still arrive from
+/// other ranks during the next forward; weights_whole says when they are there, before the next begin_update.
 class CheckpointHook {
  public:
   virtual ~CheckpointHook() = default;
@@ -107,10 +107,10 @@ class CheckpointHook {
     return StateMemory{};
   }
 
-  /// Before the first step, on every rank: fills all of `state`, whose saved tensors lie in bank 0, from the newest
-  /// whole snapshot or checkpoint and says where training stands; nullopt starts a fresh run and leaves the memory
-  /// alone. A snapshot in the hook's memory is left where it is, in the bank that the answer names. All ranks get the
-  /// same answer, but for their own memory.
+  /// Called before the first step, on every rank. Fills all of `state` from the newest complete snapshot or checkpoint
+  /// and returns the position; saved tensors lie in bank 0. nullopt: a fresh run, and memory is left alone. A snapshot
+  /// in the hook's memory stays where it is, in the bank that the answer names. All ranks get the same answer, except
+  /// for their own memory.
   virtual Result<std::optional<Restored>> restore(std::span<const StateTensor> state) = 0;
 
   /// World rank 0 only, before the update of a step whose predecessor is in bank `current`: the bank to write, which is

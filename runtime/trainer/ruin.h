@@ -19,8 +19,8 @@ struct RuinReport {
   double other_loss = 0;             // what the same weights give on another batch
   int64_t vocab = 0;
 
-  /// The weights that the step began with are of no use: they are not finite, or give no finite loss on another batch
-  /// either; or a loss worse than knowing nothing, where no sample's loss has done it.
+  /// The weights that the step began with are useless: not finite, or without a finite loss on another batch too. Or
+  /// the loss is worse than knowing nothing, and no sample's loss explains it.
   bool ruined() const;
 };
 

@@ -41,13 +41,13 @@ struct Outcome {
   std::vector<GroupTraffic> traffic;  // of the whole run; of a step: step_traffic() of plan/communication.h
 };
 
-/// Errors, besides: kGuard when loss or gradient norm of a step is not finite, the same when computed again. Whether
-/// the batch did it or the update before is found out: where the weights, or what they give on the batch before, are
-/// not finite, CheckpointHook::condemn() was told; else the message names the samples.
+/// Errors, besides: kGuard when loss or gradient norm of a step is not finite, also when computed again. The trainer
+/// finds the cause. Weights that are not finite, or give no finite loss on the batch before: the update before did it,
+/// and CheckpointHook::condemn() was called. Else the batch did it, and the message names the samples.
 Result<Outcome> run(const Environment& environment);
 
 /// Shared memory for the ranks of this plan, with room for all boundary tensors that its schedule has under way at
-/// once: a stage that computes sends nothing, so what is not in the channel by then comes a pass late.
+/// once. A stage that computes sends nothing, so a tensor that is not in the channel by then comes a pass late.
 comm::ShmWorldConfig world_config(const Plan& plan);
 
 }  // namespace cairn::trainer

@@ -1,15 +1,15 @@
 #pragma once
-// What this machine can do, measured: the peak of its matrix product, its memory, and for the shapes of the recipes
-// that were calibrated what a step takes. Kept in the user's cache ($XDG_CACHE_HOME or ~/.cache,
-// cairn/calibration.json; CAIRN_CALIBRATION names another file), for `cairn plan` and for the model FLOP utilisation
-// that `cairn train` reports.
+// What this machine can do, measured: the peak of its matrix product, its memory, and the step time of the
+// shapes that were calibrated. Kept in the user's cache ($XDG_CACHE_HOME or ~/.cache, cairn/calibration.json;
+// CAIRN_CALIBRATION names another file). `cairn plan` uses it, and `cairn train` for the model FLOP
+// utilisation.
 //
-// A step is timed by running it: the trainer itself, all ranks of the plan at once as threads, in a shared memory like
-// that of a run, on a model of the same layers but fewer of them and a step of fewer micro-batches. With everything
-// else fixed, the time of each part of a step is a + b L + c m + d L m in the layers L and the micro-batches m of a
-// replica: passes take L m, the ends of the model m, updates and reductions L, a pipeline's bubble L, from
-// steady_micro_batches() on. Four steps, of two depths and two batches, give all of it, with whatever the ranks cost
-// each other when they share cores, caches and memory.
+// A step is timed by running the trainer itself, all ranks of the plan at once as threads, in a shared memory
+// like a run's. The model has the same layers but fewer of them, and the step fewer micro-batches. With
+// everything else fixed, the time of each part of a step is a + b L + c m + d L m in the layers L and the
+// micro-batches m of a replica. Passes take L m, the ends of the model m, updates and reductions L, a
+// pipeline's bubble L (from steady_micro_batches() on). Four steps, of two depths and two batches, give all of
+// it, including what the ranks cost each other when they share cores, caches and memory.
 
 #include <cstdint>
 #include <filesystem>
