@@ -56,7 +56,7 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
     if (!names.steps.empty()) {
       return Error{ErrorCode::kInvalidInput,
                    fmt::format("{} already holds checkpoints up to step {}; choose another run folder, or leave out "
-                               "--fresh to go on from there",
+                               "--fresh to resume from there",
                                options.checkpoints_dir.string(), names.steps.back())};
     }
   }

@@ -235,7 +235,7 @@ Status NodePersister::Impl::check_not_needed(IoBackend& io, int64_t step) const 
   return Error{
       ErrorCode::kInvalidInput,
       fmt::format("step {} was not saved: {} is another save of it, and step {} refers to its files. To go on "
-                  "from what is on disk, remove {}, which gives up the step in memory; to go on from that one, "
+                  "from what is on disk, remove {}, which gives up the step in memory; to resume from that one, "
                   "move these steps out of {} first, all of them",
                   step, there.string(), fmt::join(others, ", "), arena.name(), dir.string())};
 }

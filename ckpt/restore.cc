@@ -34,7 +34,7 @@ using trainer::TrainPosition;
 Status check_state(const Manifest& manifest, const Plan& plan, const std::filesystem::path& dir) {
   if (!has_moments(manifest)) {
     return Error{ErrorCode::kInvalidInput,
-                 fmt::format("weights only, without the optimizer state that training goes on from; a new run can "
+                 fmt::format("weights only, without the optimizer state that training resumes from; a new run can "
                              "begin with them: {}",
                              how_to_begin_from(dir))};
   }
@@ -204,7 +204,7 @@ auto RestoreDecider::until_it_stays(const Read& read) {
 Error unreadable_now(Error error, const std::filesystem::path& dir) {
   if (error.os_errno != 0) error.code = ErrorCode::kIo;
   error.message = fmt::format(
-      "{}: the newest checkpoint cannot be read, which is no reason to go on from an older one; make "
+      "{}: the newest checkpoint cannot be read, which is no reason to resume from an older one; make "
       "it readable, or move it away: {}",
       dir.string(), error.message);
   return error;

@@ -153,9 +153,9 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     for (const StaleArena& stale : dead) {
       const std::string held =
           stale.unread.empty()
-              ? fmt::format("{}, still holds step {}, which no checkpoint has: go on with that run", stale.run_id,
+              ? fmt::format("{}, still holds step {}, which no checkpoint has: resume that run", stale.run_id,
                             stale.unsaved_step)
-              : fmt::format("cannot be read ({}): go on with that run and the build that left it", stale.unread);
+              : fmt::format("cannot be read ({}): resume that run with the build that left it", stale.unread);
       say(fmt::format("{} of a dead run, {}, or remove the file to have its {:.2f} GiB", stale.name, held,
                       static_cast<double>(stale.bytes) / (1 << 30)));
     }
@@ -172,7 +172,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
       RT_TRY_SET(const bool behind, is_left_behind(*io, *found, newest, stop));
       if (behind) {
         say(
-            fmt::format("warning: removed {}, which held step {} of this run: the run has gone on without it, as on "
+            fmt::format("warning: removed {}, which held step {} of this run: the run has continued without it, as on "
                         "another machine, and saved step {} ({})",
                         found->name(), newest_step(*found), newest->step, newest->dir.string()));
         RT_TRY(found->remove());

@@ -70,7 +70,7 @@ Result<InitConfig> effective_init(const InitConfig& recipe, const InitConfig& co
   }
   if (has_checkpoints(run)) {
     if (!command_line.path.empty() && notice != nullptr) {
-      *notice = fmt::format("--init-from is for a new run; {} has checkpoints of its own and goes on from them",
+      *notice = fmt::format("--init-from is for a new run; {} has checkpoints of its own and resumes from them",
                             run.string());
     }
     return InitConfig{};

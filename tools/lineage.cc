@@ -175,7 +175,7 @@ Result<Recipe> replay_recipe(const fs::path& run, const Lineage& lineage) {
     for (const std::string& field : segment.accepted) {
       // A rate that jumps is a rate all the same.
       if (dsl::may_change_in_stage(field) && !field.starts_with("data.")) continue;
-      return refuse(fmt::format("at step {} it went on with --accept {}", segment.at.step, field));
+      return refuse(fmt::format("at step {} it resumed with --accept {}", segment.at.step, field));
     }
     const fs::path file = recipe_file(run, segment.recipe);
     RT_TRY_SET(const std::string text, read_text_file(file));

@@ -227,7 +227,7 @@ Result<bool> RunCopies::prepare(bool fresh) {
     }
     if (newest_here >= 0 && steps.back().step > newest_here) {
       callbacks_.say(
-          fmt::format("{} has step {}, and here the newest is {}: going on from here; `cairn ckpt fetch` "
+          fmt::format("{} has step {}, and here the newest is {}: resuming from here; `cairn ckpt fetch` "
                       "would bring that one",
                       place->describe(), steps.back().step, newest_here));
     }
@@ -440,12 +440,12 @@ void RunCopies::finish(std::span<const int> stop_signals, const std::function<bo
   }
   for (const auto& child : children_) {
     if (child->finished) continue;
-    callbacks_.say(fmt::format(
-        "not everything is copied to {} ({} after {}); the next start of this run goes on with it", child->place,
-        interrupted ? "stopped by a signal"
-        : late      ? "at the time limit"
-                    : "given up",
-        telemetry::format_duration(seconds_since(begin))));
+    callbacks_.say(fmt::format("not everything is copied to {} ({} after {}); the next start of this run continues it",
+                               child->place,
+                               interrupted ? "stopped by a signal"
+                               : late      ? "at the time limit"
+                                           : "given up",
+                               telemetry::format_duration(seconds_since(begin))));
     record({{"event", "copy_given_up"}, {"place", child->place}, {"seconds", seconds_since(begin)}});
   }
 }

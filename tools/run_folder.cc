@@ -138,7 +138,7 @@ Result<std::string> recipe_of_run(const fs::path& run) {
   if (announced.unknown && announced.unknown->os_errno != 0 && !ckpt::is_not_found(*announced.unknown)) {
     Error error = *announced.unknown;
     return std::move(error).with(
-        fmt::format("{} is of a save that cannot be read, so that it is not known which recipe the run goes on with",
+        fmt::format("{} is of a save that cannot be read, so that it is not known which recipe the run resumes with",
                     (run / kNextRecipe).string()));
   }
   return read_text_file(run / "recipe.resolved.json");
@@ -211,7 +211,7 @@ Error in_use(const fs::path& lock, std::string_view what) {
   if (!holder.host.empty() && holder.host != ckpt::this_writer().host) {
     text += fmt::format(
         ". If {0} is dead, the file system keeps its lock for a while: NFSv4 some 90 s, NFSv3 until {0} is up again; "
-        "then, or when {1} has been removed, the same command goes on. Should that cairn be alive after all, "
+        "then, or when {1} has been removed, the same command resumes. Should that cairn be alive after all, "
         "the two train side by side until its next save, at which it leaves",
         holder.host, lock.string());
   }

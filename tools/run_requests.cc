@@ -63,7 +63,7 @@ void add_request_options(CLI::App& command, RequestArgs& args) {
       ->type_name("TIME");
   command
       .add_option("--on-usr", args.on_usr,
-                  "what SIGUSR1 and SIGUSR2 ask for: save, and training goes on (default), or stop")
+                  "what SIGUSR1 and SIGUSR2 ask for: save, and training continues (default), or stop")
       ->type_name("save|stop")
       ->check(CLI::IsMember({"save", "stop"}));
   command
@@ -188,7 +188,7 @@ void RunRequests::pass_on(ckpt::CheckpointNode& node, int64_t last_step) {
     for (const std::string& notice : one.notices) callbacks_.say(notice);
     if (one.stop_taken_back && std::exchange(planned_, false)) {
       node.take_back_stop();
-      callbacks_.say(fmt::format("{} is gone or says nothing any more: the run goes on", kStop));
+      callbacks_.say(fmt::format("{} is gone or says nothing any more: the run continues", kStop));
       callbacks_.record({{"event", "stop_taken_back"}, {"by", kStop}});
     }
     if (one.stop) {
@@ -218,7 +218,7 @@ void RunRequests::pass_on(ckpt::CheckpointNode& node, int64_t last_step) {
 
 void RunRequests::ask_save(ckpt::CheckpointNode& node, const std::string& by) {
   asked_ = node.ask_save();
-  callbacks_.say(fmt::format("{}: saving at the next step boundary; training goes on", by));
+  callbacks_.say(fmt::format("{}: saving at the next step boundary; training continues", by));
   callbacks_.record({{"event", "save_requested"}, {"by", by}});
 }
 

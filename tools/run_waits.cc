@@ -62,7 +62,7 @@ void RunWaits::look(const comm::ShmWorld* world) {
     const comm::OperationView& before = view_at(static_cast<size_t>(wait_->rank), wait_->beside);
     if (!wait_->over) {
       if (before.inside && before.operations == wait_->operation) return;
-      callbacks_.say(fmt::format("rank {} goes on", wait_->rank));
+      callbacks_.say(fmt::format("rank {} continues", wait_->rank));
       callbacks_.record({{"event", "wait_over"}, {"rank", wait_->rank}});
       wait_->over = true;  // whoever hangs from now on is another
     }

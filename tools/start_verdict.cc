@@ -391,7 +391,7 @@ Status StartVerdict::check(const StartRequest& request) const {
   }
   if (text.empty()) return {};
   std::string remedy = "Nothing was changed. Set it back";
-  if (!accept.empty()) remedy += fmt::format(", or go on all the same with{}", accept);
+  if (!accept.empty()) remedy += fmt::format(", or resume all the same with{}", accept);
   return Error{ErrorCode::kInvalidInput,
                fmt::format("{} was trained up to step {} with another recipe:{}\n{}", of, state.step(), text, remedy)};
 }

@@ -125,7 +125,7 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (const std::optional<Error> lost = supervisor_->abandoned()) return *lost;
   const Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
   if (!chosen.ok() && stop_asked()) {
-    return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command goes on"};
+    return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command resumes"};
   }
   if (!chosen.ok()) return chosen.error();
   const ckpt::RestoreChoice& choice = chosen.value();
@@ -153,7 +153,7 @@ Result<std::vector<agent::ChildSpec>> TrainAgent::prepare_generation(int64_t gen
   if (choice.source == ckpt::arena::Source::kDisk) from = fmt::format("{}", choice.dir.string());
   if (generation > 0 || choice.source != ckpt::arena::Source::kFresh) progress_.say("from " + from);
   if (generation == 0 && choice.source == ckpt::arena::Source::kMemory && options_.init_on_command_line) {
-    progress_.say("--init-from is for a new run; this one goes on from its memory (another --run begins anew)");
+    progress_.say("--init-from is for a new run; this one resumes from its memory (another --run begins anew)");
   }
   if (choice.source == ckpt::arena::Source::kDisk && !choice.match) loaded_ = choice.dir;
   json start{{"event", "start"},
@@ -263,7 +263,7 @@ Status TrainAgent::check_place(const ckpt::RestoreChoice& choice) {
   }
   elsewhere_ = std::move(state);
   return Error{ErrorCode::kUnavailable,
-               fmt::format("goes on from step {}, which is in another segment", position.step)};
+               fmt::format("resumes from step {}, which is in another segment", position.step)};
 }
 
 /// What this start is, once the state that it goes on from has been read: until then it may still be refused.
@@ -321,8 +321,8 @@ void TrainAgent::watch_memory() {
   if (told_nameless_ || !node_->arena().is_nameless()) return;
   told_nameless_ = true;
   progress_.say(
-      fmt::format("warning: {} was removed, by hand or by systemd as its user logged out (RemoveIPC): training goes "
-                  "on, but after a kill of this process the run goes on from its last checkpoint on disk",
+      fmt::format("warning: {} was removed, by hand or by systemd as its user logged out (RemoveIPC): training "
+                  "continues, but after a kill of this process the run resumes from its last checkpoint on disk",
                   node_->arena().name()));
 }
 
@@ -695,7 +695,7 @@ Result<int> TrainAgent::conclude(const agent::Outcome& outcome) {
   const bool stopped = (last_step_ < plan_.steps || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
   const int code = stopped ? options_.requests.exit_when_unfinished : 0;
   if (stopped) {
-    progress_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command goes on from there",
+    progress_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command resumes from there",
                               last_step_, plan_.steps, newest_checkpoint_.string()));
   } else if (done == 0) {
     progress_.say(fmt::format("nothing to do: {} is already at step {} of {}", folder_.path().string(), first_step_,

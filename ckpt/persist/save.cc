@@ -919,7 +919,7 @@ Result<SaveReport> save_checkpoint(IoBackend& io, const fs::path& checkpoints_di
   const auto abandon = [&](Error error) -> Error {
     give_up_spares(error);
     if (noted && error.code == ErrorCode::kStopped) {
-      error.message += fmt::format("; the files that are done stay in {}, the same command goes on from them",
+      error.message += fmt::format("; the files that are done stay in {}, the same command resumes from them",
                                    work.filename().string());
     } else if (Status removed = remove_tree(io, work); !removed.ok()) {
       error.message += fmt::format(" (and {} could not be removed: {})", work.string(), removed.error().message);

@@ -187,11 +187,11 @@ std::vector<std::string> report_lines(const LoadMatch& match, const std::vector<
   if (match.weights_only) {
     first += ", weights alone: moments start at zero, the run begins at step 0";
   } else if (!match.has_moments) {
-    first += fmt::format(", which has no moments: they start at zero; the run goes on at step {}", step);
+    first += fmt::format(", which has no moments: they start at zero; the run resumes at step {}", step);
   } else {
     first += match.with_moments() == match.taken() ? ", with their moments"
                                                    : fmt::format(", {} of them with moments", match.with_moments());
-    first += fmt::format("; the run goes on at step {}", step);
+    first += fmt::format("; the run resumes at step {}", step);
   }
   lines.push_back(std::move(first));
   size_t told = 0, more = 0;

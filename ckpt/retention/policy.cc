@@ -375,7 +375,7 @@ Result<std::vector<Fate>> plan_removal(std::span<const CheckpointInfo> checkpoin
     return invalid("no checkpoint is complete and not bad, so none is removed: one of them may be all that there is");
   if (steps.contains(newest->step)) {
     return invalid(
-        fmt::format("step {} stays, for it is the newest complete one, from which a run goes on; to go back to an "
+        fmt::format("step {} stays, for it is the newest complete one, from which a run resumes; to go back to an "
                     "older one, begin another run from that (--init-from), or move this one's folder away",
                     newest->step));
   }

@@ -342,7 +342,7 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
     if (!found.ok() && found.error().code != ErrorCode::kCorrupt) {
       return std::move(found)
           .with(fmt::format(
-              "{} holds this run's state and cannot be read; go on with the build that left it, or remove the file to "
+              "{} holds this run's state and cannot be read; resume with the build that left it, or remove the file to "
               "give up what is in it",
               name))
           .error();

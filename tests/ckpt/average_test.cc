@@ -70,7 +70,7 @@ std::vector<float> read(IoBackend& io, const fs::path& dir, const std::string& k
 }  // namespace
 
 TEST_SUITE("ckpt/average") {
-  TEST_CASE("what is not finite is in the mean, and its tensors and sources are told") {
+  TEST_CASE("an average keeps values that are not finite, and names their tensors and sources") {
     constexpr size_t kElems = 200'000;  // several pieces
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
     MemoryBackend io;

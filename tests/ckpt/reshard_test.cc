@@ -309,7 +309,7 @@ TEST_SUITE("ckpt/reshard") {
     }
   }
 
-  TEST_CASE("what cannot be done is said before anything is written") {
+  TEST_CASE("reshard refuses before it writes anything") {
     const Plan from = plan_of({2, 1, 1}, true), to = plan_of({1, 2, 1}, true);
     MemoryBackend disk;
     REQUIRE(save_state(disk, kSource, from).ok());
@@ -443,7 +443,7 @@ TEST_SUITE("ckpt/reshard") {
     }
   }
 
-  TEST_CASE("what a dead reshard left is taken over only when it is of the same kind and every byte of it holds") {
+  TEST_CASE("reshard takes over what a dead one left only when it is of the same kind and every byte of it holds") {
     const Plan from = plan_of({2, 1, 1}, true), to = plan_of({1, 2, 2}, true);
     MemoryBackend start;
     REQUIRE(save_state(start, kSource, from).ok());
@@ -455,7 +455,7 @@ TEST_SUITE("ckpt/reshard") {
     const Result<ReshardReport> stopped = reshard(start, to, options);
     REQUIRE_FALSE(stopped.ok());
     REQUIRE(stopped.error().code == ErrorCode::kStopped);
-    CHECK(stopped.error().message.find("goes on") != std::string::npos);
+    CHECK(stopped.error().message.find("resumes") != std::string::npos);
     const Catalog left = list_checkpoints(start, kTarget).value();
     REQUIRE(left.checkpoints.empty());  // never looks whole
     REQUIRE(left.leftovers.size() == 1);

@@ -458,7 +458,7 @@ TEST_SUITE("converters/convert") {
     }
   }
 
-  TEST_CASE("what a conversion of something else has left is not taken over") {
+  TEST_CASE("a conversion does not take over what a conversion of something else has left") {
     TempDir temp;
     std::atomic<bool> stop{false};
     ExportOptions options{.max_shard_bytes = 20000, .cancel = &stop};
@@ -521,7 +521,7 @@ TEST_SUITE("converters/convert") {
     }
   }
 
-  TEST_CASE("what is still to be written has to find room before a byte of it is written") {
+  TEST_CASE("a conversion finds room for all that is still to be written before its first byte") {
     TempDir temp;
     const fs::path checkpoint = imported(temp, "hf-gpt2-tied"), work = temp / ".out.converting";
     ckpt::PosixBackend io;
@@ -591,7 +591,7 @@ TEST_SUITE("converters/convert") {
     CHECK(linked.value().linked);
   }
 
-  TEST_CASE("in a mounted folder, cut off at any call: no half of a model stays, and the same command goes on") {
+  TEST_CASE("a conversion into a mounted folder, cut off at any call, leaves no half of a model and resumes") {
     TempDir temp;
     const fs::path checkpoint = imported(temp, "hf-gpt2-tied"), volume = temp / "volume";
     ckpt::PosixBackend io;

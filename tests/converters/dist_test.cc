@@ -45,7 +45,7 @@ TEST_SUITE("converters/dist") {
     }
   }
 
-  TEST_CASE("they import into any layout and go out as a folder") {
+  TEST_CASE("distributed checkpoints import into any layout and go out as a folder") {
     for (const auto& [saved, type] :
          {std::pair("dist-gpt2", "gpt2"), {"dist-llama", "llama"}, {"dist-hf", "mistral"}}) {
       CAPTURE(saved);
@@ -79,7 +79,7 @@ TEST_SUITE("converters/dist") {
     }
   }
 
-  TEST_CASE("what the metadata says: chunks of tensors, whichever rank held them") {
+  TEST_CASE("the metadata of a distributed checkpoint gives its chunks, whichever rank held them") {
     const auto read = read_dist_metadata(slurp(kStacked));
     REQUIRE_OK(read);
     const auto named = [&](std::string_view name) -> const DistTensor& {
@@ -99,7 +99,7 @@ TEST_SUITE("converters/dist") {
     CHECK(std::ranges::all_of(plain.value(), [](const DistTensor& t) { return t.name.starts_with("model."); }));
   }
 
-  TEST_CASE("what does not fit is told with its file") {
+  TEST_CASE("a distributed checkpoint that does not fit is reported with its file") {
     TempDir temp;
     const auto fresh = [&](const std::string& name) {
       fs::remove_all(temp / "x");

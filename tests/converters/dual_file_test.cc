@@ -86,7 +86,7 @@ TEST_SUITE("converters/dual_file") {
     CHECK(SafetensorsFile::open(dir.path / "m").value().header().tensors.size() == 700);
   }
 
-  TEST_CASE("what cannot be written is refused, and nothing stays behind") {
+  TEST_CASE("a dual file that cannot be written is refused, and nothing stays behind") {
     const cairn::testing::TempDir dir("dual-refused");
     const fs::path path = dir.path / "m";
     const auto refused = [&](const std::vector<DualTensor>& tensors, const std::string& words, int64_t bytes) {

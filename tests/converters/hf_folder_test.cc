@@ -191,7 +191,7 @@ TEST_SUITE("converters/hf_folder") {
     }
   }
 
-  TEST_CASE("other formats, other families and switches that are not computed are refused in a sentence") {
+  TEST_CASE("folders of other formats, families and switches that are not computed are refused in a sentence") {
     Copy copy("hf-llama-tied-bias");
     const auto with = [&](const std::string& key, const nlohmann::json& value) {
       Copy other("hf-llama-tied-bias");

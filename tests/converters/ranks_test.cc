@@ -146,7 +146,7 @@ TEST_SUITE("converters/ranks") {
     CHECK(logit_difference(folder->model(), transposed, reference) > 100 * kLogitGate);
   }
 
-  TEST_CASE("they import into any layout and go out as the family that holds the model") {
+  TEST_CASE("mp_rank files import into any layout and go out as the family that holds the model") {
     for (const auto& [ranks, type] : {std::pair("ranks-gpt2", "gpt2"), {"ranks-llama", "llama"}}) {
       CAPTURE(ranks);
       TempDir temp;
@@ -177,7 +177,7 @@ TEST_SUITE("converters/ranks") {
     }
   }
 
-  TEST_CASE("what does not fit is told with its file") {
+  TEST_CASE("mp_rank files that do not fit are reported with the file") {
     TempDir temp;
     const auto fresh = [&](const std::string& name) {
       fs::remove_all(temp / "x");

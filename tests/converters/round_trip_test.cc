@@ -85,7 +85,7 @@ TEST_SUITE("converters/round_trip") {
     }
   }
 
-  TEST_CASE("what was exported opens again as the same model, and gives the reference logits") {
+  TEST_CASE("an exported folder opens again as the same model, and gives the reference logits") {
     for (const std::string& name : fixture_names()) {
       TempDir temp;
       REQUIRE(exported(imported(temp, name, {2, 3, 1}), temp / "out").ok());
@@ -137,7 +137,7 @@ TEST_SUITE("converters/round_trip") {
     }
   }
 
-  TEST_CASE("another dtype and another split keep every value that the dtype can hold") {
+  TEST_CASE("an export in another dtype and split keeps every value that the dtype can hold") {
     TempDir temp;
     const fs::path checkpoint = imported(temp, "hf-llama-gqa-sharded", {2, 2, 1});
     auto report = exported(checkpoint, temp / "bf16", {.dtype = DType::kBf16, .max_shard_bytes = 20000});

@@ -242,7 +242,7 @@ TEST_SUITE("crash/power") {
     CHECK(cuts.cuts >= 1000);
   }
 
-  TEST_CASE("the same where saves write over the files of removed checkpoints") {
+  TEST_CASE("power lost at any call loses nothing acknowledged where saves write over files of removed checkpoints") {
     const MemoryBackend empty;
     const auto whole = empty.clone();
     History undisturbed;
@@ -253,7 +253,7 @@ TEST_SUITE("crash/power") {
     CHECK_MESSAGE(cuts.broken == 0, cuts.first);
   }
 
-  TEST_CASE("where two names cannot be exchanged, power lost or a kill at any call loses nothing acknowledged either") {
+  TEST_CASE("power lost or a kill at any call loses nothing acknowledged where two names cannot be exchanged") {
     const FaultPlan no_exchange{FaultPlan::Action::kFail, 0, true, EINVAL, IoOp::kExchange, 0};
     int64_t cut_off = 0, cuts = 0;
     bool fired = true;

@@ -129,7 +129,7 @@ TEST_SUITE("dsl/recipe") {
     CHECK(only_mistake(with("name = T.unset")) == "base.lua:2: name is missing; it must be a string");
   }
 
-  TEST_CASE("who wins: default < recipe < with < --with < --set") {
+  TEST_CASE("precedence of values: default < recipe < with < --with < --set") {
     const RecipeFolder folder;
     folder.write("base.lua", kBase);
     folder.write("main.lua", with("seed = 8, batch = { samples = 32 }, eval = { steps = 3 }"));

@@ -438,7 +438,7 @@ TEST_SUITE("dsl/rules") {
       CHECK_MESSAGE(fields.count(field) == 1, field);
   }
 
-  TEST_CASE("what the checks pass of a recipe with stages, the planner plans where each of them begins") {
+  TEST_CASE("a recipe with stages that passes the checks is planned where each of them begins") {
     Dice dice(29);
     const std::vector<Recipe> points = starting_points();
     int64_t passed = 0, refused = 0, refused_rates = 0;
@@ -470,7 +470,7 @@ TEST_SUITE("dsl/rules") {
     CHECK(refused_rates > 50);
   }
 
-  TEST_CASE("what a recipe in Lua with changes on the command line passes, the planner plans") {
+  TEST_CASE("a recipe in Lua with changes on the command line that passes the checks is planned") {
     const RecipeFolder folder;
     folder.write("base.lua", kBase);
     Dice dice(28);

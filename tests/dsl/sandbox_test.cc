@@ -149,7 +149,7 @@ TEST_SUITE("dsl/sandbox") {
     CHECK(load_recipe("r/main.lua").diagnostics.size() == 1);
   }
 
-  TEST_CASE("what a recipe may use works as in Lua, patterns included") {
+  TEST_CASE("the Lua functions that a recipe may use work as in Lua, patterns included") {
     const Recipe r = load_good(R"lua(
 local T = require "cairn"
 local function eq(a, b) if a ~= b then error(tostring(a) .. " is not " .. tostring(b), 2) end end

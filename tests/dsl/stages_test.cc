@@ -258,7 +258,7 @@ TEST_SUITE("dsl/stages") {
               .ok());
   }
 
-  TEST_CASE("where each stage begins, by steps, samples, tokens and parts of the run") {
+  TEST_CASE("recipe stages begin where they say: steps, samples, tokens and parts of the run") {
     const Recipe r =
         load_good(staged("T.stage { at = T.samples(100), batch = { samples = 32 } },\n"
                          "T.stage { at = T.steps(10), batch = { samples = 8 } },\n"

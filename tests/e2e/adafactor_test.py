@@ -29,7 +29,7 @@ class Adafactor(RunTest):
             self.train(path, again)
             self.assert_same_training(again, name, 40)
 
-    def test_what_is_saved_is_what_is_planned_and_resharded_it_is_the_same_state(self):
+    def test_adafactor_saves_what_is_planned_and_reshards_to_the_same_state(self):
         path = self.factored("a")
         self.train(path, "a")
         tensors = self.manifest("a", 24)["tensors"]
@@ -68,7 +68,7 @@ class Adafactor(RunTest):
                 self.assertAlmostEqual(self.metrics(other)[step]["loss"], self.metrics("a")[step]["loss"], places=4)
         self.assertLess(self.metrics("a")[30]["loss"], self.metrics("a")[1]["loss"] - 0.5)
 
-    def test_on_a_disk_it_is_the_same_bits(self):
+    def test_adafactor_on_a_disk_gives_the_same_bits(self):
         disk = self.folder / "nvme"
         disk.mkdir()
         layout = dict(steps=12, save=12, zero=1, tp=1, sp="false")
@@ -77,7 +77,7 @@ class Adafactor(RunTest):
         self.train(self.factored("d", f'offload = "{disk}", ', **layout), "d", *wide)
         self.assertEqual(self.contents("d", 12)[1], self.contents("m", 12)[1])
 
-    def test_another_optimizer_is_told_and_weights_alone_can_be_taken(self):
+    def test_a_change_from_adafactor_is_refused_and_weights_alone_can_be_taken(self):
         self.train(self.factored("a", steps=6, save=6, tp=1, pp=1, dp=2, sp="false"), "a")
         plain = dict(steps=6, save=6, tp=1, pp=1, dp=2, sp="false")
         job = self.start(self.recipe(name="a", **{**plain, "steps": 8}), "a")

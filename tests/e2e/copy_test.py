@@ -80,7 +80,7 @@ class Copies(RunTest):
         (self.folder / "run" / "checkpoints").mkdir(parents=True)
         self.cairn("ckpt", "fetch", far / "run" / f"step-{step:08d}", "run")
         said = self.cairn("resume", self.folder / "run", "--threads", 1).stdout.decode()
-        self.assertIn(f"goes on as run {identity}, whose copies", said)
+        self.assertIn(f"resumes as run {identity}, whose copies", said)
         self.assertEqual(self.run_id("run"), identity)
         got = self.metrics("run")
         self.assertEqual({at: line["loss"] for at, line in got.items()},
@@ -91,7 +91,7 @@ class Copies(RunTest):
         # Elsewhere it is a run of its own, which has a place of its own.
         (self.folder / "other" / "checkpoints").mkdir(parents=True)
         self.cairn("ckpt", "fetch", far / "run" / f"step-{step:08d}", "other")
-        self.assertNotIn("goes on as run", self.cairn("resume", self.folder / "other", "--threads", 1).stdout.decode())
+        self.assertNotIn("resumes as run", self.cairn("resume", self.folder / "other", "--threads", 1).stdout.decode())
         self.assertNotEqual(self.run_id("other"), identity)
         self.assertEqual(self.placed(far / "other")[-1], 20)
 
@@ -180,7 +180,7 @@ class Copies(RunTest):
         job = self.train(last, "run", code=2)
         self.assertIn("holds checkpoints of another run", job.output())
 
-    def test_what_was_under_way_to_a_place_that_is_no_longer_wanted_is_let_go(self):
+    def test_a_copy_under_way_to_a_place_that_is_no_longer_wanted_is_let_go(self):
         job = self.start(self.copies(f'"{self.folder / "far"}", max_mb_per_s = 0.01', steps=100000, save=20), "run")
         held = self.folder / "run" / "copying" / "0"
         self.until(lambda: list(held.glob("step-*")), "a checkpoint that is held", job)

@@ -42,7 +42,7 @@ class HfStart(RunTest):
         super().setUp()
         shutil.copytree(GOLDEN / "hf-llama-gqa-sharded", self.folder / "hf")  # vocabulary above the letters of the tokens
 
-    def test_the_same_run_as_from_an_imported_checkpoint(self):
+    def test_a_start_from_a_folder_is_the_run_from_an_imported_checkpoint(self):
         subprocess.run([self.program, "import", "hf", "imported"], cwd=self.folder, check=True, capture_output=True)
         imported = 'T.init_from { path = "imported/step-00000000", weights_only = true }'
         for layout in (dict(tp=2), dict(tp=1, pp=3), dict(tp=2, dp=2)):
@@ -54,7 +54,7 @@ class HfStart(RunTest):
             with self.subTest(**layout):
                 self.assertTrue(self.outcome("direct") == self.outcome("through"), "not the same bits")
 
-    def test_what_does_not_fit_is_told(self):
+    def test_a_folder_that_does_not_fit_the_recipe_is_refused(self):
         job = self.train(self.tuned("theta", 'T.hf "hf"', theta=500.0), "theta", code=2)
         self.assertIn("the recipe trains another model", job.output())
         self.assertIn("model.rope_theta = 500.0 in the recipe, 370.0 in config.json", job.output())

@@ -40,7 +40,7 @@ class Identity(RunTest):
         (self.folder / "moved" / "checkpoints").mkdir(parents=True)
         os.rename(self.checkpoint("whole", step), self.checkpoint("moved", step))
         said = self.cairn("resume", self.folder / "moved", "--threads", 1).stdout.decode()
-        self.assertIn("moved has no recipe.resolved.json; going on with the recipe that", said)
+        self.assertIn("moved has no recipe.resolved.json; resuming with the recipe that", said)
         self.assertIn("on 4 ranks", said)
         got, wanted = self.metrics("moved"), self.metrics("whole")
         self.assertEqual(sorted(got), list(range(step + 1, 21)))
@@ -278,7 +278,7 @@ cp -r disk/run run
         self.assertEqual(self.checkpoints("cut"), [])
         self.assertEqual(len(self.memory_left(self.folder)), 1)
         second = self.train(recipe, "cut", "--init-from", "whole")
-        self.assertIn("--init-from is for a new run; this one goes on from its memory", second.output())
+        self.assertIn("--init-from is for a new run; this one resumes from its memory", second.output())
         self.assertIn("took over the snapshot memory of this run's dead agent", second.output())
         # The rank that wrote the last line had ended that step; others may have been about to.
         self.assertGreaterEqual(self.events("cut", "start")[-1]["step"], reached - 1)

@@ -28,7 +28,7 @@ class Init(RunTest):
         # Allowed, the run goes on at step 6 with what there is; the report is printed and recorded.
         allow = ["--init-allow-missing", "layers.2.*", "--init-allow-missing", "head.weight"]
         job = self.train(other, "other", *set_model, "--init-from", "base", *allow)
-        self.assertIn("tensors taken from the checkpoint, with their moments; the run goes on at step 6", job.output())
+        self.assertIn("tensors taken from the checkpoint, with their moments; the run resumes at step 6", job.output())
         self.assertIn("anew: head.weight [257, 32] (not in the checkpoint, `allow_missing`)", job.output())
         self.assertEqual(sorted(self.metrics("other")), [7, 8, 9])
         event = self.events("other", "initialized")[0]
@@ -41,7 +41,7 @@ class Init(RunTest):
         # The same command again goes on from the run's own checkpoint, whatever it was begun with.
         job = self.train(other, "other", *set_model, "--init-from", "base", *allow)
         self.assertIn("nothing to do", job.output())
-        self.assertIn("has checkpoints of its own and goes on from them", job.output())
+        self.assertIn("has checkpoints of its own and resumes from them", job.output())
         self.assertEqual(len(self.events("other", "initialized")), 1)
 
     def test_weights_alone_by_the_recipe_are_a_new_run(self):

@@ -84,7 +84,7 @@ class Memory(RunTest):
         log = (self.folder / "slow" / "logs" / "rank-0.log").read_text()
         self.assertIn("no bank was free for 1.5 s", log)
 
-    def test_what_another_build_left_waits_for_that_build(self):
+    def test_memory_of_another_build_waits_for_that_build(self):
         recipe = self.recipe(name="left", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
         dead = self.start(recipe, "left")
         self.until_step("left", 5, dead)
@@ -99,7 +99,7 @@ class Memory(RunTest):
         self.assertRegex(output, f"{name} of a dead run, cannot be read")
         again = self.start(recipe, "left")
         self.assertEqual(again.wait(), 2)
-        self.assertIn("go on with the build that left it", again.output())
+        self.assertIn("resume with the build that left it", again.output())
         with open(f"/dev/shm/{name}", "r+b") as file:
             file.seek(8)
             file.write(version)
@@ -120,7 +120,7 @@ class Memory(RunTest):
         whole = path.read_bytes()
         path.write_bytes(whole.replace(b'"version":1', b'"version":2', 1))  # a newer build's
         job = self.train(recipe, "back", code=2)
-        self.assertIn("cannot be read, which is no reason to go on from an older one", job.output())
+        self.assertIn("cannot be read, which is no reason to resume from an older one", job.output())
         path.write_bytes(whole)
         for step, time_ms in saved.items():
             self.assertEqual(self.manifest("back", step)["created_unix_ms"], time_ms)
@@ -180,12 +180,12 @@ class Memory(RunTest):
         path.write_bytes(whole.replace(b'"version":1', b'"version":2', 1))  # so that it is not seen that it is newer
         job = self.train(two, "run", *more, "--set", f"stop=T.steps({3 * step + 1})", code=2)
         path.write_bytes(whole)
-        self.assertIn("cannot be read, which is no reason to go on from an older one", job.output())
+        self.assertIn("cannot be read, which is no reason to resume from an older one", job.output())
         self.assertEqual(self.memory_left(self.folder), [name])
         self.assertNotIn("remove what refers to it", job.output())
         self.cairn("ckpt", "verify", "run", "--all")
 
-    def test_of_memory_and_an_offload_folder_the_later_step_counts(self):
+    def test_the_later_step_of_memory_and_an_offload_folder_counts(self):
         recipe = self.recipe(name="both", tp=1, pp=1, dp=2, sp="false", steps=100000, save=100000)
         disk = self.folder / "disk"
         disk.mkdir()

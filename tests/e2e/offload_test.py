@@ -24,7 +24,7 @@ class Offload(RunTest):
             self.assertEqual((mine[step]["loss"], mine[step]["grad_norm"]), (wanted[step]["loss"], wanted[step]["grad_norm"]))
         self.assertEqual(self.contents(run, steps)[1], self.contents(other, steps)[1])
 
-    def test_the_same_bits_as_in_memory(self):
+    def test_state_on_a_disk_gives_the_same_bits_as_in_memory(self):
         disk = self.folder / "nvme"
         disk.mkdir()
         for zero in (0, 1, 3):

@@ -42,7 +42,7 @@ class OptimizerChange(ChangeTest):
         self.cairn("ckpt", "diff", self.checkpoint(run, last), self.checkpoint(fresh, last - at), "--tensors-only",
                    "--exit-code")
 
-    def test_its_moments_begin_at_zero_and_its_updates_at_one(self):
+    def test_a_changed_optimizers_moments_begin_at_zero_and_its_updates_at_one(self):
         for name, before, after, nproc in (("to", FLAT, FACTORED, 1), ("from", FACTORED, FLAT, 1),
                                            ("cut", FLAT, [*FACTORED, *CUT], 4)):
             with self.subTest(name):
@@ -64,7 +64,7 @@ class OptimizerChange(ChangeTest):
                 self.assertEqual("exp_avg" in self.kinds(name, 20), name == "from")
                 self.assert_begun_anew(name, 10, name + "-fresh", *after, nproc=nproc)
 
-    def test_what_only_memory_holds_is_saved_first_and_a_killed_start_is_made_again(self):
+    def test_a_changed_optimizer_saves_first_what_only_memory_holds_and_survives_a_kill(self):
         slow = ["--set", "stop=T.steps(4000)", "--set", "checkpoint.save={ T.every { steps = 4000 } }"]
         job = self.start(self.file, "memory", "--nproc", 1, *FLAT, *slow)
         self.until_step("memory", 5, job)

@@ -82,7 +82,7 @@ class Requests(RunTest):
             return False
         return bool(int(line.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
 
-    def test_what_ends_a_session_or_a_queue_stops_the_run_with_a_save(self):
+    def test_signals_that_end_a_session_or_a_queue_stop_the_run_with_a_save(self):
         recipe = self.long()
         for number in (signal.SIGHUP, signal.SIGXCPU):
             with self.subTest(number.name):

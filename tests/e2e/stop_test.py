@@ -37,7 +37,7 @@ class Stop(RunTest):
                 self.assertEqual(self.events(run, "start")[-1]["step"], reached)
                 self.assert_same_training(run, "whole", STEPS)
 
-    def test_what_schedulers_and_wrappers_send_besides_does_not_cost_the_save(self):
+    def test_signals_that_schedulers_and_wrappers_send_besides_do_not_cost_the_save(self):
         recipe = self.recipe(steps=STEPS, save=1000)
         for name, first, apart_s, second in (("LSF", signal.SIGINT, 1.3, signal.SIGTERM),
                                              ("a wrapper and its group", signal.SIGINT, 0.05, signal.SIGTERM),
@@ -85,7 +85,7 @@ class Stop(RunTest):
                 self.assert_same_training(run, "whole", STEPS)
                 self.assertEqual(self.memory_left(self.folder), [])
 
-    def test_what_memory_holds_is_saved_when_the_boundary_is_long_in_coming(self):
+    def test_the_newest_step_in_memory_is_saved_when_the_boundary_is_long_in_coming(self):
         recipe = self.recipe(steps=100000, save=100000)
         job = self.start(recipe, "run")
         reached = self.until_step("run", 5, job)

@@ -119,7 +119,7 @@ class Wait(RunTest):
         self.assertRegex(failure["message"], "^rank 0 .*stopped")
         job.kill_group()
 
-    def test_of_a_killed_rank_the_report_says_where_all_were(self):
+    def test_the_report_of_a_killed_rank_says_where_all_were(self):
         job = self.long_run(tp=2, pp=1, dp=2)
         at = self.last_step(self.run_name)
         begin = time.monotonic()

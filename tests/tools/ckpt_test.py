@@ -154,7 +154,7 @@ class CkptTest(ProgramTest):
         self.assertTrue(self.cairn_json("ckpt", "verify", self.step)["whole"])
         self.assertEqual(sorted(os.listdir(checkpoints)), ["step-00000011", "step-00000012"])
 
-    def test_what_a_manifest_says_does_nothing_to_a_terminal(self):
+    def test_control_characters_in_a_manifest_do_nothing_to_a_terminal(self):
         try:
             import xxhash
         except ImportError:

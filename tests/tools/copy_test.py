@@ -83,7 +83,7 @@ class DirectoryTest(CopyTest):
         self.assertEqual(got["received_bytes"], self.bytes)
         self.assertEqual(os.listdir(self.path("elsewhere")), [STEP])
 
-    def test_another_checkpoint_of_that_step_is_not_replaced_unasked(self):
+    def test_push_replaces_no_other_checkpoint_of_its_step_unasked(self):
         shutil.copytree(self.step, self.path(f"other/{STEP}"))
         self.change_manifest(self.path(f"other/{STEP}"), run={"id": "run-2", "name": "other", "parents": []})
         self.cairn("ckpt", "verify", "other")
@@ -103,7 +103,7 @@ class DirectoryTest(CopyTest):
         self.assertEqual(contents(self.path(f"other/{STEP}")), contents(self.step))
         self.assertEqual(os.listdir(self.path("other")), [STEP])
 
-    def test_what_other_steps_there_refer_to_is_not_replaced(self):
+    def test_push_replaces_no_step_that_other_steps_refer_to(self):
         place = self.cold("place")
         before = {step: contents(place / step) for step in (STEP, "step-00000013")}
         (place / "step-00000013" / "references").unlink()  # the manifest says it too
@@ -233,7 +233,7 @@ class DirectoryTest(CopyTest):
                           self.cairn("ckpt", *command, code=2).stderr)
         self.assertEqual(os.listdir(live / "checkpoints"), [late.name])
 
-    def test_who_holds_a_runs_lock_is_told(self):
+    def test_the_holder_of_a_runs_lock_is_named(self):
         self.cairn("ckpt", "push", "run", "place")
         live = self.run_folder("live", "run-1")
         fetch = subprocess.Popen([self.program, "ckpt", "fetch", "place", "live", "--max-mb-per-s", "0.01"],
@@ -267,7 +267,7 @@ class DirectoryTest(CopyTest):
         (live / "run.lock").symlink_to("/dev/full")  # a full disk, which prune is for
         self.cairn("ckpt", "prune", "live", "--leftovers", "--yes")
 
-    def test_of_a_run_that_another_host_holds_it_is_told_what_to_do_when_that_is_dead(self):
+    def test_a_run_held_by_another_host_says_what_to_do_when_that_is_dead(self):
         self.cairn("ckpt", "push", "run", "place")
         live = self.run_folder("live", "run-1")
         push = ("ckpt", "push", "run", "live/checkpoints")
@@ -283,7 +283,7 @@ class DirectoryTest(CopyTest):
                     self.assertNotIn("dead", said)
                     continue
                 self.assertRegex(said, r"If far\S* is dead, the file system keeps its lock for a while: NFSv4 some 90 s")
-                self.assertRegex(said, r"or when \S*live/run.lock has been removed, the same command goes on")
+                self.assertRegex(said, r"or when \S*live/run.lock has been removed, the same command resumes")
             (live / "run.lock").unlink()
             self.write("live/run.lock", "1")
             self.cairn(*push)
@@ -545,7 +545,7 @@ class StoreTest(CopyTest):
         # A store that is away is no empty one.
         self.s3("ls", self.place, "--endpoint", "http://127.0.0.1:1", code=69)
 
-    def test_without_its_manifest_a_copy_does_not_count(self):
+    def test_a_copy_without_its_manifest_does_not_count(self):
         self.s3("push", "run", self.place)
         self.store.delete(f"{self.prefix}/{STEP}/manifest.json")
         self.assertIn("12 (incomplete)", self.s3("fetch", self.place, "back", code=2).stderr)

@@ -123,7 +123,7 @@ class DualTest(ProgramTest):
                 f.write(byte)
         self.assertTrue(self.cairn_json("ckpt", "verify", "dual")["whole"])
 
-    def test_other_dtypes_and_several_files(self):
+    def test_dual_files_of_other_dtypes_and_of_several_shards(self):
         self.export("hf-llama-gqa-sharded", "--dtype", "bf16", "--max-shard-size", "20KB")
         names = [name for name in os.listdir(self.path("plain")) if name.endswith(".safetensors")]
         self.assertGreater(len(names), 2)

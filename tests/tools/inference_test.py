@@ -111,7 +111,7 @@ class InferenceTest(ProgramTest):
         self.assertEqual(made[0], made[1])
         self.assertEqual(len(made[0][0]["tokens"]), 12)
 
-    def test_what_cannot_be_done_is_told(self):
+    def test_generate_and_eval_report_what_they_cannot_do(self):
         model = self.model()
         self.assertIn("--from", self.cairn("generate", code=2).stderr)
         self.assertIn("nowhere", self.cairn("generate", "--from", "nowhere", code=2).stderr)

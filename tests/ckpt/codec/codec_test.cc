@@ -81,7 +81,7 @@ TEST_SUITE("ckpt/codec/codec") {
     }
   }
 
-  TEST_CASE("what has few exponents gets smaller, zeros nearly vanish, noise is stored as it is") {
+  TEST_CASE("the codec makes numbers of few exponents smaller, nearly drops zeros, and stores noise as it is") {
     ChunkEncoder encoder;
     CodedChunk coded;
     const int64_t count = 1 << 18;

@@ -126,7 +126,7 @@ TEST_SUITE("ckpt/copy") {
             {0, 0, 40, 7, 0}, {100, 64, 64, 1, 0}, {300, 192, 64, 2, 0}, {164, 128, 36, 1, 16}, {364, 256, 36, 2, 16}});
   }
 
-  TEST_CASE("what is copied is the state when the copy began, whatever is overwritten behind the gate, and its sums") {
+  TEST_CASE("a copy holds the state and its sums when it began, whatever is overwritten behind the gate") {
     for (const char* kind : {"host", "device"}) {
       CAPTURE(kind);
       State state;
@@ -189,7 +189,7 @@ TEST_SUITE("ckpt/copy") {
     CHECK(copier.waited_ns() == before);
   }
 
-  TEST_CASE("as many pieces are on their way as the link wants") {
+  TEST_CASE("the copier has as many pieces under way as the link wants") {
     State state;
     auto link = std::make_unique<SlowLink>(std::chrono::microseconds(100), 3);
     const SlowLink& seen = *link;

@@ -302,7 +302,7 @@ TEST_SUITE("ckpt/format/manifest") {
     refused([](Manifest& x) { x.metrics["loss"] = 1.0 / 0.0; }, "$.metrics.loss: found inf, expected a finite number");
   }
 
-  TEST_CASE("what cannot be read is not written") {
+  TEST_CASE("a manifest that no reader takes is not written") {
     Manifest m = small();
     m.state = "[1]";
     CHECK(encode_manifest(m).error().code == ErrorCode::kInvalidInput);
@@ -378,7 +378,7 @@ TEST_SUITE("ckpt/format/manifest") {
     CHECK(others > 500);
   }
 
-  TEST_CASE("what a manifest says adds up, and costs no more to check than it takes to read") {
+  TEST_CASE("a manifest's numbers add up, and cost no more to check than to read") {
     Manifest many = small();
     for (int k = 0; k < 5; ++k) many.files.push_back({fmt::format("x{}.h5", k), int64_t{1} << 60, 1});
     const Result<std::string> sum = encode_manifest(many);

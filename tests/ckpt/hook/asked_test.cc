@@ -181,7 +181,7 @@ TEST_SUITE("ckpt/hook/asked") {
     }
   }
 
-  TEST_CASE("what is asked while such a save is being written is one save more, however often") {
+  TEST_CASE("requests while a requested save is being written are one more save, however many") {
     for (const int64_t in_flight : {1, 2}) {
       CAPTURE(in_flight);
       const TempDir dir;

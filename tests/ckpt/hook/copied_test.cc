@@ -133,7 +133,7 @@ TEST_SUITE("ckpt/hook/copied") {
     }
   }
 
-  TEST_CASE("and on a slow device, where the update is at work on the first tensors while the last are still to come") {
+  TEST_CASE("copied snapshots change no bit on a slow device, where the next update begins before a copy ends") {
     for (const Variant& variant : variants()) {
       if (variant.world > 2) continue;
       CAPTURE(variant.name);
@@ -229,7 +229,7 @@ TEST_SUITE("ckpt/hook/copied") {
     CHECK(by_copy);
   }
 
-  TEST_CASE("what a rank allocates is what the plan says, and the arena has no weights") {
+  TEST_CASE("with copied snapshots a rank allocates what the plan says, and the arena has no weights") {
     for (const Variant& variant : variants()) {
       CAPTURE(variant.name);
       Recipe recipe = copied(short_recipe(true, true));

@@ -578,7 +578,7 @@ TEST_SUITE("ckpt/hook") {
     ignore(arena.remove(), "end of the test");
   }
 
-  TEST_CASE("what any layout saved to disk, any layout loads from disk, bit for bit") {
+  TEST_CASE("a checkpoint on disk of any layout loads into any layout, bit for bit") {
     const auto all = layouts();
     for (const bool tied : {true, false}) {
       for (const Layout& source : all) {

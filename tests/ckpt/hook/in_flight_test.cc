@@ -180,7 +180,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(node.value()->begin_incarnation().value().step == 2);
   }
 
-  TEST_CASE("what ends late is judged by the rules of retention from the newest, and may go at once") {
+  TEST_CASE("a save that ends late is judged by retention from the newest, and may go at once") {
     const TempDir dir;
     TwoSaves run(dir.path, 0, 1);
     run.live_two_steps();
@@ -370,7 +370,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
     ignore(arena.remove(), "end of the test");
   }
 
-  TEST_CASE("who leaves at once does not wait for a slow disk, and what was being written stays promised") {
+  TEST_CASE("a rank that leaves at once does not wait for a slow disk, and a promised save stays promised") {
     bool flushing = false;
     SUBCASE("beside training") {}
     SUBCASE("in the last save") { flushing = true; }
@@ -409,7 +409,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
     ignore(arena.remove(), "end of the test");
   }
 
-  TEST_CASE("where the folder is gone, moved or no longer mounted, nothing is saved in its place") {
+  TEST_CASE("nothing is saved in the place of a checkpoints folder that was moved or unmounted") {
     const TempDir dir;
     const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "moved";
     REQUIRE(std::filesystem::create_directories(there));
@@ -433,7 +433,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(complete_steps(there) == std::vector<int64_t>{1, 2});
   }
 
-  TEST_CASE("where another folder has the name, as a mount point whose disk went, nothing is saved in it") {
+  TEST_CASE("nothing is saved into another folder of the checkpoints' name, as a mount point without its disk") {
     const TempDir dir;
     const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "disk";
     REQUIRE(std::filesystem::create_directories(there));
@@ -470,7 +470,7 @@ TEST_SUITE("ckpt/hook/in_flight") {
     CHECK(complete_steps(away) == std::vector<int64_t>{1});
   }
 
-  TEST_CASE("where a disk goes while labels are written, none are left in its mount point") {
+  TEST_CASE("no labels are written into the mount point of a disk that went away") {
     const TempDir dir;
     const std::filesystem::path there = dir.path / "run" / "checkpoints", away = dir.path / "disk";
     REQUIRE(std::filesystem::create_directories(there));

@@ -79,7 +79,9 @@ TEST_SUITE("ckpt/hook/kill") {
     }
   }
 
-  TEST_CASE("so it is with tensor and pipeline parallelism, tied embeddings, shard groups, one rank, without overlap") {
+  TEST_CASE(
+      "kills inside an update resume to the same bits with tp, pp, tied embeddings, shard groups, one rank, without "
+      "overlap") {
     for (const Case& c : {Case{"one rank", 1, 1, 1, 0}, Case{"tp", 2, 1, 1, 0}, Case{"pp, tied", 1, 2, 1, 0},
                           Case{"all", 2, 2, 2, 1}, Case{"all, ZeRO-3", 2, 2, 2, 3, 0, false},
                           Case{"shard groups", 1, 1, 4, 2, 2}, Case{"no overlap", 1, 1, 2, 1, 0, true, false}}) {
@@ -88,7 +90,9 @@ TEST_SUITE("ckpt/hook/kill") {
     }
   }
 
-  TEST_CASE("so it is with an average of the weights, QK clip, Adafactor, experts and half precision's loss scale") {
+  TEST_CASE(
+      "kills inside an update resume to the same bits with averaged weights, QK clip, Adafactor, experts and a loss "
+      "scale") {
     for (const char* what : {"average", "clip", "Adafactor", "experts", "fp16", "layout"}) {
       CAPTURE(what);
       const std::string_view name = what;
@@ -114,7 +118,8 @@ TEST_SUITE("ckpt/hook/kill") {
     }
   }
 
-  TEST_CASE("so are they with every optimizer, on a disk, with snapshots now and then, where steps are skipped") {
+  TEST_CASE(
+      "state kept for other replicas is read where they save it with every optimizer, on a disk, with skipped steps") {
     for (const char* what : {"bf16", "average", "clip", "LAMB", "Adafactor", "experts", "ep", "disk", "now and then",
                              "fp16", "skips", "skips now and then"}) {
       CAPTURE(what);

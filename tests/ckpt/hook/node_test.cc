@@ -304,13 +304,13 @@ TEST_SUITE("ckpt/node") {
       REQUIRE_OK(choice);
       CHECK(choice.value().step == (now == kDamaged ? 9 : 7));
       CHECK(std::ranges::count_if(notices, [](const std::string& notice) {
-              return notice.find("held step 9 of this run: the run has gone on without it") != std::string::npos;
+              return notice.find("held step 9 of this run: the run has continued without it") != std::string::npos;
             }) == (now == kDamaged ? 0 : 1));
       CHECK_FALSE(std::filesystem::exists(options.checkpoints_dir / step_dir_name(9)));
     }
   }
 
-  TEST_CASE("nor where a stop, or a disk that fails once, comes between") {
+  TEST_CASE("stale memory stands in for nothing that was saved, also where a stop or a failing disk comes between") {
     const Plan plan = saving({2, 1, 1}, {.snapshot_steps = 1});
     const TempDir dir;
     const std::string run_id = fresh_run_id();

@@ -99,7 +99,7 @@ TEST_SUITE("ckpt/run_labels") {
     CHECK(label_of(disk, 20) == Label::kGood);
   }
 
-  TEST_CASE("what was saved in the trouble that ruined a state is bad, except by proof or a person's word") {
+  TEST_CASE("a step saved in the trouble that ruined a state is bad, except by proof or a person's word") {
     for (const bool above : {true, false}) {  // a loss above the ceiling says that the weights before it were ruined
       CAPTURE(above);
       MemoryBackend disk;

@@ -162,7 +162,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(steps_to_remove({10, 20, 100, 110, 200, 210, 220}, {.keep_last = 2, .keep_every = 100}) == Steps{20, 110});
   }
 
-  TEST_CASE("what is due: the newest that is missing, one a window, and nothing that would not stay") {
+  TEST_CASE("the mirror's next step: the newest that is missing, one a window, and nothing that would not stay") {
     CHECK(next_due({10, 20, 30}, {}, {}, false) == 30);
     CHECK(next_due({10, 20, 30}, {30}, {}, false) == 20);  // older ones follow while they are there
     CHECK(next_due({10, 20, 30}, {10, 20, 30}, {}, false) == std::nullopt);
@@ -297,7 +297,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(!is_store_address("runs/mine"));
   }
 
-  TEST_CASE("what a dead copy left is taken up wherever it was cut, and only the rest is sent") {
+  TEST_CASE("a copy resumes from what a dead one left, wherever it was cut, and sends only the rest") {
     cairn::testing::TempDir temp("mirror-resume");
     PosixBackend io;
     const fs::path here = temp.path / "run", there = temp.path / "place";
@@ -488,7 +488,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(whole(there / step_dir_name(12)));
   }
 
-  TEST_CASE("what a removal that died took from a step that others need is put back") {
+  TEST_CASE("a mirror restores a step that a dead removal took although others need it") {
     cairn::testing::TempDir temp("mirror-trash");
     PosixBackend io;
     const fs::path there = temp.path / "place";
@@ -706,7 +706,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     check_same(anew / step_dir_name(10), there / step_dir_name(10));
   }
 
-  TEST_CASE("what refers to both a replaced step and the one that this needs goes once") {
+  TEST_CASE("a step that refers to a replaced step and to one that is needed goes once") {
     cairn::testing::TempDir temp("mirror-both");
     PosixBackend io;
     const fs::path there = temp.path / "place", anew = temp.path / "anew";
@@ -885,7 +885,7 @@ TEST_SUITE("ckpt/mirror/mirror") {
     CHECK(mirror.copy_next(false).value()->copy.step == 13);
   }
 
-  TEST_CASE("where a place is gone, no longer mounted, nothing is copied in its stead") {
+  TEST_CASE("nothing is copied in the stead of a mirror that is gone or no longer mounted") {
     cairn::testing::TempDir temp("mirror-gone");
     PosixBackend io;
     const fs::path here = temp.path / "run", there = temp.path / "place", away = temp.path / "elsewhere";

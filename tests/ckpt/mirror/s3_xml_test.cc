@@ -37,7 +37,7 @@ TEST_SUITE("ckpt/mirror/s3_xml") {
     CHECK(parse_xml("<a><![CDATA[<raw>&]]></a>").value().text == "<raw>&");
   }
 
-  TEST_CASE("what is not well formed is refused with its place") {
+  TEST_CASE("XML that is not well formed is refused with its place") {
     for (const char* text : {"",
                              "   ",
                              "plain",

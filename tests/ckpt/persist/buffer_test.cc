@@ -76,7 +76,7 @@ TEST_SUITE("ckpt/persist/buffer") {
     }
   }
 
-  TEST_CASE("what a first save of many small shards leaves, layouts and buffers, is no more than it was given") {
+  TEST_CASE("the layouts and buffers kept after a save of many small shards stay within their limit") {
     std::vector<TensorSpec> specs;
     for (int64_t t = 0; t < 800; ++t) specs.push_back({fmt::format("t{}", t), "weight", DType::kU8, {12'000}, 1});
     SaveOptions options;

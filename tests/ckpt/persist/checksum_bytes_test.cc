@@ -62,7 +62,7 @@ TEST_SUITE("ckpt/persist/checksum_bytes") {
     CHECK(least(1, {{1 << 16, 1 << 26}}) == 8 << 10);       // 16 TiB in rows of 256 MiB: those are not cut
   }
 
-  TEST_CASE("what is counted decides for all shards of the save") {
+  TEST_CASE("the number of counted checksums decides for all shards of a save") {
     ChecksumBytes bytes(kChunk);
     const Shape zero = {0, 0}, large = {64 << 15, 8'192}, small = {64, 16'384};
     bytes.count(zero, small, 4);

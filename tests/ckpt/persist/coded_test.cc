@@ -154,7 +154,7 @@ TEST_SUITE("ckpt/persist/coded") {
     }
   }
 
-  TEST_CASE("the same state gives the same coded files") {
+  TEST_CASE("the same state gives the same compressed files") {
     MemoryBackend disk;
     const TestState state = coded_state(3);
     const Result<SaveReport> a = save(disk, "/a", state, coded_options()), b = save(disk, "/b", state, coded_options());

@@ -92,7 +92,7 @@ TEST_SUITE("ckpt/persist/fault_sweep") {
     CHECK(sweep.got_new >= 16);
   }
 
-  TEST_CASE("the same while a step of the same number is replaced") {
+  TEST_CASE("a save cut off while it replaces a step of its number leaves one of the two") {
     const Sweep sweep = sweep_stops(make_state(10, 1, 2, tiny_specs()), make_state(10, 2, 2, tiny_specs()));
     CHECK_MESSAGE(sweep.broken == 0, sweep.first_broken);
     CHECK(sweep.kept_old > 100);

@@ -78,7 +78,7 @@ class Meanwhile final : public IoBackend {
 }  // namespace
 
 TEST_SUITE("ckpt/persist/incremental") {
-  TEST_CASE("what has not changed is not written again, through any number of steps, and all of it reads") {
+  TEST_CASE("an incremental save writes no unchanged shard again, over any number of steps, and all of it reads") {
     for (const Codec codec : {Codec::kRaw, Codec::kShuffleZstd}) {
       MemoryBackend disk;
       SaveOptions options = small_options();

@@ -161,7 +161,7 @@ TEST_SUITE("ckpt/persist/read") {
     CHECK(io.calls() - before <= 2);  // the whole payload is one neighbourhood
   }
 
-  TEST_CASE("what several want is read once and given to each: replicas and slices of all ranks of a node") {
+  TEST_CASE("the reader reads once what several ranks of a node want: replicas and slices") {
     const TestState state = make_state(12, 3, 2, specs());
     const std::unique_ptr<IoBackend> disk = make_best_backend();
     const cairn::testing::TempDir dir("read-spread");
@@ -203,7 +203,7 @@ TEST_SUITE("ckpt/persist/read") {
     }
   }
 
-  TEST_CASE("who reads some of the columns of long rows reads their chunks and no others, each verified") {
+  TEST_CASE("a reader of some columns of long rows reads their chunks and no others, each verified") {
     const std::vector<TensorSpec> wide = {{"w", "weight", DType::kF32, {24, 65'536}, 2},
                                           {"narrow", "weight", DType::kF32, {40, 24}, 1},
                                           {"e", "weight", DType::kBf16, {3, 64, 2048}, 1}};
@@ -259,7 +259,7 @@ TEST_SUITE("ckpt/persist/read") {
     CHECK(report.damages[0].chunk == 52);
   }
 
-  TEST_CASE("of many files some are open at a time, and none is closed that is being read") {
+  TEST_CASE("the reader keeps some of many files open, and closes none that is being read") {
     constexpr int64_t kFiles = 200;
     const TestState state = make_state(12, 3, kFiles, {{"t", "weight", DType::kF32, {kFiles * 3, 700}, kFiles * 3}});
     const std::unique_ptr<IoBackend> disk = make_best_backend();

@@ -181,7 +181,7 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK(compare(*torn, "/ck/step-00000012", first) == "");
   }
 
-  TEST_CASE("who is overtaken between the two renames of a replacement has replaced it all the same") {
+  TEST_CASE("a save overtaken between the two renames of a replacement has replaced the step all the same") {
     class Overtaken final : public PosixBackend {
      public:
       Status exchange(const fs::path&, const fs::path&) override { return Error{ErrorCode::kUnsupported, "no"}; }
@@ -399,7 +399,7 @@ TEST_SUITE("ckpt/persist/save") {
     CHECK(io_priority() == io_before);
   }
 
-  TEST_CASE("of saves in flight at once into one folder the newest that is complete wins, whichever ends last") {
+  TEST_CASE("the newest complete save wins of several in flight into one folder, whichever ends last") {
     // A slow older step beside a fast newer one, on a real disk, each with a backend of its own as it must.
     const cairn::testing::TempDir dir("save-flight");
     std::atomic<bool> newer_done{false};

@@ -44,7 +44,7 @@ std::vector<WantedBox> wanted_by(const Plan& plan, int64_t rank) {
 }  // namespace
 
 TEST_SUITE("ckpt/plan/load_plan") {
-  TEST_CASE("what any layout saved, any layout loads, element for element") {
+  TEST_CASE("the load plan fills any layout from any saved layout, element for element") {
     for (const bool tied : {true, false}) {
       std::vector<Saved> all;
       for (const Layout& layout : layouts()) all.push_back(save_under(layout, tied));

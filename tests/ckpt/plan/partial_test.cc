@@ -132,11 +132,11 @@ TEST_SUITE("ckpt/plan/partial") {
     const Manifest full = manifest_of(kModel);
     CHECK(lines(full, {}) ==
           std::vector<std::string>{
-              "4 of 4 tensors taken from the checkpoint, with their moments; the run goes on at step 12"});
+              "4 of 4 tensors taken from the checkpoint, with their moments; the run resumes at step 12"});
     CHECK(lines(manifest_of(kModel, false), {}) ==
           std::vector<std::string>{
               "4 of 4 tensors taken from the checkpoint, which has no moments: they start at zero; the "
-              "run goes on at step 12"});
+              "run resumes at step 12"});
     CHECK(
         lines(full, {.weights_only = true, .except = {"head.*"}}) ==
         std::vector<std::string>{

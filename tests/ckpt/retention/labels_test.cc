@@ -167,7 +167,7 @@ TEST_SUITE("ckpt/retention/labels") {
     CHECK(label_of(ruined, 12, 12) == Label::kGood);
   }
 
-  TEST_CASE("when the level has moved, new saves are normal again") {
+  TEST_CASE("labels: after the level of losses has moved, new saves are normal again") {
     StepJudge judge = run_to(299);
     const auto moved = [](int64_t step) { return StepNumbers{step, quiet(step).loss + 1.5, 1}; };
     for (int64_t step = 300; step <= 600; ++step) judge.add(moved(step));
@@ -303,7 +303,7 @@ TEST_SUITE("ckpt/retention/labels/policy") {
     CHECK_FALSE(plan_removal(all, {30}, true).ok());
   }
 
-  TEST_CASE("what a changed rule, or a run of another length, would remove of what the old ones keep") {
+  TEST_CASE("steps that a changed rule or length would remove, and the old rules keep, are held") {
     std::vector<CheckpointInfo> present;
     for (int64_t step = 10; step <= 100; step += 10) present.push_back(labelled(step, Label::kSuspect));
     const auto keep = [](const char* text) { return parse_keep(text).value(); };
@@ -355,7 +355,7 @@ TEST_SUITE("ckpt/retention/label_store") {
     CHECK(apply_retention(disk, kDir, {1, {}}, kWriter).value().removed == Steps{10});
   }
 
-  TEST_CASE("what was said of another save of a step is not said of the one that is there") {
+  TEST_CASE("a label of another save of a step does not count for the present one") {
     MemoryBackend disk;
     add_step(disk, 10);
     const int64_t saved = look_at_checkpoint(disk, kDir, 10).created_unix_ms;

@@ -118,7 +118,7 @@ TEST_SUITE("ckpt/retention/catalog") {
     CHECK(cache.decoded() == 4);
   }
 
-  TEST_CASE("what could not be read is not called damaged: nothing goes for it, and no older one is taken") {
+  TEST_CASE("an unreadable checkpoint is not called damaged: nothing goes for it, and no older one is taken") {
     for (const int os_errno : {EIO, EMFILE, EACCES}) {
       for (int64_t n = 0;; ++n) {
         MemoryBackend disk;
@@ -240,7 +240,7 @@ TEST_SUITE("ckpt/retention/policy") {
     CHECK(stay() == std::vector<int64_t>{270, 280, 290, 300});
   }
 
-  TEST_CASE("what a kept checkpoint refers to stays, over any number of hops, damaged or not") {
+  TEST_CASE("a step that a kept checkpoint refers to stays, over any number of hops, damaged or not") {
     std::vector<CheckpointInfo> all;
     for (int64_t step = 1; step <= 8; ++step) all.push_back({.step = step, .complete = step != 2});
     all[7].references = {5};
@@ -467,7 +467,7 @@ TEST_SUITE("ckpt/retention/retention") {
     CHECK((calls[0] > 10 && calls[1] > 10));
   }
 
-  TEST_CASE("what is said to go is what goes, whoever refers to it") {
+  TEST_CASE("the steps that retention announces are those that it removes, whatever refers to them") {
     for (uint64_t seed = 0; seed < 200; ++seed) {
       CAPTURE(seed);
       MemoryBackend disk;

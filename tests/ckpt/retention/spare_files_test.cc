@@ -125,7 +125,7 @@ TEST_SUITE("ckpt/retention/spare_files") {
     }
   }
 
-  TEST_CASE("what is kept opens as nothing, is no more than the limit, and goes when it is used or cleared") {
+  TEST_CASE("spare files open as no checkpoint, stay within the limit, and go when used or cleared") {
     MemoryBackend disk;
     SpareFiles spares;
     int64_t sequence = 0;
@@ -173,7 +173,7 @@ TEST_SUITE("ckpt/retention/spare_files") {
     CHECK(compare(disk, kDir / "step-00000060", state(60)) == "");
   }
 
-  TEST_CASE("what somebody else holds is removed, never written over: open, mapped, of two names, behind a link") {
+  TEST_CASE("a file that another holds becomes no spare file: open, mapped, of two names, behind a link") {
     const TempDir dir("spares-held");
     const std::unique_ptr<IoBackend> io = make_best_backend();
     if (!gives_files(*io, dir.path)) return;
@@ -368,7 +368,7 @@ TEST_SUITE("ckpt/retention/spare_files") {
     CHECK(nodes(30) == before);
   }
 
-  TEST_CASE("whoever is inside a step's folder finds its files gone, not zeroed") {
+  TEST_CASE("a reader inside a removed step's folder finds its files gone, not zeroed") {
     const TempDir dir("spares-inside");
     const std::unique_ptr<IoBackend> io = make_best_backend();
     if (!gives_files(*io, dir.path)) return;

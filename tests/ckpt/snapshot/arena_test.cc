@@ -126,7 +126,7 @@ void rehash(std::vector<std::byte>& bytes) {
 }  // namespace
 
 TEST_SUITE("ckpt/snapshot/arena") {
-  TEST_CASE("what one process writes, another one reads, by name and by descriptor") {
+  TEST_CASE("an arena written by one process is read by another, by name and by descriptor") {
     Result<Arena> made = Arena::create(small_spec(run_id("share"), ArenaBacking::kNamed));
     REQUIRE_OK(made);
     Arena& arena = made.value();
@@ -351,7 +351,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(found == 0);
   }
 
-  TEST_CASE("what another build left is neither taken for rubbish nor silently passed over") {
+  TEST_CASE("an arena of another build is neither removed as stale nor silently passed over") {
     const std::string id = run_id("newer");
     const int done = in_child([&] {
       Result<Arena> made = Arena::create(small_spec(id, ArenaBacking::kNamed));
@@ -378,7 +378,7 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(found == 1);
   }
 
-  TEST_CASE("on a disk another build's segment waits for that build, unless the machine was started since") {
+  TEST_CASE("an arena on a disk of another build waits for that build, unless the machine was started since") {
     const cairn::testing::TempDir dir("arena-newer");
     ArenaSpec spec = small_spec(run_id("old"), ArenaBacking::kNamed);
     spec.folder = dir.path;

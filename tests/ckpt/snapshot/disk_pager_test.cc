@@ -50,7 +50,7 @@ struct Mapping {
 }  // namespace
 
 TEST_SUITE("ckpt/snapshot/disk_pager") {
-  TEST_CASE("what is released is on the disk and out of memory, what is fetched comes back as it was") {
+  TEST_CASE("pages that the disk pager releases are on disk and out of memory, and come back as they were") {
     for (const bool ring : {true, false}) {
       CAPTURE(ring);
       Mapping file;

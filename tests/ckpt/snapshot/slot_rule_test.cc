@@ -468,7 +468,7 @@ TEST_SUITE("ckpt/snapshot/slot_rule") {
     CHECK_FALSE(explore_copies(3, hasty).violation.empty());
   }
 
-  TEST_CASE("what view_of calls whole") {
+  TEST_CASE("view_of calls a slot whole only when the marks of all ranks are") {
     const SlotMark whole{SlotPhase::kWhole, 2, 5};
     CHECK(view_of(std::vector<SlotMark>{whole, whole}, false).whole);
     for (const SlotMark other : {SlotMark{SlotPhase::kWriting, 2, 5}, SlotMark{SlotPhase::kWhole, 1, 5},

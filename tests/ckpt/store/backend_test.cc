@@ -336,7 +336,7 @@ TEST_SUITE("ckpt/store/backend") {
 }
 
 TEST_SUITE("ckpt/store/uring") {
-  TEST_CASE("one thread after the other uses a backend") {
+  TEST_CASE("an I/O backend serves one thread after the other") {
     Result<std::unique_ptr<IoBackend>> made = make_uring_backend({.request_bytes = 64 << 10, .depth = 4});
     if (!made.ok()) {
       MESSAGE("skipped: " << made.error().message);
@@ -418,7 +418,7 @@ TEST_SUITE("ckpt/store/uring") {
 }
 
 TEST_SUITE("ckpt/store/memory") {
-  TEST_CASE("what was not synced may be lost, kept or torn; what was synced stays") {
+  TEST_CASE("a power loss keeps synced writes; unsynced ones may be lost, kept or torn") {
     MemoryBackend disk;
     REQUIRE(write_file(disk, "/old", std::string(16384, 'o')).ok());
     REQUIRE(disk.sync_dir("/").ok());

@@ -38,7 +38,7 @@ int64_t shard_at(const Manifest& m, const std::string& file, int64_t offset) {
 }  // namespace
 
 TEST_SUITE("ckpt/verify/verify") {
-  TEST_CASE("where no thread can be started that is told, and nothing is called damaged") {
+  TEST_CASE("verify reports that no thread can be started, and calls nothing damaged") {
     MemoryBackend disk;
     REQUIRE(save(disk, "/ck", make_state(12, 1)).ok());
     const int code = cairn::testing::without_threads([&] {
@@ -134,7 +134,7 @@ TEST_SUITE("ckpt/verify/verify") {
     CHECK(verify_checkpoint(disk, kStep, {.max_damages = 3}).value().damages.size() == 3);
   }
 
-  TEST_CASE("what the system refuses to open is an error, not damage") {
+  TEST_CASE("verify reports a file that the system refuses to open as an error, not as damage") {
     MemoryBackend disk;
     const Manifest m = save(disk, "/ck", make_state(12, 1)).value().manifest;
     const int64_t files = std::ssize(m.files) + 2;  // and the manifest and its table

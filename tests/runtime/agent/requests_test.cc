@@ -130,7 +130,7 @@ TEST_SUITE("runtime/agent/requests") {
     CHECK(during.settled().stop->step == 9);
   }
 
-  TEST_CASE("what is no file, or cannot be read, stops nothing") {
+  TEST_CASE("RUN/stop and RUN/save that are no files, or cannot be read, stop nothing") {
     Folder folder;
     folder.after(0);
     fs::create_directory(folder.dir / "stop");

@@ -372,7 +372,7 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(client.generations == 1);
   }
 
-  TEST_CASE("when all only lost a peer, the first of them is named after the grace") {
+  TEST_CASE("the first rank is named after the grace when all ranks only lost a peer") {
     Recorder client;
     client.roles = {"sleep", "blame peer"};
     SupervisorOptions options;
@@ -447,7 +447,7 @@ TEST_SUITE("runtime/agent/supervisor") {
     CHECK(outcome.exit_code == 0);
   }
 
-  TEST_CASE("what a scheduler and its wrapper send besides only asks again") {
+  TEST_CASE("signals that a scheduler and its wrapper send besides only ask for the stop again") {
     const Fd told(eventfd(1, EFD_CLOEXEC));
     REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
     const Fd at_200(200);
@@ -518,7 +518,7 @@ TEST_SUITE("runtime/agent/supervisor") {
     sigprocmask(SIG_UNBLOCK, &both, nullptr);
   }
 
-  TEST_CASE("whoever asks for a stop without a signal gets what SIGTERM gets, once") {
+  TEST_CASE("a stop requested without a signal gets what SIGTERM gets, once") {
     Fd told(eventfd(0, EFD_CLOEXEC));
     REQUIRE(dup3(told.get(), 200, O_CLOEXEC) == 200);
     const Fd at_200(200);

@@ -71,7 +71,7 @@ TEST_SUITE("runtime/agent/wait_report") {
     CHECK_FALSE(found.deadlock);
   }
 
-  TEST_CASE("who is gone is blamed before who is stopped, and both before any guess") {
+  TEST_CASE("the wait report blames a rank that is gone before one that is stopped, and both before any guess") {
     std::vector<RankState> ranks = {waiting(0, 1, 3000), waiting(1, 0, 2000), computing(2), computing(3)};
     ranks[2].state = 'T';
     CHECK(find_culprit(ranks).culprits == std::vector<int64_t>{2});

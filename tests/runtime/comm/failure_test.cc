@@ -255,7 +255,7 @@ TEST_SUITE("runtime/comm/failure") {
     }
   }
 
-  TEST_CASE("what a rank sent before it left is still received") {
+  TEST_CASE("messages that a rank sent before it left are still received") {
     for (const Fabric& fabric : fabrics()) {
       const auto results = fabric.run({.size = 2}, [](Engine& engine) -> std::string {
         EXPECT_SET(auto comm, engine.group("pp", {0, 1}));

@@ -24,7 +24,7 @@ TEST_SUITE("runtime/core/exact_sum") {
     CHECK(sum.value() == -7.25);
   }
 
-  TEST_CASE("neither order nor grouping changes a bit, and the value is the sum") {
+  TEST_CASE("an exact sum depends on neither order nor grouping, and its value is the sum") {
     std::vector<double> terms;
     for (uint64_t i = 0; i < 5000; ++i) {
       terms.push_back(std::ldexp(static_cast<double>(normal_at(3, i)), static_cast<int>(mix64(i) % 80) - 60));

@@ -30,7 +30,7 @@ TEST_SUITE("runtime/core/token_runs") {
     CHECK(places_of(TokenRuns::of_rank(8, 2, 0), 1) == Places{{0, 0}, {0, 1}, {0, 6}, {0, 7}});
   }
 
-  TEST_CASE("in parts the rows of all ranks, one rank after the other, are those of one rank") {
+  TEST_CASE("token runs: the rows of all cp ranks, one after the other, are those of one rank") {
     CHECK(places_of(TokenRuns::of_rank(8, 1, 0, 2), 2) == Places{{0, 0},
                                                                  {0, 1},
                                                                  {0, 6},

@@ -206,7 +206,7 @@ TEST_SUITE("runtime/cuda") {
     }
   }
 
-  TEST_CASE("what goes into the default stream does not wait for a copy") {
+  TEST_CASE("work in the default CUDA stream does not wait for a copy") {
     if (no_device()) return;
     constexpr int64_t kBytes = int64_t{64} << 20;
     DeviceMemory device(kBytes), other(4096);

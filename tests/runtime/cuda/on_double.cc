@@ -43,7 +43,7 @@ Status live(std::byte* device, std::span<std::byte> from, std::span<std::byte> s
 }  // namespace
 
 TEST_SUITE("runtime/cuda") {
-  TEST_CASE("any call may be refused, once or from then on: a whole copy or an error, and nothing stays behind") {
+  TEST_CASE("a refused CUDA call, once or from then on, gives a complete copy or an error, and nothing stays behind") {
     const std::vector<std::string> had = cudart_double::left();
     REQUIRE(cudaSetDevice(kDevice) == cudaSuccess);
     std::byte* device = nullptr;

@@ -387,7 +387,7 @@ TEST_SUITE("runtime/data/order_change") {
     }
   }
 
-  TEST_CASE("of two with the same tokens a renamed source is the one that was drawn from") {
+  TEST_CASE("the source that was drawn from is matched when two have the same tokens and one is renamed") {
     for (const int64_t stays : {0, 1}) {
       CAPTURE(stays);
       Sampler::Spec spec = spec_of({source_of("a", numbers(801, 0), 1), source_of("b", numbers(801, 0), 1)});
@@ -421,7 +421,7 @@ TEST_SUITE("runtime/data/order_change") {
     }
   }
 
-  TEST_CASE("another seed gives other windows for the same sample numbers") {
+  TEST_CASE("another seed of the data gives other windows for the same sample numbers") {
     Sampler::Spec spec = web_and_code();
     const SamplerState state = state_at(spec, 100);
     spec.seed = 7;
@@ -434,7 +434,7 @@ TEST_SUITE("runtime/data/order_change") {
     CHECK(resumed(spec, state).peek(100) == resumed(spec, state_at(spec, 100)).peek(100));
   }
 
-  TEST_CASE("another sequence length keeps the tokens consumed, rounded up to windows") {
+  TEST_CASE("another sequence length keeps the consumed tokens, rounded up to windows") {
     const Sampler::Spec spec = web_and_code();
     const SamplerState state = state_at(spec, 1001);  // 701 and 300
     for (const int64_t length : {3, 5, 16, 64}) {
@@ -456,7 +456,7 @@ TEST_SUITE("runtime/data/order_change") {
     }
   }
 
-  TEST_CASE("all changes are told at once, and sources shorter than a longer window do no harm") {
+  TEST_CASE("changes of data sources are all reported at once, and sources shorter than a longer window do no harm") {
     const SamplerState state = state_at(web_and_code(), 1000);
     Sampler::Spec spec = spec_of({source_of("books", numbers(4001, 500'000), 1), source_of("web", numbers(9001, 0), 1)},
                                  5, 1000);  // "code" has 801 tokens
@@ -480,7 +480,7 @@ TEST_SUITE("runtime/data/order_change") {
     }
   }
 
-  TEST_CASE("any changes at any positions: resumes in between change nothing, no window comes twice in an epoch") {
+  TEST_CASE("resumes between changes of data sources change nothing, and no window comes twice in an epoch") {
     struct Held {
       std::string name;
       int64_t tokens = 0;

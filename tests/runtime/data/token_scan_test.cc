@@ -23,7 +23,7 @@ constexpr int64_t kMany = (5 << 20) + 77;  // six blocks, the last one short
 }  // namespace
 
 TEST_SUITE("runtime/data/token_scan") {
-  TEST_CASE("one id beyond the vocabulary is found wherever it stands, with its place") {
+  TEST_CASE("the token scan finds one id beyond the vocabulary wherever it stands, with its place") {
     const TempDir dir;
     for (const int64_t at : {int64_t{0}, int64_t{1} << 20, kMany / 2, kMany - 1}) {
       CAPTURE(at);
@@ -52,7 +52,7 @@ TEST_SUITE("runtime/data/token_scan") {
     CHECK(!scan_tokens(*smaller, 3, {.vocab = 255}).value().bad.ok());
   }
 
-  TEST_CASE("of several places the first is named and all are counted, with any number of threads") {
+  TEST_CASE("the token scan names the first of several places and counts all, with any number of threads") {
     const TempDir dir;
     std::vector<uint32_t> tokens(kMany, 9);
     for (const int64_t at : {kMany - 1, int64_t{3'000'000}, int64_t{2'500'000}, int64_t{2'500'001}})
@@ -101,7 +101,7 @@ TEST_SUITE("runtime/data/token_scan") {
     CHECK(!report.bad.ok());
   }
 
-  TEST_CASE("with a limit of time the end is looked at first, and the share is told") {
+  TEST_CASE("the token scan looks at the end first under a limit of time, and reports the share") {
     const TempDir dir;
     std::vector<uint16_t> tokens(kMany, 5);
     tokens.back() = 300;

@@ -91,7 +91,7 @@ TEST_SUITE("runtime/data/tokenize") {
     CHECK(!tokenizer.decode(std::vector<int32_t>{330}).ok());
   }
 
-  TEST_CASE("what is no model is refused") {
+  TEST_CASE("tokenize refuses a file that is no tokenizer model") {
     const TempDir dir;
     CHECK(!make_tokenizer({}).ok());
     CHECK(says(make_tokenizer({TokenizerConfig::Kind::kSentencePiece, dir / "none"}).error().message,
@@ -130,7 +130,7 @@ TEST_SUITE("runtime/data/tokenize") {
     CHECK(tokenize_text(dir, "x\n   \ny  \n\n", DocumentSeparator::kBlankLine) == Texts{"x", "y"});
   }
 
-  TEST_CASE("where a document is cut does not depend on where the reader's blocks end") {
+  TEST_CASE("tokenize cuts documents independently of where the reader's blocks end") {
     // Against a naive splitter, on texts longer than the 1 MiB blocks.
     const TempDir dir;
     std::mt19937 random(5);
@@ -290,7 +290,7 @@ TEST_SUITE("runtime/data/tokenize") {
     }
   }
 
-  TEST_CASE("what is no text of its kind is refused by what it looks like") {
+  TEST_CASE("tokenize refuses a file that is no text of its kind by what it looks like") {
     const TempDir dir;
     TokenizeArgs args;
     args.inputs = {dir / "in.txt"};

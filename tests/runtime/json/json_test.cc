@@ -30,7 +30,7 @@ TEST_SUITE("runtime/json") {
     CHECK(parse_json(R"({"a":"[[[[\"[[[["})", 1).ok());  // brackets in text are none
   }
 
-  TEST_CASE("what is no JSON is told with the byte and what was found, in characters that a terminal takes") {
+  TEST_CASE("text that is no JSON is reported with the byte and what was found, in characters that a terminal takes") {
     const Result<nlohmann::json> bad = parse_json("{\"a\": \x1b[31m}");
     REQUIRE_FALSE(bad.ok());
     CHECK(bad.error().message.starts_with("byte 6: not JSON: found \"\\x1b[31m}\""));

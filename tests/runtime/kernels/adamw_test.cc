@@ -37,7 +37,7 @@ TEST_SUITE("runtime/kernels/adamw") {
     for (int64_t i = 0; i < count; ++i) REQUIRE(weight[i].bits == to_bf16(master[i]).bits);
   }
 
-  TEST_CASE("without a bf16 weight the same numbers come out; threads do not change them") {
+  TEST_CASE("AdamW without a bf16 weight gives the same numbers; threads do not change them") {
     const int64_t count = 200000;
     const auto grad = normals<float>("g", count);
     const kernels::AdamwArgs args{.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f};
@@ -66,7 +66,8 @@ TEST_SUITE("runtime/kernels/adamw") {
     CHECK(master[2] == 1.0f);
   }
 
-  TEST_CASE("in place or into other memory, past the caches or not, at any alignment: the same bits and their sums") {
+  TEST_CASE(
+      "AdamW gives the same bits and sums in place or into other memory, past the caches or not, at any alignment") {
     for (const int64_t signed_count :
          {1, -1, 37, 512, -512, 1003, -1003, 150001, -150001}) {  // negative: portable code
       for (const int64_t shift : {0, 1, 5}) {                     // elements off a cache line

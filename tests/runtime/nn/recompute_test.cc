@@ -71,7 +71,7 @@ TEST_SUITE("runtime/nn/recompute") {
     }
   }
 
-  TEST_CASE("so it is with every option of the model") {
+  TEST_CASE("recomputation changes no bit, with every option of the model") {
     const RecomputeConfig split[] = {{}, {RecomputeMode::kFull}};
     const RecomputeConfig whole[] = {{RecomputeMode::kSelective, 1}, {RecomputeMode::kFull, 0, true}};
     for (Variant& variant : option_variants()) {

@@ -6,7 +6,7 @@ using namespace cairn;
 using optim::LossScale;
 
 TEST_SUITE("runtime/optim/loss_scale") {
-  TEST_CASE("it doubles after a window of good steps and halves after as many overflows as the hysteresis says") {
+  TEST_CASE("the loss scale doubles after a window of good steps and halves after hysteresis overflows") {
     const LossScaleConfig config{.initial = 1024, .window = 3, .hysteresis = 2, .min = 256};
     LossScale s = optim::initial_loss_scale(config);
     const auto step = [&](bool overflow) {

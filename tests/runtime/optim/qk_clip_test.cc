@@ -22,7 +22,7 @@ TEST_SUITE("runtime/optim/qk_clip") {
     CHECK(got.query == std::vector<float>{1, 1, 2, 0.5f, 1, 1, 1, 1});
   }
 
-  TEST_CASE("with a key head each, both take the root") {
+  TEST_CASE("QK clip: query and key take the root each where every query head has a key head") {
     const ModelConfig model{.layers = 1, .heads = 2, .kv_heads = 2};
     const optim::HeadFactors got = optim::qk_clip_factors(model, 10, std::vector<float>{40, 10});
     CHECK(got.query == std::vector<float>{0.5f, 1});

@@ -136,7 +136,7 @@ TEST_SUITE("runtime/pipeline/executor") {
     }
   }
 
-  TEST_CASE("one rank needs no buffers and sends nothing") {
+  TEST_CASE("a pipeline of one rank needs no buffers and sends nothing") {
     const Ran ran = run({PipelineKind::kZbH1, 1, 4}, {}, 64, true);
     CHECK(ran.failures[0] == "");
     CHECK(ran.timeline[0].size() == 8);

@@ -160,7 +160,7 @@ TEST_SUITE("runtime/plan/activations") {
     }
   }
 
-  TEST_CASE("what is recomputed has one place for all layers, or one for each micro-batch between its backwards") {
+  TEST_CASE("recomputed buffers have one place for all layers, or one for each micro-batch between its backwards") {
     Recipe recipe = llama_like();
     recipe.mesh.pp = 2;
     recipe.recompute = {RecomputeMode::kFull, 1};

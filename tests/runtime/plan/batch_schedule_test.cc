@@ -24,7 +24,7 @@ Recipe recipe_of(int64_t samples) {
 }  // namespace
 
 TEST_SUITE("runtime/plan/batch_schedule") {
-  TEST_CASE("without a ramp there is one stage, and spans are quotients") {
+  TEST_CASE("a batch schedule without a ramp is one stage, and spans are quotients") {
     const Recipe r = recipe_of(4);
     const auto stages = step_stages(r);
     REQUIRE(stages.size() == 1);
@@ -113,7 +113,7 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     CHECK(refusal(r, 2).find("from step 6 on") != std::string::npos);
   }
 
-  TEST_CASE("what is left of a run is counted from its position") {
+  TEST_CASE("a batch schedule counts what is left of a run from its position") {
     Recipe r = recipe_of(16);
     r.stop = {Span::Unit::kSamples, 160};
     const RunPast past{.points = {{10, 80, 80 * 16}}};  // ten steps of 8
@@ -151,7 +151,7 @@ TEST_SUITE("runtime/plan/batch_schedule") {
     }
   }
 
-  TEST_CASE("what cannot be counted is refused before it is") {
+  TEST_CASE("a batch schedule that cannot be counted is refused before it is") {
     const auto refused = [](const Recipe& r, const char* part) {
       const Result<Plan> plan = make_plan(r, 1);
       REQUIRE_FALSE(plan.ok());

@@ -473,7 +473,7 @@ TEST_SUITE("runtime/plan/schedule") {
     CHECK(shapes > 300);
   }
 
-  TEST_CASE("what cannot run is refused, with what would") {
+  TEST_CASE("a pipeline schedule that cannot run is refused, with what would") {
     const auto refused = [](const ScheduleShape& shape) {
       const std::vector<Mistake> mistakes = find_mistakes(shape);
       REQUIRE(mistakes.size() == 1);

@@ -97,7 +97,7 @@ TEST_SUITE("runtime/telemetry/trace") {
     Recorder::detach();
   }
 
-  TEST_CASE("without a recorder, and on a thread that has not attached, scopes do nothing") {
+  TEST_CASE("trace scopes do nothing without a recorder, and on a thread that has not attached") {
     Recorder recorder({1, 1}, 0, "rank 0");
     recorder.begin_step(1);
     { const TraceScope scope("comm", "barrier"); }

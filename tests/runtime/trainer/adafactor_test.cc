@@ -294,7 +294,7 @@ TEST_SUITE("runtime/trainer/adafactor") {
     }
   }
 
-  TEST_CASE("it learns, alike in every layout, in the memory and with the traffic planned, and resumes to the bit") {
+  TEST_CASE("Adafactor learns, alike in every layout, as planned in memory and traffic, and resumes to the bit") {
     Recipe recipe = adafactor_recipe(false, true);
     recipe.optimizer.ema = 0.5;
     const auto serial = train_on_threads(recipe, 1).value();
@@ -376,7 +376,7 @@ TEST_SUITE("runtime/trainer/adafactor") {
     }
   }
 
-  TEST_CASE("one order of sums for every layout is refused, naming what is possible") {
+  TEST_CASE("Adafactor refuses one order of sums for every layout, naming what is possible") {
     Recipe recipe = adafactor_recipe(false, true);
     recipe.deterministic = Deterministic::kLayout;
     const auto plan = make_plan(recipe, 1);

@@ -100,7 +100,7 @@ TEST_SUITE("runtime/trainer/context") {
     }
   }
 
-  TEST_CASE("so it is with windows, ALiBi, dropout, samples cut into shorter sequences, and experts over ranks") {
+  TEST_CASE("context parallelism gives one rank's losses with windows, ALiBi, dropout, short sequences and experts") {
     struct Variant {
       const char* name;
       bool llama;

@@ -111,7 +111,7 @@ TEST_SUITE("runtime/trainer/objective") {
     check_all_layouts(recipe);
   }
 
-  TEST_CASE("what an objective and a model cannot do together is refused by name") {
+  TEST_CASE("combinations of objective and model that do not work are refused by name") {
     const auto refusal = [](const auto& change) {
       Recipe recipe = tiny_recipe(true, false);
       recipe.model.mask = Mask::kPrefix;

@@ -268,7 +268,7 @@ TEST_SUITE("runtime/trainer/parity") {
     }
   }
 
-  TEST_CASE("from bank to bank or in place: the same bits, also from one to the other at a restart") {
+  TEST_CASE("updates from bank to bank and in place give the same bits, also from one to the other at a restart") {
     for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
       for (const Layout& layout : {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true},
                                    Layout{2, 1, 2, kG, 0, false}, Layout{2, 1, 4, kF, 3, true, 1, 2}}) {
@@ -335,7 +335,7 @@ TEST_SUITE("runtime/trainer/parity") {
     CHECK(tcp.value().losses == shared_memory.value().losses);  // every engine sums in rank order
   }
 
-  TEST_CASE("what the plan says is what a rank allocates") {
+  TEST_CASE("a rank allocates what the plan says") {
     for (const Layout& layout :
          {Layout{1, 1, 1, kF, 0, false}, Layout{2, 2, 2, kF, 1, true}, Layout{2, 4, 1, kG, 0, false},
           Layout{1, 2, 2, kI, 1, false, 2}, Layout{1, 1, 2, kF, 2, false}, Layout{1, 2, 2, kI, 3, false, 2},

@@ -407,7 +407,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     }
   }
 
-  TEST_CASE("so it is with 8 parts, sequences that grow, and logits in blocks") {
+  TEST_CASE("context parallelism changes no bit with 8 parts, sequences that grow, and logits in blocks") {
     Recipe recipe = lengthy("llama", Precision::kBf16, 2048);
     recipe.batch = {.samples = 2, .micro = 1};
     const auto check = [](const Recipe& r, const CpLayout& l, const Trained& wanted) {
@@ -476,7 +476,7 @@ TEST_SUITE("runtime/trainer/trajectory") {
     }
   }
 
-  TEST_CASE("what cannot keep the promise is refused") {
+  TEST_CASE("layouts that cannot keep deterministic = \"layout\" are refused") {
     Recipe recipe = base(false, true, Precision::kF32);
     auto plan = make_plan(recipe, 2);
     REQUIRE(!plan.ok());

@@ -115,7 +115,7 @@ TEST_SUITE("runtime/trainer/zero") {
   }
 
   TEST_CASE(
-      "so it is with experts, with projections around the embedding, with parallel branches and with more norms") {
+      "ZeRO steps equal one rank's with experts, projections around the embedding, parallel branches and more norms") {
     const Layout split{.tp = 2, .dp = 2, .zero = 2, .sequence_parallel = true}, whole{.tp = 2, .pp = 2, .zero = 1};
     for (const Layout& layout : {split, whole}) {
       Recipe experts = with(short_recipe(true, false, 1), layout);
