@@ -1,6 +1,6 @@
 """Every relative link in a Markdown file leads to a file, and its #anchor to a heading there. Every docs/NAME.md that a
-source names is there, and the heading in quotes behind it; so is every source that a page names in backquotes. Every
-message that docs/operations/messages.md explains stands in a source. Prints each that does not."""
+source names is there, and the heading in quotes behind it; so is every source that a page names in backquotes, and every
+file of ours that a comment names. Every message that docs/operations/messages.md explains stands in a source. Prints each that does not."""
 import errno
 import os
 import pathlib
@@ -12,6 +12,10 @@ root = pathlib.Path(sys.argv[1]).resolve()
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 NAMED = re.compile(r'(docs/[\w/-]+\.md)(?:,\s+(?:section\s+)?"([^"\n]+)")?')
 SOURCE = re.compile(r"`((?:runtime|ckpt|dsl|tools|converters|tests|bench)/[\w./-]+)`")
+# What other projects' files are named lies in folders that are not here (Megatron-LM's megatron/training/arguments.py).
+OURS = re.compile(r"(?<![\w./-])((?:runtime|ckpt|dsl|converters|recipes/published|tests|bench|cmake)/(?:[\w-]+/)*[\w-]+"
+                  r"\.(?:h|cc|cu|lua|py|cmake)|tools/[\w-]+\.(?:h|cc)|[\w-]+\.md)(?![\w/])")
+COMMENTS = {".h": "//", ".cc": "//", ".cu": "//", ".lua": "--", ".py": "#", ".cmake": "#"}
 QUOTED = re.compile(r"`([^`\n]+)`")
 SOURCES = {".h", ".cc", ".cu", ".py", ".lua", ".cmake", ".txt", ".md", ""}
 
@@ -81,9 +85,20 @@ def unknown_messages(page, said):
                 yield message, longest
 
 
+def unknown_files(text, suffix, pages):
+    """Files that the comments of a source name and that are not there; a page may be named without its folder."""
+    mark = COMMENTS.get(suffix)
+    for line in text.splitlines() if mark else ():
+        at = line.find(mark)
+        for name in OURS.findall(line, at) if at >= 0 else ():
+            if "NAME" not in name and name not in pages and not (root / name).is_file():
+                yield name
+
+
 def main():
     bad = links = names = 0
     every = files()
+    pages = {path.name for path in every if path.suffix == ".md"}
     for path in every:
         text = path.read_text(encoding="utf-8", errors="replace")
         where = path.relative_to(root)
@@ -98,6 +113,9 @@ def main():
                 if not there and not re.search(r"[A-Z]{4}", name):
                     print(f"{where}: `{name}` is not there")
                     bad += 1
+        for name in unknown_files(text, path.suffix, pages) if where.name != "docs_links.py" else ():
+            print(f"{where}: a comment names {name}, which is not in this repository")
+            bad += 1
         for name, title in NAMED.findall(text):
             if "NAME" in name or where.name == "docs_links.py":
                 continue
@@ -116,6 +134,9 @@ def main():
     probe = root / "docs/probe.md"
     wrong = dict(broken_links("[a](nowhere.md) [b](format.md#nowhere) [c](../../outside.md) `[d](code.md)`", probe))
     missed = {"nowhere.md", "format.md#nowhere", "../../outside.md"} ^ set(wrong)
+    if list(unknown_files("x  // see specs.md and ckpt/none.h, megatron/x.py, format.md", ".h", pages)) != ["specs.md", "ckpt/none.h"]:
+        print("this test finds no unknown files")
+        bad += 1
     if missed or not list(unknown_messages("| `no program says these words` | x |", literals(every))):
         print(f"this test finds no faults: {missed}")
         bad += 1

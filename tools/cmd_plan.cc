@@ -690,11 +690,13 @@ void add_plan(CLI::App& app, Session& session) {
   command->add_flag("--force", args->force, "exit 0 also where a rank does not fit --machine");
   add_json_flag(*command, session);
   command->footer(
-      "Exit codes: 0 done, 1 --search: no layout fits, 2 refused: each mistake is reported.\n"
+      "Exit codes: 0 done, 1 --search: no layout fits, 2 refused: each mistake is reported; or a rank does not fit "
+      "--machine.\n"
       "Examples:\n"
       "  cairn plan recipes/mine.lua --world 8 --draw\n"
       "  cairn plan recipes/mine.lua --world 8 --calibrate\n"
-      "  cairn plan recipes/mine.lua --world 1024 --search --machine h100-80 --memory 70GiB");
+      "  cairn plan recipes/mine.lua --world 1024 --machine h100-80 --storage 5GB/s\n"
+      "  cairn plan recipes/mine.lua --world 1024 --search --machine h100-80 --pin tp=8,zero=1");
   command->callback([args, &session] { session.action = [args, &session] { return show_plan(*args, session.json); }; });
 }
 
