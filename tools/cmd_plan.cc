@@ -361,8 +361,8 @@ nlohmann::json to_json(const Plan& plan, const dsl::LoadedRecipe& loaded, const 
                       {"rank_gathered_bytes", m.gathered_bytes},
                       {"rank_grad_bytes", m.grad_bytes},
                       {"rank_optimizer_bytes", m.optimizer_bytes},
-                      {"rank_activation_bytes", m.activation_bytes},
-                      {"rank_boundary_bytes", m.boundary_bytes},
+                      {"rank_activation_bytes", m.activation_bytes + m.boundary_bytes},
+                      {"rank_boundary_bytes", m.boundary_bytes},  // part of those
                       {"rank_bytes", m.total()},
                       {"rank_snapshot_bytes", m.snapshot_bytes},
                       {"rank_traffic", traffic_json(m.traffic)}});
