@@ -16,6 +16,7 @@
 #include "ckpt/format/manifest.h"
 #include "ckpt/format/names.h"
 #include "ckpt/plan/save_plan.h"
+#include "ckpt/retention/catalog.h"
 #include "ckpt/store/uring_backend.h"
 #include "ckpt/tensors/box_stream.h"
 #include "converters/dual_file.h"
@@ -228,8 +229,8 @@ Status write_text(const fs::path& path, std::string_view text) {
 class Exporter {
  public:
   Exporter(const CheckpointWeights& source, const fs::path& source_dir, const ExportOptions& options,
-           ExportReport& report)
-      : source_(source), source_dir_(source_dir), options_(options), report_(report) {}
+           ExportReport& report, ckpt::IoBackend& io, const RecipeDecoder& decode)
+      : source_(source), source_dir_(source_dir), options_(options), report_(report), io_(io), decode_(decode) {}
 
   Status run(const fs::path& target) {
     RT_TRY(gather_files());
@@ -240,7 +241,7 @@ class Exporter {
     const bool readable = original.is_object() && original.contains("model_type") && original["model_type"].is_string();
     RT_TRY_SET(const Family family,
                family_for(source_.model(), readable ? original["model_type"].get<std::string>() : ""));
-    const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(DType::kF32));
+    const DType dtype = options_.dtype.value_or(source_.imported_dtype().value_or(origin_dtype_.value_or(DType::kF32)));
     report_.dtype = dtype == DType::kF64 ? DType::kF32 : dtype;
     report_.model_type = family.model_type;
     if (!options_.like.empty() && readable && original["model_type"] != family.model_type) {
@@ -321,11 +322,63 @@ class Exporter {
 
   Status take_files_of(const fs::path& folder) {
     std::error_code error;
-    std::vector<std::string_view> names(passed_files().begin(), passed_files().end());
-    names.push_back(kConfigFile);
-    for (const std::string_view name : names) {
+    std::vector<std::string> names = passed_files_in(folder);
+    names.emplace_back(kConfigFile);
+    for (const std::string& name : names) {
       if (!fs::is_regular_file(folder / name, error)) continue;
-      RT_TRY_SET(files_[std::string(name)], read_text_file(folder / name, kMaxKeptBytes));
+      RT_TRY_SET(files_[name], read_text_file(folder / name, kMaxKeptBytes));
+    }
+    return {};
+  }
+
+  /// Where a recipe's init.path leads: as a start in the working directory, or in any folder above the checkpoint,
+  /// would find it. Empty: nowhere.
+  static fs::path find_init(const std::string& path, const fs::path& checkpoint) {
+    std::error_code error;
+    if (fs::path(path).is_absolute()) return fs::is_directory(path, error) ? fs::path(path) : fs::path();
+    for (fs::path above = fs::absolute(checkpoint, error); above.has_relative_path(); above = above.parent_path()) {
+      if (fs::is_directory(above / path, error)) return above / path;
+    }
+    return fs::is_directory(path, error) ? fs::path(path) : fs::path();
+  }
+
+  /// Of the Hugging Face folder that a run began with, or that the run began with which it began with, and so on: what
+  /// fine-tuning does not change, and the dtype.
+  Status take_files_of_origin() {
+    constexpr int kMostRuns = 16;
+    InitConfig init = source_.recipe().init;
+    fs::path at = source_dir_;
+    for (int run = 0; run < kMostRuns && !init.path.empty(); ++run) {
+      const fs::path found = find_init(init.path, at);
+      if (found.empty()) {
+        report_.warnings.push_back(fmt::format(
+            "the model began with {}, which is not there any more: its tokenizer, generation settings, token "
+            "ids and dtype are not exported; --like FOLDER takes them from another copy of it",
+            init.path));
+        return {};
+      }
+      std::error_code error;
+      if (fs::is_regular_file(found / kConfigFile, error)) {
+        RT_TRY(take_files_of(found));
+        if (const auto folder = HfFolder::inspect(found); folder.ok()) origin_dtype_ = folder.value()->dtype();
+        return {};
+      }
+      const fs::path checkpoints = fs::is_directory(found / "checkpoints", error) ? found / "checkpoints" : found;
+      at = found;
+      if (!fs::exists(found / ckpt::kManifestName, error)) {
+        const Result<ckpt::CheckpointInfo> newest = ckpt::newest_complete(io_, checkpoints);
+        if (!newest.ok()) return {};  // nothing to be learnt from
+        at = newest.value().dir;
+      }
+      const auto weights = CheckpointWeights::open(io_, at, decode_);
+      if (!weights.ok()) return {};
+      for (const std::string& name : weights.value()->files()) {
+        if (!is_passed_file(name) && name != kConfigFile) continue;
+        RT_TRY_SET(files_[name], weights.value()->file(name));
+      }
+      origin_dtype_ = weights.value()->imported_dtype();
+      if (!files_.empty()) return {};
+      init = weights.value()->recipe().init;
     }
     return {};
   }
@@ -337,15 +390,15 @@ class Exporter {
       return Error{ErrorCode::kInvalidInput, fmt::format("{} has no {}; the folder to be like is a Hugging Face folder",
                                                          options_.like.string(), kConfigFile)};
     }
-    const std::set<std::string_view> known(passed_files().begin(), passed_files().end());
     for (const std::string& name : source_.files()) {
-      if (!known.contains(name) && name != kConfigFile && name != kIndexFile) continue;
+      if (!is_passed_file(name) && name != kConfigFile && name != kIndexFile) continue;
       RT_TRY_SET(files_[name], source_.file(name));
     }
     // Of a checkpoint that is a Hugging Face folder these lie beside it.
     if (source_.files().empty()) RT_TRY(take_files_of(source_dir_));
+    if (files_.empty()) RT_TRY(take_files_of_origin());
     for (const std::string& name : source_.empty_files()) {
-      if (known.contains(name)) files_[name] = "";
+      if (is_passed_file(name)) files_[name] = "";
     }
     const TokenizerConfig& tokenizer = source_.recipe().tokenizer;
     if (tokenizer.kind == TokenizerConfig::Kind::kSentencePiece && !files_.contains("tokenizer.model")) {
@@ -463,8 +516,11 @@ class Exporter {
 
   const CheckpointWeights& source_;
   const fs::path& source_dir_;
+  std::optional<DType> origin_dtype_;  // of the folder that the run began with
   const ExportOptions& options_;
   ExportReport& report_;
+  ckpt::IoBackend& io_;
+  const RecipeDecoder& decode_;
   std::vector<Output> outputs_;
   std::map<std::string, std::string> files_;
 };
@@ -480,7 +536,7 @@ Result<ExportReport> export_hf(ckpt::IoBackend& io, const fs::path& checkpoint_d
   RT_TRY_SET(const std::unique_ptr<CheckpointWeights> source,
              CheckpointWeights::open(io, checkpoint_dir, decode, options.weights));
   ExportReport report;
-  RT_TRY(Exporter(*source, checkpoint_dir, options, report).run(hf_dir));
+  RT_TRY(Exporter(*source, checkpoint_dir, options, report, io, decode).run(hf_dir));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

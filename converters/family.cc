@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "converters/config_keys.h"
 #include "converters/family_table.h"
 #include "converters/model_compare.h"
 #include "converters/weights_folder.h"
@@ -28,39 +29,6 @@ using nlohmann::json;
 Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std::move(message)}; }
 Error unsupported(std::string message) { return Error{ErrorCode::kUnsupported, std::move(message)}; }
 
-/// Switches of every configuration class of transformers that change no logits of a decoder.
-constexpr std::string_view kHarmlessSwitches[] = {"use_cache",
-                                                  "is_decoder",
-                                                  "return_dict",
-                                                  "output_attentions",
-                                                  "output_hidden_states",
-                                                  "torchscript",
-                                                  "use_bfloat16",
-                                                  "remove_invalid_values",
-                                                  "return_dict_in_generate",
-                                                  "output_scores",
-                                                  "do_sample",
-                                                  "early_stopping",
-                                                  "gradient_checkpointing",
-                                                  "tie_encoder_decoder"};
-
-/// A switch that is on and that the table does not know could change anything.
-Status refuse_unknown_switches(const Family& family, const json& config) {
-  for (const auto& [key, value] : config.items()) {
-    if (!value.is_boolean() || !value.get<bool>()) continue;
-    const auto named = [&](std::string_view name) { return name == key; };
-    if (std::ranges::any_of(kHarmlessSwitches, named)) continue;
-    if (std::ranges::any_of(family.keys, [&](const ConfigKey& k) { return std::ranges::any_of(k.names, named); })) {
-      continue;
-    }
-    return unsupported(fmt::format(
-        "{} = true: the {} family here has no such switch; set it to false or remove it if the model does not depend "
-        "on it",
-        key, family.model_type));
-  }
-  return {};
-}
-
 Status check_sizes(const ModelConfig& m) {
   for (const auto& [field, name, most] : kSizeBounds) {  // of those that were derived from others, too
     if (m.*field < 1 || m.*field > most)
@@ -76,14 +44,15 @@ Status check_sizes(const ModelConfig& m) {
   return {};
 }
 
-Result<ModelConfig> read_config(const Family& family, const json& config) {
+Result<ModelConfig> read_config(const Family& family, const json& config, std::vector<std::string>* notes = nullptr) {
   ConfigReader reader(config);
   ModelConfig model = family.base();
   for (const ConfigKey& key : family.keys) {
     if (key.read) key.read(reader, model);
   }
   RT_TRY(reader.status());
-  RT_TRY(refuse_unknown_switches(family, config));
+  if (notes != nullptr) *notes = reader.notes();
+  RT_TRY(refuse_unread_keys(family, model, config));
   RT_TRY(check_sizes(model));
   return canonical(model);
 }
@@ -261,13 +230,13 @@ Result<Family> family_for(const ModelConfig& model, std::string_view preferred) 
                                  nearest->model_type, fmt::join(lost, "; ")));
 }
 
-Result<ModelConfig> model_from_config(const json& config) {
+Result<ModelConfig> model_from_config(const json& config, std::vector<std::string>* notes) {
   if (!config.is_object()) return invalid("it is no JSON object");
   if (!config.contains("model_type") || !config["model_type"].is_string()) {
     return invalid("\"model_type\" is missing or no string: it selects the family");
   }
   RT_TRY_SET(const Family family, find_family(config["model_type"].get<std::string>()));
-  return read_config(family, config);
+  return read_config(family, config, notes);
 }
 
 nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig& model, DType weights,
@@ -321,7 +290,46 @@ std::string head_name(const Family& family) {
   RT_CHECK(false, "the table of {} has no row for the head", family.model_type);
 }
 
-bool is_ignored_tensor(const Family& family, std::string_view stored) {
+namespace {
+
+/// Parts of a name that wrappers put in, wherever they are.
+constexpr std::string_view kWrappers[] = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
+                                          "app"};
+
+std::string without_wrappers(std::string_view stored) {
+  std::string out;
+  for (const std::string_view part : parts_of(stored)) {
+    if (std::ranges::find(kWrappers, part) != std::end(kWrappers)) continue;
+    out += fmt::format("{}{}", out.empty() ? "" : ".", part);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string known_name(const Family& family, const std::set<std::string>& known, std::string_view stored) {
+  if (known.contains(std::string(stored))) return std::string(stored);
+  std::string name = without_wrappers(stored);
+  while (true) {
+    if (known.contains(name)) return name;
+    if (const std::string added = std::string(family.prefix) + name; known.contains(added)) return added;
+    const size_t dot = name.find('.');
+    const std::string_view first = std::string_view(name).substr(0, dot);
+    // A class of its own around the model, and the backbone's prefix where a tensor has none.
+    if (dot == std::string::npos || (first != "model" && std::string(first) + "." != family.prefix)) break;
+    name = name.substr(dot + 1);
+  }
+  if (without_wrappers(stored).ends_with("lm_head.weight") && known.contains(head_name(family)))
+    return head_name(family);
+  return {};
+}
+
+bool is_ignored_tensor(const Family& family, std::string_view original) {
+  const std::string plain = without_wrappers(original);
+  std::string_view stored = plain;
+  while (stored.starts_with("model.model.")) stored.remove_prefix(6);
+  // Tables of rotary frequencies are computed from the configuration, wherever a release kept them.
+  if (stored.ends_with("rotary_emb.inv_freq") || stored.ends_with("rotary_emb.original_inv_freq")) return true;
   // Whole names only: ".attn.bias" is a mask here and a projection's bias elsewhere. With or without the prefix.
   return std::ranges::any_of(family.ignored, [&](std::string_view pattern) {
     return match(pattern, stored) ||

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,10 +22,10 @@ struct TensorRow;
 
 /// How the parts that tensor-parallel ranks keep become a stored tensor (sharded_files.h).
 enum class Join {
-  kWhole,       // each rank has all of it
-  kRows,        // one rank's rows after the other's
-  kVocabRows,   // the same, and what is beyond the vocabulary is padding
-  kColumns,     // one rank's columns after the other's
+  kWhole,      // each rank has all of it
+  kRows,       // one rank's rows after the other's
+  kVocabRows,  // the same, and what is beyond the vocabulary is padding
+  kColumns,    // one rank's columns after the other's
   kGatedRows,  // the MLP's first projection: with a gate each rank has a part of one half, then of the other
 };
 struct JoinRow {
@@ -83,7 +84,8 @@ Result<Family> family_for(const ModelConfig& model, std::string_view preferred =
 
 /// Errors: kInvalidInput for a missing or ill-typed key, kUnsupported for a switch this build does not compute or
 /// a switch that is on and that the family does not have: refused, never dropped. Absent keys take the class default.
-Result<ModelConfig> model_from_config(const nlohmann::json& config);
+/// `notes`: of a key that the two lines of transformers read differently, which reading was taken.
+Result<ModelConfig> model_from_config(const nlohmann::json& config, std::vector<std::string>* notes = nullptr);
 
 /// config.json in the form that both transformers lines read, every key of the family explicit. Values of `original`,
 /// an object or null, stay as they are wherever they say the same.
@@ -96,6 +98,11 @@ std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model);
 
 /// The stored name of the head's weight, which a file of a tied model may hold too.
 std::string head_name(const Family& family);
+
+/// The name in the table that a folder's name means: without what wrappers put in (torch.compile's _orig_mod, module,
+/// _fsdp_wrapped_module, app, a second model.), with or without the backbone's prefix, and the head by the name that
+/// transformers 5 has in memory. Empty: none of `known`.
+std::string known_name(const Family& family, const std::set<std::string>& known, std::string_view stored);
 
 /// A stored tensor that older releases wrote beside the weights (masks, inverse frequencies) and nobody needs.
 bool is_ignored_tensor(const Family& family, std::string_view stored);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "runtime/plan/model_tensors.h"
 
@@ -17,10 +18,23 @@ const json* ConfigReader::find(std::string_view key) const {
   return it == config_.end() || it->is_null() ? nullptr : &*it;
 }
 
+namespace {
+
+/// 16, or 16.0 as some programs write it.
+std::optional<int64_t> whole_number(const json& value) {
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_number_float()) return std::nullopt;
+  const auto number = value.get<double>();
+  if (number != std::floor(number) || std::abs(number) > 9007199254740992.0) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
+}  // namespace
+
 int64_t ConfigReader::integer(std::string_view key, int64_t fallback) {
   const json* value = find(key);
   if (value == nullptr) return fallback;
-  if (value->is_number_integer()) return value->get<int64_t>();
+  if (const std::optional<int64_t> whole = whole_number(*value)) return *whole;
   wrong(key, "a whole number", *value);
   return fallback;
 }
@@ -47,6 +61,13 @@ std::string ConfigReader::text(std::string_view key, std::string_view fallback) 
   if (value->is_string()) return value->get<std::string>();
   wrong(key, "a string", *value);
   return std::string(fallback);
+}
+
+int64_t ConfigReader::line() const {
+  const json* version = find("transformers_version");
+  if (version == nullptr || !version->is_string()) return 0;
+  const std::string text = version->get<std::string>();
+  return text.starts_with("5.") ? 5 : text.starts_with("4.") || text.starts_with("3.") ? 4 : 0;
 }
 
 void ConfigReader::invalid(std::string message) {
@@ -89,7 +110,12 @@ ConfigKey size(std::string_view name, std::string_view alias, Size field, int64_
   ConfigKey out = size(name, field, absent);
   out.names.push_back(alias);
   out.read = [=](ConfigReader& in, ModelConfig& m) {
-    m.*field = read_size(in, name, field, read_size(in, alias, field, absent));
+    const int64_t other = read_size(in, alias, field, absent);
+    m.*field = read_size(in, name, field, other);
+    if (in.find(alias) != nullptr && m.*field != other) {
+      in.invalid(
+          fmt::format("{} = {} and {} = {} are two names of one number, and disagree", name, m.*field, alias, other));
+    }
   };
   return out;
 }
@@ -241,6 +267,20 @@ double rope_number(ConfigReader& in, const json& nested, std::string_view flat, 
   return inner->get<double>();
 }
 
+/// A key that transformers 5 reads as `five` and 4.x as `four`: by the line that wrote the folder.
+template <typename T>
+T by_line(ConfigReader& in, std::string_view key, T five, T four) {
+  if (five == four) return five;
+  const std::string both = fmt::format("{}: transformers 5 reads {}, 4.x reads {}", key, five, four);
+  if (in.line() == 0) {
+    in.unsupported(both + "; transformers_version, which would say who wrote this, is missing: add it");
+    return five;
+  }
+  in.note(fmt::format("{}; taken as {}, which wrote this folder, reads it", both,
+                      in.line() == 5 ? "transformers 5" : "transformers 4"));
+  return in.line() == 5 ? five : four;
+}
+
 /// Channels that turn, as transformers rounds it: int(head_dim * partial).
 int64_t rotary_channels(double partial, int64_t head_dim) {
   return static_cast<int64_t>(static_cast<double>(head_dim) * partial);
@@ -281,6 +321,29 @@ constexpr ScalingKey kScalingKeys[] = {
     {RopeScaling::kYarn, "mscale_all_dim", &RopeConfig::mscale_all_dim, false, 0},
 };
 
+/// The context that a scaling extends. 5.x lets a top-level key win over the nested one, 4.x knows the nested one
+/// alone.
+void read_original_context(ConfigReader& in, const json& scaling, std::string_view place, ModelConfig& m) {
+  constexpr std::string_view kKey = "original_max_position_embeddings";
+  const int64_t outer = in.integer(kKey, 0);
+  int64_t inner = 0;
+  if (const auto value = scaling.find(kKey); value != scaling.end() && !value->is_null()) {
+    const std::optional<int64_t> whole = whole_number(*value);
+    if (!whole) return in.invalid(fmt::format("{}.{} must be a whole number, got {}", place, kKey, value->dump()));
+    inner = *whole;
+  }
+  if (outer != 0 && inner != 0 && outer != inner) {
+    return in.invalid(fmt::format("{} = {} and {}.{} = {} disagree", kKey, outer, place, kKey, inner));
+  }
+  const bool llama3 = m.rope.scaling == RopeScaling::kLlama3;
+  if (outer == 0 && inner == 0 && llama3) {
+    return in.invalid(fmt::format("{}.{} is missing; rope_type \"llama3\" needs it", place, kKey));
+  }
+  // 4.x fails on llama3 without the nested key, so that there is one reading; with yarn it takes the whole context.
+  m.rope.original_context =
+      inner != 0 || llama3 || outer == 0 ? std::max(inner, outer) : by_line(in, std::string(kKey), outer, m.context);
+}
+
 void read_scaling(ConfigReader& in, const json& scaling, std::string_view place, ModelConfig& m) {
   const auto type_at = scaling.contains("rope_type") ? scaling.find("rope_type") : scaling.find("type");  // old: type
   std::string type = "default";
@@ -311,15 +374,7 @@ void read_scaling(ConfigReader& in, const json& scaling, std::string_view place,
     }
   }
   if (rope.scaling == RopeScaling::kLlama3 || rope.scaling == RopeScaling::kYarn) {
-    const auto original = scaling.find("original_max_position_embeddings");
-    if (original != scaling.end() && original->is_number_integer()) {
-      rope.original_context = original->get<int64_t>();
-    } else if (original != scaling.end() && !original->is_null()) {
-      in.invalid(
-          fmt::format("{}.original_max_position_embeddings must be a whole number, got {}", place, original->dump()));
-    } else if (rope.scaling == RopeScaling::kLlama3) {
-      in.invalid(fmt::format("{}.original_max_position_embeddings is missing; rope_type \"llama3\" needs it", place));
-    }
+    read_original_context(in, scaling, place, m);
   }
   if (rope.scaling == RopeScaling::kYarn && scaling.contains("truncate") && scaling["truncate"].is_boolean()) {
     rope.truncate = scaling["truncate"].get<bool>();
@@ -362,7 +417,26 @@ ConfigKey rope(RopeKeys keys) {
     }
     const json nested = parameters != nullptr ? *parameters : json::object();
     m.rope_theta = rope_number(in, nested, keys.base, "rope_theta", keys.absent_base);
-    const double partial = rope_number(in, nested, keys.partial, "partial_rotary_factor", keys.absent_partial);
+    double partial = rope_number(in, nested, keys.partial, "partial_rotary_factor", keys.absent_partial);
+    if (!keys.partial.empty() && in.number("partial_rotary_factor", partial) != partial) {  // the class sets both
+      in.invalid(fmt::format("{} = {} and partial_rotary_factor = {} disagree", keys.partial, partial,
+                             in.number("partial_rotary_factor", partial)));
+    }
+    if (keys.base != "rope_theta" && in.number("rope_theta", m.rope_theta) != m.rope_theta) {
+      in.invalid(fmt::format("{} = {} and rope_theta = {} disagree", keys.base, m.rope_theta,
+                             in.number("rope_theta", m.rope_theta)));
+    }
+    if (scaling != nullptr && parameters == nullptr) {  // 5.x takes both from there, 4.x does not look
+      const auto inside = [&](std::string_view key, double outer) {
+        const auto value = scaling->find(key);
+        if (value == scaling->end() || value->is_null()) return outer;
+        if (value->is_number()) return by_line(in, fmt::format("rope_scaling.{}", key), value->get<double>(), outer);
+        in.invalid(fmt::format("rope_scaling.{} must be a number, got {}", key, value->dump()));
+        return outer;
+      };
+      m.rope_theta = inside("rope_theta", m.rope_theta);
+      partial = inside("partial_rotary_factor", partial);
+    }
     if (!(partial > 0 && partial <= 1)) {
       return in.invalid(fmt::format("{} = {} must be above 0 and at most 1",
                                     keys.partial.empty() ? "rope_parameters.partial_rotary_factor" : keys.partial,
@@ -386,8 +460,13 @@ ConfigKey rope(RopeKeys keys) {
     if (!keys.partial.empty()) out[std::string(keys.partial)] = partial_factor(rotary_dims(m), m.head_dim);
     out["rope_scaling"] = scaling_of(m);
   };
-  std::vector<std::string_view> names = {keys.base, "rope_scaling", "rope_parameters"};
-  if (!keys.partial.empty()) names.push_back(keys.partial);
+  std::vector<std::string_view> names = {keys.base, "rope_scaling", "rope_parameters",
+                                         "original_max_position_embeddings"};
+  if (keys.base != "rope_theta") names.push_back("rope_theta");
+  if (!keys.partial.empty()) {
+    names.push_back(keys.partial);
+    names.push_back("partial_rotary_factor");
+  }
   return {std::move(names), read, write};
 }
 

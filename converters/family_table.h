@@ -31,6 +31,11 @@ class ConfigReader {
 
   void invalid(std::string message);
   void unsupported(std::string message);
+  /// Something a person should know that stops nothing.
+  void note(std::string text) { notes_.push_back(std::move(text)); }
+  const std::vector<std::string>& notes() const { return notes_; }
+  /// The line of transformers that wrote the folder, by transformers_version: 4, 5; 0: it does not say.
+  int64_t line() const;
   Status status() const { return status_; }
   const nlohmann::json& config() const { return config_; }
 
@@ -38,6 +43,7 @@ class ConfigReader {
   void wrong(std::string_view key, std::string_view expected, const nlohmann::json& found);
   const nlohmann::json& config_;
   Status status_;
+  std::vector<std::string> notes_;
 };
 
 struct ConfigKey {
@@ -99,7 +105,9 @@ ConfigKey constant(std::string_view name, nlohmann::json value);
 ConfigKey unread(std::initializer_list<std::string_view> names);
 
 /// Rotary positions in the 4.x form (base and, if named, partial at top level, rope_scaling) and in the 5.x one
-/// (rope_parameters); the 4.x form is written, which both lines read.
+/// (rope_parameters); the 4.x form is written, which both lines read. Where the lines read a file differently
+/// (rope_theta or partial_rotary_factor inside rope_scaling, original_max_position_embeddings beside it) the reading is
+/// that of the line that wrote it, with a note; refused where transformers_version does not say.
 struct RopeKeys {
   std::string_view base = "rope_theta", partial = "";
   double absent_base = 10000.0, absent_partial = 1.0;

@@ -1,16 +1,20 @@
 #include "converters/hf_folder.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/config_keys.h"
 #include "converters/dist_files.h"
 #include "converters/elements.h"
 #include "converters/safetensors.h"
 #include "converters/sharded_files.h"
+#include "runtime/core/glob.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -27,18 +31,42 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 
 }  // namespace
 
-const std::vector<std::string_view>& passed_files() {
-  static const std::vector<std::string_view> kFiles = {"generation_config.json",
-                                                       "tokenizer.json",
-                                                       "tokenizer_config.json",
-                                                       "special_tokens_map.json",
-                                                       "added_tokens.json",
-                                                       "vocab.json",
-                                                       "merges.txt",
-                                                       "tokenizer.model",
-                                                       "chat_template.jinja",
-                                                       "chat_template.json"};
-  return kFiles;
+bool is_passed_file(std::string_view name) {
+  // Tokenizers of transformers, SentencePiece, tiktoken and Mistral; templates; terms of use.
+  static constexpr std::string_view kFiles[] = {"generation_config.json",
+                                                "tokenizer.json",
+                                                "tokenizer_config.json",
+                                                "special_tokens_map.json",
+                                                "added_tokens.json",
+                                                "vocab.json",
+                                                "vocab.txt",
+                                                "merges.txt",
+                                                "tokenizer.model*",
+                                                "spiece.model",
+                                                "sentencepiece*.model",
+                                                "tekken.json",
+                                                "*.tiktoken",
+                                                "tokenization_*.py",
+                                                "chat_template.json",
+                                                "*.jinja",
+                                                "preprocessor_config.json",
+                                                "LICENSE*",
+                                                "LICENCE*",
+                                                "NOTICE*",
+                                                "USE_POLICY*",
+                                                "COPYING*"};
+  return std::ranges::any_of(kFiles, [&](std::string_view pattern) { return matches(pattern, name); });
+}
+
+std::vector<std::string> passed_files_in(const fs::path& dir) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (is_passed_file(name) && is_plain_file(it->path())) out.push_back(name);
+  }
+  std::ranges::sort(out);
+  return out;
 }
 
 std::string_view problem_name(TensorProblem::Kind kind) {
@@ -78,12 +106,68 @@ std::string TensorProblem::text() const {
   return place;
 }
 
+namespace {
+
+/// A name with its numbers as stars: what tensors of many layers have in common.
+std::string kind_of(const TensorProblem& problem) {
+  std::string out(problem_name(problem.kind));
+  std::string_view rest = problem.tensor;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find('.'));
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    out += fmt::format(".{}", number ? "*" : part);
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> problem_lines(const std::vector<TensorProblem>& problems) {
+  constexpr size_t kOfAKind = 3, kLines = 60;
+  std::map<std::string, size_t> counts, shown;
+  for (const TensorProblem& problem : problems) ++counts[kind_of(problem)];
+  std::vector<std::string> out;
+  size_t kinds_hidden = 0;
+  for (const TensorProblem& problem : problems) {
+    const std::string kind = kind_of(problem);
+    const size_t at = shown[kind]++;
+    if (out.size() >= kLines) {
+      kinds_hidden += at == 0 ? 1 : 0;
+    } else if (at < kOfAKind || counts[kind] == kOfAKind + 1) {
+      out.push_back(problem.text());
+    } else if (at == kOfAKind) {
+      out.push_back(fmt::format("and {} more of that kind", counts[kind] - kOfAKind));
+    }
+  }
+  if (kinds_hidden > 0) out.push_back(fmt::format("and {} more kinds of things", kinds_hidden));
+  // Each name there with the same words before it: a wrapper that nobody here knows.
+  std::string common;
+  bool first = true, missing = false;
+  for (const TensorProblem& problem : problems) {
+    missing = missing || problem.kind == TensorProblem::Kind::kMissing;
+    if (problem.kind != TensorProblem::Kind::kUnexpected) continue;
+    if (first) common = problem.tensor;
+    first = false;
+    const auto [mine, other] = std::ranges::mismatch(common, problem.tensor);
+    common.erase(mine, common.end());
+  }
+  common.erase(common.rfind('.') == std::string::npos ? 0 : common.rfind('.') + 1);
+  if (missing && !common.empty() && problems.size() > 2) {
+    out.push_back(
+        fmt::format("all that are unexpected begin with \"{}\": is that a prefix of the program that wrote "
+                    "them? Then take it off the names",
+                    common));
+  }
+  return out;
+}
+
 Result<std::unique_ptr<HfFolder>> HfFolder::open(const fs::path& dir, const HfOptions& options) {
   RT_TRY_SET(std::unique_ptr<HfFolder> out, inspect(dir, options));
   if (out->problems_.empty()) return out;
   std::string text = fmt::format("{}: its tensors are not those of the {} model in config.json:", dir.string(),
                                  out->family_.model_type);
-  for (const TensorProblem& problem : out->problems_) text += "\n  " + problem.text();
+  for (const std::string& line : problem_lines(out->problems_)) text += "\n  " + line;
   return invalid(std::move(text));
 }
 
@@ -97,9 +181,7 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
   RT_TRY(out->read_config());
   RT_TRY(out->match(options).with(dir.string()));
   if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
-  for (const std::string_view name : passed_files()) {
-    if (is_plain_file(dir / name)) out->kept_files_.emplace_back(name);
-  }
+  for (std::string& name : passed_files_in(dir)) out->kept_files_.push_back(std::move(name));
   out->kept_files_.emplace_back(kConfigFile);
   return out;
 }
@@ -113,10 +195,16 @@ Status HfFolder::read_config() {
   RT_TRY_SET(config_text_, read_text_file(path, kMaxConfigBytes));
   Result<nlohmann::json> config = parse_json_strictly(config_text_, "the config", kMaxConfigDepth);
   if (!config.ok()) return std::move(config).error().with(path.string());
-  Result<ModelConfig> model = model_from_config(config.value());
+  std::vector<std::string> notes;
+  Result<ModelConfig> model = model_from_config(config.value(), &notes);
   if (!model.ok()) return std::move(model).error().with(path.string());
   model_ = model.value();
   RT_TRY_SET(family_, find_family(config.value()["model_type"].get<std::string>()));
+  not_read_ = unread_keys(family_, model_, config.value()).not_read;
+  if (!not_read_.empty()) {
+    notes.push_back(fmt::format("not read: {} of config.json: the {} family here has no such key",
+                                fmt::join(not_read_, ", "), family_.model_type));
+  }
   for (const char* key : {"dtype", "torch_dtype"}) {  // 5.x, 4.x
     if (config_dtype_.empty() && config.value().contains(key) && config.value()[key].is_string())
       config_dtype_ = config.value()[key];
@@ -137,6 +225,7 @@ Status HfFolder::read_config() {
     weights_ = std::make_unique<WeightsFolder>(WeightsFolder::of(std::move(file)));
   }
   warnings_ = weights_->warnings();
+  warnings_.insert(warnings_.begin(), notes.begin(), notes.end());
   // Each layer and each expert has tensors of its own. The tables of what is expected are as long as config.json says:
   // with a number that no file supports they would take all memory before anything is compared.
   const auto found = static_cast<int64_t>(weights_->tensors().size());
@@ -180,21 +269,15 @@ HfFolder::Found HfFolder::find_known() {
   for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
   Found found;
   for (const FolderTensor& tensor : weights_->tensors()) {
-    std::string name = tensor.name;
-    if (!known.contains(name)) {
-      const std::string added = std::string(family_.prefix) + name;
-      if (known.contains(added)) {
-        name = added;
-      } else if (name.starts_with(family_.prefix) && known.contains(name.substr(family_.prefix.size()))) {
-        name = name.substr(family_.prefix.size());
-      } else if (is_ignored_tensor(family_, name)) {
-        ignored_.push_back(name);
-        continue;
-      } else {
-        add_problem(TensorProblem::Kind::kUnexpected, &tensor, name,
-                    fmt::format("{} {}", tensor.dtype, to_string(tensor.shape)), "");
-        continue;
-      }
+    const std::string name = known_name(family_, known, tensor.name);
+    if (name.empty() && is_ignored_tensor(family_, tensor.name)) {
+      ignored_.push_back(tensor.name);
+      continue;
+    }
+    if (name.empty()) {
+      add_problem(TensorProblem::Kind::kUnexpected, &tensor, tensor.name,
+                  fmt::format("{} {}", tensor.dtype, to_string(tensor.shape)), "");
+      continue;
     }
     const auto [at, is_new] = found.emplace(name, &tensor);
     if (!is_new) add_problem(TensorProblem::Kind::kTwice, &tensor, name, tensor.name, at->second->name);

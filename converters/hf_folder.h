@@ -30,8 +30,11 @@ namespace cairn::convert {
 
 inline constexpr std::string_view kConfigFile = "config.json";
 
-/// Files beside the weights that are kept and given back byte for byte: tokenizer, chat template, generation settings.
-const std::vector<std::string_view>& passed_files();
+/// Files beside the weights that are kept and given back byte for byte: tokenizer, chat template, generation settings,
+/// terms of use. By name.
+bool is_passed_file(std::string_view name);
+/// Those of a folder, sorted.
+std::vector<std::string> passed_files_in(const std::filesystem::path& dir);
 
 struct HfOptions {
   bool untie = false;  // an embedding and a head that differ in a model that says it is tied: keep both
@@ -53,6 +56,10 @@ struct NamedTensor {
   std::string name;
   const FolderTensor* tensor = nullptr;
 };
+
+/// For people: a line for each, of many of one kind (the same name in many layers) the first ones and their number, and
+/// a prefix that all unexpected names have.
+std::vector<std::string> problem_lines(const std::vector<TensorProblem>& problems);
 
 class HfFolder final : public WeightSource {
  public:
@@ -78,7 +85,9 @@ class HfFolder final : public WeightSource {
   DType dtype() const { return dtype_; }
   /// Things a person should know that stop nothing: stray weight files, a wrong total_size, precision that is lost.
   const std::vector<std::string>& warnings() const { return warnings_; }
-  /// Which of passed_files(), config.json and the index are there.
+  /// Keys of config.json that nobody here reads and that might change numbers, sorted.
+  const std::vector<std::string>& not_read() const { return not_read_; }
+  /// passed_files_in() the folder, config.json and the index.
   const std::vector<std::string>& kept_files() const { return kept_files_; }
 
   const WeightsFolder& weights() const { return *weights_; }
@@ -110,7 +119,7 @@ class HfFolder final : public WeightSource {
   std::vector<Mapping> mappings_;
   std::vector<NamedTensor> stored_;
   DType dtype_ = DType::kF32;
-  std::vector<std::string> warnings_, kept_files_, ignored_;
+  std::vector<std::string> warnings_, kept_files_, ignored_, not_read_;
   std::vector<TensorProblem> problems_;
 };
 

@@ -82,7 +82,7 @@ bool is_output_file(const std::string& name) {
   if (name == kConfigFile || name == kIndexFile || name == kSingleFile) return true;
   if (name.starts_with("model-") && (name.ends_with(".safetensors") || name.ends_with(".h5"))) return true;
   if (name == "model.h5" || name == ckpt::kManifestName || name == ckpt::kTableName) return true;
-  return std::find(passed_files().begin(), passed_files().end(), name) != passed_files().end();
+  return is_passed_file(name);
 }
 
 /// The files on their way from `work` into the target, when that was begun and is not over.

@@ -15,6 +15,7 @@
 #include "converters/elements.h"
 #include "converters/safetensors.h"
 #include "converters/torch_bin.h"
+#include "runtime/core/lfs_pointer.h"
 #include "runtime/core/unique_handle.h"
 #include "runtime/json/json.h"
 
@@ -151,6 +152,7 @@ Result<std::string> read_text_file(const fs::path& path, int64_t max_bytes) {
     if (n == 0) return corrupt(fmt::format("{}: ends at byte {} of {}", path.string(), done, out.size()));
     done += static_cast<size_t>(n);
   }
+  if (is_lfs_pointer(out)) return invalid(fmt::format("{}: {}", path.string(), kLfsPointer));
   return out;
 }
 
@@ -188,6 +190,11 @@ bool is_plain_file(const fs::path& path) {
 namespace {
 
 Result<std::unique_ptr<WeightsFile>> open_file(const fs::path& path) {
+  constexpr uintmax_t kLongestPointer = 1024;
+  std::error_code error;
+  if (fs::is_regular_file(path, error) && fs::file_size(path, error) <= kLongestPointer) {
+    RT_TRY(read_text_file(path, kLongestPointer));  // refuses one
+  }
   if (path.extension() == ".bin") {
     RT_TRY_SET(std::unique_ptr<TorchBinFile> file, TorchBinFile::open(path));
     return std::unique_ptr<WeightsFile>(std::move(file));

@@ -307,6 +307,7 @@ json check_json(const convert::HfFolder& folder, const std::vector<MappedTensor>
           {"problems", std::move(problems)},
           {"ignored", folder.ignored()},
           {"files_kept", folder.kept_files()},
+          {"not_read", folder.not_read()},
           {"warnings", folder.warnings()}};
 }
 
@@ -355,13 +356,18 @@ Result<int> check(const Options& options, bool as_json) {
   if (!folder.ignored().empty()) fmt::print("  left out: {}\n", fmt::join(folder.ignored(), ", "));
   fmt::print("  kept beside the weights: {}\n", fmt::join(folder.kept_files(), ", "));
   for (const std::string& warning : folder.warnings()) fmt::print("  warning: {}\n", warning);
+  if (folder.problems().empty() && !folder.not_read().empty()) {
+    fmt::print("  its tensors convert; whether it is the same model depends on what was not read: {}\n",
+               fmt::join(folder.not_read(), ", "));
+    return code;
+  }
   if (folder.problems().empty()) {
     fmt::print("  it converts: {} as a checkpoint\n", format_bytes(count_parameters(model) * int64_t{sizeof(float)}));
     return code;
   }
   fmt::print("  it does not convert; {} thing{} stand{} in the way:\n", folder.problems().size(),
              folder.problems().size() == 1 ? "" : "s", folder.problems().size() == 1 ? "s" : "");
-  for (const convert::TensorProblem& problem : folder.problems()) fmt::print("    {}\n", problem.text());
+  for (const std::string& line : convert::problem_lines(folder.problems())) fmt::print("    {}\n", line);
   return code;
 }
 

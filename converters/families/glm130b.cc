@@ -57,8 +57,8 @@ constexpr std::string_view kIgnored[] = {"transformer.layers.*.attention.rotary_
                                          "transformer.position_embeddings.weight"};
 
 constexpr JoinRow kJoins[] = {
-    {"*.word_embeddings.weight", Join::kVocabRows},   {"*.query_key_value.*", Join::kRows},
-    {"*.attention.dense.weight", Join::kColumns},     {"*.mlp.dense_h_to_4h.*", Join::kGatedRows},
+    {"*.word_embeddings.weight", Join::kVocabRows}, {"*.query_key_value.*", Join::kRows},
+    {"*.attention.dense.weight", Join::kColumns},   {"*.mlp.dense_h_to_4h.*", Join::kGatedRows},
     {"*.mlp.dense_4h_to_h.weight", Join::kColumns},
 };
 

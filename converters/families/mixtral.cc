@@ -20,9 +20,15 @@ M base() {
 constexpr int64_t kMaxExperts = 1 << 16;  // as the recipe's schema has it
 
 ConfigKey experts() {
-  return {{"num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"},
+  return {{"num_local_experts", "num_experts", "num_experts_per_tok", "router_aux_loss_coef"},
           [](ConfigReader& in, M& m) {
-            m.moe.experts = in.integer("num_local_experts", 8);
+            const int64_t alias = in.integer("num_experts", 8);  // transformers 5 has both names
+            m.moe.experts = in.integer("num_local_experts", alias);
+            if (in.find("num_experts") != nullptr && alias != m.moe.experts) {
+              in.invalid(
+                  fmt::format("num_local_experts = {} and num_experts = {} are two names of one number, and disagree",
+                              m.moe.experts, alias));
+            }
             m.moe.top_k = in.integer("num_experts_per_tok", 2);
             m.moe.aux_loss = in.number("router_aux_loss_coef", 0.001);
             if (m.moe.experts > kMaxExperts) {

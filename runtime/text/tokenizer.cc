@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "runtime/core/lfs_pointer.h"
 #include "runtime/text/utf8.h"
 
 namespace cairn::text {
@@ -92,6 +93,7 @@ Result<std::string> read_file(const fs::path& path) {
   std::ostringstream out;
   out << in.rdbuf();
   if (!in) return os_error(EIO, path.string());
+  if (is_lfs_pointer(out.view())) return invalid(fmt::format("{}: {}", path.string(), kLfsPointer));
   return std::move(out).str();
 }
 

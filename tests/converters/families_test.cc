@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "converters/config_keys.h"
 #include "converters/model_compare.h"
 #include "tests/converters/fixtures.h"
 #include "tests/support/ok.h"
@@ -316,6 +317,140 @@ TEST_SUITE("converters/families") {
       config["use_cache"] = true;
       CHECK(model_from_config(config).ok());
     }
+  }
+
+  TEST_CASE("keys of config.json that change no numbers pass, unknown ones are named, all at once") {
+    const Family llama = find_family("llama").value();
+    nlohmann::json config = {{"model_type", "llama"},
+                             {"is_llama_config", true},
+                             {"rope_interleaved", false},
+                             {"bf16", true},
+                             {"pretraining_tp", 1},
+                             {"unsloth_fixed", true},
+                             {"_attn_implementation_autoset", true},
+                             {"attention_softmax_in_fp32", true},
+                             {"bias_dropout_fusion", true},
+                             {"embedding_multiplier", 1.0},
+                             {"attention_multiplier", 0.08838834764831845},
+                             {"no_rope_layers", {1, 1}},
+                             {"clip_qkv", nullptr}};
+    const auto model = model_from_config(config);
+    REQUIRE_OK(model);
+    CHECK(unread_keys(llama, model.value(), config).not_read.empty());
+    config["scale_of_things"] = 3;
+    config["a_list"] = {1, 2};
+    CHECK(model_from_config(config).ok());
+    CHECK(unread_keys(llama, model.value(), config).not_read == std::vector<std::string>{"a_list", "scale_of_things"});
+    config["first_switch"] = config["second_switch"] = true;
+    const auto refused = model_from_config(config);
+    REQUIRE_FALSE(refused.ok());
+    for (const char* name : {"first_switch = true", "second_switch = true"}) {
+      CHECK(refused.error().message.find(name) != std::string::npos);
+    }
+  }
+
+  TEST_CASE("a model that only calls itself llama is refused by its own keys, with its name") {
+    for (const auto& [key, value, says] :
+         {std::tuple("embedding_multiplier", nlohmann::json(12.0), "granite"),
+          std::tuple("attention_multiplier", nlohmann::json(0.0078125), "granite"),
+          std::tuple("logits_scaling", nlohmann::json(8), "granite"),
+          std::tuple("residual_multiplier", nlohmann::json(0.22), "granite"),
+          std::tuple("no_rope_layers", nlohmann::json({1, 1, 1, 0}), "smollm3"),
+          std::tuple("no_rope_layer_interval", nlohmann::json(4), "smollm3"),
+          std::tuple("hidden_activation", nlohmann::json("gelu_pytorch_tanh"), "gemma"),
+          std::tuple("final_logit_softcapping", nlohmann::json(30.0), "gemma2"),
+          std::tuple("query_pre_attn_scalar", nlohmann::json(256), "gemma2"),
+          std::tuple("use_bias", nlohmann::json(false), "ernie4_5"),
+          std::tuple("clip_qkv", nlohmann::json(8.0), "olmo"),
+          std::tuple("partial_rotary_factor", nlohmann::json(0.5), "turns a part"),
+          std::tuple("layer_types", nlohmann::json({"full_attention", "sliding_attention"}), "layer_types"),
+          std::tuple("architectures", nlohmann::json({"HeliumForCausalLM"}), "HeliumForCausalLM")}) {
+      CAPTURE(key);
+      const auto refused = model_from_config({{"model_type", "llama"}, {key, value}});
+      REQUIRE_FALSE(refused.ok());
+      CHECK(refused.error().code == ErrorCode::kUnsupported);
+      CHECK(refused.error().message.find(key) != std::string::npos);
+      CHECK(refused.error().message.find(says) != std::string::npos);
+    }
+  }
+
+  TEST_CASE("16.0 is 16, null is the default, and two names of one number must agree") {
+    const auto model = model_from_config({{"model_type", "llama"},
+                                          {"hidden_size", 64.0},
+                                          {"num_attention_heads", 4.0},
+                                          {"num_key_value_heads", nullptr},
+                                          {"head_dim", nullptr},
+                                          {"rope_scaling", nullptr}});
+    REQUIRE_OK(model);
+    CHECK(model.value().width == 64);
+    CHECK(model.value().kv_heads == 4);
+    CHECK(model.value().head_dim == 16);
+    CHECK_FALSE(model_from_config({{"model_type", "llama"}, {"hidden_size", 64.5}}).ok());
+    const nlohmann::json bloom = {{"model_type", "bloom"}, {"n_embed", 64}, {"num_attention_heads", 4}, {"n_layer", 3}};
+    REQUIRE_OK(model_from_config(bloom));
+    CHECK(model_from_config(bloom).value().heads == 4);
+    nlohmann::json both = bloom;
+    both["n_head"] = 8;
+    const auto refused = model_from_config(both);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("two names of one number") != std::string::npos);
+  }
+
+  TEST_CASE("rotary keys that the lines of transformers read differently: as who wrote the folder, with a note") {
+    const auto read = [](const char* version, const std::string& rest, std::vector<std::string>* notes = nullptr) {
+      nlohmann::json config = nlohmann::json::parse(R"({"model_type": "llama", )" + rest + "}");
+      if (*version != '\0') config["transformers_version"] = version;
+      return model_from_config(config, notes);
+    };
+    const std::string theta = R"("rope_scaling": {"rope_type": "default", "rope_theta": 5e5})";
+    std::vector<std::string> notes;
+    CHECK(read("5.1.0", theta, &notes).value().rope_theta == 5e5);
+    REQUIRE(notes.size() == 1);
+    CHECK(notes[0].find("4.x reads 10000") != std::string::npos);
+    CHECK(read("4.57.1", theta, &notes).value().rope_theta == 1e4);
+    CHECK(notes.at(0).find("transformers 5 reads 500000") != std::string::npos);
+    const auto unknown = read("", theta);
+    REQUIRE_FALSE(unknown.ok());
+    CHECK(unknown.error().message.find("rope_scaling.rope_theta") != std::string::npos);
+    CHECK(read("", R"("rope_theta": 5e5, )" + theta, &notes).value().rope_theta == 5e5);  // no difference
+    CHECK(notes.empty());
+    const std::string part = R"("rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5})";
+    CHECK(rotary_dims(read("5.0.0", part).value()) == 64);
+    CHECK(rotary_dims(read("4.40.0", part).value()) == 128);
+    const std::string yarn = R"("max_position_embeddings": 8192, "original_max_position_embeddings": 2048,
+                                "rope_scaling": {"rope_type": "yarn", "factor": 4.0)";
+    CHECK(read("5.0.0", yarn + "}").value().rope.original_context == 2048);
+    CHECK(read("4.57.1", yarn + "}").value().rope.original_context == 0);  // all of the context
+    CHECK_FALSE(read("", yarn + "}").ok());
+    CHECK(read("", yarn + R"(, "original_max_position_embeddings": 2048})").ok());
+    CHECK_FALSE(read("5.0.0", yarn + R"(, "original_max_position_embeddings": 1024})").ok());
+    const std::string llama3 =
+        R"("max_position_embeddings": 8192, "original_max_position_embeddings": 2048, "rope_scaling": {"rope_type": "llama3",
+                                  "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0})";
+    CHECK(read("", llama3).value().rope.original_context == 2048);  // 4.x cannot read it at all
+  }
+
+  TEST_CASE("names as wrappers leave them are those of the table, and rotary tables are passed over anywhere") {
+    const Family llama = find_family("llama").value();
+    const std::set<std::string> known = {"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight",
+                                         "lm_head.weight"};
+    for (const char* name :
+         {"_orig_mod.model.layers.0.mlp.up_proj.weight", "module.model.layers.0.mlp.up_proj.weight",
+          "model.layers.0._fsdp_wrapped_module.mlp._checkpoint_wrapped_module.up_proj.weight",
+          "app.model.layers.0.mlp.up_proj.weight", "model.model.layers.0.mlp.up_proj.weight",
+          "module._orig_mod.model.model.layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight"}) {
+      CAPTURE(name);
+      CHECK(known_name(llama, known, name) == "model.layers.0.mlp.up_proj.weight");
+    }
+    CHECK(known_name(llama, known, "_orig_mod.lm_head.weight") == "lm_head.weight");
+    CHECK(known_name(llama, known, "model.layers.0.mlp.up_proj.weight.more").empty());
+    CHECK(known_name(llama, known, "student.model.layers.0.mlp.up_proj.weight").empty());
+    CHECK(known_name(find_family("gpt_neox").value(), {"embed_out.weight"}, "lm_head.weight") == "embed_out.weight");
+    for (const char* name : {"model.rotary_emb.inv_freq", "model.layers.3.self_attn.rotary_emb.inv_freq",
+                             "_orig_mod.model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq"}) {
+      CHECK(is_ignored_tensor(llama, name));
+    }
+    CHECK_FALSE(is_ignored_tensor(llama, "model.layers.3.self_attn.q_proj.weight"));
   }
 
   TEST_CASE("4.x and 5.x forms of rotary settings are one model, and disagreement is refused") {

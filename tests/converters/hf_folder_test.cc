@@ -100,6 +100,49 @@ TEST_SUITE("converters/hf_folder") {
     CHECK(has(copy.refusal(), "h.0.crossattention.biases: unexpected"));
   }
 
+  TEST_CASE("a wrapper's prefix on every tensor gives the same model; one that nobody knows is named in few lines") {
+    const auto prefixed = [](const std::string& prefix) {
+      Copy copy("hf-llama-tied-bias");
+      copy.edit_tensors([&](std::map<std::string, Copy::Tensor>& tensors) {
+        std::map<std::string, Copy::Tensor> out;
+        for (auto& [name, tensor] : tensors) out[prefix + name] = tensor;
+        out["model.rotary_emb.inv_freq"] = {"F32", {2}, std::string(8, '\0')};
+        tensors = out;
+      });
+      return copy.refusal();
+    };
+    for (const char* prefix : {"_orig_mod.", "module.", "app.", "model.", "module.model."})
+      CHECK(prefixed(prefix) == "accepted");
+    const std::string refused = prefixed("student.");
+    CHECK(has(refused, "all that are unexpected begin with \"student.model.\""));
+    CHECK(has(refused, "more of that kind") == false);  // two layers: nothing to sum up
+    CHECK(std::ranges::count(refused, '\n') < 70);
+  }
+
+  TEST_CASE("a pointer of Git LFS is called that, in weights and in config.json") {
+    const std::string pointer =
+        "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') + "\nsize 9\n";
+    for (const char* file : {"model.safetensors", "config.json"}) {
+      Copy copy("hf-llama-tied-bias");
+      spit(copy.dir / file, pointer);
+      CHECK(has(copy.refusal(), "git lfs pull"));
+      CHECK(has(copy.refusal(), file));
+    }
+  }
+
+  TEST_CASE("tokenizers, templates and terms of use are kept beside the weights") {
+    Copy copy("hf-llama-tied-bias");
+    const std::vector<std::string> kept = {"LICENSE.txt",        "USE_POLICY.md", "qwen.tiktoken",      "tekken.json",
+                                           "tokenizer.model.v3", "vocab.txt",     "chat_template.jinja"};
+    for (const std::string& name : kept) spit(copy.dir / name, "x");
+    spit(copy.dir / "training_args.bin", "x");
+    const auto folder = copy.open();
+    REQUIRE_OK(folder);
+    const auto& found = folder.value()->kept_files();
+    for (const std::string& name : kept) CHECK(std::ranges::find(found, name) != found.end());
+    CHECK(std::ranges::find(found, "training_args.bin") == found.end());
+  }
+
   TEST_CASE("tied embeddings: each of the cases has its answer") {
     const std::string embedding = "transformer.wte.weight", head = "lm_head.weight";
     SUBCASE("the head alone stands for both") {

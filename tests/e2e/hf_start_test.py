@@ -1,5 +1,6 @@
 """A run that begins with a Hugging Face folder: the same run, bit for bit, as from a checkpoint imported from it."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -53,6 +54,35 @@ class HfStart(RunTest):
             self.train(self.tuned("through", imported, **layout), "through")
             with self.subTest(**layout):
                 self.assertTrue(self.outcome("direct") == self.outcome("through"), "not the same bits")
+
+    def test_an_export_finds_the_folder_that_the_run_began_with(self):
+        folder = self.folder / "hf"
+        config = json.loads((folder / "config.json").read_text())
+        config.update(eos_token_id=[2, 7], bos_token_id=1)
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+        (folder / "LICENSE").write_text("terms")
+        (self.folder / "runs").mkdir()
+        self.train(self.tuned("first", 'T.hf "hf"', tp=1), "runs/first")
+        again = 'T.init_from { path = "runs/first", weights_only = true }'
+        self.train(self.tuned("second", again, tp=1), "runs/second")
+        elsewhere = self.folder / "elsewhere"  # the export need not be where the start was
+        elsewhere.mkdir()
+        for run in ("first", "second"):
+            out = self.folder / f"out-{run}"
+            done = subprocess.run([self.program, "export", f"../runs/{run}", out], cwd=elsewhere, check=True,
+                                  capture_output=True, text=True)
+            self.assertEqual(done.stderr, "")
+            written = json.loads((out / "config.json").read_text())
+            self.assertEqual((written["eos_token_id"], written["bos_token_id"]), ([2, 7], 1))
+            self.assertEqual(written["torch_dtype"], config.get("torch_dtype", config.get("dtype")))
+            for name in ("generation_config.json", "LICENSE"):
+                self.assertEqual((out / name).read_bytes(), (folder / name).read_bytes())
+        folder.rename(self.folder / "moved")
+        done = subprocess.run([self.program, "export", "../runs/second", self.folder / "late"], cwd=elsewhere, check=True,
+                              capture_output=True, text=True)
+        self.assertIn("the model began with hf, which is not there any more", done.stderr)
+        self.assertIn("--like FOLDER", done.stderr)
 
     def test_a_folder_that_does_not_fit_the_recipe_is_refused(self):
         job = self.train(self.tuned("theta", 'T.hf "hf"', theta=500.0), "theta", code=2)
