@@ -9,7 +9,10 @@
 #include <sstream>
 #include <vector>
 
+#include "converters/hf_folder.h"
+#include "converters/import.h"
 #include "dsl/dsl.h"
+#include "dsl/recipe_lua.h"
 #include "tools/commands.h"
 
 namespace cairn::tools {
@@ -20,6 +23,7 @@ namespace fs = std::filesystem;
 struct InitArgs {
   std::string folder = ".";
   bool force = false;
+  std::string from;  // a Hugging Face folder
 };
 
 constexpr const char* kRecipe =
@@ -83,9 +87,46 @@ Status write_file(const NewFile& file) {
   return {};
 }
 
+/// How to make the data of a recipe that tunes the model of `from`.
+std::string tokenize_command(const fs::path& from, const Recipe& recipe) {
+  return fmt::format("cairn data tokenize TEXT... --out {} --tokenizer {} --eod", recipe.data.sources.front().path,
+                     recipe.tokenizer.kind == TokenizerConfig::Kind::kNone ? "..." : from.string());
+}
+
+/// Tunes the model of a Hugging Face folder: its configuration, its weights, its tokenizer.
+Result<Recipe> recipe_from(const fs::path& from) {
+  RT_TRY_SET(const std::unique_ptr<convert::HfFolder> folder, convert::HfFolder::open(from));
+  for (const std::string& warning : folder->warnings()) fmt::print(stderr, "cairn init: warning: {}\n", warning);
+  const std::string name = (from / "").lexically_normal().parent_path().filename().string();
+  Recipe out = convert::recipe_for_import(folder->model(), {.tp = 1, .pp = 1, .dp = 0}, name + "-tuned", from);
+  out.init = {.path = from.string(), .weights_only = true};
+  out.tokenizer = {};
+  std::error_code error;
+  if (fs::is_regular_file(from / "tokenizer.json", error)) {
+    out.tokenizer = {TokenizerConfig::Kind::kHf, (from / "tokenizer.json").string()};
+  } else if (fs::is_regular_file(from / "tokenizer.model", error)) {
+    out.tokenizer = {TokenizerConfig::Kind::kSentencePiece, (from / "tokenizer.model").string()};
+  }
+  out.stop = {.unit = Span::Unit::kSteps, .value = 500};
+  out.data.sources = {{.name = "text", .path = "data/text", .split = {95, 5}}};
+  out.batch = {.samples = 16, .micro = 1};
+  if (folder->dtype() == DType::kBf16 || folder->dtype() == DType::kF16) out.precision = Precision::kBf16;
+  return out;
+}
+
 Result<int> init(const InitArgs& args) {
   const fs::path folder = args.folder;
-  const std::vector<NewFile> files = {{folder / "train.lua", kRecipe},
+  std::string text = kRecipe, first = "cairn data tokenize TEXT... --out data/text";
+  if (!args.from.empty()) {
+    RT_TRY_SET(const Recipe recipe, recipe_from(args.from));
+    first = tokenize_command(args.from, recipe);
+    text = fmt::format(
+        "-- Tunes the model of {}: all of its configuration that is no default, and its weights.\n"
+        "-- Data: {}\n"
+        "-- Every field with its default: `cairn help`, `cairn explain train.lua optimizer`.\n{}",
+        args.from, first, dsl::recipe_lua(recipe));
+  }
+  const std::vector<NewFile> files = {{folder / "train.lua", text},
                                       {folder / ".luarc.json", kLuaRc},
                                       {folder / ".luacheckrc", kLuacheckRc},
                                       {folder / "types" / "cairn.lua", dsl::editor_types()}};
@@ -107,8 +148,7 @@ Result<int> init(const InitArgs& args) {
     fmt::print("wrote {}\n", file.path.lexically_normal().string());
   }
   const std::string recipe = (folder / "train.lua").lexically_normal().string();
-  fmt::print("next:  cairn data tokenize TEXT... --out data/text\n       cairn check {}\n       cairn plan {}\n",
-             recipe, recipe);
+  fmt::print("next:  {}\n       cairn check {}\n       cairn plan {}\n", first, recipe, recipe);
   return 0;
 }
 
@@ -119,12 +159,17 @@ void add_init(CLI::App& app, Session& session) {
       app.add_subcommand("init", "write a first recipe, and the files by which an editor completes and checks recipes");
   const auto args = std::make_shared<InitArgs>();
   command->add_option("DIR", args->folder, "folder to write to (default: the current one)");
+  command->add_option("--from", args->from, "a Hugging Face folder: the recipe tunes its model, from its weights")
+      ->type_name("HF_DIR");
   command->add_flag("--force", args->force, "replace files that differ");
   command->footer(
-      "Exit codes: 0 done, 2 a file that differs is there (--force replaces it), 74 the folder cannot be written.\n"
+      "Exit codes: 0 done, 2 a file that differs is there (--force replaces it) or the model of --from is not known, "
+      "74 the "
+      "folder cannot be written.\n"
       "Examples:\n"
       "  cairn init\n"
-      "  cairn init mine --force");
+      "  cairn init mine --force\n"
+      "  cairn init tune --from models/llama");
   command->callback([args, &session] { session.action = [args] { return init(*args); }; });
 }
 

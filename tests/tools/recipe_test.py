@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import time
 import xml.etree.ElementTree
 
@@ -27,6 +28,27 @@ class RecipeTest(ProgramTest):
     def setUp(self):
         super().setUp()
         self.cairn("init")
+
+    def test_init_from_a_folder_writes_a_recipe_of_its_very_model(self):
+        golden = pathlib.Path(__file__).resolve().parents[1] / "golden"
+        self.write("t.txt", bytes(range(1, 20)) * 3000)  # ids that the smallest vocabulary has
+        os.mkdir(self.path("data"))
+        self.cairn("data", "tokenize", "t.txt", "--out", "data/text", "--tokenizer", "bytes")
+        families = set()
+        for folder in sorted(golden.glob("hf-*")):
+            if not (folder / "config.json").exists():
+                continue
+            with self.subTest(folder=folder.name):
+                families.add(json.loads((folder / "config.json").read_text())["model_type"])
+                done = self.cairn("init", f"from-{folder.name}", "--from", folder)
+                self.assertIn("data tokenize", done.stdout)
+                recipe = f"from-{folder.name}/train.lua"
+                self.cairn("check", recipe, "--recipe-only", "--world", 1)
+                # A start compares the recipe's model with the folder's.
+                self.cairn("train", recipe, "--run", "never", "--nproc", 1, "--dry-run", "--set", "batch.samples=2")
+        self.assertGreaterEqual(len(families), 11)
+        self.assertIn("no folder", self.cairn("init", "nothing", "--from", "no-such-folder", code=2).stderr)
+        self.assertFalse(os.path.exists(self.path("nothing")))
 
     def test_init_writes_what_check_accepts_and_never_destroys(self):
         self.cairn("check", "train.lua", "--world", 4, "--recipe-only")
