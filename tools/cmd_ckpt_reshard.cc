@@ -18,6 +18,7 @@
 #include "ckpt/retention/retention.h"
 #include "ckpt/store/uring_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/json/json.h"
 #include "runtime/plan/recipe_rules.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
@@ -73,8 +74,14 @@ Result<MeshConfig> parse_mesh(std::string_view text) {
   return out;
 }
 
+/// Weights of a Hugging Face folder that were never trained: their recipe is a stand-in that `cairn import` has made.
+bool is_import(const ckpt::Manifest& manifest) {
+  const auto state = json_or_nothing(manifest.state);
+  return manifest.step == 0 && state.is_object() && state.contains("imported");
+}
+
 /// The recipe of the checkpoint, for the new mesh. `notes`: what else had to change with it.
-Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, std::vector<std::string>* notes) {
+Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, bool imported, std::vector<std::string>* notes) {
   recipe.mesh.tp = mesh.tp;
   recipe.mesh.dp = mesh.dp;
   recipe.mesh.ep = mesh.ep;
@@ -97,6 +104,10 @@ Recipe recipe_for(Recipe recipe, const MeshConfig& mesh, int zero, std::vector<s
     notes->push_back("mesh.sequence_parallel is off now: with tp = 1 there is nothing to split");
   }
   if (zero >= 0) recipe.optimizer.zero = zero;
+  if (imported && recipe.batch.samples % std::max<int64_t>(1, mesh.dp) != 0) {
+    recipe.batch.samples = mesh.dp;  // nobody has chosen one yet: an import says one sample for each replica
+    notes->push_back(fmt::format("batch.samples is {} now, one for each replica, as an import has it", mesh.dp));
+  }
   const std::vector<Mistake> mistakes = find_mistakes(recipe, wanted_world(mesh));
   if (std::any_of(mistakes.begin(), mistakes.end(), [](const Mistake& m) { return m.field == "mesh.shard"; })) {
     notes->push_back(
@@ -122,7 +133,7 @@ Result<int> reshard_of(const fs::path& source, const ReshardArgs& args, bool as_
 
   std::vector<std::string> notes;
   dsl::LoadedRecipe loaded;
-  loaded.recipe = recipe_for(std::move(stored).value(), mesh, args.zero, &notes);
+  loaded.recipe = recipe_for(std::move(stored).value(), mesh, args.zero, is_import(manifest), &notes);
   const int64_t world = wanted_world(mesh);
   const std::vector<dsl::Diagnostic> problems = dsl::check_recipe(loaded.recipe, world, position.past);
   if (!problems.empty()) {

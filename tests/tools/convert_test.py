@@ -30,6 +30,17 @@ def contents(folder):
 
 
 class ConvertTest(ProgramTest):
+    def test_an_import_reshards_to_any_number_of_replicas(self):
+        self.cairn("import", golden("hf-llama-gqa-sharded"), "one")
+        for mesh in ("tp=1,dp=2", "tp=1,dp=3", "tp=2,dp=5", "tp=2,pp=3,dp=2"):
+            with self.subTest(mesh=mesh):
+                done = self.cairn("ckpt", "reshard", "one", mesh, "--mesh", mesh)
+                self.assertIn("batch.samples is", done.stdout + done.stderr)
+                self.cairn("ckpt", "diff", "one", mesh, "--tensors-only", "--exit-code")
+                self.cairn("ckpt", "reshard", mesh, mesh + "-back", "--mesh", "tp=1")
+        self.cairn("import", golden("hf-llama-gqa-sharded"), "six", "--mesh", "dp=6")  # a number that three divides stays
+        self.assertNotIn("batch.samples", self.cairn("ckpt", "reshard", "six", "three", "--mesh", "dp=3").stdout)
+
     def test_directions_follow_from_the_source(self):
         made = self.cairn_json("convert", golden("hf-gpt2-tied"), "run", "--mesh", "tp=2")
         self.assertEqual(made["mesh"], {"tp": 2, "pp": 1, "dp": 1})
