@@ -32,6 +32,8 @@ Error invalid(std::string message) { return Error{ErrorCode::kInvalidInput, std:
 }  // namespace
 
 bool is_passed_file(std::string_view name) {
+  // A name in a folder, nothing else: checkpoints from elsewhere say which files they hold.
+  if (name.empty() || name.front() == '.' || name.find('/') != name.npos || name.find('\0') != name.npos) return false;
   // Tokenizers of transformers, SentencePiece, tiktoken and Mistral; templates; terms of use.
   static constexpr std::string_view kFiles[] = {"generation_config.json",
                                                 "tokenizer.json",

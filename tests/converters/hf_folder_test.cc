@@ -143,6 +143,16 @@ TEST_SUITE("converters/hf_folder") {
     CHECK(std::ranges::find(found, "training_args.bin") == found.end());
   }
 
+  TEST_CASE("no name that leaves a folder is that of a tokenizer's file or of terms of use") {
+    for (const char* name : {"LICENSE", "x.jinja", "tokenizer.model.v3", "tekken.json"}) CHECK(is_passed_file(name));
+    for (const char* name :
+         {"../x.jinja", "/etc/x.jinja", "a/b.jinja", "LICENSE/../../x", "tokenizer.model/x", ".jinja", ""}) {
+      CAPTURE(name);
+      CHECK_FALSE(is_passed_file(name));
+    }
+    CHECK_FALSE(is_passed_file(std::string_view("LICENSE\0x", 9)));
+  }
+
   TEST_CASE("tied embeddings: each of the cases has its answer") {
     const std::string embedding = "transformer.wte.weight", head = "lm_head.weight";
     SUBCASE("the head alone stands for both") {
