@@ -384,7 +384,11 @@ Result<SearchResult> search_layouts(const Recipe& recipe, int64_t world, const M
   Status refused;
   for (const Layout& shape : shapes_of(recipe, world, machine.node_devices, pins)) {
     std::vector<Layout> layouts = variants(recipe, shape);
-    std::erase_if(layouts, [&](const Layout& layout) { return !pins.allow(layout); });
+    const int64_t shard = recipe.mesh.shard, replicas = shape.dp * recipe.mesh.cp;
+    std::erase_if(layouts, [&](const Layout& layout) {
+      return !pins.allow(layout) || (layout.zero > 0 && shard > 0 && replicas % shard != 0);
+    });
+    if (layouts.empty()) continue;
     Result<Plan> made = make_plan(with_layout(recipe, layouts.front()), world);
     if (!made.ok()) {
       refused = std::move(made).error();

@@ -267,6 +267,21 @@ TEST_SUITE("tools/planner/planner") {
     CHECK(none.error().message.find("--pin tp=3") != std::string::npos);
   }
 
+  TEST_CASE("a search recommends nothing that a plan refuses: shard groups divide the replicas of its layouts") {
+    Recipe recipe = recipe_of({.tp = 1, .pp = 1, .dp = 0}, 128);
+    recipe.mesh.shard = 8;
+    recipe.optimizer.zero = 1;
+    const Result<SearchResult> found = search_layouts(recipe, 8, a100(), {}, 400);
+    REQUIRE_OK(found);
+    bool sharded = false;
+    for (const Candidate& candidate : found.value().fitting) {
+      CAPTURE(layout_text(candidate.layout));
+      REQUIRE_OK(make_plan(with_layout(recipe, candidate.layout), 8));
+      sharded = sharded || candidate.layout.zero > 0;
+    }
+    CHECK(sharded);
+  }
+
   TEST_CASE("a pin that means nothing is refused by name") {
     for (const auto& [text, says] : {std::pair("tp", "NAME=VALUE"),
                                      {"tp=", "a number from 1"},
