@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -102,6 +103,7 @@ std::vector<std::string_view> alternatives_of(std::string_view part) {
 struct Match {
   std::vector<std::string_view> stars;
   size_t alternative = 0;
+  std::string_view member;  // what `#` stands for; empty: the pattern has none
 };
 
 std::optional<Match> match(std::string_view pattern, std::string_view name) {
@@ -113,6 +115,10 @@ std::optional<Match> match(std::string_view pattern, std::string_view name) {
       out.stars.push_back(found[k]);
       continue;
     }
+    if (wanted[k] == "#") {
+      out.member = found[k];
+      continue;
+    }
     const std::vector<std::string_view> alternatives = alternatives_of(wanted[k]);
     const auto at = std::ranges::find(alternatives, found[k]);
     if (at == alternatives.end()) return std::nullopt;
@@ -121,15 +127,17 @@ std::optional<Match> match(std::string_view pattern, std::string_view name) {
   return out;
 }
 
-/// The pattern with its stars replaced, and its braces by one of their alternatives.
-std::string fill(std::string_view pattern, const std::vector<std::string_view>& stars, size_t alternative = 0) {
+/// The pattern with its stars and its `#` replaced, and its braces by one of their alternatives.
+std::string fill(std::string_view pattern, const Match& by, size_t alternative = 0) {
   std::string out;
   size_t star = 0;
   for (const std::string_view part : parts_of(pattern)) {
     if (!out.empty()) out += '.';
     if (part == "*") {
-      RT_CHECK(star < stars.size(), "{} has more stars than its logical name", pattern);
-      out += stars[star++];
+      RT_CHECK(star < by.stars.size(), "{} has more stars than its logical name", pattern);
+      out += by.stars[star++];
+    } else if (part == "#") {
+      out += by.member;
     } else {
       out += alternatives_of(part)[part.starts_with('{') ? alternative : 0];
     }
@@ -155,23 +163,24 @@ int64_t groups_of(Fuse fuse, const ModelConfig& model) {
   return 1;
 }
 
-Mapping map_tensor(const Family& family, const ModelConfig& model, const std::map<std::string, Shape>& shapes,
-                   const std::string& logical) {
-  for (const TensorRow& row : family.tensors) {
+/// By the first row that fits; nothing when none does.
+std::optional<Mapping> map_tensor(std::span<const TensorRow> rows, const ModelConfig& model,
+                                  const std::map<std::string, Shape>& shapes, const std::string& logical) {
+  for (const TensorRow& row : rows) {
     const std::optional<Match> found = match(row.logical, logical);
     if (!found) continue;
     const size_t members = alternative_count(row.logical);
     bool all = true;  // a model without a gate has another row for what it has
-    for (size_t k = 0; k < members; ++k) all &= shapes.contains(fill(row.logical, found->stars, k));
+    for (size_t k = 0; k < members; ++k) all &= shapes.contains(fill(row.logical, *found, k));
     if (!all) continue;
     const Shape& shape = shapes.at(logical);
-    Mapping out{.logical = logical, .stored = fill(row.stored, found->stars), .shape = shape};
+    Mapping out{.logical = logical, .stored = fill(row.stored, *found), .shape = shape};
     out.transpose = row.transpose && shape.size() == 2;
     if (members > 1) {
       const int64_t groups = groups_of(row.fuse, model);
       int64_t total = 0;
       for (size_t k = 0; k < members; ++k) {
-        const Shape& sibling = shapes.at(fill(row.logical, found->stars, k));
+        const Shape& sibling = shapes.at(fill(row.logical, *found, k));
         RT_CHECK(sibling[0] % groups == 0, "{}: {} rows in {} groups", logical, sibling[0], groups);
         if (k < found->alternative) out.first += sibling[0] / groups;
         total += sibling[0];
@@ -182,10 +191,24 @@ Mapping map_tensor(const Family& family, const ModelConfig& model, const std::ma
         out.stride = total / groups;
       }
     }
+    if (!found->member.empty()) {  // rows of a matrix of all experts' rows
+      int64_t member = -1;
+      const char* const end = found->member.data() + found->member.size();
+      RT_CHECK(std::from_chars(found->member.data(), end, member).ptr == end && shape.size() == 2 && !out.transpose,
+               "{} cannot be in a stack", logical);
+      out.first += member * out.shape[0];
+      out.shape.insert(out.shape.begin(), model.moe.experts);
+    }
     if (out.transpose) std::swap(out.shape[0], out.shape[1]);
     return out;
   }
-  RT_CHECK(false, "the table of {} has no row for {}", family.model_type, logical);
+  return std::nullopt;
+}
+
+std::map<std::string, Shape> shapes_of(const std::vector<TensorSpec>& tensors) {
+  std::map<std::string, Shape> out;
+  for (const TensorSpec& tensor : tensors) out[tensor.name] = tensor.shape;
+  return out;
 }
 
 }  // namespace
@@ -265,11 +288,24 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
 
 std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model) {
   const std::vector<TensorSpec> tensors = model_tensors(model);
-  std::map<std::string, Shape> shapes;
-  for (const TensorSpec& tensor : tensors) shapes[tensor.name] = tensor.shape;
+  const std::map<std::string, Shape> shapes = shapes_of(tensors);
   std::vector<Mapping> out;
   out.reserve(tensors.size());
-  for (const TensorSpec& tensor : tensors) out.push_back(map_tensor(family, model, shapes, tensor.name));
+  for (const TensorSpec& tensor : tensors) {
+    std::optional<Mapping> mapping = map_tensor(family.tensors, model, shapes, tensor.name);
+    RT_CHECK(mapping, "the table of {} has no row for {}", family.model_type, tensor.name);
+    out.push_back(std::move(*mapping));
+  }
+  return out;
+}
+
+std::vector<std::optional<Mapping>> other_map(const Family& family, const ModelConfig& model) {
+  const std::vector<TensorSpec> tensors = model_tensors(model);
+  if (family.also.empty()) return std::vector<std::optional<Mapping>>(tensors.size());
+  const std::map<std::string, Shape> shapes = shapes_of(tensors);
+  std::vector<std::optional<Mapping>> out;
+  out.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) out.push_back(map_tensor(family.also, model, shapes, tensor.name));
   return out;
 }
 
@@ -285,7 +321,7 @@ std::vector<RowRun> row_runs(const Mapping& mapping, const Shape& logical) {
 
 std::string head_name(const Family& family) {
   for (const TensorRow& row : family.tensors) {
-    if (row.logical == "head.weight" || row.logical == "head.*") return fill(row.stored, {"weight"});
+    if (row.logical == "head.weight" || row.logical == "head.*") return fill(row.stored, {.stars = {"weight"}});
   }
   RT_CHECK(false, "the table of {} has no row for the head", family.model_type);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -45,6 +46,7 @@ struct Family {
   ModelConfig (*base)() = nullptr;  // what the class fixes and no key says
   std::span<const ConfigKey> keys;
   std::span<const TensorRow> tensors;
+  std::span<const TensorRow> also;            // other names, read and never written: those of transformers 5's memory
   std::span<const std::string_view> ignored;  // patterns of tensors that nobody needs: masks, inverse frequencies
   // Of formats with a file for each rank, read only:
   std::span<const JoinRow> joins;  // the first that fits; none: whole
@@ -95,6 +97,9 @@ nlohmann::ordered_json config_from_model(const Family& family, const ModelConfig
 /// All tensors of the model, canonical order: one for each of model_tensors(model). The model is one that the family
 /// can hold: from model_from_config or checked by family_for.
 std::vector<Mapping> tensor_map(const Family& family, const ModelConfig& model);
+
+/// The same by the family's other names, for each tensor of the model; nothing where it has no other. Read only.
+std::vector<std::optional<Mapping>> other_map(const Family& family, const ModelConfig& model);
 
 /// The stored name of the head's weight, which a file of a tied model may hold too.
 std::string head_name(const Family& family);

@@ -230,7 +230,11 @@ Status HfFolder::read_config() {
   warnings_.insert(warnings_.begin(), notes.begin(), notes.end());
   // Each layer and each expert has tensors of its own. The tables of what is expected are as long as config.json says:
   // with a number that no file supports they would take all memory before anything is compared.
-  const auto found = static_cast<int64_t>(weights_->tensors().size());
+  int64_t found = 0;
+  for (const FolderTensor& tensor : weights_->tensors()) {
+    const bool stack = !family_.also.empty() && tensor.shape.size() == 3 && count_elems(tensor.shape) > 0;
+    found += stack ? tensor.shape[0] : 1;
+  }
   const int64_t experts = std::max<int64_t>(1, model_.moe.experts);
   if (model_.layers > found || experts > found || model_.layers * experts > found) {
     return invalid(fmt::format("{}: it says {} layers{}, and the weights beside it are {} tensors", path.string(),
@@ -269,6 +273,9 @@ void HfFolder::add_problem(TensorProblem::Kind kind, const FolderTensor* tensor,
 HfFolder::Found HfFolder::find_known() {
   std::set<std::string> known = {head_name(family_)};
   for (const Mapping& mapping : tensor_map(family_, model_)) known.insert(mapping.stored);
+  for (const std::optional<Mapping>& other : other_map(family_, model_)) {
+    if (other) known.insert(other->stored);
+  }
   Found found;
   for (const FolderTensor& tensor : weights_->tensors()) {
     const std::string name = known_name(family_, known, tensor.name);
@@ -327,12 +334,32 @@ Status HfFolder::settle_tie(const HfOptions& options, Found& found) {
   return {};
 }
 
+/// Of a tensor that is there under another name of the family's: that name's mapping. So too where neither is there and
+/// the folder has such names: what is missing is reported as its writer calls it.
+void HfFolder::take_other_names(const Found& found) {
+  std::vector<std::optional<Mapping>> others = other_map(family_, model_);
+  const auto is_there = [&](const std::optional<Mapping>& other) { return other && found.contains(other->stored); };
+  const bool any = std::ranges::any_of(others, is_there);
+  std::set<std::string> doubled;
+  for (size_t k = 0; k < others.size() && any; ++k) {
+    if (!others[k]) continue;
+    const auto own = found.find(mappings_[k].stored), other = found.find(others[k]->stored);
+    if (own != found.end() && other != found.end()) {
+      if (!doubled.insert(other->first).second) continue;
+      add_problem(TensorProblem::Kind::kTwice, other->second, other->first, other->second->name, own->second->name);
+    } else if (own == found.end()) {
+      mappings_[k] = std::move(*others[k]);
+    }
+  }
+}
+
 Status HfFolder::match(const HfOptions& options) {
   Found found = find_known();
   RT_TRY(settle_tie(options, found));
   tensors_ = model_tensors(model_);
   mappings_ = tensor_map(family_, model_);
   RT_CHECK(tensors_.size() == mappings_.size(), "{} tensors, {} mappings", tensors_.size(), mappings_.size());
+  take_other_names(found);
   std::set<std::string> told;
   for (size_t k = 0; k < tensors_.size(); ++k) {
     const Mapping& mapping = mappings_[k];

@@ -6,7 +6,7 @@
 // never read.
 //
 // Names: as the family's table has them, or with the backbone's prefix added or removed (some converters saved the bare
-// backbone); never both for one tensor.
+// backbone), or as transformers 5 has them in memory (Family::also); never two of them for one tensor.
 //
 // Tied embeddings, by tie_word_embeddings and by what is on disk:
 //   true   embedding | head | both, equal      -> tied, one tensor
@@ -104,6 +104,7 @@ class HfFolder final : public WeightSource {
   Status read_config();
   Status match(const HfOptions& options);
   Found find_known();
+  void take_other_names(const Found& found);
   Status settle_tie(const HfOptions& options, Found& found);
   Result<std::string> first_difference(const FolderTensor& a, const FolderTensor& b) const;
   void settle_dtype();

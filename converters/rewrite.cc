@@ -24,14 +24,40 @@ constexpr int64_t kBlockElems = int64_t{1} << 20;
 constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 constexpr int64_t kMaxThreads = 4;  // files at a time: 24 MiB each
 
+/// A tensor of the new folder, and where its elements are in the old one.
+struct Published {
+  std::string name;
+  Shape shape;
+  const FolderTensor* from = nullptr;
+  int64_t first = 0;  // element
+};
+
+/// Each stored tensor once, in the table's order, by the table's names.
+std::vector<Published> published_tensors(const HfFolder& folder) {
+  const std::vector<Mapping> table = tensor_map(folder.family(), folder.model());
+  std::vector<Published> out;
+  std::set<std::string_view> seen;
+  for (size_t k = 0; k < table.size(); ++k) {
+    const Mapping &wanted = table[k], &found = folder.mappings()[k];
+    if (!seen.insert(wanted.stored).second) continue;
+    out.push_back({wanted.stored, wanted.shape, folder.stored()[k].tensor});
+    if (found.stored == wanted.stored) continue;
+    // Under another name, in a stack for one: rows that lie together, of a tensor that is published by itself.
+    RT_CHECK(wanted.shape == folder.tensors()[k].shape && !wanted.transpose && !found.transpose && found.run == 0,
+             "{} cannot be made from {}", wanted.stored, found.stored);
+    out.back().first = found.first * column_count(wanted.shape);
+  }
+  return out;
+}
+
 class FolderTensors final : public TensorSource {
  public:
-  FolderTensors(const HfFolder& folder, const std::vector<NamedTensor>& tensors, DType dtype)
+  FolderTensors(const HfFolder& folder, const std::vector<Published>& tensors, DType dtype)
       : folder_(folder), tensors_(tensors), dtype_(dtype) {}
 
   Status fill(int64_t tensor, int64_t first, std::span<std::byte> out) override {
-    const NamedTensor& named = tensors_[static_cast<size_t>(tensor)];
-    const FolderTensor& from = *named.tensor;
+    const FolderTensor& from = *tensors_[static_cast<size_t>(tensor)].from;
+    first += tensors_[static_cast<size_t>(tensor)].first;
     const int64_t elem = dtype_size_bytes(dtype_), count = static_cast<int64_t>(out.size()) / elem;
     if (from.scale == nullptr && from.dtype == safetensors_dtype_name(dtype_))
       return from.file->read(*from.stored, first * elem, count * elem, out.data());
@@ -50,7 +76,7 @@ class FolderTensors final : public TensorSource {
 
  private:
   const HfFolder& folder_;
-  const std::vector<NamedTensor>& tensors_;
+  const std::vector<Published>& tensors_;
   DType dtype_;
   std::vector<float> floats_;
 };
@@ -96,13 +122,8 @@ Result<ExportReport> rewrite_hf(const fs::path& source, const fs::path& target, 
   report.model_type = folder->family().model_type;
   report.warnings = folder->warnings();
   HfOutput output{.dtype = report.dtype};
-  std::vector<NamedTensor> tensors;  // each stored one once, in the table's order
-  std::set<std::string_view> seen;
-  for (const NamedTensor& named : folder->stored()) {
-    if (!seen.insert(named.name).second) continue;
-    tensors.push_back(named);
-    output.tensors.push_back({named.name, named.tensor->shape});
-  }
+  const std::vector<Published> tensors = published_tensors(*folder);
+  for (const Published& tensor : tensors) output.tensors.push_back({tensor.name, tensor.shape});
   for (const std::string& name : folder->kept_files()) {
     RT_TRY_SET(std::string text, read_text_file(source / name, kMaxKeptBytes));
     if (name == kIndexFile) {

@@ -87,6 +87,14 @@ constexpr TensorRow kTensors[] = {
     {"head.weight", "lm_head.weight"},
 };
 
+/// In transformers 5's memory the experts of a layer are stacked, gate above up. Source: transformers 5.24
+/// conversion_mapping.py, "mixtral".
+constexpr TensorRow kAlso[] = {
+    {"layers.*.moe.router.*", "model.layers.*.mlp.gate.*"},
+    {"layers.*.moe.experts.#.{gate,up}.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.moe.experts.#.down.weight", "model.layers.*.mlp.experts.down_proj"},
+};
+
 constexpr std::string_view kIgnored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
 
 }  // namespace
@@ -98,6 +106,7 @@ Family mixtral_family() {
           .base = base,
           .keys = keys(),
           .tensors = kTensors,
+          .also = kAlso,
           .ignored = kIgnored};
 }
 
