@@ -22,9 +22,10 @@ constexpr int64_t kMaxMetadataBytes = int64_t{256} << 20;
 
 Error corrupt(std::string message) { return Error{ErrorCode::kCorrupt, std::move(message)}; }
 
-/// State of an optimizer, as Megatron-LM and torch name it.
+/// State of an optimizer, as Megatron-LM and torch name it, and programs around them.
 bool is_optimizer_state(std::string_view name) {
-  const std::string_view first = name.substr(0, name.find('.'));
+  const std::string plain = without_wrappers(name);
+  const std::string_view first = std::string_view(plain).substr(0, plain.find('.'));
   return first == "optimizer" || first == "optim" || first.starts_with("chained_");
 }
 

@@ -1,6 +1,7 @@
 #include "converters/dist_metadata.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "converters/family.h"
 #include "converters/pickle_reader.h"
 
 namespace cairn::convert {
@@ -575,16 +577,17 @@ class Reader {
     for (const auto& [key, value] : *flat) {
       if (tree_.kind(key) != Kind::kString || tree_.kind(value) != Kind::kTuple) continue;
       RT_TRY_SET(const std::vector<Id>* keys, tree_.items(value, "planner_data"));
-      if (keys->size() < 2 || tree_.kind(keys->front()) != Kind::kString) continue;
-      RT_TRY_SET(const std::string_view first, tree_.string(keys->front(), "planner_data"));
-      if (first != "model" && first != "module" && first != "state_dict") continue;
-      std::string name;
-      for (size_t k = 1; k < keys->size(); ++k) {
-        const bool text = tree_.kind((*keys)[k]) == Kind::kString;
-        if (!text) break;
-        RT_TRY_SET(const std::string_view part, tree_.string((*keys)[k], "planner_data"));
-        name += (k > 1 ? "." : "") + std::string(part);
+      std::vector<std::string_view> parts;
+      for (const Id part : *keys) {
+        if (tree_.kind(part) != Kind::kString) break;
+        RT_TRY_SET(const std::string_view key_text, tree_.string(part, "planner_data"));
+        parts.push_back(key_text);
       }
+      size_t model = 0;  // its key, which may lie in the dict of the application's state
+      while (model < parts.size() && is_wrapper(parts[model]) && parts[model] != "module") ++model;
+      if (model + 1 >= parts.size()) continue;
+      if (parts[model] != "model" && parts[model] != "module" && parts[model] != "state_dict") continue;
+      const std::string name = fmt::format("{}", fmt::join(parts.begin() + model + 1, parts.end(), "."));
       RT_TRY_SET(const std::string_view saved, tree_.string(key, "planner_data"));
       inner_[std::string(saved)] = std::move(name);
     }

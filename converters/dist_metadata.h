@@ -28,9 +28,10 @@ struct DistTensor {
   std::vector<DistChunk> chunks;  // each element is in one of them
 };
 
-/// The tensors, by name. Where the saved state was a dict of dicts with the key model, module or state_dict, it is the
-/// tensors under it alone, without that key. Errors: kUnsupported naming an operation, a class or a dtype that is not
-/// known here, kCorrupt for what no such file has (chunks that overlap, leave their tensor or do not fill it ...).
+/// The tensors, by name. Where the saved state was a dict of dicts with the key model, module or state_dict, at its top
+/// or under `app`, it is the tensors under it alone, without that key. Errors: kUnsupported naming an operation, a
+/// class or a dtype that is not known here, kCorrupt for what no such file has (chunks that overlap, leave their tensor
+/// or do not fill it ...).
 Result<std::vector<DistTensor>> read_dist_metadata(std::string_view pickle);
 
 }  // namespace cairn::convert

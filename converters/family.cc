@@ -326,22 +326,19 @@ std::string head_name(const Family& family) {
   RT_CHECK(false, "the table of {} has no row for the head", family.model_type);
 }
 
-namespace {
-
-/// Parts of a name that wrappers put in, wherever they are.
-constexpr std::string_view kWrappers[] = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
-                                          "app"};
+bool is_wrapper(std::string_view part) {
+  static constexpr std::string_view kWrappers[] = {"_orig_mod", "module", "_fsdp_wrapped_module",
+                                                   "_checkpoint_wrapped_module", "app"};
+  return std::ranges::find(kWrappers, part) != std::end(kWrappers);
+}
 
 std::string without_wrappers(std::string_view stored) {
   std::string out;
   for (const std::string_view part : parts_of(stored)) {
-    if (std::ranges::find(kWrappers, part) != std::end(kWrappers)) continue;
-    out += fmt::format("{}{}", out.empty() ? "" : ".", part);
+    if (!is_wrapper(part)) out += fmt::format("{}{}", out.empty() ? "" : ".", part);
   }
   return out;
 }
-
-}  // namespace
 
 std::string known_name(const Family& family, const std::set<std::string>& known, std::string_view stored) {
   if (known.contains(std::string(stored))) return std::string(stored);

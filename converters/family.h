@@ -104,6 +104,11 @@ std::vector<std::optional<Mapping>> other_map(const Family& family, const ModelC
 /// The stored name of the head's weight, which a file of a tied model may hold too.
 std::string head_name(const Family& family);
 
+/// Whether programs put this part into names around a model of theirs: torch.compile's _orig_mod, module, app, ...
+bool is_wrapper(std::string_view part);
+/// A name without such parts.
+std::string without_wrappers(std::string_view stored);
+
 /// The name in the table that a folder's name means: without what wrappers put in (torch.compile's _orig_mod, module,
 /// _fsdp_wrapped_module, app, a second model.), with or without the backbone's prefix, and the head by the name that
 /// transformers 5 has in memory. Empty: none of `known`.

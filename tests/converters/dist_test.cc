@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -10,6 +12,7 @@
 #include "converters/dist_metadata.h"
 #include "converters/model_compare.h"
 #include "tests/converters/fixtures.h"
+#include "tests/converters/foreign_folder.h"
 #include "tests/support/ok.h"
 
 using namespace cairn;
@@ -33,7 +36,8 @@ TEST_SUITE("converters/dist") {
       "torch_dist of Megatron Core, layers stacked and not, and plain state dicts hold the models they came from") {
     for (const auto& [saved, source] : {std::pair("dist-gpt2", "hf-gpt2-tied"),
                                         {"dist-llama", "hf-llama-gqa-sharded"},
-                                        {"dist-hf", "hf-mistral-tied"}}) {
+                                        {"dist-hf", "hf-mistral-tied"},
+                                        {"dist-mixtral", "hf-mixtral-top2"}}) {
       CAPTURE(saved);
       const auto joined = opened_folder(golden(saved)), whole = opened_folder(golden(source));
       CHECK(joined->warnings().empty());
@@ -46,8 +50,10 @@ TEST_SUITE("converters/dist") {
   }
 
   TEST_CASE("distributed checkpoints import into any layout and go out as a folder") {
-    for (const auto& [saved, type] :
-         {std::pair("dist-gpt2", "gpt2"), {"dist-llama", "llama"}, {"dist-hf", "mistral"}}) {
+    for (const auto& [saved, type] : {std::pair("dist-gpt2", "gpt2"),
+                                      {"dist-llama", "llama"},
+                                      {"dist-hf", "mistral"},
+                                      {"dist-mixtral", "mixtral"}}) {
       CAPTURE(saved);
       TempDir temp;
       ckpt::PosixBackend io;
@@ -60,6 +66,70 @@ TEST_SUITE("converters/dist") {
       CHECK(exported.value().model_type == type);
       CHECK(weights_of(*opened_folder(temp / "out")) == weights_of(*opened_folder(golden(saved))));
     }
+  }
+
+  TEST_CASE("wrappers' prefixes and rotary tables in a distributed checkpoint, however deep its model lies") {
+    TempDir temp;
+    for (const char* name : {"hf-llama-tied-bias", "hf-gpt2-tied", "hf-gpt_neox-parallel", "hf-mixtral-top2"}) {
+      const RawTensors plain = raw_tensors(golden(name));
+      const Weights expected = weights_of(*opened_folder(golden(name)));
+      const RawTensor table = plain.begin()->second;  // any numbers
+      for (const std::string prefix : {"", "_orig_mod.", "module.", "_fsdp_wrapped_module.", "app.", "model.",
+                                       "module._orig_mod.", "_fsdp_wrapped_module._checkpoint_wrapped_module."}) {
+        RawTensors model = renamed(plain, [&](const std::string& own) { return prefix + own; });
+        for (const char* rotary : {"model.rotary_emb.inv_freq", "model.layers.1.self_attn.rotary_emb.inv_freq",
+                                   "gpt_neox.layers.0.attention.rotary_emb.inv_freq"}) {
+          model[prefix + rotary] = table;
+        }
+        for (const DistPath& path : {DistPath{}, {"model"}, {"module"}, {"state_dict"}, {"app", "model"}, {"app"}}) {
+          CAPTURE(name);
+          CAPTURE(prefix);
+          CAPTURE(fmt::format("{}", fmt::join(path, ".")));
+          DistState state;
+          state.parts[path] = model;
+          // Beside the model in the same dict; of a flat state its name alone says what it is.
+          DistPath beside = path;
+          if (!beside.empty() && beside.back() != "app") beside.pop_back();
+          beside.emplace_back("optim");
+          state.parts[beside]["state.exp_avg.model.norm.weight"] = table;
+          fs::remove_all(temp / "x");
+          fs::create_directory(temp / "x");
+          fs::copy(golden(name) / "config.json", temp / "x");
+          write_dist(temp / "x", state);
+          CHECK(refusal_of(temp / "x") == "");
+          const auto folder = HfFolder::open(temp / "x");
+          if (!folder.ok()) continue;
+          CHECK(weights_of(*folder.value()) == expected);
+          CHECK(folder.value()->warnings().empty());
+        }
+      }
+    }
+  }
+
+  TEST_CASE("gpt_neox's head under the name of transformers 5's memory, in each format of weights") {
+    TempDir temp;
+    const fs::path fixture = golden("hf-gpt_neox-sequential");
+    for (const std::string prefix : {"", "_orig_mod.", "module."}) {
+      const RawTensors memory = renamed(raw_tensors(fixture), [&](const std::string& own) {
+        return prefix + (own == "embed_out.weight" ? "lm_head.weight" : own);
+      });
+      REQUIRE(memory.contains(prefix + "lm_head.weight"));
+      for (const auto& [format, what] : kFormats) {
+        CAPTURE(what);
+        CAPTURE(prefix);
+        write_folder(temp / "x", fixture, format, memory);
+        CHECK(refusal_of(temp / "x") == "");
+        CHECK(weights_of(*opened_folder(temp / "x")) == weights_of(*opened_folder(fixture)));
+      }
+    }
+  }
+
+  TEST_CASE("a prefix that nobody knows is reported with what it could be, in a distributed checkpoint too") {
+    TempDir temp;
+    const fs::path fixture = golden("hf-llama-tied-bias");
+    write_folder(temp / "x", fixture, Format::kDist,
+                 renamed(raw_tensors(fixture), [](const std::string& own) { return "student." + own; }));
+    CHECK(refusal_of(temp / "x").find("all that are unexpected begin with \"student.model.\"") != std::string::npos);
   }
 
   TEST_CASE("every stretch of a tensor is read alike, wherever its chunks end") {

@@ -79,6 +79,20 @@ class ConvertTest(ProgramTest):
                          ("transformer.h.1.attn.c_attn.weight", "model.safetensors", "columns 36:72, transposed"))
         self.assertEqual(os.listdir(self.folder.name), [])
 
+    def test_what_a_trainer_saved_from_memory_converts_into_the_published_model(self):
+        wanted = contents(golden("hf-mixtral-top2"))["model.safetensors"]
+        told = self.cairn_json("convert", "--check", golden("dist-mixtral"))
+        by_name = {t["logical"]: t for t in told["tensors"]}
+        up = by_name["layers.1.moe.experts.3.up.weight"]  # the second half of the fourth expert of 20 rows
+        self.assertEqual((up["stored"], up["name_in_file"], up["transform"]),
+                         ("model.layers.1.mlp.experts.gate_up_proj",
+                          "_orig_mod.model.layers.1.mlp.experts.gate_up_proj", "rows 70:80"))
+        self.cairn("convert", golden("dist-mixtral"), "direct", "--to", "hf")
+        self.assertEqual(contents(self.path("direct"))["model.safetensors"], wanted)
+        self.cairn("convert", golden("dist-mixtral"), "run", "--mesh", "tp=2,pp=2")
+        self.cairn("convert", "run", "out")
+        self.assertEqual(contents(self.path("out"))["model.safetensors"], wanted)
+
     def test_check_lists_what_stands_in_the_way(self):
         folder = self.path("broken")
         shutil.copytree(golden("hf-llama-gqa-sharded"), folder)
