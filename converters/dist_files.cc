@@ -1,12 +1,11 @@
 #include "converters/dist_files.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <map>
 
+#include "converters/foreign_file.h"
 #include "converters/safetensors.h"
 #include "converters/sharded_files.h"
 #include "converters/weights_folder.h"
@@ -94,13 +93,8 @@ Result<std::unique_ptr<DistFiles>> DistFiles::open(const fs::path& dir, const Fa
       const fs::path path = dir / chunk.file;
       std::shared_ptr<const Fd>& fd = files[chunk.file];
       if (fd == nullptr) {
-        Fd opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-        if (!opened) {
-          Error error = os_error(errno, path.string());
-          if (error.os_errno == ENOENT) error.code = ErrorCode::kInvalidInput;
-          return error;
-        }
-        fd = std::make_shared<const Fd>(std::move(opened));
+        RT_TRY_SET(ForeignFile opened, open_foreign(path));
+        fd = std::make_shared<const Fd>(std::move(opened.fd));
         out->paths_.push_back(path);
       }
       const std::string what = fmt::format("tensor {}, chunk at {}", tensor.name, to_string(chunk.offsets));

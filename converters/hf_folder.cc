@@ -185,6 +185,7 @@ Result<std::unique_ptr<HfFolder>> HfFolder::inspect(const fs::path& dir, const H
   if (out->weights_->index() == kIndexFile) out->kept_files_.emplace_back(kIndexFile);
   for (std::string& name : passed_files_in(dir)) out->kept_files_.push_back(std::move(name));
   out->kept_files_.emplace_back(kConfigFile);
+  for (const std::string& name : out->kept_files_) RT_TRY(open_foreign(dir / name));  // sooner than an import would
   return out;
 }
 

@@ -1,7 +1,6 @@
 #include "converters/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "converters/foreign_file.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -233,11 +233,8 @@ Result<std::string> encode_safetensors_header(std::vector<SafeTensor>& tensors,
 Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
   SafetensorsFile out;
   out.path_ = path;
-  out.fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out.fd_) return os_error(errno, path.string());
-  struct stat info {};
-  if (::fstat(out.fd_.get(), &info) != 0) return os_error(errno, path.string());
-  if (!S_ISREG(info.st_mode)) return Error{ErrorCode::kInvalidInput, path.string() + ": is no regular file"};
+  RT_TRY_SET(ForeignFile file, open_foreign(path));
+  out.fd_ = std::move(file.fd);
   const auto read_at = [&](int64_t offset, int64_t bytes, char* into) -> Status {
     while (bytes > 0) {
       const ssize_t n = ::pread(out.fd_.get(), into, static_cast<size_t>(bytes), offset);
@@ -250,17 +247,17 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path)
     }
     return {};
   };
-  std::string head(static_cast<size_t>(std::min<int64_t>(8, info.st_size)), '\0');
+  std::string head(static_cast<size_t>(std::min<int64_t>(8, file.bytes)), '\0');
   RT_TRY(read_at(0, static_cast<int64_t>(head.size()), head.data()));
   if (head.size() == 8) {
     uint64_t length = 0;
     std::memcpy(&length, head.data(), 8);
-    if (length <= kMaxHeaderBytes && static_cast<int64_t>(length) <= info.st_size - 8) {
+    if (length <= kMaxHeaderBytes && static_cast<int64_t>(length) <= file.bytes - 8) {
       head.resize(8 + length);
       RT_TRY(read_at(8, static_cast<int64_t>(length), head.data() + 8));
     }
   }
-  Result<SafetensorsHeader> header = decode_safetensors_header(head, info.st_size);
+  Result<SafetensorsHeader> header = decode_safetensors_header(head, file.bytes);
   if (!header.ok()) return std::move(header).error().with(path.string());
   out.header_ = std::move(header).value();
   std::erase_if(out.header_.tensors, [](const SafeTensor& tensor) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "converters/foreign_file.h"
 #include "converters/safetensors.h"
 #include "converters/torch_bin.h"
 #include "converters/weights_folder.h"

@@ -1,6 +1,5 @@
 #include "converters/torch_bin.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "converters/foreign_file.h"
 #include "converters/safetensors.h"
 
 namespace cairn::convert {
@@ -57,12 +57,9 @@ bool is_contiguous(const Shape& shape, const std::vector<int64_t>& strides) {
 Result<std::unique_ptr<TorchBinFile>> TorchBinFile::open(const std::filesystem::path& path, Pickle pickle) {
   std::unique_ptr<TorchBinFile> out(new TorchBinFile());
   out->path_ = path;
-  out->fd_ = std::make_shared<const Fd>(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!*out->fd_) return os_error(errno, path.string());
-  struct stat info {};
-  if (::fstat(out->fd_->get(), &info) != 0) return os_error(errno, path.string());
-  if (!S_ISREG(info.st_mode)) return Error{ErrorCode::kInvalidInput, path.string() + ": is no regular file"};
-  out->file_bytes_ = info.st_size;
+  RT_TRY_SET(ForeignFile file, open_foreign(path));
+  out->fd_ = std::make_shared<const Fd>(std::move(file.fd));
+  out->file_bytes_ = file.bytes;
   Status loaded = out->load(pickle);
   if (!loaded.ok()) return std::move(loaded).error().with(path.string());
   return out;

@@ -1,12 +1,8 @@
 #include "converters/weights_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,8 +11,6 @@
 #include "converters/elements.h"
 #include "converters/safetensors.h"
 #include "converters/torch_bin.h"
-#include "runtime/core/lfs_pointer.h"
-#include "runtime/core/unique_handle.h"
 #include "runtime/json/json.h"
 
 namespace cairn::convert {
@@ -131,31 +125,6 @@ int64_t row_count(const Shape& shape) {
 }
 int64_t column_count(const Shape& shape) { return shape.size() < 2 ? 1 : shape.back(); }
 
-Result<std::string> read_text_file(const fs::path& path, int64_t max_bytes) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) {
-    Error error = os_error(errno, path.string());
-    if (error.os_errno == ENOENT || error.os_errno == EACCES) error.code = ErrorCode::kInvalidInput;
-    return error;
-  }
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return os_error(errno, path.string());
-  if (!S_ISREG(info.st_mode)) return invalid(fmt::format("{}: is no regular file", path.string()));
-  if (info.st_size > max_bytes) {
-    return invalid(fmt::format("{}: has {} bytes, at most {} are expected", path.string(), info.st_size, max_bytes));
-  }
-  std::string out(static_cast<size_t>(info.st_size), '\0');
-  for (size_t done = 0; done < out.size();) {
-    const ssize_t n = ::read(fd.get(), out.data() + done, out.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error(errno, path.string());
-    if (n == 0) return corrupt(fmt::format("{}: ends at byte {} of {}", path.string(), done, out.size()));
-    done += static_cast<size_t>(n);
-  }
-  if (is_lfs_pointer(out)) return invalid(fmt::format("{}: {}", path.string(), kLfsPointer));
-  return out;
-}
-
 Result<std::map<std::string, std::string>> parse_index(std::string_view text, int64_t* total_size) {
   RT_TRY_SET(const nlohmann::json index, parse_json_strictly(text, "the index", kMaxIndexDepth));
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
@@ -182,19 +151,9 @@ Result<std::map<std::string, std::string>> parse_index(std::string_view text, in
   return out;
 }
 
-bool is_plain_file(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
-}
-
 namespace {
 
 Result<std::unique_ptr<WeightsFile>> open_file(const fs::path& path) {
-  constexpr uintmax_t kLongestPointer = 1024;
-  std::error_code error;
-  if (fs::is_regular_file(path, error) && fs::file_size(path, error) <= kLongestPointer) {
-    RT_TRY(read_text_file(path, kLongestPointer));  // refuses one
-  }
   if (path.extension() == ".bin") {
     RT_TRY_SET(std::unique_ptr<TorchBinFile> file, TorchBinFile::open(path));
     return std::unique_ptr<WeightsFile>(std::move(file));

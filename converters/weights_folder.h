@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "converters/foreign_file.h"
 #include "converters/weights_file.h"
 #include "runtime/core/result.h"
 
@@ -95,9 +96,5 @@ class WeightsFolder {
 /// A tensor of any number of dims as a matrix.
 int64_t row_count(const Shape& shape);
 int64_t column_count(const Shape& shape);
-
-/// The whole of a small file. Errors: kInvalidInput (not there, no regular file, larger than max_bytes), kIo.
-Result<std::string> read_text_file(const std::filesystem::path& path, int64_t max_bytes);
-bool is_plain_file(const std::filesystem::path& path);
 
 }  // namespace cairn::convert

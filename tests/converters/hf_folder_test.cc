@@ -119,17 +119,6 @@ TEST_SUITE("converters/hf_folder") {
     CHECK(std::ranges::count(refused, '\n') < 70);
   }
 
-  TEST_CASE("a pointer of Git LFS is called that, in weights and in config.json") {
-    const std::string pointer =
-        "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') + "\nsize 9\n";
-    for (const char* file : {"model.safetensors", "config.json"}) {
-      Copy copy("hf-llama-tied-bias");
-      spit(copy.dir / file, pointer);
-      CHECK(has(copy.refusal(), "git lfs pull"));
-      CHECK(has(copy.refusal(), file));
-    }
-  }
-
   TEST_CASE("tokenizers, templates and terms of use are kept beside the weights") {
     Copy copy("hf-llama-tied-bias");
     const std::vector<std::string> kept = {"LICENSE.txt",        "USE_POLICY.md", "qwen.tiktoken",      "tekken.json",

@@ -93,6 +93,15 @@ class ConvertTest(ProgramTest):
         self.cairn("convert", "run", "out")
         self.assertEqual(contents(self.path("out"))["model.safetensors"], wanted)
 
+    def test_a_pointer_of_git_lfs_stands_in_the_way_of_check_and_conversion(self):
+        folder = self.path("clone")
+        shutil.copytree(golden("hf-gpt2-tied"), folder)
+        with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as f:
+            f.write("version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 7\n")
+        for words in (("--check", folder), (folder, "run"), (folder, "out", "--to", "hf")):
+            self.assertIn("clone/tokenizer.json: is a pointer of Git LFS", self.cairn("convert", *words, code=2).stderr)
+        self.assertEqual(os.listdir(self.folder.name), ["clone"])
+
     def test_check_lists_what_stands_in_the_way(self):
         folder = self.path("broken")
         shutil.copytree(golden("hf-llama-gqa-sharded"), folder)
