@@ -1,69 +1,33 @@
 // GLM-4-0414: also a norm on what attention and MLP give. Source: transformers models/glm4.
-#include "converters/family_table.h"
+#include "converters/llama_like.h"
 
 namespace cairn::convert {
+
+Family glm_family();  // its config.json has the same keys with the same defaults
+
 namespace {
 
-using M = ModelConfig;
-
-M base() {
-  M m;
-  m.norm = NormKind::kRmsNorm;
-  m.bias = false;
+ModelConfig base() {
+  ModelConfig m = llama_like_base();
   m.rope.pairs = RotaryPairs::kInterleaved;
   m.block = BlockKind::kSandwich;
   return m;
 }
 
-const std::vector<ConfigKey>& keys() {
-  static const std::vector<ConfigKey> kKeys = {
-      size("vocab_size", &M::vocab, 151552),
-      size("hidden_size", &M::width, 4096),
-      size("intermediate_size", &M::ffn, 13696),
-      size("num_hidden_layers", &M::layers, 40),
-      size("num_attention_heads", &M::heads, 32),
-      size("num_key_value_heads", &M::kv_heads, 2),
-      head_dim(128),
-      activation("hidden_act", "silu", gated_activations()),
-      size("max_position_embeddings", &M::context, 131072),
-      number("rms_norm_eps", &M::norm_eps, 1.5625e-7),
-      rope({.partial = "partial_rotary_factor", .absent_partial = 0.5}),
-      biases("attention_bias", kQkv, true),
-      dropout("attention_dropout", &M::attention_dropout),
-      flag("tie_word_embeddings", &M::tied_embeddings, false),
-      number("initializer_range", &M::init_std, 0.02),
-  };
-  return kKeys;
-}
-
-constexpr TensorRow kTensors[] = {
-    {"embed.tokens", "model.embed_tokens.weight"},
-    {"layers.*.attn_norm.*", "model.layers.*.input_layernorm.*"},
-    {"layers.*.attn.q.*", "model.layers.*.self_attn.q_proj.*"},
-    {"layers.*.attn.k.*", "model.layers.*.self_attn.k_proj.*"},
-    {"layers.*.attn.v.*", "model.layers.*.self_attn.v_proj.*"},
-    {"layers.*.attn.o.*", "model.layers.*.self_attn.o_proj.*"},
+constexpr auto kTensors = with_llama_rows({
     {"layers.*.attn_out_norm.*", "model.layers.*.post_self_attn_layernorm.*"},
-    {"layers.*.mlp_norm.*", "model.layers.*.post_attention_layernorm.*"},
     {"layers.*.mlp.{gate,up}.*", "model.layers.*.mlp.gate_up_proj.*"},
-    {"layers.*.mlp.down.*", "model.layers.*.mlp.down_proj.*"},
     {"layers.*.mlp_out_norm.*", "model.layers.*.post_mlp_layernorm.*"},
-    {"final_norm.*", "model.norm.*"},
-    {"head.weight", "lm_head.weight"},
-};
-
-constexpr std::string_view kIgnored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
+});
 
 }  // namespace
 
 Family glm4_family() {
-  return {.model_type = "glm4",
-          .architecture = "Glm4ForCausalLM",
-          .prefix = "model.",
-          .base = base,
-          .keys = keys(),
-          .tensors = kTensors,
-          .ignored = kIgnored};
+  return llama_like({.model_type = "glm4",
+                     .architecture = "Glm4ForCausalLM",
+                     .base = base,
+                     .keys = glm_family().keys,
+                     .tensors = kTensors});
 }
 
 }  // namespace cairn::convert

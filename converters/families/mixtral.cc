@@ -1,7 +1,7 @@
 // Mixtral. Source: transformers models/mixtral.
 #include <fmt/format.h>
 
-#include "converters/family_table.h"
+#include "converters/llama_like.h"
 
 namespace cairn::convert {
 namespace {
@@ -10,9 +10,7 @@ using M = ModelConfig;
 using nlohmann::ordered_json;
 
 M base() {
-  M m;
-  m.norm = NormKind::kRmsNorm;
-  m.bias = false;
+  M m = llama_like_base();
   m.moe.experts = 8;
   return m;
 }
@@ -47,45 +45,20 @@ ConfigKey experts() {
           }};
 }
 
-const std::vector<ConfigKey>& keys() {
+const std::vector<ConfigKey>& last_keys() {
   static const std::vector<ConfigKey> kKeys = {
-      size("vocab_size", &M::vocab, 32000),
-      size("hidden_size", &M::width, 4096),
-      size("intermediate_size", &M::ffn, 14336),
-      size("num_hidden_layers", &M::layers, 32),
-      size("num_attention_heads", &M::heads, 32),
-      size("num_key_value_heads", &M::kv_heads, 8),
-      head_dim(0),
-      activation("hidden_act", "silu", gated_activations()),
-      size("max_position_embeddings", &M::context, 131072),
-      number("rms_norm_eps", &M::norm_eps, 1e-5),
-      rope({.absent_base = 1e6}),
-      sliding_window(0),
-      experts(),
-      dropout("attention_dropout", &M::attention_dropout),
-      flag("tie_word_embeddings", &M::tied_embeddings, false),
-      number("initializer_range", &M::init_std, 0.02),
       constant("router_jitter_noise", 0.0),
       constant("output_router_logits", false),
   };
   return kKeys;
 }
 
-constexpr TensorRow kTensors[] = {
-    {"embed.tokens", "model.embed_tokens.weight"},
-    {"layers.*.attn_norm.*", "model.layers.*.input_layernorm.*"},
-    {"layers.*.attn.q.*", "model.layers.*.self_attn.q_proj.*"},
-    {"layers.*.attn.k.*", "model.layers.*.self_attn.k_proj.*"},
-    {"layers.*.attn.v.*", "model.layers.*.self_attn.v_proj.*"},
-    {"layers.*.attn.o.*", "model.layers.*.self_attn.o_proj.*"},
-    {"layers.*.mlp_norm.*", "model.layers.*.post_attention_layernorm.*"},
+constexpr auto kTensors = with_llama_rows({
     {"layers.*.moe.router.*", "model.layers.*.block_sparse_moe.gate.*"},
     {"layers.*.moe.experts.*.gate.*", "model.layers.*.block_sparse_moe.experts.*.w1.*"},
     {"layers.*.moe.experts.*.up.*", "model.layers.*.block_sparse_moe.experts.*.w3.*"},
     {"layers.*.moe.experts.*.down.*", "model.layers.*.block_sparse_moe.experts.*.w2.*"},
-    {"final_norm.*", "model.norm.*"},
-    {"head.weight", "lm_head.weight"},
-};
+});
 
 /// In transformers 5's memory the experts of a layer are stacked, gate above up. Source: transformers 5.24
 /// conversion_mapping.py, "mixtral".
@@ -95,19 +68,18 @@ constexpr TensorRow kAlso[] = {
     {"layers.*.moe.experts.#.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
-constexpr std::string_view kIgnored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
-
 }  // namespace
 
 Family mixtral_family() {
-  return {.model_type = "mixtral",
-          .architecture = "MixtralForCausalLM",
-          .prefix = "model.",
-          .base = base,
-          .keys = keys(),
-          .tensors = kTensors,
-          .also = kAlso,
-          .ignored = kIgnored};
+  static const std::vector<ConfigKey> kKeys =
+      llama_like_keys({.ffn = 14336, .kv_heads = 8, .context = 131072, .norm_eps = 1e-5, .rope = {.absent_base = 1e6}},
+                      {sliding_window(0), experts()}, last_keys());
+  return llama_like({.model_type = "mixtral",
+                     .architecture = "MixtralForCausalLM",
+                     .base = base,
+                     .keys = kKeys,
+                     .tensors = kTensors,
+                     .also = kAlso});
 }
 
 }  // namespace cairn::convert

@@ -1,70 +1,28 @@
 // Qwen3: a norm on each head of q and k, before they turn. Source: transformers models/qwen3.
-#include "converters/family_table.h"
+#include "converters/llama_like.h"
 
 namespace cairn::convert {
 namespace {
 
-using M = ModelConfig;
-
-M base() {
-  M m;
-  m.norm = NormKind::kRmsNorm;
-  m.bias = false;
+ModelConfig base() {
+  ModelConfig m = llama_like_base();
   m.qk_norm = QkNorm::kHead;
   return m;
 }
 
-const std::vector<ConfigKey>& keys() {
-  static const std::vector<ConfigKey> kKeys = {
-      size("vocab_size", &M::vocab, 151936),
-      size("hidden_size", &M::width, 4096),
-      size("intermediate_size", &M::ffn, 22016),
-      size("num_hidden_layers", &M::layers, 32),
-      size("num_attention_heads", &M::heads, 32),
-      size("num_key_value_heads", &M::kv_heads, 32),
-      head_dim(128),
-      activation("hidden_act", "silu", gated_activations()),
-      size("max_position_embeddings", &M::context, 32768),
-      number("rms_norm_eps", &M::norm_eps, 1e-6),
-      rope(),
-      biases("attention_bias", kQkv | kOut, false),
-      windowed_layers(),
-      dropout("attention_dropout", &M::attention_dropout),
-      flag("tie_word_embeddings", &M::tied_embeddings, false),
-      number("initializer_range", &M::init_std, 0.02),
-  };
-  return kKeys;
-}
-
-constexpr TensorRow kTensors[] = {
-    {"embed.tokens", "model.embed_tokens.weight"},
-    {"layers.*.attn_norm.*", "model.layers.*.input_layernorm.*"},
-    {"layers.*.attn.q.*", "model.layers.*.self_attn.q_proj.*"},
-    {"layers.*.attn.k.*", "model.layers.*.self_attn.k_proj.*"},
-    {"layers.*.attn.v.*", "model.layers.*.self_attn.v_proj.*"},
+constexpr auto kTensors = with_llama_rows({
     {"layers.*.attn.q_norm.*", "model.layers.*.self_attn.q_norm.*"},
     {"layers.*.attn.k_norm.*", "model.layers.*.self_attn.k_norm.*"},
-    {"layers.*.attn.o.*", "model.layers.*.self_attn.o_proj.*"},
-    {"layers.*.mlp_norm.*", "model.layers.*.post_attention_layernorm.*"},
-    {"layers.*.mlp.gate.*", "model.layers.*.mlp.gate_proj.*"},
-    {"layers.*.mlp.up.*", "model.layers.*.mlp.up_proj.*"},
-    {"layers.*.mlp.down.*", "model.layers.*.mlp.down_proj.*"},
-    {"final_norm.*", "model.norm.*"},
-    {"head.weight", "lm_head.weight"},
-};
-
-constexpr std::string_view kIgnored[] = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
+});
 
 }  // namespace
 
 Family qwen3_family() {
-  return {.model_type = "qwen3",
-          .architecture = "Qwen3ForCausalLM",
-          .prefix = "model.",
-          .base = base,
-          .keys = keys(),
-          .tensors = kTensors,
-          .ignored = kIgnored};
+  static const std::vector<ConfigKey> kKeys =
+      llama_like_keys({.vocab = 151936, .ffn = 22016, .kv_heads = 32, .head_dim = 128, .context = 32768},
+                      {biases("attention_bias", kQkv | kOut, false), windowed_layers()});
+  return llama_like(
+      {.model_type = "qwen3", .architecture = "Qwen3ForCausalLM", .base = base, .keys = kKeys, .tensors = kTensors});
 }
 
 }  // namespace cairn::convert

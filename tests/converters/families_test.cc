@@ -290,6 +290,40 @@ TEST_SUITE("converters/families") {
     }
   }
 
+  TEST_CASE("config.json of Llama and its followers has its keys in one order, each family's own among them") {
+    const std::vector<std::string> front = {
+        "architectures",           "model_type",          "vocab_size",          "hidden_size", "intermediate_size",
+        "num_hidden_layers",       "num_attention_heads", "num_key_value_heads", "head_dim",    "hidden_act",
+        "max_position_embeddings", "rms_norm_eps",        "rope_theta"};
+    const std::vector<std::string> back = {"attention_dropout", "tie_word_embeddings", "initializer_range"};
+    using Keys = std::vector<std::string>;
+    for (const auto& [type, own, last] :
+         {std::tuple("llama", Keys{"rope_scaling", "attention_bias", "mlp_bias"}, Keys{"pretraining_tp"}),
+          {"mistral", Keys{"rope_scaling", "sliding_window"}, Keys{}},
+          {"mixtral",
+           Keys{"rope_scaling", "sliding_window", "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"},
+           Keys{"router_jitter_noise"}},
+          {"qwen2", Keys{"rope_scaling", "use_sliding_window", "sliding_window", "max_window_layers"}, Keys{}},
+          {"qwen3", Keys{"rope_scaling", "attention_bias", "use_sliding_window", "sliding_window", "max_window_layers"},
+           Keys{}},
+          {"glm", Keys{"partial_rotary_factor", "rope_scaling", "attention_bias"}, Keys{}},
+          {"glm4", Keys{"partial_rotary_factor", "rope_scaling", "attention_bias"}, Keys{}}}) {
+      CAPTURE(type);
+      const auto model = model_from_config({{"model_type", type}});
+      REQUIRE_OK(model);
+      Keys expected = front, found;
+      if (type == std::string("qwen2")) std::erase(expected, "head_dim");  // its class has no such key
+      for (const Keys& more : {own, back, last, Keys{"bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}})
+        expected.insert(expected.end(), more.begin(), more.end());
+      expected.emplace_back("torch_dtype");
+      const auto written = config_from_model(find_family(type).value(), model.value(), DType::kF32, nullptr);
+      for (const auto& [key, value] : written.items()) {
+        if (key != "output_router_logits") found.push_back(key);  // beside the router's, wherever that is
+      }
+      CHECK_MESSAGE(found == expected, fmt::format("{}", fmt::join(found, " ")));
+    }
+  }
+
   TEST_CASE("a model that no family holds is refused with what the nearest has no place for") {
     auto llama = model_from_config(nlohmann::json::parse(R"({"model_type": "llama"})"));
     REQUIRE(llama.ok());

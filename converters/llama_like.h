@@ -1,0 +1,62 @@
+#pragma once
+// What Llama and the families that follow it share; included by families/*.cc only. A family's file says where it
+// differs: its class's defaults, its own keys and the rows of its own tensors.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
+#include "converters/family_table.h"
+
+namespace cairn::convert {
+
+/// What the class takes where config.json has no such key: Llama's, unless a family says otherwise.
+struct LlamaDefaults {
+  int64_t vocab = 32000, width = 4096, ffn = 11008, layers = 32, heads = 32;
+  int64_t kv_heads = 0;      // 0: as many as heads
+  int64_t head_dim = 0;      // 0: width / heads
+  bool has_head_dim = true;  // the class has the key; else it is written only where it is unusual
+  int64_t context = 2048;
+  double norm_eps = 1e-6;
+  RopeKeys rope = {};
+};
+
+/// The keys of config.json, in the order in which they are written: those that all have, with `own` after the rotary
+/// ones and `last` at the end.
+std::vector<ConfigKey> llama_like_keys(const LlamaDefaults& absent, const std::vector<ConfigKey>& own = {},
+                                       const std::vector<ConfigKey>& last = {});
+
+/// RMSNorm and no biases, whatever config.json says.
+ModelConfig llama_like_base();
+
+inline constexpr TensorRow kLlamaRows[] = {
+    {"embed.tokens", "model.embed_tokens.weight"},
+    {"layers.*.attn_norm.*", "model.layers.*.input_layernorm.*"},
+    {"layers.*.attn.q.*", "model.layers.*.self_attn.q_proj.*"},
+    {"layers.*.attn.k.*", "model.layers.*.self_attn.k_proj.*"},
+    {"layers.*.attn.v.*", "model.layers.*.self_attn.v_proj.*"},
+    {"layers.*.attn.o.*", "model.layers.*.self_attn.o_proj.*"},
+    {"layers.*.mlp_norm.*", "model.layers.*.post_attention_layernorm.*"},
+    {"layers.*.mlp.gate.*", "model.layers.*.mlp.gate_proj.*"},
+    {"layers.*.mlp.up.*", "model.layers.*.mlp.up_proj.*"},
+    {"layers.*.mlp.down.*", "model.layers.*.mlp.down_proj.*"},
+    {"final_norm.*", "model.norm.*"},
+    {"head.weight", "lm_head.weight"},
+};
+
+/// A family's own rows, then those of Llama: of two that fit a tensor the first counts.
+template <size_t kCount>
+constexpr auto with_llama_rows(const TensorRow (&own)[kCount]) {
+  std::array<TensorRow, kCount + std::size(kLlamaRows)> out{};
+  std::copy(std::begin(own), std::end(own), out.begin());
+  std::copy(std::begin(kLlamaRows), std::end(kLlamaRows), out.begin() + kCount);
+  return out;
+}
+
+/// `own` with Llama's prefix, and Llama's base, tensors and ignored ones where it has none.
+Family llama_like(Family own);
+
+}  // namespace cairn::convert
