@@ -583,8 +583,8 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
   if (!done.ok()) {
     if (replacing) {  // the old model may be gone in part, so the new one is not to be thrown away too
       return std::move(done)
-          .with(fmt::format("{} is replaced in part, the new model is in {}; the same command goes on", target.string(),
-                            work.string()))
+          .with(fmt::format("{} is replaced in part, the new model is in {}; run the same command again to finish",
+                            target.string(), work.string()))
           .error();
     }
     Error failed = std::move(done).error();
@@ -594,7 +594,7 @@ Result<HfWriteReport> write_hf_folder(const fs::path& hf_dir, const HfOutput& ou
     const bool goes_on = failed.code == ErrorCode::kNoSpace || failed.code == ErrorCode::kIo;
     const Result<int64_t> kept = goes_on ? keep_done(work) : int64_t{0};
     if (kept.ok() && kept.value() > 0) {
-      failed.message += fmt::format("; {} finished file{} in {}, from which the same command goes on", kept.value(),
+      failed.message += fmt::format("; {} finished file{} in {}, from which the same command resumes", kept.value(),
                                     kept.value() == 1 ? " stays" : "s stay", work.string());
     } else {
       ignore(ckpt::remove_tree(*io, work), "the next conversion clears it");

@@ -335,11 +335,11 @@ const Block& moe_block() {
               .range(0, 1)
               .otherwise(0.0)
               .silently()
-              .says(
-                  "step by which an expert's bias follows its share of the choices; 0: no biases",
-                  "Each update raises the bias of experts with fewer choices than the mean over the batch and lowers "
-                  "the "
-                  "others'. Biases decide who is chosen, not the weights; they are in checkpoints as moe.router.bias."),
+              .says("step by which an expert's bias follows its share of the choices; 0: no biases",
+                    "Each update raises the bias of experts with fewer choices than the mean over the batch and lowers "
+                    "the "
+                    "others'. Biases decide which experts are chosen, not their weights; they are in checkpoints as "
+                    "moe.router.bias."),
       }};
   return out;
 }
@@ -557,7 +557,7 @@ const Block& model_block() {
                     "scaled: model.init_std, and for the outputs of attention and MLP that over sqrt(2 * layers) "
                     "(GPT-2, Megatron). plain: model.init_std everywhere. small_wang: sqrt(2 / (5 width)), outputs "
                     "2 / (layers sqrt(width)) (GPT-NeoX). deep_norm: Xavier, sqrt(2 / (rows + columns)), times "
-                    "1 / sqrt(2 * layers) but for q and k; embeddings by model.init_std (GLM-130B)."),
+                    "1 / sqrt(2 * layers) except for q and k; embeddings by model.init_std (GLM-130B)."),
       }};
   return out;
 }
@@ -721,7 +721,7 @@ const Block& objective_block() {
               .range(-1, kMany)
               .otherwise(-1)
               .silently()
-              .says("the token that ends a document, with kind = next_token; -1: documents are not told apart",
+              .says("the token that ends a document, with kind = next_token; -1: documents are not separated",
                     "A sample holds parts of several documents.")
               .like("256"),
           bound("reset_attention", &ObjectiveConfig::reset_attention)
@@ -1073,7 +1073,7 @@ const Block& optimizer_block() {
               .otherwise(0.0)
               .silently()
               .says("weight of z-loss, the squared logarithm of the softmax's denominator",
-                    "Its gradient is added; the loss that is told is the cross-entropy alone. PaLM: 1e-4."),
+                    "Its gradient is added; the reported loss is the cross-entropy alone. PaLM: 1e-4."),
           bound("embedding_gradient", &OptimizerConfig::embedding_gradient)
               .range(0, 1)
               .otherwise(1.0)
@@ -1161,7 +1161,7 @@ const Block& loss_scale_block() {
               .range(1, kMany)
               .otherwise(2)
               .silently()
-              .says("overflows before it halves", "Counted anew when it doubles."),
+              .says("overflows before it halves", "The count restarts when the scale doubles."),
           bound("min", &LossScaleConfig::min)
               .above(0)
               .below_or_at(0x1p40)
@@ -1477,9 +1477,10 @@ const Block& checkpoint_block() {
           chosen("on_failure", &CheckpointConfig::on_failure, {"continue", "stop"})
               .otherwise("continue")
               .newer()
-              .says("when a save fails",
-                    "continue: it is told once, and the next save tries again. stop: the run saves and leaves, with "
-                    "exit code 74."),
+              .says(
+                  "when a save fails",
+                  "continue: it is reported once, and the next save tries again. stop: the run saves and leaves, with "
+                  "exit code 74."),
           chosen("space", &CheckpointConfig::space, {"refuse", "warn"})
               .otherwise("refuse")
               .newer()
@@ -1542,18 +1543,19 @@ const Block& init_block() {
           bound("weights_only", &InitConfig::weights_only)
               .otherwise(false)
               .says("take weights alone: a new run from step 0, with moments of zero",
-                    "Else the run goes on at the checkpoint's step, and tensors that start anew have moments of zero."),
+                    "Otherwise the run continues at the checkpoint's step; tensors that are initialised have moments "
+                    "of zero."),
           patterns("only", &InitConfig::only)
-              .says("patterns of tensors of the model that are taken; the others start anew",
+              .says("patterns of the model's tensors to load; the others are initialised",
                     "In a pattern * stands for any characters and ? for one. Empty: all.")
               .like("{ \"layers.*\", \"embed.*\" }"),
           patterns("except", &InitConfig::except)
-              .says("patterns of tensors of the model that start anew, whatever the checkpoint has")
+              .says("patterns of the model's tensors to initialise, even if the checkpoint has them")
               .like("{ \"head.*\" }"),
           patterns("allow_missing", &InitConfig::allow_missing)
-              .says("patterns of tensors of the model that start anew when the checkpoint lacks them"),
+              .says("patterns of the model's tensors to initialise if the checkpoint lacks them"),
           patterns("allow_extra", &InitConfig::allow_extra)
-              .says("patterns of tensors of the checkpoint that the model may lack"),
+              .says("patterns of the checkpoint's tensors that the model may lack"),
       }};
   return out;
 }
@@ -1632,7 +1634,7 @@ const Block& watch_block() {
               .otherwise(false)
               .silently()
               .says("write a state with ruined weights to RUN/forensics",
-                    "To be looked at; no command goes on from it.")}};
+                    "For inspection; no command resumes from it.")}};
   return out;
 }
 
@@ -1675,7 +1677,7 @@ const Block& restart_block() {
       .fields = {bound("max_restarts", &RestartConfig::max_restarts)
                      .range(0, kMany)
                      .otherwise(3)
-                     .says("tries in a row", "Counted anew after each completed checkpoint or 100 steps."),
+                     .says("tries in a row", "The count restarts after each completed checkpoint or 100 steps."),
                  bound("backoff", &RestartConfig::backoff_s, "backoff_s")
                      .range(0, 86400)
                      .otherwise(0.0)

@@ -45,10 +45,10 @@ void add_init_options(CLI::App& command, InitConfig& init) {
   const auto patterns = [&](const char* flag, std::vector<std::string>& into, const char* what) {
     command.add_option(flag, into, what)->type_name("PATTERN")->expected(1)->take_all();
   };
-  patterns("--init-only", init.only, "take only tensors like this ('layers.*'), the others start anew; repeatable");
-  patterns("--init-except", init.except, "tensors like this start anew, whatever the checkpoint has; repeatable");
+  patterns("--init-only", init.only, "load only tensors like this ('layers.*'), initialise the others; repeatable");
+  patterns("--init-except", init.except, "initialise tensors like this even if the checkpoint has them; repeatable");
   patterns("--init-allow-missing", init.allow_missing,
-           "tensors like this start anew when the checkpoint lacks them; repeatable");
+           "initialise tensors like this if the checkpoint lacks them; repeatable");
   patterns("--init-allow-extra", init.allow_extra,
            "tensors like this may be in the checkpoint though the model lacks them; repeatable");
 }

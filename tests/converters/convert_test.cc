@@ -559,7 +559,7 @@ TEST_SUITE("converters/convert") {
         REQUIRE(!export_hf(io, checkpoint, temp / "out", options, decode).ok());
         options.cancel = nullptr;
         options.progress = {};
-        refused(0, "from which the same command goes on");
+        refused(0, "from which the same command resumes");
         CHECK(needed < all);
         CHECK(fs::exists(work));
       }

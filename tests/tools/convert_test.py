@@ -257,7 +257,7 @@ class ConvertTest(ProgramTest):
         said = self.cairn(*again, code=2).stderr
         work = os.path.realpath(self.path(".hf.converting"))
         self.assertIn(f"is replaced in part, the new model is in {work}", said)
-        self.assertIn("the same command goes on", said)
+        self.assertIn("run the same command again to finish", said)
         whole, kept = contents(self.path("whole")), contents(self.path("hf")) | contents(work)
         self.assertEqual(kept["model.safetensors"], whole["model.safetensors"])
         os.rmdir(self.path("hf/model-notes.safetensors"))
