@@ -215,10 +215,18 @@ std::vector<ActivationName> plain_activations() {
 }
 
 std::vector<ActivationName> gated_activations() {
-  return {{"silu", Activation::kSwiGlu},         {"swish", Activation::kSwiGlu},
-          {"gelu", Activation::kGeGlu},          {"gelu_python", Activation::kGeGlu},
-          {"gelu_new", Activation::kGeGluTanh},  {"gelu_pytorch_tanh", Activation::kGeGluTanh},
-          {"gelu_fast", Activation::kGeGluTanh}, {"relu", Activation::kReGlu}};
+  return {{"silu", Activation::kSwiGlu},
+          {"swish", Activation::kSwiGlu},
+          {"gelu", Activation::kGeGlu},
+          {"gelu_python", Activation::kGeGlu},
+          {"gelu_new", Activation::kGeGluTanh},
+          {"gelu_pytorch_tanh", Activation::kGeGluTanh},
+          {"gelu_fast", Activation::kGeGluTanh},
+          {"gelu_python_tanh", Activation::kGeGluTanh},
+          {"gelu_accurate", Activation::kGeGluTanh},
+          {"relu", Activation::kReGlu},
+          {"quick_gelu", Activation::kQuickGeGlu},
+          {"relu2", Activation::kReGlu2}};
 }
 
 ConfigKey refuse_unless(std::string_view name, json value) {

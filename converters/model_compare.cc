@@ -31,8 +31,8 @@ std::string text(Positions value) {
 std::string text(NormKind value) { return value == NormKind::kLayerNorm ? "layernorm" : "rmsnorm"; }
 
 std::string text(Activation value) {
-  constexpr std::string_view kNames[] = {"gelu_tanh", "gelu",   "relu",  "gelu_quick", "relu2",
-                                         "silu",      "swiglu", "geglu", "geglu_tanh", "reglu"};
+  constexpr std::string_view kNames[] = {"gelu_tanh", "gelu",  "relu",       "gelu_quick", "relu2",       "silu",
+                                         "swiglu",    "geglu", "geglu_tanh", "reglu",      "quick_geglu", "reglu2"};
   return std::string(kNames[static_cast<int>(value)]);
 }
 

@@ -461,12 +461,13 @@ const Block& model_block() {
               .silently()
               .says("a norm between the last layer and the head"),
           chosen("activation", &ModelConfig::activation,
-                 {"gelu_tanh", "gelu", "relu", "gelu_quick", "relu2", "silu", "swiglu", "geglu", "geglu_tanh", "reglu"})
+                 {"gelu_tanh", "gelu", "relu", "gelu_quick", "relu2", "silu", "swiglu", "geglu", "geglu_tanh", "reglu",
+                  "quick_geglu", "reglu2"})
               .otherwise("gelu_tanh")
               .in_llama("swiglu")
               .says("of the MLP",
                     "gelu_tanh is GPT-2's approximation, gelu the exact one, gelu_quick x sigmoid(1.702 x); relu2 is "
-                    "squared ReLU. swiglu, geglu, geglu_tanh and reglu add a gate projection: "
+                    "squared ReLU. swiglu, geglu, geglu_tanh, reglu, quick_geglu and reglu2 add a gate projection: "
                     "down(act(gate x) * up x)."),
           bound("bias", &ModelConfig::bias)
               .otherwise(true)

@@ -22,7 +22,9 @@ enum class Activation {  // the second line has a gate projection: down(act(gate
   kSwiGlu,
   kGeGlu,
   kGeGluTanh,
-  kReGlu
+  kReGlu,
+  kQuickGeGlu,
+  kReGlu2
 };
 enum class BlockKind { kPreNorm, kPostNorm, kDeepNorm, kParallel, kParallelShared, kSandwich };
 enum class QkNorm { kNone, kHead };

@@ -381,6 +381,10 @@ void gated_forward(Gate gate, const T* gate_up, T* y, int64_t rows, int64_t ffn)
       return gated_forward_by<GeluTanh>(gate_up, y, rows, ffn);
     case Gate::kRelu:
       return gated_forward_by<Relu>(gate_up, y, rows, ffn);
+    case Gate::kGeluQuick:
+      return gated_forward_by<GeluQuick>(gate_up, y, rows, ffn);
+    case Gate::kRelu2:
+      return gated_forward_by<Relu2>(gate_up, y, rows, ffn);
   }
 }
 
@@ -395,6 +399,10 @@ void gated_backward(Gate gate, const T* dy, const T* gate_up, T* dgate_up, int64
       return gated_backward_by<GeluTanh>(dy, gate_up, dgate_up, rows, ffn);
     case Gate::kRelu:
       return gated_backward_by<Relu>(dy, gate_up, dgate_up, rows, ffn);
+    case Gate::kGeluQuick:
+      return gated_backward_by<GeluQuick>(dy, gate_up, dgate_up, rows, ffn);
+    case Gate::kRelu2:
+      return gated_backward_by<Relu2>(dy, gate_up, dgate_up, rows, ffn);
   }
 }
 

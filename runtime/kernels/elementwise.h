@@ -63,7 +63,7 @@ template <typename T>
 void silu_both(const T* x, T* dy, T* y, int64_t count);
 
 /// gate_up is [rows, 2F]: gate in columns [0, F), up in [F, 2F). y[rows, F] = act(gate) * up.
-enum class Gate { kSilu, kGeluErf, kGeluTanh, kRelu };
+enum class Gate { kSilu, kGeluErf, kGeluTanh, kRelu, kGeluQuick, kRelu2 };
 template <typename T>
 void gated_forward(Gate gate, const T* gate_up, T* y, int64_t rows, int64_t ffn);
 template <typename T>

@@ -15,6 +15,10 @@ kernels::Gate gate_of(Activation activation) {
       return kernels::Gate::kGeluTanh;
     case Activation::kReGlu:
       return kernels::Gate::kRelu;
+    case Activation::kQuickGeGlu:
+      return kernels::Gate::kGeluQuick;
+    case Activation::kReGlu2:
+      return kernels::Gate::kRelu2;
     default:
       return kernels::Gate::kSilu;
   }
@@ -42,6 +46,8 @@ void activate(Activation activation, const Real* pre, Real* hidden, int64_t rows
     case Activation::kGeGlu:
     case Activation::kGeGluTanh:
     case Activation::kReGlu:
+    case Activation::kQuickGeGlu:
+    case Activation::kReGlu2:
       return kernels::gated_forward(gate_of(activation), pre, hidden, rows, ffn);
   }
 }
@@ -67,6 +73,8 @@ void activate_backward(Activation activation, const Real* dhidden, const Real* p
     case Activation::kGeGlu:
     case Activation::kGeGluTanh:
     case Activation::kReGlu:
+    case Activation::kQuickGeGlu:
+    case Activation::kReGlu2:
       return kernels::gated_backward(gate_of(activation), dhidden, pre, dpre, rows, ffn);
   }
 }

@@ -90,7 +90,8 @@ class Check {
       found("model.moe.z_loss", "keeps a softmax's denominator near 1, and model.moe.router = sigmoid has none", "0");
     }
     if (!is_gated(m_.activation)) {
-      found("model.activation", "must have a gate with experts", "swiglu, geglu, geglu_tanh or reglu");
+      found("model.activation", "must have a gate with experts",
+            "swiglu, geglu, geglu_tanh, reglu, quick_geglu or reglu2");
     }
     if (has_bias(m_, BiasOf::kMlp)) found("model.mlp_bias", "must be false with experts: theirs have no biases");
   }

@@ -190,6 +190,8 @@ bool is_gated(Activation activation) {
     case Activation::kGeGlu:
     case Activation::kGeGluTanh:
     case Activation::kReGlu:
+    case Activation::kQuickGeGlu:
+    case Activation::kReGlu2:
       return true;
     default:
       return false;

@@ -220,7 +220,9 @@ TEST_SUITE("runtime/kernels/elementwise") {
     const std::pair<kernels::Gate, double (*)(double)> gates[] = {{kernels::Gate::kSilu, silu},
                                                                   {kernels::Gate::kGeluErf, gelu_erf},
                                                                   {kernels::Gate::kGeluTanh, gelu_tanh},
-                                                                  {kernels::Gate::kRelu, relu<T>}};
+                                                                  {kernels::Gate::kRelu, relu<T>},
+                                                                  {kernels::Gate::kGeluQuick, gelu_quick<T>},
+                                                                  {kernels::Gate::kRelu2, relu2<T>}};
     for (const auto& [gate, act] : gates) {
       const auto activate = act;
       CAPTURE(static_cast<int>(gate));

@@ -310,11 +310,13 @@ class Reference {
         return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
       case Activation::kGeluQuick:
         return x / (1 + std::exp(-1.702 * x));
+      case Activation::kQuickGeGlu:
       case Activation::kRelu:
       case Activation::kReGlu:
         return x > 0 ? x : 0;
       case Activation::kRelu2:
         return x > 0 ? x * x : 0;
+      case Activation::kReGlu2:
       case Activation::kSilu:
       case Activation::kSwiGlu:
         return x / (1 + std::exp(-x));
