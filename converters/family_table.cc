@@ -260,21 +260,6 @@ ConfigKey unread(std::initializer_list<std::string_view> names) { return {names,
 
 namespace {
 
-/// A number that may stand at the top level under `flat`, in rope_parameters under `nested`, or in both if they agree.
-double rope_number(ConfigReader& in, const json& nested, std::string_view flat, std::string_view key, double absent) {
-  const double outer = flat.empty() ? absent : in.number(flat, absent);
-  const auto inner = nested.find(key);
-  if (inner == nested.end() || inner->is_null()) return outer;
-  if (!inner->is_number()) {
-    in.invalid(fmt::format("rope_parameters.{} must be a number, got {}", key, inner->dump()));
-    return outer;
-  }
-  if (!flat.empty() && in.find(flat) != nullptr && inner->get<double>() != outer) {
-    in.invalid(fmt::format("{} = {} and rope_parameters.{} = {} disagree", flat, outer, key, inner->get<double>()));
-  }
-  return inner->get<double>();
-}
-
 /// A key that transformers 5 reads as `five` and 4.x as `four`: by the line that wrote the folder.
 template <typename T>
 T by_line(ConfigReader& in, std::string_view key, T five, T four) {
@@ -287,6 +272,35 @@ T by_line(ConfigReader& in, std::string_view key, T five, T four) {
   in.note(fmt::format("{}; taken as {}, which wrote this folder, reads it", both,
                       in.line() == 5 ? "transformers 5" : "transformers 4"));
   return in.line() == 5 ? five : four;
+}
+
+/// A number that may stand at the top level under `flat`, in rope_parameters under `key`, which 4.x does not know, or
+/// in both if they agree.
+double rope_number(ConfigReader& in, const json& nested, std::string_view flat, std::string_view key, double absent) {
+  const double outer = in.number(flat, absent);
+  const auto inner = nested.find(key);
+  if (inner == nested.end() || inner->is_null()) return outer;
+  if (!inner->is_number()) {
+    in.invalid(fmt::format("rope_parameters.{} must be a number, got {}", key, inner->dump()));
+    return outer;
+  }
+  if (in.find(flat) != nullptr && inner->get<double>() != outer) {
+    in.invalid(fmt::format("{} = {} and rope_parameters.{} = {} disagree", flat, outer, key, inner->get<double>()));
+  }
+  // Only 5.x writes rope_parameters, so that a folder that does not say who wrote it needs no guess.
+  return in.line() == 4 ? by_line(in, fmt::format("rope_parameters.{}", key), inner->get<double>(), outer)
+                        : inner->get<double>();
+}
+
+/// The part of a head's channels that turns, of a class that turns all: a folder that says another one is no such
+/// model. 4.x does not read it; 5.x turns all without a scaling, and fails with one.
+void refuse_part(ConfigReader& in, const json& nested, std::string_view place) {
+  const auto part = nested.find("partial_rotary_factor");
+  if (part == nested.end() || part->is_null() || *part == 1) return;
+  in.unsupported(
+      fmt::format("{}.partial_rotary_factor = {}: this family turns all channels of a head, whatever is said "
+                  "here; take the key out if that is meant",
+                  place, part->dump()));
 }
 
 /// Channels that turn, as transformers rounds it: int(head_dim * partial).
@@ -425,7 +439,12 @@ ConfigKey rope(RopeKeys keys) {
     }
     const json nested = parameters != nullptr ? *parameters : json::object();
     m.rope_theta = rope_number(in, nested, keys.base, "rope_theta", keys.absent_base);
-    double partial = rope_number(in, nested, keys.partial, "partial_rotary_factor", keys.absent_partial);
+    if (keys.partial.empty()) {
+      refuse_part(in, nested, "rope_parameters");
+      if (scaling != nullptr) refuse_part(in, *scaling, "rope_scaling");
+    }
+    double partial = keys.absent_partial;
+    if (!keys.partial.empty()) partial = rope_number(in, nested, keys.partial, "partial_rotary_factor", partial);
     if (!keys.partial.empty() && in.number("partial_rotary_factor", partial) != partial) {  // the class sets both
       in.invalid(fmt::format("{} = {} and partial_rotary_factor = {} disagree", keys.partial, partial,
                              in.number("partial_rotary_factor", partial)));
@@ -443,12 +462,10 @@ ConfigKey rope(RopeKeys keys) {
         return outer;
       };
       m.rope_theta = inside("rope_theta", m.rope_theta);
-      partial = inside("partial_rotary_factor", partial);
+      if (!keys.partial.empty()) partial = inside("partial_rotary_factor", partial);
     }
     if (!(partial > 0 && partial <= 1)) {
-      return in.invalid(fmt::format("{} = {} must be above 0 and at most 1",
-                                    keys.partial.empty() ? "rope_parameters.partial_rotary_factor" : keys.partial,
-                                    partial));
+      return in.invalid(fmt::format("{} = {} must be above 0 and at most 1", keys.partial, partial));
     }
     m.rope.dims = rotary_channels(partial, m.head_dim);
     if (m.rope.dims < 2) in.invalid(fmt::format("{} of {} channels of a head turn: no pair", m.rope.dims, m.head_dim));
@@ -461,6 +478,11 @@ ConfigKey rope(RopeKeys keys) {
       }
     } else {
       read_scaling(in, nested, "rope_parameters", m);
+      if (in.line() == 4 && m.rope.scaling != RopeScaling::kNone) {
+        in.unsupported(
+            "rope_parameters: transformers 4, which wrote this folder by its transformers_version, does not "
+            "read it, and transformers 5 does: say the same in rope_scaling, or take it out");
+      }
     }
   };
   const auto write = [=](const ModelConfig& m, ordered_json& out) {

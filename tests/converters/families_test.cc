@@ -449,8 +449,30 @@ TEST_SUITE("converters/families") {
     CHECK(read("", R"("rope_theta": 5e5, )" + theta, &notes).value().rope_theta == 5e5);  // no difference
     CHECK(notes.empty());
     const std::string part = R"("rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5})";
-    CHECK(rotary_dims(read("5.0.0", part).value()) == 64);
-    CHECK(rotary_dims(read("4.40.0", part).value()) == 128);
+    for (const char* version : {"5.0.0", "4.40.0", ""}) {  // no line turns a half: whose model is it?
+      CHECK(
+          read(version, part).error().message.find("rope_scaling.partial_rotary_factor = 0.5: this family turns all") !=
+          std::string::npos);
+    }
+    CHECK(read("5.0.0", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0})").ok());
+    CHECK_FALSE(read("5.0.0", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25})").ok());
+    const auto glm = [&](const char* version, const std::string& rest) {
+      return model_from_config(nlohmann::json::parse(fmt::format(
+                                   R"({{"model_type": "glm", "transformers_version": "{}", {}}})", version, rest)),
+                               &notes);
+    };
+    CHECK(rotary_dims(
+              glm("5.0.0", R"("rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.25})").value()) ==
+          32);
+    CHECK(rotary_dims(
+              glm("4.57.1", R"("rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.25})").value()) ==
+          64);
+    CHECK(notes.size() == 1);
+    CHECK(rotary_dims(glm("4.57.1", R"("rope_parameters": {"partial_rotary_factor": 0.25})").value()) == 64);
+    CHECK(notes.at(0).find("rope_parameters.partial_rotary_factor: transformers 5 reads 0.25") != std::string::npos);
+    CHECK(read("4.57.1", R"("rope_parameters": {"rope_theta": 5e5})").value().rope_theta == 1e4);
+    CHECK(read("", R"("rope_parameters": {"rope_theta": 5e5})").value().rope_theta == 5e5);
+    CHECK_FALSE(read("4.57.1", R"("rope_parameters": {"rope_type": "linear", "factor": 2.0})").ok());
     const std::string yarn = R"("max_position_embeddings": 8192, "original_max_position_embeddings": 2048,
                                 "rope_scaling": {"rope_type": "yarn", "factor": 4.0)";
     CHECK(read("5.0.0", yarn + "}").value().rope.original_context == 2048);
