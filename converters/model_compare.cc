@@ -63,13 +63,12 @@ std::string text(const RopeConfig& rope) {
                      rope.mscale, rope.mscale_all_dim, rope.truncate);
 }
 
+/// Without what says how experts are trained: the losses that balance them.
 std::string text(const MoeConfig& moe) {
-  const auto& [experts, top_k, renormalise, aux_loss, router, z_loss, shared, groups, groups_per_token, scale, bias] =
-      moe;
-  std::string out =
-      fmt::format("{} experts, {} of them, renormalise {}, aux_loss {}", experts, top_k, renormalise, aux_loss);
+  const auto& [experts, top_k, renormalise, aux_loss, router, z_loss, shared, groups, groups_per_token, scale, bias,
+               aux_scope] = moe;
+  std::string out = fmt::format("{} experts, {} of them, renormalise {}", experts, top_k, renormalise);
   if (router != RouterKind::kSoftmax) out += ", router sigmoid";
-  if (z_loss != 0) out += fmt::format(", z_loss {}", z_loss);
   if (shared != 0) out += fmt::format(", {} shared", shared);
   if (groups != 1 || groups_per_token != 1) out += fmt::format(", {} of {} groups", groups_per_token, groups);
   if (scale != 1) out += fmt::format(", scale {}", scale);

@@ -52,6 +52,7 @@ constexpr std::array kRules = {
     ChangeRule{"model.attention_dropout", kRule, kNextStep},
     ChangeRule{"model.residual_dropout", kRule, kNextStep},
     ChangeRule{"model.moe.aux_loss", kRule, kNextStep},
+    ChangeRule{"model.moe.aux_scope", kRule, kNextStep},
     ChangeRule{"model.moe.z_loss", kRule, kNextStep},
     ChangeRule{"model.moe.bias_rate", kRule, kNextStep},
     ChangeRule{"model.init_std", kExact, kHasWeights},

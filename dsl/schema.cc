@@ -293,10 +293,15 @@ const Block& moe_block() {
               .otherwise(0.0)
               .silently()
               .says("coefficient of the loss that balances the experts",
-                    "experts * sum over e of f_e P_e: the share of "
-                    "choices that fell on e, times its mean probability, over the tokens of a micro-batch. With "
-                    "sigmoids, "
-                    "of each score's part of the sum of all."),
+                    "experts * sum over e of f_e P_e over the tokens of a micro-batch: choices of expert e a token "
+                    "(top_k in "
+                    "all), times its mean probability. With sigmoids, of each score's part of the sum of all."),
+          chosen("aux_scope", &MoeConfig::aux_scope, {"layer", "model"})
+              .otherwise("layer")
+              .silently()
+              .says("where aux_loss takes its means",
+                    "layer: in each layer, and the losses of all layers are added (Switch Transformer, Megatron-LM). "
+                    "model: over all layers, one loss in all (transformers' Mixtral)."),
           chosen("router", &MoeConfig::router, {"softmax", "sigmoid"})
               .otherwise("softmax")
               .silently()

@@ -18,7 +18,7 @@ M base() {
 constexpr int64_t kMaxExperts = 1 << 16;  // as the recipe's schema has it
 
 ConfigKey experts() {
-  return {{"num_local_experts", "num_experts", "num_experts_per_tok", "router_aux_loss_coef"},
+  return {{"num_local_experts", "num_experts", "num_experts_per_tok", "router_aux_loss_coef", "output_router_logits"},
           [](ConfigReader& in, M& m) {
             const int64_t alias = in.integer("num_experts", 8);  // transformers 5 has both names
             m.moe.experts = in.integer("num_local_experts", alias);
@@ -28,7 +28,9 @@ ConfigKey experts() {
                               m.moe.experts, alias));
             }
             m.moe.top_k = in.integer("num_experts_per_tok", 2);
-            m.moe.aux_loss = in.number("router_aux_loss_coef", 0.001);
+            const double coefficient = in.number("router_aux_loss_coef", 0.001);
+            if (in.boolean("output_router_logits", false)) m.moe.aux_loss = coefficient;
+            m.moe.aux_scope = AuxScope::kModel;
             if (m.moe.experts > kMaxExperts) {
               in.invalid(fmt::format("num_local_experts = {} is out of range, 1 to {}", m.moe.experts, kMaxExperts));
             } else if (m.moe.experts < 1 || m.moe.top_k < 1 || m.moe.top_k > m.moe.experts) {
@@ -41,14 +43,15 @@ ConfigKey experts() {
           [](const M& m, ordered_json& out) {
             out["num_local_experts"] = m.moe.experts;
             out["num_experts_per_tok"] = m.moe.top_k;
-            out["router_aux_loss_coef"] = m.moe.aux_loss;
+            const bool balances = m.moe.aux_loss > 0 && m.moe.aux_scope == AuxScope::kModel;
+            out["router_aux_loss_coef"] = m.moe.aux_loss > 0 ? m.moe.aux_loss : 0.001;
+            out["output_router_logits"] = balances;  // which switches the loss on
           }};
 }
 
 const std::vector<ConfigKey>& last_keys() {
   static const std::vector<ConfigKey> kKeys = {
       constant("router_jitter_noise", 0.0),
-      constant("output_router_logits", false),
   };
   return kKeys;
 }

@@ -36,6 +36,7 @@ enum class PipelineKind { kGpipe, k1F1B, kInterleaved, kZbH1, kZbV };
 enum class RecomputeMode { kNone, kSelective, kFull };
 enum class MeshAxis { kTp, kDp, kPp, kCp };
 enum class RouterKind { kSoftmax, kSigmoid };
+enum class AuxScope { kLayer, kModel };
 enum class Deterministic { kRun, kLayout };
 enum class OptimizerKind { kAdamW, kLamb, kAdafactor };
 enum class LrFrom { kStart, kStage };  // where an LR schedule counts from: of the run, or of the stage that set it
@@ -75,6 +76,7 @@ struct MoeConfig {
   int64_t groups = 1, groups_per_token = 1;  // the experts of a token are of the best groups_per_token of the groups
   double scale = 1.0;                        // of the routed experts' weights, after renormalising
   double bias_rate = 0;                      // a step of the biases that balance the choice; 0: no biases
+  AuxScope aux_scope = AuxScope::kLayer;
   bool operator==(const MoeConfig&) const = default;
 };
 

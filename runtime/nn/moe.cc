@@ -8,6 +8,7 @@
 #include "runtime/kernels/parallel.h"
 #include "runtime/nn/activation.h"
 #include "runtime/nn/branch.h"
+#include "runtime/plan/model_tensors.h"
 
 namespace cairn::nn {
 
@@ -27,6 +28,7 @@ Moe<Real>::Moe(const Parameters<Real>& parameters, const ModelConfig& model, con
                    .scale = static_cast<float>(model.moe.scale)},
       aux_loss_(static_cast<float>(model.moe.aux_loss)),
       z_loss_(static_cast<float>(model.moe.z_loss)),
+      balanced_layers_(balances_over_layers(model) ? model.layers : 1),
       residual_(parameters, model, dims, fmt::format("layers.{}.", layer), Branch::kMlp, tp, scratch),
       router_(linear(parameters, fmt::format("layers.{}.moe.router", layer), model.width)),
       bias_(parameters.get_optional(fmt::format("layers.{}.moe.router.bias", layer))),
@@ -168,15 +170,29 @@ Status Moe<Real>::backward(const SavedMoe<Real>& saved, float loss_scale) const 
   return {};
 }
 
+template <typename Real>
+void Moe<Real>::add_choices(std::span<float> choices_X) const {
+  for (size_t e = 0; e < choices_X.size(); ++e) {
+    choices_X[e] += static_cast<float>(dispatch_.choices_of(static_cast<int64_t>(e)));
+  }
+}
+
 // The router saw all rows on every rank: its part is added behind the sum over tp, and each rank takes its own rows.
 template <typename Real>
 Status Moe<Real>::route_backward(const SavedMoe<Real>& saved, float loss_scale) const {
   const StageDims& d = dims_;
-  for (int64_t e = 0; e < d.experts; ++e) balance_X_[e] = static_cast<float>(dispatch_.choices_of(e));
-  if (cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
-    RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
+  if (saved.choices != nullptr) {
+    std::copy_n(saved.choices, d.experts, balance_X_);
+  } else {
+    std::fill_n(balance_X_, d.experts, 0.0f);
+    add_choices({balance_X_, static_cast<size_t>(d.experts)});
+    if (cp_.on() && aux_loss_ > 0) {  // a micro-batch's rows lie on all of them
+      RT_TRY(cp_.comm().all_reduce(balance_X_, d.experts, DType::kF32, comm::ReduceOp::kSum, what_balance_));
+    }
   }
-  const float each = aux_loss_ * static_cast<float>(d.experts) / static_cast<float>(d.cp * d.rows) * loss_scale;
+  const auto layers = static_cast<float>(balanced_layers_);  // in the mean of choices and in that of probabilities
+  const float each =
+      aux_loss_ * static_cast<float>(d.experts) / static_cast<float>(d.cp * d.rows) * loss_scale / (layers * layers);
   for (int64_t e = 0; e < d.experts; ++e) balance_X_[e] *= each;
   kernels::route_backward(router_dims_, saved.probabilities, saved.chosen, dweights_Tk_,
                           {.balance = balance_X_, .log_sums = saved.log_sums, .z = z_loss_ * loss_scale}, dlogits_TX_);

@@ -10,6 +10,7 @@
 // their experts, which may lie on other ranks, and back.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct SavedMoe {
   int32_t* counts = nullptr;       // [ep, X]: of all ranks that divide the experts; null without
   Real* pre = nullptr;             // [P, F_in] before the activation
   Real* shared_pre = nullptr;      // [T, 2 Fs]; null without shared experts
+  const float* choices = nullptr;  // [X]: of the micro-batch in all layers, for the backward; null: each for itself
 };
 
 template <typename Real>
@@ -47,9 +49,13 @@ class Moe {
 
   /// As Mlp's. The loss that balances the experts is in the gradients alone: aux_loss * X * sum over e of f_e P_e for
   /// each micro-batch, f_e the choices of e a token, P_e its mean probability (Fedus et al. 2021), weighed as its
-  /// tokens; so is z_loss * the square of the logarithm of each token's denominator (Zoph et al. 2022).
+  /// tokens; with aux_scope = model both are means over all layers, and the loss is one (transformers'
+  /// load_balancing_loss_func). So is z_loss * the square of the logarithm of each token's denominator (Zoph et al.
+  /// 2022).
   Status forward(const SavedMoe<Real>& saved, const Real* base_RH, Real* output_RH) const;
   Status backward(const SavedMoe<Real>& saved, float loss_scale) const;
+  /// Adds how often this rank's tokens chose each expert in the forward just done.
+  void add_choices(std::span<float> choices_X) const;
 
  private:
   struct Expert {
@@ -69,6 +75,7 @@ class Moe {
   Activation activation_;
   kernels::RouterDims router_dims_;
   float aux_loss_, z_loss_;
+  int64_t balanced_layers_;  // whose choices are weighed together
   Residual<Real> residual_;
   Linear<Real> router_;   // [X, H]
   Parameter<Real> bias_;  // [X]; may be absent

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <variant>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "runtime/nn/moe.h"
 #include "runtime/nn/rotary.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/model_tensors.h"
 #include "runtime/telemetry/trace.h"
 
 namespace cairn::nn {
@@ -69,6 +71,7 @@ struct Slot {
   bool drops = false;
   std::vector<int32_t> positions, starts, ends;  // [T] where `rows` says so
   SequenceRows rows;                             // views of them
+  std::vector<float> choices;  // [X] of the layers up to here, in the backward of all; empty: none are counted
 };
 
 /// Errors: kInvalidInput naming the first id outside [least, vocab).
@@ -93,6 +96,7 @@ class Model final : public StageModel {
         vocab_(plan.recipe.model.vocab),
         trains_(grads != nullptr),
         parallel_(is_parallel(plan.recipe.model.block)),
+        counts_choices_(balances_over_layers(plan.recipe.model)),
         first_layer_(chunk.stage.first_layer),
         listener_(listener),
         tp_(groups.tp, dims_, plan.recipe.mesh.sequence_parallel, buffers.copies<float>("scratch.sums").first),
@@ -158,6 +162,9 @@ class Model final : public StageModel {
       RT_CHECK(input != nullptr, "a later stage needs an input");
       std::copy_n(static_cast<const Real*>(input), stream_elems(), first_RH);
     }
+    std::vector<float>& choices = slots_[slot].choices;
+    if (embedding_) std::ranges::fill(choices, 0.0f);
+    if (!embedding_) take_choices(choices, input);
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
       RT_TRY(check_ids("target", targets, dims_.rows, vocab_, kNoTarget));
@@ -166,7 +173,10 @@ class Model final : public StageModel {
     }
 
     RT_TRY(forward_layers(slot, head_ ? body_output(slot) : static_cast<Real*>(output)));
-    if (!head_) return {};
+    if (!head_) {
+      give_choices(choices, output);
+      return {};
+    }
     return use(kHeadLayer, Pass::kForward, [&]() -> Status {
       RT_TRY(forward_top_query(slot));
       const TraceScope scope("compute", "head");
@@ -207,8 +217,13 @@ class Model final : public StageModel {
                         void* dinput, float loss_scale) override {
     RT_CHECK(trains_, "backward of a model made without gradients");
     use_slot(slot);
+    std::vector<float>& choices = slots_[slot].choices;
     if (head_) {
       RT_CHECK(targets != nullptr, "the last stage needs targets");
+      if (cp_.on() && !choices.empty()) {  // a micro-batch's rows lie on all of them
+        RT_TRY(cp_.comm().all_reduce(choices.data(), std::ssize(choices), DType::kF32, comm::ReduceOp::kSum,
+                                     "choices of experts"));
+      }
       RT_TRY(use(kHeadLayer, Pass::kBackward, [&]() -> Status {
         {
           const TraceScope scope("compute", "head backward");
@@ -219,6 +234,7 @@ class Model final : public StageModel {
     } else {
       RT_CHECK(doutput != nullptr, "an earlier stage needs the gradient of its output");
       std::copy_n(static_cast<const Real*>(doutput), stream_elems(), scratch_.dresidual_RH);
+      take_choices(choices, doutput);
     }
     for (size_t i = body_layers_; i-- > 0;) {
       const Pass pass = late < 0 ? Pass::kBackward : Pass::kBackwardInput;
@@ -231,6 +247,7 @@ class Model final : public StageModel {
     }
     RT_CHECK(dinput != nullptr, "a later stage needs a place for the gradient of its input");
     std::copy_n(scratch_.dresidual_RH, stream_elems(), static_cast<Real*>(dinput));
+    give_choices(choices, dinput);
     return {};
   }
 
@@ -278,10 +295,19 @@ class Model final : public StageModel {
   }
 
   int64_t boundary_bytes() const override {
-    return dims_.local_rows * dims_.width * static_cast<int64_t>(sizeof(Real));
+    return choices_at() + (counts_choices_ ? dims_.experts * static_cast<int64_t>(sizeof(float)) : 0);
   }
 
  private:
+  /// Where the choices stand in a boundary tensor: behind its rows.
+  int64_t choices_at() const { return stream_elems() * static_cast<int64_t>(sizeof(Real)); }
+  void give_choices(const std::vector<float>& choices, void* boundary) const {
+    std::memcpy(static_cast<std::byte*>(boundary) + choices_at(), choices.data(), choices.size() * sizeof(float));
+  }
+  void take_choices(std::vector<float>& choices, const void* boundary) const {
+    std::memcpy(choices.data(), static_cast<const std::byte*>(boundary) + choices_at(), choices.size() * sizeof(float));
+  }
+
   /// The layers of the stage, from the first one's input to `output_RH`.
   Status forward_layers(int64_t slot, Real* output_RH) {
     for (size_t i = 0; i < body_layers_; ++i) {
@@ -295,7 +321,7 @@ class Model final : public StageModel {
     return {};
   }
 
-  Status layer_forward(size_t i, int64_t slot, Real* out_RH) const {
+  Status layer_forward(size_t i, int64_t slot, Real* out_RH) {
     const SavedLayer<Real> saved = saved_layer(i, slot, -1);
     if (buffers_[i].whole_input) keep_own_part(i, slot);
     Real* between_RH = parallel_ ? out_RH : saved.mlp.residual.input_RH;
@@ -305,7 +331,9 @@ class Model final : public StageModel {
     }
     const TraceScope scope("compute", "mlp", {.layer = number_of(i)});
     if (const Moe<Real>* moe = std::get_if<Moe<Real>>(&layers_[i].mlp)) {
-      return moe->forward(saved.moe, between_RH, out_RH);
+      RT_TRY(moe->forward(saved.moe, between_RH, out_RH));
+      moe->add_choices(slots_[slot].choices);
+      return {};
     }
     return std::get<Mlp<Real>>(layers_[i].mlp).forward(saved.mlp, between_RH, out_RH);
   }
@@ -316,7 +344,7 @@ class Model final : public StageModel {
   }
 
   /// Final norm and top query layer, where the model has one: to the head's input.
-  Status forward_top_query(int64_t slot) const {
+  Status forward_top_query(int64_t slot) {
     if (!final_norm_) return {};
     final_norm_->forward(body_output(slot), input_place(body_layers_, slot), scratch_.stats, dims_.local_rows);
     return layer_forward(body_layers_, slot, slot_at(slot).head.input_RH);
@@ -426,6 +454,7 @@ class Model final : public StageModel {
   Slot<Real> make_slot(const ModelConfig& model, const Stage& stage, const Buffers& buffers, int64_t slot) const {
     Slot<Real> out;
     out.dropout_keys.resize(dims_.samples);
+    if (counts_choices_ && trains_) out.choices.resize(static_cast<size_t>(dims_.experts));
     const auto real = [&](const std::string& name, bool has) { return has ? buffers.get<Real>(name, slot) : nullptr; };
     if (stage.embedding) {
       out.embedding = {.rows_RE = real("embed.rows", dims_.embed != dims_.width),
@@ -472,6 +501,7 @@ class Model final : public StageModel {
   SavedLayer<Real> saved_layer(size_t layer, int64_t slot, int64_t late) const {
     const LayerBuffers<Real>& b = buffers_[layer];
     Real* input_RH = input_place(layer, slot);
+    const std::vector<float>& choices = slot_at(slot).choices;
     const SavedResidual<Real> residual{.input_RH = parallel_ ? input_RH : b.mlp_input.at(slot, late),
                                        .post_RH = b.mlp_post.at(slot, late)};
     return {{.residual = {.input_RH = input_RH, .post_RH = b.attn_post.at(slot, late)},
@@ -487,7 +517,8 @@ class Model final : public StageModel {
              .weights = b.weights.at(slot, late),
              .counts = b.counts.at(slot, late),
              .pre = b.moe_pre.at(slot, late),
-             .shared_pre = b.shared_pre.at(slot, late)}};
+             .shared_pre = b.shared_pre.at(slot, late),
+             .choices = choices.empty() ? nullptr : choices.data()}};
   }
 
   LateMlp<Real> late_mlp_at(size_t layer, int64_t late) const {
@@ -545,7 +576,8 @@ class Model final : public StageModel {
   StageDims dims_;
   int64_t vocab_ = 0;
   bool trains_ = false;
-  bool parallel_ = false;  // blocks whose MLP reads attention's input
+  bool parallel_ = false;        // blocks whose MLP reads attention's input
+  bool counts_choices_ = false;  // of experts, over all layers, at the end of each boundary tensor
   int64_t first_layer_ = 0;
   UseListener* listener_ = nullptr;
   TensorParallel<Real> tp_;

@@ -106,7 +106,7 @@ class StageModel {
   /// rank's layers and heads since the last call, and forgets them.
   virtual void take_max_scores(std::span<float> scores) { static_cast<void>(scores); }
 
-  virtual int64_t boundary_bytes() const = 0;  // of one [R, H] boundary tensor
+  virtual int64_t boundary_bytes() const = 0;  // of one boundary tensor: [R, H], behind it choices [X] where counted
 };
 
 }  // namespace cairn::nn

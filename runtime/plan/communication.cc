@@ -5,6 +5,7 @@
 
 #include "runtime/core/exact_sum.h"
 #include "runtime/plan/activations.h"
+#include "runtime/plan/model_tensors.h"
 
 namespace cairn {
 namespace {
@@ -117,6 +118,7 @@ Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
   const StageDims d = stage_dims(plan, rank);
   const int64_t kv = d.rows * 2 * d.kv_heads * d.head_dim;
   const int64_t kv_bytes = kv * dtype_size_bytes(plan.compute_dtype());
+  const bool balances_each_layer = plan.recipe.model.moe.aux_loss > 0 && !balances_over_layers(plan.recipe.model);
   const int64_t gradient_bytes = d.all_token_parts > 1 ? kv * 4 : kv_bytes;  // parts are added before they are rounded
   Traffic out;
   for (const Chunk& chunk : rank.chunks) {
@@ -126,8 +128,11 @@ Traffic context_traffic(const Plan& plan, const RankPlan& rank) {
       for (int64_t k = 0; k < plan.micro_batches; ++k) {
         for (int64_t g = 0; g < gathers; ++g) out.all_gather.add(kv_bytes);
         out.reduce_scatter.add(d.cp * gradient_bytes);
-        if (plan.recipe.model.moe.aux_loss > 0) out.all_reduce.add(d.experts * 4);  // choices of each expert
+        if (balances_each_layer) out.all_reduce.add(d.experts * 4);  // choices of each expert
       }
+    }
+    if (chunk.stage.head && balances_over_layers(plan.recipe.model)) {
+      for (int64_t k = 0; k < plan.micro_batches; ++k) out.all_reduce.add(d.experts * 4);
     }
   }
   return out;

@@ -198,6 +198,10 @@ bool is_gated(Activation activation) {
   }
 }
 
+bool balances_over_layers(const ModelConfig& model) {
+  return model.moe.experts > 0 && model.moe.aux_loss > 0 && model.moe.aux_scope == AuxScope::kModel;
+}
+
 bool is_parallel(BlockKind block) { return block == BlockKind::kParallel || block == BlockKind::kParallelShared; }
 
 bool has_post_norms(BlockKind block) { return block == BlockKind::kPostNorm || block == BlockKind::kSandwich; }

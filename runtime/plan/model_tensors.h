@@ -54,6 +54,8 @@ struct TensorSpec {
 enum class BiasOf { kQkv, kOut, kMlp };
 bool has_bias(const ModelConfig& model, BiasOf projections);
 bool is_gated(Activation activation);
+/// The loss that balances experts is of the choices of all layers together.
+bool balances_over_layers(const ModelConfig& model);
 /// Attention and MLP read the same input.
 bool is_parallel(BlockKind block);
 /// A norm stands behind each branch: on its output, or on the sum.

@@ -6,6 +6,7 @@
 #include <queue>
 #include <set>
 
+#include "runtime/plan/model_tensors.h"
 #include "runtime/plan/recipe_rules.h"
 
 namespace cairn {
@@ -91,7 +92,8 @@ int64_t boundary_bytes_of(const Plan& plan, int64_t micro) {
   const MeshConfig& mesh = plan.recipe.mesh;
   const int64_t rows =
       micro * plan.recipe.model.context / plan.mesh.cp() / (mesh.sequence_parallel ? plan.mesh.tp() : 1);
-  return rows * plan.recipe.model.width * dtype_size_bytes(plan.compute_dtype());
+  const int64_t choices = balances_over_layers(plan.recipe.model) ? plan.recipe.model.moe.experts * 4 : 0;
+  return rows * plan.recipe.model.width * dtype_size_bytes(plan.compute_dtype()) + choices;
 }
 
 /// Of the stages of the run the most: they differ in the size of a micro-batch and in how many there are.

@@ -62,7 +62,7 @@ Recipe everything_changed() {
              .attention_scale_by_layer = true,
              .logit_scale = 15,
              .top_query = true,
-             .moe = {16, 17, false, 18, RouterKind::kSigmoid, 0.5, 19, 20, 21, 2.5, 0.25},
+             .moe = {16, 17, false, 18, RouterKind::kSigmoid, 0.5, 19, 20, 21, 2.5, 0.25, AuxScope::kModel},
              .tied_embeddings = false,
              .embedding_dropout = 0.5,
              .attention_dropout = 0.25,
@@ -156,11 +156,11 @@ TEST_SUITE("dsl/codec") {
       CAPTURE(path);
       if (changed.count(path) != 0) CHECK(changed[path] != value);
     }
-    CHECK(changed.size() == 201);
+    CHECK(changed.size() == 202);
     // A member that is added to a struct changes its size: add it to dsl/schema.cc and to everything_changed().
-    CHECK(sizeof(ModelConfig) == 448);
+    CHECK(sizeof(ModelConfig) == 456);
     CHECK(sizeof(RopeConfig) == 96);
-    CHECK(sizeof(MoeConfig) == 88);
+    CHECK(sizeof(MoeConfig) == 96);
     CHECK(sizeof(DataSource) == 176);
     CHECK(sizeof(OptimizerConfig) == 232);
     CHECK(sizeof(RecipeStage) == 48);

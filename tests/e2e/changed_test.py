@@ -107,7 +107,8 @@ class Changed(ChangeTest):
              "model.residual_dropout 0 -> 0.1"),
             ("made", "bits", ["deterministic=run"], "rule", "in other bits"),
             ("made", "objective", ["objective.document_end=32"], "rule", "objective.document_end -1 -> 32"),
-            ("routed", "router", ["model.moe.aux_loss=0.02", "model.moe.z_loss=1e-3", "model.moe.bias_rate=2e-3"], "rule",
+            ("routed", "router", ["model.moe.aux_loss=0.02", "model.moe.aux_scope=model", "model.moe.z_loss=1e-3",
+                                  "model.moe.bias_rate=2e-3"], "rule",
              "model.moe.aux_loss"),
 
             ("made", "rate", ["optimizer.peak_lr=1e-2"], "optimizer.lr", "more than doubles between two steps"),

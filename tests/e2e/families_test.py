@@ -6,7 +6,7 @@ import json
 import pathlib
 import subprocess
 
-from harness import RunTest, main, write_tokens
+from harness import RunTest, main, write_pair, write_tokens
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
 RECIPE = """
@@ -18,6 +18,17 @@ return T.recipe {{
   objective = {{ kind = "{objective}" }},
   batch = {{ samples = 4, micro = 2 }},
   optimizer = T.adamw {{ peak_lr = 1e-2, clip = 1.0 }},
+  mesh = T.mesh {mesh},
+  checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = 100 }} }} }},
+}}
+"""
+STEPS = """
+local T = require "cairn"
+return T.recipe {{
+  name = "steps", seed = 3, stop = T.steps(3), model = T.gpt {model},
+  data = T.megatron {{ prefix = "tokens" }},
+  batch = {{ samples = {samples}, micro = 1 }},
+  optimizer = T.adamw {{ peak_lr = 1e-2, betas = {{ 0.9, 0.95 }}, eps = 1e-8 }},
   mesh = T.mesh {mesh},
   checkpoint = T.checkpoint {{ save = {{ T.every {{ steps = 100 }} }} }},
 }}
@@ -37,19 +48,22 @@ def lua(value):
     return json.dumps(value)
 
 
-def tensors_of(folder):
-    """{name: (dtype, shape, float32 values)} of all safetensors files of a folder that has them in float32."""
+def tensors_in(path, code="f"):
+    """{name: (dtype, shape, values)} of those tensors of a safetensors file that are of the array code's type."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
     out = {}
-    for path in folder.glob("model*.safetensors"):
-        data = path.read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:8 + size])
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            out[name] = (entry["dtype"], entry["shape"], array.array("f", data[8 + size + begin:8 + size + end]))
+    for name, entry in json.loads(data[8:8 + size]).items():
+        if entry.get("dtype") != {"f": "F32", "q": "I64"}[code]:
+            continue
+        begin, end = entry["data_offsets"]
+        out[name] = (entry["dtype"], entry["shape"], array.array(code, data[8 + size + begin:8 + size + end]))
     return out
+
+
+def tensors_of(folder):
+    """Those of all safetensors files of a folder that has them in float32."""
+    return {name: tensor for path in folder.glob("model*.safetensors") for name, tensor in tensors_in(path).items()}
 
 
 def first_fixtures():
@@ -114,6 +128,36 @@ class Families(RunTest):
         card = json.loads((self.folder / f"{kind}-parted.hf" / "config.json").read_text())
         self.assertEqual(card["model_type"], "glm" if kind == "chatglm" else kind)
 
+
+    def test_the_steps_of_mixtral_with_its_balancing_loss_are_those_of_torch_in_any_layout(self):
+        fixture = GOLDEN / "hf-mixtral-balanced"
+        reference = tensors_in(fixture / "reference.safetensors")
+        ids = tensors_in(fixture / "reference.safetensors", "q")["step_input"][2]
+        context = len(ids) - 1  # the last is the first again, so that every sample of the repeated text is the same
+        write_pair(self.folder / "tokens", list(ids[:context]) * 20 + [ids[0]])
+        self.cairn("import", fixture, self.folder / "imported")
+        manifest = json.loads((self.folder / "imported" / "step-00000000" / "manifest.json").read_bytes()
+                              .split(b"\n", 1)[1])
+        model = json.loads(manifest["recipe"])["model"]
+        self.assertEqual(model["moe"]["aux_scope"], "model")
+        recipe = self.folder / "steps.lua"
+        for mesh in ({}, {"pp": 3}, {"tp": 2, "pp": 3}, {"dp": 2, "ep": 2}):
+            with self.subTest(mesh=mesh):
+                name = "steps-" + "".join(f"{k}{v}" for k, v in mesh.items())
+                recipe.write_text(STEPS.format(model=lua(model), mesh=lua(mesh or {"tp": 1}), samples=mesh.get("dp", 1)))
+                self.train(recipe, name, "--init-from", self.folder / "imported", "--init-weights-only")
+                norms = [self.metrics(name)[step]["grad_norm"] for step in (1, 2, 3)]
+                for got, wanted in zip(norms, reference["step_norm"][2], strict=True):
+                    self.assertLess(abs(got - wanted), 2e-5 * wanted, f"{norms} {reference['step_norm'][2]}")
+                self.cairn("export", self.folder / name, self.folder / f"{name}.hf", "--dtype", "f32")
+                apart = total = 0
+                for tensor, (_, _, values) in tensors_of(self.folder / f"{name}.hf").items():
+                    wanted = reference[f"step.{tensor}"][2]
+                    for got, other in zip(values[::7], wanted, strict=True):
+                        total += 1
+                        apart += abs(got - other) > SAME
+                        self.assertLess(abs(got - other), 6 * RATE + SAME, tensor)
+                self.assertLess(apart, FEW * total)
 
     def difference(self, one, other):
         """{(kind, name): what `ckpt diff` says of the tensor}, of those that are not equal."""

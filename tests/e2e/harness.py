@@ -39,8 +39,13 @@ def write_tokens(prefix, count, seed=7, vocab=256):
     text = bytearray()
     while len(text) < count:
         text += draw.choice(words) + b" "
-    tokens = struct.pack(f"<{count}H", *(byte % vocab for byte in text[:count]))
-    pathlib.Path(f"{prefix}.bin").write_bytes(tokens)
+    write_pair(prefix, [byte % vocab for byte in text[:count]])
+
+
+def write_pair(prefix, tokens):
+    """A Megatron .bin/.idx pair of one document."""
+    count = len(tokens)
+    pathlib.Path(f"{prefix}.bin").write_bytes(struct.pack(f"<{count}H", *tokens))
     # magic, version, dtype code 8 (uint16), sequences, documents; then lengths, byte offsets, document starts
     index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 1, 2)
     index += struct.pack("<i", count) + struct.pack("<q", 0) + struct.pack("<2q", 0, 1)

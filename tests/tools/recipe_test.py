@@ -46,6 +46,13 @@ class RecipeTest(ProgramTest):
                 self.cairn("check", recipe, "--recipe-only", "--world", 1)
                 # A start compares the recipe's model with the folder's.
                 self.cairn("train", recipe, "--run", "never", "--nproc", 1, "--dry-run", "--set", "batch.samples=2")
+                if not folder.name.startswith("hf-mixtral"):
+                    continue
+                with open(self.path(recipe)) as f:
+                    self.assertEqual("aux_loss" in f.read(), folder.name == "hf-mixtral-balanced")
+                # Another balancing loss is no other model.
+                self.cairn("train", recipe, "--run", "never", "--nproc", 1, "--dry-run", "--set", "batch.samples=2",
+                           "--set", "model.moe.aux_loss=0.25", "--set", 'model.moe.aux_scope="layer"')
         self.assertGreaterEqual(len(families), 11)
         self.assertIn("no folder", self.cairn("init", "nothing", "--from", "no-such-folder", code=2).stderr)
         self.assertFalse(os.path.exists(self.path("nothing")))

@@ -98,12 +98,13 @@ class Reference {
     return out;
   }
 
-  /// Sum of the losses from the input of layer `first` on, with what balances experts in those layers.
+  /// Sum of the losses from the input of layer `first` on, with what balances experts; earlier layers' choices are
+  /// those of the last run.
   double loss_from(const Matrix& x, int64_t first, const std::vector<int32_t>& targets) const {
     balance_ = 0;
     double sum = 0;
     for (const double loss : losses(layers(x, first, m_.layers), targets)) sum += loss;
-    return sum + balance_;
+    return sum + balance_ + balance();
   }
 
   double loss(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) const {
@@ -309,14 +310,14 @@ class Reference {
       case Activation::kGeGlu:
         return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
       case Activation::kGeluQuick:
-        return x / (1 + std::exp(-1.702 * x));
       case Activation::kQuickGeGlu:
+        return x / (1 + std::exp(-1.702 * x));
       case Activation::kRelu:
       case Activation::kReGlu:
         return x > 0 ? x : 0;
       case Activation::kRelu2:
-        return x > 0 ? x * x : 0;
       case Activation::kReGlu2:
+        return x > 0 ? x * x : 0;
       case Activation::kSilu:
       case Activation::kSwiGlu:
         return x / (1 + std::exp(-x));
@@ -350,7 +351,7 @@ class Reference {
     return out;
   }
 
-  /// And the losses that balance them and keep logits small, summed over tokens, into balance_.
+  /// And each layer's shares and probabilities, and the loss that keeps logits small, summed over tokens.
   Matrix experts(const Matrix& x, const std::string& p) const {
     const MoeConfig& moe = m_.moe;
     Matrix logits = linear(x, p + "router.weight", true), out(x.size(), std::vector<double>(m_.width, 0));
@@ -376,10 +377,24 @@ class Reference {
         for (int64_t c = 0; c < m_.width; ++c) out[r][c] += weight * y[0][c];
       }
     }
-    for (int64_t e = 0; e < moe.experts; ++e) {
-      balance_ += moe.aux_loss * static_cast<double>(moe.experts) * chosen[e] * probability[e];
-    }
+    routed_[p] = {chosen, probability};
     return out;
+  }
+
+  /// Summed over tokens.
+  double balance() const {
+    const MoeConfig& moe = m_.moe;
+    double sum = 0;
+    for (int64_t e = 0; e < moe.experts; ++e) {
+      double of_layers = 0, chosen = 0, probability = 0;
+      for (const auto& [layer, of] : routed_) {
+        of_layers += of.first[e] * of.second[e];
+        chosen += of.first[e] / static_cast<double>(m_.layers);
+        probability += of.second[e] / static_cast<double>(m_.layers);
+      }
+      sum += moe.aux_scope == AuxScope::kModel ? chosen * probability : of_layers;
+    }
+    return moe.aux_loss * static_cast<double>(moe.experts) * sum;
   }
 
   Matrix mlp(const Matrix& x, const std::string& p) const {
@@ -399,6 +414,7 @@ class Reference {
   std::vector<uint64_t> keys_;
   std::vector<int32_t> positions_, starts_, ends_;
   mutable double balance_ = 0;
+  mutable std::map<std::string, std::pair<std::vector<double>, std::vector<double>>> routed_;  // of each layer
 };
 
 }  // namespace cairn::nn::testing

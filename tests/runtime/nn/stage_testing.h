@@ -191,6 +191,11 @@ inline std::vector<Variant> option_variants() {
     m.moe = {.experts = 5, .top_k = 2, .aux_loss = 0.3};
     m.sliding_window = 5;
   });
+  add("mixtral: experts, balanced over all layers, a squared gate", llama_recipe(), [](ModelConfig& m) {
+    m.moe = {.experts = 5, .top_k = 2, .aux_loss = 0.6, .aux_scope = AuxScope::kModel};
+    m.activation = Activation::kReGlu2;
+  });
+  add("a quick gelu gate", llama_recipe(), [](ModelConfig& m) { m.activation = Activation::kQuickGeGlu; });
   add("experts without renormalised weights, norms on both sides, geglu", llama_recipe(), [](ModelConfig& m) {
     m.moe = {.experts = 3, .top_k = 3, .renormalise = false};
     m.block = BlockKind::kSandwich;

@@ -125,6 +125,8 @@ TEST_SUITE("runtime/trainer/context") {
          }},
         {"experts", true,
          [](Recipe& r) { r.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1, .shared_experts = 1}; }},
+        {"experts, balanced over all layers", true,
+         [](Recipe& r) { r.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.3, .aux_scope = AuxScope::kModel}; }},
     };
     for (const Variant& variant : variants) {
       CAPTURE(variant.name);
@@ -133,7 +135,10 @@ TEST_SUITE("runtime/trainer/context") {
       const auto serial = train_on_threads(recipe, 1);
       REQUIRE_OK(serial);
       std::vector<Layout> layouts = {{}, {.tp = 2, .zero = 1, .sequence_parallel = true}};
-      if (recipe.model.moe.experts > 0) layouts.push_back({.dp = 2, .ep = 2, .zero = 2});
+      if (recipe.model.moe.experts > 0) {
+        layouts.push_back({.dp = 2, .ep = 2, .zero = 2});
+        layouts.push_back({.pp = 2, .recompute = RecomputeMode::kFull});
+      }
       for (const Layout& layout : layouts) {
         CAPTURE(layout.text());
         trains_as(with(recipe, layout), layout.world(), serial.value());
@@ -162,6 +167,9 @@ TEST_SUITE("runtime/trainer/context") {
     experts.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.1};
     const Layout layout{.dp = 2, .ep = 2, .zero = 1};
     check_step_traffic(with(experts, layout), layout.world());
+    experts.model.moe.aux_scope = AuxScope::kModel;
+    const Layout staged{.pp = 2};
+    check_step_traffic(with(experts, staged), staged.world());
   }
 
   TEST_CASE("sequences that cannot be cut are refused with those that can") {

@@ -102,7 +102,7 @@ TEST_SUITE("runtime/trainer/matrix") {
     std::map<std::string, std::set<std::string>> pairs;  // value of one axis -> values of others it was seen with
     for (const bool experts : {false, true}) {
       Recipe base = tiny_recipe(experts, !experts);
-      if (experts) base.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.02};
+      if (experts) base.model.moe = {.experts = 4, .top_k = 2, .aux_loss = 0.2, .aux_scope = AuxScope::kModel};
       if (!experts) {  // with deterministic = "layout" sums over channels in four parts, over tokens in two
         base.model.head_dim = 16;
         base.model.context = 512;
