@@ -32,6 +32,7 @@
 #include "ckpt/start_state.h"
 #include "ckpt/store/posix_backend.h"
 #include "dsl/dsl.h"
+#include "runtime/cluster/placement.h"
 #include "runtime/data/dataset.h"
 #include "runtime/data/order.h"
 #include "runtime/data/token_scan.h"
@@ -546,21 +547,13 @@ Status check_nothing_lost(const fs::path& run) {
                   (run / "checkpoints").string(), saved)};
 }
 
-/// Slurm starts the command on each node of the allocation when it is told nothing else.
+/// A launcher of several hosts starts the command on each of them when it is told nothing else.
 void check_one_host(Findings& findings) {
-  for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {  // the older name is the second
-    const char* text = std::getenv(name);
-    if (text == nullptr) continue;
-    int64_t nodes = 0;
-    const char* end = text + std::strlen(text);
-    const auto [at, error] = std::from_chars(text, end, nodes);
-    if (error != std::errc() || at != end || nodes < 2) continue;
-    return findings.warn(
-        "", fmt::format("this is one of {} nodes of a Slurm job ({}), and one start is one host: each node that runs "
-                        "this command trains a run of its own. Ask for one node (--nodes=1) and one task (srun "
-                        "--ntasks=1)",
-                        nodes, name));
-  }
+  const auto placed = cluster::find_placement({}, cluster::process_environment(), "");
+  if (placed.ok() && !placed.value()) return;
+  findings.warn("", fmt::format("{}; one start is one host: each node that runs this command trains a run of its own. "
+                                "Ask for one node (--nodes=1) and one task (srun --ntasks=1)",
+                                placed.ok() ? cluster::placement_text(*placed.value()) : placed.error().message));
 }
 
 StartReport check_start(const StartQuestion& question) {

@@ -57,6 +57,13 @@ class StartTest(ProgramTest):
         started = self.cairn("train", "r.lua", "--nproc", 1, "--set", "stop=T.samples(16)", env={"SLURM_NNODES": "2"})
         self.assertEqual((started.stdout + started.stderr).count(warning), 1)
         self.assertIn("one start is one host: each node that runs this command trains a run of its own", started.stdout)
+        step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a[1-2]"}
+        found = self.cairn("check", "r.lua", env=step)
+        self.assertIn("2 hosts, from Slurm step 12.0; this is 1 (a2), leader a1; one start is one host",
+                      found.stdout + found.stderr)
+        crowd = self.cairn("check", "r.lua", env={**step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"})
+        self.assertIn("Slurm step 12.0 has 8 tasks on 1 node; one agent a host, ranks by --nproc", crowd.stdout + crowd.stderr)
         for nodes in ("1", "", "two", "2x", "-2"):
             alone = self.cairn("check", "r.lua", env={"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes})
             self.assertNotIn("Slurm", alone.stdout + alone.stderr)

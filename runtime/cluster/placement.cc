@@ -1,0 +1,254 @@
+#include "runtime/cluster/placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <set>
+
+#include "runtime/cluster/node_list.h"
+
+namespace cairn::cluster {
+namespace {
+
+using Found = Result<std::optional<Placement>>;
+
+Error invalid(std::string message) { return {ErrorCode::kInvalidInput, std::move(message)}; }
+
+/// `text`, which `what` says. Errors: it is no whole number from `least` to kMostHosts.
+Result<int64_t> whole_number(std::string_view what, std::string_view text, int64_t least) {
+  int64_t out = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (error != std::errc() || end != text.data() + text.size() || out < least || out > kMostHosts) {
+    return invalid(fmt::format("{} = `{}`, expected a whole number from {} to {}", what, text, least, kMostHosts));
+  }
+  return out;
+}
+
+class Variables {
+ public:
+  explicit Variables(const Environment& environment) : environment_(environment) {}
+
+  std::optional<std::string> text(const char* name) const {
+    std::optional<std::string> out = environment_(name);
+    return out && out->empty() ? std::nullopt : out;
+  }
+  /// Of the names the first that is set.
+  std::optional<std::string> text(const char* name, const char* other) const {
+    const std::optional<std::string> first = text(name);
+    return first ? first : text(other);
+  }
+  bool has(const char* name) const { return text(name).has_value(); }
+
+  /// Errors: the variable is not set, or whole_number's.
+  Result<int64_t> number(const char* name, int64_t least) const {
+    const std::optional<std::string> found = text(name);
+    if (!found) return invalid(fmt::format("{} is not set", name));
+    return whole_number(name, *found, least);
+  }
+  Result<int64_t> number(const char* name, const char* other, int64_t least) const {
+    return number(has(name) ? name : other, least);
+  }
+
+ private:
+  const Environment& environment_;
+};
+
+Status check_index(const Placement& found) {
+  if (found.index < found.hosts) return {};
+  return invalid(fmt::format("{}: this is host {} of {}; they count from 0", found.from, found.index, found.hosts));
+}
+
+Found from_open_mpi(const Variables& of) {
+  if (!of.has("OMPI_COMM_WORLD_RANK") || !of.has("OMPI_COMM_WORLD_SIZE")) return std::optional<Placement>();
+  Placement out{.from = "Open MPI"};
+  RT_TRY_SET(out.hosts, of.number("OMPI_COMM_WORLD_SIZE", 1));
+  RT_TRY_SET(out.index, of.number("OMPI_COMM_WORLD_RANK", 0));
+  if (of.has("OMPI_COMM_WORLD_LOCAL_SIZE")) {
+    RT_TRY_SET(const int64_t here, of.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1));
+    if (here > 1) {
+      return invalid(
+          fmt::format("mpirun started {} tasks on this host; one agent a host, ranks by --nproc: "
+                      "mpirun --map-by ppr:1:node",
+                      here));
+    }
+  }
+  out.hosts_min = out.hosts;
+  RT_TRY(check_index(out));
+  return std::optional(out);
+}
+
+Found from_slurm(const Variables& of) {
+  if (!of.has("SLURM_STEP_ID") || !of.has("SLURM_PROCID")) {            // the batch script itself, or salloc's shell
+    for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {  // the older name is the second
+      const Result<int64_t> nodes = of.number(name, 2);
+      if (!nodes.ok()) continue;
+      return invalid(
+          fmt::format("this is one of {} nodes of a Slurm job ({}), and in no step of it: srun "
+                      "--ntasks-per-node=1 starts one agent on each",
+                      nodes.value(), name));
+    }
+    return std::optional<Placement>();
+  }
+  Placement out{.from =
+                    fmt::format("Slurm step {}.{}", of.text("SLURM_JOB_ID").value_or("?"), *of.text("SLURM_STEP_ID"))};
+  RT_TRY_SET(out.hosts, of.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", 1));
+  RT_TRY_SET(const int64_t tasks, of.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", 1));
+  if (tasks != out.hosts) {
+    return invalid(
+        fmt::format("{} has {} tasks on {} node{}; one agent a host, ranks by --nproc: srun "
+                    "--ntasks-per-node=1",
+                    out.from, tasks, out.hosts, out.hosts == 1 ? "" : "s"));
+  }
+  RT_TRY_SET(out.index, of.number("SLURM_PROCID", 0));
+  const std::optional<std::string> list = of.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+  if (!list) return invalid(fmt::format("{}: SLURM_STEP_NODELIST is not set", out.from));
+  RT_TRY_SET(out.names, expand_node_list(*list));
+  if (std::ssize(out.names) != out.hosts) {
+    return invalid(fmt::format("{}: SLURM_STEP_NODELIST = {} names {} hosts, and {} were started", out.from, *list,
+                               out.names.size(), out.hosts));
+  }
+  // Tasks may be placed in another order than that of the list.
+  const std::optional<std::string> own = of.text("SLURMD_NODENAME");
+  const auto at = own ? std::ranges::find(out.names, *own) : out.names.end();
+  if (at != out.names.end()) out.index = at - out.names.begin();
+  RT_TRY(check_index(out));
+  out.leader = out.names.front();
+  out.hosts_min = out.hosts;
+  return std::optional(out);
+}
+
+/// torchrun's names for a node, which Kubeflow gives as PET_..., and those of a worker that torchrun started.
+Found from_torchrun(const Variables& of) {
+  const bool worker = of.has("LOCAL_RANK") && of.has("GROUP_RANK");
+  if (!worker && !of.has("PET_NNODES")) return std::optional<Placement>();
+  Placement out{.from = worker ? "torchrun" : "PET_NNODES"};
+  if (worker) {
+    RT_TRY_SET(const int64_t here, of.number("LOCAL_WORLD_SIZE", 1));
+    if (here > 1) {
+      return invalid(
+          fmt::format("torchrun started {} tasks on this host; one agent a host, ranks by --nproc: torchrun "
+                      "--nproc-per-node 1",
+                      here));
+    }
+    RT_TRY_SET(out.hosts, of.number("GROUP_WORLD_SIZE", 1));
+    RT_TRY_SET(out.index, of.number("GROUP_RANK", 0));
+    out.hosts_min = out.hosts;
+  } else {
+    const std::string range = *of.text("PET_NNODES");  // "4" or "3:4"
+    const size_t colon = range.find(':');
+    RT_TRY_SET(out.hosts_min, whole_number("PET_NNODES", range.substr(0, colon), 1));
+    RT_TRY_SET(out.hosts, whole_number("PET_NNODES", range.substr(colon == range.npos ? 0 : colon + 1), 1));
+    if (out.hosts_min > out.hosts) return invalid(fmt::format("PET_NNODES = {}: the fewest come first", range));
+    if (out.hosts == 1) return std::optional<Placement>();
+    RT_TRY_SET(out.index, of.number("PET_NODE_RANK", "GROUP_RANK", 0));
+  }
+  if (out.hosts == 1) return std::optional<Placement>();
+  const std::optional<std::string> leader = of.text("PET_MASTER_ADDR", "MASTER_ADDR");
+  if (!leader) return invalid(fmt::format("{}: {} hosts, and no MASTER_ADDR says which leads", out.from, out.hosts));
+  out.leader = *leader;
+  RT_TRY(check_index(out));
+  return std::optional(out);
+}
+
+/// Kubeflow's PyTorchJob: RANK and WORLD_SIZE count pods.
+Found from_pods(const Variables& of) {
+  if (!of.has("KUBERNETES_SERVICE_HOST") || of.has("LOCAL_RANK")) return std::optional<Placement>();
+  if (!of.has("RANK") || !of.has("WORLD_SIZE") || !of.has("MASTER_ADDR")) return std::optional<Placement>();
+  Placement out{.leader = *of.text("MASTER_ADDR"), .from = "the pods of a Kubernetes job"};
+  RT_TRY_SET(out.hosts, of.number("WORLD_SIZE", 1));
+  RT_TRY_SET(out.index, of.number("RANK", 0));
+  if (out.hosts == 1) return std::optional<Placement>();
+  out.hosts_min = out.hosts;
+  RT_TRY(check_index(out));
+  return std::optional(out);
+}
+
+Found from_launcher(const Variables& of) {
+  for (const auto& look : {from_open_mpi, from_slurm, from_torchrun, from_pods}) {
+    RT_TRY_SET(const std::optional<Placement> found, look(of));
+    if (found) return found;
+  }
+  return std::optional<Placement>();
+}
+
+std::string_view short_name(std::string_view name) { return name.substr(0, name.find('.')); }
+
+/// Which of `names` is called `own`: as a whole, else without domains; -1: none, or several.
+int64_t index_of(const std::vector<std::string>& names, std::string_view own) {
+  for (const bool whole : {true, false}) {
+    int64_t at = -1, hits = 0;
+    for (size_t k = 0; k < names.size(); ++k) {
+      if (whole ? names[k] != own : short_name(names[k]) != short_name(own)) continue;
+      at = static_cast<int64_t>(k);
+      ++hits;
+    }
+    if (hits == 1) return at;
+  }
+  return -1;
+}
+
+Found from_flags(const HostFlags& flags, const Variables& of, std::string_view own_name) {
+  const std::set<std::string> distinct(flags.hosts.begin(), flags.hosts.end());
+  if (distinct.size() != flags.hosts.size()) return invalid("--hosts: a host is named twice; one agent a host");
+  Placement out{
+      .hosts = std::ssize(flags.hosts), .names = flags.hosts, .leader = flags.hosts.front(), .from = "--hosts"};
+  out.hosts_min = out.hosts;
+  if (flags.index) {
+    out.index = *flags.index;
+  } else if (of.has("JOB_COMPLETION_INDEX")) {  // an Indexed Job knows its index and no size
+    RT_TRY_SET(out.index, of.number("JOB_COMPLETION_INDEX", 0));
+    out.from = "--hosts and JOB_COMPLETION_INDEX";
+  } else {
+    RT_TRY_SET(const std::optional<Placement> launcher, from_launcher(of));
+    if (launcher && launcher->hosts != out.hosts) {
+      return invalid(fmt::format("--hosts names {} hosts, and {} says {}", out.hosts, launcher->from, launcher->hosts));
+    }
+    out.index = launcher ? launcher->index : index_of(flags.hosts, own_name);
+    if (launcher) out.from = fmt::format("--hosts and {}", launcher->from);
+    if (out.index < 0) {
+      return invalid(
+          fmt::format("--hosts: which of them this is: give --host-index (this host calls itself {})", own_name));
+    }
+  }
+  if (out.index < 0 || out.index >= out.hosts) {
+    return invalid(fmt::format("--host-index = {}; --hosts names {}, which count from 0", out.index, out.hosts));
+  }
+  return std::optional(out);
+}
+
+}  // namespace
+
+Environment process_environment() {
+  return [](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
+
+Result<std::optional<Placement>> find_placement(const HostFlags& flags, const Environment& environment,
+                                                std::string_view own_name) {
+  const Variables of(environment);
+  if (!flags.hosts.empty()) return from_flags(flags, of, own_name);
+  if (flags.index)
+    return invalid("--host-index says which of the hosts this is, and no --hosts or --host-file names them");
+  RT_TRY_SET(std::optional<Placement> found, from_launcher(of));
+  if (found && found->hosts == 1) found.reset();
+  if (found && found->leader.empty()) {
+    return invalid(
+        fmt::format("{} started {} tasks and tells no host's name: give --hosts or --host-file, in the order of "
+                    "its ranks",
+                    found->from, found->hosts));
+  }
+  return found;
+}
+
+std::string placement_text(const Placement& placement) {
+  const std::string own =
+      placement.names.empty() ? "" : fmt::format(" ({})", placement.names.at(static_cast<size_t>(placement.index)));
+  return fmt::format("{} host{}, from {}; this is {}{}, leader {}", placement.hosts, placement.hosts == 1 ? "" : "s",
+                     placement.from, placement.index, own, placement.leader);
+}
+
+}  // namespace cairn::cluster

@@ -1,0 +1,1 @@
+cairn_tests(runtime/cluster LINK runtime/core LABELS unit TIMEOUT 60)
