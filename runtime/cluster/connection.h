@@ -1,0 +1,73 @@
+#pragma once
+// Messages of agents over TCP. A frame is its length (four bytes, little endian) and a JSON object with the message's
+// kind, the sender's epoch and a body. Nothing is kept over a reconnect: who reconnects joins anew.
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "runtime/core/result.h"
+#include "runtime/core/unique_handle.h"
+
+namespace cairn::cluster {
+
+struct Message {
+  std::string kind;
+  int64_t epoch = 0;
+  nlohmann::json body = nlohmann::json::object();
+};
+
+/// One end. Never blocks; one thread at a time.
+class Connection {
+ public:
+  /// `fd` is a connected socket.
+  explicit Connection(Fd fd);
+  /// To a host by name or address. Errors: kUnavailable: it does not answer, or not before the deadline (steady clock).
+  static Result<Connection> connect(const std::string& host, int64_t port, int64_t deadline_ns);
+
+  int fd() const { return fd_.get(); }
+  /// "10.77.0.10:24512"
+  std::string peer() const;
+  std::string own_address() const;  // numeric, without the port: what the peer sees
+
+  /// Sends what the socket takes now, the rest with flush(). Errors: kPeerLost.
+  Status send(const Message& message);
+  Status flush();
+  bool has_unsent() const { return sent_ < out_.size(); }
+
+  /// The peer has proved who it is: its messages may be long. Before that, a few kilobytes.
+  void trust();
+
+  /// Reads what has come. Errors: kPeerLost: the peer is gone.
+  Status fill();
+  /// The next complete message; nullopt: none yet. Errors: kCorrupt: not a frame of ours.
+  Result<std::optional<Message>> next();
+
+ private:
+  Fd fd_;
+  std::string in_, out_;
+  size_t sent_ = 0, most_bytes_;  // of a message that comes
+};
+
+/// Accepts agents' connections. Never blocks.
+class Listener {
+ public:
+  /// On the first free port of [from, to], all addresses. Errors: kUnavailable: none is free.
+  static Result<Listener> open(int64_t from, int64_t to);
+  int fd() const { return fd_.get(); }
+  int64_t port() const { return port_; }
+  /// nullopt: nobody waits.
+  Result<std::optional<Connection>> accept();
+
+ private:
+  Listener(Fd fd, int64_t port) : fd_(std::move(fd)), port_(port) {}
+  Fd fd_;
+  int64_t port_ = 0;
+};
+
+int64_t steady_ns();
+
+}  // namespace cairn::cluster

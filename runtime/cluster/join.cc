@@ -1,0 +1,283 @@
+#include "runtime/cluster/join.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "runtime/cluster/epoch_json.h"
+#include "runtime/cluster/node_list.h"
+#include "runtime/cluster/token.h"
+#include "runtime/json/json.h"
+
+namespace cairn::cluster {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kNsPerS = 1'000'000'000;
+constexpr int kLookMs = 100;  // at least so often somebody's stop is seen
+
+int64_t after(double seconds) { return steady_ns() + static_cast<int64_t>(seconds * kNsPerS); }
+bool asked(const std::function<bool()>& stopped) { return stopped && stopped(); }
+
+json encoded(const Hello& hello) {
+  return {{"index", hello.index},
+          {"name", hello.name},
+          {"boot_id", hello.boot_id},
+          {"build", hello.build},
+          {"recipe_hash", hello.recipe_hash},
+          {"ranks", hello.ranks},
+          {"kernel_level", hello.kernel_level}};
+}
+
+std::optional<Hello> decoded(const json& from) {
+  if (!from.is_object()) return std::nullopt;
+  Hello out;
+  for (const auto& [key, field] : {std::pair("name", &out.name), std::pair("boot_id", &out.boot_id),
+                                   std::pair("build", &out.build), std::pair("recipe_hash", &out.recipe_hash)}) {
+    if (!from.contains(key) || !from[key].is_string()) return std::nullopt;
+    *field = from[key];
+  }
+  for (const auto& [key, field] :
+       {std::pair("index", &out.index), std::pair("ranks", &out.ranks), std::pair("kernel_level", &out.kernel_level)}) {
+    const std::optional<int64_t> found = from.contains(key) ? json_integer(from[key], 0, INT32_MAX) : std::nullopt;
+    if (!found) return std::nullopt;
+    *field = *found;
+  }
+  return out;
+}
+
+std::string text_of(const json& body, const char* key) {
+  return body.contains(key) && body[key].is_string() ? body[key].get<std::string>() : "";
+}
+
+/// One that has connected, and not joined yet.
+struct Guest {
+  Connection connection;
+  std::string nonce;
+  int64_t deadline_ns;
+};
+
+/// Waits for the next complete message of one connection.
+Result<Message> receive(Connection& from, int64_t deadline_ns, const std::function<bool()>& stopped) {
+  for (;;) {
+    RT_TRY_SET(std::optional<Message> message, from.next());
+    if (message) return *std::move(message);
+    if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
+    if (steady_ns() >= deadline_ns) {
+      return Error{ErrorCode::kTimeout, fmt::format("{}: no answer", from.peer())};
+    }
+    pollfd ready{from.fd(), static_cast<short>(POLLIN | (from.has_unsent() ? POLLOUT : 0)), 0};
+    ::poll(&ready, 1, kLookMs);
+    RT_TRY(from.flush());
+    RT_TRY(from.fill());
+  }
+}
+
+class Gatherer {
+ public:
+  Gatherer(Listener& listener, const Gathering& wanted, const Hello& own, const std::function<void(std::string)>& say)
+      : listener_(listener), wanted_(wanted), own_(own), say_(say) {}
+
+  Result<std::vector<Joined>> run(int64_t deadline_ns) {
+    while (std::ssize(joined_) + 1 < wanted_.hosts) {
+      if (asked(wanted_.stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
+      if (steady_ns() >= deadline_ns) return Error{ErrorCode::kTimeout, missing()};
+      std::vector<pollfd> ready = {{listener_.fd(), POLLIN, 0}};
+      for (const Guest& guest : guests_) ready.push_back({guest.connection.fd(), POLLIN, 0});
+      for (auto& [index, member] : joined_) ready.push_back({member.connection.fd(), POLLIN, 0});
+      ::poll(ready.data(), ready.size(), kLookMs);
+      RT_TRY(take_guests());
+      for (auto guest = guests_.begin(); guest != guests_.end();) {
+        const auto at = guest++;
+        if (!listen_to(*at)) guests_.erase(at);
+      }
+      // One that leaves again before all are there comes back as a guest, or is missing.
+      for (auto member = joined_.begin(); member != joined_.end();) {
+        const auto at = member++;
+        if (!at->second.connection.fill().ok()) joined_.erase(at);
+      }
+    }
+    std::vector<Joined> out;
+    for (auto& [index, member] : joined_) out.push_back(std::move(member));
+    return out;
+  }
+
+ private:
+  Status take_guests() {
+    for (;;) {
+      RT_TRY_SET(std::optional<Connection> found, listener_.accept());
+      if (!found) return {};
+      Guest guest{*std::move(found), random_hex(), after(kHandshakeS)};
+      const Status sent = guest.connection.send(
+          {.kind = "challenge", .body = {{"nonce", guest.nonce}, {"token_name", token_name(wanted_.token)}}});
+      if (sent.ok()) guests_.push_back(std::move(guest));
+    }
+  }
+
+  /// False: it has joined, was refused or is gone.
+  bool listen_to(Guest& guest) {
+    const Status alive = guest.connection.fill();
+    const auto message = guest.connection.next();
+    if (!message.ok()) {
+      say_(message.error().message);
+      return false;
+    }
+    if (!message.value()) return alive.ok() && steady_ns() < guest.deadline_ns;
+    const json& body = message.value()->body;
+    const json hello = body.value("hello", json());
+    if (message.value()->kind != "join" ||
+        !is_proof(text_of(body, "proof"), wanted_.token, "join", guest.nonce, hello.dump() + text_of(body, "nonce"))) {
+      say_(fmt::format("{}: does not know this run's token", guest.connection.peer()));
+      refuse(guest, "the proof of the run's token is wrong");
+      return false;
+    }
+    const std::optional<Hello> brought = decoded(hello);
+    if (!brought) {
+      refuse(guest, "a hello of another version: all hosts run the same program");
+      return false;
+    }
+    if (const std::string why = mismatch(*brought); !why.empty()) {
+      say_(fmt::format("{} ({}) is refused: {}", brought->name, guest.connection.peer(), why));
+      refuse(guest, why);
+      return false;
+    }
+    guest.connection.trust();
+    std::string address = guest.connection.peer();
+    address.erase(address.rfind(':'));
+    joined_.emplace(brought->index, Joined{*brought, address, text_of(body, "nonce"), std::move(guest.connection)});
+    return false;
+  }
+
+  std::string mismatch(const Hello& brought) const {
+    const auto both = [](std::string_view what, const auto& here, const auto& there) {
+      return fmt::format("{} {} there, {} at the leader", what, there, here);
+    };
+    if (brought.build != own_.build) {
+      return both("another program:", own_.build, brought.build) + "; install the same on all hosts";
+    }
+    if (brought.recipe_hash != own_.recipe_hash) {
+      return both("another recipe: hash", own_.recipe_hash, brought.recipe_hash) +
+             "; the same file and the same --set on all hosts";
+    }
+    if (brought.ranks != own_.ranks) {
+      return both("another number of ranks: --nproc", own_.ranks, brought.ranks) + "; the same on all hosts";
+    }
+    if (brought.index >= wanted_.hosts) {
+      return fmt::format("host {} of {}; they count from 0", brought.index, wanted_.hosts);
+    }
+    const auto other = joined_.find(brought.index);
+    if (brought.index == own_.index || other != joined_.end()) {
+      return fmt::format("two agents are host {}: {} and {}; --host-index differs on each, one agent a host",
+                         brought.index, brought.index == own_.index ? own_.name : other->second.hello.name,
+                         brought.name);
+    }
+    return "";
+  }
+
+  static void refuse(Guest& guest, const std::string& why) {
+    ignore(guest.connection.send({.kind = "refused", .body = {{"why", why}}}), "it is refused either way");
+  }
+
+  std::string missing() const {
+    std::vector<std::string> names;
+    for (int64_t k = 0; k < wanted_.hosts; ++k) {
+      if (k == own_.index || joined_.contains(k)) continue;
+      names.push_back(wanted_.names.empty() ? fmt::format("host {}", k)
+                                            : fmt::format("{} (host {})", wanted_.names[static_cast<size_t>(k)], k));
+    }
+    return fmt::format("{} of {} hosts have not joined: {}", names.size(), wanted_.hosts, fmt::join(names, ", "));
+  }
+
+  Listener& listener_;
+  const Gathering& wanted_;
+  const Hello& own_;
+  const std::function<void(std::string)>& say_;
+  std::list<Guest> guests_;
+  std::map<int64_t, Joined> joined_;
+};
+
+}  // namespace
+
+Result<std::vector<Joined>> gather(Listener& listener, const Gathering& wanted, const Hello& own, int64_t deadline_ns,
+                                   const std::function<void(std::string)>& say) {
+  return Gatherer(listener, wanted, own, say).run(deadline_ns);
+}
+
+Status welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token) {
+  const json text = encode_epoch(epoch);
+  for (Joined& member : members) {
+    RT_TRY(member.connection.send(
+        {.kind = "welcome",
+         .epoch = epoch.number,
+         .body = {{"epoch", text}, {"proof", prove(token, "welcome", member.nonce, text.dump())}}}));
+  }
+  return {};
+}
+
+Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
+                   int64_t deadline_ns, const std::function<bool()>& stopped) {
+  std::optional<Error> last;
+  for (int64_t tokens_until_ns = 0;;) {
+    if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
+    if (steady_ns() >= deadline_ns) {
+      return Error{ErrorCode::kTimeout,
+                   fmt::format("the leader {} cannot be joined{}", leader, last ? ": " + last->message : "")};
+    }
+    auto joined = [&]() -> Result<Place> {
+      RT_TRY_SET(Connection connection, Connection::connect(leader, port, std::min(deadline_ns, after(kHandshakeS))));
+      RT_TRY_SET(const Message challenge, receive(connection, std::min(deadline_ns, after(kHandshakeS)), stopped));
+      const std::string nonce = text_of(challenge.body, "nonce"), name = text_of(challenge.body, "token_name");
+      if (challenge.kind != "challenge" || nonce.empty()) {
+        return Error{ErrorCode::kCorrupt, fmt::format("{}: no agent of cairn that leads a run", connection.peer())};
+      }
+      if (tokens_until_ns == 0) tokens_until_ns = after(kTokenWaitS);
+      std::optional<std::string> token;
+      for (;;) {
+        RT_TRY_SET(token, read_token(directory));
+        if (token && token_name(*token) == name) break;
+        if (asked(stopped)) return Error{ErrorCode::kStopped, "asked to stop"};
+        if (steady_ns() >= std::min(tokens_until_ns, deadline_ns)) {
+          return Error{
+              ErrorCode::kInvalidInput,
+              fmt::format("{} of {} is not the folder of {}, which leads: its token is not there{}; the run folder "
+                          "must be on storage that all hosts share",
+                          directory.string(), own.name, leader, token ? ", another run's is" : "")};
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      const std::string own_nonce = random_hex();
+      const json hello = encoded(own);
+      RT_TRY(connection.send({.kind = "join",
+                              .body = {{"hello", hello},
+                                       {"nonce", own_nonce},
+                                       {"proof", prove(*token, "join", nonce, hello.dump() + own_nonce)}}}));
+      connection.trust();
+      RT_TRY_SET(const Message answer, receive(connection, deadline_ns, stopped));
+      if (answer.kind == "refused") {
+        return Error{ErrorCode::kInvalidInput, fmt::format("refused by {}: {}", leader, text_of(answer.body, "why"))};
+      }
+      const json epoch = answer.body.value("epoch", json());
+      if (answer.kind != "welcome" ||
+          !is_proof(text_of(answer.body, "proof"), *token, "welcome", own_nonce, epoch.dump())) {
+        return Error{ErrorCode::kCorrupt,
+                     fmt::format("{}: its welcome does not prove this run's token", connection.peer())};
+      }
+      RT_TRY_SET(Epoch decided, decode_epoch(epoch));
+      return Place{std::move(decided), std::move(connection)};
+    }();
+    if (joined.ok()) return joined;
+    const ErrorCode code = joined.error().code;
+    if (code != ErrorCode::kUnavailable && code != ErrorCode::kPeerLost && code != ErrorCode::kTimeout) return joined;
+    last = joined.error();
+    std::this_thread::sleep_for(std::chrono::duration<double>(kConnectAgainS));
+  }
+}
+
+}  // namespace cairn::cluster

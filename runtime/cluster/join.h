@@ -1,0 +1,76 @@
+#pragma once
+// How the agents of a run find each other. The leader listens; each member connects and proves that it knows the run's
+// token; what they bring is compared; when all hosts are there the leader answers with the epoch.
+//
+//   leader -> member   challenge { nonce, token_name }
+//   member -> leader   join { hello..., nonce, proof of the leader's nonce and of the hello }
+//   leader -> member   welcome { epoch..., proof of the member's nonce and of the epoch }, or refused { why }
+//
+// A member whose run folder does not hold the leader's token waits for it (a shared folder may show a new file late),
+// and says then that the folder is not shared. A connection that proves nothing, or is silent, costs the leader a
+// socket for kHandshakeS and delays nobody.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/cluster/connection.h"
+#include "runtime/cluster/epoch_store.h"
+#include "runtime/core/result.h"
+
+namespace cairn::cluster {
+
+inline constexpr double kHandshakeS = 10;  // from the connection to the join
+inline constexpr double kTokenWaitS = 10;  // for the leader's token to appear in the run folder
+inline constexpr double kConnectAgainS = 0.05;
+
+/// What an agent brings.
+struct Hello {
+  int64_t index = 0;  // of the hosts
+  std::string name;   // this host's
+  std::string boot_id;
+  std::string build;  // of the program: all agents run the same
+  std::string recipe_hash;
+  int64_t ranks = 0;         // of this host
+  int64_t kernel_level = 0;  // of the processor (runtime/kernels): the lowest of all is used by all
+  bool operator==(const Hello&) const = default;
+};
+
+struct Joined {
+  Hello hello;
+  std::string address;  // as the leader sees it
+  std::string nonce;    // of the member: the welcome answers it
+  Connection connection;
+};
+
+/// What the leader waits for.
+struct Gathering {
+  std::vector<std::string> names;  // of the hosts in order, for messages; empty where a launcher tells none
+  int64_t hosts = 0;
+  std::string token;
+  std::function<bool()> stopped;  // asked a few times a second; null: never
+};
+
+/// The leader's side until all hosts are there; own is host `own.index`. Returns the others, by index.
+/// Errors: kTimeout naming the hosts that are missing at the deadline; kStopped. What does not fit is refused to the
+/// agent that brings it, and the leader goes on waiting; `say` gets each such refusal once.
+Result<std::vector<Joined>> gather(Listener& listener, const Gathering& wanted, const Hello& own, int64_t deadline_ns,
+                                   const std::function<void(std::string)>& say);
+
+/// Sends each member the epoch, with the proof that only the leader can give.
+Status welcome(std::vector<Joined>& members, const Epoch& epoch, const std::string& token);
+
+struct Place {
+  Epoch epoch;
+  Connection leader;
+};
+
+/// A member's side: tries until the deadline, while the leader does not answer yet. `directory` is RUN/cluster.
+/// Errors: kInvalidInput in the leader's words; kUnavailable: no leader, or the run folder is not shared; kStopped.
+Result<Place> join(const std::string& leader, int64_t port, const std::filesystem::path& directory, const Hello& own,
+                   int64_t deadline_ns, const std::function<bool()>& stopped);
+
+}  // namespace cairn::cluster

@@ -1,0 +1,377 @@
+#include "runtime/cluster/join.h"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "runtime/cluster/token.h"
+#include "tests/support/ok.h"
+#include "tests/support/temp_dir.h"
+
+using namespace cairn;
+using namespace cairn::cluster;
+using cairn::testing::TempDir;
+namespace fs = std::filesystem;
+
+namespace {
+
+void must(const Status& status) { REQUIRE_OK(status); }
+template <typename T>
+T must(Result<T> result) {
+  REQUIRE_OK(result);
+  return std::move(result).value();
+}
+
+int64_t in(double seconds) { return steady_ns() + static_cast<int64_t>(seconds * 1e9); }
+
+Hello hello_of(int64_t index) {
+  return {.index = index,
+          .name = fmt::format("h{}", index),
+          .boot_id = "b",
+          .build = "1.0 abc",
+          .recipe_hash = "feed",
+          .ranks = 2,
+          .kernel_level = 3};
+}
+
+/// A leader of `hosts` hosts in a thread of its own.
+class Leader {
+ public:
+  Leader(const fs::path& run, int64_t hosts, double seconds = 20) : directory_(run / "cluster") {
+    fs::create_directories(directory_);
+    token = make_token(directory_).value();
+    auto opened = Listener::open(0, 0);
+    REQUIRE_OK(opened);
+    listener_.emplace(std::move(opened).value());
+    done_ = std::async(std::launch::async, [this, hosts, seconds] {
+      const Gathering wanted{
+          .names = names(hosts), .hosts = hosts, .token = token, .stopped = [this] { return stop.load(); }};
+      return gather(*listener_, wanted, hello_of(0), in(seconds), [this](std::string line) {
+        const std::lock_guard lock(mutex_);
+        said_ += line + "\n";
+      });
+    });
+  }
+  ~Leader() { stop = true; }
+
+  int64_t port() const { return listener_->port(); }
+  const fs::path& directory() const { return directory_; }
+  Result<std::vector<Joined>> members() { return done_.get(); }
+  std::string said() {
+    const std::lock_guard lock(mutex_);
+    return said_;
+  }
+
+  std::string token;
+  std::atomic<bool> stop = false;
+
+ private:
+  static std::vector<std::string> names(int64_t hosts) {
+    std::vector<std::string> out;
+    for (int64_t k = 0; k < hosts; ++k) out.push_back(fmt::format("h{}", k));
+    return out;
+  }
+  fs::path directory_;
+  std::optional<Listener> listener_;
+  std::mutex mutex_;
+  std::string said_;
+  std::future<Result<std::vector<Joined>>> done_;
+};
+
+std::future<Result<Place>> joining(const Leader& leader, const Hello& own, double seconds = 20) {
+  return std::async(std::launch::async, [port = leader.port(), directory = leader.directory(), own, seconds] {
+    return join("127.0.0.1", port, directory, own, in(seconds), nullptr);
+  });
+}
+
+Epoch epoch_of(const std::vector<Joined>& members) {
+  Epoch out{.number = 1, .port = 1, .incarnation = "i", .members = {{"h0", "127.0.0.1", "b"}}, .ranks_per_host = 2};
+  for (const Joined& m : members) out.members.push_back({m.hello.name, m.address, m.hello.boot_id});
+  return out;
+}
+
+/// What the leader says to one who brings this.
+std::string refusal(Leader& leader, const Hello& own) {
+  const auto place = joining(leader, own).get();
+  REQUIRE_FALSE(place.ok());
+  CHECK(place.error().code == ErrorCode::kInvalidInput);
+  return place.error().message;
+}
+
+}  // namespace
+
+TEST_SUITE("runtime/cluster/join") {
+  TEST_CASE("all hosts join in any order, and each gets the epoch with all members") {
+    TempDir temp;
+    Leader leader(temp.path, 4);
+    std::vector<std::future<Result<Place>>> places;
+    for (const int64_t index : {3, 1, 2}) places.push_back(joining(leader, hello_of(index)));
+    auto members = leader.members();
+    REQUIRE_OK(members);
+    REQUIRE(members.value().size() == 3);
+    for (int64_t k = 0; k < 3; ++k) CHECK(members.value()[k].hello == hello_of(k + 1));
+    const Epoch epoch = epoch_of(members.value());
+    CHECK(epoch.members[1].address == "127.0.0.1");
+    must(welcome(members.value(), epoch, leader.token));
+    for (auto& place : places) {
+      const auto got = place.get();
+      REQUIRE_OK(got);
+      CHECK(got.value().epoch == epoch);
+    }
+    CHECK(leader.said().empty());
+  }
+
+  TEST_CASE("what does not fit is refused with the fix, and the run still starts with the right ones") {
+    TempDir temp;
+    Leader leader(temp.path, 2);
+    Hello other = hello_of(1);
+    other.build = "1.1 def";
+    CHECK(refusal(leader, other) ==
+          "refused by 127.0.0.1: another program: 1.1 def there, 1.0 abc at the leader; install "
+          "the same on all hosts");
+    other = hello_of(1);
+    other.recipe_hash = "beef";
+    CHECK(refusal(leader, other).find("another recipe: hash beef there, feed at the leader") != std::string::npos);
+    other = hello_of(1);
+    other.ranks = 4;
+    CHECK(refusal(leader, other).find("--nproc 4 there, 2 at the leader") != std::string::npos);
+    CHECK(refusal(leader, hello_of(2)).find("host 2 of 2; they count from 0") != std::string::npos);
+    other = hello_of(0);
+    other.name = "h7";
+    CHECK(refusal(leader, other).find("two agents are host 0: h0 and h7; --host-index differs on each") !=
+          std::string::npos);
+    CHECK(leader.said().find("h7 (127.0.0.1:") != std::string::npos);
+    auto right = joining(leader, hello_of(1));
+    auto members = leader.members();
+    REQUIRE_OK(members);
+    must(welcome(members.value(), epoch_of(members.value()), leader.token));
+    must(right.get());
+  }
+
+  TEST_CASE("a second agent of an index is refused while the first one waits, and one that left may come back") {
+    TempDir temp;
+    Leader leader(temp.path, 3);
+    auto first = joining(leader, hello_of(1), 2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Hello twin = hello_of(1);
+    twin.name = "h9";
+    CHECK(refusal(leader, twin).find("two agents are host 1: h1 and h9") != std::string::npos);
+    CHECK(first.get().error().code == ErrorCode::kTimeout);  // it gives up, and its place is free
+    auto again = joining(leader, twin), last = joining(leader, hello_of(2));
+    auto members = leader.members();
+    REQUIRE_OK(members);
+    CHECK(members.value()[0].hello.name == "h9");
+    must(welcome(members.value(), epoch_of(members.value()), leader.token));
+    must(again.get());
+    must(last.get());
+  }
+
+  TEST_CASE("the hosts that are missing at the deadline are named") {
+    TempDir temp;
+    Leader leader(temp.path, 4, 0.8);
+    auto one = joining(leader, hello_of(2), 3);
+    const auto members = leader.members();
+    REQUIRE_FALSE(members.ok());
+    CHECK(members.error().code == ErrorCode::kTimeout);
+    CHECK(members.error().message == "2 of 4 hosts have not joined: h1 (host 1), h3 (host 3)");
+    CHECK_FALSE(one.get().ok());
+  }
+
+  TEST_CASE("a folder that is not the leader's is told, by a member that never sees the token") {
+    TempDir temp, elsewhere;
+    Leader leader(temp.path, 2);
+    for (const bool other_run : {false, true}) {
+      fs::create_directories(elsewhere.path / "cluster");
+      if (other_run) must(make_token(elsewhere.path / "cluster"));
+      const auto place = join("127.0.0.1", leader.port(), elsewhere.path / "cluster", hello_of(1), in(0.5), nullptr);
+      REQUIRE_FALSE(place.ok());
+      CHECK(place.error().message.find("must be on storage that all hosts share") != std::string::npos);
+      CHECK((place.error().message.find("another run's is") != std::string::npos) == other_run);
+    }
+  }
+
+  TEST_CASE("strangers, silence and noise neither join nor hold anybody up") {
+    TempDir temp;
+    Leader leader(temp.path, 2);
+    auto silent = Connection::connect("127.0.0.1", leader.port(), in(2));
+    REQUIRE_OK(silent);
+    std::vector<Connection> noisy;
+    for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string("\xff\xff\xff\xff", 4),
+                                     std::string("\x02\0\0\0{}", 6), std::string("\x05\0\0\0[[[[[", 9)}) {
+      auto made = Connection::connect("127.0.0.1", leader.port(), in(2));
+      REQUIRE_OK(made);
+      CHECK(::send(made.value().fd(), bytes.data(), bytes.size(), 0) == std::ssize(bytes));
+      noisy.push_back(std::move(made).value());
+    }
+    TempDir forged;  // knows everything but the token
+    auto stranger = Connection::connect("127.0.0.1", leader.port(), in(2));
+    REQUIRE_OK(stranger);
+    must(stranger.value().send({.kind = "join", .body = {{"hello", {{"index", 1}}}, {"nonce", "x"}, {"proof", "y"}}}));
+    auto right = joining(leader, hello_of(1));
+    auto members = leader.members();
+    REQUIRE_OK(members);
+    must(welcome(members.value(), epoch_of(members.value()), leader.token));
+    must(right.get());
+    CHECK(leader.said().find("does not know this run's token") != std::string::npos);
+    CHECK(leader.said().find("not a message of an agent of cairn") != std::string::npos);
+  }
+
+  TEST_CASE("a leader without the token is not followed") {
+    TempDir temp;
+    const fs::path directory = temp.path / "cluster";
+    fs::create_directories(directory);
+    const std::string token = make_token(directory).value();
+    auto opened = Listener::open(0, 0);
+    REQUIRE_OK(opened);
+    Listener listener = std::move(opened).value();
+    auto place = std::async(std::launch::async,
+                            [&] { return join("127.0.0.1", listener.port(), directory, hello_of(1), in(5), nullptr); });
+    std::optional<Connection> member;
+    while (!member) member = listener.accept().value();
+    must(member->send({.kind = "challenge", .body = {{"nonce", "n"}, {"token_name", token_name(token)}}}));
+    must(member->send({.kind = "welcome", .epoch = 1, .body = {{"epoch", {{"epoch", 1}}}, {"proof", "guess"}}}));
+    CHECK(place.get().error().message.find("does not prove this run's token") != std::string::npos);
+  }
+}
+
+TEST_SUITE("runtime/cluster/token") {
+  TEST_CASE("one token a run, mode 0600, whoever comes first; one that others can use is refused") {
+    TempDir temp;
+    std::vector<std::future<Result<std::string>>> made;
+    for (int k = 0; k < 8; ++k) made.push_back(std::async(std::launch::async, [&] { return make_token(temp.path); }));
+    std::string first;
+    for (auto& one : made) {
+      const auto token = one.get();
+      REQUIRE_OK(token);
+      if (first.empty()) first = token.value();
+      CHECK(token.value() == first);
+    }
+    CHECK(first.size() == 64);
+    struct stat found;
+    REQUIRE(::stat((temp.path / "token").c_str(), &found) == 0);
+    CHECK((found.st_mode & 0777) == 0600);
+    int64_t files = 0;
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator(temp.path)) ++files;
+    CHECK(files == 1);
+    fs::permissions(temp.path / "token", fs::perms(0640));
+    CHECK(read_token(temp.path).error().message.find("chmod 600") != std::string::npos);
+    fs::permissions(temp.path / "token", fs::perms(0600));
+    std::ofstream(temp.path / "token") << "short";
+    CHECK(read_token(temp.path).error().code == ErrorCode::kCorrupt);
+  }
+
+  TEST_CASE("a proof is of its purpose, nonce and text alone") {
+    const std::string token = random_hex(), proof = prove(token, "join", "n", "text");
+    CHECK(is_proof(proof, token, "join", "n", "text"));
+    CHECK_FALSE(is_proof(proof, token, "welcome", "n", "text"));
+    CHECK_FALSE(is_proof(proof, token, "join", "m", "text"));
+    CHECK_FALSE(is_proof(proof, token, "join", "n", "other"));
+    CHECK_FALSE(is_proof(proof, random_hex(), "join", "n", "text"));
+    CHECK_FALSE(is_proof("", token, "join", "n", "text"));
+    CHECK(random_hex() != random_hex());
+  }
+}
+
+TEST_SUITE("runtime/cluster/epoch_store") {
+  TEST_CASE("an epoch has one record, whoever races for it") {
+    TempDir temp;
+    const auto store = EpochStore::open(temp.path / "cluster");
+    REQUIRE_OK(store);
+    CHECK_FALSE(store.value().newest().value().has_value());
+    for (int64_t number = 1; number <= 50; ++number) {
+      std::vector<std::future<Result<bool>>> claims;
+      for (int64_t k = 0; k < 4; ++k) {
+        claims.push_back(std::async(std::launch::async, [&, k, number] {
+          return store.value().claim({.number = number,
+                                      .leader = k,
+                                      .port = 24512,
+                                      .incarnation = fmt::format("{}", k),
+                                      .members = {{"a", "1", "b"}, {"b", "2", "b"}, {"c", "3", "b"}, {"d", "4", "b"}},
+                                      .ranks_per_host = 2,
+                                      .recipe_hash = "r",
+                                      .build = "b",
+                                      .reason = "start"});
+        }));
+      }
+      int64_t winner = -1, made = 0;
+      for (int64_t k = 0; k < 4; ++k) {
+        const auto claimed = claims[k].get();
+        REQUIRE_OK(claimed);
+        if (!claimed.value()) continue;
+        winner = k;
+        ++made;
+      }
+      CHECK(made == 1);
+      const auto newest = store.value().newest();
+      REQUIRE_OK(newest);
+      CHECK(newest.value()->number == number);
+      CHECK(newest.value()->leader == winner);
+      CHECK(newest.value()->members.at(3).address == "4");
+    }
+  }
+
+  TEST_CASE("a record that cannot be read is told with its file, and other files are none") {
+    TempDir temp;
+    const EpochStore store = EpochStore::open(temp.path).value();
+    for (const char* name : {"token", "epoch-1.json", "epoch-00000003.json.tmp", ".epoch-x"}) {
+      std::ofstream(temp.path / name) << "{}";
+    }
+    CHECK_FALSE(store.newest().value().has_value());
+    for (const char* text : {"", "{", "{}", "[]", R"({"epoch": 3})"}) {
+      CAPTURE(text);
+      std::ofstream(temp.path / "epoch-00000002.json") << text;
+      const auto newest = store.newest();
+      REQUIRE_FALSE(newest.ok());
+      CHECK(newest.error().code == ErrorCode::kCorrupt);
+      CHECK(newest.error().message.find("epoch-00000002.json") != std::string::npos);
+    }
+  }
+}
+
+TEST_SUITE("runtime/cluster/connection") {
+  TEST_CASE("messages of any size come whole and in order, and a busy port gives way to the next") {
+    auto opened = Listener::open(0, 0);
+    REQUIRE_OK(opened);
+    Listener listener = std::move(opened).value();
+    CHECK(Listener::open(listener.port(), listener.port()).error().code == ErrorCode::kUnavailable);
+    const auto next = Listener::open(listener.port(), std::min<int64_t>(65535, listener.port() + 20));
+    REQUIRE_OK(next);
+    CHECK(next.value().port() > listener.port());
+
+    auto made = Connection::connect("localhost", listener.port(), in(2));
+    REQUIRE_OK(made);
+    Connection one = std::move(made).value();
+    std::optional<Connection> other;
+    while (!other) other = listener.accept().value();
+    other->trust();
+    const int64_t sizes[] = {0, 1, 1000, 3'000'000, 2};
+    for (const int64_t size : sizes) {
+      must(one.send({.kind = "k", .epoch = size, .body = {{"text", std::string(static_cast<size_t>(size), 'x')}}}));
+    }
+    for (const int64_t size : sizes) {
+      std::optional<Message> message;
+      while (!message) {
+        must(one.flush());
+        must(other->fill());
+        message = other->next().value();
+      }
+      CHECK(message->epoch == size);
+      CHECK(message->body["text"].get<std::string>().size() == static_cast<size_t>(size));
+    }
+    CHECK(one.peer().find(fmt::format(":{}", listener.port())) != std::string::npos);
+    { const Connection gone = *std::move(other); }
+    Status status;
+    for (int k = 0; k < 100 && status.ok(); ++k) {
+      status = one.fill();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(status.error().code == ErrorCode::kPeerLost);
+  }
+}
