@@ -117,7 +117,7 @@ Status Connection::flush() {
 
 void Connection::trust() { most_bytes_ = kMostBytes; }
 
-Status Connection::fill() {
+Status Connection::fill(bool* heard) {
   std::array<char, 1 << 16> buffer;
   while (in_.size() <= kHeader + most_bytes_) {  // more is read when this is taken
     const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
@@ -126,6 +126,7 @@ Status Connection::fill() {
     if (n < 0) return lost(peer(), std::strerror(errno));
     if (n == 0) return lost(peer(), "closed the connection");
     in_.append(buffer.data(), static_cast<size_t>(n));
+    if (heard != nullptr) *heard = true;
   }
   return {};
 }

@@ -41,8 +41,8 @@ class Connection {
   /// The peer has proved who it is: its messages may be long. Before that, a few kilobytes.
   void trust();
 
-  /// Reads what has come. Errors: kPeerLost: the peer is gone.
-  Status fill();
+  /// Reads what has come; `heard` says whether anything had. Errors: kPeerLost: the peer is gone.
+  Status fill(bool* heard = nullptr);
   /// The next complete message; nullopt: none yet. Errors: kCorrupt: not a frame of ours.
   Result<std::optional<Message>> next();
 
