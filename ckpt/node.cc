@@ -83,29 +83,31 @@ Result<std::unique_ptr<CheckpointNode>> CheckpointNode::open(const Plan& plan, N
       RestoreRequest{node->options_.checkpoints_dir, node->options_.init_from, node->options_.open_foreign,
                      node->options_.from_step, &node->buffers_,
                      [raw = node.get()] { return raw->persister_->check_folder(); }, node->options_.stop});
+  SaveOptions save;
+  if (plan.recipe.checkpoint.compress == Compress::kZstd) save.codec = Codec::kShuffleZstd;
   node->persister_ = std::make_unique<NodePersister>(
       node->arena_, [&plan] { return make_backend(plan); }, node->options_.checkpoints_dir,
-      PersistOptions{
-          .retention = plan.recipe.checkpoint.keep.empty()
-                           ? std::nullopt
-                           : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
-          .save = {.codec = plan.recipe.checkpoint.compress == Compress::kZstd ? Codec::kShuffleZstd : Codec::kRaw},
-          .incremental = plan.recipe.checkpoint.incremental,
-          .in_flight = plan.recipe.checkpoint.in_flight,
-          .buffers = &node->buffers_,
-          .check_owner = node->options_.check_owner,
-          .before_save = node->options_.before_save,
-          .lineage = node->options_.run.lineage,
-          .labels = &node->labels_,
-          .forensics = plan.recipe.watch.forensics ? node->options_.checkpoints_dir.parent_path() / "forensics"
-                                                   : std::filesystem::path(),
-          .on_event = [raw = node.get()](const PersistEvent& event) {
-            {
-              const std::lock_guard lock(raw->mutex_);
-              raw->events_.push_back(event);
-            }
-            if (raw->options_.on_persisted) raw->options_.on_persisted();
-          }});
+      PersistOptions{.retention = plan.recipe.checkpoint.keep.empty()
+                                      ? std::nullopt
+                                      : std::optional(retention_policy(plan.recipe.checkpoint.keep, plan.steps)),
+                     .save = save,
+                     .incremental = plan.recipe.checkpoint.incremental,
+                     .in_flight = plan.recipe.checkpoint.in_flight,
+                     .buffers = &node->buffers_,
+                     .check_owner = node->options_.check_owner,
+                     .before_save = node->options_.before_save,
+                     .lineage = node->options_.run.lineage,
+                     .labels = &node->labels_,
+                     .forensics = plan.recipe.watch.forensics
+                                      ? node->options_.checkpoints_dir.parent_path() / "forensics"
+                                      : std::filesystem::path(),
+                     .on_event = [raw = node.get()](const PersistEvent& event) {
+                       {
+                         const std::lock_guard lock(raw->mutex_);
+                         raw->events_.push_back(event);
+                       }
+                       if (raw->options_.on_persisted) raw->options_.on_persisted();
+                     }});
   node->keep_memory_ = false;
   return node;
 }

@@ -175,11 +175,12 @@ Result<ImportReport> import_hf(ckpt::IoBackend& io, const fs::path& hf_dir, cons
                                .bytes = size});
   }
   skeleton.state = nlohmann::json{{"imported", std::move(imported)}}.dump();
-  ckpt::SaveOptions save{.fill_bytes = options.memory_bytes / 4,
-                         .replace_existing = options.replace,
-                         .cancel = options.cancel,
-                         .resume_key = key_of(*folder, skeleton, parts, contents),
-                         .commit_bytes = int64_t{1} << 30};
+  ckpt::SaveOptions save;
+  save.fill_bytes = options.memory_bytes / 4;
+  save.replace_existing = options.replace;
+  save.cancel = options.cancel;
+  save.resume_key = key_of(*folder, skeleton, parts, contents);
+  save.commit_bytes = int64_t{1} << 30;
   RT_TRY_SET(save.resume_from, ckpt::find_unfinished(io, checkpoints_dir, skeleton.step, save.resume_key,
                                                      ckpt::may_be_alive, &report.cleaned));
   RT_TRY_SET(ckpt::SaveReport saved, ckpt::save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save));

@@ -157,6 +157,8 @@ Result<Manifest> decode_manifest(std::string_view bytes);
 
 /// The checks of decode_manifest on a struct. Cost: O(n log n) in shards (100k shards: about 0.1 s).
 Status validate_manifest(const Manifest& manifest);
+/// The same of some of its files and their shards, which need not tile the tensors.
+Status validate_parts(const Manifest& manifest);
 
 /// "weight layers.3.attn.q.weight [0:64, 0:128]": how errors name a shard.
 std::string describe_shard(const Manifest& manifest, const ShardEntry& shard);

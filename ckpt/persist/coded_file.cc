@@ -86,7 +86,7 @@ uint64_t hash_rest(Hdf5Image& image, std::vector<std::pair<int64_t, int64_t>> ta
 }
 
 Result<std::unique_ptr<CodedFile>> CodedFile::create(const Manifest& manifest, std::span<const ShardEntry> shards,
-                                                     const SaveOptions& options, WorkPool& pool) {
+                                                     const WriteOptions& options, WorkPool& pool) {
   std::unique_ptr<CodedFile> out(new CodedFile(options, pool));
   RT_TRY_SET(out->writer_, Hdf5Writer::create(manifest.step, static_cast<int64_t>(shards.size())));
   const int64_t slots = 2 * pool.threads() + 1;

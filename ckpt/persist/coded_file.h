@@ -16,7 +16,7 @@
 #include "ckpt/codec/work_pool.h"
 #include "ckpt/format/manifest.h"
 #include "ckpt/persist/hdf5_file.h"
-#include "ckpt/persist/save.h"
+#include "ckpt/persist/write_parts.h"
 
 namespace cairn::ckpt {
 
@@ -37,7 +37,7 @@ class CodedFile {
   using Before = std::function<Status(int64_t payload_bytes)>;
 
   static Result<std::unique_ptr<CodedFile>> create(const Manifest& manifest, std::span<const ShardEntry> shards,
-                                                   const SaveOptions& options, WorkPool& pool);
+                                                   const WriteOptions& options, WorkPool& pool);
 
   /// What the file may grow to, a multiple of 4096.
   int64_t reserve_bytes() const { return reserve_bytes_; }
@@ -58,13 +58,13 @@ class CodedFile {
     uint64_t hash = 0;
     std::future<Status> done;
   };
-  CodedFile(const SaveOptions& options, WorkPool& pool) : options_(options), pool_(pool) {}
+  CodedFile(const WriteOptions& options, WorkPool& pool) : options_(options), pool_(pool) {}
   Status write_raw(const ShardData& data, ShardEntry& shard, int64_t offset, const Before& before,
                    const PutPages& put_pages);
   Status put(int64_t offset, std::span<const std::byte> bytes, const PutPages& put_pages);
   Status retire(Slot& slot, std::span<ShardEntry> shards, const PutPages& put_pages);
 
-  const SaveOptions& options_;
+  const WriteOptions& options_;
   WorkPool& pool_;
   std::unique_ptr<Hdf5Writer> writer_;
   std::unique_ptr<Hdf5Image> image_;

@@ -1,5 +1,5 @@
 #pragma once
-// What a save that was cut off leaves for the next one. A save with SaveOptions::resume_key puts a note beside each
+// What a save that was cut off leaves for the next one. A save with WriteOptions::resume_key puts a note beside each
 // file that is durable; the next save of the same state takes those files over after every byte of them has been
 // compared with the note. Notes lie in work directories only: they are removed before the commit.
 

@@ -2,9 +2,9 @@
 // HDF5's view of a shard file: a virtual file driver (H5FD_class_t) over pages in memory. HDF5 itself does no I/O.
 //
 // Writing: libhdf5 lays out the file and writes its metadata into the image; payload never passes through HDF5, it goes
-// from the caller's memory to the offsets that HDF5 gave (save.cc). Afterwards save.cc writes the image's pages, the
-// one with the superblock last, so that a file whose writer died does not open. Only whole pages leave here, so no
-// padding ever lies on top of a neighbour. Reading (verify): pages come from an IoFile when libhdf5 asks for them.
+// from the caller's memory to the offsets that HDF5 gave. Afterwards part_writer.cc writes the image's pages, the one
+// with the superblock last, so that a file whose writer died does not open. Only whole pages leave here, so no padding
+// ever lies on top of a neighbour. Reading (verify): pages come from an IoFile when libhdf5 asks for them.
 //
 // Threads: libhdf5 is not thread safe; whoever calls it, anywhere in the process, holds hdf5_mutex().
 

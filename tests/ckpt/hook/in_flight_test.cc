@@ -378,8 +378,9 @@ TEST_SUITE("ckpt/hook/in_flight") {
     const Plan plan = saving_each_step(1);
     Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
     const MakeIo make_io = [] { return std::make_unique<PosixBackend>(); };
-    auto persister =
-        std::make_unique<NodePersister>(arena, make_io, dir.path, PersistOptions{.save = {.max_bytes_per_s = 100}});
+    SaveOptions slow;
+    slow.max_bytes_per_s = 100;
+    auto persister = std::make_unique<NodePersister>(arena, make_io, dir.path, PersistOptions{.save = slow});
     PosixBackend io;
     RestoreDecider decider(plan, arena, io, {dir.path});
     REQUIRE(decider.next_incarnation().ok());

@@ -60,7 +60,7 @@ std::filesystem::path save(MemoryBackend& io, const std::vector<Tensor>& tensors
                              .bytes = box.count_elems() * elem});
     }
   }
-  const Result<SaveReport> saved = save_checkpoint(io, "/ck", skeleton, std::span(&part, 1), {.chunk_bytes = 4096});
+  const Result<SaveReport> saved = save_checkpoint(io, "/ck", skeleton, std::span(&part, 1), {{.chunk_bytes = 4096}});
   REQUIRE_OK(saved);
   return saved.value().dir;
 }
