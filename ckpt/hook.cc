@@ -30,9 +30,10 @@ using trainer::TrainPosition;
 
 Result<std::unique_ptr<SharedMemoryHook>> SharedMemoryHook::make(const Plan& plan, int64_t rank, const Arena& arena,
                                                                  const Clock& clock, HookOptions options) {
-  if (arena.world() != plan.mesh.world() || rank < 0 || rank >= arena.world()) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("snapshot memory is for {} ranks, this is rank {} of {}",
-                                                       arena.world(), rank, plan.mesh.world())};
+  if (arena.world() != plan.mesh.world() || !arena.ranks().contains(rank)) {
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("snapshot memory is for ranks {} to {} of {}, this is rank {} of {}", arena.ranks().first,
+                             arena.ranks().end - 1, arena.world(), rank, plan.mesh.world())};
   }
   std::unique_ptr<SharedMemoryHook> hook(
       new SharedMemoryHook(plan, rank, std::nullopt, &arena,
@@ -61,7 +62,7 @@ SharedMemoryHook::SharedMemoryHook(const Plan& plan, int64_t rank, std::optional
 }
 
 Status SharedMemoryHook::check_layout() const {
-  bool same = arena_.world() == plan_.mesh.world() && rank_ >= 0 && rank_ < arena_.world();
+  bool same = arena_.world() == plan_.mesh.world() && arena_.ranks().contains(rank_);
   if (same) {
     const auto shards = arena_.shards(rank_);
     same = shards.size() == layout_.shards.size();
@@ -99,18 +100,25 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
   if (copies()) {
     std::unique_ptr<DeviceLink> link = options_.make_link ? options_.make_link() : make_host_link();
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) RT_TRY(link->use_host(arena_.payload(rank_, slot)));
+    if (options_.make_link && !arena_.has_world() && !kept_for_others.empty()) {
+      return Error{
+          ErrorCode::kUnsupported,
+          fmt::format("rank {}: state that ranks of several hosts keep of each other, in a device's memory", rank_)};
+    }
     copier_ = std::make_unique<StateCopier>(std::move(link), kCopyNice);
     out.gate = copier_.get();
     starts_in_slot_ = in_memory && !options_.make_link;
     if (starts_in_slot_) {
       out.banks.push_back(bank_in(decision.slot));
-      RT_TRY_SET(out.originals, originals_in(plan_, arena_, kept_for_others));
-      for (trainer::Original& part : *out.originals) part.banks = {nullptr, part.banks[decision.slot]};
+      RT_TRY_SET(out.originals, peer_copies(kept_for_others));
+      if (out.originals) {
+        for (trainer::Original& part : *out.originals) part.banks = {nullptr, part.banks[decision.slot]};
+      }
     }
   } else {
     for (int64_t slot = 0; slot < arena_.slots(); ++slot) out.banks.push_back(bank_in(slot));
     out.weights = arena_.weights(rank_).data();
-    RT_TRY_SET(out.originals, originals_in(plan_, arena_, kept_for_others));
+    RT_TRY_SET(out.originals, peer_copies(kept_for_others));
   }
   if (arena_.on_disk()) {
     pager_ = std::make_unique<DiskPager>(arena_.fd(), arena_.base());
@@ -120,6 +128,13 @@ Result<trainer::StateMemory> SharedMemoryHook::memory(std::span<const StateTenso
   if (!in_memory) arena_.populate(rank_);
   attached_ = true;
   return out;
+}
+
+Result<std::optional<std::vector<trainer::Original>>> SharedMemoryHook::peer_copies(
+    std::span<const StateTensor> kept_for_others) const {
+  if (!arena_.has_world()) return std::optional<std::vector<trainer::Original>>();
+  RT_TRY_SET(std::vector<trainer::Original> found, originals_in(plan_, arena_, kept_for_others));
+  return std::optional(std::move(found));
 }
 
 Result<std::optional<trainer::Restored>> SharedMemoryHook::restore(std::span<const StateTensor> state) {
@@ -146,7 +161,7 @@ Status SharedMemoryHook::load(int64_t slot, std::span<const StateTensor> state) 
   size_t saved = 0;
   for (const StateTensor& item : state) {
     if (!item.primary) {
-      of_others.push_back(item);
+      if (arena_.has_world()) of_others.push_back(item);  // else carry_out_decision() has filled them
       continue;
     }
     const SlotShard& shard = layout_.shards[saved++];
@@ -348,6 +363,9 @@ Status SharedMemoryHook::snapshot(const StepOrder& order, const TrainPosition& p
   }
   const std::string text = encode_position(position, kPositionCapacity);
   published_bank_ = slot;
+  // Before it is whole, as on rank 0's host, where decide() has done it.
+  if (order.persist && rank_ != 0 && rank_ == arena_.ranks().first)
+    arena_.control().reserved[slot].store(position.step, std::memory_order_release);
   if (copies()) {
     const int64_t stood_ns = pause_ns_ + clock_.now_ns() - begin_ns - copier_->waited_ns();
     const auto publish = [this, slot, order, step = position.step, text,

@@ -14,6 +14,10 @@
 // the disk, the snapshot is left out. After a restart the first update reads the slot and writes the trainer's memory;
 // only what a link alone can reach is copied back.
 //
+// On several hosts each has an arena of its own ranks. Rank 0 decides for all; on each other host its lowest rank
+// reserves the bank there. No rank sees the banks of all, so state that is kept for others is the trainer's
+// (StateMemory::originals), and restore() fills it.
+//
 // With three banks or more (checkpoint.in_flight and two) no call waits for the disk. Training spares all banks but
 // two: if that many are reserved, a due save is put off to the next step at which one is free, and saves that step's
 // state. Saves in flight may end in any order; a run resumes from the newest complete one. With two banks next_bank()
@@ -99,6 +103,10 @@ class SharedMemoryHook final : public trainer::CheckpointHook {
   bool copies() const { return plan_.recipe.checkpoint.snapshot_by == SnapshotBy::kCopy; }
   /// Copied state: what is saved of `state`, in the order in which an update overwrites it.
   std::vector<CopyPart> parts_to_copy(std::span<const trainer::StateTensor> state) const;
+  /// Where the banks of this host have what this rank keeps for others; none: they are not all here. The same answer on
+  /// every rank of the world.
+  Result<std::optional<std::vector<trainer::Original>>> peer_copies(
+      std::span<const trainer::StateTensor> kept_for_others) const;
   /// The state that lies in a slot, into memory of the trainer which only the link can reach.
   Status load(int64_t slot, std::span<const trainer::StateTensor> state);
   /// The slot of the next copy, or none; `must`: waits for one to be free.

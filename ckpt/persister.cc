@@ -59,6 +59,9 @@ class SlotSource {
   }
   void give_back(Manifest saved) { skeleton_ = std::move(saved); }
 
+  /// Counted over all ranks of the world, whose files these are a part of; none: they are all.
+  const std::optional<ChecksumBytes>& checksum_bytes() const { return checksum_bytes_; }
+
   /// After take_skeleton(): the files of `slot`, with the word sums that the updates have left, or without.
   std::span<const WriterPart> parts(int64_t slot, std::span<const RankSnapshot> ranks = {}) {
     for (size_t p = 0; p < parts_.size(); ++p) {
@@ -67,7 +70,7 @@ class SlotSource {
       for (size_t i = 0; i < parts_[p].shards.size(); ++i) {
         ShardData& shard = parts_[p].shards[i];
         shard.data = to + (shard.data - from);
-        shard.word_sums = ranks.empty() ? std::nullopt : std::optional(ranks[ranks_[p]].sums[i]);
+        shard.word_sums = ranks.empty() ? std::nullopt : std::optional(ranks[ranks_[p] - arena_.ranks().first].sums[i]);
       }
     }
     slot_ = slot;
@@ -78,25 +81,39 @@ class SlotSource {
   Status read_directory() {
     if (skeleton_) return {};
     parts_.clear();
-    ranks_ = arena_.rank_of_file();
+    ranks_.clear();
+    checksum_bytes_.reset();
     slot_ = 0;
     RT_TRY_SET(Manifest manifest, decode_manifest(arena_.directory()));
-    for (const FileEntry& file : manifest.files) parts_.push_back({file.name, {}});
-    if (ranks_.size() != parts_.size()) return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
+    const std::vector<int64_t> rank_of_file = arena_.rank_of_file();
+    if (rank_of_file.size() != manifest.files.size())
+      return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit"};
+    std::vector<WriterPart*> part_of_file(manifest.files.size());
+    parts_.reserve(manifest.files.size());
+    for (size_t f = 0; f < manifest.files.size(); ++f) {
+      if (!arena_.ranks().contains(rank_of_file[f])) continue;
+      part_of_file[f] = &parts_.emplace_back(manifest.files[f].name);
+      ranks_.push_back(rank_of_file[f]);
+    }
+    if (!arena_.has_world()) checksum_bytes_.emplace(arena_.chunk_bytes());
     for (const ShardEntry& shard : manifest.shards) {  // per file in the order of the slot
-      const auto payload = arena_.payload(ranks_[shard.file], slot_);
-      const auto extents = arena_.shards(ranks_[shard.file]);
-      const size_t place = parts_[shard.file].shards.size();
+      if (checksum_bytes_)
+        checksum_bytes_->count(shard.box.lo, shard.box.hi, dtype_size_bytes(manifest.tensors[shard.tensor].dtype));
+      WriterPart* const part = part_of_file[shard.file];
+      if (part == nullptr) continue;
+      const auto payload = arena_.payload(rank_of_file[shard.file], slot_);
+      const auto extents = arena_.shards(rank_of_file[shard.file]);
+      const size_t place = part->shards.size();
       if (shard.offset + shard.bytes > static_cast<int64_t>(payload.size()) || place >= extents.size() ||
           extents[place].offset != shard.offset || extents[place].bytes != shard.bytes) {
         return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
       }
-      parts_[shard.file].shards.push_back({.tensor = shard.tensor,
-                                           .lo = shard.box.lo,
-                                           .hi = shard.box.hi,
-                                           .data = payload.data() + shard.offset,
-                                           .bytes = shard.bytes,
-                                           .finite = manifest.tensors[shard.tensor].kind == kWeightKind});
+      part->shards.push_back({.tensor = shard.tensor,
+                              .lo = shard.box.lo,
+                              .hi = shard.box.hi,
+                              .data = payload.data() + shard.offset,
+                              .bytes = shard.bytes,
+                              .finite = manifest.tensors[shard.tensor].kind == kWeightKind});
     }
     manifest.files.clear();
     manifest.shards.clear();
@@ -108,7 +125,8 @@ class SlotSource {
   std::optional<Manifest> skeleton_;
   std::vector<WriterPart> parts_;
   std::vector<int64_t> ranks_;  // whose slot each part is
-  int64_t slot_ = 0;            // that `parts_` point into
+  std::optional<ChecksumBytes> checksum_bytes_;
+  int64_t slot_ = 0;  // that `parts_` point into
 };
 
 }  // namespace
@@ -160,6 +178,13 @@ struct NodePersister::Impl {
   void prepare(Writer& writer);
   SaveOptions save_options(Writer& writer);
   Status check_not_needed(IoBackend& io, int64_t step) const;
+  Result<SaveReport> save_step(IoBackend& io, const std::filesystem::path& checkpoints_dir, Manifest skeleton,
+                               std::span<const WriterPart> parts, const SaveOptions& save) const {
+    if (options.save_step) return options.save_step(io, checkpoints_dir, std::move(skeleton), parts, save);
+    if (!arena.has_world())
+      return Error{ErrorCode::kUnsupported, "a step is not saved from the memory of some of its ranks"};
+    return save_checkpoint(io, checkpoints_dir, std::move(skeleton), parts, save);
+  }
   Result<SaveReport> persist(Writer& writer, const CommonSnapshot& snapshot);
   void write(Writer& writer, int64_t slot, int64_t step);
   bool write_promised(Writer& writer);
@@ -221,6 +246,7 @@ SaveOptions NodePersister::Impl::save_options(Writer& writer) {
   save.cache = &writer.cache;
   save.spares = &spares;
   save.chunk_bytes = arena.chunk_bytes();
+  save.checksum_bytes = writer.source.checksum_bytes();
   save.huge_pages = arena.huge_pages();
   return save;
 }
@@ -265,8 +291,8 @@ Result<SaveReport> NodePersister::Impl::persist(Writer& writer, const CommonSnap
     base = newest_saved;
   }
   save.base = base.get();
-  RT_TRY_SET(SaveReport report, save_checkpoint(*writer.io, dir, std::move(manifest),
-                                                writer.source.parts(snapshot.slot, snapshot.ranks), save));
+  RT_TRY_SET(SaveReport report,
+             save_step(*writer.io, dir, std::move(manifest), writer.source.parts(snapshot.slot, snapshot.ranks), save));
   if (save.codec == Codec::kRaw) spares.limit(report.file_bytes * options.in_flight);  // coded files do not use them
   {
     const std::lock_guard lock(of_folder);
@@ -334,8 +360,9 @@ void NodePersister::Impl::keep_forensics(Writer& writer) {
       }
       SaveOptions save = options.save;
       save.chunk_bytes = arena.chunk_bytes();
+      save.checksum_bytes = writer.source.checksum_bytes();
       RT_TRY_SET(const SaveReport report,
-                 save_checkpoint(*writer.io, options.forensics, std::move(manifest), as_it_is, save));
+                 save_step(*writer.io, options.forensics, std::move(manifest), as_it_is, save));
       return put_label(*writer.io, options.forensics, position.step, Label::kBad,
                        "ruined weights, kept to be looked at", "guard");
     };
@@ -432,7 +459,9 @@ bool NodePersister::Impl::write_promised(Writer& writer) {
     throw;
   }
   if (!given_up) control.asked[slot] = 0;
-  control.reserved[slot].store(given_up ? step : 0, std::memory_order_release);
+  // Rank 0's host may be done with this step before this one, and the next save be reserved here meanwhile: that stays.
+  int64_t mine = -step;
+  control.reserved[slot].compare_exchange_strong(mine, given_up ? step : 0);
   return !given_up;
 }
 

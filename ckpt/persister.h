@@ -49,6 +49,13 @@ struct PersistEvent {
 /// memory may hold yet. On a thread of the persister's.
 using BeforeSave = std::function<void(int64_t step, std::span<const std::string> news)>;
 
+/// Writes `parts`, the files of the ranks whose slots this arena has, and returns once the step is committed: whatever
+/// the other hosts have to do for that. The manifest of the report may lack the other hosts' files. On a thread of the
+/// persister's.
+using SaveStep =
+    std::function<Result<SaveReport>(IoBackend& io, const std::filesystem::path& checkpoints_dir, Manifest skeleton,
+                                     std::span<const WriterPart> parts, const SaveOptions& options)>;
+
 struct PersistOptions {
   std::optional<RetentionPolicy> retention;  // applied after each save; none: all stay
   SaveOptions save;                          // chunk_bytes is the arena's
@@ -56,6 +63,7 @@ struct PersistOptions {
   int64_t in_flight = 1;                     // saves being written at once, at most; each has up to save.fill_bytes
   BufferStore* buffers = nullptr;            // memory that payload passes through, shared with who reads; null: its own
   bool low_priority = true;
+  SaveStep save_step;  // where the arena has some ranks of the world, not all; empty: save_checkpoint
   /// That the folder is still this agent's to write to: asked before a save begins, before its commit, and before
   /// retention removes anything. An error refuses that. On threads of the persister's; may be empty.
   std::function<Status()> check_owner;

@@ -17,6 +17,7 @@
 #include "ckpt/retention/catalog.h"
 #include "ckpt/retention/replace.h"
 #include "ckpt/snapshot/snapshot.h"
+#include "ckpt/store/posix_backend.h"
 #include "ckpt/store/read_again.h"
 #include "ckpt/verify/verify.h"
 #include "runtime/trainer/initial.h"
@@ -140,6 +141,13 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
   for (const LoadRead& read : reads) {
     const int64_t rank = read.file < std::ssize(rank_of_file) ? rank_of_file[read.file] : -1;
     const int64_t end = read.offset + (read.rows - 1) * read.source_stride + read.bytes;
+    if (rank >= 0 && !arena.ranks().contains(rank)) {
+      const StateTensor& item = state[static_cast<size_t>(read.wanted)];
+      return Error{ErrorCode::kUnsupported,
+                   fmt::format("{} of {} {} is in the memory of rank {} alone, on another host",
+                               kStateKinds[static_cast<size_t>(item.kind)], plan.tensors[item.tensor].name,
+                               to_string(item.box), rank)};
+    }
     if (rank < 0 || read.offset < 0 || end > std::ssize(arena.payload(rank, 0))) {
       return Error{ErrorCode::kCorrupt, "the snapshot's directory does not fit its slots"};
     }
@@ -154,6 +162,23 @@ Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Aren
   return out;
 }
 
+/// On a host that does not have all banks: what of `state` other ranks save.
+static Status fill_copies(const Plan& plan, const Arena& arena, const std::string& read_from, int64_t slot,
+                          std::span<const StateTensor> state) {
+  std::vector<StateTensor> copies;
+  std::ranges::copy_if(state, std::back_inserter(copies), [](const StateTensor& item) { return !item.primary; });
+  if (copies.empty()) return {};
+  if (!read_from.empty()) {
+    PosixBackend io;
+    const bool named = read_from == plan.recipe.init.path;
+    return load_state(plan, io, read_from, named ? plan.recipe.init : InitConfig{}, copies);
+  }
+  RT_TRY_SET(const std::vector<trainer::Original> originals, originals_in(plan, arena, copies));
+  for (const trainer::Original& part : originals)
+    std::memcpy(copies[part.copy].data + part.offset, part.banks[slot], static_cast<size_t>(part.bytes));
+  return {};
+}
+
 Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
                                                    std::span<const StateTensor> state,
                                                    const OpenForeign& open_foreign) {
@@ -164,9 +189,9 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
     return Error{ErrorCode::kInternal, "the agent has not decided where this run continues from"};
   }
   if (decision.source == arena::Source::kFresh) return std::optional<Restored>();
+  const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
   const auto loaded = [&]() -> Result<Restored> {
     if (decision.source == arena::Source::kDisk) {
-      const std::string dir(decision.place, strnlen(decision.place, sizeof(decision.place)));
       RT_TRY_SET(const std::unique_ptr<ForeignWeights> foreign, open_if_foreign(open_foreign, dir));
       if (foreign == nullptr) return Error{ErrorCode::kInternal, "a checkpoint that the agent has not read"};
       Result<TrainPosition> begun = load_from_foreign(plan, *foreign, state, plan.recipe.init);
@@ -179,6 +204,7 @@ Result<std::optional<Restored>> carry_out_decision(const Plan& plan, const Arena
     }
     RT_TRY_SET(TrainPosition position,
                decode_position({decision.position, static_cast<size_t>(decision.position_bytes)}));
+    if (!arena.has_world()) RT_TRY(fill_copies(plan, arena, dir, decision.slot, state));
     return Restored{.position = std::move(position),
                     .bank = static_cast<int64_t>(decision.slot),
                     .weights_ready = decision.weights_ready != 0};
@@ -343,7 +369,9 @@ Result<RestoreChoice> RestoreDecider::choose() {
     choice.source = arena::Source::kMemory;
     choice.step = memory->step;
     choice.slot = memory->slot;
-    choice.weights_ready = !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
+    // All ranks of the world have to agree whether they make their weights again, and one host knows of its own alone.
+    choice.weights_ready =
+        arena_.has_world() && !distrusted && arena_.weights_are_of(memory->incarnation, memory->step);
     RT_TRY_SET(const TrainPosition position, decode_position(memory->position));
     choice.metrics = arena_.news_until(memory->step - 1);
     choice.metrics.push_back(position.metrics);
@@ -426,7 +454,7 @@ void RestoreDecider::publish(const RestoreChoice& choice, bool in_memory) {
   std::memset(decision.place, 0, sizeof(decision.place));
   std::memcpy(decision.place, place.data(), place.size());
   if (in_memory) {
-    const auto snapshot = read_slot(arena_, 0, choice.slot, Check::kHeaders);
+    const auto snapshot = read_slot(arena_, arena_.ranks().first, choice.slot, Check::kHeaders);
     RT_CHECK(snapshot.ok(), "slot {} was just verified", choice.slot);
     const std::string& position = snapshot.value().position;
     decision.position_bytes = static_cast<int64_t>(position.size());

@@ -127,13 +127,15 @@ Error none_usable(const std::filesystem::path& checkpoints_dir, std::span<const 
 
 /// Rank: carries out the decision for the arena's present incarnation. A snapshot in memory, which a checkpoint is too
 /// by then, stays in its bank; what a rank reads itself are foreign weights: they fill every byte of `state`, whose
-/// saved tensors lie in bank 0. Errors: those of reading them, kInternal without a decision.
+/// saved tensors lie in bank 0. Where this host does not have all banks, it also fills what of `state` others save:
+/// from their banks here, or from the checkpoint that was read. Errors: those of reading, kInternal without a decision,
+/// kUnsupported for state that lies in the memory of another host alone.
 Result<std::optional<trainer::Restored>> carry_out_decision(const Plan& plan, const Arena& arena,
                                                             std::span<const trainer::StateTensor> state,
                                                             const OpenForeign& open_foreign = {});
 
 /// Where each slot of an arena, which may be of another layout, has the bytes of `state`, which lies nowhere yet: parts
-/// that tile it.
+/// that tile it. Errors: kUnsupported for what a rank of another host saves.
 Result<std::vector<trainer::Original>> originals_in(const Plan& plan, const Arena& arena,
                                                     std::span<const trainer::StateTensor> state);
 

@@ -22,11 +22,13 @@ using Say = std::function<void(std::string)>;
 
 /// Removes what dead runs left that nobody misses: all but steps that no checkpoint has. What this run itself left
 /// stays until it has `begun` with the best of it. Returns what stays of others; the first is the first to go for want
-/// of room.
-std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view run_id, bool begun, const Say& say) {
+/// of room. With `ranks`, those of this host, memory of the run's other ranks is their agent's.
+std::vector<StaleArena> clean_memory(const std::string& folder, std::string_view run_id,
+                                     const std::optional<RankRange>& ranks, bool begun, const Say& say) {
   std::vector<StaleArena> left;
   for (StaleArena& stale : stale_arenas(folder)) {
     const bool mine = stale.run_id == run_id;
+    if (mine && ranks && !stale.has_world && stale.ranks != *ranks) continue;
     if (mine ? begun : stale.unsaved_step == 0 && stale.unread.empty()) {
       if (remove_stale_arena(stale)) say(fmt::format("removed {} of a dead run", stale.name));
     } else if (stale.elsewhere) {
@@ -65,6 +67,16 @@ Result<bool> is_left_behind(IoBackend& io, const Arena& memory, const std::optio
   };
   RT_TRY_SET(const bool whole, read_again(holds, kReadAgain, stop));  // memory is given up for it: be sure
   return whole ? Result<bool>(true) : holds();                        // what a disk fails counts as damage there
+}
+
+/// That a checkpoint makes memory of some ranks superfluous: a step is not saved from a part of it.
+Status check_saved(const Arena& memory, const std::optional<CheckpointInfo>& newest) {
+  const int64_t step = newest_step(memory);
+  if (step <= 0 || (newest && newest->step >= step)) return {};
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("it has step {} of ranks {} to {} of {}, which this host alone cannot save; resume on the "
+                           "hosts that trained it, or remove the file to go on without that step",
+                           step, memory.ranks().first, memory.ranks().end - 1, memory.world())};
 }
 
 /// That a run can start is worth more than steps that a dead run may never ask for; nothing else is.
@@ -110,8 +122,9 @@ bool leads_to(const CheckpointInfo& saved, const Arena& memory) {
          std::ranges::count(memory.starts(), saved.starts.front()) > 0;
 }
 
-Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
+Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::optional<RankRange>& ranks) {
   ArenaSpec spec{.run_id = run.run_id, .recipe_hash = run.recipe_hash};
+  spec.here = ranks;
   spec.ranks = slot_layouts(plan);
   spec.slots = banks_for(plan.recipe.checkpoint.in_flight);
   if (!plan.recipe.optimizer.offload.empty()) {
@@ -129,7 +142,7 @@ Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run) {
 
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report, const BeforeSave& before_save,
-                              const std::function<bool()>& stop) {
+                              const std::function<bool()>& stop, const std::optional<RankRange>& ranks) {
   const auto say = [&](std::string line) {
     if (report != nullptr) report->push_back(std::move(line));
   };
@@ -141,12 +154,13 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
     for (const std::string& name : cleaned.removed) say(fmt::format("removed {}, left by a writer that died", name));
     for (const std::string& line : cleaned.left) say(fmt::format("left alone: {}", line));
   }
-  RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run));
+  RT_TRY_SET(const ArenaSpec spec, arena_spec(plan, run, ranks));
+  const RankRange here = ranks.value_or(RankRange{0, plan.mesh.world()});
   std::vector<std::string> folders = {spec.folder};  // the run may have had no offload before
   if (spec.folder != kSharedMemory) folders.emplace_back(kSharedMemory);
   const auto clean = [&](bool begun) {
-    std::vector<StaleArena> dead = clean_memory(spec.folder, run.run_id, begun, say);
-    if (folders.size() > 1) clean_memory(folders[1], run.run_id, begun, say);
+    std::vector<StaleArena> dead = clean_memory(spec.folder, run.run_id, ranks, begun, say);
+    if (folders.size() > 1) clean_memory(folders[1], run.run_id, ranks, begun, say);
     return dead;
   };
   const auto tell = [&](const std::vector<StaleArena>& dead) {
@@ -165,7 +179,7 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   std::optional<Arena> left;
   for (const std::string& folder : folders) {
     for (;;) {  // those that agents have left, the newest first
-      RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder));
+      RT_TRY_SET(std::optional<Arena> found, Arena::adopt(run.run_id, folder, ranks));
       if (!found) break;
       RT_TRY_SET(const int64_t ruined, drop_ruined(*found, *io, checkpoints_dir));
       if (ruined != 0) say(fmt::format("step {} in {} has ruined weights: dropped", ruined, found->name()));
@@ -192,14 +206,16 @@ Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::f
   }
   if (left) {
     if (left->layout_hash() == spec.layout_hash && left->recipe_hash() == spec.recipe_hash &&
-        left->directory() == spec.directory) {
+        left->directory() == spec.directory && left->ranks() == here) {
       say("took over the snapshot memory of this run's dead agent");
       tell(clean(true));
       left->begin_start(newest && !newest->starts.empty() ? newest->starts.front() : 0);
       return std::move(*left);
     }
     Status flushed;
-    {
+    if (!left->has_world()) {
+      flushed = check_saved(*left, newest);
+    } else {
       NodePersister persister(
           *left, make_io, checkpoints_dir,
           {.low_priority = false, .before_save = before_save, .on_event = [&](const PersistEvent& event) {

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,14 +23,19 @@ namespace cairn::ckpt {
 /// layout or recipe is first written to `checkpoints_dir` if it is newer than what is there. Of other dead runs of this
 /// user, removes memory whose steps are on disk; other memory only when this run would not fit beside it with two
 /// banks. `report` gets a line for each such event.
+///
+/// On one of several hosts `ranks` are those of this host: the memory has their slots, and what lies here of other
+/// ranks is their agent's. Memory of some ranks alone stands in for no step: where all or others are to run, it goes
+/// when the newest checkpoint is as new; else it is an error, for this host alone cannot save it.
 Result<Arena> open_run_memory(const Plan& plan, const RunText& run, const std::filesystem::path& checkpoints_dir,
                               const MakeIo& make_io, std::vector<std::string>* report = nullptr,
-                              const BeforeSave& before_save = {}, const std::function<bool()>& stop = {});
+                              const BeforeSave& before_save = {}, const std::function<bool()>& stop = {},
+                              const std::optional<RankRange>& ranks = {});
 
 /// Whether a start has saved this checkpoint that leads to this memory. Of what no run has saved nobody can tell: true.
 bool leads_to(const CheckpointInfo& saved, const Arena& memory);
 
 /// The arena of a plan: what open_run_memory creates. Errors: kInvalidInput from encoding the directory.
-Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run);
+Result<ArenaSpec> arena_spec(const Plan& plan, const RunText& run, const std::optional<RankRange>& ranks = {});
 
 }  // namespace cairn::ckpt

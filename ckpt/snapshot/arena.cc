@@ -38,6 +38,8 @@ Error damaged(std::string message) { return Error{ErrorCode::kCorrupt, std::move
 int64_t page_up(int64_t n) { return (n + kPageBytes - 1) / kPageBytes * kPageBytes; }
 std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (int64_t{1} << 30)); }
 
+RankRange ranks_here(const ArenaSpec& spec) { return spec.here.value_or(RankRange{0, std::ssize(spec.ranks)}); }
+
 /// Where everything lies, from the spec alone.
 struct Geometry {
   std::vector<RankEntry> ranks;
@@ -47,20 +49,24 @@ struct Geometry {
 Geometry geometry_of(const ArenaSpec& spec) {
   Geometry g;
   g.ranks.resize(spec.ranks.size());
+  const RankRange here = ranks_here(spec);
+  const std::span<RankEntry> mine = std::span(g.ranks).subspan(here.first, here.size());
   auto at = static_cast<int64_t>(sizeof(StaticHeader) + sizeof(RankEntry) * spec.ranks.size());
   for (size_t r = 0; r < spec.ranks.size(); ++r) {
     RankEntry& entry = g.ranks[r];
     entry.shard_table_offset = at;
     entry.shards = static_cast<int64_t>(spec.ranks[r].shards.size());
-    entry.payload_bytes = spec.ranks[r].bytes;
-    entry.weight_bytes = spec.weight_bytes.empty() ? 0 : spec.weight_bytes[r];
+    if (here.contains(static_cast<int64_t>(r))) {
+      entry.payload_bytes = spec.ranks[r].bytes;
+      entry.weight_bytes = spec.weight_bytes.empty() ? 0 : spec.weight_bytes[r];
+    }
     at += entry.shards * static_cast<int64_t>(sizeof(ShardExtent));
   }
   g.directory_offset = at;
   g.static_bytes = at + static_cast<int64_t>(spec.directory.size());
   g.control_offset = page_up(g.static_bytes);
   at = page_up(g.control_offset + static_cast<int64_t>(sizeof(arena::Control)));
-  for (RankEntry& entry : g.ranks) {
+  for (RankEntry& entry : mine) {
     for (int64_t slot = 0; slot < spec.slots; ++slot) {
       entry.header_offset[slot] = at;
       at = page_up(at + static_cast<int64_t>(sizeof(SlotHeader)) + kPositionCapacity +
@@ -69,7 +75,7 @@ Geometry geometry_of(const ArenaSpec& spec) {
     entry.weights_mark_offset = at;
     at = page_up(at + static_cast<int64_t>(sizeof(arena::WeightsMark)));
   }
-  for (RankEntry& entry : g.ranks) {
+  for (RankEntry& entry : mine) {
     for (int64_t slot = 0; slot < spec.slots; ++slot) {
       entry.payload_offset[slot] = at;
       at = page_up(at + entry.payload_bytes);
@@ -79,6 +85,15 @@ Geometry geometry_of(const ArenaSpec& spec) {
   }
   g.total_bytes = at;
   return g;
+}
+
+/// Those that have slots: none where the entries make no sense.
+RankRange ranks_with_slots(std::span<const RankEntry> entries) {
+  RankRange out;
+  while (out.first < std::ssize(entries) && entries[out.first].header_offset[0] == 0) ++out.first;
+  out.end = out.first;
+  while (out.end < std::ssize(entries) && entries[out.end].header_offset[0] != 0) ++out.end;
+  return out;
 }
 
 uint64_t hash_static(const std::byte* base, int64_t static_bytes) {
@@ -137,6 +152,9 @@ Status Arena::has_room(const ArenaSpec& spec, int64_t freed) { return check_room
 Result<Arena> Arena::create(const ArenaSpec& spec) {
   const auto world = static_cast<int64_t>(spec.ranks.size());
   if (world < 1 || world > arena::kMaxWorld) return bad(fmt::format("a snapshot arena for {} ranks", world));
+  const RankRange here = ranks_here(spec);
+  if (here.first < 0 || here.end > world || here.size() < 1)
+    return bad(fmt::format("snapshot memory for ranks {} to {} of {}", here.first, here.end - 1, world));
   if (spec.slots < 2 || spec.slots > arena::kMaxSlots) {
     return bad(fmt::format("{} snapshot slots; 2 to {} are possible", spec.slots, arena::kMaxSlots));
   }
@@ -189,6 +207,7 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   out.name_ = name;
   out.base_ = static_cast<std::byte*>(base);
   out.bytes_ = geometry.total_bytes;
+  out.ranks_ = here;
   out.on_disk_ = is_on_disk(out.fd_.get());
   if (!out.on_disk_) {
     out.huge_pages_ =
@@ -201,7 +220,7 @@ Result<Arena> Arena::create(const ArenaSpec& spec) {
   }
 
   auto& header = *reinterpret_cast<StaticHeader*>(out.base_);
-  header.version = arena::kVersion;
+  header.version = here.size() == world ? arena::kVersion : arena::kPartVersion;
   header.world = static_cast<uint32_t>(world);
   header.slots = static_cast<uint32_t>(spec.slots);
   header.static_bytes = geometry.static_bytes;
@@ -246,6 +265,8 @@ Result<Arena> Arena::map(Fd fd, std::string name) {
   out.base_ = static_cast<std::byte*>(base);
   out.bytes_ = info.st_size;
   RT_TRY(out.validate());
+  out.ranks_ = ranks_with_slots(
+      {reinterpret_cast<const RankEntry*>(out.base_ + sizeof(StaticHeader)), static_cast<size_t>(out.world())});
   out.on_disk_ = is_on_disk(out.fd_.get());
   out.huge_pages_ =
       !out.on_disk_ && huge_pages_allowed(out.fd_.get()) && madvise(base, info.st_size, MADV_HUGEPAGE) == 0;
@@ -257,7 +278,7 @@ Status Arena::validate() const {
   if (h.magic.load(std::memory_order_acquire) != arena::kMagic) {
     return damaged("no magic number: never finished, or not a snapshot segment");
   }
-  if (h.version != arena::kVersion) {
+  if (h.version != arena::kVersion && h.version != arena::kPartVersion) {
     if (is_on_disk(fd_.get()) && is_from_before_start(fd_.get())) {
       return damaged("it is from before this machine's last start");
     }
@@ -294,8 +315,18 @@ Status Arena::validate() const {
               std::memchr(h.recipe_hash, 0, arena::kTextBytes) != nullptr && h.directory_bytes >= 0 &&
               h.directory_offset >= 0 && h.directory_offset <= bytes_ - h.directory_bytes &&
               fits(h.control_offset, sizeof(arena::Control));
+  const std::span<const RankEntry> entries(reinterpret_cast<const RankEntry*>(base_ + sizeof(StaticHeader)),
+                                           static_cast<size_t>(world()));
+  const RankRange mine = ranks_with_slots(entries);
+  good = good && mine.size() > 0 && (mine.size() == world()) == (h.version == arena::kVersion);
   for (int64_t rank = 0; good && rank < world(); ++rank) {
-    const RankEntry& e = entry(rank);
+    const RankEntry& e = entries[rank];
+    if (!mine.contains(rank)) {
+      const RankEntry nothing{.shard_table_offset = e.shard_table_offset, .shards = e.shards};
+      good = std::memcmp(&e, &nothing, sizeof(RankEntry)) == 0 && e.shards >= 0 && e.shards <= bytes_ &&
+             fits(e.shard_table_offset, e.shards * 16);
+      continue;
+    }
     good = e.shards >= 0 && e.shards <= bytes_ && fits(e.shard_table_offset, e.shards * 16) &&
            fits(e.weights_mark_offset, sizeof(arena::WeightsMark)) && fits(e.weights_offset, e.weight_bytes) &&
            e.weights_offset % kPageBytes == 0;
@@ -331,7 +362,8 @@ Result<Arena> Arena::attach_fd(int fd) {
   return map(std::move(copy), "").with(fmt::format("snapshot memory, descriptor {}", fd));
 }
 
-Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::string& folder) {
+Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::string& folder,
+                                          const std::optional<RankRange>& ranks) {
   std::optional<Arena> best;
   std::tuple<bool, uint64_t, int64_t> best_worth;
   for (const std::string& name : stale_paths(folder, hash_bytes(run_id))) {
@@ -348,6 +380,7 @@ Result<std::optional<Arena>> Arena::adopt(std::string_view run_id, const std::st
           .error();
     }
     if (!found.ok() || found.value().run_id() != run_id) continue;
+    if (ranks && !found.value().has_world() && found.value().ranks() != *ranks) continue;
     const std::vector<SlotView> views = found.value().views();
     const auto newest = newest_whole(views);
     const auto worth = newest ? std::tuple(true, views[*newest].incarnation, views[*newest].step)
@@ -386,6 +419,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   name_ = std::exchange(other.name_, {});
   base_ = std::exchange(other.base_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
+  ranks_ = other.ranks_;
   huge_pages_ = other.huge_pages_;
   on_disk_ = other.on_disk_;
   return *this;
@@ -433,6 +467,12 @@ const RankEntry& Arena::entry(int64_t rank) const {
   return reinterpret_cast<const RankEntry*>(base_ + sizeof(StaticHeader))[rank];
 }
 
+const RankEntry& Arena::here(int64_t rank) const {
+  RT_CHECK(ranks_.contains(rank), "rank {} has no memory on this host, which has ranks {} to {}", rank, ranks_.first,
+           ranks_.end - 1);
+  return entry(rank);
+}
+
 std::span<const ShardExtent> Arena::shards(int64_t rank) const {
   const RankEntry& e = entry(rank);
   return {reinterpret_cast<const ShardExtent*>(base_ + e.shard_table_offset), static_cast<size_t>(e.shards)};
@@ -440,7 +480,7 @@ std::span<const ShardExtent> Arena::shards(int64_t rank) const {
 
 SlotHeader& Arena::slot_header(int64_t rank, int64_t slot) const {
   RT_CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
-  return *reinterpret_cast<SlotHeader*>(base_ + entry(rank).header_offset[slot]);
+  return *reinterpret_cast<SlotHeader*>(base_ + here(rank).header_offset[slot]);
 }
 
 std::span<char> Arena::position_area(int64_t rank, int64_t slot) const {
@@ -449,20 +489,20 @@ std::span<char> Arena::position_area(int64_t rank, int64_t slot) const {
 
 std::span<uint64_t> Arena::sum_area(int64_t rank, int64_t slot) const {
   return {reinterpret_cast<uint64_t*>(position_area(rank, slot).data() + kPositionCapacity),
-          static_cast<size_t>(entry(rank).shards)};
+          static_cast<size_t>(here(rank).shards)};
 }
 
 std::span<std::byte> Arena::weights(int64_t rank) const {
-  const RankEntry& e = entry(rank);
+  const RankEntry& e = here(rank);
   return {base_ + e.weights_offset, static_cast<size_t>(e.weight_bytes)};
 }
 
 arena::WeightsMark& Arena::weights_mark(int64_t rank) const {
-  return *reinterpret_cast<arena::WeightsMark*>(base_ + entry(rank).weights_mark_offset);
+  return *reinterpret_cast<arena::WeightsMark*>(base_ + here(rank).weights_mark_offset);
 }
 
 bool Arena::weights_are_of(uint64_t incarnation, int64_t step) const {
-  for (int64_t rank = 0; rank < world(); ++rank) {
+  for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank) {
     const arena::WeightsMark& mark = weights_mark(rank);
     const uint64_t sequence = mark.sequence.load(std::memory_order_acquire);
     if (entry(rank).weight_bytes == 0 || sequence == 0 || sequence % 2 != 0 ||
@@ -498,12 +538,13 @@ void Arena::begin_start(uint64_t saved) {
 void Arena::go_on_from(std::span<const uint64_t> starts) { store_starts(control(), control().starts[0], starts); }
 
 void Arena::forget_weights() {
-  for (int64_t rank = 0; rank < world(); ++rank) weights_mark(rank).sequence.store(0, std::memory_order_release);
+  for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank)
+    weights_mark(rank).sequence.store(0, std::memory_order_release);
 }
 
 std::span<std::byte> Arena::payload(int64_t rank, int64_t slot) const {
   RT_CHECK(slot >= 0 && slot < slots(), "slot {} of {}", slot, slots());
-  const RankEntry& e = entry(rank);
+  const RankEntry& e = here(rank);
   return {base_ + e.payload_offset[slot], static_cast<size_t>(e.payload_bytes)};
 }
 
@@ -521,9 +562,9 @@ SlotMark Arena::mark(int64_t rank, int64_t slot) const {
 
 std::vector<SlotView> Arena::views() const {
   std::vector<SlotView> out;
-  std::vector<SlotMark> marks(world());
+  std::vector<SlotMark> marks(ranks_.size());
   for (int64_t slot = 0; slot < slots(); ++slot) {
-    for (int64_t rank = 0; rank < world(); ++rank) marks[rank] = mark(rank, slot);
+    for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank) marks[rank - ranks_.first] = mark(rank, slot);
     out.push_back(view_of(marks, control().reserved[slot].load(std::memory_order_acquire) != 0));
   }
   return out;
@@ -576,7 +617,8 @@ std::vector<std::string> Arena::news_until(int64_t last) const {
 void Arena::invalidate_slot(int64_t slot) {
   if (int64_t promised = control().reserved[slot].load(); promised > 0)  // nobody can keep that any more
     control().reserved[slot].compare_exchange_strong(promised, 0);
-  for (int64_t rank = 0; rank < world(); ++rank) slot_header(rank, slot).sequence.store(0, std::memory_order_release);
+  for (int64_t rank = ranks_.first; rank < ranks_.end; ++rank)
+    slot_header(rank, slot).sequence.store(0, std::memory_order_release);
 }
 
 void Arena::populate(int64_t rank) const {
@@ -599,6 +641,8 @@ std::vector<StaleArena> stale_arenas(const std::string& folder) {
     stale.bytes = info.st_blocks * 512;
     if (const Result<Arena> found = Arena::attach(name); found.ok()) {
       stale.run_id = found.value().run_id();
+      stale.ranks = found.value().ranks();
+      stale.has_world = found.value().has_world();
       const std::vector<SlotView> views = found.value().views();
       const auto newest = newest_whole(views);
       if (newest && views[*newest].step > found.value().control().persisted_step.load(std::memory_order_acquire)) {

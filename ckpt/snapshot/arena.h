@@ -1,5 +1,6 @@
 #pragma once
-// Training memory that outlives the ranks: one shared segment per run and node, owned by the agent.
+// Training memory that outlives the ranks: one shared segment per run and host, owned by the agent. It has slots and
+// weights of the ranks that run on this host, and describes those of the whole world.
 //
 // The agent creates it, or adopts the one that a dead agent of the same run left. Ranks attach by inherited descriptor.
 // Each rank has some slots and the weights that forward and backward read. A slot is a bank of its optimizer state, in
@@ -40,6 +41,14 @@ inline constexpr int64_t kDefaultSlots = banks_for(1);
 inline constexpr int64_t kPositionCapacity = 64 << 10;
 inline constexpr const char* kSharedMemory = "/dev/shm";
 
+/// Ranks [first, end) of a world: those of one host.
+struct RankRange {
+  int64_t first = 0, end = 0;
+  int64_t size() const { return end - first; }
+  bool contains(int64_t rank) const { return rank >= first && rank < end; }
+  bool operator==(const RankRange&) const = default;
+};
+
 enum class ArenaBacking {
   kNamed,  // a file of ArenaSpec::folder: a later agent can adopt it
   kMemfd,  // no name: gone with its last process; ranks inherit the descriptor
@@ -48,8 +57,9 @@ enum class ArenaBacking {
 struct ArenaSpec {
   std::string run_id, recipe_hash;
   uint64_t layout_hash = 0;
-  std::vector<SlotLayout> ranks;
-  std::vector<int64_t> weight_bytes;  // by rank; empty: no memory for weights
+  std::vector<SlotLayout> ranks;      // of the world
+  std::optional<RankRange> here;      // of this host; none: all
+  std::vector<int64_t> weight_bytes;  // by rank of the world; empty: no memory for weights
   std::string directory;              // encode_manifest(slot_manifest(...)): makes the memory readable without the plan
   int64_t slots = kDefaultSlots;
   int64_t chunk_bytes = kSnapshotChunkBytes;
@@ -72,8 +82,10 @@ class Arena {
 
   /// Agent: takes over the newest stale segment of this run, renaming it to this process's name; nullopt when there is
   /// none. A segment that is damaged, unfinished or from before this machine's last start (what a disk lacks of it
-  /// then, nobody knows) is not taken.
-  static Result<std::optional<Arena>> adopt(std::string_view run_id, const std::string& folder = kSharedMemory);
+  /// then, nobody knows) is not taken. With `ranks`, those of this host: one of other ranks is left to their agent,
+  /// which may share the folder.
+  static Result<std::optional<Arena>> adopt(std::string_view run_id, const std::string& folder = kSharedMemory,
+                                            const std::optional<RankRange>& ranks = {});
 
   /// Bytes that create(spec) would allocate.
   static int64_t total_bytes(const ArenaSpec& spec);
@@ -99,7 +111,9 @@ class Arena {
   bool on_disk() const { return on_disk_; }  // in a file system that is not memory
   int64_t bytes() const { return bytes_; }
 
-  int64_t world() const { return header().world; }
+  int64_t world() const { return header().world; }  // ranks of the run, on all hosts
+  RankRange ranks() const { return ranks_; }        // of this host: only these have slots, marks and weights here
+  bool has_world() const { return ranks_.size() == world(); }
   int64_t slots() const { return header().slots; }
   int64_t chunk_bytes() const { return header().chunk_bytes; }
   uint64_t layout_hash() const { return header().layout_hash; }
@@ -110,7 +124,7 @@ class Arena {
   std::vector<int64_t> rank_of_file() const;
   arena::Control& control() const;
 
-  std::span<const arena::ShardExtent> shards(int64_t rank) const;
+  std::span<const arena::ShardExtent> shards(int64_t rank) const;  // of any rank of the world
   arena::SlotHeader& slot_header(int64_t rank, int64_t slot) const;
   std::span<char> position_area(int64_t rank, int64_t slot) const;
   std::span<uint64_t> sum_area(int64_t rank, int64_t slot) const;  // one a shard
@@ -126,14 +140,15 @@ class Arena {
   /// Agent, while no rank runs: the present start goes on from a checkpoint that these led to, not from what was here.
   void go_on_from(std::span<const uint64_t> starts);
 
-  /// Whether the weights of all ranks are those of the step of this incarnation.
+  /// Whether the weights of all ranks of this host are those of the step of this incarnation.
   bool weights_are_of(uint64_t incarnation, int64_t step) const;
-  /// Agent, while no rank runs: the weights of no rank are of any step. Before ranks make them again, or a kill among
-  /// that would leave marks that hold for what is half written.
+  /// Agent, while no rank runs: the weights of no rank of this host are of any step. Before ranks make them again, or a
+  /// kill among that would leave marks that hold for what is half written.
   void forget_weights();
 
   /// What the slot says of itself; not yet a proof that its bytes hold.
   SlotMark mark(int64_t rank, int64_t slot) const;
+  /// Over the ranks of this host: what is whole here may be half written on another one.
   std::vector<SlotView> views() const;
 
   /// World rank 0, after each step. News that are too long are not kept.
@@ -144,7 +159,8 @@ class Arena {
   /// Agent, while no rank runs: drops what was promised to be persisted, waits for a write that has begun, and empties
   /// all slots. Errors: kTimeout when that write does not end.
   Status invalidate_slots(double deadline_s = 1800);
-  /// Agent, while no rank runs: empties one slot on all ranks. What the persister has begun to write stays as it is.
+  /// Agent, while no rank runs: empties one slot on all ranks of this host. What the persister has begun to write stays
+  /// as it is.
   void invalidate_slot(int64_t slot);
   /// Fills this process's page table for one rank's slots, unless they lie on a disk, and weights, so that its first
   /// steps are as fast as later ones.
@@ -156,11 +172,13 @@ class Arena {
   Status validate() const;
   const arena::StaticHeader& header() const { return *reinterpret_cast<const arena::StaticHeader*>(base_); }
   const arena::RankEntry& entry(int64_t rank) const;
+  const arena::RankEntry& here(int64_t rank) const;  // of a rank of this host
 
   Fd fd_;
   std::string name_;
   std::byte* base_ = nullptr;
   int64_t bytes_ = 0;
+  RankRange ranks_;
   bool huge_pages_ = false, on_disk_ = false;
 };
 
@@ -170,6 +188,8 @@ struct StaleArena {
   std::string unread;        // why it cannot be read now, by this build; it may hold what no checkpoint has
   bool elsewhere = false;    // it is another machine's, in a folder that several have; `unread` says so too
   int64_t bytes = 0;
+  RankRange ranks;           // whose memory it is; empty where it cannot be read
+  bool has_world = true;     // of all ranks of the run
   int64_t unsaved_step = 0;  // its newest whole step, where that is not known to be on disk; 0: nothing to lose
 };
 

@@ -9,7 +9,8 @@
 //   then per rank            WeightsMark
 //   then per rank and slot   payload: a bank of the optimizer state, which training updates where it lies
 //   then per rank            weights: those that forward and backward read, which an update overwrites
-// Parts begin at multiples of kPageBytes.
+// Parts begin at multiples of kPageBytes. What is not static is there for the ranks of this host alone, a range of the
+// world's; the RankEntry of another has its shards and nothing else.
 
 #include <atomic>
 #include <cstdint>
@@ -17,7 +18,9 @@
 namespace cairn::ckpt::arena {
 
 inline constexpr uint64_t kMagic = 0x31414e4552414e43;  // "CNARENA1", stored last: a segment without it is unfinished
-inline constexpr uint32_t kVersion = 7;
+inline constexpr uint32_t kVersion = 7;                 // of a host that has all ranks
+/// Of one that has some: for a reader of the other there would be all.
+inline constexpr uint32_t kPartVersion = kVersion | 1u << 16;
 inline constexpr int64_t kMaxSlots = 8;
 inline constexpr int64_t kMaxWorld = 1 << 16;
 inline constexpr int64_t kTextBytes = 128;
@@ -46,6 +49,7 @@ struct StaticHeader {
 
 struct RankEntry {
   int64_t shard_table_offset, shards;
+  // Of another host's rank, all zero:
   int64_t payload_bytes;
   int64_t weights_mark_offset, weights_offset, weight_bytes;
   int64_t header_offset[kMaxSlots], payload_offset[kMaxSlots];

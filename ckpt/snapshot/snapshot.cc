@@ -141,17 +141,18 @@ Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, C
 
 Result<CommonSnapshot> read_common(const Arena& arena, int64_t slot, Check check) {
   CommonSnapshot out{.slot = slot};
-  for (int64_t rank = 0; rank < arena.world(); ++rank) {
+  const RankRange ranks = arena.ranks();
+  for (int64_t rank = ranks.first; rank < ranks.end; ++rank) {
     RT_TRY_SET(RankSnapshot mine, read_slot(arena, rank, slot, check));
-    if (rank == 0) {
+    if (rank == ranks.first) {
       out.incarnation = mine.incarnation;
       out.step = mine.step;
       out.position = mine.position;
     } else if (mine.incarnation != out.incarnation || mine.step != out.step || mine.position != out.position) {
       return damaged(
           rank, slot,
-          fmt::format("step {} (incarnation {}), rank 0 has step {} (incarnation {}){}", mine.step, mine.incarnation,
-                      out.step, out.incarnation, mine.step == out.step ? " or another position" : ""));
+          fmt::format("step {} (incarnation {}), rank {} has step {} (incarnation {}){}", mine.step, mine.incarnation,
+                      ranks.first, out.step, out.incarnation, mine.step == out.step ? " or another position" : ""));
     }
     out.ranks.push_back(std::move(mine));
   }

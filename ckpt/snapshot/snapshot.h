@@ -66,13 +66,13 @@ struct RankSnapshot {
 /// Errors: kCorrupt naming rank, slot and what does not hold.
 Result<RankSnapshot> read_slot(const Arena& arena, int64_t rank, int64_t slot, Check check);
 
-/// A snapshot that is whole on all ranks.
+/// A snapshot that is whole on all ranks of this host.
 struct CommonSnapshot {
   int64_t slot = 0;
   uint64_t incarnation = 0;
   int64_t step = 0;
   std::string position;
-  std::vector<RankSnapshot> ranks;
+  std::vector<RankSnapshot> ranks;  // of this host, from Arena::ranks().first on
 };
 
 /// The given slot, checked on all ranks, and that all say the same incarnation, step and position.

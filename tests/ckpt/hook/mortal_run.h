@@ -83,9 +83,9 @@ struct Told {
 
 /// Nothing is left of the weights that an update leaves; padding stays zero.
 inline void poison_weights(const Plan& plan, const Arena& arena) {
-  if (arena.weights(0).empty()) return;
+  if (arena.weights(arena.ranks().first).empty()) return;
   const int64_t elem_bytes = dtype_size_bytes(plan.compute_dtype());
-  for (int64_t r = 0; r < plan.mesh.world(); ++r) {
+  for (int64_t r = arena.ranks().first; r < arena.ranks().end; ++r) {
     const RankPlan rank = plan.rank(r);
     const auto spoil = [&](int64_t begin, int64_t count) {
       std::memset(arena.weights(r).data() + begin * elem_bytes, 0xff, static_cast<size_t>(count * elem_bytes));
@@ -100,8 +100,11 @@ inline void poison_weights(const Plan& plan, const Arena& arena) {
 
 using MakeLink = std::function<std::unique_ptr<DeviceLink>()>;
 
-/// One life of all ranks, as threads. Whether it ended by itself.
-inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told, const MakeLink& make_link = {}) {
+/// One life of all ranks, as threads, each on the arena of its host; `notify` is its agent's. Whether it ended by
+/// itself.
+inline bool live_on(const Plan& plan, const std::function<Arena&(int64_t rank)>& arena_of,
+                    const std::function<void(int64_t rank)>& notify, const Death& death, Told* told,
+                    const MakeLink& make_link = {}) {
   const int64_t world = plan.mesh.world();
   comm::ThreadWorld threads_world(world, comm::Options{.deadline_ms = 60000});
   std::vector<std::unique_ptr<comm::Engine>> engines;
@@ -114,8 +117,8 @@ inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* 
     threads.emplace_back([&, rank] {
       omp_set_num_threads(1);
       HookOptions options{
-          .on_snapshot = [&](int64_t) { agent.persister->notify(); }, .finish_deadline_s = 60, .make_link = make_link};
-      const auto hook = SharedMemoryHook::make(plan, rank, *agent.arena, clock, std::move(options)).value();
+          .on_snapshot = [&](int64_t) { notify(rank); }, .finish_deadline_s = 60, .make_link = make_link};
+      const auto hook = SharedMemoryHook::make(plan, rank, arena_of(rank), clock, std::move(options)).value();
       MortalHook mortal(*hook, rank, death);
       trainer::Environment env{.plan = plan, .rank = rank, .engine = *engines[rank], .hook = mortal};
       env.on_phase = [&](int64_t step, const char* what) {
@@ -147,13 +150,19 @@ inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* 
     return false;
   }
   REQUIRE(death.moment == Moment::kNever);
-  const auto last = newest_whole(agent.arena->views());
-  REQUIRE(last.has_value());
   for (int64_t rank = 0; rank < world; ++rank) {
-    const auto bank = agent.arena->payload(rank, *last);
+    const auto last = newest_whole(arena_of(rank).views());
+    REQUIRE(last.has_value());
+    const auto bank = arena_of(rank).payload(rank, *last);
     told->banks.emplace_back(bank.begin(), bank.end());
   }
   return true;
+}
+
+inline bool live_once(const Plan& plan, Agent& agent, const Death& death, Told* told, const MakeLink& make_link = {}) {
+  return live_on(
+      plan, [&](int64_t) -> Arena& { return *agent.arena; }, [&](int64_t) { agent.persister->notify(); }, death, told,
+      make_link);
 }
 
 /// Trains to the end through these deaths. `from` of each life after the first, and whether its weights were whole.

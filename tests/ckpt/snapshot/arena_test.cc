@@ -603,4 +603,62 @@ TEST_SUITE("ckpt/snapshot/arena") {
     CHECK(refused > 100);
     CHECK(accepted > 0);  // a run id is free text
   }
+
+  TEST_CASE("an arena of some ranks has their slots alone, and describes those of the world") {
+    ArenaSpec spec = small_spec(run_id("part"), ArenaBacking::kNamed);
+    const auto world = static_cast<int64_t>(spec.ranks.size());
+    REQUIRE(world == 2);
+    const int64_t all_bytes = Arena::total_bytes(spec);
+    spec.here = RankRange{1, 2};
+    CHECK(Arena::total_bytes(spec) < all_bytes);
+    Arena made = Arena::create(spec).value();
+    const Arena arena = Arena::attach(made.name()).value();
+    CHECK(arena.world() == world);
+    CHECK(arena.ranks() == RankRange{1, 2});
+    CHECK_FALSE(arena.has_world());
+    CHECK(arena.shards(0).size() == spec.ranks[0].shards.size());
+    CHECK(arena.rank_of_file() == Arena::create(small_spec(run_id("whole"))).value().rank_of_file());
+
+    REQUIRE(write_step(arena, 1, 0, 1, 5).ok());
+    CHECK(arena.views()[0].whole);
+    CHECK(arena.views()[0].step == 5);
+    const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
+    REQUIRE(newest.has_value());
+    CHECK(newest->ranks.size() == 1);
+    // A bank that is another host's is never read for one that is empty: the process ends.
+    const auto dies = [](const std::function<void()>& body) {
+      return in_child([&] {
+               ::close(STDERR_FILENO);
+               ::signal(SIGABRT, SIG_DFL);  // doctest would tell of it
+               body();
+               return 7;
+             }) != 7;
+    };
+    CHECK(dies([&] { static_cast<void>(arena.payload(0, 0)); }));
+    CHECK(dies([&] { static_cast<void>(arena.weights(0)); }));
+    CHECK(dies([&] { static_cast<void>(arena.mark(0, 0)); }));
+    CHECK_FALSE(dies([&] { static_cast<void>(arena.payload(1, 0)); }));
+    made.invalidate_slot(0);
+    CHECK_FALSE(arena.views()[0].whole);
+
+    const auto refused = [&](const std::function<void(arena::RankEntry*, arena::StaticHeader&)>& damage) {
+      std::vector<std::byte> bytes = bytes_of(made);
+      auto& header = *reinterpret_cast<arena::StaticHeader*>(bytes.data());
+      damage(reinterpret_cast<arena::RankEntry*>(bytes.data() + sizeof(arena::StaticHeader)), header);
+      rehash(bytes);
+      const Fd fd = copy_of(bytes);
+      return !Arena::attach_fd(fd.get()).ok();
+    };
+    CHECK_FALSE(refused([](arena::RankEntry*, arena::StaticHeader&) {}));
+    CHECK(refused([](arena::RankEntry*, arena::StaticHeader& header) { header.version = arena::kVersion; }));
+    CHECK(refused([](arena::RankEntry* ranks, arena::StaticHeader&) { ranks[0].payload_offset[0] = kPageBytes; }));
+    CHECK(refused([](arena::RankEntry* ranks, arena::StaticHeader&) { ranks[0].payload_bytes = 8; }));
+    CHECK(refused([](arena::RankEntry* ranks, arena::StaticHeader&) { ranks[1].header_offset[0] = 0; }));
+    ignore(made.remove(), "end of the test");
+
+    spec.here = RankRange{1, 3};
+    CHECK(Arena::create(spec).error().code == ErrorCode::kInvalidInput);
+    spec.here = RankRange{1, 1};
+    CHECK(Arena::create(spec).error().code == ErrorCode::kInvalidInput);
+  }
 }
