@@ -21,7 +21,7 @@
 #include "runtime/tensor/buffer.h"
 #include "runtime/trainer/trainer.h"
 #include "tools/calibrate.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

@@ -17,7 +17,7 @@
 #include "dsl/dsl.h"
 #include "runtime/core/result.h"
 #include "runtime/telemetry/terminal.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace CLI {
 class App;
@@ -66,7 +66,6 @@ std::string mesh_text(const ckpt::MeshInfo& mesh);
 nlohmann::json mesh_json(const ckpt::MeshInfo& mesh);
 /// "3 min 05 s", "12 days"
 std::string age_text(int64_t created_unix_ms);
-std::string time_text(int64_t unix_ms);
 
 /// Becomes true with the first SIGINT or SIGTERM, so that work ends in good order; the second one ends it at once.
 const std::atomic<bool>& stop_on_signals();

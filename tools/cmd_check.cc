@@ -14,8 +14,8 @@
 #include "runtime/plan/plan.h"
 #include "tools/commands.h"
 #include "tools/init_options.h"
-#include "tools/run_folder.h"
-#include "tools/run_start.h"
+#include "tools/run/folder.h"
+#include "tools/run/start.h"
 #include "tools/start_check.h"
 
 namespace cairn::tools {

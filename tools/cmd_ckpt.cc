@@ -17,7 +17,7 @@
 #include "runtime/json/json.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 
@@ -94,14 +94,6 @@ std::string age_text(int64_t created_unix_ms) {
   const double seconds = std::max(0.0, age_s(created_unix_ms));
   if (seconds >= 2 * kDay) return fmt::format("{:.0f} days", seconds / kDay);
   return telemetry::format_duration(seconds);
-}
-
-std::string time_text(int64_t unix_ms) {
-  const auto seconds = static_cast<time_t>(unix_ms / 1000);
-  std::tm parts{};
-  if (gmtime_r(&seconds, &parts) == nullptr) return "?";
-  char text[64];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts)};
 }
 
 std::string mesh_text(const ckpt::MeshInfo& mesh) {

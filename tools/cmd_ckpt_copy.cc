@@ -26,7 +26,7 @@
 #include "ckpt/store/uring_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 #include "tools/step_target.h"
 
 namespace cairn::tools {

@@ -16,7 +16,7 @@
 #include "ckpt/tensors/numbers.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

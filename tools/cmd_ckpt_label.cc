@@ -9,7 +9,7 @@
 #include "ckpt/store/posix_backend.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

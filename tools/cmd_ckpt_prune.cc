@@ -28,7 +28,7 @@
 #include "runtime/core/unique_handle.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

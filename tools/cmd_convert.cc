@@ -24,7 +24,7 @@
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
 #include "tools/model_source.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 #include "tools/step_target.h"
 
 namespace cairn::tools {

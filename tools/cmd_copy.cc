@@ -20,7 +20,7 @@
 #include "runtime/core/log.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
-#include "tools/run_copies.h"
+#include "tools/run/copies.h"
 
 namespace cairn::tools {
 namespace {

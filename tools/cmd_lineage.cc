@@ -9,8 +9,8 @@
 #include "dsl/recipe_lua.h"
 #include "runtime/json/json.h"
 #include "tools/commands.h"
-#include "tools/lineage.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
+#include "tools/run/lineage.h"
 
 namespace cairn::tools {
 namespace {

@@ -22,7 +22,7 @@
 #include "tools/commands.h"
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

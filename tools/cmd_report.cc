@@ -20,7 +20,7 @@
 #include "runtime/telemetry/terminal.h"
 #include "tools/ckpt_places.h"
 #include "tools/commands.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

@@ -1,5 +1,5 @@
-// cairn train, cairn resume: a recipe is checked and planned, a run folder taken, and the agent (train_agent.h)
-// started.
+// cairn train, cairn resume: a recipe is checked and planned, a run folder taken, and narrator, coordinator and
+// agent (tools/run) joined and started.
 #include <fmt/format.h>
 #include <signal.h>
 
@@ -25,13 +25,19 @@
 #include "runtime/plan/plan.h"
 #include "runtime/telemetry/trace.h"
 #include "tools/commands.h"
+#include "tools/hf_start.h"
 #include "tools/init_options.h"
-#include "tools/run_copies.h"
-#include "tools/run_folder.h"
-#include "tools/run_requests.h"
-#include "tools/run_start.h"
+#include "tools/model_source.h"
+#include "tools/planner/calibration.h"
+#include "tools/request_options.h"
+#include "tools/run/agent.h"
+#include "tools/run/coordinator.h"
+#include "tools/run/copies.h"
+#include "tools/run/folder.h"
+#include "tools/run/narrator.h"
+#include "tools/run/requests.h"
+#include "tools/run/start.h"
 #include "tools/start_check.h"
-#include "tools/train_agent.h"
 
 namespace cairn::tools {
 namespace {
@@ -39,6 +45,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostStarts = 8;
+
+struct SegmentOptions {
+  AgentOptions agent;
+  NarratorOptions narrator;
+  CoordinatorOptions coordinator;
+};
 
 struct TrainArgs {
   RecipeArgs recipe;
@@ -108,15 +120,27 @@ int tell_start(const StartReport& report, const dsl::LoadedRecipe& loaded, bool 
 struct SegmentEnd {
   int code = 0;
   bool stage_follows = false;
-  std::optional<ckpt::StartState> elsewhere;  // where the run goes on instead: TrainAgent::elsewhere
+  std::optional<ckpt::StartState> elsewhere;  // where the run goes on instead: LocalCoordinator::elsewhere
 };
 
 /// One agent's life. `result`: for programs, what came of it; stays as it is where ranks never ran.
 Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
-                               TrainAgentOptions options, nlohmann::json& result) {
-  const RequestOptions requests = options.requests;
-  TrainAgent agent(plan, folder, copies, start, std::move(options));
+                               SegmentOptions options, nlohmann::json& result) {
+  const RequestOptions requests = options.coordinator.requests;
   const SystemClock clock;
+  if (options.narrator.peak_tflops > 0) {
+    options.narrator.peak_tflops *= static_cast<double>(plan.mesh.world());
+  } else if (const auto calibration = load_calibration(); calibration.ok() && calibration.value()) {
+    // All ranks share this machine.
+    options.narrator.peak_tflops = calibration.value()->peak_tflops(plan.recipe.precision);
+  }
+  options.coordinator.open_foreign = open_hf_for(plan.recipe.model);
+  options.agent.recipe = segment_recipe(folder, start);
+  options.agent.init = init_to_json(plan.recipe.init);
+  options.agent.log_of = [&folder](int64_t rank) { return folder.log_of(rank); };
+  Narrator narrator(plan, folder.path(), options.narrator, clock);
+  LocalCoordinator coordinator(plan, folder, copies, start, narrator, std::move(options.coordinator), clock);
+  Agent agent(plan, folder.path(), coordinator, narrator, std::move(options.agent));
   const RestartConfig& restart = plan.recipe.restart;
   // Blocks the stop signals before the persist thread starts.
   RT_TRY_SET(const std::unique_ptr<agent::Supervisor> supervisor,
@@ -127,19 +151,20 @@ Result<SegmentEnd> run_segment(const Plan& plan, RunFolder& folder, RunCopies& c
                                       // Twice the ranks' own deadline: they know more and speak first.
                                       .hang_deadline_ms = static_cast<int64_t>(2000 * restart.deadline_s)},
                                      agent, clock));
-  agent.use(*supervisor);
-  if (Status opened = agent.open(); !opened.ok()) {
-    agent.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
+  coordinator.use(*supervisor);
+  if (Status opened = coordinator.open(); !opened.ok()) {
+    coordinator.close();  // saves what adopted memory holds, and ends the thread that wakes the supervisor
     RT_TRY_SET(const int code, stopped_early(std::move(opened).error(), requests));
     return SegmentEnd{.code = code, .stage_follows = false, .elsewhere = {}};
   }
   const Result<agent::Outcome> outcome = supervisor->run();
-  Result<int> code = outcome.ok() ? agent.conclude(outcome.value()) : stopped_early(outcome.error(), requests);
-  if (!agent.elsewhere()) result = agent.summary(code);
-  agent.close();
-  if (agent.elsewhere()) return SegmentEnd{.code = 0, .stage_follows = false, .elsewhere = agent.elsewhere()};
+  Result<int> code = outcome.ok() ? coordinator.conclude(outcome.value()) : stopped_early(outcome.error(), requests);
+  if (!coordinator.elsewhere()) result = coordinator.summary(code);
+  coordinator.close();
+  if (coordinator.elsewhere())
+    return SegmentEnd{.code = 0, .stage_follows = false, .elsewhere = coordinator.elsewhere()};
   if (!code.ok()) return std::move(code).error();
-  return SegmentEnd{.code = code.value(), .stage_follows = agent.stage_follows(), .elsewhere = {}};
+  return SegmentEnd{.code = code.value(), .stage_follows = coordinator.stage_follows(), .elsewhere = {}};
 }
 
 /// A run from its start to its end, segment by segment.
@@ -193,7 +218,12 @@ Result<int> RunStarter::tell_all(const Error& first) {
 }
 
 Result<RunStart> RunStarter::examine(const InitConfig& init) {
-  StartOptions what{.loaded = loaded_, .init = init, .world = world_, .accept = args_.accept, .verify = args_.dry_run};
+  StartOptions what{.loaded = loaded_,
+                    .init = init,
+                    .init_is_foreign = !init.path.empty() && is_hf_folder(init.path),
+                    .world = world_,
+                    .accept = args_.accept,
+                    .verify = args_.dry_run};
   if (known_) {
     ckpt::StartState known = std::move(*known_);
     known_.reset();
@@ -269,16 +299,18 @@ Result<bool> RunStarter::claim(const Recipe& recipe, RunCopies& copies) {
 Result<int> RunStarter::start() {
   if (!args_.trace.empty()) RT_TRY(telemetry::parse_trace_window(args_.trace));
   RT_TRY(check_accepted_names(args_.accept, loaded_.recipe));
-  TrainAgentOptions options{.threads = args_.threads,
-                            .trace = args_.trace,
-                            .peak_tflops = args_.peak_tflops,
-                            .fresh = args_.fresh,
-                            .from_step = args_.from_step > 0 ? std::optional(args_.from_step) : std::nullopt,
-                            .init_on_command_line = !args_.init.path.empty()};
-  RT_TRY_SET(options.requests, request_options(args_.requests));
+  SegmentOptions options;
+  options.agent.threads = args_.threads;
+  options.agent.trace = args_.trace;
+  options.narrator = {.peak_tflops = args_.peak_tflops,
+                      .traced = !args_.trace.empty(),
+                      .init_on_command_line = !args_.init.path.empty()};
+  options.coordinator.fresh = args_.fresh;
+  if (args_.from_step > 0) options.coordinator.from_step = args_.from_step;
+  RT_TRY_SET(options.coordinator.requests, request_options(args_.requests));
   for (const std::string& text : args_.kills) {
     RT_TRY_SET(const Kill kill, parse_kill(text, world_));
-    options.kills.push_back(kill);
+    options.agent.kills.push_back(kill);
   }
   Result<RunFolder> held = RunFolder::hold(run_, loaded_.recipe.name);
   if (!held.ok()) return args_.dry_run ? tell_all(held.error()) : Result<int>(held.error());
@@ -310,8 +342,8 @@ Result<int> RunStarter::start() {
     if (!end.elsewhere && !end.stage_follows) return end.code;
     if (end.stage_follows) segments = 0;  // counted: starts in a row that did not begin where they were judged
     known_ = std::move(end.elsewhere);
-    options.from_step.reset();
-    options.init_on_command_line = false;
+    options.coordinator.from_step.reset();
+    options.narrator.init_on_command_line = false;
     if (segments > kMostStarts) {
       return Error{ErrorCode::kInternal,
                    fmt::format("{} starts in a row found another state than they were judged by", kMostStarts)};

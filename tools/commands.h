@@ -11,6 +11,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/core/units.h"
+#include "tools/run/text.h"
 
 namespace CLI {
 class App;
@@ -84,13 +85,6 @@ dsl::LoadOptions load_options(const RecipeArgs& args, int64_t world);
 /// The recipe, or every mistake told (text on stderr, or the list on stdout with `json`) and kRefused, to be returned.
 constexpr int kRefused = 2;
 Result<int> load_or_tell(const RecipeArgs& args, int64_t world, bool json, dsl::LoadedRecipe* loaded);
-
-/// ", did you mean `x`?" with the nearest of `names`, or nothing when none is near.
-std::string suggestion(std::string_view typed, const std::vector<std::string>& names);
-
-/// A text that somebody else has written, for a terminal: control characters as \x1b, so that they do nothing there.
-/// UTF-8 stays; with `lines`, so do line breaks.
-std::string printable(std::string_view text, bool lines = false);
 
 /// Escape sequences for a stream; all empty unless it is a terminal, NO_COLOR is unset or empty, and TERM is not dumb.
 struct Palette {

@@ -19,7 +19,7 @@
 
 #include "runtime/core/log.h"
 #include "tools/commands.h"
-#include "tools/run_requests.h"
+#include "tools/run/requests.h"
 
 namespace cairn::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "converters/import.h"
 #include "dsl/dsl.h"
 #include "runtime/json/json.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 

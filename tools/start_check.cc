@@ -43,9 +43,9 @@
 #include "tools/hf_start.h"
 #include "tools/init_options.h"
 #include "tools/model_source.h"
-#include "tools/run_copies.h"
-#include "tools/run_folder.h"
-#include "tools/run_start.h"
+#include "tools/run/copies.h"
+#include "tools/run/folder.h"
+#include "tools/run/start.h"
 
 namespace cairn::tools {
 namespace {
@@ -525,26 +525,6 @@ Status check_steps_lie_below(const fs::path& run) {
                fmt::format("{} holds {}, and a run keeps its checkpoints in {}: move them there to resume from them, "
                            "or choose another run folder",
                            run.string(), ckpt::step_dir_name(here.steps.back()), (run / "checkpoints").string())};
-}
-
-Status check_nothing_lost(const fs::path& run) {
-  ckpt::PosixBackend io;
-  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
-  if (!names.steps.empty()) return {};
-  std::ifstream events(run / "events.jsonl", std::ios::binary);
-  int64_t saved = 0;
-  for (std::string line; std::getline(events, line);) {
-    if (line.find(R"("saved")") == std::string::npos) continue;
-    const json event = json_or_nothing(line);
-    if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
-    if (event.value("event", json()) == "saved") saved = event["step"].get<int64_t>();
-  }
-  if (saved == 0) return {};
-  return Error{
-      ErrorCode::kInvalidInput,
-      fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
-                  "(--fresh begins anew; without events.jsonl the run resumes from what memory holds)",
-                  (run / "checkpoints").string(), saved)};
 }
 
 /// A launcher of several hosts starts the command on each of them when it is told nothing else.

@@ -88,8 +88,5 @@ std::vector<std::string> data_lines(const DataFacts& data);
 /// A run folder whose checkpoints lie beside `checkpoints` instead of in it, as `ckpt fetch` into a new folder or a
 /// copy by hand leaves them, is refused: it would be begun anew beside them.
 Status check_steps_lie_below(const std::filesystem::path& run);
-/// Refuses a run whose events list saved steps of which none is there any more. It must not begin anew where their disk
-/// is not mounted, nor resume from memory, whose saves would lie below the mount point.
-Status check_nothing_lost(const std::filesystem::path& run);
 
 }  // namespace cairn::tools

@@ -141,36 +141,47 @@ struct Outcome {
   std::vector<Recovery> recoveries;
 };
 
-class Supervisor {
+/// What whoever decides for a run asks the supervisor and tells it. note_progress() is for callbacks; the rest may come
+/// from any thread.
+class RunControl {
+ public:
+  virtual ~RunControl() = default;
+
+  /// The run got somewhere (a checkpoint completed, enough steps passed), and restarts in a row count from 0 again.
+  virtual void note_progress() = 0;
+  /// on_tick soon.
+  virtual void wake() = 0;
+  /// As a SIGTERM that comes now.
+  virtual void ask_stop() = 0;
+  /// The run ends at once and with this error; children are killed, and nothing is asked of the client or started any
+  /// more. The first counts.
+  virtual void abandon(Error error) = 0;
+  virtual std::optional<Error> abandoned() = 0;
+  // What has come while a callback keeps the thread of run(), or after run(): each looks itself.
+  virtual bool stop_asked() = 0;
+  virtual int leave_signal() = 0;  // 0: none has come that leaves at once
+};
+
+class Supervisor final : public RunControl {
  public:
   /// Blocks the stop signals and the told ones in the calling thread, so call it before any other thread starts; they
   /// inherit the mask. They stay blocked after the run: one that comes too late ends nothing. A blocked signal is
   /// answered also when it was ignored before; leave out of the options what is to stay ignored.
   static Result<std::unique_ptr<Supervisor>> make(SupervisorOptions options, SupervisorClient& client,
                                                   const Clock& clock);
-  ~Supervisor();  // kills and reaps what still runs
+  ~Supervisor() override;  // kills and reaps what still runs
 
   /// The whole run. Once. An Error is the supervisor's own (cannot start a program, out of descriptors) or the one
   /// prepare_generation returned; no child runs then.
   Result<Outcome> run();
 
-  /// From callbacks: the run got somewhere (a checkpoint completed, enough steps passed), and restarts in a row count
-  /// from 0 again.
-  void note_progress() { restarts_in_a_row_ = 0; }
-  /// From any thread: on_tick soon.
-  void wake();
-
-  /// From any thread: as a SIGTERM that comes now.
-  void ask_stop();
-
-  /// From any thread: the run ends at once and with this error; children are killed, and nothing is asked of the client
-  /// or started any more. The first counts.
-  void abandon(Error error);
-  std::optional<Error> abandoned();
-
-  // What has come while a callback keeps the thread of run(), or after run(): from any thread, each looks itself.
-  bool stop_asked();
-  int leave_signal();  // 0: none has come that leaves at once
+  void note_progress() override { restarts_in_a_row_ = 0; }
+  void wake() override;
+  void ask_stop() override;
+  void abandon(Error error) override;
+  std::optional<Error> abandoned() override;
+  bool stop_asked() override;
+  int leave_signal() override;
 
  private:
   struct Child;

@@ -18,8 +18,8 @@
 #include "ckpt/mirror/place.h"
 #include "runtime/config/recipe.h"
 #include "runtime/core/result.h"
-#include "tools/run_callbacks.h"
-#include "tools/run_folder.h"
+#include "tools/run/callbacks.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -24,8 +24,7 @@
 #include "dsl/dsl.h"
 #include "runtime/core/random.h"
 #include "runtime/json/json.h"
-#include "tools/ckpt_places.h"
-#include "tools/commands.h"
+#include "tools/run/text.h"
 
 namespace cairn::tools {
 
@@ -389,6 +388,26 @@ Status RunFolder::forget_announced() {
 }
 
 Status RunFolder::settle() { return copied_from_.empty() ? Status() : take_id(id_); }
+
+Status check_nothing_lost(const fs::path& run) {
+  ckpt::PosixBackend io;
+  RT_TRY_SET(const ckpt::Names names, ckpt::list_names(io, run / "checkpoints"));
+  if (!names.steps.empty()) return {};
+  std::ifstream events(run / "events.jsonl", std::ios::binary);
+  int64_t saved = 0;
+  for (std::string line; std::getline(events, line);) {
+    if (line.find(R"("saved")") == std::string::npos) continue;
+    const nlohmann::json event = json_or_nothing(line);
+    if (!event.is_object() || !event.contains("step") || !event["step"].is_number_integer()) continue;
+    if (event.value("event", nlohmann::json()) == "saved") saved = event["step"].get<int64_t>();
+  }
+  if (saved == 0) return {};
+  return Error{
+      ErrorCode::kInvalidInput,
+      fmt::format("{}: step {} was saved there, and no checkpoint is there any more; mount it, or move them back "
+                  "(--fresh begins anew; without events.jsonl the run resumes from what memory holds)",
+                  (run / "checkpoints").string(), saved)};
+}
 
 Result<Fd> lock_run_of(const fs::path& checkpoints) {
   std::error_code unknown;

@@ -98,6 +98,10 @@ std::string run_id_of(const std::filesystem::path& run);
 /// right behind its commit. Errors: also where it cannot be told whether that is so.
 Result<std::string> recipe_of_run(const std::filesystem::path& run);
 
+/// Refuses a run whose events list saved steps of which none is there any more. It must not begin anew where their disk
+/// is not mounted, nor resume from memory, whose saves would lie below the mount point.
+Status check_nothing_lost(const std::filesystem::path& run);
+
 /// The lock of the run whose checkpoints these are, for whoever removes steps or brings some: no training goes on from
 /// the folder, or applies its retention to it, meanwhile. A folder of another name, or outside any run, has none.
 /// Errors: kUnavailable when another process holds it, naming it.

@@ -16,7 +16,7 @@
 #include "runtime/agent/supervisor.h"
 #include "runtime/agent/wait_report.h"
 #include "runtime/comm/shm_world.h"
-#include "tools/run_callbacks.h"
+#include "tools/run/callbacks.h"
 
 namespace cairn::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/run_copies.h"
+#include "tools/run/copies.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -24,9 +24,9 @@
 #include "ckpt/store/uring_backend.h"
 #include "runtime/agent/child_process.h"
 #include "runtime/agent/event_pipe.h"
+#include "runtime/core/units.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
-#include "tools/commands.h"
 
 namespace cairn::tools {
 namespace {

@@ -11,15 +11,16 @@
 #include "ckpt/start_state.h"
 #include "dsl/dsl.h"
 #include "runtime/core/result.h"
-#include "tools/lineage.h"
-#include "tools/run_folder.h"
-#include "tools/start_verdict.h"
+#include "tools/run/folder.h"
+#include "tools/run/lineage.h"
+#include "tools/run/start_verdict.h"
 
 namespace cairn::tools {
 
 struct StartOptions {
   const dsl::LoadedRecipe& loaded;  // whole, with its stages
   InitConfig init;                  // effective: of one checkpoint, or empty
+  bool init_is_foreign = false;     // it is of weights that are no checkpoint
   int64_t world = 0;
   std::vector<std::string> accept;
   bool verify = false;      // a checkpoint counts when every byte of it holds

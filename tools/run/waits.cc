@@ -1,4 +1,4 @@
-#include "tools/run_waits.h"
+#include "tools/run/waits.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "runtime/agent/child_process.h"
 #include "runtime/core/clock.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

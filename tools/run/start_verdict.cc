@@ -1,4 +1,4 @@
-#include "tools/start_verdict.h"
+#include "tools/run/start_verdict.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@
 #include "runtime/data/sampler.h"
 #include "runtime/optim/lr_schedule.h"
 #include "runtime/plan/plan.h"
-#include "tools/commands.h"
+#include "tools/run/text.h"
 
 namespace cairn::tools {
 namespace {

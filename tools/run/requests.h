@@ -4,7 +4,6 @@
 //
 // Threads: the agent's event loop, except for stop_now().
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <mutex>
@@ -15,7 +14,7 @@
 #include "ckpt/node.h"
 #include "runtime/agent/requests.h"
 #include "runtime/core/result.h"
-#include "tools/run_callbacks.h"
+#include "tools/run/callbacks.h"
 
 namespace cairn::tools {
 
@@ -24,7 +23,6 @@ struct RequestArgs {
   std::string time_limit, on_usr = "save";
   int exit_when_unfinished = 0;  // 0: as ever
 };
-void add_request_options(CLI::App& command, RequestArgs& args);
 
 struct RequestOptions {
   std::optional<double> time_limit_s;  // from the start of this process

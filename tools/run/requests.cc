@@ -1,4 +1,4 @@
-#include "tools/run_requests.h"
+#include "tools/run/requests.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -17,7 +17,6 @@
 #include "runtime/core/process.h"
 #include "runtime/json/json.h"
 #include "runtime/telemetry/terminal.h"
-#include "tools/commands.h"
 
 namespace cairn::tools {
 namespace {
@@ -54,25 +53,6 @@ void read_saves(const fs::path& run, agent::Pace& pace) {
 }
 
 }  // namespace
-
-void add_request_options(CLI::App& command, RequestArgs& args) {
-  command
-      .add_option("--time-limit", args.time_limit,
-                  "save and stop so that the run has ended that long after this start, such as 11h30min (default: "
-                  "SLURM_JOB_END_TIME, where it is set; none: no limit)")
-      ->type_name("TIME");
-  command
-      .add_option("--on-usr", args.on_usr,
-                  "what SIGUSR1 and SIGUSR2 ask for: save, and training continues (default), or stop")
-      ->type_name("save|stop")
-      ->check(CLI::IsMember({"save", "stop"}));
-  command
-      .add_option("--exit-when-unfinished", args.exit_when_unfinished,
-                  "exit code of a stop that was asked for (signal, RUN/stop, time limit) while steps remain, for a job "
-                  "that queues itself again (default: 0)")
-      ->type_name("CODE")
-      ->check(CLI::Range(1, 125));
-}
 
 Result<RequestOptions> request_options(const RequestArgs& args) {
   RequestOptions out{.stop_on_usr = args.on_usr == "stop", .exit_when_unfinished = args.exit_when_unfinished};

@@ -1,4 +1,4 @@
-#include "tools/lineage.h"
+#include "tools/run/lineage.h"
 
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -15,7 +15,7 @@
 #include "runtime/core/clock.h"
 #include "runtime/data/dataset.h"
 #include "runtime/json/json.h"
-#include "tools/run_folder.h"
+#include "tools/run/folder.h"
 
 namespace cairn::tools {
 namespace {

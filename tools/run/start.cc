@@ -1,4 +1,4 @@
-#include "tools/run_start.h"
+#include "tools/run/start.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,7 +15,6 @@
 #include "ckpt/snapshot/arena.h"
 #include "ckpt/store/posix_backend.h"
 #include "runtime/data/dataset.h"
-#include "tools/model_source.h"
 
 namespace cairn::tools {
 namespace {
@@ -147,7 +146,7 @@ Result<RunStart> examine_state(const RunFolder& folder, const StartOptions& opti
                            .accept = options.accept}};
   out.whole = options.loaded;
   out.goes_back = options.named_step;
-  if (!state.any() && !options.init.path.empty() && !is_hf_folder(options.init.path)) {
+  if (!state.any() && !options.init.path.empty() && !options.init_is_foreign) {
     ckpt::PosixBackend io;
     RT_TRY_SET(state, ckpt::state_in(io, options.init.path).with(options.init.path));
     out.request.init = true;

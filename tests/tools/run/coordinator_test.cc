@@ -1,0 +1,147 @@
+#include "tools/run/coordinator.h"
+
+#include <filesystem>
+
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
+#include "tests/tools/run/run_fixture.h"
+
+using namespace cairn;
+using namespace cairn::tools;
+using namespace cairn::tools::testing;
+namespace fs = std::filesystem;
+
+TEST_SUITE("tools/run/coordinator") {
+  TEST_CASE("a fresh start is written down once its ranks have something to begin with") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    CHECK_FALSE(fs::exists(run.folder.recipe()));
+    const Result<ckpt::RestoreChoice> choice = run.coordinator->next_generation(0);
+    REQUIRE_OK(choice);
+    CHECK(choice.value().source == ckpt::arena::Source::kFresh);
+    CHECK(choice.value().incarnation == 1);
+    CHECK(read_text_file(run.folder.recipe()).value() == run.start.whole.canonical_json);
+    CHECK(run.events("start").size() == 1);
+    CHECK_FALSE(run.coordinator->save_under_way());
+  }
+
+  TEST_CASE("a step that ranks complete is saved and told, and is what the next generation resumes from") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(3, 0, true);
+    REQUIRE(run.wait_until([&] { return !run.events("saved").empty(); }));
+    CHECK(run.events("saved")[0].at("step") == 3);
+    CHECK(run.control.wakes > 0);
+    CHECK(run.control.progress > 0);
+    ckpt::PosixBackend io;
+    CHECK(ckpt::newest_complete(io, run.folder.checkpoints()).value().step == 3);
+    CHECK(lines_of(run.folder.path() / "metrics.jsonl").back().at("step") == 3);
+    run.train(4, 1, false);
+    const Result<ckpt::RestoreChoice> again = run.coordinator->next_generation(1);
+    REQUIRE_OK(again);
+    CHECK(again.value().source == ckpt::arena::Source::kMemory);
+    CHECK(again.value().step == 4);
+    CHECK(run.console.has("from step 4 in shared memory\n"));
+    CHECK(run.events("recipe_changed").empty());
+  }
+
+  TEST_CASE("a stop goes to the ranks, and the end saves what they have left and says with which code") {
+    RunFixture run(small_plan(2), {.requests = {.any_limit = false, .exit_when_unfinished = 75}});
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(2, 0, false);
+    CHECK(run.coordinator->memory().control().stop == 0);
+    run.control.stop = true;
+    run.coordinator->stop(SIGTERM);
+    CHECK(run.coordinator->memory().control().stop == 1);
+    CHECK(run.events("stop_requested")[0].at("by") == "SIGTERM");
+    const Result<int> code = run.coordinator->conclude({.kind = agent::EndKind::kFinished, .stop_signal = SIGTERM});
+    REQUIRE_OK(code);
+    CHECK(code.value() == 75);
+    CHECK(run.console.has("saved step 2 from shared memory\n"));
+    CHECK(run.console.has("stopped after step 2 of 10; checkpoint "));
+    CHECK(run.events("end")[0].at("exit_code") == 75);
+    const nlohmann::json summary = run.coordinator->summary(code);
+    CHECK(summary.at("why") == "stopped");
+    CHECK(summary.at("checkpoint") == (run.folder.checkpoints() / "step-00000002").string());
+  }
+
+  TEST_CASE("where no boundary comes the newest step in memory is saved meanwhile") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(2, 0, false);
+    run.coordinator->stop(SIGTERM);
+    run.clock.forward(4);
+    run.coordinator->on_tick();
+    CHECK_FALSE(run.console.has("meanwhile"));
+    run.clock.forward(2);
+    run.coordinator->on_tick();
+    CHECK(run.console.has("no step boundary in 5 s: saving step 2, the newest in memory, meanwhile\n"));
+    CHECK(run.wait_until([&] { return !run.events("saved").empty(); }));
+  }
+
+  TEST_CASE("a run that another agent has taken is left as it is, and its memory kept") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.train(2, 0, false);
+    const std::string memory = run.coordinator->memory().name();
+    std::ofstream(run.folder.path() / "run.lock") << R"({"host":"other","pid":"1","since":"2026"})";
+    const Result<ckpt::RestoreChoice> refused = run.coordinator->next_generation(1);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::kUnavailable);
+    CHECK(run.control.lost.has_value());
+    const size_t events = lines_of(run.folder.path() / "events.jsonl").size();
+    run.coordinator->on_tick();
+    run.coordinator->close();
+    CHECK(lines_of(run.folder.path() / "events.jsonl").size() == events);
+    CHECK(fs::is_empty(run.folder.checkpoints()));
+    CHECK(fs::exists(memory));
+    fs::remove(memory);
+  }
+
+  TEST_CASE("the first save that fails ends the run where the recipe says so, with the disk's code") {
+    Plan plan = small_plan(2);
+    plan.recipe.checkpoint.on_failure = OnSaveFailure::kStop;
+    RunFixture run(plan);
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    fs::rename(run.folder.checkpoints(), run.folder.path() / "away");
+    run.train(3, 0, true);
+    REQUIRE(run.wait_until([&] { return !run.events("save_failed").empty(); }));
+    CHECK(run.console.has("the run stops, as checkpoint.on_failure says\n"));
+    CHECK(run.coordinator->memory().control().stop == 1);
+    fs::rename(run.folder.path() / "away", run.folder.checkpoints());
+    const Result<int> code = run.coordinator->conclude({.kind = agent::EndKind::kFinished});
+    REQUIRE_FALSE(code.ok());
+    CHECK(code.error().code == ErrorCode::kIo);
+    CHECK(code.error().message.find("stopped because step 3 was not saved") != std::string::npos);
+    CHECK(run.events("end")[0].at("exit_code") == 74);
+  }
+
+  TEST_CASE("memory is distrusted after the death of a rank that may have written anywhere") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    run.coordinator->on_rank_exit({.exit_code = 0, .signal = SIGKILL});
+    run.coordinator->on_rank_exit({.exit_code = 1, .signal = 0});
+    CHECK(run.coordinator->memory().control().distrusted == 0);
+    run.coordinator->on_rank_exit({.exit_code = 0, .signal = SIGSEGV});
+    CHECK(run.coordinator->memory().control().distrusted == 1);
+  }
+
+  TEST_CASE("a save that is asked for is the ranks' to make at their next boundary, and every 100 steps are progress") {
+    RunFixture run(small_plan(2));
+    REQUIRE_OK(run.coordinator->open());
+    REQUIRE_OK(run.coordinator->next_generation(0));
+    run.coordinator->ask_save("SIGUSR1");
+    CHECK(run.coordinator->memory().control().saves_asked == 1);
+    run.coordinator->on_step(metrics_at(99));
+    CHECK(run.control.progress == 0);
+    run.coordinator->on_step(metrics_at(100));
+    CHECK(run.control.progress == 1);
+    run.coordinator->on_step(metrics_at(101));
+    CHECK(run.control.progress == 1);
+  }
+}

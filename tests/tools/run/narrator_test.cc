@@ -1,0 +1,171 @@
+#include "tools/run/narrator.h"
+
+#include <filesystem>
+
+#include "tests/tools/run/run_fixture.h"
+
+using namespace cairn;
+using namespace cairn::tools;
+using namespace cairn::tools::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Told {
+  explicit Told(Plan with = small_plan(2), NarratorOptions options = {}) : plan(std::move(with)), dir("narrator") {
+    options.console = console.fd();
+    narrator.emplace(plan, dir.path, options, clock);
+    REQUIRE_OK(narrator->open_metrics("run-1"));
+    REQUIRE_OK(narrator->open_events());
+  }
+  std::vector<nlohmann::json> events(const std::string& kind) const { return events_of(dir.path, kind); }
+
+  Plan plan;
+  HandClock clock;
+  cairn::testing::TempDir dir;
+  Console console;
+  std::optional<Narrator> narrator;
+};
+
+agent::RestartInfo info_of(const agent::Failure& failure) { return {failure, 0}; }
+
+}  // namespace
+
+TEST_SUITE("tools/run/narrator") {
+  TEST_CASE("a start, its steps, its saves and its end are told on the console and in the files") {
+    Plan plan = small_plan(2);
+    plan.recipe.log.tensorboard = true;
+    Told told(plan, {.peak_tflops = 1e-3});
+    fs::create_directory(told.dir.path / "tensorboard");
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
+    CHECK_FALSE(told.console.has("from"));  // nobody asks where a fresh start comes from
+    for (int64_t step = 1; step <= 3; ++step) {
+      told.clock.forward(1);
+      const telemetry::StepMetrics written = told.narrator->step(metrics_at(step));
+      CHECK(written.time == doctest::Approx(told.clock.unix_s()));
+      CHECK(written.tflops.has_value());
+      CHECK(*written.mfu == doctest::Approx(*written.tflops / 1e-3));
+    }
+    told.narrator->saved({.step = 3, .dir = "/ck/step-00000003", .bytes = 7, .asked = 1, .removed = {1}});
+    told.narrator->done("/ck/step-00000003");
+
+    CHECK(told.console.has("step  1/10  loss 3.9000"));
+    CHECK(told.console.has("saved step 3, as asked: /ck/step-00000003\n"));
+    CHECK(
+        told.console.has("done: 3 steps in 3.0 s, loss 3.7000, 1.0 steps/s, 2 ms lost to checkpoints; "
+                         "/ck/step-00000003\n"));
+    const auto metrics = lines_of(told.dir.path / "metrics.jsonl");
+    CHECK(metrics.back().at("step") == 3);
+    CHECK(metrics.back().at("mfu").get<double>() > 0);
+    REQUIRE(told.events("start").size() == 1);
+    const nlohmann::json start = told.events("start")[0];
+    CHECK(start.at("source") == "fresh");
+    CHECK(start.at("world") == 2);
+    CHECK(start.at("time").get<double>() > 1.7e9);
+    CHECK(told.events("saved")[0].at("removed") == std::vector<int64_t>{1});
+    CHECK(std::distance(fs::directory_iterator(told.dir.path / "tensorboard"), {}) == 1);
+    CHECK(told.narrator->progress().first_step == 0);
+    CHECK(told.narrator->progress().last_step == 3);
+  }
+
+  TEST_CASE("a start says what it resumes from, and when an option for new runs counts for nothing") {
+    Told told(small_plan(2), {.init_on_command_line = true});
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kMemory, .step = 4}));
+    CHECK(told.console.has("from step 4 in shared memory\n"));
+    CHECK(told.console.has("--init-from is for a new run"));
+    REQUIRE_OK(told.narrator->begins(1, {.source = ckpt::arena::Source::kDisk, .step = 2, .dir = "/ck/step-00000002"}));
+    CHECK(told.console.has("from /ck/step-00000002\n"));
+    CHECK(told.events("start")[1].at("generation") == 1);
+    CHECK(told.narrator->progress().first_step == 4);  // of the start, not of its generations
+  }
+
+  TEST_CASE("a recovery ends with the first step of new ranks, not with news of the dead ones") {
+    Told told;
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
+    told.narrator->step(metrics_at(1));
+    const agent::Failure failure{.generation = 0, .rank = 1, .message = "rank 1 (pid 7) was killed by signal 9"};
+    told.narrator->failed(info_of(failure), true, 0, "/run/reports/1.txt");
+    CHECK(told.console.has("where each rank was: /run/reports/1.txt\n"));
+    CHECK(told.console.has("all ranks stopped; starting again\n"));
+    told.clock.forward(0.25);
+    told.narrator->step(metrics_at(2));  // the dead ones had finished it
+    told.narrator->respawned({.detected_ns = 1'000'000,
+                              .killed_ns = 2'000'000,
+                              .reaped_ns = 4'000'000,
+                              .prepared_ns = 5'000'000,
+                              .spawned_ns = 6'000'000});
+    CHECK(told.events("respawned")[0].at("ms_to_reap") == 3.0);
+    told.narrator->step(metrics_at(1));  // what is done again
+    CHECK(told.events("recovered").empty());
+    told.clock.forward(0.25);
+    told.narrator->step(metrics_at(2));
+    REQUIRE(told.events("recovered").size() == 1);
+    CHECK(told.events("recovered")[0].at("seconds") == doctest::Approx(0.5));
+    told.narrator->step(metrics_at(3));
+    CHECK(told.events("recovered").size() == 1);
+  }
+
+  TEST_CASE("files that cannot be written refuse a first generation, and are told of once after that") {
+    Plan plan = small_plan(2);
+    plan.recipe.log.tensorboard = true;
+    Told told(plan);  // without a folder for TensorBoard's
+    const Status refused = told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh});
+    REQUIRE_FALSE(refused.ok());
+    for (int64_t generation = 1; generation < 4; ++generation)
+      CHECK(told.narrator->begins(generation, {.source = ckpt::arena::Source::kMemory, .step = 1}).ok());
+    const std::string text = told.console.text();
+    CHECK(text.find("warning: ") != std::string::npos);
+    CHECK(text.find("warning: ") == text.rfind("warning: "));
+  }
+
+  TEST_CASE("names that somebody else has written do nothing to a terminal") {
+    Plan plan = small_plan(2);
+    plan.recipe.data.sources.resize(2);
+    Told told(plan);
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kFresh}));
+    telemetry::StepMetrics metrics = metrics_at(1);
+    metrics.valid_loss = 2.5;
+    metrics.valid_source_loss = {{"web\x1b[2J", 2.25}, {"books", 2.75}};
+    told.narrator->step(metrics);
+    CHECK(told.console.has("step 1: validation loss 2.5000 (web\\x1b[2J 2.2500, books 2.7500)\n"));
+    CHECK(told.console.text().find('\x1b') == std::string::npos);
+  }
+
+  TEST_CASE("a summary says why a start ended, and knows nothing of steps that it has not made") {
+    Told told;
+    const auto why = [&](const Result<int>& code, bool stop_asked = false) {
+      return told.narrator->summary(code, stop_asked, {}).at("why").get<std::string>();
+    };
+    CHECK(told.narrator->summary(0, false, {}).at("loss").is_null());
+    CHECK(why(0) == "nothing_to_do");
+    REQUIRE_OK(told.narrator->begins(0, {.source = ckpt::arena::Source::kDisk, .step = 2, .dir = "/ck/step-00000002"}));
+    CHECK(told.narrator->summary(0, false, {}).at("checkpoint") == "/ck/step-00000002");
+    CHECK(told.narrator->summary(0, false, "/ck/step-00000003").at("checkpoint") == "/ck/step-00000003");
+    told.narrator->step(metrics_at(3));
+    CHECK(why(0) == "done");
+    CHECK(why(0, true) == "stopped");
+    CHECK(why(75, true) == "stopped");
+    CHECK(why(137) == "signal");
+    CHECK(why(69) == "failed");
+    CHECK(why(Error{ErrorCode::kNoSpace, "full"}) == error_code_name(ErrorCode::kNoSpace));
+    told.narrator->step(metrics_at(10));
+    CHECK(why(0, true) == "done");  // a stop that came too late
+    const nlohmann::json summary = told.narrator->summary(0, false, {});
+    CHECK(summary.at("first_step") == 2);
+    CHECK(summary.at("step") == 10);
+    CHECK(summary.at("samples") == 240);
+  }
+
+  TEST_CASE("a trace of ranks of which some have died is merged at the end, and of all at once") {
+    Told told(small_plan(2), {.traced = true});
+    REQUIRE_OK(told.narrator->begin_trace());
+    CHECK(fs::is_directory(told.narrator->trace_dir()));
+    told.narrator->drew(told.narrator->trace_dir() / "rank-0.json");
+    CHECK(told.console.text().empty());
+    told.narrator->drew(told.narrator->trace_dir() / "rank-1.json");
+    CHECK(told.console.text().starts_with("warning: "));  // these files are not there
+    const size_t so_far = told.console.text().size();
+    told.narrator->finish_trace();  // nothing is left
+    CHECK(told.console.text().size() == so_far);
+  }
+}

@@ -1,0 +1,15 @@
+#pragma once
+// What may be asked of a run, on the command line of `train` and `resume`.
+
+#include "tools/run/requests.h"
+
+namespace CLI {
+class App;
+}
+
+namespace cairn::tools {
+
+/// --time-limit, --on-usr, --exit-when-unfinished.
+void add_request_options(CLI::App& command, RequestArgs& args);
+
+}  // namespace cairn::tools

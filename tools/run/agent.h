@@ -1,0 +1,86 @@
+#pragma once
+// The agent of a host, as the supervisor's client: what its ranks are, how they are started, watched and killed. What
+// they resume from and when they stop the coordinator decides; people read of it through the narrator.
+//
+// Threads: the supervisor's loop.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/agent/supervisor.h"
+#include "runtime/comm/shm_world.h"
+#include "runtime/core/unique_handle.h"
+#include "runtime/plan/plan.h"
+#include "tools/run/coordinator.h"
+#include "tools/run/narrator.h"
+#include "tools/run/waits.h"
+
+namespace cairn::tools {
+
+/// A rank that is killed after a step, to see the run recover.
+struct Kill {
+  int64_t rank = 0, step = 0;
+};
+
+struct AgentOptions {
+  std::string program = "/proc/self/exe";                // is started as `program _rank --rank K ...`
+  std::filesystem::path recipe;                          // of the segment
+  std::string init;                                      // init_to_json() of what the run begins with
+  std::function<std::filesystem::path(int64_t)> log_of;  // by rank
+  int64_t threads = 0;                                   // of a rank; 0: cores / ranks of this host, at least 1
+  std::string trace;                                     // steps=A..B; empty: none
+  std::vector<Kill> kills;
+};
+
+class Agent final : public agent::SupervisorClient {
+ public:
+  /// `plan`, `coordinator` and `narrator` outlive it. `run`: the folder, for reports.
+  Agent(const Plan& plan, const std::filesystem::path& run, Coordinator& coordinator, Narrator& narrator,
+        AgentOptions options);
+
+  Result<std::vector<agent::ChildSpec>> prepare_generation(int64_t generation) override;
+  void on_generation_started(int64_t generation, const agent::Recovery* recovery) override;
+  void on_event(int64_t rank, const nlohmann::json& event) override;
+  void on_child_exit(int64_t, const agent::ExitStatus& status, bool) override { coordinator_.on_rank_exit(status); }
+  void on_failure(const agent::RestartInfo& info, bool restarting, double backoff_s) override {
+    narrator_.failed(info, restarting, backoff_s, report_);
+  }
+  void on_stop_requested(int signal) override { coordinator_.stop(signal); }
+  void on_signal(int signal) override;
+  void on_tick() override {
+    coordinator_.on_tick();
+    waits_.look(world_ ? &*world_ : nullptr);
+  }
+  /// Ranks that have trained to their end stand still until the last checkpoint is on disk, within the hook's own
+  /// deadline.
+  bool on_hang(const std::vector<agent::Silence>&) override { return !coordinator_.save_under_way(); }
+  std::optional<std::pair<int64_t, std::string>> suspect() override { return waits_.suspect(); }
+  void on_failing(const agent::Failure& failure) override {
+    report_ = world_ ? waits_.report_failure(failure, *world_) : std::filesystem::path();
+  }
+  void on_notice(const std::string& text) override { narrator_.say(text); }
+  uint64_t heartbeat(int64_t rank) override { return static_cast<uint64_t>(view_of(rank).finished_operations()); }
+  std::string place(int64_t rank) override { return view_of(rank).description; }
+
+ private:
+  comm::RankView view_of(int64_t rank) const;
+  agent::ChildSpec spec_of(int64_t rank, uint64_t generation_of_ranks, const std::string& threads) const;
+  void kill_as_asked(int64_t step);
+
+  const Plan& plan_;
+  Coordinator& coordinator_;
+  Narrator& narrator_;
+  AgentOptions options_;
+  RunWaits waits_;
+  std::optional<comm::ShmWorld> world_;
+  Fd memory_;                     // of the arena, for ranks
+  std::filesystem::path report_;  // of the last failure
+};
+
+}  // namespace cairn::tools

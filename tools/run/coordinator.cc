@@ -1,0 +1,402 @@
+#include "tools/run/coordinator.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ckpt/retention/catalog.h"
+#include "ckpt/store/posix_backend.h"
+#include "dsl/dsl.h"
+
+namespace cairn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kBoundaryPatienceNs = 5'000'000'000;  // a sixth of Kubernetes' default grace
+
+/// "step 30 was not saved: why"
+std::string not_saved(const ckpt::PersistEvent& event) {
+  const std::string& why = event.status.error().message;
+  const std::string what = fmt::format("step {} was not saved: ", event.step);
+  return why.starts_with(what) ? why : what + why;
+}
+
+}  // namespace
+
+LocalCoordinator::LocalCoordinator(const Plan& plan, RunFolder& folder, RunCopies& copies, RunStart& start,
+                                   Narrator& narrator, CoordinatorOptions options, const Clock& clock)
+    : plan_(plan),
+      folder_(folder),
+      copies_(copies),
+      start_(start),
+      narrator_(narrator),
+      options_(std::move(options)),
+      clock_(clock),
+      requests_(folder.path(), options_.requests, narrator.callbacks()) {}
+
+Status LocalCoordinator::open() {
+  const dsl::LoadedRecipe& loaded = start_.remaining;
+  RT_TRY(narrator_.open_metrics(folder_.id()));
+  ckpt::NodeOptions options{
+      .checkpoints_dir = folder_.checkpoints(),
+      .run = {.run_name = loaded.recipe.name,
+              .run_id = folder_.id(),
+              .recipe_json = loaded.canonical_json,
+              .recipe_hash = loaded.hash_hex,
+              .lineage = start_.lineage_head()},
+      .from_step = options_.from_step,
+      .resume = !options_.fresh,
+      .check_owner = [this] { return check_owner(); },
+      .stop = [this] { return stop_asked(); },
+      .leave = [this] { return control_->leave_signal() != 0; },
+      .before_save = [this](int64_t step, std::span<const std::string> news) { narrator_.complete(step, news); },
+      .on_persisted = [this] { control_->wake(); }};
+  if (!plan_.recipe.init.path.empty()) {
+    options.init_from = plan_.recipe.init.path;
+    options.open_foreign = options_.open_foreign;
+  }
+  if (!options_.fresh && start_.verdict.segment.index == 0) RT_TRY(check_nothing_lost(folder_.path()));
+  requests_.set_limit(plan_.checkpoint_bytes);
+  std::vector<std::string> notices;
+  RT_TRY_SET(node_, ckpt::CheckpointNode::open(plan_, std::move(options), &notices));
+  for (const std::string& notice : notices) narrator_.say(notice);
+  RT_TRY(narrator_.open_events());
+  copies_.report_to(narrator_.callbacks());
+  requests_.open();
+  requests_.pass_on(*node_, 0);
+  return {};
+}
+
+/// That the run is this process's. If not, it ends: by the supervisor, whichever thread finds it out.
+Status LocalCoordinator::check_owner() {
+  Status mine = folder_.check_held();
+  if (!mine.ok() && mine.error().code == ErrorCode::kUnavailable) control_->abandon(mine.error());
+  return mine;
+}
+
+/// From any thread: a checkpoint that is being loaded keeps the supervisor's.
+bool LocalCoordinator::stop_asked() {
+  if (requests_.stop_now()) control_->ask_stop();
+  return control_->stop_asked();
+}
+
+Result<ckpt::RestoreChoice> LocalCoordinator::next_generation(int64_t generation) {
+  if (is_gone(folder_.path())) {
+    return Error{ErrorCode::kIo, fmt::format("{}: {}", folder_.path().string(), ckpt::kFolderGone), ENOENT};
+  }
+  ignore(check_owner(), "what cannot be told now does not end a run that memory holds");
+  if (const std::optional<Error> lost = control_->abandoned()) return *lost;
+  Result<ckpt::RestoreChoice> chosen = node_->begin_incarnation();
+  if (!chosen.ok() && stop_asked()) {
+    return Error{ErrorCode::kStopped, "asked to stop while a checkpoint was being loaded; the same command resumes"};
+  }
+  if (!chosen.ok()) return chosen;
+  const ckpt::RestoreChoice& choice = chosen.value();
+  RT_TRY(check_place(choice));
+  if (generation == 0) {
+    RT_TRY(write_start());
+    copies_.start();  // they read the recipe
+  }
+  for (const std::string& warning : choice.warnings) narrator_.warn(warning);
+  if (std::exchange(options_.from_step, std::nullopt)) {
+    const std::vector<int64_t>& abandoned = node_->abandoned();
+    narrator_.record({{"event", "back_to"}, {"step", choice.step}, {"abandoned", abandoned}});
+    if (!abandoned.empty())
+      narrator_.say(fmt::format("back to step {}: {} later step{} moved to {}", choice.step, abandoned.size(),
+                                abandoned.size() == 1 ? "" : "s", (folder_.path() / "abandoned").string()));
+  }
+  take_save_events();              // of saves that have ended meanwhile
+  if (choice.step < told_step_) {  // the line that those were of is left
+    told_step_ = choice.step;
+    last_save_ = {};
+  }
+  saved_step_ = std::min(saved_step_, choice.step);
+  if (generation == 0) last_step_ = choice.step;
+  RT_TRY(narrator_.begins(generation, choice));
+  return chosen;
+}
+
+/// Whether the plan is of the position that ranks go on from. The start's own, and any that this segment led to, is.
+Status LocalCoordinator::check_place(const ckpt::RestoreChoice& choice) {
+  RT_TRY_SET(const trainer::TrainPosition position, node_->decided_position());
+  const trainer::TrainPosition& judged = start_.verdict.state.position;
+  if (position.step == judged.step && position.samples == judged.samples && position.past == judged.past) return {};
+  if (choice.source == ckpt::arena::Source::kMemory && position.past == plan_.past) return {};  // trained by this agent
+  ckpt::StartState state{.position = position, .recipe = start_.remaining.canonical_json};
+  if (choice.source == ckpt::arena::Source::kDisk && !choice.foreign) {
+    ckpt::PosixBackend io;
+    RT_TRY_SET(state, ckpt::state_in(io, choice.dir).with(choice.dir.string()));
+  } else if (choice.source == ckpt::arena::Source::kMemory) {
+    state.source = ckpt::StartState::Source::kMemory;
+    state.mesh = start_.verdict.state.mesh;
+    state.place = node_->arena().name();
+  }
+  RT_TRY_SET(const Recipe before, dsl::decode_recipe(state.recipe));
+  RT_TRY_SET(const Segment segment, segment_at(start_.request.recipe, position, &before));
+  if (segment.past == plan_.past && segment.end_step == plan_.end_step &&
+      segment.index == start_.verdict.segment.index) {
+    return {};
+  }
+  elsewhere_ = std::move(state);
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("resumes from step {}, which is in another segment", position.step)};
+}
+
+/// What this start is, once the state that it goes on from has been read: until then it may still be refused.
+Status LocalCoordinator::write_start() {
+  const StartVerdict& verdict = start_.verdict;
+  RT_TRY(begin_segment(folder_, start_));
+  if (verdict.finished) return {};  // the folder keeps the recipe that trained it
+  RT_TRY(folder_.write_recipe(start_.whole));
+  for (const FieldVerdict& one : verdict.changes) {
+    // Other stages ahead begin no segment.
+    if (one.change == dsl::ChangeClass::kExact || (!start_.begins && one.field != "stages")) continue;
+    narrator_.say(one.text());
+    narrator_.record({{"event", "recipe_changed"},
+                      {"step", verdict.state.step()},
+                      {"field", one.field},
+                      {"old", one.before},
+                      {"new", one.after},
+                      {"rule", one.says},
+                      {"accepted", one.change == dsl::ChangeClass::kAccept}});
+  }
+  return {};
+}
+
+bool LocalCoordinator::save_under_way() {
+  // Only what the persister has or can take: a promise that a hung rank has not completed is no save.
+  const std::vector<ckpt::SlotView> views = node_->arena().views();
+  return std::any_of(views.begin(), views.end(),
+                     [](const ckpt::SlotView& slot) { return slot.reserved && slot.whole; });
+}
+
+void LocalCoordinator::on_rank_exit(const agent::ExitStatus& status) {
+  // A wild write may lie behind these: what the rank could reach in shared memory is checked before it is used.
+  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
+    if (status.signal == signal) node_->distrust_memory();
+  }
+}
+
+void LocalCoordinator::on_step(const telemetry::StepMetrics& metrics) {
+  requests_.step_took(metrics.step_ms / 1000);
+  node_->note_step(metrics);
+  if (metrics.step >= last_progress_step_ + 100) {  // far enough from the last failure
+    control_->note_progress();
+    last_progress_step_ = metrics.step;
+  }
+  last_step_ = metrics.step;
+}
+
+void LocalCoordinator::on_tick() {
+  take_save_events();
+  if (!control_->abandoned()) {  // else the folder is another one's
+    if (requests_.stop_now()) control_->ask_stop();
+    requests_.pass_on(*node_, last_step_);
+  }
+  watch_stop();
+  watch_memory();
+  copies_.poll();
+}
+
+void LocalCoordinator::watch_memory() {
+  if (told_nameless_ || !node_->arena().is_nameless()) return;
+  told_nameless_ = true;
+  narrator_.warn(
+      fmt::format("{} was removed, by hand or by systemd as its user logged out (RemoveIPC): training "
+                  "continues, but after a kill of this process the run resumes from its last checkpoint on disk",
+                  node_->arena().name()));
+}
+
+void LocalCoordinator::take_save_events() {
+  if (control_->abandoned()) return;  // events.jsonl is another one's
+  for (const ckpt::PersistEvent& event : node_->take_events()) take_saved(event);
+}
+
+/// Saves may end in any order (checkpoint.in_flight): what counts, for the end too, is what came of the newest step.
+void LocalCoordinator::take_saved(const ckpt::PersistEvent& event) {
+  requests_.save_ended(event);
+  const bool overtaken = event.step <= saved_step_;
+  const bool newest = event.step >= told_step_;
+  if (newest) told_step_ = event.step;
+  if (!event.status.ok()) return take_not_saved(event, newest, overtaken);
+  if (newest) last_save_ = {};
+  if (event.problems.size() > problems_) {  // each save meets the old ones again
+    for (const std::string& problem : event.problems) narrator_.warn("retention: " + problem);
+  }
+  problems_ = event.problems.size();
+  if (!overtaken) {
+    newest_checkpoint_ = event.dir;
+    saved_step_ = event.step;
+  }
+  narrator_.saved(event);
+  copies_.saved();
+  control_->note_progress();
+}
+
+void LocalCoordinator::take_not_saved(const ckpt::PersistEvent& event, bool newest, bool overtaken) {
+  if (event.step == failed_step_) return;  // told already
+  failed_step_ = event.step;
+  const bool stop = plan_.recipe.checkpoint.on_failure == OnSaveFailure::kStop && !overtaken;
+  narrator_.warn(fmt::format("{}; {}", not_saved(event),
+                             overtaken ? fmt::format("step {} is on disk", saved_step_)
+                             : stop    ? "the run stops, as checkpoint.on_failure says"
+                                       : "the next save tries again"));
+  narrator_.record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+  if (newest && !overtaken) last_save_ = event.status;
+  if (!stop || !stopped_by_.ok()) return;
+  Error error = event.status.error();
+  if (error.code != ErrorCode::kNoSpace) error.code = ErrorCode::kIo;  // 74, whatever was in the way
+  stopped_by_ = std::move(error).with(fmt::format("stopped because step {} was not saved", event.step));
+  node_->request_stop();
+}
+
+void LocalCoordinator::stop(int signal) {
+  std::string why, by = requests_.stop_by(&why);
+  if (by.empty()) by = signal_name(signal);
+  if (!why.empty()) by += ": " + why;
+  narrator_.say(
+      fmt::format("{} ({}): saving at the next step boundary, then leaving; Ctrl-C (SIGINT) from a second on leaves at "
+                  "once",
+                  signal == SIGINT ? "interrupted" : "asked to stop", by));
+  narrator_.record({{"event", "stop_requested"}, {"signal", signal}, {"by", by}});
+  node_->request_stop();
+  stop_asked_ns_ = clock_.now_ns();
+}
+
+/// A step or a validation may take longer than whoever asked for the stop grants, and a rank may hang.
+void LocalCoordinator::watch_stop() {
+  if (stop_asked_ns_ == 0 || clock_.now_ns() - stop_asked_ns_ < kBoundaryPatienceNs) return;
+  stop_asked_ns_ = 0;
+  if (const std::optional<int64_t> step = node_->promise_newest()) {
+    narrator_.say(fmt::format("no step boundary in {} s: saving step {}, the newest in memory, meanwhile",
+                              kBoundaryPatienceNs / 1'000'000'000, *step));
+  }
+}
+
+void LocalCoordinator::close() {
+  if (!node_) return;
+  if (!concluded_) flush();
+  if (control_->abandoned()) node_->keep_memory();
+  node_.reset();
+}
+
+void LocalCoordinator::flush() {
+  if (control_->abandoned()) return;
+  const std::optional<ckpt::PersistEvent> saved = node_->flush();
+  if (control_->abandoned()) return;
+  if (control_->leave_signal() != 0) return leave();
+  const bool done = saved && saved->status.ok();
+  if (done) take_flushed(*saved);  // first: the others are older, and judged by it
+  take_save_events();
+  if (saved && !done) take_flushed(*saved);
+}
+
+void LocalCoordinator::leave() {
+  node_->keep_memory();
+  narrator_.say(
+      "left at once; what is not on disk yet stays in shared memory, from where the next start of this run takes it "
+      "up");
+}
+
+void LocalCoordinator::take_flushed(const ckpt::PersistEvent& event) {
+  if (event.status.ok()) {
+    narrator_.say(fmt::format("saved step {} from shared memory", event.step));
+    take_saved(event);
+    return;
+  }
+  node_->keep_memory();
+  if (event.step == failed_step_) {  // tried again, and told already
+    narrator_.say(fmt::format("step {} stays in shared memory, and the next start of this run saves it", event.step));
+  } else {
+    narrator_.warn(
+        fmt::format("{}; it stays in shared memory, and the next start of this run saves it", not_saved(event)));
+    narrator_.record({{"event", "save_failed"}, {"step", event.step}, {"message", event.status.error().message}});
+  }
+  last_save_ = event.status;
+}
+
+std::string LocalCoordinator::way_back() const {
+  ckpt::PosixBackend io;
+  const Result<ckpt::Catalog> catalog = ckpt::list_checkpoints(io, folder_.checkpoints());
+  if (!catalog.ok()) return "which checkpoints are good is not known: " + catalog.error().message;
+  int64_t good = -1, usable = -1;
+  for (const ckpt::CheckpointInfo& info : catalog.value().checkpoints) {
+    if (!info.complete || info.bad()) continue;
+    usable = info.step;
+    if (info.label == ckpt::Label::kGood) good = info.step;
+  }
+  if (usable < 0)
+    return "No checkpoint is left that is not bad: begin anew in another folder (--run), with a lower rate";
+  const int64_t step = good >= 0 ? good : usable;
+  return fmt::format(
+      "{}: step {}. \"cairn train ... --run {} --from-step {} --set optimizer.peak_lr=...\" goes back to it "
+      "with another rate",
+      good >= 0 ? "Newest good" : "None is proved good; the newest that is not bad", step, folder_.path().string(),
+      step);
+}
+
+Result<int> LocalCoordinator::conclude(const agent::Outcome& outcome) {
+  concluded_ = true;
+  narrator_.finish_trace();
+  if (outcome.kind == agent::EndKind::kLeftBySignal) {
+    leave();
+    return outcome.exit_code;
+  }
+  flush();
+  if (const std::optional<Error> lost = control_->abandoned()) return *lost;
+  if (const int signal = control_->leave_signal(); signal != 0) return 128 + signal;
+  if (!stopped_by_.ok()) {
+    const Error& error = stopped_by_.error();
+    if (!newest_checkpoint_.empty()) narrator_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+    narrator_.record({{"event", "end"}, {"exit_code", error.exit_code()}, {"message", error.message}});
+    return error;
+  }
+  const bool at_stage = start_.verdict.segment.stage_follows && last_step_ == plan_.end_step;
+  if (at_stage && outcome.kind == agent::EndKind::kFinished && outcome.stop_signal == 0 && last_save_.ok() &&
+      !requests_.stop_due(last_step_)) {
+    stage_follows_ = true;
+    narrator_.say(fmt::format("step {}: stage {} of the recipe begins", last_step_, start_.verdict.segment.index + 1));
+    narrator_.record({{"event", "stage"}, {"step", last_step_}, {"stage", start_.verdict.segment.index + 1}});
+    return 0;
+  }
+  requests_.ended(outcome.kind == agent::EndKind::kFinished, last_save_.ok());
+  copies_.finish(options_.requests.stop_signals(), [this] { return requests_.out_of_time(); });
+  if (outcome.kind == agent::EndKind::kFailed) return conclude_failed(outcome);
+  if (!last_save_.ok()) return last_save_.error();
+  const bool stopped = (last_step_ < plan_.steps || at_stage) && (outcome.stop_signal != 0 || requests_.stop_planned());
+  const int code = stopped ? options_.requests.exit_when_unfinished : 0;
+  if (stopped) {
+    narrator_.say(fmt::format("stopped after step {} of {}; checkpoint {}; the same command resumes from there",
+                              last_step_, plan_.steps, newest_checkpoint_.string()));
+  } else if (last_step_ == narrator_.progress().first_step) {
+    narrator_.say(
+        fmt::format("nothing to do: {} is already at step {} of {}", folder_.path().string(), last_step_, plan_.steps));
+  } else {
+    narrator_.done(newest_checkpoint_);
+  }
+  narrator_.record({{"event", "end"}, {"exit_code", code}, {"step", last_step_}});
+  return code;
+}
+
+Result<int> LocalCoordinator::conclude_failed(const agent::Outcome& outcome) {
+  narrator_.say(fmt::format("failed: {}", outcome.message));
+  const bool guard = outcome.exit_code == Error{ErrorCode::kGuard, ""}.exit_code();
+  if (guard) {
+    if (const Status labelled = node_->condemn_from_onset(); !labelled.ok()) narrator_.warn(labelled.error().message);
+  }
+  if (!newest_checkpoint_.empty() && !guard)
+    narrator_.say(fmt::format("newest checkpoint: {}", newest_checkpoint_.string()));
+  json end{{"event", "end"}, {"exit_code", outcome.exit_code}, {"message", outcome.message}};
+  if (guard) end["way_back"] = way_back();
+  narrator_.record(end);
+  if (guard) narrator_.say(end["way_back"].get<std::string>());
+  return outcome.exit_code;
+}
+
+}  // namespace cairn::tools

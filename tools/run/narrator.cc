@@ -1,0 +1,300 @@
+#include "tools/run/narrator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ckpt/persist/save.h"
+#include "ckpt/plan/partial.h"
+#include "runtime/core/log.h"
+#include "runtime/core/units.h"
+#include "tools/run/text.h"
+
+namespace cairn::tools {
+
+namespace fs = std::filesystem;
+using ckpt::arena::Source;
+using nlohmann::json;
+
+const Clock& Narrator::system_clock() {
+  static const SystemClock clock;
+  return clock;
+}
+
+Narrator::Narrator(const Plan& plan, fs::path run, NarratorOptions options, const Clock& clock)
+    : plan_(plan), run_(std::move(run)), options_(options), clock_(clock), console_(options.console) {
+  progress_.started_unix_s = clock_.unix_s();
+}
+
+Status Narrator::open_metrics(const std::string& run_id) {
+  RT_TRY_SET(metrics_, telemetry::MetricsWriter::open(run_ / "metrics.jsonl", run_id));
+  return {};
+}
+
+Status Narrator::open_events() {
+  RT_TRY_SET(events_, telemetry::LineFile::open(run_ / "events.jsonl"));
+  return {};
+}
+
+RunCallbacks Narrator::callbacks() {
+  return {.say = [this](const std::string& text) { say(text); },
+          .record = [this](const json& event) { record(event); }};
+}
+
+void Narrator::record(json event) {
+  event["time"] = clock_.unix_s();
+  const Status written = events_.append(event.dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!written.ok()) spdlog::warn("{}", written.error().message);
+}
+
+void Narrator::complete(int64_t step, std::span<const std::string> news) {
+  const Status complete = metrics_->complete(step, news);
+  if (!complete.ok()) spdlog::warn("metrics.jsonl: {}", complete.error().message);
+}
+
+Status Narrator::begins(int64_t generation, const ckpt::RestoreChoice& choice) {
+  std::string from = "a fresh start";
+  if (choice.source == Source::kMemory) from = fmt::format("step {} in shared memory", choice.step);
+  if (choice.source == Source::kDisk) from = fmt::format("{}", choice.dir.string());
+  if (generation > 0 || choice.source != Source::kFresh) say("from " + from);
+  if (generation == 0 && choice.source == Source::kMemory && options_.init_on_command_line) {
+    say("--init-from is for a new run; this one resumes from its memory (another --run begins anew)");
+  }
+  if (choice.source == Source::kDisk && !choice.match) loaded_ = choice.dir;
+  json start{{"event", "start"},
+             {"generation", generation},
+             {"step", choice.step},
+             {"from", from},
+             {"source", choice.source == Source::kMemory ? "memory"
+                        : choice.source == Source::kDisk ? "disk"
+                                                         : "fresh"},
+             {"world", plan_.mesh.world()},
+             {"mesh", plan_.mesh.describe()},
+             {"steps", plan_.steps},
+             {"host", ckpt::this_writer().host},
+             {"pid", static_cast<int64_t>(::getpid())}};
+  if (choice.read.wanted_bytes > 0) {
+    start["needed_bytes"] = choice.read.wanted_bytes;
+    start["read_bytes"] = choice.read.read_bytes;
+    if (static_cast<double>(choice.read.read_bytes) > 1.02 * static_cast<double>(choice.read.wanted_bytes)) {
+      say(
+          fmt::format("{} read of the checkpoint for {} that were needed: what lies between small tensors is "
+                      "read along, which is faster than leaving it out",
+                      format_bytes(choice.read.read_bytes), format_bytes(choice.read.wanted_bytes)));
+    }
+  }
+  record(std::move(start));
+  if (choice.match) tell_match(*choice.match, choice);
+
+  if (progress_.first_step < 0) progress_.first_step = progress_.last_step = choice.step;
+  const auto tell = [&](const Status& written, bool& failed) -> Status {
+    if (generation == 0) return written;
+    tell_written(written, failed);
+    return {};
+  };
+  // A kill may have come between these steps and the news of them.
+  RT_TRY(tell(metrics_->catch_up(choice.metrics), metrics_failed_));
+  RT_TRY(tell(metrics_->resumed(choice.step), metrics_failed_));
+  if (!plan_.recipe.log.tensorboard) return {};
+  tensorboard_.reset();
+  Result<telemetry::TensorBoardWriter> opened =
+      telemetry::TensorBoardWriter::open(run_ / "tensorboard", clock_.unix_s(), choice.step + 1);
+  if (!opened.ok()) return tell(opened.error(), tensorboard_failed_);
+  tensorboard_ = std::move(opened).value();
+  return {};
+}
+
+/// What of somebody else's checkpoint this run begins with.
+void Narrator::tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice) {
+  for (const std::string& line : ckpt::report_lines(match, plan_.tensors, choice.step)) say(line);
+  json taken = json::array(), anew = json::array(), zero = json::array();
+  for (size_t t = 0; t < match.tensors.size(); ++t) {
+    const ckpt::TensorMatch& tensor = match.tensors[t];
+    const std::string& name = plan_.tensors[t].name;
+    if (!tensor.weight) {
+      anew.push_back({{"tensor", name}, {"why", tensor.why}});
+    } else {
+      taken.push_back(name);
+      if (!tensor.moments) zero.push_back(name);
+    }
+  }
+  record({{"event", "initialized"},
+          {"from", choice.dir.string()},
+          {"step", choice.step},
+          {"weights_only", match.weights_only},
+          {"taken", std::move(taken)},
+          {"moments_at_zero", std::move(zero)},
+          {"anew", std::move(anew)},
+          {"left", match.left}});
+}
+
+void Narrator::respawned(const agent::Recovery& recovery) {
+  respawned_ = true;
+  record({{"event", "respawned"},
+          {"ms_to_kill", static_cast<double>(recovery.killed_ns - recovery.detected_ns) / 1e6},
+          {"ms_to_reap", static_cast<double>(recovery.reaped_ns - recovery.detected_ns) / 1e6},
+          {"ms_to_spawn", static_cast<double>(recovery.spawned_ns - recovery.detected_ns) / 1e6}});
+}
+
+/// Told once until it goes again: a disk may stay full for many steps.
+void Narrator::tell_written(const Status& written, bool& failed) {
+  if (!written.ok() && !failed) warn(written.error().message);
+  failed = !written.ok();
+}
+
+telemetry::StepMetrics Narrator::step(const telemetry::StepMetrics& reported) {
+  telemetry::StepMetrics metrics = reported;
+  metrics.time = clock_.unix_s();
+  const StepStage& phase = plan_.step_stages[stage_of_step(plan_.step_stages, metrics.step)];
+  metrics.tflops = plan_.flops_per_token(phase.tokens) * metrics.tokens_per_s / 1e12;
+  if (options_.peak_tflops > 0) metrics.mfu = *metrics.tflops / options_.peak_tflops;
+  tell_written(metrics_->write(metrics), metrics_failed_);
+  if (tensorboard_) tell_written(tensorboard_->write(metrics), tensorboard_failed_);
+  progress_.lost_ms += metrics.checkpoint_lost_ms;
+  progress_.loss = metrics.loss;
+  last_metrics_ = metrics;
+  if (metrics.valid_loss) last_valid_loss_ = metrics.valid_loss;
+  tell_recovered(metrics);
+  progress_.last_step = metrics.step;
+  show(metrics);
+  return metrics;
+}
+
+void Narrator::tell_recovered(const telemetry::StepMetrics& metrics) {
+  // Steps that the lost generation finished may still be on their way: only those of a new one count.
+  if (failed_at_ns_ == 0 || !respawned_ || metrics.step <= failed_at_step_) return;
+  const double seconds = static_cast<double>(clock_.now_ns() - failed_at_ns_) / 1e9;
+  say(fmt::format("recovered: {} from the failure to the first new step ({} of it the step)",
+                  telemetry::format_duration(seconds), telemetry::format_duration(metrics.step_ms / 1000)));
+  record(
+      {{"event", "recovered"}, {"seconds", seconds}, {"step", metrics.step}, {"step_seconds", metrics.step_ms / 1000}});
+  failed_at_ns_ = 0;
+  respawned_ = false;
+}
+
+void Narrator::show(const telemetry::StepMetrics& metrics) {
+  const int64_t steps = plan_.steps, first = progress_.first_step;
+  const double eta = static_cast<double>(steps - metrics.step) * (clock_.unix_s() - progress_.started_unix_s) /
+                     std::max<double>(1, static_cast<double>(metrics.step - first));
+  std::string line =
+      fmt::format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  grad {:.3f}  {} tok/s  {:.1f} ms  ckpt {:.2f} ms",
+                  metrics.step, std::to_string(steps).size(), steps, metrics.loss, metrics.lr, metrics.grad_norm,
+                  format_count(metrics.tokens_per_s), metrics.step_ms, metrics.checkpoint_lost_ms);
+  if (metrics.mfu) line += fmt::format("  mfu {:.1f}%", 100 * *metrics.mfu);
+  if (metrics.valid_loss) line += fmt::format("  valid {:.4f}", *metrics.valid_loss);
+  if (console_.terminal()) line += fmt::format("  eta {}", telemetry::format_duration(eta));
+  const int64_t every = std::max<int64_t>({1, plan_.recipe.log.every_steps, steps / 40});
+  console_.show(line, metrics.step % every == 0 || metrics.step == steps || metrics.step == first + 1);
+  if (!metrics.valid_loss) return;
+  std::string sources;
+  for (const auto& [name, loss] : metrics.valid_source_loss)
+    sources += fmt::format("{}{} {:.4f}", sources.empty() ? " (" : ", ", printable(name), loss);
+  if (plan_.recipe.data.sources.size() < 2) sources.clear();
+  say(fmt::format("step {}: validation loss {:.4f}{}{}", metrics.step, *metrics.valid_loss, sources,
+                  sources.empty() ? "" : ")"));
+}
+
+void Narrator::saved(const ckpt::PersistEvent& event) {
+  record({{"event", "saved"},
+          {"step", event.step},
+          {"seconds", event.seconds},
+          {"bytes", event.bytes},
+          {"reused_files", event.reused_files},
+          {"pause_ms", event.snapshot_ms},
+          {"dir", event.dir.string()},
+          {"asked", event.asked != 0},
+          {"removed", event.removed}});
+  if (event.asked != 0) say(fmt::format("saved step {}, as asked: {}", event.step, event.dir.string()));
+  if (!options_.traced) return;
+  const int64_t saved_ns = clock_.now_ns();
+  saves_.push_back({fmt::format("save step {}", event.step), saved_ns - static_cast<int64_t>(event.seconds * 1e9),
+                    saved_ns, event.bytes});
+}
+
+void Narrator::kills(int64_t rank, int64_t pid, int64_t step) {
+  say(fmt::format("--kill: SIGKILL to rank {} (pid {}) after step {}", rank, pid, step));
+  record({{"event", "kill"}, {"rank", rank}, {"step", step}});
+  failed_at_ns_ = clock_.now_ns();
+  failed_at_step_ = step;
+}
+
+void Narrator::failed(const agent::RestartInfo& info, bool restarting, double backoff_s, const fs::path& report) {
+  if (failed_at_ns_ == 0) failed_at_ns_ = clock_.now_ns();
+  failed_at_step_ = progress_.last_step;
+  respawned_ = false;
+  last_failure_ = info.failure.message;
+  say(info.failure.message);
+  record({{"event", "failure"},
+          {"rank", info.failure.rank},
+          {"message", info.failure.message},
+          {"restarting", restarting},
+          {"report", report.string()}});
+  if (!report.empty()) say(fmt::format("where each rank was: {}", report.string()));
+  if (!restarting) return;
+  say(backoff_s > 0 ? fmt::format("all ranks stopped; starting again in {}", telemetry::format_duration(backoff_s))
+                    : "all ranks stopped; starting again");
+}
+
+Status Narrator::begin_trace() {
+  drew_.clear();
+  std::error_code problem;
+  fs::create_directories(trace_dir(), problem);
+  return problem ? Status(os_error(problem.value(), trace_dir().string())) : Status();
+}
+
+void Narrator::drew(const fs::path& path) {
+  drew_.push_back(path);
+  if (std::ssize(drew_) == plan_.mesh.world()) finish_trace();
+}
+
+void Narrator::finish_trace() {
+  if (drew_.empty()) return;
+  std::sort(drew_.begin(), drew_.end());
+  const fs::path path = trace_dir() / "trace.json";
+  const Status merged = telemetry::merge_traces(drew_, saves_, path);
+  if (merged.ok()) {
+    say(fmt::format("trace of {} ranks: {} (open it in ui.perfetto.dev)", drew_.size(), path.string()));
+    record({{"event", "trace"}, {"path", path.string()}, {"ranks", drew_.size()}});
+  } else {
+    warn(merged.error().message);
+  }
+  drew_.clear();
+}
+
+void Narrator::done(const fs::path& newest_checkpoint) {
+  const double seconds = clock_.unix_s() - progress_.started_unix_s;
+  const int64_t done = progress_.last_step - progress_.first_step;
+  say(fmt::format("done: {} steps in {}, loss {:.4f}, {:.1f} steps/s, {:.0f} ms lost to checkpoints; {}", done,
+                  telemetry::format_duration(seconds), progress_.loss, static_cast<double>(done) / seconds,
+                  progress_.lost_ms, newest_checkpoint.string()));
+}
+
+json Narrator::summary(const Result<int>& code, bool stop_asked, const fs::path& newest_checkpoint) const {
+  const auto number = [](const std::optional<double>& value) { return value ? json(*value) : json(); };
+  const bool stepped = last_metrics_.step > 0;
+  const int64_t done = stepped ? last_metrics_.step : std::max<int64_t>(progress_.first_step, 0);
+  const bool stopped = done < plan_.steps && stop_asked;
+  const std::string why = !code.ok()            ? std::string(error_code_name(code.error().code))
+                          : code.value() >= 128 ? "signal"
+                          : stopped             ? "stopped"
+                          : code.value() != 0   ? "failed"
+                          : !stepped            ? "nothing_to_do"
+                                                : "done";
+  const std::string message = !code.ok() ? code.error().message : why == "failed" ? last_failure_ : std::string();
+  const fs::path& checkpoint = newest_checkpoint.empty() ? loaded_ : newest_checkpoint;
+  return {{"run", run_.string()},
+          {"why", why},
+          {"message", message},
+          {"first_step", std::max<int64_t>(progress_.first_step, 0)},
+          {"step", done},
+          {"of", plan_.steps},
+          {"samples", stepped ? json(last_metrics_.samples) : json()},
+          {"tokens", stepped ? json(last_metrics_.tokens) : json()},
+          {"loss", stepped ? json(last_metrics_.loss) : json()},
+          {"valid_loss", number(last_valid_loss_)},
+          {"checkpoint", checkpoint.empty() ? json() : json(checkpoint.string())},
+          {"seconds", clock_.unix_s() - progress_.started_unix_s}};
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,126 @@
+#pragma once
+// The one voice of a run: what people and programs read of it. Console, metrics.jsonl, events.jsonl, TensorBoard, the
+// trace. It decides nothing; on several hosts there is one, beside whoever decides.
+//
+// Threads: the supervisor's loop, but for complete(), which the persister's call too.
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/persister.h"
+#include "ckpt/restore.h"
+#include "runtime/agent/supervisor.h"
+#include "runtime/core/clock.h"
+#include "runtime/core/result.h"
+#include "runtime/plan/plan.h"
+#include "runtime/telemetry/metrics.h"
+#include "runtime/telemetry/tensorboard.h"
+#include "runtime/telemetry/terminal.h"
+#include "runtime/telemetry/trace.h"
+#include "tools/run/callbacks.h"
+
+namespace cairn::tools {
+
+struct NarratorOptions {
+  double peak_tflops = 0;             // of the whole world; 0: not known
+  bool traced = false;                // ranks draw steps: their files are merged, with the saves
+  bool init_on_command_line = false;  // what it says is for a new run: it is told when it counts for nothing
+  int console = STDOUT_FILENO;
+};
+
+/// How far a start of the run has come.
+struct RunProgress {
+  int64_t first_step = -1;  // before the first generation; -1: none has begun
+  int64_t last_step = 0;
+  double loss = 0, lost_ms = 0;  // of the last step; to checkpoints, in all
+  double started_unix_s = 0;
+};
+
+class Narrator {
+ public:
+  /// `plan` and `clock` outlive it. `run`: the folder. Until something is opened it tells on the console alone.
+  Narrator(const Plan& plan, std::filesystem::path run, NarratorOptions options,
+           const Clock& clock = Narrator::system_clock());
+
+  /// Before the run's memory is opened, which may save at once.
+  Status open_metrics(const std::string& run_id);
+  /// Once nothing refuses the start any more.
+  Status open_events();
+  /// For parts of the agent that have something to tell.
+  RunCallbacks callbacks();
+
+  void say(const std::string& text) { console_.say(text); }
+  void warn(const std::string& text) { console_.say("warning: " + text); }
+  /// To events.jsonl, with the time.
+  void record(nlohmann::json event);
+
+  /// Any thread, before a checkpoint of `step`: the lines up to that step are on disk (MetricsWriter::complete).
+  void complete(int64_t step, std::span<const std::string> news);
+
+  /// A generation of ranks resumes from `choice`. Errors: those of the files, for the first generation; later a full
+  /// disk is told, for it is no reason to end a run that memory holds.
+  Status begins(int64_t generation, const ckpt::RestoreChoice& choice);
+  /// Ranks of a new generation are there.
+  void respawned(const agent::Recovery& recovery);
+  /// What a step has to tell: returned complete, as it was written.
+  telemetry::StepMetrics step(const telemetry::StepMetrics& reported);
+  void saved(const ckpt::PersistEvent& event);
+  /// A rank is about to be killed to see the run recover.
+  void kills(int64_t rank, int64_t pid, int64_t step);
+  /// `report`: where each rank was; empty: none could be written.
+  void failed(const agent::RestartInfo& info, bool restarting, double backoff_s, const std::filesystem::path& report);
+  /// What ranks of before have drawn is forgotten; they and the next write below trace_dir(), which is there then.
+  Status begin_trace();
+  /// A rank has drawn its part of the trace; those of all are merged.
+  void drew(const std::filesystem::path& path);
+  /// The same of fewer ranks, when some died before they could write theirs.
+  void finish_trace();
+  std::filesystem::path trace_dir() const { return run_ / "trace"; }
+
+  const RunProgress& progress() const { return progress_; }
+  /// "done: 60 steps in 4.1 s, loss 2.3, ..."
+  void done(const std::filesystem::path& newest_checkpoint);
+  /// How this start ended, for programs: {"run", "why": "done" | "stopped" | "nothing_to_do" | "signal" | "failed" | an
+  /// error's code, "message", "first_step", "step", "of", "samples", "tokens", "loss", "valid_loss", "checkpoint",
+  /// "seconds"}; null where nothing is known. `stop_asked`: somebody wanted it to stop.
+  nlohmann::json summary(const Result<int>& code, bool stop_asked,
+                         const std::filesystem::path& newest_checkpoint) const;
+
+ private:
+  static const Clock& system_clock();
+  void tell_written(const Status& written, bool& failed);
+  void tell_match(const ckpt::LoadMatch& match, const ckpt::RestoreChoice& choice);
+  void tell_recovered(const telemetry::StepMetrics& metrics);
+  void show(const telemetry::StepMetrics& metrics);
+
+  const Plan& plan_;
+  std::filesystem::path run_;
+  NarratorOptions options_;
+  const Clock& clock_;
+  telemetry::ProgressLine console_;
+  std::unique_ptr<telemetry::MetricsWriter> metrics_;
+  telemetry::LineFile events_;
+  std::optional<telemetry::TensorBoardWriter> tensorboard_;
+  bool metrics_failed_ = false, tensorboard_failed_ = false;  // the last write
+
+  RunProgress progress_;
+  telemetry::StepMetrics last_metrics_;  // of this start; step 0: none
+  std::optional<double> last_valid_loss_;
+  std::string last_failure_;      // of the ranks
+  std::filesystem::path loaded_;  // the checkpoint that this start resumed from
+  int64_t failed_at_ns_ = 0;      // of the failure that is being recovered from
+  int64_t failed_at_step_ = 0;
+  bool respawned_ = false;                   // since then
+  std::vector<std::filesystem::path> drew_;  // files of ranks, until they are merged
+  std::vector<telemetry::TraceSpan> saves_;  // for the trace
+};
+
+}  // namespace cairn::tools
