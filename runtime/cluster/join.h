@@ -35,7 +35,7 @@ struct Hello {
   std::string build;  // of the program: all agents run the same
   std::string recipe_hash;
   int64_t ranks = 0;         // of this host
-  int64_t kernel_level = 0;  // of the processor (runtime/kernels): the lowest of all is used by all
+  int64_t kernel_level = 0;  // of the processor (runtime/kernels); carried, nobody orders a common one yet
   bool operator==(const Hello&) const = default;
 };
 
