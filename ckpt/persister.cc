@@ -165,6 +165,7 @@ struct NodePersister::Impl {
   bool stopping = false, flushing = false, flushed = false, labels_due = false;
   int64_t notices = 0;  // counts up: each thread looks after each
   int64_t busy = 0;     // threads that look for work or do it
+  int64_t newest_committed = -1;  // of the line that the run is on
   int64_t last_step = -1;
   Status last_status;  // of last_step, the newest written since flush() began
 
@@ -321,9 +322,13 @@ void NodePersister::Impl::retain(Writer& writer, PersistEvent& event) {
       event.problems.push_back(settled.error().message);
   }
   if (!options.retention) return;
-  // The newest one is kept by name: after going back in a run there may be higher steps of an older line.
+  // The newest one is kept by name: after going back in a run there may be higher steps of an older line. Not by
+  // Control::persisted_step: ranks that start anew out of memory set that to 0 beside a save.
   RetentionPolicy policy = *options.retention;
-  policy.keep_steps.push_back(arena.control().persisted_step.load(std::memory_order_acquire));
+  {
+    const std::lock_guard lock(mutex);
+    policy.keep_steps.push_back(newest_committed);
+  }
   Result<RetentionReport> kept =
       apply_retention(*writer.io, dir, policy, options.save.writer.value_or(this_writer()), &catalog, &spares);
   if (!kept.ok()) {
@@ -406,6 +411,10 @@ void NodePersister::Impl::write(Writer& writer, int64_t slot, int64_t step) {
   if (event.status.ok()) {
     std::atomic<int64_t>& persisted = arena.control().persisted_step;
     if (persisted.load(std::memory_order_acquire) < step) persisted.store(step, std::memory_order_release);
+    {
+      const std::lock_guard lock(mutex);
+      newest_committed = std::max(newest_committed, step);
+    }
     retain(writer, event);
   } else {
     // Whatever has scribbled over it: the next life looks at every byte before it goes on from memory.
@@ -474,7 +483,11 @@ void NodePersister::Impl::write_newest(Writer& writer) {
       if (options.on_event) options.on_event({.step = 0, .status = dropped.error()});
       return;
     }
-    if (dropped.value() > 0 && options.labels != nullptr) options.labels->note_ruined();
+    if (dropped.value() > 0) {
+      if (options.labels != nullptr) options.labels->note_ruined();
+      const std::lock_guard lock(mutex);
+      newest_committed = std::min(newest_committed, dropped.value() - 1);
+    }
     const std::optional<CommonSnapshot> newest = newest_verified(arena, Check::kEveryByte);
     if (!newest || newest->step == 0) return;
     // What a dead agent had written is looked at like anything else that lies there.
@@ -595,6 +608,7 @@ void NodePersister::wait_told() { const std::lock_guard one_at_a_time(impl_->aft
 
 void NodePersister::gone_on_from(int64_t step) {
   const std::lock_guard lock(impl_->mutex);
+  impl_->newest_committed = std::min(impl_->newest_committed, step);
   if (impl_->newest_saved && impl_->newest_saved->step > step) impl_->newest_saved.reset();
 }
 

@@ -339,6 +339,44 @@ TEST_SUITE("ckpt/hook/in_flight") {
     }
   }
 
+  TEST_CASE("ranks that start anew beside a save do not make retention remove what it saved") {
+    const TempDir dir;
+    const Plan plan = saving_each_step(1);
+    Arena arena = Arena::create(arena_spec(plan, run_text(fresh_run_id())).value()).value();
+    arena.control().incarnation = 1;
+    const MakeIo make_io = [] { return std::make_unique<PosixBackend>(); };
+    {
+      NodePersister persister(arena, make_io, dir.path, {});
+      promise_little(arena, 0, 8);  // the run will go back behind it, as behind one whose bytes are damaged
+      REQUIRE(persister.flush().ok());
+    }
+    std::vector<int64_t> removed;
+    {
+      NodePersister persister(
+          arena, make_io, dir.path,
+          {.retention = RetentionPolicy{.keep_last = 1},
+           .check_owner = [&]() -> Status {
+             // RestoreDecider::next_incarnation() out of memory, between the commit of step 3 and its retention.
+             if (std::filesystem::exists(dir.path / step_dir_name(3))) arena.control().persisted_step = 0;
+             return {};
+           },
+           .on_event = [&](const PersistEvent& event) {
+             removed.insert(removed.end(), event.removed.begin(), event.removed.end());
+           }});
+      persister.gone_on_from(1);
+      arena.control().incarnation = 2;
+      arena.control().persisted_step = 0;
+      REQUIRE(arena.invalidate_slots().ok());
+      promise_little(arena, 1, 2);
+      REQUIRE(persister.flush().ok());
+      promise_little(arena, 2, 3);
+      REQUIRE(persister.flush().ok());
+    }
+    CHECK(removed == std::vector<int64_t>{2});
+    CHECK(complete_steps(dir.path) == std::vector<int64_t>{3, 8});
+    ignore(arena.remove(), "end of the test");
+  }
+
   TEST_CASE("a save that runs out of memory leaves nothing on the disk, however often it is tried again") {
     class Short final : public PosixBackend {
      public:
