@@ -94,6 +94,10 @@ class Engine {
   virtual int64_t world_rank() const = 0;
   virtual int64_t world_size() const = 0;
   virtual Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) = 0;
+  /// A group for results that no order of additions changes, so that an engine may reduce by any tree: maxima, sums of
+  /// i64, sums of f64 that hold integers below 2^53 / size() (core/exact_sum.h) or are not finite; broadcasts and
+  /// barriers. They give the bits that group() gives (of a NaN: a NaN). Anything else is a mistake: RT_CHECK.
+  virtual Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks);
   /// Wakes every rank that waits, here and elsewhere, with `kStopped` and this reason. Safe from any thread.
   virtual void abort(std::string_view reason) = 0;
   /// Like abort(), with any code; the reason is taken as it stands. With another code than kStopped the others get

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
+#include "runtime/comm/exact_comm.h"
 #include "runtime/comm/group.h"
 #include "runtime/comm/linked_engine.h"
 #include "runtime/comm/shm_world.h"
@@ -96,8 +99,7 @@ class HybridEngine final : public Engine {
     RT_TRY(check_group(axis, world_ranks, world_size(), world_rank()));
     if (world_ranks.size() == 1) return make_single_comm(group_name(axis, world_ranks));
     const int64_t host = host_of(world_rank());
-    bool together = true;
-    for (const int64_t rank : world_ranks) together = together && host_of(rank) == host;
+    const bool together = std::ranges::all_of(world_ranks, [&](int64_t rank) { return host_of(rank) == host; });
     const auto& mine = together ? pair_.local : pair_.remote;
     const auto& other = together ? pair_.remote : pair_.local;
     auto made = mine->group(axis, world_ranks);
@@ -106,6 +108,32 @@ class HybridEngine final : public Engine {
       return std::move(made).error();
     }
     return std::unique_ptr<Comm>(std::make_unique<HybridComm>(mine, other, std::move(made).value()));
+  }
+
+  Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
+    RT_TRY(check_group(axis, world_ranks, world_size(), world_rank()));
+    HostsGroups parts;
+    std::vector<int64_t> here, firsts;
+    for (size_t i = 0; i < world_ranks.size(); ++i) {
+      const int64_t rank = world_ranks[i];
+      const bool begins = i == 0 || host_of(rank) != host_of(world_ranks[i - 1]);
+      if (begins) firsts.push_back(rank);
+      parts.host_of.push_back(std::ssize(firsts) - 1);
+      parts.rank_on_host.push_back(begins ? 0 : parts.rank_on_host.back() + 1);
+      if (host_of(rank) == host_of(world_rank())) here.push_back(rank);
+    }
+    std::set<int64_t> hosts;
+    for (const int64_t first : firsts) hosts.insert(host_of(first));
+    const bool in_order = hosts.size() == firsts.size();
+    if (!in_order || firsts.size() == 1 || firsts.size() == world_ranks.size()) {
+      return Engine::exact_group(axis, world_ranks);
+    }
+    RT_TRY_SET(parts.host, group(axis, here));
+    if (here.front() == world_rank()) {
+      RT_TRY_SET(parts.between, group(axis, firsts));
+    }
+    const auto self = std::ranges::find(world_ranks, world_rank()) - world_ranks.begin();
+    return make_hosts_comm(group_name(axis, world_ranks), self, std::move(parts));
   }
 
   void abort(std::string_view reason) override {

@@ -2,6 +2,10 @@
 // Several ranks on each of several hosts: groups whose members share a host go through its shared memory, all others
 // over TCP. What kills one kills both, so a rank that dies on one host ends the waits on every other.
 //
+// An exact group with several members on a host, as the world's, is made of one in each host's memory and one of a
+// member a host over TCP. All other groups over several hosts are a full mesh of their members: their sums are in rank
+// order, which no tree keeps.
+//
 // Each host has its own shared-memory world, made with the whole world's size (so that ranks keep their numbers in
 // groups and messages) and `local_ranks` set to how many of them live there.
 

@@ -99,15 +99,20 @@ class TracedEngine final : public Engine {
   int64_t world_rank() const override { return inner_.world_rank(); }
   int64_t world_size() const override { return inner_.world_size(); }
   Result<std::unique_ptr<Comm>> group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
-    RT_TRY_SET(auto made, inner_.group(axis, world_ranks));
-    if (made->size() == 1) return made;  // moves nothing
-    return std::unique_ptr<Comm>(std::make_unique<TracedComm>(std::move(made)));
+    return traced(inner_.group(axis, world_ranks));
+  }
+  Result<std::unique_ptr<Comm>> exact_group(std::string_view axis, const std::vector<int64_t>& world_ranks) override {
+    return traced(inner_.exact_group(axis, world_ranks));
   }
   void abort(std::string_view reason) override { inner_.abort(reason); }
   void give_up(ErrorCode code, std::string_view reason) override { inner_.give_up(code, reason); }
   void at(int64_t step, std::string_view phase) override { inner_.at(step, phase); }
 
  private:
+  static Result<std::unique_ptr<Comm>> traced(Result<std::unique_ptr<Comm>> made) {
+    if (!made.ok() || made.value()->size() == 1) return made;  // one rank moves nothing
+    return std::unique_ptr<Comm>(std::make_unique<TracedComm>(std::move(made).value()));
+  }
   Engine& inner_;
 };
 

@@ -49,12 +49,14 @@ struct Groups {
   static Result<Groups> make(const Plan& plan, int64_t rank, comm::Engine& engine) {
     const Mesh& mesh = plan.mesh;
     Groups out;
-    const auto group = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
-                           const std::vector<int64_t>& ranks) -> Status {
-      RT_TRY_SET(made, engine.group(name, ranks));
+    const auto keep = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
+                          Result<std::unique_ptr<comm::Comm>> group) -> Status {
+      RT_TRY_SET(made, std::move(group));
       out.named.emplace_back(name, made.get());
       return {};
     };
+    const auto group = [&](std::unique_ptr<comm::Comm>& made, std::string_view name,
+                           const std::vector<int64_t>& ranks) { return keep(made, name, engine.group(name, ranks)); };
     RT_TRY(group(out.tp, kTpGroup, mesh.group(MeshAxis::kTp, rank)));
     if (plan.kv_copies() > 1) RT_TRY(group(out.kv, kKvGroup, plan.kv_group(rank)));
     const int64_t shards = plan.shard_size();
@@ -75,7 +77,7 @@ struct Groups {
     }
     std::vector<int64_t> all(mesh.world());
     for (int64_t r = 0; r < mesh.world(); ++r) all[r] = r;
-    RT_TRY(group(out.world, kWorldGroup, all));
+    RT_TRY(keep(out.world, kWorldGroup, engine.exact_group(kWorldGroup, all)));
     return out;
   }
 

@@ -4,10 +4,17 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <set>
+#include <sstream>
 #include <thread>
 
+#include "runtime/comm/traced_engine.h"
+#include "runtime/core/exact_sum.h"
 #include "runtime/core/random.h"
 #include "tests/runtime/comm/fabric.h"
 
@@ -650,5 +657,173 @@ TEST_SUITE("runtime/comm/conformance") {
       EXPECT(x == 2);
       return "";
     });
+  }
+
+  TEST_CASE("an exact group gives the bits and the traffic of a flat one, over one host and over several") {
+    struct World {
+      int64_t ranks, hosts;
+      std::vector<int64_t> members;
+    };
+    const std::vector<World> worlds = {{4, 1, all_ranks(4)}, {4, 2, all_ranks(4)},   {3, 2, all_ranks(3)},
+                                       {6, 3, all_ranks(6)}, {5, 2, all_ranks(5)},   {4, 4, all_ranks(4)},
+                                       {4, 2, {2, 3, 0, 1}}, {4, 2, {0, 2, 3, 1}},   {6, 3, {0, 1, 2, 3}},
+                                       {4, 2, {3, 2, 1, 0}}, {6, 2, {1, 2, 4, 5, 3}}};
+    for (const World& world : worlds) {
+      const auto results = run_hosts({.size = world.ranks}, world.hosts, [&](Engine& engine) -> std::string {
+        if (std::ranges::find(world.members, engine.world_rank()) == world.members.end()) return "";
+        EXPECT_SET(auto exact, engine.exact_group("world", world.members));
+        EXPECT_SET(auto flat, engine.group("flat", world.members));
+        EXPECT((exact->rank() == flat->rank() && exact->size() == flat->size()));
+        EXPECT(exact->name().substr(5) == flat->name().substr(4));
+        const uint64_t rank = static_cast<uint64_t>(engine.world_rank());
+        const auto same = [&](Bytes data, DType dtype, ReduceOp op) -> std::string {
+          Bytes wanted = data;
+          const int64_t count = std::ssize(data) / dtype_size_bytes(dtype);
+          EXPECT_OK(exact->all_reduce(data.data(), count, dtype, op, "x"));
+          EXPECT_OK(flat->all_reduce(wanted.data(), count, dtype, op, "x"));
+          EXPECT(data == wanted);
+          return "";
+        };
+        for (const int64_t count : {0, 1, 77, 9000}) {
+          for (const DType dtype : kDTypes) {
+            if (const auto wrong = same(payload(dtype, engine.world_rank(), count), dtype, ReduceOp::kMax);
+                wrong != "") {
+              return wrong;
+            }
+          }
+          for (const ReduceOp op : kOps) {  // large: they wrap
+            Bytes words(static_cast<size_t>(count) * 8);
+            for (int64_t i = 0; i < count; ++i) put(words, i, mix64(rank << 32 | static_cast<uint64_t>(i)));
+            if (const auto wrong = same(words, DType::kI64, op); wrong != "") return wrong;
+          }
+        }
+        constexpr int64_t kTerms = 50;
+        ExactSum sum;
+        for (int64_t i = 0; i < kTerms; ++i) sum.add(value_at(rank, i));
+        const auto digits = sum.words();
+        Bytes words(sizeof(digits));
+        std::memcpy(words.data(), digits.data(), sizeof(digits));
+        if (const auto wrong = same(words, DType::kF64, ReduceOp::kSum); wrong != "") return wrong;
+        Bytes odd(5 * sizeof(double));  // equal maxima of both signs; what is not finite
+        put(odd, 0, rank % 2 == 0 ? 0.0 : -0.0);
+        put(odd, 1, rank == 1 ? -std::numeric_limits<double>::infinity() : 3.0);
+        put(odd, 2, rank == 2 ? std::numeric_limits<double>::infinity() : -0.0);
+        put(odd, 3, rank == 0 ? std::numeric_limits<double>::quiet_NaN() : 1.0);
+        put(odd, 4, rank % 2 == 0 ? -0.0 : 0.0);
+        if (const auto wrong = same(odd, DType::kF64, ReduceOp::kSum); wrong != "") return wrong;
+        if (const auto wrong = same(odd, DType::kF64, ReduceOp::kMax); wrong != "") return wrong;
+        for (int64_t root = 0; root < exact->size(); ++root) {
+          int64_t order = 100 * root + exact->rank();
+          EXPECT_OK(exact->broadcast(&order, 8, root, "order"));
+          EXPECT_OK(flat->broadcast(&order, 8, root, "order"));
+          EXPECT(order == 101 * root);
+        }
+        EXPECT_OK(exact->barrier("end"));
+        EXPECT_OK(flat->barrier("end"));
+        EXPECT(exact->traffic() == flat->traffic());
+        EXPECT(exact->broadcast(&sum, -1, 0, "x").error().code == ErrorCode::kInvalidInput);
+        EXPECT(exact->broadcast(&sum, 1, exact->size(), "x").error().code == ErrorCode::kInvalidInput);
+        EXPECT(exact->all_reduce(&sum, 1, DType::kU8, ReduceOp::kMax, "x").error().code == ErrorCode::kInvalidInput);
+        return "";
+      });
+      for (const std::string& result : results) {
+        CAPTURE(world.ranks);
+        CAPTURE(world.hosts);
+        CAPTURE(world.members.front());
+        CHECK(result == "");
+      }
+    }
+  }
+
+  TEST_CASE("a barrier of an exact group lets nobody out before the last has come") {
+    const auto results = run_hosts({.size = 6}, 3, [](Engine& engine) -> std::string {
+      EXPECT_SET(auto exact, engine.exact_group("world", all_ranks(6)));
+      EXPECT_SET(auto flat, engine.group("flat", all_ranks(6)));
+      for (int64_t late = 0; late < 6; ++late) {
+        double came_ms = now_ms();
+        if (engine.world_rank() == late) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          came_ms = now_ms();
+        }
+        EXPECT_OK(exact->barrier("x"));
+        double left_ms = -now_ms();
+        EXPECT_OK(flat->all_reduce(&came_ms, 1, DType::kF64, ReduceOp::kMax, "last to come"));
+        EXPECT_OK(flat->all_reduce(&left_ms, 1, DType::kF64, ReduceOp::kMax, "first to leave"));
+        EXPECT(-left_ms >= came_ms);
+      }
+      return "";
+    });
+    CHECK(results == std::vector<std::string>(6, ""));
+  }
+
+  TEST_CASE("an exact group of R ranks on each of H hosts has H (H - 1) / 2 connections") {
+    const auto connections = []() -> int64_t {  // established TCP sockets of this process
+      std::set<std::string> own;
+      for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code gone;
+        const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+        if (target.starts_with("socket:[")) own.insert(target.substr(8, target.size() - 9));
+      }
+      std::ifstream table("/proc/self/net/tcp");
+      std::string line;
+      int64_t found = 0;
+      while (std::getline(table, line)) {
+        std::istringstream fields(line);
+        std::string slot, local, remote, state, skip, inode;
+        fields >> slot >> local >> remote >> state >> skip >> skip >> skip >> skip >> skip >> inode;
+        if (state == "01" && own.contains(inode)) ++found;
+      }
+      return found;
+    };
+    enum Kind { kExact, kTraced, kFlat };
+    for (const Kind kind : {kExact, kTraced, kFlat}) {
+      const auto results = run_hosts({.size = 6}, 3, [&](Engine& engine) -> std::string {
+        const std::unique_ptr<Engine> traced = make_traced_engine(engine);
+        EXPECT_SET(auto comm, kind == kFlat ? engine.group("world", all_ranks(6))
+                                            : (kind == kTraced ? *traced : engine).exact_group("world", all_ranks(6)));
+        EXPECT_OK(comm->barrier("made"));
+        const std::string mine = fmt::format("{}", connections());
+        EXPECT_OK(comm->barrier("counted"));
+        return mine;
+      });
+      // Each has two ends.
+      CHECK(results == (kind == kFlat ? std::vector<std::string>(6, "5")
+                                      : std::vector<std::string>{"2", "0", "2", "0", "2", "0"}));
+    }
+  }
+
+  TEST_CASE("what depends on the order of additions is a mistake in an exact group, on one host and over several") {
+    using Use = std::function<Status(Comm&)>;
+    double values[2] = {0.5, 0x1p51};
+    const std::vector<Use> mistakes = {
+        [&](Comm& c) { return c.all_reduce(values, 1, DType::kF64, ReduceOp::kSum, "no integer"); },
+        [&](Comm& c) { return c.all_reduce(values + 1, 1, DType::kF64, ReduceOp::kSum, "four times 2^51"); },
+        [&](Comm& c) { return c.all_reduce(values, 1, DType::kF64, ReduceOp::kTreeSum, "tree"); },
+        [&](Comm& c) { return c.all_reduce(values, 2, DType::kF32, ReduceOp::kSum, "gradients"); },
+        [&](Comm& c) { return c.reduce_scatter(values, values, 1, DType::kI64, ReduceOp::kMax, "x"); },
+        [&](Comm& c) { return c.reduce_scatter_add(values, values, 1, DType::kF32, 1, "x"); },
+        [&](Comm& c) { return c.all_gather(values, values, 1, "x"); },
+        [&](Comm& c) { return c.all_to_all({}, {}, "x"); },
+        [&](Comm& c) { return c.isend(values, 1, 0, "x"); },
+        [&](Comm& c) { return c.recv(values, 1, 0, "x"); },
+        [&](Comm& c) { return c.wait_sends("x"); },
+        [&](Comm& c) { return c.wait_sends_to(0, 0, "x"); },
+    };
+    for (const int64_t hosts : {1, 2}) {
+      for (size_t i = 0; i < mistakes.size(); ++i) {
+        const Shared<std::atomic<int64_t>> made;
+        const auto results = run_hosts({.size = 4}, hosts, [&](Engine& engine) -> std::string {
+          EXPECT_SET(auto comm, engine.exact_group("world", all_ranks(4)));
+          meet(made, 4);
+          ::signal(SIGABRT, SIG_DFL);
+          if (::freopen("/dev/null", "w", stderr) == nullptr) return "stderr";
+          ignore(mistakes[i](*comm), "does not come back");
+          return "";
+        });
+        CAPTURE(hosts);
+        CAPTURE(i);
+        CHECK(results == std::vector<std::string>(4, "signal 6"));
+      }
+    }
   }
 }

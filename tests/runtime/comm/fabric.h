@@ -6,16 +6,18 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +29,28 @@
 #include "tests/support/temp_dir.h"
 
 namespace cairn::comm::testing {
+
+/// What forked processes share: zero at first.
+template <typename T>
+class Shared {
+ public:
+  Shared()
+      : value_(static_cast<T*>(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+  }
+  ~Shared() { ::munmap(value_, sizeof(T)); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T& operator*() const { return *value_; }
+
+ private:
+  T* value_;
+};
+
+/// After a barrier of the group under test, whose last members may still be in it when the first has left: until all
+/// `n` are out.
+inline void meet(const Shared<std::atomic<int64_t>>& out, int64_t n) {
+  for (++*out; (*out).load() < n;) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
 
 struct WorldSpec {
   int64_t size = 2;
@@ -171,27 +195,52 @@ inline std::vector<std::string> run_gloo(const WorldSpec& spec, const Body& body
   return results;
 }
 
-/// Two hosts with half of the ranks each, as far as the engine can tell.
-inline std::vector<std::string> run_hybrid(const WorldSpec& spec, const Body& body) {
-  const TempDir dir;
-  std::vector<int64_t> hosts;
-  for (int64_t r = 0; r < spec.size; ++r) hosts.push_back(r * 2 / spec.size);
-  ShmWorldConfig config = world_config(spec);
-  config.local_ranks = (spec.size + 1) / 2;
-  const std::array<Result<ShmWorld>, 2> memory = {ShmWorld::create(config), ShmWorld::create(config)};
-  Processes ranks(
-      spec.size,
-      [&](int64_t rank) {
-        const int64_t host = hosts[static_cast<size_t>(rank)];
-        return make_hybrid_engine({.gloo = loopback_config(spec, dir, rank),
-                                   .host_of_rank = hosts,
-                                   .shm_fd = memory[static_cast<size_t>(host)].value().fd()});
-      },
-      body);
+/// Ranks in equal blocks on some hosts, as far as the engine can tell: each has its own memory.
+class Hosts {
+ public:
+  Hosts(const WorldSpec& spec, int64_t hosts, const Body& body) {
+    for (int64_t r = 0; r < spec.size; ++r) host_of_.push_back(r * hosts / spec.size);
+    ShmWorldConfig config = world_config(spec);
+    config.local_ranks = (spec.size + hosts - 1) / hosts;
+    for (int64_t h = 0; h < hosts; ++h) memory_.push_back(ShmWorld::create(config).value());
+    ranks.emplace(
+        spec.size,
+        [&](int64_t rank) {
+          return make_hybrid_engine({.gloo = loopback_config(spec, dir_, rank),
+                                     .host_of_rank = host_of_,
+                                     .shm_fd = memory_of(rank).fd()});
+        },
+        body);
+  }
+
+  int64_t host_of(int64_t rank) const { return host_of_[static_cast<size_t>(rank)]; }
+  const ShmWorld& memory_of(int64_t rank) const { return memory_[static_cast<size_t>(host_of(rank))]; }
+  /// What all ranks are in, each as its own host sees it.
+  std::vector<RankView> views() const {
+    std::vector<RankView> out;
+    for (int64_t r = 0; r < std::ssize(host_of_); ++r) {
+      out.push_back(memory_of(r).ranks()[static_cast<size_t>(r)]);
+    }
+    return out;
+  }
+
+ private:
+  const TempDir dir_;
+  std::vector<int64_t> host_of_;
+  std::vector<ShmWorld> memory_;
+
+ public:
+  std::optional<Processes> ranks;
+};
+
+inline std::vector<std::string> run_hosts(const WorldSpec& spec, int64_t hosts, const Body& body) {
+  Hosts world(spec, hosts, body);
   std::vector<std::string> results;
-  for (int64_t r = 0; r < spec.size; ++r) results.push_back(ranks.join(r));
+  for (int64_t r = 0; r < spec.size; ++r) results.push_back(world.ranks->join(r));
   return results;
 }
+
+inline std::vector<std::string> run_hybrid(const WorldSpec& spec, const Body& body) { return run_hosts(spec, 2, body); }
 
 struct Fabric {
   std::string name;

@@ -1,8 +1,5 @@
 // Peers that die, stop, leave or disagree: every survivor learns it, soon, and by name.
 #include <doctest/doctest.h>
-#include <sys/mman.h>
-
-#include <atomic>
 #include <thread>
 
 #include "tests/runtime/comm/fabric.h"
@@ -40,28 +37,6 @@ Report parse(const std::string& text) {
     }
   }
   return {text, text, 0};
-}
-
-/// What forked processes share: zero at first.
-template <typename T>
-class Shared {
- public:
-  Shared()
-      : value_(static_cast<T*>(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
-  }
-  ~Shared() { ::munmap(value_, sizeof(T)); }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  T& operator*() const { return *value_; }
-
- private:
-  T* value_;
-};
-
-/// After a barrier of the group under test, whose last members may still be in it when the first has left: until all
-/// `n` are out.
-void meet(const Shared<std::atomic<int64_t>>& out, int64_t n) {
-  for (++*out; (*out).load() < n;) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 struct World {
