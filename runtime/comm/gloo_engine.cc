@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gloo/rendezvous/context.h>
+#include <gloo/context.h>
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 #include <ifaddrs.h>
@@ -13,6 +16,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -21,6 +26,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -30,7 +36,6 @@
 #include "runtime/comm/linked_engine.h"
 #include "runtime/comm/parts.h"
 #include "runtime/comm/reduce.h"
-#include "runtime/comm/rendezvous.h"
 #include "runtime/core/random.h"
 #include "runtime/core/unique_handle.h"
 
@@ -46,26 +51,26 @@ constexpr int64_t kPieceBytes = 4 << 20;
 
 constexpr std::string_view kAbortKey = "abort";
 
-// How often a rank looks for failures that break none of its connections: in the directory, in the linked engine.
-constexpr std::chrono::milliseconds kTick(250), kLinkedTick(5);
+// How often a rank looks whether the linked engine is dead.
+constexpr std::chrono::milliseconds kLinkedTick(5);
+// How long a rank that gives up tries to say why.
+constexpr std::chrono::seconds kLastWords(1);
 
-/// Carries an Error through Gloo's code.
-struct StoreFailure : std::runtime_error {
-  explicit StoreFailure(Error e) : std::runtime_error(e.message), error(std::move(e)) {}
-  Error error;
-};
+using Clock = std::chrono::steady_clock;
 
 /// What the engine and its groups share.
 class GlooState {
  public:
-  GlooState(const GlooConfig& config, Rendezvous rendezvous, std::shared_ptr<gloo::transport::Device> device,
+  GlooState(const GlooConfig& config, std::shared_ptr<gloo::transport::Device> device,
             const std::shared_ptr<LinkedEngine>& other)
-      : config_(config), rendezvous_(std::move(rendezvous)), device_(std::move(device)), other_(other) {}
+      : config_(config), device_(std::move(device)), other_(other) {}
 
   const GlooConfig& config() const { return config_; }
-  const Rendezvous& rendezvous() const { return rendezvous_; }
-  std::shared_ptr<gloo::transport::Device>& device() { return device_; }
+  Rendezvous& rendezvous() const { return *config_.rendezvous; }
+  const std::shared_ptr<gloo::transport::Device>& device() const { return device_; }
   std::chrono::milliseconds deadline() const { return std::chrono::milliseconds(config_.options.deadline_ms); }
+  /// The linked engine; null without one.
+  std::shared_ptr<LinkedEngine> other() const { return other_.lock(); }
 
   void add(const std::shared_ptr<gloo::Context>& context) {
     const std::lock_guard lock(mutex_);
@@ -79,23 +84,31 @@ class GlooState {
   }
   void give_up(ErrorCode code, const std::string& reason) {
     if (dead(false)) return;
-    ignore_result(rendezvous_.publish(std::string(kAbortKey), fmt::format("{} {}", static_cast<int>(code), reason)));
+    // Who cannot publish still breaks its connections.
+    ignore_result(rendezvous().publish(std::string(kAbortKey), fmt::format("{} {}", static_cast<int>(code), reason),
+                                       Clock::now() + kLastWords));
     shut(Error{code, reason});
   }
 
-  /// The reason why this engine is dead, or nothing. `look` also reads what others left.
+  /// The reason why this engine is dead, or nothing. `look` also asks for what others left, as late as it may come.
   std::optional<Error> dead(bool look) {
     {
       const std::lock_guard lock(mutex_);
       if (reason_) return reason_;
     }
     if (!look) return std::nullopt;
-    const auto text = rendezvous_.look(std::string(kAbortKey));
-    if (!text) return std::nullopt;
-    const size_t space = text->find(' ');
-    Error reason{static_cast<ErrorCode>(std::atoi(text->c_str())), text->substr(std::min(space, text->size() - 1) + 1)};
-    shut(reason);
-    return reason;
+    await_abort(Clock::now() + rendezvous().lag());
+    return dead(false);
+  }
+
+  /// Dies of the reason that another rank leaves until then, or of a lost agent.
+  void await_abort(Rendezvous::Time until) {
+    const auto text = rendezvous().await(std::string(kAbortKey), until);
+    if (!text.ok()) return give_up(text.error().code, fmt::format("rank {}: {}", config_.rank, text.error().message));
+    if (!text.value()) return;
+    const std::string& said = *text.value();
+    const size_t space = said.find(' ');
+    shut({static_cast<ErrorCode>(std::atoi(said.c_str())), said.substr(std::min(space, said.size() - 1) + 1)});
   }
 
   Error aborted_error(const Site& site, Error reason) const {
@@ -103,10 +116,16 @@ class GlooState {
     return std::move(reason).with(site.text());
   }
 
-  /// "rank 3 (host-b pid 77)"
-  std::string describe(int64_t world_rank) const {
-    return fmt::format("rank {} ({})", world_rank,
-                       rendezvous_.look(fmt::format("rank-{}", world_rank)).value_or("not started yet"));
+  /// "rank 3 (host-b pid 77)", of a rank that this one has met.
+  std::string describe(int64_t world_rank) {
+    const std::lock_guard lock(mutex_);
+    const auto found = met_.find(world_rank);
+    return found == met_.end() ? fmt::format("rank {}", world_rank)
+                               : fmt::format("rank {} ({})", world_rank, found->second);
+  }
+  void meet(int64_t world_rank, std::string who) {
+    const std::lock_guard lock(mutex_);
+    met_[world_rank] = std::move(who);
   }
 
   /// Waits for a send or a receive of `buffer` to end. `peer` is the world rank at the other side.
@@ -130,15 +149,6 @@ class GlooState {
     return lost(site, peer, failure);
   }
 
-  /// For the watcher: takes notice of a failure elsewhere. `look` also reads what others left.
-  void watch(bool look) {
-    if (const auto other = other_.lock()) {
-      if (const auto reason = other->dead()) return give_up(reason->code, reason->message);
-    }
-    dead(look);
-  }
-  bool linked() const { return !other_.expired(); }
-
   /// The error for a failed operation with `peer`.
   Error lost(const Site& site, int64_t peer, const std::string& failure) {
     if (const auto reason = dead(true)) return aborted_error(site, *reason);
@@ -156,7 +166,7 @@ class GlooState {
     const size_t end = text.find("] ");
     return text.starts_with("[") && end != std::string::npos ? text.substr(end + 2) : text;
   }
-  static void ignore_result(const Result<bool>&) {}  // who cannot publish still breaks its connections
+  static void ignore_result(const Result<bool>&) {}
 
   void shut(const Error& reason) {
     std::vector<std::shared_ptr<gloo::Context>> contexts;
@@ -172,6 +182,7 @@ class GlooState {
         if (auto alive = context.lock()) contexts.push_back(std::move(alive));
       }
     }
+    rendezvous().close();
     if (const auto other = other_.lock()) other->give_up(reason.code, reason.message);
     for (const auto& context : contexts) {
       try {
@@ -182,55 +193,126 @@ class GlooState {
   }
 
   const GlooConfig config_;
-  const Rendezvous rendezvous_;
-  std::shared_ptr<gloo::transport::Device> device_;
+  const std::shared_ptr<gloo::transport::Device> device_;
   const std::weak_ptr<LinkedEngine> other_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards what follows
   std::optional<Error> reason_;
+  std::map<int64_t, std::string> met_;
   std::set<UnboundBuffer*> waiting_;
   std::vector<std::weak_ptr<gloo::Context>> contexts_;
 };
 
-/// Gloo's view of the rendezvous directory, for one group.
-class GroupStore final : public gloo::rendezvous::Store {
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
+}
+
+/// "host-b pid 77"
+std::string who_this_is() { return fmt::format("{} pid {}", host_name(), ::getpid()); }
+
+/// The connections of a member to all others.
+class Mesh final : public gloo::Context {
  public:
-  GroupStore(GlooState& state, std::string prefix, Site site)
-      : state_(state),
-        prefix_(std::move(prefix)),
-        site_(site),
-        deadline_(std::chrono::steady_clock::now() + state.deadline()) {}
-
-  void set(const std::string& key, const std::vector<char>& data) override {
-    auto made = state_.rendezvous().publish(prefix_ + key, std::string(data.begin(), data.end()));
-    if (!made.ok()) throw StoreFailure(std::move(made).error());
-    if (!made.value()) {
-      throw StoreFailure({ErrorCode::kInvalidInput, fmt::format("{}: made before under this run id", site_.text())});
+  Mesh(int rank, int size, const std::shared_ptr<gloo::transport::Device>& device, std::chrono::milliseconds timeout)
+      : gloo::Context(rank, size) {
+    device_ = device;
+    transportContext_ = device_->createContext(rank, size);
+    transportContext_->setTimeout(timeout);
+    for (int r = 0; r < size; ++r) {
+      if (r == rank) continue;
+      const std::vector<char> address = transportContext_->createPair(r)->address().bytes();
+      addresses_.append(address.begin(), address.end());
     }
   }
 
-  std::vector<char> get(const std::string& key) override {
-    for (;;) {
-      if (const auto value = state_.rendezvous().look(prefix_ + key)) return {value->begin(), value->end()};
-      if (const auto reason = state_.dead(true)) throw StoreFailure(state_.aborted_error(site_, *reason));
-      if (std::chrono::steady_clock::now() > deadline_) {
-        throw StoreFailure(
-            {ErrorCode::kTimeout, fmt::format("{}: group rank {} did not come within {} ms", site_.text(),
-                                              key.substr(key.find('_') + 1), state_.deadline().count())});
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
+  /// Where this member listens, for each other one in order.
+  const std::string& addresses() const { return addresses_; }
 
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) get(key);
+  /// Blocks until it is connected or closed. Throws.
+  void connect(int peer, std::string_view their_addresses) {
+    const size_t bytes = addresses_.size() / (size - 1);
+    if (their_addresses.size() != addresses_.size()) throw std::runtime_error("its addresses are of another build");
+    const std::string_view address = their_addresses.substr((rank > peer ? rank - 1 : rank) * bytes, bytes);
+    getPair(peer)->connect({address.begin(), address.end()});
   }
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
 
  private:
+  std::string addresses_;
+};
+
+/// Makes the connections of one group, within the deadline.
+class Connector {
+ public:
+  Connector(GlooState& state, const Site& site, const std::vector<int64_t>& world_ranks)
+      : state_(state), site_(site), world_ranks_(world_ranks), until_(Clock::now() + state.deadline()) {}
+
+  Status run(const std::string& prefix, const std::shared_ptr<Mesh>& mesh) {
+    const auto fresh = state_.rendezvous().publish(fmt::format("{}{}", prefix, mesh->rank),
+                                                   fmt::format("{}\n{}", who_this_is(), mesh->addresses()), until_);
+    if (!fresh.ok()) return state_.fail(Error(fresh.error()).with(site_.text()));
+    if (!fresh.value()) {
+      return state_.fail({ErrorCode::kInvalidInput, fmt::format("{}: made before in this rendezvous", site_.text())});
+    }
+    state_.add(mesh);
+    // Gloo bounds each of its waits by five times its timeout, and none of them by what they take together.
+    std::optional<Error> late;
+    std::jthread alarm([&](const std::stop_token& stop) {
+      if (!sleep(stop) && !state_.dead(false)) late = state_.fail(too_late());
+    });
+    Status made = connect(prefix, *mesh);
+    if (!out_of_time_) alarm.request_stop();
+    alarm.join();
+    if (late) return *late;
+    if (const auto reason = state_.dead(false)) return state_.aborted_error(site_, *reason);
+    return made.ok() ? Status() : state_.fail(std::move(made).error());
+  }
+
+ private:
+  Status connect(const std::string& prefix, Mesh& mesh) {
+    for (int64_t r = 0; r < mesh.size; ++r) {
+      if (r == mesh.rank) continue;
+      const int64_t peer = world_ranks_[r];
+      awaited_.store(peer);
+      RT_TRY_SET(const auto found, state_.rendezvous().await(fmt::format("{}{}", prefix, r), until_));
+      if (!found) {
+        out_of_time_ = !state_.dead(false);
+        return too_late();
+      }
+      const std::string_view text = *found;
+      const size_t end = text.find('\n');
+      state_.meet(peer, std::string(text.substr(0, end)));
+      try {
+        mesh.connect(static_cast<int>(r), text.substr(end + 1));
+      } catch (const std::exception& e) {
+        if (const auto reason = state_.dead(true)) return *reason;
+        return Error{ErrorCode::kPeerLost,
+                     fmt::format("{}: cannot connect to {}: {}", site_.text(), state_.describe(peer), e.what())};
+      }
+      if (const auto reason = state_.dead(false)) return *reason;  // a closed pair looks like a connected one
+    }
+    return {};
+  }
+
+  /// True when stopped, false at the deadline.
+  bool sleep(const std::stop_token& stop) const {
+    std::mutex mutex;
+    std::condition_variable_any woken;
+    std::unique_lock lock(mutex);
+    woken.wait_until(lock, stop, until_, [] { return false; });
+    return stop.stop_requested();
+  }
+
+  Error too_late() {
+    return {ErrorCode::kTimeout, fmt::format("{}: {} did not connect within {} ms", site_.text(),
+                                             state_.describe(awaited_.load()), state_.deadline().count())};
+  }
+
   GlooState& state_;
-  const std::string prefix_;
-  const Site site_;
-  const std::chrono::steady_clock::time_point deadline_;
+  const Site& site_;
+  const std::vector<int64_t>& world_ranks_;
+  const Rendezvous::Time until_;
+  std::atomic<int64_t> awaited_ = 0;  // world rank
+  bool out_of_time_ = false;          // so the alarm goes off now, or has
 };
 
 class GlooComm final : public Comm {
@@ -640,7 +722,13 @@ class GlooComm final : public Comm {
 class GlooEngine final : public LinkedEngine {
  public:
   explicit GlooEngine(std::shared_ptr<GlooState> state)
-      : state_(std::move(state)), watcher_([this](const std::stop_token& stop) { watch(stop); }) {}
+      : state_(std::move(state)), abort_watcher_([this](const std::stop_token& stop) { watch_for_aborts(stop); }) {
+    if (state_->other()) link_watcher_ = std::jthread([this](const std::stop_token& stop) { watch_other(stop); });
+  }
+  ~GlooEngine() override {
+    abort_watcher_.request_stop();
+    state_->rendezvous().close();
+  }
   int64_t world_rank() const override { return state_->config().rank; }
   int64_t world_size() const override { return state_->config().world_size; }
 
@@ -649,29 +737,22 @@ class GlooEngine final : public LinkedEngine {
     std::string name = group_name(axis, world_ranks);
     if (world_ranks.size() == 1) return make_single_comm(std::move(name));
     const Site site{name, "group", "connect"};
-    if (const auto reason = state_->dead(true)) return state_->aborted_error(site, *reason);
+    if (const auto reason = state_->dead(false)) return state_->aborted_error(site, *reason);
     const std::string members = fmt::format("{}", fmt::join(world_ranks, ","));
     const int64_t instance = instances_[fmt::format("{}[{}]", axis, members)]++;
     // File names are short: the members are hashed.
     const std::string prefix =
         fmt::format("{}-{}-{:016x}-{}/", axis, world_ranks.size(), stream_key(0, members), instance);
     const auto self = std::ranges::find(world_ranks, world_rank()) - world_ranks.begin();
-    auto context =
-        std::make_shared<gloo::rendezvous::Context>(static_cast<int>(self), static_cast<int>(world_ranks.size()));
-    context->setTimeout(state_->deadline());
-    GroupStore store(*state_, prefix, site);
+    std::shared_ptr<Mesh> mesh;
     try {
-      context->connectFullMesh(store, state_->device());
-    } catch (const StoreFailure& failure) {
-      return state_->fail(failure.error);
+      mesh = std::make_shared<Mesh>(static_cast<int>(self), static_cast<int>(world_ranks.size()), state_->device(),
+                                    state_->deadline());
     } catch (const std::exception& e) {
-      if (const auto reason = state_->dead(true)) return state_->aborted_error(site, *reason);
-      const bool slow = std::string_view(e.what()).find("imed out") != std::string_view::npos;
-      return state_->fail({slow ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
-                           fmt::format("{}: cannot connect to its members: {}", site.text(), e.what())});
+      return state_->fail({ErrorCode::kUnavailable, fmt::format("{}: cannot listen: {}", site.text(), e.what())});
     }
-    state_->add(context);
-    return std::unique_ptr<Comm>(std::make_unique<GlooComm>(state_, std::move(context), std::move(name), world_ranks));
+    RT_TRY(Connector(*state_, site, world_ranks).run(prefix, mesh));
+    return std::unique_ptr<Comm>(std::make_unique<GlooComm>(state_, std::move(mesh), std::move(name), world_ranks));
   }
 
   void abort(std::string_view reason) override {
@@ -681,25 +762,25 @@ class GlooEngine final : public LinkedEngine {
   std::optional<Error> dead() override { return state_->dead(false); }
 
  private:
-  // A rank that waits for a healthy peer sees no broken connection when a third one gives up: look for the reason that
-  // the third one leaves, and at the linked engine.
-  void watch(const std::stop_token& stop) {
-    const auto tick = state_->linked() ? kLinkedTick : kTick;
+  // A rank that waits for a healthy peer sees no broken connection when a third one gives up.
+  void watch_for_aborts(const std::stop_token& stop) {
+    while (!stop.stop_requested() && !state_->dead(false)) state_->await_abort(Clock::now() + std::chrono::hours(1));
+  }
+  void watch_other(const std::stop_token& stop) {
     std::mutex mutex;
     std::condition_variable_any woken;
     std::unique_lock lock(mutex);
-    for (auto since = tick; !stop.stop_requested(); since += tick) {
-      woken.wait_for(lock, stop, tick, [] { return false; });
+    while (!woken.wait_for(lock, stop, kLinkedTick, [&] { return stop.stop_requested(); })) {
       if (stop.stop_requested() || state_->dead(false)) return;
-      const bool look = since >= kTick;
-      state_->watch(look);
-      if (look) since = std::chrono::milliseconds(0);
+      const auto other = state_->other();
+      if (!other) return;
+      if (const auto reason = other->dead()) return state_->give_up(reason->code, reason->message);
     }
   }
 
   const std::shared_ptr<GlooState> state_;
   std::map<std::string, int64_t> instances_;
-  std::jthread watcher_;  // last: it uses the state
+  std::jthread abort_watcher_, link_watcher_;  // last: they use the state
 };
 
 /// The addresses of this host, for messages.
@@ -740,11 +821,6 @@ Status check_address(const std::string& address) {
                fmt::format("interface address '{}' is none of this host's, which has {}", address, own_addresses())};
 }
 
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Engine>> make_gloo_engine(const GlooConfig& config) {
@@ -758,20 +834,16 @@ Result<std::unique_ptr<LinkedEngine>> make_linked_gloo_engine(const GlooConfig& 
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("rank must be 0 to {}, got {}", config.world_size - 1, config.rank)};
   }
-  if (config.run_id.empty() || config.run_id.find('/') != std::string::npos) {
-    return Error{ErrorCode::kInvalidInput, fmt::format("run id must be a file name, got '{}'", config.run_id)};
-  }
+  if (!config.rendezvous) return Error{ErrorCode::kInvalidInput, "the ranks have no rendezvous"};
   RT_TRY(check_address(config.interface_address));
-  RT_TRY_SET(Rendezvous rendezvous, Rendezvous::open(config.rendezvous_dir + "/" + config.run_id));
-  RT_TRY_SET(const bool fresh, rendezvous.publish(fmt::format("rank-{}", config.rank),
-                                                  fmt::format("{} pid {}", host_name(), ::getpid())));
+  const std::string key = fmt::format("rank-{}", config.rank);
+  const Rendezvous::Time until = Clock::now() + std::chrono::milliseconds(config.options.deadline_ms);
+  RT_TRY_SET(const bool fresh, config.rendezvous->publish(key, who_this_is(), until));
   if (!fresh) {
-    return Error{
-        ErrorCode::kInvalidInput,
-        fmt::format("rank {} of run id {} has started before ({}); each start of a world needs a run id of its "
-                    "own",
-                    config.rank, config.run_id,
-                    rendezvous.look(fmt::format("rank-{}", config.rank)).value_or("unknown"))};
+    RT_TRY_SET(const auto earlier, config.rendezvous->await(key, until));
+    return Error{ErrorCode::kInvalidInput,
+                 fmt::format("rank {} has started before ({}); each start of a world needs a rendezvous of its own",
+                             config.rank, earlier.value_or("unknown"))};
   }
   // Gloo writes to its sockets without MSG_NOSIGNAL: a lost peer would kill this process instead of being an error.
   struct sigaction on_pipe = {};
@@ -786,8 +858,8 @@ Result<std::unique_ptr<LinkedEngine>> make_linked_gloo_engine(const GlooConfig& 
     return Error{ErrorCode::kInvalidInput,
                  fmt::format("interface address '{}' cannot be used: {}", config.interface_address, e.what())};
   }
-  return std::unique_ptr<LinkedEngine>(std::make_unique<GlooEngine>(
-      std::make_shared<GlooState>(config, std::move(rendezvous), std::move(device), other)));
+  return std::unique_ptr<LinkedEngine>(
+      std::make_unique<GlooEngine>(std::make_shared<GlooState>(config, std::move(device), other)));
 }
 
 }  // namespace cairn::comm

@@ -177,8 +177,7 @@ inline GlooConfig loopback_config(const WorldSpec& spec, const TempDir& dir, int
   return {.rank = rank,
           .world_size = spec.size,
           .interface_address = "127.0.0.1",
-          .rendezvous_dir = dir.path,
-          .run_id = "run",
+          .rendezvous = open_file_rendezvous(dir.path).value(),
           .options = {.deadline_ms = spec.deadline_ms}};
 }
 
@@ -195,10 +194,13 @@ inline std::vector<std::string> run_gloo(const WorldSpec& spec, const Body& body
   return results;
 }
 
-/// Ranks in equal blocks on some hosts, as far as the engine can tell: each has its own memory.
+/// Ranks in equal blocks on some hosts, as far as the engine can tell: each has its own memory. `rendezvous(rank)` is
+/// called in the rank's process.
 class Hosts {
  public:
-  Hosts(const WorldSpec& spec, int64_t hosts, const Body& body) {
+  using MakeRendezvous = std::function<std::shared_ptr<Rendezvous>(int64_t rank)>;
+
+  Hosts(const WorldSpec& spec, int64_t hosts, const Body& body, const MakeRendezvous& rendezvous = {}) {
     for (int64_t r = 0; r < spec.size; ++r) host_of_.push_back(r * hosts / spec.size);
     ShmWorldConfig config = world_config(spec);
     config.local_ranks = (spec.size + hosts - 1) / hosts;
@@ -206,9 +208,9 @@ class Hosts {
     ranks.emplace(
         spec.size,
         [&](int64_t rank) {
-          return make_hybrid_engine({.gloo = loopback_config(spec, dir_, rank),
-                                     .host_of_rank = host_of_,
-                                     .shm_fd = memory_of(rank).fd()});
+          GlooConfig gloo = loopback_config(spec, dir_, rank);
+          if (rendezvous) gloo.rendezvous = rendezvous(rank);
+          return make_hybrid_engine({.gloo = gloo, .host_of_rank = host_of_, .shm_fd = memory_of(rank).fd()});
         },
         body);
   }

@@ -328,8 +328,7 @@ TEST_SUITE("runtime/trainer/parity") {
       return comm::make_gloo_engine({.rank = rank,
                                      .world_size = 4,
                                      .interface_address = "127.0.0.1",
-                                     .rendezvous_dir = meeting.path,
-                                     .run_id = "parity"});
+                                     .rendezvous = comm::open_file_rendezvous(meeting.path).value()});
     });
     REQUIRE_OK(tcp);
     CHECK(tcp.value().losses == shared_memory.value().losses);  // every engine sums in rank order
