@@ -128,6 +128,21 @@ class GlooState {
     met_[world_rank] = std::move(who);
   }
 
+  /// Writes down, while it lives, whom the calling thread waits for.
+  class Awaits {
+   public:
+    Awaits(const GlooState& state, int64_t world_rank) : other_(state.other()) { now(world_rank); }
+    ~Awaits() { now(-1); }
+    Awaits(const Awaits&) = delete;
+    Awaits& operator=(const Awaits&) = delete;
+    void now(int64_t world_rank) {
+      if (other_) other_->operation_awaits(world_rank);
+    }
+
+   private:
+    const std::shared_ptr<LinkedEngine> other_;
+  };
+
   /// Waits for a send or a receive of `buffer` to end. `peer` is the world rank at the other side.
   Status wait(const Site& site, UnboundBuffer& buffer, bool receive, int64_t peer) {
     {
@@ -135,6 +150,7 @@ class GlooState {
       if (reason_) return aborted_error(site, *reason_);
       waiting_.insert(&buffer);
     }
+    const Awaits awaits(*this, peer);
     std::string failure;
     try {
       if (!(receive ? buffer.waitRecv(deadline()) : buffer.waitSend(deadline()))) failure = "interrupted";
@@ -200,6 +216,28 @@ class GlooState {
   std::map<int64_t, std::string> met_;
   std::set<UnboundBuffer*> waiting_;
   std::vector<std::weak_ptr<gloo::Context>> contexts_;
+};
+
+/// Writes down, while it lives, what the calling thread is in; refuses to begin when the engine is dead.
+class Operation {
+ public:
+  Operation(GlooState& state, const Site& site) : state_(state), site_(site), other_(state.other()) {
+    if (other_) other_->operation_begins(site);
+  }
+  ~Operation() {
+    if (other_) other_->operation_ends();
+  }
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  Status begin() const {
+    if (const auto reason = state_.dead(false)) return state_.aborted_error(site_, *reason);
+    return {};
+  }
+
+ private:
+  GlooState& state_;
+  const Site& site_;
+  const std::shared_ptr<LinkedEngine> other_;
 };
 
 std::string host_name() {
@@ -269,9 +307,11 @@ class Connector {
 
  private:
   Status connect(const std::string& prefix, Mesh& mesh) {
+    GlooState::Awaits awaits(state_, -1);
     for (int64_t r = 0; r < mesh.size; ++r) {
       if (r == mesh.rank) continue;
       const int64_t peer = world_ranks_[r];
+      awaits.now(peer);
       awaited_.store(peer);
       RT_TRY_SET(const auto found, state_.rendezvous().await(fmt::format("{}{}", prefix, r), until_));
       if (!found) {
@@ -337,7 +377,8 @@ class GlooComm final : public Comm {
     const int64_t elem = dtype_size_bytes(dtype);
     const Call call{.kind = CallKind::kAllReduce, .dtype = dtype, .op = op, .bytes = count * elem};
     traffic_.all_reduce.add(call.bytes);
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     auto* bytes = static_cast<char*>(data);
     if (call.bytes <= kDirectBytes) {
       scratch_.resize(static_cast<size_t>(size() * call.bytes));
@@ -387,7 +428,8 @@ class GlooComm final : public Comm {
     RT_TRY(check_bytes(site, bytes_per_rank));
     const Call call{.kind = CallKind::kAllGather, .bytes = bytes_per_rank};
     traffic_.all_gather.add(bytes_per_rank);
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     const auto* in = static_cast<const char*>(input);
     auto* out = static_cast<char*>(output);
     RT_TRY(exchange(
@@ -410,7 +452,8 @@ class GlooComm final : public Comm {
     RT_TRY(check_peer(site, "root", root, size()));
     const Call call{.kind = CallKind::kBroadcast, .root = root, .bytes = bytes};
     traffic_.broadcast.add(root == rank() ? bytes : 0);
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     const Span all{static_cast<char*>(data), bytes}, none{};
     return exchange(
         site, &call, [&](int64_t) { return root == rank() ? all : none; },
@@ -426,7 +469,8 @@ class GlooComm final : public Comm {
     count_parts(out, out_bytes);
     count_parts(in, in_bytes);
     traffic_.all_to_all.add(std::accumulate(out_bytes.begin(), out_bytes.end(), int64_t{0}));
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     const Call call{.kind = CallKind::kAllToAll};
     told[rank()] = out_bytes[rank()];
     RT_TRY(exchange(
@@ -468,7 +512,8 @@ class GlooComm final : public Comm {
   Status barrier(std::string_view what) override {
     const Site site{name_, "barrier", what};
     const Call call{.kind = CallKind::kBarrier};
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     return exchange(
         site, &call, [](int64_t) { return Span{}; }, [](int64_t) { return Span{}; });
   }
@@ -478,7 +523,8 @@ class GlooComm final : public Comm {
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "destination", dst, size()));
     traffic_.send.add(bytes);
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     const auto* from = static_cast<const char*>(data);
     if (dst == rank()) {
       to_self_.emplace_back(from, from + bytes);
@@ -498,7 +544,8 @@ class GlooComm final : public Comm {
     const Site site{name_, "recv", what};
     RT_TRY(check_bytes(site, bytes));
     RT_TRY(check_peer(site, "source", src, size()));
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     if (src == rank()) return recv_from_self(site, static_cast<char*>(data), bytes);
     const uint64_t sequence = received_[src]++;
     MessageHeader header = {};
@@ -519,7 +566,8 @@ class GlooComm final : public Comm {
 
   Status wait_sends(std::string_view what) override {
     const Site site{name_, "wait_sends", what};
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     while (!sending_.empty()) {
       RT_TRY(wait_sent(site, sending_.front()));
       sending_.pop_front();
@@ -530,7 +578,8 @@ class GlooComm final : public Comm {
   Status wait_sends_to(int64_t dst, int64_t may_stay, std::string_view what) override {
     const Site site{name_, "wait_sends_to", what};
     RT_TRY(check_peer(site, "destination", dst, size()));
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     int64_t under_way = std::ranges::count(sending_, dst, &Sending::peer);
     for (auto sending = sending_.begin(); under_way > may_stay;) {
       if (sending->peer != dst) {
@@ -567,11 +616,6 @@ class GlooComm final : public Comm {
 
   // A slot pairs one send with one receive: never used twice between two ranks of a context.
   static uint64_t message_slot(uint64_t sequence, uint64_t part) { return uint64_t{1} << 63 | sequence << 1 | part; }
-
-  Status begin(const Site& site) {
-    if (const auto reason = state_->dead(false)) return state_->aborted_error(site, *reason);
-    return {};
-  }
 
   Status send(const Site& site, Span span, int64_t peer, uint64_t slot, Buffer* buffer) {
     try {
@@ -651,7 +695,8 @@ class GlooComm final : public Comm {
     const int64_t part = count_per_rank * dtype_size_bytes(dtype);
     const Call call{.kind = CallKind::kReduceScatter, .dtype = dtype, .op = op, .bytes = part * size()};
     traffic_.reduce_scatter.add(call.bytes);
-    RT_TRY(begin(site));
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     auto slice = [&](int64_t r) { return r * part; };
     return reduce_slices(site, call, static_cast<const char*>(input), slice, part, static_cast<char*>(output),
                          added_tree);
@@ -737,7 +782,8 @@ class GlooEngine final : public LinkedEngine {
     std::string name = group_name(axis, world_ranks);
     if (world_ranks.size() == 1) return make_single_comm(std::move(name));
     const Site site{name, "group", "connect"};
-    if (const auto reason = state_->dead(false)) return state_->aborted_error(site, *reason);
+    const Operation operation(*state_, site);
+    RT_TRY(operation.begin());
     const std::string members = fmt::format("{}", fmt::join(world_ranks, ","));
     const int64_t instance = instances_[fmt::format("{}[{}]", axis, members)]++;
     // File names are short: the members are hashed.

@@ -1,6 +1,7 @@
 #pragma once
 // Several ranks on each of several hosts: groups whose members share a host go through its shared memory, all others
-// over TCP. What kills one kills both, so a rank that dies on one host ends the waits on every other.
+// over TCP. What kills one kills both, so a rank that dies on one host ends the waits on every other. Operations of
+// both are written into the host's memory, with the rank that is awaited (RankView).
 //
 // An exact group with several members on a host, as the world's, is made of one in each host's memory and one of a
 // member a host over TCP. All other groups over several hosts are a full mesh of their members: their sums are in rank

@@ -8,6 +8,7 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/comm/gloo_engine.h"
+#include "runtime/comm/group.h"
 #include "runtime/core/error.h"
 #include "runtime/core/result.h"
 
@@ -17,10 +18,17 @@ class LinkedEngine : public Engine {
  public:
   /// Why this engine is dead; nothing while it lives. Cheap; safe from any thread.
   virtual std::optional<Error> dead() = 0;
+
+  /// What the calling thread is in, of the other engine: so that whoever watches this rank (RankView) sees operations
+  /// of both. An engine without a place to write it keeps nothing.
+  virtual void operation_begins(const Site& /*site*/) {}
+  virtual void operation_ends() {}
+  /// A world rank that it waits for from now on; -1: for nobody any more.
+  virtual void operation_awaits(int64_t /*rank*/) {}
 };
 
 /// attach_shm_engine() and make_gloo_engine() by their inner type. `other` dies with the Gloo engine, and it with
-/// `other`.
+/// `other`, which is told the Gloo engine's operations.
 Result<std::unique_ptr<LinkedEngine>> attach_linked_shm_engine(int fd, int64_t rank, Options options);
 Result<std::unique_ptr<LinkedEngine>> make_linked_gloo_engine(const GlooConfig& config,
                                                               const std::shared_ptr<LinkedEngine>& other);

@@ -65,9 +65,9 @@ Status RankContext::wait_asleep(const Site& site, const std::function<bool()>& d
     ~Sleeper() { count.fetch_sub(1); }
   };
   struct Awaits {  // for reports, while the wait lasts
-    std::atomic<int32_t>& word;
-    ~Awaits() { word.store(0, std::memory_order_relaxed); }
-  } awaits{segment_->operations(rank_).awaits};
+    RankContext& context;
+    ~Awaits() { context.segment_->publish_awaits(context.rank_, -1); }
+  } awaits{*this};
   for (;;) {
     if (sending_count_.load() > 0) progress();
     {
@@ -84,7 +84,7 @@ Status RankContext::wait_asleep(const Site& site, const std::function<bool()>& d
     const bool look = now_ns >= look_ns;
     awaited.clear();
     missing(awaited);
-    if (!awaited.empty()) awaits.word.store(static_cast<int32_t>(awaited.front() + 1), std::memory_order_relaxed);
+    if (!awaited.empty()) segment_->publish_awaits(rank_, awaited.front());
     for (const int64_t peer : awaited) {
       Status alive = check_alive(site, peer, look);
       if (alive.ok()) continue;

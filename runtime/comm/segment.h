@@ -46,7 +46,7 @@ struct alignas(kLine) OperationSlot {
   std::atomic<uint64_t> begun, ended;    // inside an operation while they differ
   std::atomic<int64_t> since_ns;         // monotonic, when the last operation began
   std::atomic<uint64_t> text[kOpWords];  // of the last operation begun
-  std::atomic<int32_t> awaits;  // 1 + the first rank that it waits for, when it has waited long enough to look; else 0
+  std::atomic<int32_t> awaits;  // 1 + the first rank that it waits for; 0: none, or not for long (in shared memory)
 };
 
 struct alignas(kLine) RankSlot {
@@ -153,6 +153,10 @@ class Segment {
 
   void publish_begin(int64_t rank, std::string_view group, std::string_view op, std::string_view what);
   void publish_end(int64_t rank);
+  /// -1: nobody.
+  void publish_awaits(int64_t rank, int64_t awaited) {
+    operations(rank).awaits.store(static_cast<int32_t>(awaited + 1), std::memory_order_relaxed);
+  }
   void publish_place(int64_t rank, int64_t step, std::string_view phase);
   static OperationView view(const OperationSlot& operations);
   /// "forward and backward"; empty before the first place.

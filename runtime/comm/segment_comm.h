@@ -140,6 +140,11 @@ class SegmentEngine final : public LinkedEngine {
   }
   void give_up(ErrorCode code, std::string_view reason) override;
   std::optional<Error> dead() override;
+  void operation_begins(const Site& site) override {
+    context_->segment().publish_begin(world_rank(), site.group, site.op, site.what);
+  }
+  void operation_ends() override { context_->segment().publish_end(world_rank()); }
+  void operation_awaits(int64_t rank) override { context_->segment().publish_awaits(world_rank(), rank); }
 
  private:
   std::shared_ptr<RankContext> context_;

@@ -42,7 +42,7 @@ int64_t shm_channel_room(int64_t messages, int64_t bytes);
 struct OperationView {
   bool inside = false;     // within one
   int64_t operations = 0;  // finished so far
-  int64_t awaits = -1;     // a rank that it has been waiting for since at least a millisecond
+  int64_t awaits = -1;     // a rank that it waits for: in shared memory since at least a millisecond
   int64_t since_ms = 0;    // since the last one began
   std::string text;        // "in tp[0,1].all_reduce(attn.out), entered 12 ms ago"; empty before the first
 };
