@@ -2,9 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 
 #include "runtime/comm/gloo_engine.h"
+#include "runtime/comm/hybrid_engine.h"
+#include "runtime/comm/shm_world.h"
 #include "runtime/plan/activations.h"
 #include "tests/runtime/trainer/harness.h"
 #include "tests/runtime/trainer/plan_check.h"
@@ -332,6 +335,36 @@ TEST_SUITE("runtime/trainer/parity") {
     });
     REQUIRE_OK(tcp);
     CHECK(tcp.value().losses == shared_memory.value().losses);  // every engine sums in rank order
+  }
+
+  TEST_CASE("ranks on two hosts, in memory and over TCP, keep the trajectory to the bit") {
+    for (const Layout& layout :
+         {Layout{2, 2, 1, kF, 1, true}, Layout{1, 1, 4, kF, 1, false}, Layout{2, 1, 2, kF, 3, true}}) {
+      for (const bool lamb : {false, true}) {
+        CAPTURE(spelled(layout));
+        CAPTURE(lamb);
+        Recipe recipe = with(tiny_recipe(false, true), layout);
+        if (lamb) recipe.optimizer.kind = OptimizerKind::kLamb;  // norms of tensors over the world
+        stop_after(recipe, 4);
+        const auto one_host = train_on_threads(recipe, 4);
+        REQUIRE_OK(one_host);
+        const cairn::testing::TempDir meeting("hosts");
+        const comm::ShmWorldConfig config = {.world_size = 4, .local_ranks = 2};
+        const std::vector<int64_t> host_of = {0, 0, 1, 1};
+        const std::array memory = {comm::ShmWorld::create(config).value(), comm::ShmWorld::create(config).value()};
+        const auto two_hosts = train_on_threads(recipe, 4, nullptr, 0, [&](int64_t rank) {
+          return comm::make_hybrid_engine({.gloo = {.rank = rank,
+                                                    .world_size = 4,
+                                                    .interface_address = "127.0.0.1",
+                                                    .rendezvous = comm::open_file_rendezvous(meeting.path).value()},
+                                           .host_of_rank = host_of,
+                                           .shm_fd = memory[static_cast<size_t>(host_of[rank])].fd()});
+        });
+        REQUIRE_OK(two_hosts);
+        CHECK(two_hosts.value().losses == one_host.value().losses);
+        CHECK(two_hosts.value().state == one_host.value().state);
+      }
+    }
   }
 
   TEST_CASE("a rank allocates what the plan says") {
