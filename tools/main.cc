@@ -20,6 +20,7 @@
 #include "runtime/core/log.h"
 #include "tools/commands.h"
 #include "tools/run/requests.h"
+#include "tools/version.h"
 
 namespace cairn::tools {
 namespace {
@@ -169,7 +170,8 @@ Result<int> act(const Session& session) {
 
 int run(int argc, char** argv) {
   CLI::App app("Trains large models in 3D-parallel layouts; every checkpoint loads into every layout.", "cairn");
-  app.set_version_flag("--version", "cairn " CAIRN_VERSION, "name and version");
+  const std::string version = "cairn " + program_version();
+  app.set_version_flag("--version", version, "name, version and build");
   app.set_help_flag("-h,--help", "what there is");
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);
@@ -190,7 +192,7 @@ int run(int argc, char** argv) {
     fmt::print("{}", command->help(space == std::string::npos ? "" : path.substr(0, space)));
     return finish(0, session, "cairn");
   } catch (const CLI::CallForVersion&) {
-    fmt::print("cairn " CAIRN_VERSION "\n");
+    fmt::print("{}\n", version);
     return finish(0, session, "cairn");
   } catch (const CLI::ParseError& error) {
     return tell_parse_error(app, error, argc, argv);

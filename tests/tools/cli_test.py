@@ -22,7 +22,10 @@ class CliTest(ProgramTest):
     def test_help_and_version_go_to_stdout(self):
         self.assertIn("Usage: cairn", self.cairn("--help").stdout)
         self.assertIn("Usage: cairn check", self.cairn("check", "--help").stdout)
-        self.assertRegex(self.cairn("--version").stdout, r"^cairn \d+\.\d+\.\d+\n$")
+        version = self.cairn("--version").stdout
+        self.assertRegex(version, r"^cairn \d+\.\d+\.\d+(-g[0-9a-f]{12,}(-dirty)?)? \(build [0-9a-f]{40}\)\n$")
+        notes = subprocess.run(["readelf", "-n", self.program], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(re.findall(r"Build ID: (\w+)", notes), re.findall(r"build (\w+)", version))
 
     def test_an_unknown_subcommand_names_the_nearest(self):
         done = self.cairn("chek", "x.lua", code=2)

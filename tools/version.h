@@ -1,0 +1,14 @@
+#pragma once
+// Which program this is. `cairn --version` prints it, and agents that join a run compare it.
+
+#include <string>
+
+namespace cairn::tools {
+
+/// "0.1.0-gc2cdcd58ab12 (build 5d1f...)": the version of the tree (cmake/BuildVersion.cmake) and the GNU build id of
+/// the running program, 40 digits. The linker makes the id from all that it links, so two programs with one id are the
+/// same program: a tree that differs from its commit has an id of its own. Stripping keeps it; shared libraries are not
+/// in it.
+std::string program_version();
+
+}  // namespace cairn::tools
