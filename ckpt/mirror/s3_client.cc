@@ -188,7 +188,7 @@ bool worth_another_try(CURLcode code) {
 std::string certificate_advice(CURLcode code, CURL* curl, const std::string& ca_file) {
   const std::string believed = ca_file.empty() ? "the system's authorities" : ca_file;
   if (code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_ISSUER_ERROR)
-    return fmt::format("{} is no PEM file of certificates", believed);
+    return fmt::format("{} is no PEM file of certificates: name one as ca_file, --ca-file or AWS_CA_BUNDLE", believed);
   if (code == CURLE_SSL_CERTPROBLEM || code == CURLE_SSL_CIPHER) return "the store asks for what this program has not";
   if (code != CURLE_PEER_FAILED_VERIFICATION) return "";
   long verdict = 0;  // of OpenSSL: X509_V_ERR_*

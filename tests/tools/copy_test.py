@@ -737,7 +737,7 @@ class StoreTest(CopyTest):
         refused("no-such.pem .ca_file.: No such file", "--ca-file", "no-such.pem")
         refused("no-such.pem .AWS_CA_BUNDLE.: No such file", AWS_CA_BUNDLE="no-such.pem")
         pathlib.Path(self.path("no.pem")).write_text("nothing\n")
-        refused("no.pem is no PEM file of certificates", "--ca-file", "no.pem")
+        refused("no.pem is no PEM file of certificates: name one as ca_file", "--ca-file", "no.pem")
         # A store that speaks plain HTTP, or TLS too old.
         self.assertIn("SSL", self.s3("fetch", self.place, "x", "--endpoint", self.store.endpoint.replace("http", "https"),
                                      "--timeout", 5, code=69).stderr)
